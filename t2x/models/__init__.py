@@ -1,0 +1,37 @@
+"""Wholes built of layers: the residual block, the stack, encoders, decoders, and the models of
+tokens and images made of them. Nothing about losses."""
+
+from t2x.models.block import Block, ParallelBlock
+from t2x.models.bodies import Decoder, Encoder, Output
+from t2x.models.encoder_decoder import EncoderDecoder
+from t2x.models.heads import (
+  Classifier,
+  LMHead,
+  MaskedLMHead,
+  Pooler,
+  TiedHead,
+  first_token,
+  mean_tokens,
+)
+from t2x.models.language_model import LanguageModel
+from t2x.models.stack import Stack
+from t2x.models.vision import VisionTransformer
+
+__all__ = [
+  'Block',
+  'Classifier',
+  'Decoder',
+  'Encoder',
+  'EncoderDecoder',
+  'LMHead',
+  'LanguageModel',
+  'MaskedLMHead',
+  'Output',
+  'ParallelBlock',
+  'Pooler',
+  'Stack',
+  'TiedHead',
+  'VisionTransformer',
+  'first_token',
+  'mean_tokens',
+]

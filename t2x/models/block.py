@@ -1,0 +1,184 @@
+"""The residual block: a token mixer, perhaps cross-attention, and a feed-forward layer, each wired
+around the residual stream (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers import (
+  MLP,
+  Context,
+  Full,
+  LayerNorm,
+  MultiHeadAttention,
+  Pattern,
+  PositionEncoding,
+  PreNorm,
+  Tokens,
+  dropout,
+  split_key,
+)
+
+__all__ = ['Block', 'ParallelBlock']
+
+Aux = dict[str, Array]
+
+
+class Layer(Protocol):
+  """What a stack repeats."""
+
+  def __call__(self, x: Any, context: Any = None, **kwargs: Any) -> tuple[Any, Any, Aux]: ...
+
+
+class Block(nnx.Module):
+  """Mixer, optional cross-attention, feed-forward; each inside its own `wiring`.
+
+  Args:
+    d_model: width of the residual stream.
+    mixer: builds what moves information between tokens.
+    feed_forward: builds what works on each token alone.
+    cross: builds the attention to a context (decoders of an encoder-decoder); None leaves it out.
+    wiring: builds the way a sublayer is put around the residual stream.
+    pattern: narrows the pattern that the model hands in (`Window(256)` for a local block).
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    mixer: Callable[..., nnx.Module] = MultiHeadAttention,
+    feed_forward: Callable[..., nnx.Module] = MLP,
+    cross: Callable[..., nnx.Module] | None = None,
+    wiring: Callable[..., nnx.Module] = PreNorm,
+    pattern: Pattern = Full(),
+    rngs: nnx.Rngs,
+  ):
+    self.pattern = pattern
+    self.mixer = mixer(d_model, rngs=rngs)
+    self.mixer_wiring = wiring(d_model, rngs=rngs)
+    self.cross = cross and cross(d_model, rngs=rngs)
+    self.cross_wiring = cross and wiring(d_model, rngs=rngs)
+    self.feed_forward = feed_forward(d_model, rngs=rngs)
+    self.feed_forward_wiring = wiring(d_model, rngs=rngs)
+
+  def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
+    """An empty cache for `length` tokens; `cross` is filled by `cross_cache`."""
+    return {'mixer': self.mixer.init_cache(batch, length, dtype)}
+
+  def cross_cache(self, context: Context) -> dict[str, Any]:
+    """Keys and values of the context, computed once for a whole generation."""
+    return {} if self.cross is None else {'cross': self.cross.cross_cache(context)}
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    context: Context | None = None,
+    *,
+    pattern: Pattern,
+    tokens: Tokens,
+    encoding: PositionEncoding | None = None,
+    cache: dict[str, Any] | None = None,
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], dict[str, Any] | None, Aux]:
+    """Returns the new residual stream, the new cache and auxiliary losses by name.
+
+    `keep` scales each branch by example (stochastic depth); `key` None means no dropout.
+    """
+    old = cache or {}
+    new = dict(old)
+    keys = split_key(key, 6)
+
+    def mix(h):
+      return self.mixer(
+        h,
+        pattern=pattern & self.pattern,
+        tokens=tokens,
+        encoding=encoding,
+        cache=old.get('mixer'),
+        key=keys[0],
+      )
+
+    def cross(h):
+      return self.cross(
+        h,
+        context,
+        pattern=Full(),
+        tokens=tokens,
+        encoding=None,
+        cache=old.get('cross'),
+        key=keys[1],
+      )
+
+    x, new['mixer'] = self.mixer_wiring(x, mix, keys[3], keep)
+    if self.cross is not None:
+      x, new['cross'] = self.cross_wiring(x, cross, keys[4], keep)
+    x, aux = self.feed_forward_wiring(x, lambda h: self.feed_forward(h, keys[2]), keys[5], keep)
+    return x, None if cache is None else new, aux
+
+
+class ParallelBlock(nnx.Module):
+  """Mixer and feed-forward side by side: x + mixer(norm(x)) + feed_forward(norm(x)).
+
+  GPT-J (https://github.com/kingoflolz/mesh-transformer-jax) and PaLM
+  (https://arxiv.org/abs/2204.02311, section 2); the two share one norm.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    mixer: Callable[..., nnx.Module] = MultiHeadAttention,
+    feed_forward: Callable[..., nnx.Module] = MLP,
+    norm: Callable[..., nnx.Module] = LayerNorm,
+    dropout_rate: float = 0.0,
+    pattern: Pattern = Full(),
+    rngs: nnx.Rngs,
+  ):
+    self.pattern = pattern
+    self.dropout_rate = dropout_rate
+    self.norm = norm(d_model, rngs=rngs)
+    self.mixer = mixer(d_model, rngs=rngs)
+    self.feed_forward = feed_forward(d_model, rngs=rngs)
+
+  def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
+    """An empty cache for `length` tokens."""
+    return {'mixer': self.mixer.init_cache(batch, length, dtype)}
+
+  def cross_cache(self, context: Context) -> dict[str, Any]:
+    """Nothing: this block reads no context."""
+    return {}
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    context: Context | None = None,
+    *,
+    pattern: Pattern,
+    tokens: Tokens,
+    encoding: PositionEncoding | None = None,
+    cache: dict[str, Any] | None = None,
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], dict[str, Any] | None, Aux]:
+    """As `Block`; a context is refused, since nothing here would read it."""
+    if context is not None:
+      raise ValueError('ParallelBlock has no cross-attention: use Block in an encoder-decoder')
+    mixer_key, feed_forward_key, dropout_key = split_key(key, 3)
+    h = self.norm(x)
+    mixed, mixer_cache = self.mixer(
+      h,
+      pattern=pattern & self.pattern,
+      tokens=tokens,
+      encoding=encoding,
+      cache=(cache or {}).get('mixer'),
+      key=mixer_key,
+    )
+    fed, aux = self.feed_forward(h, feed_forward_key)
+    branch = dropout(mixed + fed, self.dropout_rate, dropout_key)
+    if keep is not None:
+      branch = branch * keep.astype(branch.dtype)
+    return jnp.add(x, branch), None if cache is None else {'mixer': mixer_cache}, aux

@@ -1,0 +1,176 @@
+"""Encoder and Decoder: vectors in, vectors out. Positions, a stack, norms around it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers import (
+  Causal,
+  Context,
+  Full,
+  LayerNorm,
+  NoPositions,
+  Pattern,
+  Tokens,
+  dropout,
+  split_key,
+)
+from t2x.models.block import Aux
+from t2x.models.stack import Stack
+
+__all__ = ['Decoder', 'Encoder', 'Output']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Output:
+  """What a model gives back.
+
+  Attributes:
+    x: hidden vectors or logits, [batch, length, ...].
+    cache: the new cache when one was handed in.
+    aux: auxiliary losses by name, summed over layers.
+  """
+
+  x: Float[Array, 'batch *rest']
+  cache: Any = None
+  aux: Aux = dataclasses.field(default_factory=dict)
+
+
+class Body(nnx.Module):
+  """What Encoder and Decoder share; they differ in the pattern they start from."""
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    stack: Callable[..., nnx.Module],
+    encoding: Callable[..., nnx.Module],
+    input_norm: Callable[..., nnx.Module] | None,
+    input_dropout: float,
+    final_norm: Callable[..., nnx.Module] | None,
+    final_dropout: float,
+    pattern: Pattern,
+    rngs: nnx.Rngs,
+  ):
+    self.pattern = pattern
+    self.input_dropout = input_dropout
+    self.final_dropout = final_dropout
+    self.encoding = encoding(d_model, rngs=rngs)
+    self.input_norm = input_norm and input_norm(d_model, rngs=rngs)
+    self.stack = stack(d_model, rngs=rngs)
+    self.final_norm = final_norm and final_norm(d_model, rngs=rngs)
+
+  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
+    """An empty cache for `length` tokens of `batch` rows."""
+    return self.stack.init_cache(batch, length, dtype)
+
+  def fill_cross(self, cache: Any, context: Context) -> Any:
+    """The cache with the context's keys and values, computed once for a generation."""
+    cross = self.stack.cross_cache(context)
+    return [one | other for one, other in zip(cache, cross, strict=True)]
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    context: Context | None = None,
+    *,
+    tokens: Tokens = Tokens(),
+    cache: Any = None,
+    key: Array | None = None,
+  ) -> Output:
+    """Embedded tokens -> hidden vectors of the same shape. `key` None means no dropout."""
+    input_key, stack_key, final_key = split_key(key, 3)
+    x = self.encoding.embed(x, tokens.index(x.shape[1]))
+    if self.input_norm is not None:
+      x = self.input_norm(x)
+    x = dropout(x, self.input_dropout, input_key)
+    x, cache, aux = self.stack(
+      x,
+      context,
+      pattern=self.pattern,
+      tokens=tokens,
+      encoding=self.encoding,
+      cache=cache,
+      key=stack_key,
+    )
+    if self.final_norm is not None:
+      x = self.final_norm(x)
+    return Output(dropout(x, self.final_dropout, final_key), cache, aux)
+
+
+class Encoder(Body):
+  """A bidirectional body: every token sees every other of its segment.
+
+  Args:
+    d_model: width of the residual stream.
+    stack: builds the layers.
+    encoding: builds the position encoding that all layers share.
+    input_norm: builds a norm after the positions (BERT, BART); None leaves it out.
+    input_dropout: rate on the embedded tokens.
+    final_norm: builds the norm after the last layer (pre-norm stacks); None leaves it out.
+    final_dropout: rate after it (T5).
+    pattern: who may see whom; each block may narrow it.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    stack: Callable[..., nnx.Module] = Stack,
+    encoding: Callable[..., nnx.Module] = NoPositions,
+    input_norm: Callable[..., nnx.Module] | None = None,
+    input_dropout: float = 0.0,
+    final_norm: Callable[..., nnx.Module] | None = LayerNorm,
+    final_dropout: float = 0.0,
+    pattern: Pattern = Full(),
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model,
+      stack=stack,
+      encoding=encoding,
+      input_norm=input_norm,
+      input_dropout=input_dropout,
+      final_norm=final_norm,
+      final_dropout=final_dropout,
+      pattern=pattern,
+      rngs=rngs,
+    )
+
+
+class Decoder(Body):
+  """A causal body: a token sees itself and those before it. `Encoder` says what the parts are.
+
+  `Causal() | Prefix()` as the pattern makes it a prefix language model; blocks with `cross` make
+  it the decoder of an encoder-decoder.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    stack: Callable[..., nnx.Module] = Stack,
+    encoding: Callable[..., nnx.Module] = NoPositions,
+    input_norm: Callable[..., nnx.Module] | None = None,
+    input_dropout: float = 0.0,
+    final_norm: Callable[..., nnx.Module] | None = LayerNorm,
+    final_dropout: float = 0.0,
+    pattern: Pattern = Causal(),
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model,
+      stack=stack,
+      encoding=encoding,
+      input_norm=input_norm,
+      input_dropout=input_dropout,
+      final_norm=final_norm,
+      final_dropout=final_dropout,
+      pattern=pattern,
+      rngs=rngs,
+    )

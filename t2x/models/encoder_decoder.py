@@ -1,0 +1,89 @@
+"""The encoder-decoder: the original Transformer, T5, BART."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.layers import Context, TokenEmbedding, Tokens, split_key
+from t2x.models.bodies import Decoder, Encoder, Output
+from t2x.models.heads import TiedHead
+from t2x.models.language_model import select
+
+__all__ = ['EncoderDecoder']
+
+
+class EncoderDecoder(nnx.Module):
+  """Source ids and target ids -> logits for the target.
+
+  Args:
+    d_model: width of the residual stream.
+    embedding: builds the token embedding that both sides share.
+    encoder: builds the body that reads the source.
+    decoder: builds the body that writes the target; its blocks have `cross`.
+    head: builds what turns hidden vectors into logits.
+  """
+
+  cache_batch_axis = 1
+
+  def __init__(
+    self,
+    *,
+    d_model: int,
+    embedding: Callable[..., nnx.Module] = TokenEmbedding,
+    encoder: Callable[..., nnx.Module] = Encoder,
+    decoder: Callable[..., nnx.Module] = Decoder,
+    head: Callable[..., nnx.Module] = TiedHead,
+    rngs: nnx.Rngs,
+  ):
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.vocab_size = self.embedding.vocab_size
+    self.encoder = encoder(d_model, rngs=rngs)
+    self.decoder = decoder(d_model, rngs=rngs)
+    self.head = head(d_model, self.vocab_size, rngs=rngs)
+
+  def __call__(
+    self,
+    source: Int[Array, 'batch source'],
+    target: Int[Array, 'batch length'],
+    *,
+    source_tokens: Tokens = Tokens(),
+    target_tokens: Tokens = Tokens(),
+    key: Array | None = None,
+  ) -> Output:
+    """Logits [batch, length, vocab]; `target` is what the decoder reads (already shifted)."""
+    encoder_key, decoder_key = split_key(key, 2)
+    encoded = self.encoder(self.embedding(source), tokens=source_tokens, key=encoder_key)
+    context = Context(encoded.x, source_tokens)
+    out = self.decoder(self.embedding(target), context, tokens=target_tokens, key=decoder_key)
+    aux = {
+      name: encoded.aux.get(name, 0.0) + out.aux.get(name, 0.0) for name in encoded.aux | out.aux
+    }
+    return Output(self.head(out.x, self.embedding), None, aux)
+
+  def init_cache(
+    self,
+    batch: int,
+    length: int,
+    source: Int[Array, 'batch source'],
+    source_tokens: Tokens = Tokens(),
+    dtype: Any = jnp.float32,
+  ) -> Any:
+    """Runs the encoder; gives a cache with its keys and values and room for `length` tokens."""
+    encoded = self.encoder(self.embedding(source), tokens=source_tokens)
+    cache = self.decoder.init_cache(batch, length, dtype)
+    return self.decoder.fill_cross(cache, Context(encoded.x, source_tokens))
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
+    """Logits for `ids`, which extend what the cache holds; as `LanguageModel.decode`."""
+    out = self.decoder(self.embedding(ids), None, tokens=tokens, cache=cache)
+    x = out.x if last is None else select(out.x, last[:, None])
+    return self.head(x, self.embedding), out.cache

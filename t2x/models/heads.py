@@ -1,0 +1,133 @@
+"""What the hidden vectors are turned into: logits over a vocabulary or over classes.
+
+A head over the vocabulary is built as `head(d_model, vocab_size, rngs=rngs)` and called with the
+hidden vectors and the token embedding, which a tied head reads.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers import Initializer, LayerNorm, Linear, gelu_exact, normal, param, zeros
+
+__all__ = [
+  'Classifier',
+  'LMHead',
+  'MaskedLMHead',
+  'Pooler',
+  'TiedHead',
+  'first_token',
+  'mean_tokens',
+]
+
+
+class TiedHead(nnx.Module):
+  """Logits by the token embedding's own table (https://arxiv.org/abs/1608.05859).
+
+  Args:
+    d_model: width of the hidden vectors.
+    vocab_size: number of tokens.
+    use_bias: adds a bias by token.
+    scaled: divides the hidden vectors by sqrt(d_model) first (T5 1.0).
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    vocab_size: int,
+    *,
+    use_bias: bool = False,
+    scaled: bool = False,
+    rngs: nnx.Rngs,
+  ):
+    self.scale = d_model**-0.5 if scaled else 1.0
+    self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs) if use_bias else None
+
+  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+    logits = embedding.attend(x * self.scale)
+    return logits if self.bias is None else logits + self.bias[...].astype(logits.dtype)
+
+
+class LMHead(nnx.Module):
+  """Logits by a projection of its own."""
+
+  def __init__(
+    self,
+    d_model: int,
+    vocab_size: int,
+    *,
+    use_bias: bool = False,
+    init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.out = Linear(
+      (d_model,), (vocab_size,), ('embed', 'vocab'), init=init, use_bias=use_bias, rngs=rngs
+    )
+
+  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+    return self.out(x)
+
+
+class MaskedLMHead(nnx.Module):
+  """BERT's: projection, activation, norm, then the embedding's table and a bias
+  (https://arxiv.org/abs/1810.04805)."""
+
+  def __init__(
+    self,
+    d_model: int,
+    vocab_size: int,
+    *,
+    activation: Callable[[Array], Array] = gelu_exact,
+    norm: Callable[..., nnx.Module] = LayerNorm,
+    init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.activation = activation
+    self.transform = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
+    self.norm = norm(d_model, rngs=rngs)
+    self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs)
+
+  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+    x = self.norm(self.activation(self.transform(x)))
+    logits = embedding.attend(x)
+    return logits + self.bias[...].astype(logits.dtype)
+
+
+class Pooler(nnx.Module):
+  """BERT's vector for a whole sequence: tanh of a projection of the first token."""
+
+  def __init__(
+    self, d_model: int, vocab_size: int, *, init: Initializer = normal(0.02), rngs: nnx.Rngs
+  ):
+    self.transform = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], embedding: Any
+  ) -> Float[Array, 'batch d_model']:
+    return jnp.tanh(self.transform(x[:, 0]))
+
+
+def first_token(x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch d_model']:
+  """The class token's vector."""
+  return x[:, 0]
+
+
+def mean_tokens(x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch d_model']:
+  """The average over all tokens."""
+  return x.mean(axis=1)
+
+
+class Classifier(nnx.Module):
+  """A linear layer from a pooled vector to class logits."""
+
+  def __init__(
+    self, d_model: int, *, num_classes: int, init: Initializer = zeros(), rngs: nnx.Rngs
+  ):
+    self.num_classes = num_classes
+    self.out = Linear((d_model,), (num_classes,), ('embed', None), init=init, rngs=rngs)
+
+  def __call__(self, x: Float[Array, 'batch d_model']) -> Float[Array, 'batch classes']:
+    return self.out(x)

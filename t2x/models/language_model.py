@@ -1,0 +1,96 @@
+"""Token models: an embedding, a body, a head. Causal and masked language models alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.layers import TokenEmbedding, Tokens
+from t2x.models.bodies import Decoder, Output
+from t2x.models.heads import TiedHead
+
+__all__ = ['LanguageModel', 'select']
+
+
+def select(
+  x: Float[Array, 'batch length d_model'], index: Int[Array, 'batch picked']
+) -> Float[Array, 'batch picked d_model']:
+  """The vectors at `index` of each row."""
+  return jnp.take_along_axis(x, index[:, :, None], axis=1)
+
+
+class LanguageModel(nnx.Module):
+  """Token ids -> logits over the vocabulary.
+
+  Args:
+    d_model: width of the residual stream.
+    embedding: builds the token embedding.
+    body: builds `Decoder` (GPT) or `Encoder` (BERT).
+    head: builds what turns hidden vectors into logits.
+  """
+
+  # Every leaf of the cache is [layers, batch, ...].
+  cache_batch_axis = 1
+
+  def __init__(
+    self,
+    *,
+    d_model: int,
+    embedding: Callable[..., nnx.Module] = TokenEmbedding,
+    body: Callable[..., nnx.Module] = Decoder,
+    head: Callable[..., nnx.Module] = TiedHead,
+    rngs: nnx.Rngs,
+  ):
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.vocab_size = self.embedding.vocab_size
+    self.body = body(d_model, rngs=rngs)
+    self.head = head(d_model, self.vocab_size, rngs=rngs)
+
+  def hidden(
+    self,
+    ids: Int[Array, 'batch length'],
+    *,
+    tokens: Tokens = Tokens(),
+    types: Int[Array, 'batch length'] | None = None,
+    cache: Any = None,
+    key: Array | None = None,
+  ) -> Output:
+    """Hidden vectors [batch, length, d_model] after the last layer."""
+    return self.body(self.embedding(ids, types), tokens=tokens, cache=cache, key=key)
+
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch *rest']:
+    """Hidden vectors -> logits [batch, length, vocab]."""
+    return self.head(x, self.embedding)
+
+  def __call__(
+    self,
+    ids: Int[Array, 'batch length'],
+    *,
+    tokens: Tokens = Tokens(),
+    types: Int[Array, 'batch length'] | None = None,
+    key: Array | None = None,
+  ) -> Output:
+    """Logits [batch, length, vocab] for every token."""
+    out = self.hidden(ids, tokens=tokens, types=types, key=key)
+    return Output(self.logits(out.x), None, out.aux)
+
+  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> Any:
+    """An empty key-value cache for `length` tokens."""
+    return self.body.init_cache(batch, length, dtype)
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
+    """Logits for `ids`, which extend what the cache holds at `tokens.positions`.
+
+    With `last`, only the logits of that token of each row are computed: [batch, 1, vocab].
+    """
+    out = self.hidden(ids, tokens=tokens, cache=cache)
+    x = out.x if last is None else select(out.x, last[:, None])
+    return self.logits(x), out.cache

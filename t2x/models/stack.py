@@ -1,0 +1,181 @@
+"""A repeating pattern of blocks, its parameters stacked and scanned over the repeats.
+
+`[dense, local]` repeats as in GPT-3, one shared group as in ALBERT
+(https://arxiv.org/abs/1909.11942), stochastic depth as in https://arxiv.org/abs/1603.09382.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers import Context, Pattern, PositionEncoding, Tokens
+from t2x.models.block import Aux, Block
+
+__all__ = ['Stack']
+
+_POLICIES = jax.checkpoint_policies
+# What the backward pass finds saved instead of computing it again, by name.
+REMAT_POLICIES = {
+  'full': _POLICIES.nothing_saveable,
+  'dots': _POLICIES.dots_saveable,
+  'dots_no_batch': _POLICIES.dots_with_no_batch_dims_saveable,
+}
+
+
+class Stack(nnx.Module):
+  """`num_layers` layers made of `blocks` in turn: blocks[0], blocks[1], ..., blocks[0], ...
+
+  Args:
+    d_model: width of the residual stream.
+    num_layers: layers in all; a multiple of the number of `blocks`.
+    blocks: builders of the layers of one repeat.
+    num_groups: how many sets of parameters the repeats share, neighbours together (ALBERT's
+      `num_hidden_groups`; 1 is one set for all). None: each repeat has its own.
+    unroll: repeats put into one iteration of the scan. 1 compiles fastest; `num_layers` runs
+      fastest on a CPU.
+    remat: None saves every activation; 'full', 'dots' and 'dots_no_batch' name what is saved.
+    stochastic_depth: probability of dropping the last layer; it grows linearly from 0 at the first.
+
+  Raises:
+    UserError: counts that do not divide, an unknown `remat`.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_layers: int,
+    blocks: Sequence[Callable[..., nnx.Module]] = (Block,),
+    num_groups: int | None = None,
+    unroll: int = 1,
+    remat: str | None = None,
+    stochastic_depth: float = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    if num_layers % len(blocks):
+      raise UserError(
+        f'Stack.num_layers = {num_layers} is no multiple of the {len(blocks)} Stack.blocks'
+      )
+    self.num_repeats = num_layers // len(blocks)
+    num_groups = num_groups or self.num_repeats
+    if self.num_repeats % num_groups:
+      raise UserError(
+        f'Stack.num_groups = {num_groups} does not divide {self.num_repeats} repeats of the blocks'
+      )
+    if remat is not None and remat not in REMAT_POLICIES:
+      raise UserError(f"Stack.remat = '{remat}' is none of {', '.join(REMAT_POLICIES)} or None")
+    self.num_layers = num_layers
+    self.num_groups = num_groups
+    self.unroll = unroll
+    self.remat = remat
+    self.stochastic_depth = stochastic_depth
+
+    def repeat(key):
+      keys = nnx.Rngs(key)
+      return nnx.List([block(d_model, rngs=keys) for block in blocks])
+
+    # One traced construction for all repeats, its parameters stacked on a leading axis.
+    self.blocks = jax.vmap(repeat)(jax.random.split(rngs.params(), num_groups))
+
+  def init_cache(self, batch: int, length: int, dtype: Any) -> list[Any]:
+    """Empty caches: a list over `blocks`, each leaf stacked over the repeats: [repeats, batch, ...]."""
+
+    def stack(leaf):
+      return jnp.broadcast_to(leaf, (self.num_repeats, *leaf.shape))
+
+    # Caches are shaped by static attributes alone, so the stacked blocks can make them.
+    return [jax.tree.map(stack, block.init_cache(batch, length, dtype)) for block in self.blocks]
+
+  def cross_cache(self, context: Context) -> list[Any]:
+    """The context's keys and values for every layer, stacked as in `init_cache`."""
+    per_repeat = self.num_repeats // self.num_groups
+
+    def one(block):
+      return jax.tree.map(
+        lambda leaf: jnp.repeat(leaf, per_repeat, axis=0),
+        jax.lax.map(lambda b: b.cross_cache(context), block),
+      )
+
+    return [one(block) for block in self.blocks]
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    context: Context | None = None,
+    *,
+    pattern: Pattern,
+    tokens: Tokens,
+    encoding: PositionEncoding | None = None,
+    cache: list[Any] | None = None,
+    key: Array | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], list[Any] | None, Aux]:
+    """Runs all layers. Returns the stream, the caches and the sum of auxiliary losses by name."""
+
+    def repeat(blocks, x, per_repeat):
+      caches, keys, rates = per_repeat
+      new_caches, total = [], {}
+      for i, block in enumerate(blocks):
+        block_key, keep = self._randomness(x, keys, rates, i)
+        x, new_cache, aux = block(
+          x,
+          context,
+          pattern=pattern,
+          tokens=tokens,
+          encoding=encoding,
+          cache=None if caches is None else caches[i],
+          key=block_key,
+          keep=keep,
+        )
+        new_caches.append(new_cache)
+        total = {name: total.get(name, 0.0) + value for name, value in aux.items()}
+      return x, (None if caches is None else new_caches, total)
+
+    if self.remat is not None:
+      repeat = jax.checkpoint(repeat, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+    per_repeat = self._per_repeat(cache, key)
+    if self.num_groups == self.num_repeats:
+      x, (cache, aux) = jax.lax.scan(
+        lambda x, inputs: repeat(inputs[0], x, inputs[1]),
+        x,
+        (self.blocks, per_repeat),
+        unroll=self.unroll,
+      )
+    else:
+      x, (cache, aux) = self._scan_groups(repeat, x, per_repeat)
+    return x, cache, jax.tree.map(jnp.sum, aux)
+
+  def _scan_groups(self, repeat, x, per_repeat):
+    """The same parameters for neighbouring repeats: a scan over groups of a scan inside."""
+
+    def group(x, inputs):
+      blocks, inside = inputs
+      return jax.lax.scan(lambda x, one: repeat(blocks, x, one), x, inside, unroll=self.unroll)
+
+    grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
+    x, (cache, aux) = jax.lax.scan(group, x, (self.blocks, grouped))
+    return x, (jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), cache), aux)
+
+  def _per_repeat(self, cache, key):
+    """What differs between repeats beside parameters: caches, keys, drop rates [repeats, blocks]."""
+    if key is None:
+      return cache, None, None
+    keys = jax.random.split(key, self.num_repeats)
+    rates = np.linspace(0.0, self.stochastic_depth, self.num_layers, dtype=np.float32)
+    return cache, keys, jnp.asarray(rates.reshape(self.num_repeats, -1))
+
+  def _randomness(self, x, key, rates, index):
+    """The key of block `index` of a repeat, and its stochastic-depth multiplier [batch, 1, 1]."""
+    if key is None:
+      return None, None
+    key = jax.random.fold_in(key, index)
+    if self.stochastic_depth == 0.0:
+      return key, None
+    key, depth_key = jax.random.split(key)
+    kept = jax.random.bernoulli(depth_key, 1.0 - rates[index], (x.shape[0], 1, 1))
+    return key, kept / (1.0 - rates[index])

@@ -1,0 +1,67 @@
+"""The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
+
+from collections.abc import Callable
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers import LearnedGrid, PatchEmbedding, dropout, split_key
+from t2x.models.bodies import Encoder, Output
+from t2x.models.heads import Classifier, first_token
+
+__all__ = ['VisionTransformer']
+
+
+class VisionTransformer(nnx.Module):
+  """Images -> class logits.
+
+  Args:
+    d_model: width of the residual stream.
+    embedding: builds the patch embedding, with or without a class token.
+    positions: builds the positions of the grid; another image size than the trained one
+      interpolates them.
+    body: builds the encoder.
+    pool: `first_token` (the class token) or `mean_tokens`.
+    head: builds the classifier.
+    input_dropout: rate on the embedded patches.
+  """
+
+  def __init__(
+    self,
+    *,
+    d_model: int,
+    embedding: Callable[..., nnx.Module] = PatchEmbedding,
+    positions: Callable[..., nnx.Module] = LearnedGrid,
+    body: Callable[..., nnx.Module] = Encoder,
+    pool: Callable[[Array], Array] = first_token,
+    head: Callable[..., nnx.Module] = Classifier,
+    input_dropout: float = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.positions = positions(d_model, rngs=rngs)
+    self.body = body(d_model, rngs=rngs)
+    self.pool = pool
+    self.input_dropout = input_dropout
+    self.head = head(d_model, rngs=rngs)
+
+  @property
+  def num_classes(self) -> int:
+    """Number of class logits."""
+    return self.head.num_classes
+
+  def hidden(
+    self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
+  ) -> Output:
+    """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
+    input_key, body_key = split_key(key, 2)
+    x, grid = self.embedding(images)
+    x = dropout(self.positions.embed_grid(x, grid), self.input_dropout, input_key)
+    return self.body(x, key=body_key)
+
+  def __call__(
+    self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
+  ) -> Output:
+    """Class logits [batch, classes]."""
+    out = self.hidden(images, key=key)
+    return Output(self.head(self.pool(out.x)), None, out.aux)
