@@ -1,0 +1,146 @@
+"""What a task is: raw examples -> model inputs, a loss, metrics, and a way to evaluate."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from flax import nnx
+
+from t2x.data import Source, Tokenizer, TokenizerConfig, token_rows
+from t2x.decode import Strategy
+from t2x.errors import UserError
+from t2x.tasks.losses import Sums
+
+__all__ = ['Task', 'TextTask']
+
+Spec = dict[str, jax.ShapeDtypeStruct]
+Means = Mapping[str, tuple[float, float]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(abc.ABC):
+  """A learning problem over one source.
+
+  Attributes:
+    source: where raw examples come from.
+    train_split: the split that batches are drawn from.
+    eval_split: the split that periodic evaluation reads, whole and in order.
+  """
+
+  source: Source
+  train_split: str = 'train'
+  eval_split: str = 'validation'
+
+  # What throughput counts: 'tokens' or 'examples'.
+  unit: ClassVar[str] = 'tokens'
+  # The metric that says which checkpoint is best, and whether more of it is better.
+  best_metric: ClassVar[str] = 'loss'
+  best_mode: ClassVar[str] = 'min'
+
+  def fit_tokenizer(self) -> Tokenizer | None:
+    """The tokenizer, trained on the source at first use; None for tasks without text."""
+    return None
+
+  @abc.abstractmethod
+  def rows(self, split: str, tokenizer: Tokenizer | None) -> Sequence[dict[str, Any]]:
+    """The model-ready rows of a split, prepared at first use and cached."""
+
+  def transform(self, tokenizer: Tokenizer | None, *, train: bool) -> Callable[..., dict] | None:
+    """A picklable `(row, rng) -> example`, drawn anew for each epoch and example; None: as it is."""
+    return None
+
+  @abc.abstractmethod
+  def spec(self, batch_size: int) -> Spec:
+    """Shapes and dtypes of a batch, known without data."""
+
+  @abc.abstractmethod
+  def check_model(self, model: nnx.Module) -> None:
+    """Raises UserError when the model cannot learn this task (vocabulary, classes)."""
+
+  @abc.abstractmethod
+  def sums(
+    self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
+  ) -> tuple[Sums, dict[str, jax.Array]]:
+    """Sums and weights of 'loss' and other metrics over a batch, and auxiliary losses.
+
+    `key` None is evaluation: no dropout, no label smoothing.
+    """
+
+  def count(self, batch: Mapping[str, np.ndarray]) -> int:
+    """How many units (tokens, examples) of a batch are not padding."""
+    return int(sum(np.count_nonzero(batch[name]) for name in batch if name.endswith('segments')))
+
+  def summarise(self, means: Means, info: Mapping[str, Any] | None = None) -> dict[str, float]:
+    """Metrics from summed sums and weights; `info` is what is known of a whole split."""
+    return {name: total / max(weight, 1e-9) for name, (total, weight) in means.items()}
+
+  def generation_metrics(
+    self, model: nnx.Module, tokenizer: Tokenizer | None, split: str, limit: int | None
+  ) -> tuple[dict[str, float], list[dict[str, str]]]:
+    """Metrics that need generation, over the first `limit` examples, and some of the outputs."""
+    return {}, []
+
+  def generate(
+    self,
+    model: nnx.Module,
+    tokenizer: Tokenizer | None,
+    prompts: Sequence[str],
+    *,
+    strategy: Strategy,
+    max_new_tokens: int,
+    num_return: int = 1,
+    seed: int = 0,
+  ) -> list[list[dict[str, Any]]]:
+    """For each prompt `num_return` answers: text, tokens, log_probs, score."""
+    raise UserError(f'{type(self).__name__} does not generate text')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+  """A task over token rows.
+
+  Attributes:
+    tokenizer: how text becomes tokens.
+  """
+
+  tokenizer: TokenizerConfig
+
+  def fit_tokenizer(self) -> Tokenizer:
+    """Trained on the train split at first use and cached by fingerprint."""
+    return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
+
+  def _texts(self):
+    for example in self.source.load(self.train_split):
+      yield from (example[name] for name in self.text_fields if name in example)
+
+  text_fields: ClassVar[tuple[str, ...]] = ('text',)
+
+  @property
+  @abc.abstractmethod
+  def plan(self) -> Any:
+    """How tokenised examples become rows of one shape."""
+
+  def rows(self, split, tokenizer):
+    """Rows from the token cache."""
+    if split not in self.source.splits():
+      raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
+    return token_rows(self.source, split, tokenizer, self.plan)
+
+  def check_model(self, model):
+    """The model needs a row of its table for each token."""
+    size, tokens = getattr(model, 'vocab_size', None), self.tokenizer.vocab_size
+    if size is None or size < tokens:
+      raise UserError(
+        f'the model has {size} rows in its token embedding, the tokenizer {tokens} tokens: '
+        f'set TokenEmbedding.vocab_size to at least {tokens}'
+      )
+
+  def summarise(self, means, info=None):
+    """Adds perplexity, and bits per byte where every byte of the split was counted."""
+    metrics = super().summarise(means, info)
+    metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
+    return metrics

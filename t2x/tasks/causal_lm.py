@@ -1,0 +1,81 @@
+"""Causal language modelling: the next token from those before it (GPT)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t2x.data import ConcatenateAndSplit
+from t2x.decode import generate
+from t2x.layers import Tokens
+from t2x.tasks.base import TextTask
+from t2x.tasks.losses import classification_sums
+from t2x.tasks.text import answers, pad_prompts
+
+__all__ = ['CausalLM']
+
+
+def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:
+  """What the model reads to predict `tokens`: each segment moved by one, `bos_id` first."""
+  before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=bos_id)
+  same = jnp.pad(segments[:, :-1] == segments[:, 1:], ((0, 0), (1, 0)))
+  return jnp.where(same, before, bos_id)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CausalLM(TextTask):
+  """Documents joined and cut into rows of `length` tokens; no token sees another document.
+
+  Every token, the end of the document included, is a target exactly once, so that
+  `bits_per_byte` is the cost of the whole split.
+  """
+
+  length: int
+
+  @property
+  def plan(self):
+    """Rows without padding."""
+    return ConcatenateAndSplit(self.length)
+
+  def spec(self, batch_size):
+    """tokens, segments, positions: int32 [batch, length]."""
+    shape = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
+    return {'tokens': shape, 'segments': shape, 'positions': shape}
+
+  def sums(self, model, batch, key):
+    """Loss and accuracy of each token that is not padding."""
+    tokens, segments = batch['tokens'], batch['segments']
+    inputs = shift_right(tokens, segments, self.tokenizer.bos_id)
+    known = Tokens(positions=batch['positions'], segments=segments)
+    out = model(inputs, tokens=known, key=key)
+    weights = (segments != 0).astype(jnp.float32)
+    return classification_sums(out.x, tokens, weights), out.aux
+
+  def summarise(self, means, info=None):
+    """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""
+    metrics = super().summarise(means, info)
+    if info and info.get('bytes'):
+      metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
+    return metrics
+
+  def generate(
+    self, model: nnx.Module, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0
+  ):
+    """Continues each prompt; an empty one starts a document."""
+    ids, lengths = pad_prompts(
+      [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts], tokenizer.pad_id
+    )
+    generated = generate(
+      model,
+      ids,
+      lengths,
+      max_new_tokens=max_new_tokens,
+      strategy=strategy,
+      eos_id=tokenizer.eos_id,
+      pad_id=tokenizer.pad_id,
+      num_return=num_return,
+      key=jax.random.key(seed),
+    )
+    return answers(generated, tokenizer)

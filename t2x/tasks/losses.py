@@ -1,0 +1,37 @@
+"""Cross-entropy as a sum and a weight, so that accumulation and sharding do not change the result."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+__all__ = ['Sums', 'classification_sums', 'cross_entropy']
+
+# Name -> (sum over what was counted, how much was counted). A metric is their quotient.
+Sums = dict[str, tuple[Array, Array]]
+
+
+def cross_entropy(
+  logits: Float[Array, '*batch classes'], labels: Int[Array, '*batch'], smoothing: float = 0.0
+) -> Float[Array, '*batch']:
+  """-log p(label) in float32; with `smoothing` s the target is (1 - s) on the label and s spread
+  evenly over all classes (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
+  logits = logits.astype(jnp.float32)
+  normaliser = jax.nn.logsumexp(logits, axis=-1)
+  picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+  loss = normaliser - picked
+  if smoothing:
+    loss = (1.0 - smoothing) * loss + smoothing * (normaliser - logits.mean(axis=-1))
+  return loss
+
+
+def classification_sums(
+  logits: Float[Array, '*batch classes'],
+  labels: Int[Array, '*batch'],
+  weights: Float[Array, '*batch'],
+  smoothing: float = 0.0,
+) -> Sums:
+  """Weighted sums of the loss and of correct guesses; weight 0 leaves an element out."""
+  total = weights.sum()
+  correct = (jnp.argmax(logits, axis=-1) == labels) * weights
+  loss = cross_entropy(logits, labels, smoothing) * weights
+  return {'loss': (loss.sum(), total), 'accuracy': (correct.sum(), total)}

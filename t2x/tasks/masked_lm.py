@@ -1,0 +1,77 @@
+"""Masked language modelling (BERT, https://arxiv.org/abs/1810.04805; masks drawn anew each epoch as
+in RoBERTa, https://arxiv.org/abs/1907.11692)."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from t2x.data import ConcatenateAndSplit, MaskTokens
+from t2x.layers import Tokens
+from t2x.models.language_model import select
+from t2x.tasks.base import TextTask
+from t2x.tasks.losses import classification_sums
+
+__all__ = ['MaskedLM']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLM(TextTask):
+  """Predicts the hidden tokens of a row.
+
+  Attributes:
+    length: tokens a row.
+    rate: part of the tokens to be predicted.
+    mask_rate: part of those replaced by the mask token.
+    random_rate: part of those replaced by a random token; the rest stays as it was.
+    whole_word: hides all pieces of a word together.
+  """
+
+  length: int
+  rate: float = 0.15
+  mask_rate: float = 0.8
+  random_rate: float = 0.1
+  whole_word: bool = False
+
+  @property
+  def plan(self):
+    """Rows without padding."""
+    return ConcatenateAndSplit(self.length)
+
+  @property
+  def max_predictions(self) -> int:
+    """Places for predictions in a row."""
+    return math.ceil(self.rate * self.length)
+
+  def transform(self, tokenizer, *, train):
+    """Masks; evaluation draws from a fixed seed, so that its masks are always the same."""
+    return MaskTokens(
+      tokenizer=tokenizer,
+      rate=self.rate,
+      mask_rate=self.mask_rate,
+      random_rate=self.random_rate,
+      whole_word=self.whole_word,
+      max_predictions=self.max_predictions,
+    )
+
+  def spec(self, batch_size):
+    """A row's tokens, and the places, labels and weights of its predictions."""
+    row = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
+    picked = jax.ShapeDtypeStruct((batch_size, self.max_predictions), jnp.int32)
+    return {
+      'tokens': row,
+      'segments': row,
+      'positions': row,
+      'masked_positions': picked,
+      'labels': picked,
+      'weights': jax.ShapeDtypeStruct(picked.shape, jnp.float32),
+    }
+
+  def sums(self, model, batch, key):
+    """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
+    known = Tokens(positions=batch['positions'], segments=batch['segments'])
+    out = model.hidden(batch['tokens'], tokens=known, key=key)
+    logits = model.logits(select(out.x, batch['masked_positions']))
+    sums = classification_sums(logits, batch['labels'], batch['weights'])
+    return {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}, out.aux

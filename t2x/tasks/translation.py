@@ -1,0 +1,129 @@
+"""Translation, or any text to text: teacher forcing with label smoothing
+(Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import sacrebleu
+
+from t2x.data import PackPairs
+from t2x.decode import Beam, Strategy, generate
+from t2x.layers import Tokens
+from t2x.tasks.base import TextTask
+from t2x.tasks.causal_lm import shift_right
+from t2x.tasks.losses import classification_sums
+from t2x.tasks.text import answers, pad_prompts
+
+__all__ = ['Translation']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Translation(TextTask):
+  """Pairs of `source` and `target` text, several packed into a row.
+
+  Attributes:
+    source_length: tokens a row on the source side; longer examples are cut or dropped as told.
+    target_length: tokens a row on the target side, the end token included.
+    label_smoothing: as `cross_entropy` defines it, in training alone.
+    strategy: how evaluation translates.
+    eval_examples: how many examples periodic evaluation translates; 0 leaves it out.
+    eval_batch_size: sentences translated at once.
+  """
+
+  source_length: int
+  target_length: int
+  label_smoothing: float = 0.1
+  strategy: Strategy = Beam(width=4)
+  eval_examples: int = 0
+  eval_batch_size: int = 64
+
+  text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
+
+  @property
+  def plan(self):
+    """First-fit packing of pairs."""
+    return PackPairs(self.source_length, self.target_length)
+
+  def spec(self, batch_size):
+    """ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""
+    sides = {'source': self.source_length, 'target': self.target_length}
+    return {
+      side + field: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+      for side, length in sides.items()
+      for field in ('', '_segments', '_positions')
+    }
+
+  def sums(self, model, batch, key):
+    """Loss and accuracy of each target token, the end token included."""
+    target, segments = batch['target'], batch['target_segments']
+    out = model(
+      batch['source'],
+      shift_right(target, segments, self.tokenizer.bos_id),
+      source_tokens=Tokens(batch['source_positions'], batch['source_segments']),
+      target_tokens=Tokens(batch['target_positions'], segments),
+      key=key,
+    )
+    weights = (segments != 0).astype(jnp.float32)
+    smoothing = 0.0 if key is None else self.label_smoothing
+    return classification_sums(out.x, target, weights, smoothing), out.aux
+
+  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """Translates each prompt."""
+    limit = self.source_length - 1
+    sources = [[*tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
+    ids, lengths = pad_prompts(sources, tokenizer.pad_id)
+    segments = (np.arange(ids.shape[1])[None] < lengths[:, None]).astype(np.int32)
+    start = np.full((len(prompts), 1), tokenizer.bos_id, np.int32)
+    generated = generate(
+      model,
+      start,
+      np.ones(len(prompts), np.int32),
+      max_new_tokens=max_new_tokens,
+      strategy=strategy,
+      eos_id=tokenizer.eos_id,
+      pad_id=tokenizer.pad_id,
+      num_return=num_return,
+      key=jax.random.key(seed),
+      source=ids,
+      source_tokens=Tokens(segments=segments),
+    )
+    return answers(generated, tokenizer)
+
+  def generation_metrics(self, model, tokenizer, split, limit):
+    """bleu and chrf as sacrebleu gives them, exact_match as a fraction; and ten translations."""
+    examples = self.source.load(split)
+    count = len(examples) if limit is None else min(limit, len(examples))
+    pairs = [examples[i] for i in range(count)]
+    if not pairs:
+      return {}, []
+    # Neighbours of one length share a batch, so that little padding is translated.
+    order = sorted(range(count), key=lambda i: len(pairs[i]['source']))
+    outputs = [''] * count
+    for start in range(0, count, self.eval_batch_size):
+      chosen = order[start : start + self.eval_batch_size]
+      # The last batch is filled up, so that it needs no compilation of its own.
+      prompts = [pairs[i]['source'] for i in chosen]
+      prompts += [prompts[-1]] * (self.eval_batch_size - len(prompts))
+      given = self.generate(
+        model,
+        tokenizer,
+        prompts,
+        strategy=self.strategy,
+        max_new_tokens=self.target_length,
+      )
+      for i, answer in zip(chosen, given, strict=False):
+        outputs[i] = answer[0]['text']
+    references = [pair['target'] for pair in pairs]
+    metrics = {
+      'bleu': sacrebleu.corpus_bleu(outputs, [references]).score,
+      'chrf': sacrebleu.corpus_chrf(outputs, [references]).score,
+      'exact_match': float(np.mean([o == r for o, r in zip(outputs, references, strict=True)])),
+    }
+    samples = [
+      {'source': pair['source'], 'target': pair['target'], 'output': output}
+      for pair, output in list(zip(pairs, outputs, strict=True))[:10]
+    ]
+    return metrics, samples
