@@ -29,11 +29,13 @@ class Task(abc.ABC):
     source: where raw examples come from.
     train_split: the split that batches are drawn from.
     eval_split: the split that periodic evaluation reads, whole and in order.
+    eval_examples: how many examples periodic evaluation generates for.
   """
 
   source: Source
   train_split: str = 'train'
   eval_split: str = 'validation'
+  eval_examples: int = 0
 
   # What throughput counts: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
@@ -81,7 +83,7 @@ class Task(abc.ABC):
   def generation_metrics(
     self, model: nnx.Module, tokenizer: Tokenizer | None, split: str, limit: int | None
   ) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Metrics that need generation, over the first `limit` examples, and some of the outputs."""
+    """Metrics that need generation, over the first `limit` examples (None: all), and samples."""
     return {}, []
 
   def generate(

@@ -1,6 +1,7 @@
 """Causal language modelling: the next token from those before it (GPT)."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from t2x.data import ConcatenateAndSplit
-from t2x.decode import generate
+from t2x.decode import Sampling, generate
 from t2x.layers import Tokens
 from t2x.tasks.base import TextTask
 from t2x.tasks.losses import classification_sums
@@ -30,9 +31,16 @@ class CausalLM(TextTask):
 
   Every token, the end of the document included, is a target exactly once, so that
   `bits_per_byte` is the cost of the whole split.
+
+  Attributes:
+    length: tokens a row.
+    prompts: texts that each evaluation continues, to be looked at.
+    sample_tokens: length of those continuations.
   """
 
   length: int
+  prompts: Sequence[str] = ()
+  sample_tokens: int = 64
 
   @property
   def plan(self):
@@ -79,3 +87,20 @@ class CausalLM(TextTask):
       key=jax.random.key(seed),
     )
     return answers(generated, tokenizer)
+
+  def generation_metrics(self, model, tokenizer, split, limit):
+    """No metric; a continuation of each of `prompts`, sampled with a fixed seed."""
+    if not self.prompts:
+      return {}, []
+    given = self.generate(
+      model,
+      tokenizer,
+      self.prompts,
+      strategy=Sampling(temperature=0.8, top_k=40),
+      max_new_tokens=self.sample_tokens,
+    )
+    samples = [
+      {'prompt': prompt, 'output': answer[0]['text']}
+      for prompt, answer in zip(self.prompts, given, strict=True)
+    ]
+    return {}, samples

@@ -29,7 +29,6 @@ class Translation(TextTask):
     target_length: tokens a row on the target side, the end token included.
     label_smoothing: as `cross_entropy` defines it, in training alone.
     strategy: how evaluation translates.
-    eval_examples: how many examples periodic evaluation translates; 0 leaves it out.
     eval_batch_size: sentences translated at once.
   """
 
@@ -37,7 +36,6 @@ class Translation(TextTask):
   target_length: int
   label_smoothing: float = 0.1
   strategy: Strategy = Beam(width=4)
-  eval_examples: int = 0
   eval_batch_size: int = 64
 
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
@@ -94,6 +92,8 @@ class Translation(TextTask):
 
   def generation_metrics(self, model, tokenizer, split, limit):
     """bleu and chrf as sacrebleu gives them, exact_match as a fraction; and ten translations."""
+    if limit == 0:
+      return {}, []
     examples = self.source.load(split)
     count = len(examples) if limit is None else min(limit, len(examples))
     pairs = [examples[i] for i in range(count)]

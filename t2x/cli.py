@@ -1,0 +1,165 @@
+"""The command line: `t2x train | eval | generate | check | show | diff | data`.
+
+This file only parses, so that `t2x --help` is quick; t2x/commands.py does the work.
+"""
+
+import argparse
+import logging
+import os
+import sys
+
+from t2x.allocator import set_allocator
+from t2x.errors import UserError
+
+__all__ = ['main']
+
+GIN = """
+Any value of a config file can be set on the command line, where it wins over files:
+  --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
+Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted (run the same command again).
+"""
+
+
+def _files(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('files', nargs='+', metavar='FILE', help='gin files, read in order')
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('run', metavar='RUN', help='a run folder, as `t2x train` made it')
+  parser.add_argument(
+    '--checkpoint', default='last', metavar='WHICH', help='best, last or a step (default: last)'
+  )
+  parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
+
+
+def _train(commands) -> None:
+  parser = commands.add_parser('train', help='train an experiment, or go on with it', epilog=GIN)
+  _files(parser)
+  parser.add_argument('--out', metavar='DIR', help='run folder (default: runs/<name of FILE>)')
+  parser.add_argument(
+    '--fresh', action='store_true', help='start again; an old run folder is kept beside, renamed'
+  )
+
+
+def _eval(commands) -> None:
+  parser = commands.add_parser('eval', help='evaluate a run on a whole split')
+  _run(parser)
+  parser.add_argument('--split', help="a split of the source (default: the task's eval_split)")
+  parser.add_argument(
+    '--limit', type=int, metavar='N', help='generate for the first N examples alone (BLEU ...)'
+  )
+
+
+def _generate(commands) -> None:
+  parser = commands.add_parser('generate', help='continue or translate text with a run')
+  _run(parser)
+  parser.add_argument('--prompt', action='append', help='text to continue or translate; repeatable')
+  parser.add_argument('--input', metavar='FILE', help='JSON lines with a "prompt" each')
+  parser.add_argument('--output', metavar='FILE', help='JSON lines, in the same order')
+  parser.add_argument('--max-new-tokens', type=int, default=128, metavar='N')
+  parser.add_argument('--num-return', type=int, default=1, metavar='N', help='answers a prompt')
+  parser.add_argument('--beam', type=int, metavar='WIDTH', help='beam search')
+  parser.add_argument(
+    '--length-penalty', type=float, default=0.6, metavar='ALPHA', help='of the beam (GNMT)'
+  )
+  parser.add_argument('--temperature', type=float, metavar='T', help='sample at this temperature')
+  parser.add_argument('--top-k', type=int, metavar='K', help='sample from the K likeliest tokens')
+  parser.add_argument('--top-p', type=float, metavar='P', help='sample from the nucleus of mass P')
+  parser.add_argument('--seed', type=int, default=0, help='of sampling')
+  parser.add_argument('--batch-size', type=int, default=32, metavar='N', help='prompts at once')
+
+
+def _config(commands) -> None:
+  parser = commands.add_parser(
+    'check', help='resolve and shape an experiment: no data, no weights', epilog=GIN
+  )
+  _files(parser)
+  parser = commands.add_parser('show', help='print the resolved config with origins', epilog=GIN)
+  _files(parser)
+  parser.add_argument(
+    '--pattern', metavar='PNG', help="draw the model's attention patterns into this file"
+  )
+  parser.add_argument('--length', type=int, default=64, help='tokens in the picture (default: 64)')
+  parser = commands.add_parser('diff', help='say what differs between two configs', epilog=GIN)
+  parser.add_argument('a', metavar='A', help='a gin file or a run folder')
+  parser.add_argument('b', metavar='B', help='a gin file or a run folder')
+
+
+def _data(commands) -> None:
+  parser = commands.add_parser('data', help='fetch, tokenize and look at data')
+  verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
+  fetch = verbs.add_parser('fetch', help='get a sample data set from a Debian package')
+  fetch.add_argument('name', metavar='NAME', help='libreoffice_help or fashion_mnist')
+  fetch.add_argument('--out', metavar='DIR', help='folder (default: where the source looks)')
+  tokenizer = verbs.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
+  _files(tokenizer)
+  tokenizer.add_argument('--text', metavar='TEXT', help='show how this text is split')
+  tokenizer.add_argument('--out', metavar='DIR', help='also write it to this folder')
+  inspect = verbs.add_parser('inspect', help='print batches decoded, and throughput', epilog=GIN)
+  _files(inspect)
+  inspect.add_argument('--batches', type=int, default=2, metavar='N', help='(default: 2)')
+  inspect.add_argument('--step', type=int, default=0, help='first step shown (default: 0)')
+
+
+def parser() -> argparse.ArgumentParser:
+  """The whole command line but for `--gin.` bindings."""
+  top = argparse.ArgumentParser(
+    prog='t2x', description='Train transformers from gin files and compare them.', epilog=GIN
+  )
+  top.formatter_class = argparse.RawDescriptionHelpFormatter
+  top.add_argument('--version', action='store_true', help='print the version')
+  commands = top.add_subparsers(dest='command', metavar='COMMAND')
+  for add in (_train, _eval, _generate, _config, _data):
+    add(commands)
+  shared = [sub for sub in commands.choices.values() if sub.prog != 't2x data']
+  shared += list(commands.choices['data']._subparsers._group_actions[0].choices.values())
+  for sub in shared:
+    sub.formatter_class = argparse.RawDescriptionHelpFormatter
+    sub.add_argument('--traceback', action='store_true', help='show where an error came from')
+  return top
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs one command. Returns its exit code."""
+  argv = sys.argv[1:] if argv is None else argv
+  overrides = [arg.removeprefix('--gin.') for arg in argv if arg.startswith('--gin.')]
+  top = parser()
+  args = top.parse_args([arg for arg in argv if not arg.startswith('--gin.')])
+  if args.version:
+    from t2x import __version__
+
+    print(__version__)
+    return 0
+  if args.command is None:
+    top.print_help()
+    return 2
+  args.overrides = overrides
+  logging.basicConfig(format='%(message)s', stream=sys.stderr)
+  logging.getLogger('t2x').setLevel(logging.INFO)
+  args.note = set_allocator()
+  try:
+    from t2x import commands
+
+    return commands.COMMANDS[args.command](args) or 0
+  except UserError as error:
+    return _fail(args, error, str(error), error.exit_code)
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+  except KeyboardInterrupt as error:
+    return _fail(args, error, 'interrupted', 130)
+  except Exception as error:
+    first = (str(error).splitlines() or [''])[0]
+    message = f'{type(error).__name__}: {first} (--traceback shows where)'
+    return _fail(args, error, message, 1)
+
+
+def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:
+  if args.traceback:
+    raise error
+  print(f't2x: {message}', file=sys.stderr)
+  return code
+
+
+if __name__ == '__main__':
+  sys.exit(main())

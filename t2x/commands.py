@@ -1,0 +1,247 @@
+"""What each command of the command line does. Imported when a command runs, not for `--help`."""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from t2x import config as config_lib
+from t2x.errors import UserError
+
+__all__ = ['COMMANDS']
+
+# The rooms whose public names config files may use.
+ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
+
+
+def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> config_lib.Config:
+  """The checked config of some gin files, laid over each other in order."""
+  modules = [f't2x.{room}' for room in ROOMS]
+  return config_lib.load(files, overrides=overrides, modules=modules, root='Experiment')
+
+
+def train(args: argparse.Namespace) -> int:
+  """`t2x train`: a new run, or the rest of an old one."""
+  config = load(args.files, args.overrides)
+  folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
+  text = config_lib.render(config)
+  old = folder / 'config.gin'
+  if args.fresh and folder.exists():
+    _set_aside(folder)
+  elif old.exists() and old.read_text() != text:
+    differences = '\n  '.join(config_lib.diff(load([old]), config))
+    raise UserError(
+      f'{folder} belongs to another config:\n  {differences}\n'
+      'use --fresh to start again (the old folder is kept), or another --out'
+    )
+  from t2x.train import train as run_training
+
+  metrics = run_training(config.build(), folder, text, note=args.note)
+  print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
+  return 0
+
+
+def _set_aside(folder: Path) -> None:
+  """Renames a run folder, so that nothing saved is lost."""
+  number = 1
+  while (aside := folder.with_name(f'{folder.name}.old-{number}')).exists():
+    number += 1
+  shutil.move(folder, aside)
+  print(f't2x: the old run is kept in {aside}', file=sys.stderr)
+
+
+def _open_run(args: argparse.Namespace) -> tuple[Any, Any]:
+  """The run of a folder and its restored state."""
+  folder = Path(args.run)
+  if not (folder / 'config.gin').exists():
+    raise UserError(f'{folder} is no run folder: it has no config.gin')
+  from t2x.train import Run
+
+  run = Run(load([folder / 'config.gin'], args.overrides).build(), folder)
+  which = int(args.checkpoint) if args.checkpoint.isdigit() else args.checkpoint
+  state, _ = run.restore(which)
+  return run, state
+
+
+def evaluate(args: argparse.Namespace) -> int:
+  """`t2x eval`: metrics over a whole split."""
+  run, state = _open_run(args)
+  split = args.split or run.task.eval_split
+  metrics, samples = run.evaluate(state, split, max_generated=args.limit)
+  if args.json:
+    print(json.dumps({'step': int(state.step), 'split': split} | metrics))
+    return 0
+  for name, value in metrics.items():
+    print(f'{name:20} {value:.6g}')
+  for sample in samples:
+    print('\n' + '\n'.join(f'{name:8} {text}' for name, text in sample.items()))
+  return 0
+
+
+def _strategy(args: argparse.Namespace, task: Any) -> Any:
+  """The decoding strategy that the flags ask for; without flags the task's own, or greedy."""
+  from t2x.decode import GNMT, Beam, Greedy, Sampling
+
+  sampling = {
+    name: value
+    for name in ('temperature', 'top_k', 'top_p')
+    if (value := getattr(args, name)) is not None
+  }
+  if args.beam and sampling:
+    raise UserError('--beam does not go with --temperature, --top-k or --top-p')
+  if args.beam:
+    return Beam(width=args.beam, length_penalty=GNMT(alpha=args.length_penalty))
+  if sampling:
+    return Sampling(**sampling)
+  return getattr(task, 'strategy', Greedy())
+
+
+def _prompts(args: argparse.Namespace) -> list[str]:
+  if bool(args.prompt) == bool(args.input):
+    raise UserError('generate needs --prompt TEXT or --input FILE (one of them)')
+  if args.prompt:
+    return args.prompt
+  prompts = []
+  try:
+    lines = Path(args.input).read_text(encoding='utf-8').splitlines()
+  except OSError as error:
+    raise UserError(f'{args.input}: {error.strerror}') from error
+  for number, line in enumerate(lines, 1):
+    try:
+      prompts.append(json.loads(line)['prompt'])
+    except (ValueError, KeyError, TypeError) as error:
+      message = f'{args.input}:{number}: each line is a JSON object with a "prompt"'
+      raise UserError(message) from error
+  return prompts
+
+
+def _answers(args: argparse.Namespace, run: Any, state: Any) -> Iterator[dict[str, Any]]:
+  """One object a prompt, in order: prompt, text, tokens, log_probs, score, and `others`."""
+  prompts = _prompts(args)
+  strategy = _strategy(args, run.task)
+  for start in range(0, len(prompts), args.batch_size):
+    some = prompts[start : start + args.batch_size]
+    answers = run.task.generate(
+      state.evaluated,
+      run.tokenizer,
+      some,
+      strategy=strategy,
+      max_new_tokens=args.max_new_tokens,
+      num_return=args.num_return,
+      seed=args.seed + start,
+    )
+    for prompt, (best, *others) in zip(some, answers, strict=True):
+      yield {'prompt': prompt} | best | ({'others': others} if others else {})
+
+
+def generate(args: argparse.Namespace) -> int:
+  """`t2x generate`: answers to prompts, on stdout or in a file."""
+  run, state = _open_run(args)
+  out = open(args.output, 'w', encoding='utf-8') if args.output else sys.stdout  # noqa: SIM115
+  try:
+    for answer in _answers(args, run, state):
+      if args.json or args.output:
+        print(json.dumps(answer, ensure_ascii=False), file=out, flush=True)
+        continue
+      for one in [answer, *answer.get('others', [])]:
+        print(f'{answer["prompt"]!r} -> {one["text"]}')
+  finally:
+    if args.output:
+      out.close()
+  return 0
+
+
+def check(args: argparse.Namespace) -> int:
+  """`t2x check`: resolves the config and shapes model, state and step; allocates nothing."""
+  start = time.monotonic()
+  from t2x.train import check_experiment
+
+  report = check_experiment(load(args.files, args.overrides).build())
+  print(f'{" ".join(args.files)}: ok; {report} ({time.monotonic() - start:.1f} s)')
+  return 0
+
+
+def show(args: argparse.Namespace) -> int:
+  """`t2x show`: the resolved config with origins, or a picture of its attention patterns."""
+  config = load(args.files, args.overrides)
+  if not args.pattern:
+    print(config_lib.show(config))
+    return 0
+  from t2x.train import draw_patterns
+
+  for path, pattern in draw_patterns(config.build(), Path(args.pattern), args.length):
+    print(f'{path}: {pattern}')
+  return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+  """`t2x diff`: what differs between two files or run folders. Exit code 1 when something does."""
+  sides = [Path(side) / 'config.gin' if Path(side).is_dir() else side for side in (args.a, args.b)]
+  lines = config_lib.diff(*(load([side], args.overrides) for side in sides))
+  print('\n'.join(lines) if lines else 'no difference')
+  return 1 if lines else 0
+
+
+def data(args: argparse.Namespace) -> int:
+  """`t2x data fetch | tokenizer | inspect`."""
+  return {'fetch': _fetch, 'tokenizer': _tokenizer, 'inspect': _inspect}[args.verb](args)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+  from t2x.data import fetch
+
+  print(fetch(args.name, args.out))
+  return 0
+
+
+def _tokenizer(args: argparse.Namespace) -> int:
+  task = _task(args)
+  tokenizer = task.fit_tokenizer()
+  if tokenizer is None:
+    raise UserError(f'{type(task).__name__} has no tokenizer')
+  print(f'{task.tokenizer}: {tokenizer.vocab_size} tokens, fingerprint {tokenizer.fingerprint}')
+  if args.out:
+    tokenizer.save(Path(args.out))
+    print(f'written to {args.out}')
+  if args.text is not None:
+    print(' '.join(repr(piece) for piece in tokenizer.pieces(tokenizer.encode(args.text))))
+  return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+  from t2x.data import Batches, inspect_batches
+
+  task = _task(args)
+  tokenizer = task.fit_tokenizer()
+  rows = task.rows(task.train_split, tokenizer)
+  experiment = load(args.files, args.overrides).build()
+  trainer = experiment.trainer
+  batches = Batches(
+    rows,
+    task.transform(tokenizer, train=True),
+    batch_size=trainer.batch_size if trainer else 8,
+    seed=trainer.seed if trainer else 0,
+  )
+  inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
+  return 0
+
+
+def _task(args: argparse.Namespace) -> Any:
+  experiment = load(args.files, args.overrides).build()
+  experiment.require('task')
+  return experiment.task
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+  'train': train,
+  'eval': evaluate,
+  'generate': generate,
+  'check': check,
+  'show': show,
+  'diff': diff,
+  'data': data,
+}

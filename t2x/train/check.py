@@ -1,0 +1,70 @@
+"""Shapes a whole experiment without weights, data or devices."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.layers import Pattern, draw
+from t2x.train.experiment import Experiment
+from t2x.train.state import init_function, optimizer_for
+from t2x.train.step import make_eval_step, make_train_step
+
+__all__ = ['check_experiment', 'draw_patterns', 'num_parameters']
+
+
+def num_parameters(model: nnx.Module) -> int:
+  """Number of scalars in a model's (or its shapes') parameters."""
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))
+
+
+def check_experiment(experiment: Experiment) -> str:
+  """Runs constructor, train step and eval step under `jax.eval_shape`. Returns what was seen.
+
+  Raises:
+    UserError: parts that do not fit each other.
+  """
+  if experiment.model is None:
+    return 'no model to shape'
+  model = jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
+  report = f'{num_parameters(model):,} parameters'
+  if experiment.task is None:
+    return report
+  experiment.task.check_model(model)
+  if experiment.trainer is None:
+    return report
+  trainer, optimizer = experiment.trainer, optimizer_for(experiment)
+  state = jax.eval_shape(
+    init_function(experiment, optimizer), jax.eval_shape(lambda: jax.random.key(0))
+  )
+  batch = experiment.task.spec(trainer.batch_size)
+  new, _ = jax.eval_shape(make_train_step(experiment.task, trainer, optimizer), state, batch)
+  if jax.tree.structure(new) != jax.tree.structure(state):
+    raise UserError('the train step changes the structure of the train state')
+  jax.eval_shape(make_eval_step(experiment.task, trainer), state.model, batch)
+  size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+  return f'{report}, train state {size / 2**30:.2f} GiB'
+
+
+def draw_patterns(
+  experiment: Experiment, path: Path, length: int
+) -> Iterator[tuple[Path, Pattern]]:
+  """Writes a picture of every distinct attention pattern of the model: `path`, `path-2`, ..."""
+  experiment.require('model')
+  model = jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
+  seen: list[Pattern] = []
+  for _, body in model.iter_modules():
+    stack = getattr(body, 'stack', None)
+    if stack is None:
+      continue
+    for block in stack.blocks:
+      pattern = body.pattern & block.pattern
+      if pattern not in seen:
+        seen.append(pattern)
+  for number, pattern in enumerate(seen, 1):
+    name = path if number == 1 else path.with_stem(f'{path.stem}-{number}')
+    draw(pattern, name, length=length)
+    yield name, pattern

@@ -1,0 +1,93 @@
+"""An experiment: what is learnt, by which model, trained how, on which devices."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.parallel import Mesh
+from t2x.tasks import Task
+from t2x.train.optimizers import AdamW, Optimizer
+from t2x.train.schedules import Cosine, Schedule
+from t2x.train.writers import MetricWriter
+
+__all__ = ['Experiment', 'Trainer']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+  """How a model is trained.
+
+  Attributes:
+    num_steps: optimizer steps.
+    batch_size: examples (rows) in the global batch of a step.
+    optimizer: update rule.
+    schedule: learning rate by step.
+    seed: decides initialisation, data order, masks and dropout.
+    clip_norm: largest global norm of the gradient; None does not clip.
+    accumulate: parts that a batch is worked on in; the result is that of the whole batch.
+    ema_decay: keeps an exponential moving average of the parameters, which is then what is
+      evaluated; None keeps none.
+    compute_dtype: of activations and of the parameters' working copy; parameters stay float32.
+    log_every: steps between train lines in metrics.jsonl.
+    eval_every: steps between evaluations; 0 evaluates at the end alone.
+    eval_batches: batches of an evaluation; None reads the whole split.
+    checkpoint_every: steps between checkpoints, beside those at evaluations; 0 for those alone.
+    keep_last: newest checkpoints kept.
+    keep_best: best checkpoints kept, by the task's own metric.
+    num_workers: processes that prepare batches; 0 is a thread of this one.
+    writers: builds further metric writers (`@WandB`), given the run folder.
+  """
+
+  num_steps: int
+  batch_size: int
+  optimizer: Optimizer = AdamW()
+  schedule: Schedule = Cosine()
+  seed: int = 0
+  clip_norm: float | None = 1.0
+  accumulate: int = 1
+  ema_decay: float | None = None
+  compute_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  log_every: int = 50
+  eval_every: int = 500
+  eval_batches: int | None = None
+  checkpoint_every: int = 0
+  keep_last: int = 2
+  keep_best: int = 1
+  num_workers: int = 0
+  writers: Sequence[Callable[..., MetricWriter]] = ()
+
+  def __post_init__(self):
+    for name in ('num_steps', 'batch_size', 'accumulate', 'log_every', 'keep_last'):
+      if getattr(self, name) < 1:
+        raise UserError(f'Trainer.{name} = {getattr(self, name)}: must be at least 1')
+    if self.batch_size % self.accumulate:
+      raise UserError(
+        f'Trainer.accumulate = {self.accumulate} does not divide '
+        f'Trainer.batch_size = {self.batch_size}'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+  """The root of a config. A file may hold a part of one; training needs all but the mesh.
+
+  Attributes:
+    model: builds the model, given `rngs`.
+    task: what is learnt.
+    trainer: how.
+    mesh: on which devices.
+  """
+
+  model: Callable[..., nnx.Module] | None = None
+  task: Task | None = None
+  trainer: Trainer | None = None
+  mesh: Mesh = Mesh()
+
+  def require(self, *names: str) -> None:
+    """Raises UserError when one of the named parts is missing."""
+    for name in names:
+      if getattr(self, name) is None:
+        raise UserError(f'Experiment.{name} is not set: this command needs one')

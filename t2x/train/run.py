@@ -1,0 +1,149 @@
+"""A run: an experiment bound to its folder, its devices, its data and its checkpoints.
+
+Training, evaluation and generation all start from one.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2x.data import Batches, evaluation_batches, load_tokenizer, prefetch
+from t2x.errors import UserError
+from t2x.parallel import batch_sharding
+from t2x.train.checkpoints import Checkpoints
+from t2x.train.experiment import Experiment
+from t2x.train.state import TrainState, abstract_state, init_state, optimizer_for
+from t2x.train.step import make_eval_step, make_train_step
+
+__all__ = ['Run']
+
+
+class Run:
+  """What is ready once an experiment has met a folder.
+
+  Attributes:
+    experiment: the config's root.
+    folder: the run folder.
+    tokenizer: the fitted tokenizer, kept in the run folder; None for tasks without text.
+    mesh: the devices.
+    abstract: shapes and shardings of the train state.
+    checkpoints: the run's saved states.
+  """
+
+  def __init__(self, experiment: Experiment, folder: Path):
+    experiment.require('model', 'task', 'trainer')
+    self.experiment, self.folder = experiment, folder
+    self.task, self.trainer = experiment.task, experiment.trainer
+    self.mesh = experiment.mesh.build()
+    self.optimizer = optimizer_for(experiment)
+    self.abstract = abstract_state(experiment, self.optimizer, self.mesh)
+    self.task.check_model(self.abstract.model)
+    self.batch_sharding = batch_sharding(self.mesh)
+    self.checkpoints = Checkpoints(
+      folder / 'checkpoints',
+      keep_last=self.trainer.keep_last,
+      keep_best=self.trainer.keep_best,
+      best_metric=self.task.best_metric,
+      best_mode=self.task.best_mode,
+    )
+
+  @functools.cached_property
+  def tokenizer(self) -> Any:
+    """Loaded from the run folder, or fitted and kept there."""
+    folder = self.folder / 'tokenizer'
+    if folder.exists():
+      return load_tokenizer(folder)
+    tokenizer = self.task.fit_tokenizer()
+    if tokenizer is not None:
+      tokenizer.save(folder)
+    return tokenizer
+
+  def rows(self, split: str) -> Any:
+    """The model-ready rows of a split."""
+    return self.task.rows(split, self.tokenizer)
+
+  def batches(self, rows: Any) -> Batches:
+    """The train batches: `batches[step]` is a function of the seed and the step."""
+    return Batches(
+      rows,
+      self.task.transform(self.tokenizer, train=True),
+      batch_size=self.trainer.batch_size,
+      seed=self.trainer.seed,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
+
+  def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """This process's rows -> the global, sharded batch."""
+    return {
+      name: jax.make_array_from_process_local_data(self.batch_sharding, value)
+      for name, value in batch.items()
+    }
+
+  def train_batches(
+    self, batches: Batches, start: int
+  ) -> Iterator[tuple[int, dict[str, jax.Array]]]:
+    """(units that are not padding, batch on the devices) for each step from `start` on."""
+    stop = self.trainer.num_steps
+    for batch in prefetch(batches, start, stop, num_workers=self.trainer.num_workers):
+      yield self.task.count(batch), self.on_device(batch)
+
+  def restore(self, which: str | int = 'last') -> tuple[TrainState, dict[str, Any]]:
+    """A saved state and what was saved beside it."""
+    return self.checkpoints.restore(self.abstract, which)
+
+  def init(self) -> TrainState:
+    """A new state from the seed."""
+    return init_state(self.experiment, self.optimizer, self.abstract)
+
+  @functools.cached_property
+  def train_step(self):
+    """The jitted step; its state is donated."""
+    step = make_train_step(self.task, self.trainer, self.optimizer)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+  @functools.cached_property
+  def eval_step(self):
+    """The jitted evaluation step."""
+    return jax.jit(make_eval_step(self.task, self.trainer))
+
+  def evaluate(
+    self,
+    state: TrainState,
+    split: str | None = None,
+    *,
+    max_batches: int | None = None,
+    max_generated: int | None = 0,
+  ) -> tuple[dict[str, float], list[dict[str, str]]]:
+    """Metrics over a split, every example once, and samples where the task generates.
+
+    `max_generated` limits the examples that are generated for (0: none, None: all).
+    """
+    split = split or self.task.eval_split
+    rows = self.rows(split)
+    if not len(rows):
+      raise UserError(f"the split '{split}' is empty: nothing to evaluate")
+    transform = self.task.transform(self.tokenizer, train=False)
+    totals: dict[str, np.ndarray] = {}
+    pending = []
+    batches = evaluation_batches(rows, transform, self.trainer.batch_size)
+    for index, batch in enumerate(batches):
+      if index == max_batches:
+        break
+      pending.append(self.eval_step(state.evaluated, self.on_device(batch)))
+    for sums in jax.device_get(pending):
+      for name, pair in sums.items():
+        totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
+    whole = max_batches is None or len(pending) < max_batches
+    info = getattr(rows, 'info', None) if whole else None
+    means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
+    metrics = self.task.summarise(means, info)
+    generated, samples = self.task.generation_metrics(
+      state.evaluated, self.tokenizer, split, max_generated
+    )
+    return metrics | generated, samples

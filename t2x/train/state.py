@@ -1,0 +1,95 @@
+"""The train state: one pytree, born sharded."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Int, Key
+
+from t2x.parallel import state_shardings
+from t2x.train.experiment import Experiment
+from t2x.train.optimizers import build_optimizer
+
+__all__ = ['TrainState', 'abstract_state', 'init_function', 'init_state', 'optimizer_for']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """All that a step reads and writes.
+
+  Attributes:
+    step: optimizer steps taken.
+    model: float32 parameters.
+    opt_state: the optimizer's own.
+    key: never changes; a step's randomness is folded from it and the step.
+    ema: moving average of the model, where one is kept.
+  """
+
+  step: Int[Array, '']
+  model: Any
+  opt_state: Any
+  key: Key[Array, '']
+  ema: Any = None
+
+  @property
+  def evaluated(self) -> Any:
+    """The parameters that evaluation uses."""
+    return self.model if self.ema is None else self.ema
+
+
+def optimizer_for(experiment: Experiment) -> optax.GradientTransformation:
+  """The update rule with its schedule, masks set by the model's parameters."""
+  model, trainer = experiment.model, experiment.trainer
+  params = jax.eval_shape(lambda: model(rngs=nnx.Rngs(0)))
+  return build_optimizer(
+    trainer.optimizer,
+    trainer.schedule,
+    clip_norm=trainer.clip_norm,
+    num_steps=trainer.num_steps,
+    params=params,
+  )
+
+
+def init_function(
+  experiment: Experiment, optimizer: optax.GradientTransformation
+) -> Callable[[Array], TrainState]:
+  """`key -> TrainState`, to be shaped or jitted."""
+
+  def init(key):
+    init_key, train_key = jax.random.split(key)
+    model = experiment.model(rngs=nnx.Rngs(init_key))
+    ema = None
+    if experiment.trainer.ema_decay is not None:
+      # A copy: two leaves of a donated state must not be one buffer.
+      ema = jax.tree.map(lambda a: a + 0, model)
+    return TrainState(jnp.zeros((), jnp.int32), model, optimizer.init(model), train_key, ema)
+
+  return init
+
+
+def abstract_state(
+  experiment: Experiment, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+) -> TrainState:
+  """Shapes, dtypes and shardings of the state; nothing is allocated."""
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  shapes = jax.eval_shape(init_function(experiment, optimizer), key)
+  shardings = state_shardings(mesh, experiment.mesh.rules, shapes)
+  return jax.tree.map(
+    lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
+    shapes,
+    shardings,
+  )
+
+
+def init_state(
+  experiment: Experiment, optimizer: optax.GradientTransformation, abstract: TrainState
+) -> TrainState:
+  """A new state: every parameter is made where it will live."""
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+  init = jax.jit(init_function(experiment, optimizer), out_shardings=shardings)
+  return init(jax.random.key(experiment.trainer.seed))

@@ -1,0 +1,93 @@
+"""One optimizer step and one evaluation step, each a single jitted function."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t2x.tasks import Task
+from t2x.tasks.losses import Sums
+from t2x.train.experiment import Trainer
+from t2x.train.state import TrainState
+
+__all__ = ['cast', 'make_eval_step', 'make_train_step']
+
+Batch = Mapping[str, jax.Array]
+
+
+def cast(tree: Any, dtype: str) -> Any:
+  """Floating-point leaves as `dtype`: the working copy of float32 parameters."""
+  return jax.tree.map(
+    lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
+  )
+
+
+def _split(batch: Batch, parts: int) -> Batch:
+  """[batch, ...] -> [parts, batch / parts, ...]; neighbours go to different parts, so that a batch
+  split over devices stays where it is."""
+  return jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), batch)
+
+
+def make_train_step(
+  task: Task, trainer: Trainer, optimizer: optax.GradientTransformation
+) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
+  """`(state, batch) -> (state, sums)`; jit it with a donated state.
+
+  Loss and weight are summed over the parts of a batch and divided once, so `accumulate` does not
+  change the result.
+  """
+
+  def objective(model, batch, key):
+    sums, aux = task.sums(cast(model, trainer.compute_dtype), batch, key)
+    total, weight = sums['loss']
+    for name, value in aux.items():
+      # Auxiliary losses are means: weighted like the loss, they survive the one division.
+      total = total + value * weight
+      sums = sums | {name: (value * weight, weight)}
+    return total, sums
+
+  def gradients(model, batch, key):
+    (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(model, batch, key)
+    return grads, sums
+
+  def accumulated(model, batch, key):
+    if trainer.accumulate == 1:
+      return gradients(model, batch, key)
+    parts = _split(batch, trainer.accumulate)
+    keys = jax.random.split(key, trainer.accumulate)
+
+    def add(total, part):
+      return jax.tree.map(jnp.add, total, gradients(model, *part)), None
+
+    first = jax.tree.map(lambda a: a[0], (parts, keys))
+    zeros = jax.tree.map(
+      lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(gradients, model, *first)
+    )
+    return jax.lax.scan(add, zeros, (parts, keys))[0]
+
+  def train_step(state, batch):
+    key = jax.random.fold_in(state.key, state.step)
+    grads, sums = accumulated(state.model, batch, key)
+    weight = jnp.maximum(sums['loss'][1], 1e-9)
+    grads = jax.tree.map(lambda g: g / weight, grads)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.model)
+    model = optax.apply_updates(state.model, updates)
+    ema = state.ema
+    if ema is not None:
+      ema = optax.incremental_update(model, ema, 1.0 - trainer.ema_decay)
+    sums = sums | {'grad_norm': (optax.global_norm(grads), jnp.ones(()))}
+    return TrainState(state.step + 1, model, opt_state, state.key, ema), sums
+
+  return train_step
+
+
+def make_eval_step(task: Task, trainer: Trainer) -> Callable[[Any, Batch], Sums]:
+  """`(model, batch) -> sums` without dropout and label smoothing."""
+
+  def eval_step(model, batch):
+    sums, _ = task.sums(cast(model, trainer.compute_dtype), batch, None)
+    return sums
+
+  return eval_step
