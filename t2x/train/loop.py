@@ -1,21 +1,19 @@
 """The training loop: one for every task, read from top to bottom."""
 
 import contextlib
-import math
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from t2x.data import Batches
 from t2x.errors import UserError
 from t2x.train.experiment import Experiment
-from t2x.train.interval import Interval
+from t2x.train.report import Report
 from t2x.train.run import Run
-from t2x.train.summary import start_screen
-from t2x.train.writers import JsonLines, TensorBoard, Terminal
+from t2x.train.state import TrainState
 
-__all__ = ['Interrupted', 'train']
+__all__ = ['EXIT_INTERRUPTED', 'Interrupted', 'train']
 
 EXIT_INTERRUPTED = 75
 
@@ -62,104 +60,55 @@ def train(experiment: Experiment, folder: Path, config_text: str, note: str = ''
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
   run = Run(experiment, folder)
-  task, trainer = run.task, run.trainer
+  trainer = run.trainer
   folder.mkdir(parents=True, exist_ok=True)
   (folder / 'config.gin').write_text(config_text)
 
-  rows = run.rows(task.train_split)
+  rows = run.rows(run.task.train_split)
   if not len(rows):
-    raise UserError(
-      f"the split '{task.train_split}' of {task.source} is empty: nothing to train on"
-    )
+    raise UserError(f"the split '{run.task.train_split}' of {run.task.source} is empty")
   batches = run.batches(rows)
+  state, saved = _start(run, batches)
+  start = int(state.step)
+  metrics: dict[str, float] = saved.get('metrics', {})
 
-  extra: dict[str, Any] = {}
-  if run.checkpoints.latest_step() is None:
-    state = run.init()
-  else:
-    state, extra = run.restore('last')
-    if extra['data'] != batches.fingerprint:
-      raise UserError(
-        f'the data of {folder} changed since its checkpoint was saved: '
-        'use --fresh to start again, or another --out'
-      )
-  step = start = int(state.step)
-
-  screen = start_screen(run, rows, start, note)
-  (folder / 'summary.txt').write_text(screen)
-  terminal = Terminal(trainer.num_steps, start, task.unit)
-  terminal.print(screen)
-  lines = JsonLines(folder / 'metrics.jsonl', after=start)
-  samples = JsonLines(folder / 'samples.jsonl', after=start)
-  writers = [lines, TensorBoard(folder, after=start), terminal]
-  writers += [writer(folder) for writer in trainer.writers]
-  schedule = trainer.schedule.build(trainer.num_steps)
-
-  def write(step: int, split: str, metrics: dict[str, float]) -> None:
-    for writer in writers:
-      writer.write(step, split, metrics)
-
-  def write_train(step: int, interval: Interval, rate: float) -> None:
-    metrics = task.summarise(interval.totals())
-    if not math.isfinite(metrics['loss']):
-      raise UserError(
-        f'the loss is {metrics["loss"]} at or before step {step}: try a lower learning rate or '
-        f'longer warm-up; the last good checkpoint is step {run.checkpoints.latest_step()}',
-        exit_code=1,
-      )
-    metrics['learning_rate'] = float(schedule(step - 1))
-    write(step, 'train', metrics | {f'{task.unit}_per_second': rate})
-
-  # Checkpoints and evaluations fall on these steps; the last step has both.
-  def due(every: int) -> bool:
-    return step == trainer.num_steps or bool(every and step % every == 0)
-
-  metrics: dict[str, float] = extra.get('metrics', {})
-  interval, late = Interval(extra.get('interval')), None
-  units, clock = 0, time.monotonic()
-  with interruptible() as interrupted, contextlib.ExitStack() as stack:
-    for writer in [*writers, samples]:
-      stack.callback(writer.close)
-    stack.callback(run.checkpoints.close)
-    for count, batch in run.train_batches(batches, start):
+  with Report(run, start, saved.get('interval')) as report, interruptible() as interrupted:
+    report.start_screen(rows, note)
+    for step, (count, batch) in enumerate(run.train_batches(batches, start), start + 1):
       state, sums = run.train_step(state, batch)
-      step += 1
-      interval.add(sums)
-      units += count
-      terminal.step(step)
-      if due(trainer.log_every):
-        # The interval before this one is surely done: reading it does not wait for the device.
-        if late is not None:
-          write_train(*late)
-        rate = units / (time.monotonic() - clock)
-        late, interval = (step, interval, rate), Interval()
-        units, clock = 0, time.monotonic()
-      evaluating = due(trainer.eval_every)
-      if not (evaluating or due(trainer.checkpoint_every) or interrupted):
+      last = step == trainer.num_steps
+      report.step(step, sums, count, log=last or step % trainer.log_every == 0)
+
+      evaluates = last or _every(trainer.eval_every, step)
+      if not (evaluates or _every(trainer.checkpoint_every, step) or interrupted):
         continue
-      paused = time.monotonic()
-      if late is not None:
-        write_train(*late)
-        late = None
-      if evaluating:
-        last = step == trainer.num_steps
-        metrics, outputs = run.evaluate(
-          state,
-          max_batches=None if last else trainer.eval_batches,
-          max_generated=task.eval_examples,
-        )
-        write(step, 'eval', metrics)
-        for output in outputs:
-          samples.write(step, 'eval', output)
-      saved = {
-        'data': batches.fingerprint,
-        'interval': interval.totals(),
-        'metrics': metrics,
-      }
-      run.checkpoints.save(step, state, saved, metrics if evaluating else None)
-      clock += time.monotonic() - paused
-      if interrupted and step < trainer.num_steps:
+      with report.paused():
+        if evaluates:
+          limit = None if last else trainer.eval_batches
+          generated = run.task.eval_examples
+          metrics, samples = run.evaluate(state, max_batches=limit, max_generated=generated)
+          report.evaluation(step, metrics, samples)
+        saved = {'data': batches.fingerprint, 'metrics': metrics, 'interval': report.interval()}
+        run.checkpoints.save(step, state, saved, metrics if evaluates else None)
+      if interrupted and not last:
         run.checkpoints.wait()
         raise Interrupted(step)
     run.checkpoints.wait()
   return metrics
+
+
+def _start(run: Run, batches: Batches) -> tuple[TrainState, dict[str, Any]]:
+  """A new state, or the last checkpoint's and what was saved beside it."""
+  if run.checkpoints.latest_step() is None:
+    return run.init(), {}
+  state, saved = run.restore('last')
+  if saved['data'] != batches.fingerprint:
+    raise UserError(
+      f'the data of {run.folder} changed since its checkpoint was saved: '
+      'use --fresh to start again, or another --out'
+    )
+  return state, saved
+
+
+def _every(interval: int, step: int) -> bool:
+  return interval > 0 and step % interval == 0

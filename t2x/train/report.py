@@ -1,0 +1,128 @@
+"""What a run tells: interval means, evaluations and samples, to files and to the terminal.
+
+The device never waits for Python: the means of a log interval are fetched when the next one ends.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2x.errors import UserError
+from t2x.tasks.losses import Sums
+from t2x.train.run import Run
+from t2x.train.summary import start_screen
+from t2x.train.writers import JsonLines, TensorBoard, Terminal
+
+__all__ = ['Interval', 'Report']
+
+
+class Interval:
+  """Sums of the steps of one log interval, still on the device until `totals` is asked.
+
+  `saved` is what a checkpoint in the middle of the interval had summed so far.
+  """
+
+  def __init__(self, saved: Mapping[str, Any] | None = None):
+    self.saved = dict(saved or {})
+    self.steps: list[Sums] = []
+
+  def totals(self) -> dict[str, tuple[float, float]]:
+    """(sum, weight) by name over the whole interval, summed in float64 in the order of the steps,
+    so that an interrupted interval gives the very same numbers."""
+    totals = {name: np.array(pair, np.float64) for name, pair in self.saved.items()}
+    for sums in jax.device_get(self.steps):
+      for name, pair in sums.items():
+        totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
+    return {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
+
+
+class Report(contextlib.AbstractContextManager):
+  """Writes metrics.jsonl, samples.jsonl, TensorBoard events and the live line of a run.
+
+  Args:
+    run: the run.
+    start: the step it starts from; lines of later steps, left by a killed process, are dropped.
+    saved: the sums of a log interval that a checkpoint cut in two.
+  """
+
+  def __init__(self, run: Run, start: int, saved: Mapping[str, Any] | None):
+    self.run, self.start = run, start
+    self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
+    self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
+    self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
+    self.writers = [
+      JsonLines(run.folder / 'metrics.jsonl', after=start),
+      TensorBoard(run.folder, after=start),
+      self.terminal,
+      *(writer(run.folder) for writer in run.trainer.writers),
+    ]
+    self.current = Interval(saved)
+    self.late: tuple[int, Interval, float] | None = None
+    self.units, self.clock = 0, time.monotonic()
+
+  def __exit__(self, *error: object) -> None:
+    for writer in (*self.writers, self.samples):
+      writer.close()
+
+  def start_screen(self, rows: Any, note: str) -> None:
+    """Prints what is about to run, and keeps it as summary.txt."""
+    screen = start_screen(self.run, rows, self.start, note)
+    (self.run.folder / 'summary.txt').write_text(screen)
+    self.terminal.print(screen)
+
+  def step(self, step: int, sums: Sums, count: int, log: bool) -> None:
+    """Takes a step's sums and how many units it worked on; `log` ends an interval."""
+    self.current.steps.append(sums)
+    self.units += count
+    self.terminal.step(step)
+    if log:
+      # The interval before this one is surely done: reading it does not wait for the device.
+      self._write_late()
+      rate = self.units / (time.monotonic() - self.clock)
+      self.late, self.current = (step, self.current, rate), Interval()
+      self.units, self.clock = 0, time.monotonic()
+
+  def _write_late(self) -> None:
+    if self.late is None:
+      return
+    (step, interval, rate), self.late = self.late, None
+    metrics = self.run.task.summarise(interval.totals())
+    if not math.isfinite(metrics['loss']):
+      raise UserError(
+        f'the loss is {metrics["loss"]} at or before step {step}: try a lower learning rate or a '
+        f'longer warm-up; the last checkpoint is step {self.run.checkpoints.latest_step()}',
+        exit_code=1,
+      )
+    metrics['learning_rate'] = float(self.schedule(step - 1))
+    self._write(step, 'train', metrics | {f'{self.run.task.unit}_per_second': rate})
+
+  def _write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+    for writer in self.writers:
+      writer.write(step, split, metrics)
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Writes what is late; what happens inside does not count as training time."""
+    self._write_late()
+    before = time.monotonic()
+    yield
+    self.clock += time.monotonic() - before
+
+  def interval(self) -> dict[str, tuple[float, float]]:
+    """The sums of the interval that is under way, for a checkpoint."""
+    return self.current.totals()
+
+  def evaluation(
+    self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, str]]
+  ) -> None:
+    """Writes an evaluation's metrics, and shows some of what the model generated."""
+    self._write(step, 'eval', metrics)
+    for sample in samples:
+      self.samples.write(step, 'eval', sample)
+    for sample in samples[:3]:
+      self.terminal.print('\n'.join(f'  {name:8} {text!r}' for name, text in sample.items()))

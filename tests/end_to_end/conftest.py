@@ -1,0 +1,157 @@
+"""Tiny versions of the four experiments, on data made in a temporary folder."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from t2x.cli import main
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+
+TRAINER = """
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = 12
+  batch_size = 8
+  log_every = 3
+  eval_every = 6
+  checkpoint_every = 2
+  schedule = @Cosine()
+Cosine:
+  peak = 5e-3
+  warmup_steps = 2
+"""
+
+SIZE = """
+d_model = 32
+num_layers = 2
+MLP.hidden_dim = 64
+MultiHeadAttention.num_heads = 2
+"""
+
+TEXT = """
+  source = @TextFiles()
+  tokenizer = @Bytes()
+  length = 64
+TextFiles:
+  train = '{data}/train-*.txt'
+  validation = '{data}/validation-*.txt'
+TokenEmbedding.vocab_size = 261
+"""
+
+EXPERIMENTS = {
+  'causal_lm': """
+include '{configs}/models/small_decoder.gin'
+Experiment.task = @CausalLM()
+CausalLM:
+  prompts = ['the ']
+  sample_tokens = 8
+"""
+  + TEXT.replace('  source', '  source', 1),
+  'masked_lm': """
+include '{configs}/models/small_encoder.gin'
+Experiment.task = @MaskedLM()
+MaskedLM:
+"""
+  + TEXT,
+  'translation': """
+include '{configs}/models/small_encoder_decoder.gin'
+Experiment.task = @Translation()
+Translation:
+  source = @TSV()
+  tokenizer = @Bytes()
+  source_length = 32
+  target_length = 32
+  strategy = @Greedy()
+  eval_examples = 4
+  eval_batch_size = 4
+TSV:
+  train = '{data}/train.tsv'
+  validation = '{data}/validation.tsv'
+TokenEmbedding.vocab_size = 261
+""",
+  'image_classification': """
+include '{configs}/models/small_vit.gin'
+include '{configs}/tasks/digits.gin'
+PatchEmbedding:
+  patch_size = 2
+  channels = 1
+LearnedGrid:
+  height = 4
+  width = 4
+Classifier.num_classes = %num_classes
+""",
+}
+
+
+def write_data(folder: Path) -> None:
+  """Text files and sentence pairs of a few made-up words."""
+  folder.mkdir()
+  words = random.Random(0)
+  vocabulary = ['the', 'a', 'cat', 'dog', 'sees', 'likes', 'red', 'blue', 'house', 'tree']
+
+  def sentence():
+    return ' '.join(words.choices(vocabulary, k=words.randint(2, 5)))
+
+  for split, count in (('train', 6), ('validation', 2)):
+    for i in range(count):
+      (folder / f'{split}-{i}.txt').write_text('\n'.join(sentence() for _ in range(30)))
+    pairs = [(s, s.upper()) for s in (sentence() for _ in range(20 * count))]
+    text = ''.join(f'{source[:28]}\t{target[:28]}\n' for source, target in pairs)
+    (folder / f'{split}.tsv').write_text(text)
+
+
+@pytest.fixture(scope='session')
+def data(tmp_path_factory):
+  """The folder of the made-up data; prepared data is cached beside it."""
+  folder = tmp_path_factory.mktemp('end_to_end')
+  patch = pytest.MonkeyPatch()
+  patch.setenv('T2X_CACHE', str(folder / 'cache'))
+  write_data(folder / 'data')
+  yield folder / 'data'
+  patch.undo()
+
+
+@pytest.fixture
+def experiment(data, tmp_path):
+  """`experiment(name)` writes the tiny config of that experiment and gives its path."""
+
+  def write(name: str, extra: str = '') -> Path:
+    path = tmp_path / f'{name}.gin'
+    text = EXPERIMENTS[name].format(configs=CONFIGS, data=data)
+    path.write_text(text + SIZE + TRAINER + extra)
+    return path
+
+  return write
+
+
+@pytest.fixture
+def t2x(capsys, caplog):
+  """`t2x(*args) -> (exit code, stdout, stderr)`: the command line in this process."""
+
+  def run(*args: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    try:
+      code = main([str(arg) for arg in args])
+    except SystemExit as stop:
+      code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+  return run
+
+
+@pytest.fixture
+def metrics():
+  """`metrics(folder)` reads metrics.jsonl without what depends on the clock."""
+
+  def read(folder: Path) -> list[dict]:
+    lines = (folder / 'metrics.jsonl').read_text().splitlines()
+    return [
+      {name: value for name, value in json.loads(line).items() if not name.endswith('_per_second')}
+      for line in lines
+    ]
+
+  return read

@@ -1,0 +1,85 @@
+"""Each of the four experiments trains, evaluates, generates and resumes from its gin file."""
+
+import json
+import math
+
+import pytest
+
+NAMES = ['causal_lm', 'masked_lm', 'translation', 'image_classification']
+METRICS = {
+  'causal_lm': {'loss', 'accuracy', 'perplexity', 'bits_per_byte'},
+  'masked_lm': {'loss', 'masked_accuracy', 'perplexity'},
+  'translation': {'loss', 'accuracy', 'perplexity', 'bleu', 'chrf', 'exact_match'},
+  'image_classification': {'loss', 'accuracy', 'top5_accuracy'},
+}
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_train_then_eval_keeps_the_contracts(name, experiment, t2x, metrics, tmp_path):
+  out = tmp_path / 'run'
+  code, stdout, stderr = t2x('train', experiment(name), '--out', out)
+  assert code == 0, stderr
+  assert stdout == ''
+  for file in ('config.gin', 'metrics.jsonl', 'summary.txt', 'checkpoints'):
+    assert (out / file).exists(), file
+  assert list(out.glob('**/events.out.tfevents*'))
+
+  lines = metrics(out)
+  train = [line for line in lines if line['split'] == 'train']
+  evals = [line for line in lines if line['split'] == 'eval']
+  assert [line['step'] for line in train] == [3, 6, 9, 12]
+  assert [line['step'] for line in evals] == [6, 12]
+  assert METRICS[name] <= evals[-1].keys()
+  assert train[-1]['loss'] < train[0]['loss']
+  unit = 'examples' if name == 'image_classification' else 'tokens'
+  first = json.loads((out / 'metrics.jsonl').read_text().splitlines()[0])
+  assert first[f'{unit}_per_second'] > 0
+
+  code, stdout, _ = t2x('eval', out, '--json', '--limit', 4)
+  assert code == 0
+  again = json.loads(stdout)
+  assert again['step'] == 12
+  for metric in METRICS[name]:
+    assert math.isclose(again[metric], evals[-1][metric], rel_tol=1e-6), metric
+
+
+@pytest.mark.parametrize('name', ['causal_lm', 'translation'])
+def test_generate_answers_in_order(name, experiment, t2x, tmp_path):
+  out = tmp_path / 'run'
+  assert t2x('train', experiment(name), '--out', out)[0] == 0
+  prompts = ['the cat', 'a', 'red and blue then']
+  flags = ['--max-new-tokens', 6, '--json']
+  code, stdout, _ = t2x('generate', out, *[f'--prompt={p}' for p in prompts], *flags)
+  assert code == 0
+  answers = [json.loads(line) for line in stdout.splitlines()]
+  assert [answer['prompt'] for answer in answers] == prompts
+  for answer in answers:
+    assert len(answer['tokens']) == len(answer['log_probs']) <= 6
+    assert all(p <= 0 for p in answer['log_probs'])
+
+  source, target = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
+  source.write_text(''.join(json.dumps({'prompt': p}) + '\n' for p in prompts))
+  flags = ['--max-new-tokens', 6, '--beam', 2, '--num-return', 2]
+  code, stdout, _ = t2x('generate', out, '--input', source, '--output', target, *flags)
+  assert (code, stdout) == (0, '')
+  answers = [json.loads(line) for line in target.read_text().splitlines()]
+  assert [answer['prompt'] for answer in answers] == prompts
+  assert all(len(answer['others']) == 1 for answer in answers)
+
+
+def test_running_again_after_the_end_trains_nothing(experiment, t2x, tmp_path):
+  out, file = tmp_path / 'run', experiment('masked_lm')
+  assert t2x('train', file, '--out', out)[0] == 0
+  before = (out / 'metrics.jsonl').read_bytes()
+  assert t2x('train', file, '--out', out)[0] == 0
+  assert (out / 'metrics.jsonl').read_bytes() == before
+
+
+def test_bf16_accumulation_and_ema_train(experiment, t2x, metrics, tmp_path):
+  out = tmp_path / 'run'
+  flags = ['--gin.Trainer.compute_dtype=bfloat16', '--gin.Trainer.accumulate=2']
+  flags += ['--gin.Trainer.ema_decay=0.9', '--gin.dropout_rate=0.1']
+  code, _, stderr = t2x('train', experiment('causal_lm'), '--out', out, *flags)
+  assert code == 0, stderr
+  losses = [line['loss'] for line in metrics(out) if line['split'] == 'train']
+  assert losses[-1] < losses[0]

@@ -1,0 +1,56 @@
+"""A run that was killed and run again ends where an uninterrupted one ends, bit by bit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+NAMES = ['causal_lm', 'masked_lm', 'translation', 'image_classification']
+
+
+def start(file, out):
+  """`t2x train` in a process of its own."""
+  command = [sys.executable, '-m', 't2x', 'train', str(file), '--out', str(out)]
+  return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
+
+
+def wait_for_step(process, out, step, timeout=120):
+  """Returns once a checkpoint of `step` or later is there."""
+  end = time.monotonic() + timeout
+  while time.monotonic() < end:
+    saved = [int(p.name) for p in (out / 'checkpoints').glob('*') if p.name.isdigit()]
+    if saved and max(saved) >= step:
+      return
+    assert process.poll() is None, process.stderr.read().decode()
+    time.sleep(0.02)
+  raise TimeoutError(f'no checkpoint of step {step}')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_killed_and_run_again_is_bitwise_the_same(name, experiment, t2x, metrics, tmp_path):
+  file = experiment(name, 'dropout_rate = 0.1\n')
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  assert t2x('train', file, '--out', whole)[0] == 0
+  process = start(file, killed)
+  wait_for_step(process, killed, 4)
+  process.kill()
+  process.wait()
+  assert t2x('train', file, '--out', killed)[0] == 0
+  assert metrics(killed) == metrics(whole)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_75(experiment, t2x, metrics, tmp_path):
+  file = experiment('causal_lm')
+  whole, stopped = tmp_path / 'whole', tmp_path / 'stopped'
+  assert t2x('train', file, '--out', whole)[0] == 0
+  long = experiment('causal_lm', 'Trainer.num_steps = 100000\n')
+  process = start(long, stopped)
+  wait_for_step(process, stopped, 4)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait(timeout=60) == 75
+  assert b'run the same command again' in process.stderr.read()
