@@ -1,0 +1,39 @@
+"""Bits per byte of a run's held-out files: the model against gzip -9 and xz -9e, file by file.
+
+    t2x train configs/runs/stdlib_lm.gin
+    python experiments/compression/compare.py runs/stdlib_lm
+
+The compressors see each file on its own, as the model does: no file sees another.
+"""
+
+import argparse
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+from t2x.commands import load
+
+
+def main() -> None:
+  """Prints one line a compressor and one an evaluation of the run."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('run', type=Path, help='a run folder of a causal language model')
+  folder = parser.parse_args().run
+  task = load([folder / 'config.gin']).build().task
+  files = [example['text'].encode() for example in task.source.load(task.eval_split)]
+  total = sum(map(len, files))
+  print(f'{len(files)} held-out files, {total:,} bytes')
+  for name, size in (
+    ('gzip -9', sum(len(gzip.compress(file, 9, mtime=0)) for file in files)),
+    ('xz -9e', sum(len(lzma.compress(file, preset=9 | lzma.PRESET_EXTREME)) for file in files)),
+  ):
+    print(f'{name:24} {8 * size / total:.3f} bits per byte')
+  for line in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines()):
+    if 'bits_per_byte' in line:
+      when = f'{line["seconds"] / 60:.1f} min' if 'seconds' in line else ''
+      print(f'step {line["step"]:<8} {when:10} {line["bits_per_byte"]:.3f} bits per byte')
+
+
+if __name__ == '__main__':
+  main()

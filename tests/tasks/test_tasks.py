@@ -1,0 +1,115 @@
+"""What each task counts."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.data import BabelDates, Bytes, Digits, TextFiles
+from t2x.errors import UserError
+from t2x.models import Output
+from t2x.tasks import CausalLM, ImageClassification, MaskedLM, Translation
+
+TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
+
+
+class Uniform(nnx.Module):
+  """Gives every token the same probability."""
+
+  vocab_size = 512
+
+  def __call__(self, *ids, **known):
+    return Output(jnp.zeros((*ids[-1].shape, self.vocab_size)))
+
+  def hidden(self, ids, **known):
+    return Output(jnp.zeros((*ids.shape, 4)))
+
+  def logits(self, x):
+    return jnp.zeros((*x.shape[:-1], self.vocab_size))
+
+
+def batch(task, seed=0):
+  rng = np.random.default_rng(seed)
+  arrays = {
+    name: jnp.asarray(rng.integers(1, 3, size=spec.shape).astype(spec.dtype))
+    for name, spec in task.spec(2).items()
+  }
+  if 'masked_positions' in arrays:
+    arrays['masked_positions'] = jnp.zeros_like(arrays['masked_positions'])
+  return arrays
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    CausalLM(**TEXT, length=8),
+    MaskedLM(**TEXT, length=16),
+    Translation(
+      source=BabelDates(), tokenizer=Bytes(), source_length=8, target_length=6, label_smoothing=0.1
+    ),
+  ],
+)
+def test_a_uniform_model_has_the_vocabulary_as_perplexity(task):
+  sums, _ = task.sums(Uniform(), batch(task), None)
+  means = {name: (float(a), float(b)) for name, (a, b) in sums.items()}
+  metrics = task.summarise(means)
+  assert math.isclose(metrics['perplexity'], 512, rel_tol=1e-5)
+  assert math.isclose(metrics['loss'], math.log(512), rel_tol=1e-6)
+
+
+def test_bits_per_byte_counts_the_bytes_of_the_split():
+  task = CausalLM(**TEXT, length=8)
+  metrics = task.summarise({'loss': (100 * math.log(2), 50.0)}, {'bytes': 25})
+  assert math.isclose(metrics['bits_per_byte'], 4.0)
+
+
+def test_masked_places_do_not_exceed_the_row():
+  assert MaskedLM(**TEXT, length=20).spec(3)['labels'].shape == (3, 3)
+
+
+def test_padding_is_not_counted():
+  task = CausalLM(**TEXT, length=4)
+  assert task.count({'segments': np.array([[1, 1, 2, 0], [1, 0, 0, 0]]), 'tokens': None}) == 4
+
+
+def test_top5_accuracy_of_a_known_ranking():
+  task = ImageClassification(source=Digits(), image_shape=(2, 2, 1), num_classes=10)
+
+  class Ranked(nnx.Module):
+    def __call__(self, images, key=None):
+      return Output(jnp.broadcast_to(-jnp.arange(10.0), (len(images), 10)))
+
+  labels = jnp.array([0, 4, 5, 0])
+  arrays = {'image': jnp.zeros((4, 2, 2, 1)), 'label': labels, 'weight': jnp.array([1.0, 1, 1, 0])}
+  sums, _ = task.sums(Ranked(), arrays, None)
+  metrics = task.summarise({name: (float(a), float(b)) for name, (a, b) in sums.items()})
+  assert math.isclose(metrics['accuracy'], 1 / 3, rel_tol=1e-6)
+  assert math.isclose(metrics['top5_accuracy'], 2 / 3, rel_tol=1e-6)
+
+
+def test_label_smoothing_is_for_training_alone():
+  task = ImageClassification(
+    source=Digits(), image_shape=(2, 2, 1), num_classes=3, label_smoothing=0.3
+  )
+
+  class Sure(nnx.Module):
+    def __call__(self, images, key=None):
+      return Output(jnp.tile(jnp.array([4.0, 0.0, -4.0]), (len(images), 1)))
+
+  arrays = {
+    'image': jnp.zeros((2, 2, 2, 1)),
+    'label': jnp.zeros(2, jnp.int32),
+    'weight': jnp.ones(2),
+  }
+  train, _ = task.sums(Sure(), arrays, jax.random.key(0))
+  evaluation, _ = task.sums(Sure(), arrays, None)
+  assert train['loss'][0] > evaluation['loss'][0] + 1.0
+
+
+def test_unknown_split_names_those_there_are():
+  task = ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10)
+  with pytest.raises(UserError, match='train'):
+    task.rows('nowhere', None)

@@ -1,0 +1,127 @@
+"""The train step: what accumulation, the moving average and the seed mean."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.data import Bytes, TextFiles
+from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+from t2x.models import Block, Decoder, LanguageModel, Stack
+from t2x.parallel import Mesh
+from t2x.tasks import CausalLM
+from t2x.train import AdamW, Constant, Experiment, Trainer
+from t2x.train.state import init_function, optimizer_for
+from t2x.train.step import cast, make_train_step
+
+
+def model(dropout_rate=0.0):
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=2, dropout_rate=dropout_rate),
+    feed_forward=functools.partial(MLP, hidden_dim=32),
+  )
+  stack = functools.partial(Stack, num_layers=2, blocks=[block])
+  return functools.partial(
+    LanguageModel,
+    d_model=16,
+    embedding=functools.partial(TokenEmbedding, vocab_size=261),
+    body=functools.partial(Decoder, stack=stack, encoding=RoPE),
+  )
+
+
+def experiment(dropout_rate=0.0, **settings):
+  task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=12)
+  defaults = {'num_steps': 4, 'batch_size': 8, 'optimizer': AdamW(), 'clip_norm': None}
+  trainer = Trainer(**(defaults | {'schedule': Constant(peak=1e-2)} | settings))
+  return Experiment(model=model(dropout_rate), task=task, trainer=trainer, mesh=Mesh())
+
+
+def batches(num):
+  rng = np.random.default_rng(0)
+  for _ in range(num):
+    # Rows of different lengths, so that parts of a batch have different weights.
+    lengths = rng.integers(1, 13, size=8)
+    segments = (np.arange(12)[None] < lengths[:, None]).astype(np.int32)
+    tokens = rng.integers(5, 261, size=(8, 12)).astype(np.int32) * segments
+    positions = np.broadcast_to(np.arange(12, dtype=np.int32), (8, 12)) * segments
+    yield jax.tree.map(
+      jnp.asarray, {'tokens': tokens, 'segments': segments, 'positions': positions}
+    )
+
+
+def run(experiment, num=3):
+  optimizer = optimizer_for(experiment)
+  state = jax.jit(init_function(experiment, optimizer))(jax.random.key(experiment.trainer.seed))
+  step = jax.jit(make_train_step(experiment.task, experiment.trainer, optimizer))
+  losses = []
+  for batch in batches(num):
+    state, sums = step(state, batch)
+    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+  return state, losses
+
+
+@pytest.mark.parametrize('parts', [2, 4])
+def test_accumulation_equals_one_batch(parts):
+  whole, losses = run(experiment())
+  accumulated, same = run(experiment(accumulate=parts))
+  np.testing.assert_allclose(losses, same, rtol=1e-6)
+  for a, b in zip(jax.tree.leaves(whole.model), jax.tree.leaves(accumulated.model), strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_ema_is_the_moving_average_of_the_parameters():
+  states = [run(experiment(ema_decay=0.75), num)[0] for num in range(4)]
+  expected = jax.tree.map(np.asarray, states[0].model)
+  for state in states[1:]:
+    expected = jax.tree.map(lambda e, p: 0.75 * e + 0.25 * np.asarray(p), expected, state.model)
+  for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(states[-1].ema), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+  assert states[-1].evaluated is states[-1].ema
+
+
+def test_the_seed_decides_everything():
+  first, losses = run(experiment(dropout_rate=0.3))
+  again, same = run(experiment(dropout_rate=0.3))
+  _, other = run(experiment(dropout_rate=0.3, seed=1))
+  assert losses == same
+  assert losses != other
+  for a, b in zip(jax.tree.leaves(first.model), jax.tree.leaves(again.model), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_parameters_stay_float32_under_bf16_compute():
+  state, losses = run(experiment(compute_dtype='bfloat16'))
+  assert {leaf.dtype for leaf in jax.tree.leaves(state.model)} == {jnp.dtype('float32')}
+  _, full = run(experiment())
+  np.testing.assert_allclose(losses, full, rtol=2e-2)
+  assert losses != full
+
+
+def test_cast_leaves_integers_alone():
+  tree = {'a': jnp.zeros(2), 'b': jnp.zeros(2, jnp.int32)}
+  dtypes = jax.tree.map(lambda a: str(a.dtype), cast(tree, 'bfloat16'))
+  assert dtypes == {'a': 'bfloat16', 'b': 'int32'}
+
+
+def test_trainer_refuses_what_cannot_be():
+  settings = dataclasses.asdict(Trainer(num_steps=1, batch_size=8))
+  assert settings['accumulate'] == 1
+  with pytest.raises(Exception, match='accumulate = 3'):
+    Trainer(num_steps=1, batch_size=8, accumulate=3)
+  with pytest.raises(Exception, match='num_steps = 0'):
+    Trainer(num_steps=0, batch_size=8)
+
+
+def test_states_of_two_constructions_have_one_structure():
+  one, two = experiment(), experiment()
+  shapes = [
+    jax.eval_shape(init_function(e, optimizer_for(e)), jax.eval_shape(lambda: jax.random.key(0)))
+    for e in (one, two)
+  ]
+  assert jax.tree.structure(shapes[0].model) == jax.tree.structure(shapes[1].model)
+  assert isinstance(shapes[0].model, nnx.Module)
