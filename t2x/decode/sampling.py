@@ -1,0 +1,152 @@
+"""Greedy decoding and sampling: temperature, top-k (Fan et al. 2018,
+https://arxiv.org/abs/1805.04833) and nucleus (Holtzman et al. 2019,
+https://arxiv.org/abs/1904.09751)."""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from t2x.decode.strategy import Generated, Strategy
+from t2x.errors import UserError
+
+__all__ = ['Greedy', 'Sampling', 'keep_top_k', 'keep_top_p']
+
+
+def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:
+  """The `k` largest logits and those equal to the k-th; -inf for the rest."""
+  kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
+  return jnp.where(logits < kth, -jnp.inf, logits)
+
+
+def keep_top_p(logits: Float[Array, '*batch vocab'], p: float) -> Float[Array, '*batch vocab']:
+  """The nucleus: the fewest most probable tokens whose probabilities reach `p`; -inf for the rest.
+
+  The token that reaches `p` is in it, so it is never empty. Tokens as probable as the last one of
+  the nucleus stay too.
+  """
+  ordered = -jnp.sort(-logits, axis=-1)
+  probs = jax.nn.softmax(ordered, axis=-1)
+  inside = jnp.cumsum(probs, axis=-1) - probs < p
+  smallest = jnp.min(jnp.where(inside, ordered, jnp.inf), axis=-1, keepdims=True)
+  return jnp.where(logits < smallest, -jnp.inf, logits)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Written:
+  """Sequences that grow each on its own, and the token to feed next."""
+
+  tokens: Int[Array, 'batch copies length']
+  log_probs: Float[Array, 'batch copies length']
+  lengths: Int[Array, 'batch copies']
+  last: Int[Array, 'batch copies']
+  live: Bool[Array, 'batch copies']
+
+
+class OneByOne(Strategy):
+  """Sequences that do not compete: each gets its next token by `choose`."""
+
+  @abc.abstractmethod
+  def choose(
+    self, logits: Float[Array, 'batch copies vocab'], step: Int[Array, ''], key: Array | None
+  ) -> Int[Array, 'batch copies']:
+    """The next token of each sequence; logits are float32."""
+
+  def start(self, request):
+    shape = (len(request.limits), self.copies(request.num_return))
+    room = (*shape, request.max_new_tokens)
+    return Written(
+      tokens=jnp.full(room, request.pad_id, jnp.int32),
+      log_probs=jnp.zeros(room),
+      lengths=jnp.zeros(shape, jnp.int32),
+      last=jnp.full(shape, request.pad_id, jnp.int32),
+      live=jnp.ones(shape, bool),
+    )
+
+  def advance(self, state, logits, step, request):
+    logits = logits.astype(jnp.float32)
+    chosen = self.choose(logits, step, request.key)
+    picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
+    log_prob = picked - jax.nn.logsumexp(logits, axis=-1)
+    token = jnp.where(state.live, chosen, request.pad_id)
+    ends = step + 1 >= request.limits[:, None]
+    if request.eos_id is not None:
+      ends |= token == request.eos_id
+    written = Written(
+      tokens=state.tokens.at[:, :, step].set(token),
+      log_probs=state.log_probs.at[:, :, step].set(jnp.where(state.live, log_prob, 0.0)),
+      lengths=state.lengths + state.live,
+      last=token,
+      live=state.live & ~ends,
+    )
+    return written, None
+
+  def finish(self, state, request):
+    total = state.log_probs.sum(axis=-1)
+    return Generated(state.tokens, state.lengths, state.log_probs, total, total)
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy(OneByOne):
+  """The most probable token at each step; the first of equals."""
+
+  def choose(self, logits, step, key):
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(OneByOne):
+  """Draws each token from the model's distribution, narrowed in this order.
+
+  Attributes:
+    temperature: divides the logits; below 1 sharper, above 1 flatter.
+    top_k: keeps the k most probable tokens. None: all.
+    top_p: keeps the nucleus of this probability, of what top_k left. None: all.
+
+  A draw depends on the key, the prompt's place in the batch, the sequence's place among those
+  returned for it, and the step: not on how many prompts or sequences stand beside it.
+
+  Raises:
+    UserError: a temperature or top_p that is not positive, top_p above 1, top_k below 1.
+  """
+
+  temperature: float = 1.0
+  top_k: int | None = None
+  top_p: float | None = None
+
+  random: ClassVar[bool] = True
+
+  def __post_init__(self):
+    if not self.temperature > 0:
+      raise UserError(
+        f'Sampling.temperature = {self.temperature} is not above 0; Greedy() is the limit at 0'
+      )
+    if self.top_k is not None and self.top_k < 1:
+      raise UserError(f'Sampling.top_k = {self.top_k} keeps no token; it is at least 1, or None')
+    if self.top_p is not None and not 0 < self.top_p <= 1:
+      raise UserError(f'Sampling.top_p = {self.top_p} is not in (0, 1]')
+
+  def copies(self, num_return):
+    return num_return
+
+  def filter(self, logits: Float[Array, '*batch vocab']) -> Float[Array, '*batch vocab']:
+    """The logits of the distribution that is drawn from; -inf for what is ruled out."""
+    logits = logits / self.temperature
+    if self.top_k is not None:
+      logits = keep_top_k(logits, self.top_k)
+    if self.top_p is not None:
+      logits = keep_top_p(logits, self.top_p)
+    return logits
+
+  def choose(self, logits, step, key):
+    def draw(row, copy, one):
+      own = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, row), copy), step)
+      return jax.random.categorical(own, one).astype(jnp.int32)
+
+    rows, copies = jnp.arange(logits.shape[0]), jnp.arange(logits.shape[1])
+    over_copies = jax.vmap(draw, in_axes=(None, 0, 0))
+    return jax.vmap(over_copies, in_axes=(0, None, 0))(rows, copies, self.filter(logits))

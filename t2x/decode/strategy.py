@@ -1,0 +1,105 @@
+"""What a decoding strategy is: it is given logits step by step and says which token comes next.
+
+The loop around it (`t2x.decode.generate`) owns the model and its cache; a strategy owns what has
+been written so far.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+from jaxtyping import Array, Float, Int
+
+from t2x.errors import UserError
+
+__all__ = ['Generated', 'Request', 'Strategy']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Generated:
+  """What was generated, without the prompts.
+
+  Log-probabilities are the model's own: log_softmax of its logits in float32, before any
+  temperature or filter.
+
+  Attributes:
+    tokens: int32 ids, the end token included, `pad_id` after it.
+    lengths: how many of them were generated, the end token included. 0 where beam search found
+      fewer hypotheses than were asked for; their score is -inf.
+    log_probs: log-probability (nats) of each token given those before it; 0 on the padding.
+    sum_log_probs: their sum, the log-probability of the sequence.
+    scores: what the strategy ranks by. Beam: the sum under the length penalty, best first.
+      Otherwise the sum itself, in the order drawn.
+  """
+
+  tokens: Int[Array, 'batch returned length']
+  lengths: Int[Array, 'batch returned']
+  log_probs: Float[Array, 'batch returned length']
+  sum_log_probs: Float[Array, 'batch returned']
+  scores: Float[Array, 'batch returned']
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What is wanted, as a strategy sees it.
+
+  Attributes:
+    limits: the most tokens that each prompt may get, from 1 to `max_new_tokens`.
+    key: where randomness comes from; None for strategies without.
+    num_return: sequences wanted for each prompt.
+    max_new_tokens: room for tokens.
+    eos_id: the token that ends a sequence; None: only `limits` do.
+    pad_id: what fills the room behind a sequence.
+  """
+
+  limits: Int[Array, ' batch']
+  key: Array | None
+  num_return: int
+  max_new_tokens: int
+  eos_id: int | None
+  pad_id: int
+
+
+class Strategy(abc.ABC):
+  """How the next token is chosen. Subclasses are frozen dataclasses (compiled code depends on them).
+
+  The state is a pytree of the strategy's own, with at least
+    `last`: int32 [batch, copies], the tokens to feed next;
+    `live`: bool [batch, copies], which of them can still change the result.
+  """
+
+  # Whether choosing needs a random key.
+  random: ClassVar[bool] = False
+
+  def copies(self, num_return: int) -> int:
+    """How many sequences are followed for each prompt to return `num_return` of them."""
+    if num_return != 1:
+      raise UserError(
+        f'{type(self).__name__} gives one sequence a prompt, not num_return = {num_return}: '
+        'use Sampling or Beam'
+      )
+    return 1
+
+  @abc.abstractmethod
+  def start(self, request: Request) -> Any:
+    """The state before the first token."""
+
+  @abc.abstractmethod
+  def advance(
+    self,
+    state: Any,
+    logits: Float[Array, 'batch copies vocab'],
+    step: Int[Array, ''],
+    request: Request,
+  ) -> tuple[Any, Int[Array, 'batch copies'] | None]:
+    """Chooses token number `step`.
+
+    Returns the new state, and for each of its sequences which copy it extends, so that the cache
+    can follow; None when each extends itself.
+    """
+
+  @abc.abstractmethod
+  def finish(self, state: Any, request: Request) -> Generated:
+    """The `num_return` sequences of each prompt."""
