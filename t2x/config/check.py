@@ -1,0 +1,168 @@
+"""Checks that need no objects: values against annotations, and bindings that nothing uses."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from t2x.config.bindings import Bindings, Bound, Scope, closest, did_you_mean, split_scope
+from t2x.config.hints import problem
+from t2x.config.parse import Statement
+from t2x.config.resolve import Resolver
+from t2x.config.values import Macro, Reference, leaves
+
+__all__ = ['check_unused', 'check_values']
+
+
+def check_values(bindings: Bindings) -> set[Statement]:
+  """Notes unknown references, bad macros and wrong types; returns the statements that hold them."""
+  circular = _check_circles(bindings)
+  refused = set(circular)
+  for statement in bindings.macros.values():
+    if _check_leaves(bindings, statement):
+      refused.add(statement)
+  for bound in bindings.winning():
+    statement = bound.statement
+    if _check_leaves(bindings, statement):
+      refused.add(statement)
+    elif not bound.meant and (message := _type_problem(bindings, bound)):
+      bindings.error(statement.place, message)
+      refused.add(statement)
+  return refused
+
+
+def _check_leaves(bindings: Bindings, statement: Statement) -> bool:
+  """Notes names that a value uses and nobody defines."""
+  bad = False
+  for leaf in leaves(statement.value):
+    message = None
+    if isinstance(leaf, Reference):
+      message = bindings.reference_problem(leaf.name)
+    elif isinstance(leaf, Macro) and leaf.name not in bindings.macros:
+      bad = True
+      # A file that could not be read may hold the definition.
+      if bindings.complete:
+        guess = did_you_mean(leaf.name, bindings.macros, '%{}')
+        message = f'macro %{leaf.name} is not defined{guess}'
+    if message:
+      bindings.error(statement.place, message)
+      bad = True
+  return bad
+
+
+def _check_circles(bindings: Bindings) -> set[Statement]:
+  """Notes each circle of macros once; returns the definitions that lie on one."""
+  circular: set[Statement] = set()
+  for name in bindings.macros:
+    circle = _circle(bindings, name)
+    members = {bindings.macros[one] for one in circle}
+    if circle and circular.isdisjoint(members):
+      first = bindings.macros[name]
+      bindings.error(first.place, f'macro %{name} holds itself: {" -> ".join([*circle, name])}')
+    circular |= members
+  return circular
+
+
+def _circle(bindings: Bindings, start: str) -> list[str]:
+  """The macros on the shortest way from a macro back to itself; none when there is no way."""
+  ways, seen = [[start]], set()
+  for way in ways:
+    for leaf in leaves(bindings.macros[way[-1]].value):
+      if not isinstance(leaf, Macro) or leaf.name not in bindings.macros:
+        continue
+      if leaf.name == start:
+        return way
+      if leaf.name not in seen:
+        seen.add(leaf.name)
+        ways.append([*way, leaf.name])
+  return []
+
+
+def _type_problem(bindings: Bindings, bound: Bound) -> str | None:
+  parameter = bound.part.parameters.get(bound.param)
+  statement = bound.statement
+  if parameter is None:
+    return None
+  try:
+    value = bindings.expand(statement.value)
+  except KeyError:
+    return None
+  if value is None and parameter.default is None:
+    return None
+  found = problem(value, parameter.hint, bindings.known_part)
+  if found is None:
+    return None
+  macros = [leaf for leaf in leaves(statement.value) if isinstance(leaf, Macro)]
+  via = ', '.join(f'{macro} is from {bindings.macros[macro.name].place}' for macro in macros)
+  return f'{bound.part.name}.{bound.param} {found}' + (f' ({via})' if via else '')
+
+
+def check_unused(bindings: Bindings, resolver: Resolver, root: Any, root_name: str) -> None:
+  """Notes every statement that nothing on the way from the root uses."""
+  for bound in bindings.bound:
+    if not bound.meant and (message := _unused_problem(bindings, resolver, bound, root_name)):
+      bindings.error(bound.statement.place, message)
+  used = _used_macros(bindings, root)
+  for statement in bindings.all_macros:
+    if statement.macro_name not in used:
+      bindings.error(statement.place, _unused_macro(bindings, resolver, statement))
+
+
+def _starts(scope: Scope, prefix: Scope) -> bool:
+  return scope[: len(prefix)] == prefix
+
+
+def _unused_problem(
+  bindings: Bindings, resolver: Resolver, bound: Bound, root_name: str
+) -> str | None:
+  statement, part = bound.statement, bound.part
+  scope = split_scope(statement.scope)
+  stands = resolver.visited.get(part, set())
+  if any(_starts(one, scope) for one in stands):
+    return None
+  what = f'nothing uses {statement.target}: '
+  if not stands:
+    note = f'{part.name} is not on the path from {root_name}'
+    if part.obj in resolver.default_objects:
+      holder = resolver.default_objects[part.obj]
+      note += f'; {holder} has a default object of it: bind {holder} = @{part.name}()'
+    return what + note
+  known = {'/'.join(one) for scopes in resolver.visited.values() for one in scopes if one}
+  guess = did_you_mean(statement.scope, known)
+  return f"{what}no {part.name} stands in scope '{statement.scope}'{guess}"
+
+
+def _used_macros(bindings: Bindings, root: Any) -> set[str]:
+  """Macros that any binding names, also by way of other macros."""
+  used: set[str] = set()
+
+  def mark(value):
+    for leaf in leaves(value):
+      if isinstance(leaf, Macro) and leaf.name not in used:
+        used.add(leaf.name)
+        # An undefined macro has been told; the one that was meant is no second error.
+        if leaf.name not in bindings.macros:
+          used.add(closest(leaf.name, bindings.macros) or leaf.name)
+        for statement in bindings.all_macros:
+          if statement.macro_name in (leaf.name, closest(leaf.name, bindings.macros)):
+            mark(statement.value)
+
+  mark(root)
+  for bound in bindings.bound:
+    mark(bound.statement.value)
+  return used
+
+
+def _unused_macro(bindings: Bindings, resolver: Resolver, statement: Statement) -> str:
+  name = statement.macro_name
+  for part in resolver.visited:
+    if name in part.parameters and part.parameters[name].nameable:
+      return f'nothing uses macro %{name}; did you mean {part.name}.{name}?'
+  if bindings.registry.find(name):
+    return f'nothing uses macro %{name}; to bind a parameter write {name}.param = value'
+  return f'nothing uses macro %{name}{did_you_mean(name, _named_macros(bindings), "%{}")}'
+
+
+def _named_macros(bindings: Bindings) -> Iterable[str]:
+  for bound in bindings.bound:
+    for leaf in leaves(bound.statement.value):
+      if isinstance(leaf, Macro):
+        yield leaf.name

@@ -1,0 +1,114 @@
+"""From gin files to a checked config, and from that to the object they describe."""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from t2x.config.bindings import Bindings
+from t2x.config.check import check_unused, check_values
+from t2x.config.parse import Import, Statement, parse_files, parse_value
+from t2x.config.registry import Registry
+from t2x.config.resolve import Resolver, build, calls
+from t2x.config.values import Finding, Macro, Place, Reference, leaves, raise_findings
+from t2x.errors import UserError
+
+__all__ = ['Config', 'load']
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Config:
+  """A config that has been read, checked and resolved, of which nothing is built yet.
+
+  Attributes:
+    root: the resolved tree (a `Call`, or what a macro root holds).
+    statements: every binding as it was read, overridden ones included.
+    imports: the user's modules.
+    folders: where those modules were looked for.
+    bindings: the table of winning statements.
+  """
+
+  root: Any
+  statements: Sequence[Statement]
+  imports: Sequence[Import]
+  folders: Sequence[str]
+  bindings: Bindings
+
+  @property
+  def bindings_used(self) -> list[Statement]:
+    """The statements that gave a value, in the order they were read; macros among them."""
+    used = {
+      argument.statement
+      for call in calls(self.root)
+      for argument in call.arguments.values()
+      if argument.statement is not None
+    }
+    pending: list[Any] = [statement.value for statement in used]
+    while pending:
+      for leaf in leaves(pending.pop()):
+        statement = self.bindings.macros.get(leaf.name) if isinstance(leaf, Macro) else None
+        if statement is not None and statement not in used:
+          used.add(statement)
+          pending.append(statement.value)
+    return [statement for statement in self.statements if statement in used]
+
+  def build(self) -> Any:
+    """The object that the config describes; a new one at each call."""
+    return build(self.root)
+
+
+def load(
+  files: Iterable[str | os.PathLike] | str | os.PathLike,
+  overrides: Iterable[str] = (),
+  registry_modules: Iterable[str] = (),
+  root: str = 'Experiment',
+) -> Config:
+  """Reads, checks and resolves a config; builds nothing.
+
+  Args:
+    files: one gin file or several, read in order.
+    overrides: `NAME=VALUE` each, as after `--gin.`; they win over files, also over scoped bindings.
+    registry_modules: modules whose `__all__` may be named.
+    root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
+
+  Raises:
+    UserError: everything that is wrong, a line each, sorted by file and line.
+  """
+  files = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+  parsed = parse_files(files, overrides)
+  registry = Registry(registry_modules)
+  import_findings = registry.load(parsed.imports, parsed.folders)
+  complete = parsed.complete and not import_findings
+  if import_findings and not parsed.findings:
+    # What the module would have brought is missing everywhere: tell the cause alone.
+    raise_findings(import_findings)
+  bindings = Bindings(registry, parsed.statements, complete=complete)
+  bindings.findings += parsed.findings + import_findings
+  place = _root_place(root, parsed.statements, files)
+  value = _root_value(root, bindings, place)
+  refused = check_values(bindings)
+  resolver = Resolver(bindings, refused)
+  tree = resolver.value(value, (), place, 'the root')
+  if complete:
+    check_unused(bindings, resolver, value, root.strip('@%()'))
+  raise_findings(bindings.findings)
+  return Config(tree, parsed.statements, parsed.imports, parsed.folders, bindings)
+
+
+def _root_value(root: str, bindings: Bindings, place: Place) -> Any:
+  value = parse_value(root) if root[:1] in ('@', '%') else Reference('', root, True)
+  for leaf in leaves(value):
+    if isinstance(leaf, Reference) and (message := bindings.reference_problem(leaf.name)):
+      raise UserError(str(Finding(place, message)))
+    if isinstance(leaf, Macro) and leaf.name not in bindings.macros:
+      raise UserError(str(Finding(place, f'macro %{leaf.name} is not defined')))
+  return value
+
+
+def _root_place(root: str, statements: Sequence[Statement], files: Sequence[Any]) -> Place:
+  """Where the root is first bound; the first line of the first file when it is not."""
+  name = root.strip('@%()')
+  for statement in statements:
+    if statement.name == name:
+      return statement.place
+  return Place(os.fspath(files[0]), 1) if files else Place('command line', 0)

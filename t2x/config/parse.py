@@ -1,0 +1,237 @@
+"""Reads gin files with gin-config's own parser into a list of statements, each with its place.
+
+Includes are resolved here, since the library cannot: relative to the including file, then to the
+working directory. A file that several others include is read once, at its first mention, so that
+a second include never resets what was set in between.
+"""
+
+import dataclasses
+import io
+import os
+import re
+import tokenize
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gin import config_parser
+
+from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference
+
+__all__ = ['Import', 'Parsed', 'Statement', 'parse_files', 'parse_value']
+
+# A folder that rendered configs name, so that a run folder finds the user's modules again.
+SEARCH_COMMENT = '# modules in: '
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Statement:
+  """`scope/name.param = value`, or the macro `name = value` when `param` is ''.
+
+  `named_at` is where the name stands: the first line of a block, else the same as `place`.
+  """
+
+  scope: str
+  name: str
+  param: str
+  value: Any
+  place: Place
+  named_at: Place
+
+  @property
+  def is_macro(self) -> bool:
+    return not self.param
+
+  @property
+  def macro_name(self) -> str:
+    return f'{self.scope}/{self.name}' if self.scope else self.name
+
+  @property
+  def target(self) -> str:
+    """What the statement binds, as it is written."""
+    return f'{self.macro_name}.{self.param}' if self.param else self.macro_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+  """`import module`, `import module as alias` or `from package import module`, as `text`."""
+
+  module: str
+  alias: str | None
+  is_from: bool
+  text: str
+  place: Place
+
+
+@dataclasses.dataclass
+class Parsed:
+  """Everything that was read. `complete` is False when something could not be."""
+
+  statements: list[Statement] = dataclasses.field(default_factory=list)
+  imports: list[Import] = dataclasses.field(default_factory=list)
+  folders: list[str] = dataclasses.field(default_factory=list)
+  findings: list[Finding] = dataclasses.field(default_factory=list)
+  complete: bool = True
+
+  def error(self, place: Place, message: str) -> None:
+    self.findings.append(Finding(place, message))
+    self.complete = False
+
+
+class _Delegate(config_parser.ParserDelegate):
+  """Keeps references and macros as plain values."""
+
+  def configurable_reference(self, scoped_configurable_name, evaluate):
+    scope, _, name = scoped_configurable_name.rpartition('/')
+    return Reference(scope, name, evaluate)
+
+  def macro(self, macro_name):
+    return Macro(macro_name)
+
+
+def parse_value(text: str) -> Any:
+  """The value of one gin expression. Raises SyntaxError."""
+  statements = list(_statements(f'x = {text}\n'))
+  if len(statements) != 1 or not isinstance(statements[0], config_parser.BindingStatement):
+    raise SyntaxError('expected one value', (None, 1, None, text))
+  return statements[0].value
+
+
+def _statements(text: str):
+  """gin's statements; every way in which its parser fails becomes a SyntaxError with a line."""
+  line = 1
+  parser = None
+  try:
+    parser = config_parser.ConfigParser(text, _Delegate())
+    while (statement := parser.parse_statement()) is not None:
+      yield statement
+  except SyntaxError as error:
+    line = error.lineno or line
+    raise SyntaxError(_first_line(error.msg), (None, line, None, None)) from None
+  except tokenize.TokenError as error:
+    message, (line, _) = error.args
+    if opened := _open_bracket(text):
+      message, line = f"'{opened.string}' is never closed", opened.start[0]
+    raise SyntaxError(_first_line(message), (None, line, None, None)) from None
+  except (ValueError, TypeError, StopIteration, RecursionError) as error:
+    token = parser.current_token if parser else None
+    line = token.start[0] if token else line
+    raise SyntaxError(_first_line(str(error)), (None, line, None, None)) from None
+
+
+def _first_line(message: str | None) -> str:
+  return (message or 'cannot be read').splitlines()[0].rstrip('. ')
+
+
+def _open_bracket(text: str) -> tokenize.TokenInfo | None:
+  """The last bracket that is still open where the tokens end."""
+  stack: list[tokenize.TokenInfo] = []
+  try:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+      if token.type == tokenize.OP and token.string in '([{':
+        stack.append(token)
+      elif token.type == tokenize.OP and token.string in ')]}' and stack:
+        stack.pop()
+  except (tokenize.TokenError, SyntaxError):
+    pass
+  return stack[-1] if stack else None
+
+
+def parse_files(files: Iterable[str | os.PathLike], overrides: Iterable[str] = ()) -> Parsed:
+  """Reads files in order, then `NAME=VALUE` overrides of the command line. Never raises for bad input."""
+  parsed = Parsed()
+  done: set[str] = set()
+  for file in files:
+    _read(os.fspath(file), None, parsed, done, [])
+  for override in overrides:
+    _read_override(override, parsed)
+  return parsed
+
+
+def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], stack: list[str]):
+  real = os.path.realpath(path)
+  place = included_at or Place(path, 1)
+  if real in stack:
+    chain = ' -> '.join(os.path.basename(p) for p in [*stack[stack.index(real) :], real])
+    parsed.error(place, f'include loop: {chain}')
+    return
+  if real in done:
+    return
+  done.add(real)
+  try:
+    text = Path(path).read_text(encoding='utf-8')
+  except UnicodeDecodeError:
+    parsed.error(place, f"'{path}' is not a text file in UTF-8")
+    return
+  except OSError as error:
+    if included_at is None:
+      parsed.error(Place(path, 0), f'cannot read the config: {error.strerror or error}')
+    else:
+      parsed.error(place, f"cannot read '{path}': {error.strerror or error}")
+    return
+  parsed.folders.append(os.path.dirname(real))
+  for line in text.splitlines():
+    if line.startswith(SEARCH_COMMENT):
+      parsed.folders.append(line.removeprefix(SEARCH_COMMENT).strip())
+  try:
+    _read_statements(text, path, parsed, done, [*stack, real])
+  except SyntaxError as error:
+    parsed.error(Place(path, error.lineno or 1), f'cannot be read: {error.msg}')
+
+
+def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack: list[str]):
+  block: Any = None
+  for statement in _statements(text):
+    place = Place(path, statement.location.line_num)
+    if isinstance(statement, config_parser.BlockDeclaration):
+      block = place
+    elif isinstance(statement, config_parser.IncludeStatement):
+      found = _find_include(statement.filename, path)
+      if found is None:
+        parsed.error(place, f"no file '{statement.filename}' to include")
+      else:
+        _read(found, place, parsed, done, stack)
+    elif isinstance(statement, config_parser.ImportStatement):
+      parsed.imports.append(
+        Import(statement.module, statement.alias, statement.is_from, statement.format(), place)
+      )
+    else:
+      # Only the bindings of a block know their column.
+      named_at = block if statement.location.char_num is not None else place
+      parsed.statements.append(
+        Statement(
+          statement.scope, statement.selector, statement.arg_name, statement.value, place, named_at
+        )
+      )
+
+
+def _find_include(name: str, path: str) -> str | None:
+  for folder in (os.path.dirname(path), ''):
+    candidate = os.path.normpath(os.path.join(folder, os.path.expanduser(name)))
+    if os.path.isfile(candidate):
+      return candidate
+  return None
+
+
+def _read_override(override: str, parsed: Parsed) -> None:
+  """`NAME=VALUE`. A value that is no gin value and is one word without quotes or brackets is a string."""
+  name, equals, text = override.partition('=')
+  name = name.strip().removeprefix('--gin.')
+  if not equals or not text.strip():
+    parsed.error(COMMAND_LINE, f"'--gin.{name}' needs a value: --gin.NAME=VALUE")
+    return
+  if not re.fullmatch(r'(\w+/)*\w+(\.\w+)*', name):
+    parsed.error(COMMAND_LINE, f"'{name}' is no name: write --gin.Name.param=VALUE")
+    return
+  try:
+    value = parse_value(text.strip())
+  except SyntaxError as error:
+    if not re.fullmatch(r'[^\s@%\'"\[\](){},=#]+', text.strip()):
+      parsed.error(COMMAND_LINE, f'--gin.{override} cannot be read: {error.msg}')
+      return
+    value = text.strip()
+  scope, _, selector = name.rpartition('/')
+  part, _, param = selector.rpartition('.')
+  if not part:
+    part, param = param, ''
+  parsed.statements.append(Statement(scope, part, param, value, COMMAND_LINE, COMMAND_LINE))

@@ -1,0 +1,155 @@
+"""The names that a config may use: what t2x's packages export, and the user's own modules."""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+from t2x.config.parse import Import
+from t2x.config.signature import Part, describe
+from t2x.config.values import Finding
+
+__all__ = ['Registry']
+
+
+class Registry:
+  """Names -> parts (classes, functions, callable objects).
+
+  A part is found by its name, or by any tail of its full name (`layers.MLP`) where two modules
+  export the same name.
+  """
+
+  def __init__(self, modules: Iterable[str] = ()):
+    self._names: dict[str, dict[str, Any]] = {}
+    self._parts: dict[int, Part] = {}
+    for module in modules:
+      self.add(importlib.import_module(module))
+
+  def add(self, module: types.ModuleType, alias: str | None = None) -> None:
+    """Adds all that a module exports: its `__all__`, else what public it defines itself."""
+    for name in _exported(module):
+      self.add_object(alias or module.__name__, name, getattr(module, name))
+
+  def add_object(self, module: str, name: str, obj: Any) -> None:
+    """Adds one object, when it is something that can be called."""
+    if _is_part(obj):
+      self._names.setdefault(name, {})[f'{module}.{name}'] = obj
+      if id(obj) not in self._parts:
+        self._parts[id(obj)] = describe(obj, name)
+
+  def find(self, name: str) -> list[Part]:
+    """All different parts that `name` may mean."""
+    known = self._names.get(name.rpartition('.')[2], {})
+    found = {id(obj) for full, obj in known.items() if f'.{full}'.endswith(f'.{name}')}
+    return [self._parts[i] for i in found]
+
+  def full_names(self, name: str) -> list[str]:
+    """The full names that end in `name`."""
+    known = self._names.get(name.rpartition('.')[2], {})
+    return sorted(full for full in known if f'.{full}'.endswith(f'.{name}'))
+
+  def name_of(self, part: Part) -> str:
+    """The shortest name by which `find` gives this part alone."""
+    if len(self.find(part.name)) == 1:
+      return part.name
+    fulls = (full for full, obj in self._names[part.name].items() if obj is part.obj)
+    return min(fulls, key=len)
+
+  def part_of(self, obj: Any) -> Part | None:
+    """The part that an object is, if it is one."""
+    part = self._parts.get(id(obj))
+    return part if part is not None and part.obj is obj else None
+
+  def names(self) -> list[str]:
+    """All short names."""
+    return list(self._names)
+
+  def load(self, imports: Iterable[Import], folders: Iterable[str]) -> list[Finding]:
+    """Imports the user's modules: from sys.path, the working directory and the configs' folders.
+
+    The folders are put at the end of `sys.path` when a module is only found there, so that worker
+    processes find it as well.
+    """
+    findings = []
+    search = [os.getcwd(), *folders]
+    for statement in imports:
+      try:
+        self._load(statement, search)
+      except Exception as error:
+        # A user's module may fail in any way.
+        findings.append(Finding(statement.place, _import_problem(statement.module, error)))
+    return findings
+
+  def _load(self, statement: Import, search: list[str]) -> None:
+    module_name = statement.module
+    package, _, last = module_name.rpartition('.')
+    try:
+      module = _import(module_name, search)
+    except ModuleNotFoundError as error:
+      if not (statement.is_from and error.name == module_name and package):
+        raise
+      obj = getattr(_import(package, search), last, None)
+      if obj is None:
+        raise
+      self.add_object(package, statement.alias or last, obj)
+      return
+    self.add(module)
+    if statement.alias:
+      self.add(module, statement.alias)
+
+
+def _exported(module: types.ModuleType) -> list[str]:
+  if hasattr(module, '__all__'):
+    return list(module.__all__)
+
+  def own(obj):
+    home = getattr(obj, '__module__', None) or ''
+    is_plain = inspect.isclass(obj) or inspect.isfunction(obj)
+    return is_plain and (home + '.').startswith(module.__name__ + '.')
+
+  return [name for name, obj in vars(module).items() if not name.startswith('_') and own(obj)]
+
+
+def _is_part(obj: Any) -> bool:
+  if isinstance(obj, type) and not isinstance(obj, types.GenericAlias):
+    return True
+  # Aliases such as Callable[..., T] can be called as well.
+  if typing.get_origin(obj) is not None or type(obj).__module__ == 'typing':
+    return False
+  return callable(obj)
+
+
+def _import(name: str, search: list[str]) -> types.ModuleType:
+  top = name.partition('.')[0]
+  if top not in sys.modules and importlib.util.find_spec(top) is None:
+    for folder in search:
+      is_here = os.path.isfile(os.path.join(folder, f'{top}.py'))
+      if (is_here or os.path.isdir(os.path.join(folder, top))) and folder not in sys.path:
+        sys.path.append(folder)
+    importlib.invalidate_caches()
+  module = importlib.import_module(name)
+  _check_shadow(top, search)
+  return module
+
+
+def _check_shadow(top: str, search: list[str]) -> None:
+  """Another module of the same name must not stand in for the one beside the config."""
+  loaded = getattr(sys.modules[top], '__file__', None)
+  found = [path for folder in search if os.path.isfile(path := os.path.join(folder, f'{top}.py'))]
+  if loaded and found and os.path.realpath(loaded) not in map(os.path.realpath, found):
+    raise ImportError(f"python finds '{loaded}' instead of '{found[0]}': rename one")
+
+
+def _import_problem(module: str, error: Exception) -> str:
+  if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
+    return (
+      f"no module named '{error.name}': it is not installed, and neither in the working "
+      'directory nor beside the config'
+    )
+  lines = str(error).splitlines() or ['']
+  return f"cannot import '{module}': {type(error).__name__}: {lines[0]}"

@@ -1,0 +1,267 @@
+"""Statements -> a tree of plain calls, without globals and without building anything.
+
+`@Name` becomes `functools.partial(Name, **bindings)` (Name itself when nothing is bound), `@Name()`
+the called object. A reference without a scope inherits the scope of the place it stands in, one with
+a scope (`@encoder/Name`) sets it for everything beneath. What a macro builds (`@Name()`) is built
+once, outside any scope, and shared by all its uses.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from t2x.config.bindings import Bindings, Scope, split_scope
+from t2x.config.hints import convert
+from t2x.config.parse import Statement
+from t2x.config.signature import GIVEN, Parameter, Part
+from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
+from t2x.errors import UserError
+
+__all__ = ['Argument', 'Call', 'Resolver', 'Shared', 'build', 'calls']
+
+
+@dataclasses.dataclass(eq=False)
+class Argument:
+  """The value of a parameter: literals, containers, Calls. `statement` None: it is the default."""
+
+  value: Any
+  statement: Statement | None
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+  """A part with its arguments; `evaluate` False is the factory, to be called by who holds it.
+
+  `obj` is what is called: the part itself, or the `functools.partial` of it that was a default.
+  """
+
+  part: Part
+  obj: Any
+  scope: Scope
+  evaluate: bool
+  place: Place
+  arguments: dict[str, Argument]
+
+  @property
+  def bare(self) -> bool:
+    """A factory beneath which nothing is bound."""
+    return not self.evaluate and all(
+      a.statement is None and _is_bare(a.value) for a in self.arguments.values()
+    )
+
+
+@dataclasses.dataclass(eq=False)
+class Shared:
+  """An object that a macro builds: one for all uses."""
+
+  call: Call
+
+
+def _is_bare(value: Any) -> bool:
+  return all(leaf.bare for leaf in leaves(value) if isinstance(leaf, Call))
+
+
+class Resolver:
+  """Walks from the root over all that it references, noting what is used and what is missing.
+
+  Attributes:
+    visited: the scopes in which each part stands.
+    default_objects: default values that are objects of parts, by class, with where they stand.
+  """
+
+  def __init__(self, bindings: Bindings, refused: set[Statement]):
+    """`refused`: statements whose values do not fit; nothing more is said of what they hold."""
+    self.bindings = bindings
+    self.refused = refused
+    self.visited: dict[Part, set[Scope]] = {}
+    self.default_objects: dict[type, str] = {}
+    self._calls: dict[Any, Call] = {}
+    self._shared: dict[int, Shared] = {}
+    self._open: list[tuple[Part, Scope]] = []
+    self._open_macros: list[Statement] = []
+
+  def value(self, value: Any, scope: Scope, place: Place, holder: str, in_macro: str = '') -> Any:
+    """A parsed value as literals, containers, Calls and Shared."""
+
+    def one(leaf):
+      if isinstance(leaf, Macro):
+        return self._macro(leaf.name, scope, holder)
+      if not isinstance(leaf, Reference):
+        return leaf
+      part = self.bindings.part(leaf.name)
+      if part is None:
+        return None
+      inner = split_scope(leaf.scope) or (() if in_macro and leaf.evaluate else scope)
+      if not (in_macro and leaf.evaluate):
+        return self.call(part, part.obj, inner, leaf.evaluate, place, holder)
+      if id(leaf) not in self._shared:
+        call = self.call(part, part.obj, inner, True, place, f'%{in_macro}')
+        self._shared[id(leaf)] = Shared(call)
+      return self._shared[id(leaf)]
+
+    return map_leaves(one, value)
+
+  def _macro(self, name: str, scope: Scope, holder: str) -> Any:
+    statement = self.bindings.macro(name)
+    if statement is None or statement in self._open_macros:
+      return None
+    self._open_macros.append(statement)
+    told = _Muted(self.bindings) if statement in self.refused else contextlib.nullcontext()
+    with told:
+      value = self.value(statement.value, scope, statement.place, holder, statement.macro_name)
+    self._open_macros.pop()
+    return value
+
+  def call(
+    self,
+    part: Part,
+    obj: Any,
+    scope: Scope,
+    evaluate: bool,
+    place: Place,
+    holder: str,
+  ) -> Call:
+    """The call of a part in a scope; `holder` names the parameter that references it."""
+    key = (part, id(obj), scope, evaluate)
+    if key in self._calls:
+      return self._calls[key]
+    call = Call(part, obj, scope, evaluate, place, {})
+    if (part, scope) in self._open:
+      chain = [p.name for p, _ in self._open[self._open.index((part, scope)) :]]
+      self.bindings.error(place, f'{part.name} holds itself: {" -> ".join([*chain, part.name])}')
+      return call
+    self._calls[key] = call
+    self._open.append((part, scope))
+    self.visited.setdefault(part, set()).add(scope)
+    for name in dict.fromkeys([*part.parameters, *self.bindings.bound_params(part)]):
+      argument = self._argument(part, name, scope, call)
+      if argument is not None:
+        call.arguments[name] = argument
+    self._open.pop()
+    self._check_given(call, holder)
+    return call
+
+  def _argument(self, part: Part, name: str, scope: Scope, call: Call) -> Argument | None:
+    parameter = part.parameters.get(name)
+    holder = f'{part.name}.{name}'
+    statement = self.bindings.lookup(part, name, scope)
+    if statement is None:
+      return self._default(parameter, scope, call, holder) if parameter else None
+    place = statement.place
+    if statement in self.refused:
+      # It still counts as used, and so does what it names.
+      with _Muted(self.bindings):
+        return Argument(self.value(statement.value, scope, place, holder), statement)
+    value = self.value(statement.value, scope, place, holder)
+    if not call.evaluate and part.given_by_builder(name):
+      self.bindings.error(
+        place, f'{holder} is given by the part that builds it: remove this binding'
+      )
+    return Argument(convert(value, parameter.hint) if parameter else value, statement)
+
+  def _default(self, parameter: Parameter, scope: Scope, call: Call, holder: str):
+    """A default that is a factory takes bindings as if it were written in the config."""
+    registry = self.bindings.registry
+
+    def one(leaf):
+      inner = leaf.func if isinstance(leaf, functools.partial) else leaf
+      part = registry.part_of(inner)
+      if part is None:
+        if registry.part_of(type(leaf)) is not None:
+          self.default_objects.setdefault(type(leaf), holder)
+        return leaf
+      if (part, scope) in self._open:
+        return leaf
+      return self.call(part, leaf, scope, False, call.place, f'the default of {holder}')
+
+    value = map_leaves(one, parameter.default)
+    is_factory = any(isinstance(leaf, Call) for leaf in leaves(value))
+    return Argument(value, None) if is_factory else None
+
+  def _check_given(self, call: Call, holder: str) -> None:
+    """Everything that only config can give must be bound."""
+    if not self.bindings.complete:
+      return
+    part = call.part
+    preset = call.obj.keywords if isinstance(call.obj, functools.partial) else {}
+    missing = [
+      p.name
+      for p in part.parameters.values()
+      if p.required
+      and p.name not in call.arguments
+      and p.name not in preset
+      and (call.evaluate or not (p.positional or p.name in GIVEN))
+    ]
+    if call.evaluate and not GIVEN.isdisjoint(missing):
+      self.bindings.error(
+        call.place,
+        f'{part.name} is built by the part that holds it: write @{part.name}, not @{part.name}()',
+      )
+      return
+    scope = ''.join(f'{name}/' for name in call.scope)
+    for name in missing:
+      bound = [f'{"/".join(s)}/{part.name}' for s in self.bindings.scopes_of(part, name)]
+      elsewhere = f'; it is bound only for {", ".join(bound)}' if bound else ''
+      self.bindings.error(
+        call.place,
+        f'{scope}{part.name} needs {name}: write {part.name}.{name} = ... '
+        f'({part.name} is {holder}){elsewhere}',
+      )
+
+
+class _Muted:
+  """Findings inside are dropped: their cause has been told."""
+
+  def __init__(self, bindings: Bindings):
+    self.bindings = bindings
+
+  def __enter__(self):
+    self.count = len(self.bindings.findings)
+
+  def __exit__(self, *_):
+    del self.bindings.findings[self.count :]
+
+
+def calls(value: Any) -> Iterator[Call]:
+  """All calls beneath a resolved value, each once, outermost first."""
+  seen: set[int] = set()
+
+  def walk(value):
+    for leaf in leaves(value):
+      call = leaf.call if isinstance(leaf, Shared) else leaf
+      if isinstance(call, Call) and id(call) not in seen:
+        seen.add(id(call))
+        yield call
+        for argument in call.arguments.values():
+          yield from walk(argument.value)
+
+  yield from walk(value)
+
+
+def build(value: Any) -> Any:
+  """Makes the objects of a resolved value. Raises UserError, with its place, for what a part refuses."""
+  made: dict[int, Any] = {}
+
+  def one(leaf):
+    if isinstance(leaf, Shared):
+      if id(leaf) not in made:
+        made[id(leaf)] = one(leaf.call)
+      return made[id(leaf)]
+    if not isinstance(leaf, Call):
+      return leaf
+    given = {
+      name: map_leaves(one, argument.value)
+      for name, argument in leaf.arguments.items()
+      if not (argument.statement is None and _is_bare(argument.value))
+    }
+    if not leaf.evaluate:
+      return functools.partial(leaf.obj, **given) if given else leaf.obj
+    try:
+      return leaf.obj(**given)
+    except (UserError, ValueError) as error:
+      message = f'{leaf.place}: {leaf.part.name}: {error}'
+      raise UserError(message, getattr(error, 'exit_code', 2)) from error
+
+  return map_leaves(one, value)

@@ -1,0 +1,213 @@
+"""Small fake parts, and a loader that writes gin text to files first."""
+
+import sys
+import textwrap
+import types
+
+import pytest
+
+from t2x.config import load
+from t2x.errors import UserError
+
+PARTS = '''
+"""Parts shaped like those of t2x: modules, frozen dataclasses, functions."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+__all__ = [
+  'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
+  'Mixer', 'Model', 'Normal', 'Pattern', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'gelu', 'relu',
+]
+
+
+class Rngs: ...
+
+
+class Module:
+  """Equality by class and arguments, so that trees compare."""
+
+  def __init__(self, **given):
+    self.given = given
+
+  def __eq__(self, other):
+    return type(self) is type(other) and self.given == other.given
+
+  __hash__ = None
+
+  def __repr__(self):
+    return f'{type(self).__name__}({self.given})'
+
+
+class Mixer(Protocol):
+  def mix(self, x): ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Pattern: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Causal(Pattern): ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Window(Pattern):
+  size: int
+  dilation: int = 1
+
+  def __post_init__(self):
+    if self.size <= 0:
+      raise ValueError(f'size must be positive, got {self.size}')
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense(Kernel):
+  precision: str = 'high'
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+  stddev: float = 0.02
+
+  def __call__(self, shape: tuple[int, ...]) -> list:
+    return [self.stddev] * shape[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+  value: float
+
+  def __call__(self, shape: tuple[int, ...]) -> list:
+    return [self.value] * shape[0]
+
+
+def gelu(x: float, approximate: bool = True) -> float:
+  return ('gelu', x, approximate)
+
+
+def relu(x: float) -> float:
+  return ('relu', x)
+
+
+class Attention(Module):
+  def __init__(self, d_model: int, *, num_heads: int, kernel: Kernel = Dense(), rngs: Rngs):
+    super().__init__(d_model=d_model, num_heads=num_heads, kernel=kernel)
+
+  def mix(self, x): ...
+
+
+class MLP(Module):
+  def __init__(self, d_model: int, *, hidden_dim: int, activation: Callable[[float], float] = gelu,
+               dropout_rate: float = 0.0, init: Callable[..., list] = Normal(), rngs: Rngs):
+    super().__init__(d_model=d_model, hidden_dim=hidden_dim, activation=activation(1.0),
+                     dropout_rate=dropout_rate, init=init)
+
+
+class GatedMLP(MLP): ...
+
+
+class Block(Module):
+  def __init__(self, d_model: int, *, mixer: Callable[..., Mixer] = Attention,
+               feed_forward: 'Callable[..., MLP]' = MLP, cross: Callable[..., Mixer] | None = None,
+               pattern: Pattern = Pattern(), rngs: Rngs):
+    super().__init__(mixer=mixer(d_model, rngs=rngs), feed_forward=feed_forward(d_model, rngs=rngs),
+                     cross=cross and cross(d_model, rngs=rngs), pattern=pattern)
+
+
+class Stack(Module):
+  def __init__(self, d_model: int, *, num_layers: int, blocks: Sequence[Callable[..., Block]] = (Block,),
+               rngs: Rngs):
+    super().__init__(num_layers=num_layers, blocks=[block(d_model, rngs=rngs) for block in blocks])
+
+
+class Model(Module):
+  def __init__(self, *, d_model: int, encoder: Callable[..., Stack] = Stack,
+               decoder: Callable[..., Stack] | None = None, rngs: Rngs):
+    super().__init__(encoder=encoder(d_model, rngs=rngs), decoder=decoder and decoder(d_model, rngs=rngs))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trainer:
+  num_steps: int
+  seed: int = 0
+  optimizer: Callable[..., Any] = None
+
+
+def adamw(learning_rate, *, weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.999)):
+  return ('adamw', learning_rate, weight_decay, betas)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Types:
+  i: int = 0
+  f: float = 0.0
+  b: bool = False
+  s: str = ''
+  maybe: int | None = None
+  none_default: int = None
+  remat: Literal['full', 'dots'] | None = None
+  ints: tuple[int, ...] = ()
+  pair: tuple[int, float] = (1, 1.0)
+  names: Sequence[str] = ()
+  listed: list[float] = None
+  table: Mapping[str, int] = None
+  pattern: Pattern = Pattern()
+  patterns: Sequence[Pattern] = ()
+  mixer: Callable[..., Mixer] | None = None
+  activation: Callable[[float], float] = relu
+  init: Callable[..., list] = Normal()
+  whatever: Any = None
+  open: 'NoSuchName' = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+  model: Callable[..., Model] | None = None
+  trainer: Trainer | None = None
+  types: Types | None = None
+  name: str = 'run'
+  extra: Any = None
+'''
+
+
+@pytest.fixture(scope='session')
+def parts():
+  """The module `fake_parts`, importable by name."""
+  module = types.ModuleType('fake_parts')
+  sys.modules['fake_parts'] = module
+  exec(PARTS, module.__dict__)
+  yield module
+  del sys.modules['fake_parts']
+
+
+@pytest.fixture
+def read(tmp_path, monkeypatch, parts):
+  """`read(text, *overrides, other=text)` loads `x.gin`; keywords are further files `NAME.gin`."""
+  monkeypatch.chdir(tmp_path)
+
+  def read(text, *overrides, root='Experiment', files=('x.gin',), **others):
+    for name, content in {'x': text, **others}.items():
+      (tmp_path / f'{name}.gin').write_text(textwrap.dedent(content).lstrip('\n'))
+    return load(files, overrides, ['fake_parts'], root)
+
+  return read
+
+
+@pytest.fixture
+def errors(read):
+  """Like `read`, for configs that are refused: the lines of the error."""
+
+  def errors(text, *overrides, **others):
+    with pytest.raises(UserError) as caught:
+      read(text, *overrides, **others)
+    assert caught.value.exit_code == 2
+    return str(caught.value).splitlines()
+
+  return errors
