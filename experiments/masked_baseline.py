@@ -1,7 +1,7 @@
 """Masked accuracy of always guessing the most frequent token, on a run's own masks.
 
-    t2x train configs/runs/stdlib_mlm.gin
-    python experiments/masked_baseline.py runs/stdlib_mlm
+t2x train configs/runs/stdlib_mlm.gin
+python experiments/masked_baseline.py runs/stdlib_mlm
 """
 
 import argparse

@@ -21,7 +21,7 @@ ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
 def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> config_lib.Config:
   """The checked config of some gin files, laid over each other in order."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides=overrides, modules=modules, root='Experiment')
+  return config_lib.load(files, overrides, modules)
 
 
 def train(args: argparse.Namespace) -> int:

@@ -29,10 +29,15 @@ def main() -> None:
     ('xz -9e', sum(len(lzma.compress(file, preset=9 | lzma.PRESET_EXTREME)) for file in files)),
   ):
     print(f'{name:24} {8 * size / total:.3f} bits per byte')
+  minutes = {
+    line['step']: line['seconds'] / 60
+    for line in map(json.loads, (folder / 'timing.jsonl').read_text().splitlines())
+    if line['split'] == 'eval'
+  }
   for line in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines()):
     if 'bits_per_byte' in line:
-      when = f'{line["seconds"] / 60:.1f} min' if 'seconds' in line else ''
-      print(f'step {line["step"]:<8} {when:10} {line["bits_per_byte"]:.3f} bits per byte')
+      when = f'step {line["step"]}, {minutes[line["step"]]:.1f} min'
+      print(f'{when:24} {line["bits_per_byte"]:.3f} bits per byte')
 
 
 if __name__ == '__main__':

@@ -44,6 +44,11 @@ class EncoderDecoder(nnx.Module):
     self.decoder = decoder(d_model, rngs=rngs)
     self.head = head(d_model, self.vocab_size, rngs=rngs)
 
+  @property
+  def max_length(self) -> int | None:
+    """Target positions that the model knows; None: any number."""
+    return self.decoder.encoding.max_length
+
   def __call__(
     self,
     source: Int[Array, 'batch source'],

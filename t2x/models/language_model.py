@@ -48,6 +48,11 @@ class LanguageModel(nnx.Module):
     self.body = body(d_model, rngs=rngs)
     self.head = head(d_model, self.vocab_size, rngs=rngs)
 
+  @property
+  def max_length(self) -> int | None:
+    """Positions that the model knows; None: any number."""
+    return self.body.encoding.max_length
+
   def hidden(
     self,
     ids: Int[Array, 'batch length'],

@@ -72,7 +72,7 @@ def train(experiment: Experiment, folder: Path, config_text: str, note: str = ''
   start = int(state.step)
   metrics: dict[str, float] = saved.get('metrics', {})
 
-  with Report(run, start, saved.get('interval')) as report, interruptible() as interrupted:
+  with Report(run, start, saved) as report, interruptible() as interrupted:
     report.start_screen(rows, note)
     for step, (count, batch) in enumerate(run.train_batches(batches, start), start + 1):
       state, sums = run.train_step(state, batch)
@@ -88,7 +88,7 @@ def train(experiment: Experiment, folder: Path, config_text: str, note: str = ''
           generated = run.task.eval_examples
           metrics, samples = run.evaluate(state, max_batches=limit, max_generated=generated)
           report.evaluation(step, metrics, samples)
-        saved = {'data': batches.fingerprint, 'metrics': metrics, 'interval': report.interval()}
+        saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         run.checkpoints.save(step, state, saved, metrics if evaluates else None)
       if interrupted and not last:
         run.checkpoints.wait()

@@ -44,14 +44,20 @@ class Interval:
 class Report(contextlib.AbstractContextManager):
   """Writes metrics.jsonl, samples.jsonl, TensorBoard events and the live line of a run.
 
+  timing.jsonl says after how many seconds of running (pauses between restarts left out) each line
+  of metrics.jsonl was due; it is apart from the metrics, which are the same at every repetition.
+
   Args:
     run: the run.
     start: the step it starts from; lines of later steps, left by a killed process, are dropped.
-    saved: the sums of a log interval that a checkpoint cut in two.
+    saved: what `state` gave when the checkpoint was saved: the sums of a log interval that it cut
+      in two, and the seconds so far.
   """
 
-  def __init__(self, run: Run, start: int, saved: Mapping[str, Any] | None):
+  def __init__(self, run: Run, start: int, saved: Mapping[str, Any]):
     self.run, self.start = run, start
+    self.began = time.monotonic() - saved.get('seconds', 0.0)
+    self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
@@ -61,12 +67,12 @@ class Report(contextlib.AbstractContextManager):
       self.terminal,
       *(writer(run.folder) for writer in run.trainer.writers),
     ]
-    self.current = Interval(saved)
+    self.current = Interval(saved.get('interval'))
     self.late: tuple[int, Interval, float] | None = None
     self.units, self.clock = 0, time.monotonic()
 
   def __exit__(self, *error: object) -> None:
-    for writer in (*self.writers, self.samples):
+    for writer in (*self.writers, self.samples, self.timing):
       writer.close()
 
   def start_screen(self, rows: Any, note: str) -> None:
@@ -104,6 +110,10 @@ class Report(contextlib.AbstractContextManager):
   def _write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
     for writer in self.writers:
       writer.write(step, split, metrics)
+    self.timing.write(step, split, {'seconds': round(self._seconds(), 3)})
+
+  def _seconds(self) -> float:
+    return time.monotonic() - self.began
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -113,9 +123,9 @@ class Report(contextlib.AbstractContextManager):
     yield
     self.clock += time.monotonic() - before
 
-  def interval(self) -> dict[str, tuple[float, float]]:
-    """The sums of the interval that is under way, for a checkpoint."""
-    return self.current.totals()
+  def state(self) -> dict[str, Any]:
+    """What a checkpoint keeps: the sums of the interval under way, the seconds so far."""
+    return {'interval': self.current.totals(), 'seconds': self._seconds()}
 
   def evaluation(
     self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, str]]
