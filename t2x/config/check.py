@@ -7,6 +7,7 @@ from t2x.config.bindings import Bindings, Bound, Scope, closest, did_you_mean, s
 from t2x.config.hints import problem
 from t2x.config.parse import Statement
 from t2x.config.resolve import Resolver
+from t2x.config.signature import GIVEN
 from t2x.config.values import Macro, Reference, leaves
 
 __all__ = ['check_unused', 'check_values']
@@ -79,7 +80,7 @@ def _circle(bindings: Bindings, start: str) -> list[str]:
 def _type_problem(bindings: Bindings, bound: Bound) -> str | None:
   parameter = bound.part.parameters.get(bound.param)
   statement = bound.statement
-  if parameter is None:
+  if parameter is None or bound.param in GIVEN:
     return None
   try:
     value = bindings.expand(statement.value)

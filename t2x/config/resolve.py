@@ -125,13 +125,13 @@ class Resolver:
   ) -> Call:
     """The call of a part in a scope; `holder` names the parameter that references it."""
     key = (part, id(obj), scope, evaluate)
-    if key in self._calls:
-      return self._calls[key]
     call = Call(part, obj, scope, evaluate, place, {})
     if (part, scope) in self._open:
       chain = [p.name for p, _ in self._open[self._open.index((part, scope)) :]]
       self.bindings.error(place, f'{part.name} holds itself: {" -> ".join([*chain, part.name])}')
       return call
+    if key in self._calls:
+      return self._calls[key]
     self._calls[key] = call
     self._open.append((part, scope))
     self.visited.setdefault(part, set()).add(scope)

@@ -1,0 +1,278 @@
+"""The language: scopes, macros, references, includes, overrides and the factories of defaults."""
+
+import functools
+import subprocess
+import sys
+
+import pytest
+
+from t2x.config import load
+
+GOOD = """
+Experiment.model = @Model
+Model.d_model = 8
+Stack.num_layers = 2
+Attention.num_heads = 4
+MLP.hidden_dim = 16
+"""
+
+
+def parts_of(model):
+  """The stack of the encoder and of the decoder, built."""
+  built = model(rngs=None)
+  return built.given['encoder'], built.given['decoder']
+
+
+def block(stack, i=0):
+  return stack.given['blocks'][i].given
+
+
+def test_a_factory_is_a_partial_and_without_bindings_the_part_itself(read, parts):
+  config = read('Experiment.extra = [@relu, @Causal, @Window]\nWindow.dilation = 2')
+  relu, causal, window = config.build().extra
+  assert relu is parts.relu
+  assert causal is parts.Causal
+  assert isinstance(window, functools.partial)
+  assert (window.func, window.keywords) == (parts.Window, {'dilation': 2})
+
+
+def test_bindings_reach_factories_that_are_defaults(read, parts):
+  encoder, decoder = parts_of(read(GOOD + 'gelu.approximate = False').build().model)
+  assert decoder is None
+  assert block(encoder)['mixer'] == parts.Attention(8, num_heads=4, rngs=None)
+  assert block(encoder)['feed_forward'].given['activation'] == ('gelu', 1.0, False)
+
+
+def test_bindings_reach_a_default_that_is_a_partial(read, parts):
+  text = GOOD.replace('Attention.num_heads = 4', 'Attention.kernel = @Dense()')
+  preset = functools.partial(parts.Attention, num_heads=3)
+  defaults = parts.Block.__init__.__kwdefaults__
+  old, defaults['mixer'] = defaults['mixer'], preset
+  try:
+    encoder, _ = parts_of(read(text).build().model)
+  finally:
+    defaults['mixer'] = old
+  assert block(encoder)['mixer'].given['num_heads'] == 3
+
+
+def test_a_scope_holds_for_everything_beneath_and_the_more_specific_wins(read):
+  config = read(
+    GOOD
+    + """
+Model.encoder = @encoder/Stack
+Model.decoder = @decoder/Stack
+decoder/Stack.num_layers = 3
+encoder/Attention.num_heads = 2
+encoder/Stack.blocks = [@Block, @encoder/local/Block, @local/Block]
+encoder/local/Attention.num_heads = 1
+local/MLP.hidden_dim = 5
+"""
+  )
+  encoder, decoder = parts_of(config.build().model)
+  assert (encoder.given['num_layers'], decoder.given['num_layers']) == (2, 3)
+  assert block(decoder)['mixer'].given['num_heads'] == 4
+  heads = [block(encoder, i)['mixer'].given['num_heads'] for i in range(3)]
+  widths = [block(encoder, i)['feed_forward'].given['hidden_dim'] for i in range(3)]
+  assert heads == [2, 1, 4]
+  assert widths == [16, 16, 5]
+
+
+def test_the_command_line_wins_over_files_and_scopes(read):
+  text = (
+    GOOD
+    + """
+Model.encoder = @encoder/Stack
+encoder/Attention.num_heads = 2
+encoder/MLP.hidden_dim = 3
+Model.decoder = @decoder/Stack
+"""
+  )
+  config = read(text, 'Attention.num_heads=7', '--gin.encoder/MLP.hidden_dim=9')
+  encoder, decoder = parts_of(config.build().model)
+  assert block(encoder)['mixer'].given['num_heads'] == 7
+  assert block(decoder)['mixer'].given['num_heads'] == 7
+  assert block(encoder)['feed_forward'].given['hidden_dim'] == 9
+  assert block(decoder)['feed_forward'].given['hidden_dim'] == 16
+
+
+def test_of_two_overrides_the_more_specific_or_the_later_wins(read):
+  text = GOOD + 'Model.encoder = @encoder/Stack\n'
+  config = read(
+    text, 'encoder/Stack.num_layers=5', 'Stack.num_layers=3', 'Model.d_model=1', 'Model.d_model=2'
+  )
+  encoder, _ = parts_of(config.build().model)
+  assert encoder.given['num_layers'] == 5
+  assert block(encoder)['mixer'].given['d_model'] != 1
+
+
+@pytest.mark.parametrize(
+  ('override', 'value'),
+  [
+    ('Experiment.extra=64', 64),
+    ('Experiment.extra=1e-3', 1e-3),
+    ('Experiment.extra=None', None),
+    ('Experiment.extra=[1, (2,)]', [1, (2,)]),
+    ("Experiment.extra='a b'", 'a b'),
+    ('Experiment.extra=word', 'word'),
+    ('Experiment.extra=runs/2024-01/x.txt', 'runs/2024-01/x.txt'),
+    ('Experiment.extra=~/data', '~/data'),
+    ('width=3', 3),
+    ('Experiment.extra=%width', 1),
+  ],
+)
+def test_an_override_is_a_gin_value_or_a_word(read, override, value):
+  assert read('width = 1\nExperiment.extra = %width', override).build().extra == value
+
+
+def test_a_macro_is_built_once_and_shared(read):
+  extra = read(
+    """
+    Experiment.extra = [%w, %w, @Window(), %both]
+    both = (%w, @Window())
+    w = @Window()
+    Window.size = 3
+    """
+  ).build()
+  first, second, own, (third, other) = extra.extra
+  assert first is second is third
+  assert own == first
+  assert own is not first
+  assert other is not first
+
+
+def test_a_macro_is_shared_across_scopes_and_its_factories_take_the_scope_of_their_place(read):
+  config = read(
+    GOOD
+    + """
+kernel = @Dense()
+Attention.kernel = %kernel
+Block.mixer = %mixer
+mixer = @Attention
+Model.encoder = @encoder/Stack
+Model.decoder = @decoder/Stack
+decoder/Attention.num_heads = 1
+"""
+  )
+  encoder, decoder = (block(stack)['mixer'].given for stack in parts_of(config.build().model))
+  assert encoder['kernel'] is decoder['kernel']
+  assert (encoder['num_heads'], decoder['num_heads']) == (4, 1)
+
+
+def test_two_builds_share_nothing_mutable(read):
+  config = read('l = [1]\nExperiment.extra = %l')
+  first, second = config.build(), config.build()
+  assert first == second
+  assert first.extra is not second.extra
+
+
+def test_includes_are_relative_to_the_including_file_then_to_the_working_directory(read, tmp_path):
+  (tmp_path / 'deep').mkdir()
+  (tmp_path / 'deep' / 'a.gin').write_text("include 'b.gin'\ninclude 'top.gin'\n")
+  (tmp_path / 'deep' / 'b.gin').write_text("Experiment.name = 'b'\n")
+  config = read("include 'deep/a.gin'", top='Experiment.extra = 1')
+  assert (config.build().name, config.build().extra) == ('b', 1)
+  assert [str(s.place) for s in config.bindings_used] == ['deep/b.gin:1', 'top.gin:1']
+
+
+def test_a_file_included_twice_does_not_reset_what_was_set_in_between(read):
+  config = read(
+    "include 'base.gin'\nExperiment.name = 'mine'\ninclude 'base.gin'",
+    base="Experiment.name = 'base'",
+  )
+  assert config.build().name == 'mine'
+
+
+def test_files_are_read_in_order_and_later_statements_win(read):
+  text = "Experiment.name = 'x'\nExperiment.name = 'y'\n"
+  assert read(text).build().name == 'y'
+  config = read(text, files=('x.gin', 'z.gin'), z="Experiment.name = 'z'")
+  assert config.build().name == 'z'
+
+
+def test_the_root_may_be_any_gin_value(read, parts):
+  text = GOOD.replace('Experiment.model = @Model\n', '')
+  model = read(text, root='@Model').build()
+  assert model.func is parts.Model
+  assert read('m = @Window()\nWindow.size = 2', root='%m').build() == parts.Window(2)
+
+
+def test_a_user_module_beside_the_config_is_imported(read, tmp_path, monkeypatch):
+  (tmp_path / 'my_parts_a.py').write_text(
+    'import dataclasses\nfrom fake_parts import Pattern\n'
+    '@dataclasses.dataclass(frozen=True)\nclass Mine(Pattern):\n  n: int\n'
+    'def _hidden(): ...\n'
+  )
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  extra = read('import my_parts_a\nExperiment.extra = @Mine()\nMine.n = 3').build().extra
+  assert (type(extra).__name__, extra.n) == ('Mine', 3)
+  with pytest.raises(Exception, match=r"^x\.gin:2: no part named '_hidden'"):
+    read('import my_parts_a\nExperiment.extra = @_hidden')
+
+
+def test_a_name_that_two_modules_export_is_written_with_its_module(
+  read, errors, tmp_path, monkeypatch
+):
+  (tmp_path / 'my_parts_b.py').write_text('__all__ = ["Causal"]\nclass Causal: ...\n')
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  text = 'import my_parts_b as mine\nExperiment.extra = @{}()'
+  assert errors(text.format('Causal')) == [
+    "x.gin:2: 'Causal' is in several modules: write fake_parts.Causal or mine.Causal "
+    'or my_parts_b.Causal'
+  ]
+  assert read(text.format('mine.Causal')).build().extra.__module__ == 'my_parts_b'
+  assert read(text.format('fake_parts.Causal')).build().extra.__module__ == 'fake_parts'
+
+
+def test_a_user_module_that_fails_is_told_in_one_line(errors, tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  (tmp_path / 'my_parts_c.py').write_text('1 / 0')
+  (tmp_path / 'my_parts_d.py').write_text('import not_there')
+  assert errors('import my_parts_c\nimport my_parts_d') == [
+    "x.gin:1: cannot import 'my_parts_c': ZeroDivisionError: division by zero",
+    "x.gin:2: cannot import 'my_parts_d': ModuleNotFoundError: No module named 'not_there'",
+  ]
+
+
+def test_two_configs_live_in_one_process(read):
+  a, b = read('Experiment.extra = 1'), read('Experiment.extra = 2')
+  assert (a.build().extra, b.build().extra) == (1, 2)
+
+
+def test_importing_the_room_imports_no_jax():
+  code = "import sys, t2x.config; print('jax' in sys.modules, 'flax' in sys.modules)"
+  out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+  assert out.stdout.split() == ['False', 'False']
+
+
+def test_flax_modules_and_jaxtyping_annotations_are_read(tmp_path, monkeypatch):
+  (tmp_path / 'my_flax_parts.py').write_text("""
+from collections.abc import Callable
+from flax import nnx
+from jaxtyping import Array, Float
+
+class Layer(nnx.Module):
+  def __init__(self, d_model: int, *, width: int, act: Callable[[Float[Array, 'd']], Array] = nnx.gelu, rngs: nnx.Rngs):
+    self.width = width
+
+class Whole(nnx.Module):
+  def __init__(self, *, layer: Callable[..., nnx.Module] = Layer, rngs: nnx.Rngs):
+    self.layer = layer(3, rngs=rngs)
+
+def act(x: Float[Array, 'd']) -> Float[Array, 'd']: ...
+
+class Root:
+  def __init__(self, *, whole: Callable[..., nnx.Module]):
+    self.whole = whole
+""")
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  file = tmp_path / 'x.gin'
+  text = 'import my_flax_parts\nRoot.whole = @Whole\nLayer.act = @act\n'
+  file.write_text(text + 'Layer.width = 5')
+  assert load(file, root='Root').build().whole(rngs=None).layer.width == 5
+  file.write_text(text.replace('@act', '@Layer').replace('@Whole', '@Whole()'))
+  with pytest.raises(Exception) as caught:
+    load(file, root='Root')
+  whole, act = str(caught.value).splitlines()[:2]
+  assert whole == f'{file}:2: Root.whole wants a factory: write @Whole, not @Whole()'
+  assert act.startswith(f'{file}:3: Layer.act wants Callable[')
+  assert act.endswith(', but @Layer builds Layer')
