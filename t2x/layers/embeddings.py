@@ -1,0 +1,201 @@
+"""What becomes a token: ids through a table, and image patches through a projection."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer, Linear, param
+from t2x.layers.initializers import lecun_normal, normal, xavier_uniform, zeros
+
+__all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding']
+
+
+class TokenEmbedding(nnx.Module):
+  """Token ids -> vectors; the same table gives logits back (https://arxiv.org/abs/1608.05859).
+
+  Args:
+    d_model: width of the vectors.
+    vocab_size: number of tokens.
+    num_types: number of token types (BERT's sentence A and B); 0: none.
+    scaled: multiplies the token vectors by sqrt(d_model) (the original Transformer, Gemma).
+    init: initialiser of both tables.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    vocab_size: int,
+    num_types: int = 0,
+    scaled: bool = False,
+    init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.vocab_size = vocab_size
+    self.scale = math.sqrt(d_model) if scaled else 1.0
+    self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
+    self.types = param(init, (num_types, d_model), (None, 'embed'), rngs) if num_types else None
+
+  def __call__(
+    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
+  ) -> Float[Array, 'batch length d_model']:
+    """Vectors of `ids`, plus those of `types` (None: type 0 where there are types).
+
+    Raises:
+      UserError: `types` given to an embedding built without.
+    """
+    return _add_types(self.table[...][ids] * self.scale, types, self.types)
+
+  def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
+    """Logits x table^T, in float32."""
+    return _logits(x, self.table[...].astype(x.dtype))
+
+
+class FactorisedEmbedding(nnx.Module):
+  """A narrow table and a projection up to d_model (ALBERT, https://arxiv.org/abs/1909.11942).
+
+  Args:
+    factor_dim: width of the table.
+
+  Other arguments are those of `TokenEmbedding`; token types live in the narrow space too.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    vocab_size: int,
+    factor_dim: int,
+    num_types: int = 0,
+    scaled: bool = False,
+    use_bias: bool = False,
+    init: Initializer = normal(0.02),
+    projection_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    self.vocab_size = vocab_size
+    self.scale = math.sqrt(d_model) if scaled else 1.0
+    self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
+    self.types = param(init, (num_types, factor_dim), (None, None), rngs) if num_types else None
+    self.projection = Linear(
+      (factor_dim,),
+      (d_model,),
+      (None, 'embed'),
+      init=projection_init,
+      use_bias=use_bias,
+      rngs=rngs,
+    )
+
+  def __call__(
+    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
+  ) -> Float[Array, 'batch length d_model']:
+    """As `TokenEmbedding`."""
+    x = _add_types(self.table[...][ids], types, self.types)
+    return self.projection(x) * self.scale
+
+  def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
+    """Logits, back through the transposed projection, in float32."""
+    narrow = x @ self.projection.kernel[...].astype(x.dtype).T
+    return _logits(narrow, self.table[...].astype(x.dtype))
+
+
+class PatchEmbedding(nnx.Module):
+  """Images -> one token a patch, a class token first (ViT, https://arxiv.org/abs/2010.11929).
+
+  Args:
+    d_model: width of the tokens.
+    patch_size: side of the square patches, in pixels.
+    channels: channels of the image.
+    class_token: puts a learned token before the patches.
+    use_bias: a bias on the projection.
+    init: initialiser of the projection. Its kernel is [patch, patch, channels, d_model], as that
+      of a convolution with stride `patch_size` (HWIO).
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    patch_size: int,
+    channels: int = 3,
+    class_token: bool = True,
+    use_bias: bool = True,
+    init: Initializer = lecun_normal(),
+    rngs: nnx.Rngs,
+  ):
+    self.patch_size = patch_size
+    self.projection = Linear(
+      (patch_size, patch_size, channels),
+      (d_model,),
+      (None, None, None, 'embed'),
+      init=init,
+      use_bias=use_bias,
+      rngs=rngs,
+    )
+    self.class_token = param(zeros(), (d_model,), ('embed',), rngs) if class_token else None
+
+  def __call__(
+    self, images: Float[Array, 'batch height width channels']
+  ) -> tuple[Float[Array, 'batch tokens d_model'], tuple[int, int]]:
+    """Returns the tokens, patches in rows from the top left, and the grid (rows, columns).
+
+    Raises:
+      UserError: height or width is no multiple of the patch, or the channels differ.
+    """
+    batch, height, width, channels = images.shape
+    patch = self.patch_size
+    kernel = self.projection.kernel[...]
+    if height % patch or width % patch:
+      raise UserError(
+        f'images of {height} x {width} pixels do not divide into patches of {patch} x {patch}: '
+        'resize them or set another PatchEmbedding.patch_size'
+      )
+    if channels != kernel.shape[2]:
+      raise UserError(
+        f'images have {channels} channels, PatchEmbedding.channels is {kernel.shape[2]}'
+      )
+    rows, columns = height // patch, width // patch
+    x = images.astype(kernel.dtype).reshape(batch, rows, patch, columns, patch, channels)
+    x = self.projection(x.swapaxes(2, 3)).reshape(batch, rows * columns, -1)
+    if self.class_token is not None:
+      first = self.class_token[...].astype(x.dtype)
+      x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, x.shape[-1])), x], axis=1)
+    return x, (rows, columns)
+
+
+def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
+  if table is None:
+    if types is not None:
+      raise UserError('token types given, but the embedding has none: set num_types')
+    return x
+  return x + (table[...][0] if types is None else table[...][types])
+
+
+@jax.custom_vjp
+def _logits(x: Array, table: Array) -> Array:
+  """x table^T accumulated and given back in float32.
+
+  The gradient comes back in float32 too; it is rounded to the compute type before the two
+  backward products, which would otherwise both run in float32.
+  """
+  contracted = ((x.ndim - 1,), (1,))
+  return jax.lax.dot_general(x, table, (contracted, ((), ())), preferred_element_type=jnp.float32)
+
+
+def _logits_forward(x: Array, table: Array) -> tuple[Array, Sequence[Array]]:
+  return _logits(x, table), (x, table)
+
+
+def _logits_backward(saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
+  x, table = saved
+  gradient = gradient.astype(x.dtype)
+  rest = tuple(range(x.ndim - 1))
+  return gradient @ table, jax.lax.dot_general(gradient, x, ((rest, rest), ((), ())))
+
+
+_logits.defvjp(_logits_forward, _logits_backward)

@@ -1,0 +1,99 @@
+"""Feed-forward layers, which work on each token alone: the MLP of the original Transformer
+(https://arxiv.org/abs/1706.03762) and the gated linear units (https://arxiv.org/abs/2002.05202)."""
+
+from collections.abc import Callable
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers.activations import gelu, silu
+from t2x.layers.base import Initializer, Linear, dropout
+from t2x.layers.initializers import xavier_uniform
+
+__all__ = ['MLP', 'GatedMLP']
+
+Aux = dict[str, Array]
+
+
+class MLP(nnx.Module):
+  """activation(x W_up) W_down.
+
+  Args:
+    d_model: width of the input and output.
+    hidden_dim: width between the two projections.
+    activation: elementwise function.
+    use_bias: biases on both projections.
+    dropout_rate: dropout after the activation.
+    kernel_init: initialiser of the first projection.
+    out_init: initialiser of the second; None: as `kernel_init`.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    hidden_dim: int,
+    activation: Callable[[Array], Array] = gelu,
+    use_bias: bool = True,
+    dropout_rate: float = 0.0,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    rngs: nnx.Rngs,
+  ):
+    self.activation = activation
+    self.dropout_rate = dropout_rate
+    self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
+    self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
+
+  def __call__(
+    self, x: Float[Array, '*rest d_model'], key: Array | None = None
+  ) -> tuple[Float[Array, '*rest d_model'], Aux]:
+    """Returns the output and auxiliary losses by name (none here). `key` None: no dropout."""
+    hidden = self.activation(self.up(x))
+    return self.down(dropout(hidden, self.dropout_rate, key)), {}
+
+
+class GatedMLP(nnx.Module):
+  """(activation(x W_gate) * (x W_up)) W_down.
+
+  The activation names the unit: `sigmoid` GLU, `gelu` GEGLU, `relu` ReGLU, `silu` SwiGLU, `linear`
+  the bilinear one. `hidden_dim` is the width of each of the two halves; other arguments are
+  those of `MLP`.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    hidden_dim: int,
+    activation: Callable[[Array], Array] = silu,
+    use_bias: bool = False,
+    dropout_rate: float = 0.0,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    rngs: nnx.Rngs,
+  ):
+    self.activation = activation
+    self.dropout_rate = dropout_rate
+    self.gate = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
+    self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
+    self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
+
+  def __call__(
+    self, x: Float[Array, '*rest d_model'], key: Array | None = None
+  ) -> tuple[Float[Array, '*rest d_model'], Aux]:
+    """Returns the output and auxiliary losses by name (none here). `key` None: no dropout."""
+    hidden = self.activation(self.gate(x)) * self.up(x)
+    return self.down(dropout(hidden, self.dropout_rate, key)), {}
+
+
+def _up(d_model: int, hidden_dim: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs) -> Linear:
+  axes = ('embed', 'mlp')
+  return Linear((d_model,), (hidden_dim,), axes, init=init, use_bias=use_bias, rngs=rngs)
+
+
+def _down(
+  d_model: int, hidden_dim: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs
+) -> Linear:
+  axes = ('mlp', 'embed')
+  return Linear((hidden_dim,), (d_model,), axes, init=init, use_bias=use_bias, rngs=rngs)

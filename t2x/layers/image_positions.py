@@ -1,0 +1,111 @@
+"""Where an image patch stands: a learned table that is interpolated for other image sizes (ViT,
+https://arxiv.org/abs/2010.11929), or sines and cosines of row and column (MoCo v3, MAE)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer, param
+from t2x.layers.initializers import normal
+
+__all__ = ['LearnedGrid', 'SinusoidalGrid']
+
+
+class LearnedGrid(nnx.Module):
+  """A learned vector for each extra token and each patch of a grid.
+
+  Args:
+    d_model: width of the tokens.
+    height: rows of the trained grid, in patches.
+    width: its columns.
+    num_extra: tokens before the patches (the class token).
+    init: initialiser of the table [num_extra + height * width, d_model].
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    height: int,
+    width: int,
+    num_extra: int = 1,
+    init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.height = height
+    self.width = width
+    self.num_extra = num_extra
+    self.table = param(init, (num_extra + height * width, d_model), ('length', 'embed'), rngs)
+
+  def embed_grid(
+    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
+  ) -> Float[Array, 'batch tokens d_model']:
+    """x plus its positions; a grid other than the trained one interpolates them (bicubic).
+
+    Raises:
+      UserError: x does not hold `num_extra` tokens and those of the grid.
+    """
+    _check_tokens(x, grid, self.num_extra, 'LearnedGrid')
+    table = self.table[...]
+    if grid != (self.height, self.width):
+      extra, patches = table[: self.num_extra], table[self.num_extra :]
+      image = patches.astype(jnp.float32).reshape(self.height, self.width, -1)
+      image = jax.image.resize(image, (*grid, image.shape[-1]), method='cubic')
+      table = jnp.concatenate([extra, image.reshape(-1, image.shape[-1]).astype(table.dtype)])
+    return x + table.astype(x.dtype)
+
+
+class SinusoidalGrid(nnx.Module):
+  """Sines and cosines of column, then of row, a quarter of d_model each; nothing is learnt.
+
+  Args:
+    d_model: width of the tokens; a multiple of 4.
+    num_extra: tokens before the patches, which get nothing added.
+    max_wavelength: frequency j is max_wavelength^(-j / (d_model / 4 - exponent_shift)).
+    exponent_shift: 1 as big_vision's ViT and MoCo v3's successors there; 0 as MAE.
+
+  Raises:
+    UserError: d_model is no multiple of 4.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_extra: int = 1,
+    max_wavelength: float = 10000.0,
+    exponent_shift: int = 1,
+    rngs: nnx.Rngs,
+  ):
+    if d_model % 4:
+      raise UserError(f'SinusoidalGrid needs a d_model that is a multiple of 4, not {d_model}')
+    self.num_extra = num_extra
+    self.max_wavelength = max_wavelength
+    self.exponent_shift = exponent_shift
+
+  def embed_grid(
+    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
+  ) -> Float[Array, 'batch tokens d_model']:
+    """x plus its positions, for any grid.
+
+    Raises:
+      UserError: x does not hold `num_extra` tokens and those of the grid.
+    """
+    _check_tokens(x, grid, self.num_extra, 'SinusoidalGrid')
+    quarter = x.shape[-1] // 4
+    exponents = np.arange(quarter) / max(quarter - self.exponent_shift, 1)
+    row, column = (a.reshape(-1, 1) / self.max_wavelength**exponents for a in np.indices(grid))
+    parts = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
+    table = np.pad(np.concatenate(parts, axis=1), ((self.num_extra, 0), (0, 0)))
+    return x + jnp.asarray(table, x.dtype)
+
+
+def _check_tokens(x: Array, grid: tuple[int, int], num_extra: int, name: str) -> None:
+  if x.shape[1] != num_extra + grid[0] * grid[1]:
+    raise UserError(
+      f'{x.shape[1]} tokens are not the {num_extra} of {name}.num_extra and those of a grid of '
+      f'{grid[0]} x {grid[1]}: set num_extra to the number of class tokens'
+    )

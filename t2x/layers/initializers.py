@@ -1,0 +1,104 @@
+"""How a parameter starts: frozen objects called with (key, shape, dtype), equal when their numbers are.
+
+A projection hands in its two-dimensional matrix [inputs, outputs], so fans are those of the matrix.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+__all__ = [
+  'he_normal',
+  'lecun_normal',
+  'normal',
+  'ones',
+  'truncated_normal',
+  'variance_scaling',
+  'xavier_uniform',
+  'zeros',
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class normal:
+  """Normal with mean 0 and standard deviation `stddev`."""
+
+  stddev: float = 0.02
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return jax.random.normal(key, tuple(shape), dtype) * self.stddev
+
+
+@dataclasses.dataclass(frozen=True)
+class truncated_normal:
+  """Normal cut at two standard deviations, its spread corrected so that it is `stddev` after it."""
+
+  stddev: float = 0.02
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    # The standard deviation of a standard normal truncated to (-2, 2).
+    spread = self.stddev / 0.87962566103423978
+    return jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape), dtype) * spread
+
+
+@dataclasses.dataclass(frozen=True)
+class variance_scaling:
+  """Variance scale / fan: the family that Xavier, LeCun and He initialisation belong to.
+
+  Attributes:
+    scale: multiplies the variance.
+    mode: which fan divides it. For an embedding table [vocab, d_model], 'fan_out' is d_model.
+    distribution: 'normal' is not cut, 'truncated_normal' is cut at two standard deviations.
+  """
+
+  scale: float
+  mode: Literal['fan_in', 'fan_out', 'fan_avg']
+  distribution: Literal['normal', 'truncated_normal', 'uniform']
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    init = jax.nn.initializers.variance_scaling(self.scale, self.mode, self.distribution)
+    return init(key, tuple(shape), dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class xavier_uniform:
+  """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return variance_scaling(1.0, 'fan_avg', 'uniform')(key, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class lecun_normal:
+  """Truncated normal with variance 1 / fan_in (LeCun et al. 1998)."""
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return variance_scaling(1.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class he_normal:
+  """Truncated normal with variance 2 / fan_in (https://arxiv.org/abs/1502.01852)."""
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return variance_scaling(2.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class zeros:
+  """All 0."""
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return jnp.zeros(tuple(shape), dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ones:
+  """All 1."""
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return jnp.ones(tuple(shape), dtype)

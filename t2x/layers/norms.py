@@ -1,0 +1,55 @@
+"""Normalisation over the last dimension: LayerNorm (https://arxiv.org/abs/1607.06450) and RMSNorm
+(https://arxiv.org/abs/1910.07467). Computed in float32, given back in the type of the input."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers.base import param
+from t2x.layers.initializers import ones, zeros
+
+__all__ = ['LayerNorm', 'RMSNorm']
+
+
+class LayerNorm(nnx.Module):
+  """(x - mean) / sqrt(variance + epsilon) * scale + bias.
+
+  Args:
+    d_model: size of the last dimension.
+    epsilon: added to the variance.
+    use_bias: False leaves the bias out (PaLM, Cohere).
+  """
+
+  def __init__(self, d_model: int, *, epsilon: float = 1e-6, use_bias: bool = True, rngs: nnx.Rngs):
+    self.epsilon = epsilon
+    self.scale = param(ones(), (d_model,), ('embed',), rngs)
+    self.bias = param(zeros(), (d_model,), ('embed',), rngs) if use_bias else None
+
+  def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
+    y = x.astype(jnp.float32)
+    y = y - y.mean(axis=-1, keepdims=True)
+    variance = jnp.square(y).mean(axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].astype(jnp.float32)
+    if self.bias is not None:
+      y = y + self.bias[...].astype(jnp.float32)
+    return y.astype(x.dtype)
+
+
+class RMSNorm(nnx.Module):
+  """x / sqrt(mean(x^2) + epsilon) * scale: no mean taken off, no bias (T5, Llama).
+
+  Args:
+    d_model: size of the last dimension.
+    epsilon: added to the mean square.
+  """
+
+  def __init__(self, d_model: int, *, epsilon: float = 1e-6, rngs: nnx.Rngs):
+    self.epsilon = epsilon
+    self.scale = param(ones(), (d_model,), ('embed',), rngs)
+
+  def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
+    y = x.astype(jnp.float32)
+    square = jnp.square(y).mean(axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(square + self.epsilon) * self.scale[...].astype(jnp.float32)
+    return y.astype(x.dtype)
