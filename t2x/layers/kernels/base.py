@@ -1,0 +1,89 @@
+"""What every attention kernel is called with, and what they share."""
+
+import abc
+import enum
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Tokens
+from t2x.layers.patterns import Pattern
+
+__all__ = ['Bias', 'Kernel']
+
+
+@runtime_checkable
+class Bias(Protocol):
+  """What adds to the scores: a pytree, so that gradients reach its parameters."""
+
+  def bias(self, q_pos: Any, k_pos: Any) -> Any:
+    """[#batch, q] and [#batch, k] integer positions -> [#batch, heads, q, k]."""
+
+
+class Kernel(abc.ABC):
+  """How scores become outputs under a pattern: softmax(scale q k' + bias) v over what is visible.
+
+  Kernels are immutable values. They agree with `Dense`, the reference; what one cannot honour it
+  refuses with a UserError, and nothing is dropped silently.
+  """
+
+  @abc.abstractmethod
+  def __call__(
+    self,
+    q: Float[Array, 'batch q_len heads head_dim'],
+    k: Float[Array, 'batch k_len kv_heads head_dim'],
+    v: Float[Array, 'batch k_len kv_heads v_dim'],
+    *,
+    pattern: Pattern,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    bias: Any = None,
+    scale: float,
+    dropout_rate: float = 0.0,
+    key: jax.Array | None = None,
+  ) -> Float[Array, 'batch q_len heads v_dim']:
+    """Attends. Head h reads key and value head h // (heads // kv_heads).
+
+    A query that sees nothing gives zeros. Softmax is in float32, or wider where the inputs are.
+
+    Args:
+      bias: an object with `bias(q_pos, k_pos)`, or None.
+      scale: multiplies q k'.
+      dropout_rate: share of the probabilities dropped, when `key` is given.
+    """
+
+
+class Slots(enum.Enum):
+  """How the places of a row (slots) relate to positions."""
+
+  POSITIONS = 'slots are positions'
+  PACKED = 'within a segment, slots differ as positions do'
+  UNKNOWN = 'nothing is known before run time'
+
+
+def slots(q_tokens: Tokens, k_tokens: Tokens) -> Slots:
+  """What the tokens tell of positions before run time.
+
+  Positions given to both sides as the very same array are those of a packed row, which count
+  slots within each segment. All others, as in decoding with a cache, are left to run time.
+  """
+  if q_tokens.positions is None and k_tokens.positions is None:
+    return Slots.POSITIONS
+  shared = q_tokens.positions is k_tokens.positions and q_tokens.segments is k_tokens.segments
+  return Slots.PACKED if shared and q_tokens.segments is not None else Slots.UNKNOWN
+
+
+def group_size(q: Any, k: Any) -> int:
+  """How many query heads read one key head."""
+  heads, kv_heads = q.shape[2], k.shape[2]
+  if heads % kv_heads:
+    raise UserError(f'attention: {heads} heads do not divide among {kv_heads} key/value heads')
+  return heads // kv_heads
+
+
+def softmax_dtype(q: Any) -> jnp.dtype:
+  """float32, or wider when the inputs are."""
+  return jnp.promote_types(q.dtype, jnp.float32)

@@ -1,0 +1,317 @@
+"""Exact attention tile by tile in O(length) memory, forward and backward.
+
+Online softmax after Rabe & Staats 2021 (arXiv:2112.05682); saving the output and the logsumexp alone
+and recomputing the tiles in the backward pass after FlashAttention (Dao et al. 2022,
+arXiv:2205.14135). Tiles that the pattern's schedule rules out are never computed.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Tokens
+from t2x.layers.kernels.base import Kernel, Slots, group_size, slots, softmax_dtype
+from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, visible
+
+__all__ = ['Blockwise', 'tile_dropout']
+
+
+@dataclasses.dataclass(frozen=True)
+class Blockwise(Kernel):
+  """Attends in tiles of `q_block` queries by `k_block` keys, skipping what the pattern rules out.
+
+  Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. A bias is
+  computed tile by tile. Positions that are the same array for queries and keys, with segments,
+  must count slots within each segment, as those of packed rows do. Not differentiable twice.
+  """
+
+  q_block: int = 256
+  k_block: int = 256
+
+  def __post_init__(self):
+    if self.q_block < 1 or self.k_block < 1:
+      raise UserError(f'{self}: blocks hold at least one position')
+
+  def __call__(
+    self,
+    q: Float[Array, 'batch q_len heads head_dim'],
+    k: Float[Array, 'batch k_len kv_heads head_dim'],
+    v: Float[Array, 'batch k_len kv_heads v_dim'],
+    *,
+    pattern: Pattern,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    bias: Any = None,
+    scale: float,
+    dropout_rate: float = 0.0,
+    key: jax.Array | None = None,
+  ) -> Float[Array, 'batch q_len heads v_dim']:
+    q_len, k_len, groups = q.shape[1], k.shape[1], group_size(q, k)
+    leaves, structure = jax.tree.flatten(bias)
+    trained = [_is_float(leaf) for leaf in leaves]
+    plan = _Plan(
+      pattern=pattern,
+      q_len=q_len,
+      k_len=k_len,
+      q_block=min(self.q_block, q_len),
+      k_block=min(self.k_block, k_len),
+      slots=slots(q_tokens, k_tokens),
+      scale=float(scale),
+      dropout_rate=dropout_rate if key is not None else 0.0,
+      has_bias=bias is not None,
+      bias=structure,
+      trained=tuple(trained),
+    )
+    known = _Known(
+      q_pos=_cut(q_tokens.index(q_len), plan.q_block, 1),
+      k_pos=_cut(k_tokens.index(k_len), plan.k_block, 1),
+      q_segments=_cut(q_tokens.segments, plan.q_block, 1),
+      k_segments=_cut(k_tokens.segments, plan.k_block, 1),
+      prefix=_cut(k_tokens.prefix, plan.k_block, 1),
+      fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
+      key=key if plan.dropout_rate else None,
+    )
+    parameters = [leaf for leaf, is_trained in zip(leaves, trained, strict=True) if is_trained]
+    q = q.reshape(*q.shape[:2], k.shape[2], groups, -1).transpose(0, 2, 3, 1, 4)
+    k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    out = _attend(
+      plan,
+      _cut(q, plan.q_block, 3),
+      _cut(k, plan.k_block, 2),
+      _cut(v, plan.k_block, 2),
+      parameters,
+      known,
+    )
+    # [blocks, batch, kv_heads, groups, q_block, v_dim] -> [batch, q_len, heads, v_dim]
+    out = out.transpose(1, 0, 4, 2, 3, 5).reshape(q.shape[0], -1, q.shape[1] * groups, v.shape[-1])
+    return out[:, :q_len]
+
+
+def tile_dropout(
+  key: jax.Array, i: Any, j: Any, rate: float, shape: Sequence[int]
+) -> Float[Array, '...']:
+  """What multiplies the probabilities of tile (i, j): 0 or 1 / (1 - rate), the same each time."""
+  keep = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), j), 1 - rate, shape)
+  return keep / (1 - rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """All that is known before run time."""
+
+  pattern: Pattern
+  q_len: int
+  k_len: int
+  q_block: int
+  k_block: int
+  slots: Slots
+  scale: float
+  dropout_rate: float
+  has_bias: bool
+  bias: Any
+  trained: tuple[bool, ...]
+
+  def tiles(self, known: '_Known') -> Iterator[tuple[np.ndarray, bool]]:
+    """[tiles, 2] indices of the tiles to visit, once those without and once those with a mask."""
+    has_segments = known.q_segments is not None or known.k_segments is not None
+    if self.slots is Slots.UNKNOWN:
+      shape = -(-self.q_len // self.q_block), -(-self.k_len // self.k_block)
+      schedule = np.full(shape, PARTIAL, np.int8)
+    else:
+      schedule = self.pattern.schedule(
+        self.q_len,
+        self.k_len,
+        self.q_block,
+        self.k_block,
+        packed=self.slots is Slots.PACKED,
+        has_prefix=known.prefix is not None,
+      )
+    full = schedule == FULL
+    if has_segments:
+      full &= False
+    if self.k_len % self.k_block:
+      full[:, -1] = False
+    for chosen, is_masked in ((full, False), ((schedule != SKIP) & ~full, True)):
+      if chosen.any():
+        yield np.argwhere(chosen).astype(np.int32), is_masked
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['q_pos', 'k_pos', 'q_segments', 'k_segments', 'prefix', 'fixed', 'key'],
+  meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class _Known:
+  """What has no gradient: [blocks, #batch, block] of each token, the bias's integers, the key."""
+
+  q_pos: Any
+  k_pos: Any
+  q_segments: Any
+  k_segments: Any
+  prefix: Any
+  fixed: Any
+  key: Any
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(plan, q, k, v, parameters, known):
+  return _forward(plan, q, k, v, parameters, known)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forward(plan, q, k, v, parameters, known):
+  """q [blocks, batch, kv_heads, groups, q_block, head_dim], k and v [blocks, batch, kv_heads, ...].
+
+  Returns the output and the logsumexp of each row, +inf where it sees nothing.
+  """
+  dtype = softmax_dtype(q)
+
+  def visit(tile, is_masked, carry):
+    i, j = tile
+    out, largest, total = (_at(x, i) for x in carry)
+    scores = _scores(plan, _at(q, i), _at(k, j), parameters, known, i, j, is_masked)
+    new = jnp.maximum(largest, scores.max(-1))
+    base = jnp.where(jnp.isneginf(new), 0, new)
+    probabilities = jnp.exp(scores - base[..., None])
+    shrink = jnp.exp(largest - base)
+    total = total * shrink + probabilities.sum(-1)
+    if plan.dropout_rate:
+      probabilities *= tile_dropout(known.key, i, j, plan.dropout_rate, scores.shape)
+    values = _at(v, j)
+    added = _dot('bkgqs,bksd->bkgqd', probabilities.astype(values.dtype), values, dtype)
+    updated = out * shrink[..., None] + added, new, total
+    return tuple(_put(x, y, i) for x, y in zip(carry, updated, strict=True))
+
+  rows = q.shape[:-1]
+  carry = (
+    jnp.zeros((*rows, v.shape[-1]), dtype),
+    jnp.full(rows, -jnp.inf, dtype),
+    jnp.zeros(rows, dtype),
+  )
+  out, largest, total = _over_tiles(plan, known, visit, carry)
+  sees = total > 0
+  total = jnp.where(sees, total, 1)
+  logsumexp = jnp.where(sees, largest + jnp.log(total), jnp.inf)
+  return (out / total[..., None]).astype(q.dtype), logsumexp
+
+
+def _save(plan, q, k, v, parameters, known):
+  out, logsumexp = _forward(plan, q, k, v, parameters, known)
+  return out, (q, k, v, parameters, known, out, logsumexp)
+
+
+def _gradients(plan, saved, d_out):
+  return (*_backward(plan, saved, d_out), None)
+
+
+_attend.defvjp(_save, _gradients)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _backward(plan, saved, d_out):
+  """One walk over the tiles, each of which adds to the gradients of all that it read."""
+  q, k, v, parameters, known, out, logsumexp = saved
+  dtype = softmax_dtype(q)
+  weighted = (out.astype(dtype) * d_out.astype(dtype)).sum(-1)
+
+  def visit(tile, is_masked, carry):
+    i, j = tile
+    d_q, d_k, d_v, d_parameters = carry
+    queries, keys, values, d_rows = _at(q, i), _at(k, j), _at(v, j), _at(d_out, i)
+
+    score = functools.partial(_scores, plan, queries, keys)
+    scores, to_parameters = jax.vjp(lambda p: score(p, known, i, j, is_masked), parameters)
+    probabilities = jnp.exp(scores - _at(logsumexp, i)[..., None])
+    d_probabilities = _dot('bkgqd,bksd->bkgqs', d_rows, values, dtype)
+    dropped = probabilities
+    if plan.dropout_rate:
+      kept = tile_dropout(known.key, i, j, plan.dropout_rate, scores.shape)
+      d_probabilities *= kept
+      dropped = probabilities * kept
+    d_scores = probabilities * (d_probabilities - _at(weighted, i)[..., None])
+    d_parameters = jax.tree.map(jnp.add, d_parameters, to_parameters(d_scores)[0])
+    small = (d_scores * plan.scale).astype(q.dtype)
+    d_values = _dot('bkgqs,bkgqd->bksd', dropped.astype(q.dtype), d_rows, dtype)
+    d_keys = _dot('bkgqs,bkgqd->bksd', small, queries, dtype)
+    d_queries = _dot('bkgqs,bksd->bkgqd', small, keys, dtype)
+    return (
+      _put(d_q, _at(d_q, i) + d_queries, i),
+      _put(d_k, _at(d_k, j) + d_keys, j),
+      _put(d_v, _at(d_v, j) + d_values, j),
+      d_parameters,
+    )
+
+  carry = jax.tree.map(
+    lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), dtype)),
+    (q, k, v, parameters),
+  )
+  gradients = _over_tiles(plan, known, visit, carry)
+  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, (q, k, v, parameters))
+
+
+def _over_tiles(plan: _Plan, known: _Known, visit: Callable, carry: Any) -> Any:
+  for tiles, is_masked in plan.tiles(known):
+    table = jnp.asarray(tiles)
+
+    def body(step, carry, table=table, is_masked=is_masked):
+      return visit((table[step, 0], table[step, 1]), is_masked, carry)
+
+    carry = jax.lax.fori_loop(0, len(tiles), body, carry)
+  return carry
+
+
+def _scores(plan, queries, keys, parameters, known, i, j, is_masked):
+  """The scores of tile (i, j): [batch, kv_heads, groups, q_block, k_block], -inf where unseen."""
+  dtype = softmax_dtype(queries)
+  scores = _dot('bkgqd,bksd->bkgqs', queries, keys, dtype) * plan.scale
+  q_pos, k_pos = _at(known.q_pos, i), _at(known.k_pos, j)
+  if plan.has_bias:
+    trained, fixed = iter(parameters), iter(known.fixed)
+    leaves = [next(trained if is_trained else fixed) for is_trained in plan.trained]
+    added = jax.tree.unflatten(plan.bias, leaves).bias(q_pos, k_pos).astype(dtype)
+    scores += added.reshape(-1, *scores.shape[1:])
+  if not is_masked:
+    return scores
+  q_segments, k_segments, prefix = (
+    None if x is None else _at(x, n)
+    for x, n in ((known.q_segments, i), (known.k_segments, j), (known.prefix, j))
+  )
+  seen = visible(plan.pattern, q_pos, k_pos, prefix, q_segments, k_segments)
+  if plan.k_len % plan.k_block:
+    seen &= j * plan.k_block + jnp.arange(plan.k_block) < plan.k_len
+  return jnp.where(seen[:, None, None], scores, -jnp.inf)
+
+
+def _dot(equation, a, b, dtype):
+  return jnp.einsum(equation, a, b.astype(a.dtype), preferred_element_type=dtype)
+
+
+def _cut(x: Any, block: int, axis: int) -> Any:
+  """Pads `axis` with zeros to whole blocks and moves the blocks to the front."""
+  if x is None:
+    return None
+  num_blocks = -(-x.shape[axis] // block)
+  padding = [(0, 0)] * x.ndim
+  padding[axis] = 0, num_blocks * block - x.shape[axis]
+  x = jnp.pad(x, padding).reshape(*x.shape[:axis], num_blocks, block, *x.shape[axis + 1 :])
+  return jnp.moveaxis(x, axis, 0)
+
+
+def _at(x, index):
+  return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+
+def _put(x, value, index):
+  return jax.lax.dynamic_update_index_in_dim(x, value, index, 0)
+
+
+def _is_float(leaf: Any) -> bool:
+  return jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

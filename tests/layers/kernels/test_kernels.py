@@ -1,0 +1,428 @@
+"""Every kernel against `Dense`, and `Dense` against loops over NumPy numbers."""
+
+import functools
+import itertools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.layers.base import Tokens
+from t2x.layers.kernels import XLA, Auto, Blockwise, Dense
+from t2x.layers.kernels.blockwise import tile_dropout
+from t2x.layers.patterns import Blocks, Causal, Full, Global, Prefix, Window
+
+SCALE = 0.3
+LEAVES = [
+  Full(),
+  Causal(),
+  Prefix(),
+  Window(5),
+  Window(3, dilation=2),
+  Global(3),
+  Blocks(7),
+]
+KERNELS = [XLA(), Blockwise(8, 8), Blockwise(16, 5), Blockwise()]
+
+
+class TableBias(nnx.Module):
+  """A bias with trained numbers, an integer array and a static number, by clipped distance."""
+
+  def __init__(self, heads: int, rngs: nnx.Rngs):
+    self.reach = 6
+    self.order = nnx.Variable(jnp.arange(2 * self.reach + 1)[::-1])
+    self.table = nnx.Param(jax.random.normal(rngs.params(), (heads, 2 * self.reach + 1)))
+
+  def bias(self, q_pos, k_pos):
+    distance = jnp.clip(q_pos[:, :, None] - k_pos[:, None, :], -self.reach, self.reach)
+    return jnp.moveaxis(self.table[...][:, self.order[...][distance + self.reach]], 0, 1)
+
+
+class SlopeBias(nnx.Module):
+  """A bias without parameters."""
+
+  def bias(self, q_pos, k_pos):
+    near = -jnp.abs(q_pos[:, :, None] - k_pos[:, None, :])[:, None]
+    return near * jnp.array([0.5, 0.25, 0.1, 0.05])[:, None, None]
+
+
+def random_pattern(rng, depth=2):
+  if depth == 0 or rng.random() < 0.3:
+    return LEAVES[rng.integers(len(LEAVES))]
+  left, right = random_pattern(rng, depth - 1), random_pattern(rng, depth - 1)
+  return (left & right, left | right, ~left)[rng.integers(3)]
+
+
+def arrays(rng, q_len=21, k_len=21, heads=4, kv_heads=2, dim=8, v_dim=8, dtype=jnp.float32):
+  shapes = (2, q_len, heads, dim), (2, k_len, kv_heads, dim), (2, k_len, kv_heads, v_dim)
+  return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+
+
+def packed(rng, length=21, batch=2):
+  """Rows of segments that restart their positions, with padding at the end."""
+  segments, positions = np.zeros((2, batch, length), int)
+  for row in range(batch):
+    start, segment = 0, 1
+    while start < length - 3:
+      size = min(int(rng.integers(2, 10)), length - 2 - start)
+      segments[row, start : start + size] = segment
+      positions[row, start : start + size] = np.arange(size)
+      start, segment = start + size, segment + 1
+  return Tokens(positions=jnp.asarray(positions), segments=jnp.asarray(segments))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def value_and_gradients(kernel, pattern, q, k, v, bias, q_tokens, k_tokens):
+  """k_tokens None: self-attention, whose two sides are the same object."""
+  k_tokens = q_tokens if k_tokens is None else k_tokens
+
+  def loss(q, k, v, bias):
+    out = kernel(
+      q, k, v, pattern=pattern, q_tokens=q_tokens, k_tokens=k_tokens, bias=bias, scale=SCALE
+    )
+    weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
+    return (out.astype(jnp.float32) * weights).sum(), out
+
+  gradients, out = jax.grad(loss, (0, 1, 2, 3), has_aux=True, allow_int=True)(q, k, v, bias)
+  floats = [g for g in jax.tree.leaves(gradients) if g.dtype != jax.dtypes.float0]
+  return out, floats
+
+
+def assert_agree(kernel, pattern, q, k, v, bias, q_tokens, k_tokens=None, tolerance=2e-5):
+  """The kernel and `Dense` in float32, on the same numbers."""
+  exact = [x.astype(jnp.float32) for x in (q, k, v)]
+  actual = value_and_gradients(kernel, pattern, q, k, v, bias, q_tokens, k_tokens)
+  expected = value_and_gradients(Dense(), pattern, *exact, bias, q_tokens, k_tokens)
+  assert actual[0].dtype == q.dtype
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    spread = max(1.0, float(jnp.abs(b).max()))
+    np.testing.assert_allclose(
+      np.asarray(a, np.float32) / spread, np.asarray(b) / spread, atol=tolerance, rtol=0
+    )
+
+
+def oracle(q, k, v, mask, bias=0.0):
+  """Loops in float64; mask and bias broadcast to [batch, heads, q_len, k_len]."""
+  q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+  batch, q_len, heads, _ = q.shape
+  k_len, groups = k.shape[1], heads // k.shape[2]
+  mask = np.broadcast_to(mask, (batch, heads, q_len, k_len))
+  bias = np.broadcast_to(np.asarray(bias, np.float64), mask.shape)
+  out = np.zeros((batch, q_len, heads, v.shape[-1]))
+  for b, h, i in np.ndindex(batch, heads, q_len):
+    seen = np.flatnonzero(mask[b, h, i])
+    if len(seen):
+      scores = [SCALE * q[b, i, h] @ k[b, j, h // groups] + bias[b, h, i, j] for j in seen]
+      weights = np.exp(scores - np.max(scores))
+      out[b, i, h] = (weights / weights.sum()) @ v[b, seen, h // groups]
+  return out
+
+
+@pytest.mark.parametrize('kernel', [Dense(), XLA(), Blockwise(8, 4)], ids=str)
+@pytest.mark.parametrize('pattern', [Full(), Causal() & Window(4), ~Blocks(7)], ids=str)
+def test_kernels_equal_the_loops(kernel, pattern):
+  rng = np.random.default_rng(0)
+  q, k, v = arrays(rng)
+  bias, tokens = TableBias(4, nnx.Rngs(0)), packed(rng)
+  positions, segments = np.asarray(tokens.positions), np.asarray(tokens.segments)
+  mask = pattern.allows(positions[:, :, None], positions[:, None, :])
+  mask &= (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
+  expected = oracle(q, k, v, mask[:, None], bias.bias(positions, positions))
+  out = kernel(q, k, v, pattern=pattern, q_tokens=tokens, k_tokens=tokens, bias=bias, scale=SCALE)
+  np.testing.assert_allclose(out, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+@pytest.mark.parametrize('seed', range(4))
+def test_kernels_equal_dense_over_random_patterns(kernel, seed):
+  rng = np.random.default_rng(seed)
+  pattern = random_pattern(rng)
+  prefix = jnp.asarray(rng.random((2, 21)) < 0.3)
+  tokens = Tokens(prefix=prefix) if seed % 2 else Tokens()
+  assert_agree(kernel, pattern, *arrays(rng), None, tokens)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+@pytest.mark.parametrize(
+  'pattern', [Causal(), Causal() & Blocks(3), Global(2) | Window(2), Causal() | Prefix()], ids=str
+)
+def test_kernels_equal_dense_on_packed_rows_with_a_bias(kernel, pattern):
+  rng = np.random.default_rng(1)
+  tokens = packed(rng)
+  tokens = Tokens(tokens.positions, tokens.segments, jnp.asarray(rng.random((2, 21)) < 0.3))
+  assert_agree(kernel, pattern, *arrays(rng), TableBias(4, nnx.Rngs(1)), tokens)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+@pytest.mark.parametrize('kv_heads', [1, 4])
+def test_kernels_equal_dense_for_cross_attention(kernel, kv_heads):
+  rng = np.random.default_rng(2)
+  q_tokens = Tokens(segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
+  k_tokens = Tokens(segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
+  inputs = arrays(rng, q_len=13, k_len=31, kv_heads=kv_heads)
+  assert_agree(kernel, Full(), *inputs, SlopeBias(), q_tokens, k_tokens)
+  assert_agree(kernel, Causal() | Global(20), *inputs, None, Tokens(), Tokens())
+
+
+@pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
+def test_bfloat16_is_as_near_as_bfloat16_can_be(kernel):
+  rng = np.random.default_rng(3)
+  inputs, bias = arrays(rng, dtype=jnp.bfloat16), TableBias(4, nnx.Rngs(3))
+  assert_agree(kernel, Causal(), *inputs, bias, packed(rng), tolerance=2e-2)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+def test_parameters_of_a_bfloat16_bias_get_bfloat16_gradients(kernel):
+  rng = np.random.default_rng(4)
+  bias = jax.tree.map(
+    lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, TableBias(4, nnx.Rngs(3))
+  )
+  inputs = arrays(rng, dtype=jnp.bfloat16)
+  _, gradients = value_and_gradients(kernel, Causal(), *inputs, bias, Tokens(), None)
+  assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
+def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(kernel):
+  inputs = arrays(np.random.default_rng(5))
+  pattern = ~Causal() & Window(4)
+  out, gradients = value_and_gradients(
+    kernel, pattern, *inputs, TableBias(4, nnx.Rngs(0)), Tokens(), None
+  )
+  assert (out[:, -1] == 0).all() and (out[:, 0] != 0).all()
+  assert (gradients[0][:, -1] == 0).all()
+  assert all(jnp.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize('kernel', [Dense(), Blockwise(8, 8)], ids=str)
+def test_values_may_have_another_size_than_keys(kernel):
+  assert_agree(kernel, Causal(), *arrays(np.random.default_rng(6), v_dim=3), None, Tokens())
+
+
+@pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
+@pytest.mark.parametrize(
+  'pattern', [Causal(), Global(3) | Window(2), Causal() & Blocks(4)], ids=str
+)
+def test_packed_equals_unpacked(kernel, pattern):
+  rng = np.random.default_rng(7)
+  q, k, v = (x[:1] for x in arrays(rng, q_len=20, k_len=20))
+  sizes = [6, 9, 5]
+  tokens = Tokens(
+    positions=jnp.concatenate([jnp.arange(n) for n in sizes])[None],
+    segments=jnp.repeat(jnp.array([1, 2, 3]), jnp.array(sizes))[None],
+  )
+  attend = functools.partial(kernel, pattern=pattern, scale=SCALE)
+  together = attend(q, k, v, q_tokens=tokens, k_tokens=tokens)
+  starts = np.cumsum([0, *sizes])
+  alone = [
+    attend(q[:, a:b], k[:, a:b], v[:, a:b], q_tokens=Tokens(), k_tokens=Tokens())
+    for a, b in itertools.pairwise(starts)
+  ]
+  np.testing.assert_allclose(together, jnp.concatenate(alone, 1), atol=2e-6)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+def test_decoding_from_a_cache_sees_the_written_keys(kernel):
+  """One query at position 11 over 16 slots, of which 12 are written."""
+  rng = np.random.default_rng(8)
+  q, k, v = arrays(rng, q_len=1, k_len=16)
+  q_tokens = Tokens(positions=jnp.full((2, 1), 11), segments=jnp.ones((2, 1), int))
+  k_tokens = Tokens(segments=jnp.asarray([[1] * 12 + [0] * 4] * 2))
+  out = kernel(
+    q, k, v, pattern=Causal() & Window(9), q_tokens=q_tokens, k_tokens=k_tokens, scale=SCALE
+  )
+  mask = (np.arange(16) <= 11) & (np.arange(16) > 2)
+  np.testing.assert_allclose(out, oracle(q, k, v, mask), atol=2e-6)
+
+
+def test_dropout_of_dense_is_unbiased_and_deterministic_without_a_key():
+  q, k, v = arrays(np.random.default_rng(9))
+  attend = functools.partial(
+    Dense(), q, k, v, pattern=Causal(), q_tokens=Tokens(), k_tokens=Tokens(), scale=SCALE
+  )
+  outs = jax.vmap(lambda key: attend(dropout_rate=0.5, key=key))(
+    jax.random.split(jax.random.key(0), 2000)
+  )
+  np.testing.assert_allclose(outs.mean(0), attend(), atol=0.15)
+  np.testing.assert_array_equal(attend(dropout_rate=0.5), attend())
+
+
+def test_blockwise_dropout_is_the_same_in_both_passes():
+  q, k, v = arrays(np.random.default_rng(10), q_len=20, k_len=15, kv_heads=4)
+  key, rate = jax.random.key(3), 0.4
+  kept = jnp.concatenate(
+    [
+      jnp.concatenate([tile_dropout(key, i, j, rate, (2, 4, 1, 8, 5)) for j in range(3)], -1)
+      for i in range(3)
+    ],
+    -2,
+  )[:, :, 0, :20]
+
+  def reference(q, k, v):
+    scores = jnp.einsum('bqhd,bkhd->bhqk', q, k) * SCALE
+    scores = jnp.where(Causal().mask(20, 15), scores, -jnp.inf)
+    return jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(scores) * kept, v)
+
+  def blockwise(q, k, v):
+    tokens = Tokens()
+    kwargs = {'pattern': Causal(), 'q_tokens': tokens, 'k_tokens': tokens, 'scale': SCALE}
+    return Blockwise(8, 5)(q, k, v, **kwargs, dropout_rate=rate, key=key)
+
+  def gradient(f):
+    return jax.grad(lambda *x: (jnp.sin(f(*x))).sum(), (0, 1, 2))(q, k, v)
+
+  np.testing.assert_allclose(blockwise(q, k, v), reference(q, k, v), atol=5e-6)
+  for a, b in zip(gradient(blockwise), gradient(reference), strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+  'pattern, poisoned',
+  [
+    (Causal(), slice(24, 32)),
+    (Window(4), slice(16, 32)),
+    (Blocks(8), slice(8, 32)),
+    (Causal() & Blocks(16), slice(8, 32)),
+  ],
+  ids=str,
+)
+def test_skipped_tiles_are_never_read(pattern, poisoned):
+  """NaN keys and values that the first tile of queries does not see leave it finite."""
+  q, k, v = arrays(np.random.default_rng(11), q_len=32, k_len=32)
+  k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
+
+  def first_rows(q, k, v):
+    out = Blockwise(8, 8)(
+      q, k, v, pattern=pattern, q_tokens=Tokens(), k_tokens=Tokens(), scale=SCALE
+    )
+    return out[:, :8]
+
+  assert jnp.isfinite(first_rows(q, k, v)).all()
+  assert jnp.isnan(Dense()(q, k, v, pattern=pattern, q_tokens=Tokens(), k_tokens=Tokens(),
+                           scale=SCALE)[:, :8]).any()  # fmt: skip
+
+
+def temporary_bytes(kernel, length):
+  tokens = Tokens()
+
+  def loss(q, k, v):
+    return kernel(q, k, v, pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=SCALE).sum()
+
+  x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
+  compiled = jax.jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x).compile()
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_of_blockwise_is_linear_in_length():
+  assert temporary_bytes(Blockwise(), 4096) < 5 * temporary_bytes(Blockwise(), 1024)
+  assert temporary_bytes(Dense(), 4096) > 12 * temporary_bytes(Dense(), 1024)
+  assert temporary_bytes(Blockwise(), 4096) < temporary_bytes(Dense(), 4096) / 10
+
+
+def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
+  """The arguments for cuDNN, honoured by XLA's own implementation, equal dense."""
+  q, k, v = arrays(np.random.default_rng(12), dtype=jnp.bfloat16)
+  attend = jax.nn.dot_product_attention
+  asked = []
+
+  def xla(*args, implementation, **kwargs):
+    asked.append(implementation)
+    return attend(*args, implementation='xla', **kwargs)
+
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', xla)
+  for pattern in (Full(), Causal(), Causal() & Window(3), Window(3) & Causal()):
+    kwargs = {'pattern': pattern, 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
+    np.testing.assert_allclose(
+      XLA('cudnn')(q, k, v, **kwargs).astype(jnp.float32),
+      Dense()(q, k, v, **kwargs).astype(jnp.float32),
+      atol=2e-2,
+    )
+    assert Auto().choose(q, k, v, **{k: v for k, v in kwargs.items() if k != 'scale'})[0] == XLA(
+      'cudnn'
+    )
+  assert asked == ['cudnn'] * 4
+
+
+@pytest.mark.parametrize(
+  'changes, reason',
+  [
+    ({'pattern': Window(3)}, 'not Window'),
+    ({'q_tokens': Tokens(segments=jnp.ones((2, 21), int))}, 'segments'),
+    ({'bias': SlopeBias()}, 'bias'),
+    ({'dropout_rate': 0.1, 'key': jax.random.key(0)}, 'dropout'),
+  ],
+  ids=['pattern', 'segments', 'bias', 'dropout'],
+)
+def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  q, k, v = arrays(np.random.default_rng(13), dtype=jnp.bfloat16)
+  kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
+  with pytest.raises(UserError, match=reason):
+    XLA('cudnn')(q, k, v, **{**kwargs, **changes})
+
+
+@pytest.mark.skipif(jax.default_backend() != 'gpu', reason='cuDNN needs an NVIDIA GPU')
+@pytest.mark.parametrize('pattern', [Full(), Causal(), Causal() & Window(5)], ids=str)
+def test_cudnn_equals_dense(pattern):
+  inputs = arrays(np.random.default_rng(14), q_len=64, k_len=64, dim=64, v_dim=64)
+  inputs = tuple(x.astype(jnp.bfloat16) for x in inputs)
+  assert_agree(XLA('cudnn'), pattern, *inputs, None, Tokens(), tolerance=2e-2)
+
+
+@pytest.mark.parametrize(
+  'kernel, changes, reason',
+  [
+    (XLA(), {'dropout_rate': 0.1, 'key': jax.random.key(0)}, 'dropout'),
+    (XLA(), {'v': jnp.zeros((2, 21, 2, 3))}, 'values 3'),
+    (XLA('cudnn'), {}, 'NVIDIA GPU'),
+    (Dense(), {'k': jnp.zeros((2, 21, 3, 8)), 'v': jnp.zeros((2, 21, 3, 8))}, 'do not divide'),
+    (Blockwise(), {'k': jnp.zeros((2, 21, 3, 8)), 'v': jnp.zeros((2, 21, 3, 8))}, 'do not divide'),
+  ],
+)
+def test_what_a_kernel_cannot_honour_is_refused(kernel, changes, reason):
+  q, k, v = arrays(np.random.default_rng(15))
+  kwargs = {
+    'q': q,
+    'k': k,
+    'v': v,
+    'pattern': Causal(),
+    'q_tokens': Tokens(),
+    'k_tokens': Tokens(),
+    'scale': SCALE,
+  }
+  with pytest.raises(UserError, match=reason):
+    kernel(**{**kwargs, **changes})
+
+
+def test_blocks_and_implementations_without_sense_are_refused():
+  with pytest.raises(UserError, match='at least one position'):
+    Blockwise(0, 8)
+  with pytest.raises(UserError, match='implementation'):
+    XLA('flash')  # type: ignore[arg-type]
+
+
+def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
+  def choose(q_len, k_len):
+    q = jax.ShapeDtypeStruct((1, q_len, 4, 8), jnp.float32)
+    k = jax.ShapeDtypeStruct((1, k_len, 4, 8), jnp.float32)
+    return Auto().choose(q, k, k, pattern=Causal(), q_tokens=Tokens(), k_tokens=Tokens())[0]
+
+  assert choose(256, 256) == Dense()
+  assert choose(1, 100_000) == Dense()
+  assert choose(8192, 8192) == Blockwise()
+
+
+def test_auto_equals_its_choice_and_tells_it_once(caplog):
+  q, k, v = arrays(np.random.default_rng(16), q_len=23, k_len=19)
+  kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
+  with caplog.at_level(logging.INFO, logger='t2x'):
+    outs = [Auto()(q, k, v, **kwargs) for _ in range(3)]
+  np.testing.assert_array_equal(outs[-1], Dense()(q, k, v, **kwargs))
+  assert [r.getMessage() for r in caplog.records if '23 x 19' in r.getMessage()] == [
+    'attention kernel Dense(): 23 x 19 scores are few; cuDNN needs an NVIDIA GPU, and this is cpu'
+  ]

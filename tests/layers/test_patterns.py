@@ -1,0 +1,176 @@
+"""Patterns: the predicate, the schedule of tiles that must agree with it, and the dense mask."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2x.errors import UserError
+from t2x.layers.base import Tokens
+from t2x.layers.patterns import (
+  FULL,
+  PARTIAL,
+  SKIP,
+  Blocks,
+  Causal,
+  Full,
+  Global,
+  Prefix,
+  Window,
+  attention_mask,
+)
+
+small = st.integers(1, 9)
+leaves = st.one_of(
+  st.sampled_from([Full(), Causal(), Prefix()]),
+  st.builds(Window, small, st.integers(1, 4)),
+  st.builds(Global, small),
+  st.builds(Blocks, small),
+)
+patterns = st.recursive(
+  leaves,
+  lambda inner: st.one_of(
+    st.builds(lambda a, b: a & b, inner, inner),
+    st.builds(lambda a, b: a | b, inner, inner),
+    st.builds(lambda a: ~a, inner),
+  ),
+  max_leaves=5,
+)
+lengths = st.integers(1, 40)
+
+
+def true_verdicts(mask: np.ndarray, q_block: int, k_block: int) -> np.ndarray:
+  rows = [mask[i : i + q_block] for i in range(0, mask.shape[0], q_block)]
+  tiles = [[row[:, j : j + k_block] for j in range(0, mask.shape[1], k_block)] for row in rows]
+  return np.array([[FULL if t.all() else PARTIAL if t.any() else SKIP for t in r] for r in tiles])
+
+
+def assert_never_wrong(schedule, mask, q_block, k_block):
+  truth = true_verdicts(mask, q_block, k_block)
+  assert schedule.shape == truth.shape
+  assert ((schedule == PARTIAL) | (schedule == truth)).all()
+
+
+@settings(max_examples=300, deadline=None)
+@given(patterns, lengths, lengths, small, small, st.integers(0, 2**32))
+def test_schedule_never_skips_an_allowed_pair_nor_calls_a_forbidden_one_full(
+  pattern, q_len, k_len, q_block, k_block, seed
+):
+  prefix = np.random.default_rng(seed).random(k_len) < 0.5
+  schedule = pattern.schedule(q_len, k_len, q_block, k_block)
+  assert_never_wrong(schedule, pattern.mask(q_len, k_len, prefix), q_block, k_block)
+  schedule = pattern.schedule(q_len, k_len, q_block, k_block, has_prefix=False)
+  assert_never_wrong(schedule, pattern.mask(q_len, k_len), q_block, k_block)
+
+
+@settings(max_examples=200, deadline=None)
+@given(patterns, st.lists(small, min_size=1, max_size=5), small, small)
+def test_schedule_of_a_packed_row_holds_within_segments(pattern, sizes, q_block, k_block):
+  positions = np.concatenate([np.arange(n) for n in sizes])
+  segments = np.repeat(np.arange(len(sizes)), sizes)
+  allowed = pattern.allows(positions[:, None], positions[None, :])
+  same = segments[:, None] == segments[None, :]
+  schedule = pattern.schedule(
+    len(positions), len(positions), q_block, k_block, packed=True, has_prefix=False
+  )
+  skipped = true_verdicts(allowed & same, q_block, k_block) != SKIP
+  assert not (skipped & (schedule == SKIP)).any()
+  holes = true_verdicts(allowed | ~same, q_block, k_block) != FULL
+  assert not (holes & (schedule == FULL)).any()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+  st.one_of(
+    st.builds(Window, small, st.integers(1, 4)),
+    st.builds(lambda n: Causal() & Window(n), small),
+    st.builds(lambda n: Causal() & ~Window(n, 2), small),
+    st.builds(Blocks, small),
+    st.builds(Global, small),
+    st.sampled_from([Full(), Causal(), ~Causal()]),
+  ),
+  lengths,
+  lengths,
+  small,
+  small,
+)
+def test_schedule_is_exact_for_relative_patterns_blocks_and_global(
+  pattern, q_len, k_len, q_block, k_block
+):
+  schedule = pattern.schedule(q_len, k_len, q_block, k_block)
+  truth = true_verdicts(pattern.mask(q_len, k_len), q_block, k_block)
+  np.testing.assert_array_equal(schedule, truth)
+
+
+def test_schedule_of_a_long_row_is_cheap():
+  schedule = (Causal() & Window(4096)).schedule(2**20, 2**20, 4096, 4096)
+  assert schedule.shape == (256, 256)
+  assert (schedule != SKIP).sum() == 2 * 256 - 1
+
+
+def test_predicates_by_hand():
+  mask = (Causal() & Window(3)).mask(6, 6)
+  assert mask.sum(1).tolist() == [1, 2, 3, 3, 3, 3]
+  assert np.flatnonzero((Causal() & Window(3, dilation=2)).mask(8, 8)[7]).tolist() == [3, 5, 7]
+  assert np.flatnonzero(Window(2).mask(8, 8)[4]).tolist() == [3, 4, 5]
+  assert np.flatnonzero(Blocks(3).mask(8, 8)[4]).tolist() == [3, 4, 5]
+  assert (Causal() | Global(2)).mask(5, 5)[0].all()
+  assert np.flatnonzero((~Causal()).mask(4, 4)[1]).tolist() == [2, 3]
+  assert Full().mask(2, 3).shape == (2, 3)
+
+
+def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
+  prefix = np.array([True, True, False, False])
+  mask = (Causal() | Prefix()).mask(4, 4, prefix)
+  assert mask[0].tolist() == [True, True, False, False]
+  np.testing.assert_array_equal((Causal() | Prefix()).mask(4, 4), Causal().mask(4, 4))
+
+
+@settings(max_examples=50, deadline=None)
+@given(patterns)
+def test_patterns_are_values_that_print_as_python(pattern):
+  names = {c.__name__: c for c in (Full, Causal, Prefix, Window, Global, Blocks)}
+  again = eval(repr(pattern), names)
+  assert again == pattern and hash(again) == hash(pattern)
+
+
+@settings(max_examples=50, deadline=None)
+@given(patterns)
+def test_relative_patterns_are_those_that_depend_on_the_difference(pattern):
+  if pattern.relative:
+    q, k = np.arange(20)[:, None], np.arange(20)[None, :]
+    np.testing.assert_array_equal(pattern.allows(q + 7, k + 7), pattern.allows(q, k))
+
+
+def test_mask_honours_segments_and_padding():
+  segments = jnp.array([[1, 1, 2, 2, 0]])
+  mask = attention_mask(Causal(), Tokens(segments=segments), Tokens(segments=segments), 5, 5)
+  expected = np.zeros((5, 5), bool)
+  for q, k in [(0, 0), (1, 0), (1, 1), (2, 2), (3, 2), (3, 3)]:
+    expected[q, k] = True
+  np.testing.assert_array_equal(mask[0, 0], expected)
+
+
+def test_mask_of_one_known_side_hides_its_padding_alone():
+  mask = attention_mask(Full(), Tokens(), Tokens(segments=jnp.array([[1, 2, 0]])), 2, 3)
+  np.testing.assert_array_equal(mask[0, 0], [[True, True, False]] * 2)
+  mask = attention_mask(Full(), Tokens(segments=jnp.array([[1, 0]])), Tokens(), 2, 3)
+  np.testing.assert_array_equal(mask[0, 0], [[True] * 3, [False] * 3])
+
+
+def test_no_mask_where_all_see_all():
+  assert attention_mask(Full(), Tokens(), Tokens(), 4, 4) is None
+
+
+@pytest.mark.parametrize(
+  'build', [lambda: Window(0), lambda: Window(4, 0), lambda: Global(0), lambda: Blocks(-1)]
+)
+def test_sizes_without_sense_are_refused(build):
+  with pytest.raises(UserError, match='at least 1'):
+    build()
+
+
+def test_a_pattern_combines_with_patterns_alone():
+  with pytest.raises(TypeError):
+    Causal() & 3
