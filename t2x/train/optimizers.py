@@ -1,0 +1,235 @@
+"""Update rules, through optax.
+
+Each gives a direction; what is the same for all follows it here: decoupled weight decay
+(https://arxiv.org/abs/1711.05101) on matrices and tables alone, then the learning rate.
+"""
+
+import abc
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from optax import contrib
+
+from t2x.train.schedules import Schedule, ScheduleFn
+
+__all__ = [
+  'SGD',
+  'Adafactor',
+  'AdamW',
+  'Lion',
+  'Muon',
+  'Optimizer',
+  'build_optimizer',
+  'decay_mask',
+]
+
+
+def _map_variables(function: Any, params: Any) -> Any:
+  """`function(last name, axes, variable)` in the place of each variable."""
+
+  def of(path, variable):
+    axes = variable.get_metadata().get('axes') or ()
+    name = jax.tree_util.keystr(path[-1:], simple=True)
+    return function(name, axes, variable)
+
+  return jax.tree_util.tree_map_with_path(of, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+
+
+def _is_vector(name: str, axes: tuple[str | None, ...]) -> bool:
+  """Norms and biases, also those with an axis of heads; stacked layers do not count as an axis."""
+  return len(axes) < 2 or name in ('bias', 'scale')
+
+
+def decay_mask(params: Any) -> Any:
+  """True for the parameters that weight decay pulls at: all but norms and biases."""
+  return _map_variables(lambda name, axes, _: not _is_vector(name, axes), params)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Optimizer(abc.ABC):
+  """What all update rules have.
+
+  Attributes:
+    weight_decay: a step shrinks matrices and tables by learning rate * weight_decay.
+  """
+
+  weight_decay: float = 0.0
+
+  @abc.abstractmethod
+  def direction(self, params: Any) -> optax.GradientTransformation:
+    """Gradients -> what is subtracted, before decay and learning rate."""
+
+  def build(self, schedule: ScheduleFn, params: Any) -> optax.GradientTransformation:
+    """The whole rule.
+
+    Args:
+      schedule: step -> learning rate.
+      params: the model or its shapes; its variables' `axes` and names decide what is decayed.
+    """
+    steps = [self.direction(params)]
+    if self.weight_decay:
+      steps.append(optax.add_decayed_weights(self.weight_decay, decay_mask(params)))
+    return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdamW(Optimizer):
+  """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101).
+
+  Attributes:
+    b1: decay of the mean of gradients.
+    b2: decay of the mean of their squares.
+    eps: added to the root of the latter.
+  """
+
+  b1: float = 0.9
+  b2: float = 0.999
+  eps: float = 1e-8
+  weight_decay: float = 0.01
+
+  def direction(self, params):
+    return optax.scale_by_adam(self.b1, self.b2, self.eps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adafactor(Optimizer):
+  """Second moments kept as rows and columns (https://arxiv.org/abs/1804.04235).
+
+  The root mean squares that clip and scale an update are those of one parameter; scanned layers
+  count as one, being stacked.
+
+  Attributes:
+    min_dim_size: matrices with a smaller side are not factored.
+    decay_rate: the second moment's decay at step t is 1 - t^-decay_rate.
+    clip: largest root mean square of an update; None does not clip.
+    scale_by_parameter: the learning rate is relative to each parameter's root mean square.
+    momentum: decay of a mean of the updates; None keeps none.
+    eps: added to squared gradients.
+  """
+
+  min_dim_size: int = 128
+  decay_rate: float = 0.8
+  clip: float | None = 1.0
+  scale_by_parameter: bool = True
+  momentum: float | None = None
+  eps: float = 1e-30
+
+  def direction(self, params):
+    rule = optax.adafactor(
+      learning_rate=None,
+      min_dim_size_to_factor=self.min_dim_size,
+      decay_rate=self.decay_rate,
+      multiply_by_parameter_scale=self.scale_by_parameter,
+      clipping_threshold=self.clip,
+      momentum=self.momentum,
+      eps=self.eps,
+    )
+    return optax.chain(rule, optax.scale(-1))  # optax's own already points downhill.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SGD(Optimizer):
+  """Stochastic gradient descent.
+
+  Attributes:
+    momentum: decay of the sum of gradients; 0 keeps none.
+    nesterov: looks one step ahead (https://jmlr.org/proceedings/papers/v28/sutskever13.html).
+  """
+
+  momentum: float = 0.0
+  nesterov: bool = False
+
+  def direction(self, params):
+    return optax.trace(self.momentum, self.nesterov) if self.momentum else optax.identity()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lion(Optimizer):
+  """The sign of an interpolated momentum (https://arxiv.org/abs/2302.06675).
+
+  Wants a learning rate 3 to 10 times smaller than AdamW's, and a decay as much larger.
+
+  Attributes:
+    b1: weight of the momentum in the step.
+    b2: decay of the momentum.
+  """
+
+  b1: float = 0.9
+  b2: float = 0.99
+  weight_decay: float = 0.1
+
+  def direction(self, params):
+    return optax.scale_by_lion(self.b1, self.b2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+  """Momentum made orthogonal for matrices (https://arxiv.org/abs/2502.16982), AdamW for the rest.
+
+  A matrix is a projection between named axes: heads and their size are merged into the side they
+  belong to, and each of the stacked layers is a matrix of its own. Tables, heads over the
+  vocabulary, patch projections, norms and biases are not.
+
+  Attributes:
+    momentum: decay of the mean of gradients.
+    nesterov: looks one step ahead.
+    num_iterations: Newton-Schulz iterations.
+    rms: root mean square of a matrix's step, so that one learning rate suits both rules; None
+      scales by sqrt(max(1, fan out / fan in)) as the first implementation does.
+    b1: AdamW's, for the rest.
+    b2: AdamW's.
+    eps: AdamW's.
+  """
+
+  momentum: float = 0.95
+  nesterov: bool = True
+  num_iterations: int = 5
+  rms: float | None = 0.2
+  b1: float = 0.9
+  b2: float = 0.95
+  eps: float = 1e-8
+  weight_decay: float = 0.1
+
+  def direction(self, params):
+    dimensions = _map_variables(_matrix_dimensions, params)
+    labels = _map_variables(
+      lambda *variable: 'adam' if _matrix_dimensions(*variable) is None else 'muon', params
+    )
+    muon = contrib.muon(
+      learning_rate=-1.0,  # Up the hill: learning rate and sign come after the decay.
+      ns_steps=self.num_iterations,
+      beta=self.momentum,
+      nesterov=self.nesterov,
+      consistent_rms=self.rms,
+      muon_weight_dimension_numbers=dimensions,
+    )
+    adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
+    return optax.partition({'muon': muon, 'adam': adam}, labels)
+
+
+def _matrix_dimensions(
+  name: str, axes: tuple[str | None, ...], variable: Any
+) -> contrib.MuonDimensionNumbers | None:
+  """Which dimensions are a matrix's inputs and outputs; None when it is no matrix for Muon."""
+  if _is_vector(name, axes) or not {None, 'length', 'vocab'}.isdisjoint(axes):
+    return None
+  num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
+  dimensions = tuple(range(-len(axes), 0))  # From the end: stacked layers lead.
+  return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])
+
+
+def build_optimizer(
+  optimizer: Optimizer,
+  schedule: Schedule,
+  *,
+  clip_norm: float | None,
+  num_steps: int,
+  params: Any,
+) -> optax.GradientTransformation:
+  """Clips the gradient's global norm to `clip_norm` (None: not), then applies the update rule with
+  the schedule of a run of `num_steps` steps. `params` is the model or its shapes."""
+  rule = optimizer.build(schedule.build(num_steps), params)
+  return rule if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), rule)
