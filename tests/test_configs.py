@@ -1,0 +1,59 @@
+"""Every config file resolves and shapes, the largest ones on a laptop."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2x.cli import main
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(ROOT.glob('configs/**/*.gin'))
+
+
+@pytest.mark.parametrize('file', FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_check_passes(file, capsys):
+  code = main(['check', str(file)])
+  captured = capsys.readouterr()
+  assert code == 0, captured.err
+  assert ': ok' in captured.out
+
+
+@pytest.mark.slow
+def test_gpt3_is_checked_in_little_memory():
+  code = """
+import json, resource, sys
+from t2x.cli import main
+code = main(['check', sys.argv[1]])
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(json.dumps([code, peak]))
+"""
+  file = ROOT / 'configs' / 'models' / 'gpt3_175b.gin'
+  command = [sys.executable, '-c', code, str(file)]
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  exit_code, gigabytes = json.loads(done.stdout.splitlines()[-1])
+  assert exit_code == 0
+  assert gigabytes < 2
+
+
+def test_show_tells_origins_and_diff_tells_differences(capsys):
+  file = str(ROOT / 'configs' / 'runs' / 'quickstart.gin')
+  assert main(['show', file, '--gin.Trainer.seed=7']) == 0
+  shown = capsys.readouterr().out
+  assert 'seed = 7' in shown
+  assert 'command line' in shown
+  assert 'quickstart.gin:' in shown
+  assert main(['diff', file, file]) == 0
+  other = str(ROOT / 'configs' / 'runs' / 'stdlib_lm.gin')
+  assert main(['diff', file, other]) == 1
+  assert 'Trainer' in capsys.readouterr().out
+
+
+def test_pattern_picture(tmp_path, capsys):
+  file = str(ROOT / 'configs' / 'models' / 'gpt3_175b.gin')
+  target = tmp_path / 'pattern.png'
+  assert main(['show', file, '--pattern', str(target), '--length', '32']) == 0
+  assert target.read_bytes().startswith(b'\x89PNG')
+  assert (tmp_path / 'pattern-2.png').exists()
