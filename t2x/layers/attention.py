@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Context, Initializer, Linear, Tokens
@@ -21,32 +21,51 @@ from t2x.layers.positions import PositionEncoding
 __all__ = ['AttentionCache', 'CrossCache', 'MultiHeadAttention']
 
 
+# The fields of the caches are not annotated with shapes: a stack puts its layers before the batch, and
+# tree functions put other things than arrays into them.
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AttentionCache:
   """Keys and values of what was read so far; the slot of a token is its position.
 
   Attributes:
-    k: keys, already rotated.
-    v: values.
-    segments: segment of the token in each slot; 0: the slot is empty.
-    prefix: whether the token is one that the pattern `Prefix()` lets everybody see.
+    k: keys, already rotated, [batch, slots, kv_heads, head_dim].
+    v: values, of the same shape.
+    segments: segment of the token in each slot, int [batch, slots]; 0: the slot is empty.
+    prefix: bool [batch, slots]: does the pattern `Prefix()` let everybody see the token?
   """
 
-  k: Float[Array, 'batch slots kv_heads head_dim']
-  v: Float[Array, 'batch slots kv_heads head_dim']
-  segments: Int[Array, 'batch slots']
-  prefix: Bool[Array, 'batch slots']
+  k: Any
+  v: Any
+  segments: Any
+  prefix: Any
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CrossCache:
-  """Keys and values of a context, and what is known of its tokens."""
+  """Keys and values of a context, and what is known of its tokens.
 
-  k: Float[Array, 'batch source kv_heads head_dim']
-  v: Float[Array, 'batch source kv_heads head_dim']
-  tokens: Tokens
+  Attributes:
+    k: keys [batch, source, kv_heads, head_dim].
+    v: values, of the same shape.
+    positions: as in `Tokens`, [batch, source] or None; so are the next two.
+    segments: see `Tokens`.
+    prefix: see `Tokens`.
+  """
+
+  k: Any
+  v: Any
+  positions: Any = None
+  segments: Any = None
+  prefix: Any = None
+
+  @property
+  def tokens(self) -> Tokens:
+    """What is known of the context's tokens."""
+    return Tokens(self.positions, self.segments, self.prefix)
 
 
 class MultiHeadAttention(nnx.Module):
@@ -132,9 +151,10 @@ class MultiHeadAttention(nnx.Module):
 
     # Every leaf of a cache has the batch, so that rows can be picked out of it.
     def full(a):
-      return jnp.broadcast_to(a, context.x.shape[:2])
+      return None if a is None else jnp.broadcast_to(a, context.x.shape[:2])
 
-    return CrossCache(k, v, jax.tree.map(full, context.tokens))
+    tokens = context.tokens
+    return CrossCache(k, v, full(tokens.positions), full(tokens.segments), full(tokens.prefix))
 
   def __call__(
     self,
