@@ -62,37 +62,35 @@ def references(draw, after):
 
 
 def values(after, macros=()):
+  """Mostly references and macros, alone and in containers; and literals of all kinds."""
   leaf = [literals]
   if after < len(PARTS):
-    leaf.append(references(after))
+    leaf += [references(after)] * 2
   if macros:
-    leaf.append(st.sampled_from([_Gin(f'%{name}') for name in macros]))
-  return st.recursive(
-    st.one_of(leaf),
-    lambda inner: st.one_of(
-      st.lists(inner, max_size=3),
-      st.lists(inner, max_size=3).map(tuple),
-      st.dictionaries(st.text(max_size=3), inner, max_size=2),
-    ),
-    max_leaves=5,
+    leaf += [st.sampled_from([_Gin(f'%{name}') for name in macros])]
+  item = st.one_of(leaf)
+  return st.one_of(
+    item,
+    item,
+    st.lists(item, max_size=3),
+    st.lists(item, max_size=2).map(tuple),
+    st.dictionaries(st.text(max_size=3), st.lists(item, max_size=1), max_size=2),
   )
 
 
 @st.composite
 def programs(draw):
-  """Bindings of all parts in many scopes, in any order, some in blocks, with macros of parts C and D."""
+  """Bindings of all parts in many scopes, in any order, some in blocks; macros hold parts C and D."""
   lines = [f'm{i} = {_text(draw(values(2)))}' for i in range(2)]
-  for i, part in enumerate(['Root', *PARTS]):
+  lines.append(f'Root.x = {_text(draw(st.lists(references(0), min_size=2, max_size=4)))}')
+  for i, part in enumerate(PARTS, 1):
     macros = ['m0', 'm1'] if i < 3 else []
-    for _ in range(draw(st.integers(0, 4))):
-      scope = draw(st.sampled_from(SCOPES if part != 'Root' else ['']))
+    for scope in draw(st.lists(st.sampled_from(SCOPES), min_size=1, max_size=5)):
       key = f'{scope}{"/" if scope else ""}{part}'
-      x = f'x = {_text(draw(values(i, macros)))}'
-      if draw(st.booleans()):
-        y = f'y = {_text(draw(values(i, macros)))}'
-        lines.append(f'{key}:\n  {x}  # a block\n  {y}\n')
-      else:
-        lines.append(f'{key}.{x}')
+      x = f'x = {draw(st.integers(0, 999))}'
+      y = f'y = {_text(draw(values(i, macros)))}'
+      block = f'{key}:\n  {x}  # a block\n  {y}\n'
+      lines.append(draw(st.sampled_from([block, f'{key}.{x}', f'{key}.{y}'])))
   return draw(st.permutations(lines))
 
 
@@ -145,7 +143,7 @@ def drop_empty_blocks(text):
 
 
 @settings(
-  max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+  max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(lines=programs())
 def test_parsing_and_resolution_agree_with_gin(fakes, tmp_path, lines):
