@@ -138,21 +138,9 @@ def _reference_problem(value: Reference, part: Part, hint: Any) -> str | None:
   factory = Reference(value.scope, value.name, False)
   made = Reference(value.scope, value.name, True)
   if typing.get_origin(hint) is collections.abc.Callable or hint is collections.abc.Callable:
-    wanted = (typing.get_args(hint) or (..., Any))[1]
-    builds = _assignable(part.returns, wanted)
-    if not value.evaluate:
-      if builds:
-        return None
-      if _gives_callable(part.returns):
-        return f'wants {show_hint(hint)}: write {made}, not {factory}'
-      return f'wants {show_hint(hint)}, but {factory} builds {show_hint(part.returns)}'
-    if _plain(wanted) is not Any and _plain(part.returns) is not Any and builds:
-      return f'wants a factory: write {factory}, not {made}'
-    if part.is_built_by_another:
-      return f'wants a factory: write {factory}, not {made}'
-    if _gives_callable(part.returns):
-      return None
-    return f'wants a factory or function: write {factory}, not {made}'
+    if value.evaluate:
+      return _object_as_callable(part, hint, factory, made)
+    return _part_as_callable(part, hint, factory, made)
   if value.evaluate:
     if _assignable(part.returns, hint):
       return None
@@ -164,6 +152,49 @@ def _reference_problem(value: Reference, part: Part, hint: Any) -> str | None:
   if _assignable(part.returns, hint):
     return f'wants an object: write {made}, not {factory}'
   return f'wants {show_hint(hint)}, got {factory}'
+
+
+def _part_as_callable(part: Part, hint: Any, factory: Reference, made: Reference) -> str | None:
+  """`@Part` where something to call is wanted: calling it must give what is wanted."""
+  arguments, wanted = typing.get_args(hint) or (..., Any)
+  if _assignable(part.returns, wanted):
+    # What is missing may be bound; what is too much cannot be taken away.
+    if _takes(part.obj, arguments, partial=True):
+      return None
+    return f'wants {show_hint(hint)}, but {factory} does not take {len(arguments)} by position'
+  if _gives_callable(part.returns) and not part.is_built_by_another:
+    return f'wants {show_hint(hint)}: write {made}, not {factory}'
+  return f'wants {show_hint(hint)}, but {factory} builds {show_hint(part.returns)}'
+
+
+def _object_as_callable(part: Part, hint: Any, factory: Reference, made: Reference) -> str | None:
+  """`@Part()` where something to call is wanted: the object itself must be callable."""
+  arguments, wanted = typing.get_args(hint) or (..., Any)
+  known = _plain(wanted) is not Any and _plain(part.returns) is not Any
+  if part.is_built_by_another or (known and _assignable(part.returns, wanted)):
+    return f'wants a factory: write {factory}, not {made}'
+  if not _gives_callable(part.returns):
+    return f'wants a factory or function: write {factory}, not {made}'
+  if part.is_class and isinstance(arguments, list):
+    arguments = [part.obj, *arguments]
+  if part.is_class and not _takes(part.obj.__call__, arguments):
+    return f'wants {show_hint(hint)}, but {made} does not take {len(arguments) - 1} by position'
+  return None
+
+
+def _takes(function: Any, arguments: Any, partial: bool = False) -> bool:
+  """Whether a call with as many positional arguments is possible; in doubt, yes."""
+  if not isinstance(arguments, list):
+    return True
+  try:
+    signature = inspect.signature(function)
+  except (ValueError, TypeError):
+    return True
+  try:
+    (signature.bind_partial if partial else signature.bind)(*arguments)
+  except TypeError:
+    return False
+  return True
 
 
 def _is_instance(obj: Any, hint: Any) -> bool:

@@ -89,6 +89,8 @@ def show(config: Config) -> str:
   by_part: dict[Part, dict[str, set[str]]] = {}
   for call in calls(config.root):
     text = '\n'.join(_shown(call, config))
+    if not text:
+      continue
     scope = ''.join(f'{name}/' for name in call.scope)
     by_part.setdefault(call.part, {}).setdefault(text, set()).add(scope)
   blocks = []

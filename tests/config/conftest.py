@@ -19,7 +19,8 @@ from typing import Any, Literal, Protocol
 
 __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
-  'Mixer', 'Model', 'Normal', 'Pattern', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'gelu', 'relu',
+  'Mixer', 'Model', 'Normal', 'Pattern', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
+  'gelu', 'relu', 'scaled', 'zero',
 ]
 
 
@@ -90,6 +91,24 @@ class Constant:
 
 def gelu(x: float, approximate: bool = True) -> float:
   return ('gelu', x, approximate)
+
+
+@dataclasses.dataclass(frozen=True)
+class scaled:
+  factor: float = 2.0
+
+  def __call__(self, x: float) -> float:
+    return ('scaled', x, self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class add:
+  def __call__(self, x: float, y: float) -> float:
+    return ('add', x, y)
+
+
+def zero() -> float:
+  return 0.0
 
 
 def relu(x: float) -> float:

@@ -128,6 +128,10 @@ Trainer:
   )
 
 
+def test_show_leaves_out_parts_without_parameters(read):
+  assert 'Causal:' not in show(read('Experiment.extra = @Causal()'))
+
+
 def test_show_tells_scopes_apart_where_they_differ(read):
   text = show(
     read(

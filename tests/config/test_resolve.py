@@ -43,6 +43,11 @@ def test_bindings_reach_factories_that_are_defaults(read, parts):
   assert block(encoder)['feed_forward'].given['activation'] == ('gelu', 1.0, False)
 
 
+def test_an_object_that_can_be_called_serves_as_a_function(read):
+  encoder, _ = parts_of(read(GOOD + 'MLP.activation = @scaled()\nscaled.factor = 3').build().model)
+  assert block(encoder)['feed_forward'].given['activation'] == ('scaled', 1.0, 3.0)
+
+
 def test_bindings_reach_a_default_that_is_a_partial(read, parts):
   text = GOOD.replace('Attention.num_heads = 4', 'Attention.kernel = @Dense()')
   preset = functools.partial(parts.Attention, num_heads=3)
