@@ -1,0 +1,339 @@
+"""Saved train states: asynchronous, checked by checksums, restored onto any mesh.
+
+Written by Orbax, as a nested dict of arrays whose names are those of the parameters, so that the
+files do not depend on the classes that held them. Each checkpoint carries checksums of its files:
+one that a crash or a bad disk has damaged is told from a good one, and the one before is used.
+"""
+
+import json
+import logging
+import math
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.experimental import multihost_utils
+from jax.sharding import SingleDeviceSharding
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+
+from t2x.errors import UserError
+
+__all__ = ['Checkpoints']
+
+State = TypeVar('State')
+
+log = logging.getLogger('t2x')
+
+CHECKSUMS = 'checksums.json'
+# Written by Orbax while a checkpoint is moved to its place, thus after the checksums.
+UNCHECKED = (CHECKSUMS, '_CHECKPOINT_METADATA')
+
+
+class Checkpoints:
+  """The checkpoints of a run: `folder/<step>/`.
+
+  Args:
+    folder: made at the first save.
+    keep_last: newest checkpoints kept.
+    keep_best: best checkpoints kept, of those saved with metrics.
+    best_metric: the metric that decides.
+    best_mode: whether it should be small or large.
+  """
+
+  def __init__(
+    self,
+    folder: Path | str,
+    *,
+    keep_last: int = 2,
+    keep_best: int = 1,
+    best_metric: str = 'loss',
+    best_mode: Literal['min', 'max'] = 'min',
+  ):
+    self.folder = Path(folder).absolute()
+    self.keep_last, self.keep_best = keep_last, keep_best
+    self.best_metric, self.best_mode = best_metric, best_mode
+    self._manager: ocp.CheckpointManager | None = None
+    self._corrupt: set[int] = set()
+    logging.getLogger('absl').addFilter(_not_orbax)
+
+  def steps(self) -> list[int]:
+    """Steps of the complete checkpoints, ascending."""
+    if not self.folder.is_dir():
+      return []
+    return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+
+  def latest_step(self) -> int | None:
+    """The newest checkpoint's step."""
+    return max(self.steps(), default=None)
+
+  def best_step(self) -> int | None:
+    """The best checkpoint's step; of equal ones the newest. None when none has metrics."""
+    return next(iter(self._from_best()), None)
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    extra: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+  ) -> None:
+    """Starts to save; returns once `state` has been copied and may be donated.
+
+    Args:
+      step: optimizer steps taken; larger than all saved steps.
+      state: a pytree of arrays, modules and typed PRNG keys.
+      extra: what `restore` gives back beside the state; anything that JSON holds.
+      metrics: of an evaluation at this step, to choose the best.
+
+    Raises:
+      UserError: this save or the one before failed; the last good checkpoint is still there.
+    """
+    if metrics is not None and self.best_metric not in metrics:
+      raise UserError(
+        f"the metric '{self.best_metric}', which chooses the best checkpoint, is none of "
+        f'{", ".join(metrics)}'
+      )
+    named = dict(_named(state))
+    arrays = {name: list(leaf.shape) for name, leaf in named.items()}
+    about = {'extra': extra or {}, 'metrics': metrics and dict(metrics), 'arrays': arrays}
+    about = json.loads(json.dumps(about, default=float))
+    try:
+      if self._manager is None:
+        self._manager = self._open()
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(_nest(named)), about=ocp.args.JsonSave(about)
+        ),
+        metrics=about['metrics'],
+        force=True,
+      )
+    except Exception as error:
+      raise self._failed(error) from error
+
+  def wait(self) -> None:
+    """Returns when the last save is on disk.
+
+    Raises:
+      UserError: it failed; the last good checkpoint is still there.
+    """
+    try:
+      if self._manager is not None:
+        self._manager.wait_until_finished()
+    except Exception as error:
+      raise self._failed(error) from error
+
+  def close(self) -> None:
+    """Waits, and ends the background threads."""
+    self.wait()
+    if self._manager is not None:
+      self._manager.close()
+      self._manager = None
+
+  def restore(
+    self, abstract: State, which: int | Literal['last', 'best'] = 'last'
+  ) -> tuple[State, dict[str, Any]]:
+    """A saved state with the shapes and shardings of `abstract`, and its `extra`.
+
+    A corrupt checkpoint gives way to the next older (or next best) one, with a warning.
+
+    Args:
+      abstract: a tree like the saved one, of `jax.ShapeDtypeStruct`s with or without shardings.
+      which: 'last', 'best', or a step.
+
+    Raises:
+      UserError: there is no such checkpoint, all are corrupt, or a parameter does not fit.
+    """
+    candidates = self._candidates(which)
+    for number, step in enumerate(candidates):
+      problem = self._problem(step)
+      if problem is None:
+        return self._read(step, abstract)
+      self._corrupt.add(step)
+      following = candidates[number + 1 : number + 2]
+      told = f'using the one of step {following[0]}' if following else 'there is no other'
+      log.warning('checkpoint of step %d is corrupt (%s): %s', step, problem, told)
+    raise UserError(
+      f'no intact checkpoint in {self.folder}: use --fresh to start again, or another checkpoint'
+    )
+
+  def _candidates(self, which: int | str) -> list[int]:
+    steps = self.steps()
+    if not steps:
+      raise UserError(f'there is no checkpoint in {self.folder}')
+    if which == 'last':
+      return steps[::-1]
+    if which == 'best':
+      best = self._from_best()
+      if not best:
+        raise UserError(f'no checkpoint in {self.folder} has been evaluated: there is no best one')
+      return best
+    if which not in steps:
+      raise UserError(f'no checkpoint of step {which} in {self.folder}: there are {steps}')
+    return [int(which)]
+
+  def _from_best(self) -> list[int]:
+    """Steps with metrics, best first, newer first among equals."""
+    ranked = []
+    for step in self.steps():
+      try:
+        metrics = json.loads((self.folder / str(step) / 'metrics' / 'metrics').read_bytes())
+        ranked.append((self._badness(metrics), -step))
+      except (OSError, ValueError, KeyError):
+        continue  # Saved without metrics, or damaged.
+    return [-step for _, step in sorted(ranked)]
+
+  def _badness(self, metrics: Mapping[str, float]) -> float:
+    """The metric, turned so that smaller is better and not a number is worst."""
+    value = metrics[self.best_metric]
+    value = -value if self.best_mode == 'max' else value
+    return math.inf if math.isnan(value) else value
+
+  def _open(self) -> ocp.CheckpointManager:
+    """The writer; what was cut off while being written is removed, what is corrupt set aside."""
+    self.folder.mkdir(parents=True, exist_ok=True)
+    for step in self._corrupt.intersection(self.steps()):
+      aside = self.folder / f'corrupt-{step}'
+      shutil.rmtree(aside, ignore_errors=True)
+      (self.folder / str(step)).rename(aside)
+    best = BestN(
+      n=self.keep_best,
+      get_metric_fn=self._badness,
+      reverse=True,
+      keep_checkpoints_without_metrics=False,
+    )
+    options = ocp.CheckpointManagerOptions(
+      best_fn=self._badness,
+      best_mode='min',
+      preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), best]),
+      cleanup_tmp_directories=True,
+      async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+    )
+    return ocp.CheckpointManager(self.folder, options=options)
+
+  def _write_checksums(self) -> None:
+    """Runs in Orbax's thread when all files are written, before they are moved to their place."""
+    if jax.process_index() == 0:
+      for folder in self._unfinished():
+        sums = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
+        (folder / CHECKSUMS).write_text(json.dumps(sums))
+
+  def _unfinished(self) -> list[Path]:
+    return list(self.folder.glob('*.orbax-checkpoint-tmp*'))
+
+  def _problem(self, step: int) -> str | None:
+    """What is wrong with a checkpoint's files, as the first process sees them."""
+    problem = _check_files(self.folder / str(step)) if jax.process_index() == 0 else None
+    if jax.process_count() > 1:
+      bad = multihost_utils.broadcast_one_to_all(np.array(problem is not None))
+      problem = (problem or 'as the first process says') if bad else None
+    return problem
+
+  def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
+    folder = self.folder / str(step)
+    reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    about = reader.restore(folder, args=ocp.args.Composite(about=ocp.args.JsonRestore())).about
+    named = dict(_named(abstract))
+    self._check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
+    target = _nest({name: _target(leaf) for name, leaf in named.items()})
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
+    read = dict(_named(reader.restore(folder, args=args).state))
+    leaves = [read[name] for name, _ in _named(abstract)]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
+
+  def _check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UserError that names the parameters that differ, the model's first."""
+    problems = [
+      f'{name} is {tuple(saved[name])} in the checkpoint and {tuple(shape)} here'
+      for name, shape in wanted.items()
+      if name in saved and tuple(saved[name]) != tuple(shape)
+    ]
+    problems += [f'{name} is not in the checkpoint' for name in wanted if name not in saved]
+    problems += [f'{name} of the checkpoint is not here' for name in saved if name not in wanted]
+    if problems:
+      problems.sort(key=lambda problem: not problem.startswith('model'))
+      more = [f'and {len(problems) - 5} more'] if len(problems) > 5 else []
+      told = '; '.join(problems[:5] + more)
+      raise UserError(f'checkpoint of step {step} in {self.folder} does not fit: {told}')
+
+  def _failed(self, error: Exception) -> UserError:
+    """After a failed save: frees what it had written, and says which checkpoint is still good."""
+    self._manager = None
+    for folder in self._unfinished():
+      shutil.rmtree(folder, ignore_errors=True)
+    last = self.latest_step()
+    good = 'there is no earlier one' if last is None else f'the one of step {last} is still good'
+    first = (str(error).splitlines() or [''])[0] or type(error).__name__
+    return UserError(
+      f'a checkpoint could not be saved in {self.folder}: {first}; {good}. '
+      'Make room, then run the same command again',
+      exit_code=1,
+    )
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+  """A log filter: Orbax's notes stay out of users' sight; what matters is raised."""
+  return 'orbax' not in record.pathname
+
+
+def _named(tree: Any) -> Iterator[tuple[str, Any]]:
+  """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
+
+  def parts(path):
+    return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+  flat, _ = jax.tree_util.tree_flatten_with_path(
+    tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )
+  for path, variable in flat:
+    leaves = jax.tree.leaves(variable)
+    for number, leaf in enumerate(leaves):
+      yield parts(path) if len(leaves) == 1 else f'{parts(path)}/{number}', leaf
+
+
+def _nest(named: Mapping[str, Any]) -> dict[str, Any]:
+  nested: dict[str, Any] = {}
+  for name, leaf in named.items():
+    *parts, last = name.split('/')
+    inner = nested
+    for part in parts:
+      inner = inner.setdefault(part, {})
+    inner[last] = leaf
+  return nested
+
+
+def _target(leaf: Any) -> jax.ShapeDtypeStruct:
+  sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def _files(folder: Path) -> list[Path]:
+  return [path for path in folder.rglob('*') if path.is_file() and path.name not in UNCHECKED]
+
+
+def _checksum(path: Path) -> list[int]:
+  """[size in bytes, CRC-32]."""
+  size, crc = 0, 0
+  with path.open('rb') as file:
+    while block := file.read(1 << 22):
+      size, crc = size + len(block), zlib.crc32(block, crc)
+  return [size, crc]
+
+
+def _check_files(folder: Path) -> str | None:
+  try:
+    sums = json.loads((folder / CHECKSUMS).read_bytes())
+    for name, expected in sums.items():
+      found = _checksum(folder / name)
+      if found != expected:
+        what = 'content' if found[0] == expected[0] else f'{found[0]} of {expected[0]} bytes:'
+        return f'{name}: {what} not as written'
+  except (OSError, ValueError, AttributeError) as error:
+    return str(error) or type(error).__name__
+  return None

@@ -1,0 +1,205 @@
+"""Checkpoints: nothing is lost, whatever happens to the process, the disk and the files."""
+
+import json
+import logging
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t2x.errors import UserError
+from t2x.train.checkpoints import CHECKSUMS, Checkpoints
+
+
+@pytest.fixture(scope='session')
+def state(tiny):
+  """`state(seed, width)`: model, optimizer state, key and step, as a train state has them."""
+
+  def make(key, width):
+    model = tiny(width, key)
+    optimizer = optax.adamw(1e-3).init(model)
+    return {'model': model, 'opt_state': optimizer, 'key': key, 'step': jnp.zeros((), int)}
+
+  jitted = jax.jit(make, static_argnums=1)
+  return lambda seed=0, width=8: jitted(jax.random.key(seed), width)
+
+
+def numbers(tree):
+  keyed = lambda a: jnp.issubdtype(a.dtype, jax.dtypes.prng_key)  # noqa: E731
+  return [np.array(jax.random.key_data(a) if keyed(a) else a) for a in jax.tree.leaves(tree)]
+
+
+def assert_same(a, b):
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  for x, y in zip(numbers(a), numbers(b), strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def abstract(tree):
+  return jax.eval_shape(lambda: tree)
+
+
+def save(checkpoints, state, losses):
+  """One checkpoint a loss, from step 1; None has no metrics."""
+  for step, loss in enumerate(losses, 1):
+    checkpoints.save(step, state(step), {'at': step}, None if loss is None else {'loss': loss})
+  checkpoints.wait()
+
+
+def damage(folder, how):
+  """Truncates, flips one bit of, or removes the largest file."""
+  file = max((path for path in folder.rglob('*') if path.is_file()), key=lambda p: p.stat().st_size)
+  content = bytearray(file.read_bytes())
+  if how == 'removed':
+    file.unlink()
+    return
+  content[len(content) // 2] ^= 1 << 3
+  file.write_bytes(content[: len(content) // 2] if how == 'truncated' else content)
+
+
+def test_restores_exactly_what_was_saved_and_into_the_same_classes(tmp_path, state):
+  saved = state(3)
+  checkpoints = Checkpoints(tmp_path / 'checkpoints')
+  extra = {'data': 'fingerprint', 'sums': {'loss': [0.1, np.float32(2)]}}
+  checkpoints.save(3, saved, extra, {'loss': 1.0})
+  checkpoints.wait()
+  restored, found = Checkpoints(tmp_path / 'checkpoints').restore(abstract(saved))
+  assert_same(restored, saved)
+  assert found == {'data': 'fingerprint', 'sums': {'loss': [0.1, 2.0]}}
+  assert restored['model'].table.get_metadata()['axes'] == ('vocab', 'embed')
+
+
+def test_a_saved_state_may_be_donated_at_once(tmp_path):
+  checkpoints = Checkpoints(tmp_path)
+  overwrite = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)
+  array = jax.random.normal(jax.random.key(0), (1 << 20,))
+  before = np.array(array)
+  checkpoints.save(1, {'x': array})
+  overwrite(overwrite(array)).block_until_ready()
+  checkpoints.wait()
+  restored, _ = checkpoints.restore({'x': jax.ShapeDtypeStruct((1 << 20,), jnp.float32)})
+  np.testing.assert_array_equal(restored['x'], before)
+
+
+def test_keeps_the_last_and_the_best(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path, keep_last=2, keep_best=1)
+  save(checkpoints, state, [3.0, 1.0, 2.0, None, 5.0])
+  assert checkpoints.steps() == [2, 4, 5]
+  assert (checkpoints.latest_step(), checkpoints.best_step()) == (5, 2)
+  for which, step in (('last', 5), ('best', 2), (4, 4)):
+    restored, extra = checkpoints.restore(abstract(state()), which)
+    assert extra == {'at': step}
+    assert_same(restored, state(step))
+
+
+def test_best_may_be_the_largest_and_is_never_nan(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path, keep_last=1, best_metric='accuracy', best_mode='max')
+  for step, value in enumerate([0.5, float('nan'), 0.25], 1):
+    checkpoints.save(step, state(step), {}, {'accuracy': value})
+  checkpoints.wait()
+  assert checkpoints.steps() == [1, 3]
+  assert checkpoints.best_step() == 1
+  with pytest.raises(UserError, match="'accuracy', which chooses the best"):
+    checkpoints.save(4, state(4), {}, {'loss': 1.0})
+
+
+@pytest.mark.parametrize('how', ['truncated', 'flipped', 'removed'])
+def test_a_corrupt_checkpoint_gives_way_to_the_one_before(tmp_path, state, caplog, how):
+  save(Checkpoints(tmp_path), state, [2.0, 1.0])
+  damage(tmp_path / '2', how)
+  checkpoints = Checkpoints(tmp_path)
+  with caplog.at_level(logging.WARNING, 't2x'):
+    restored, extra = checkpoints.restore(abstract(state()))
+  assert extra == {'at': 1}
+  assert_same(restored, state(1))
+  assert 'step 2 is corrupt' in caplog.text
+  assert 'using the one of step 1' in caplog.text
+  # The run goes on from there and comes to the same step again.
+  checkpoints.save(2, state(2), {'at': 'again'}, {'loss': 0.5})
+  checkpoints.wait()
+  assert checkpoints.restore(abstract(state()))[1] == {'at': 'again'}
+  assert (tmp_path / 'corrupt-2').is_dir()
+
+
+def test_a_corrupt_best_gives_way_to_the_next_best(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path, keep_last=3)
+  save(checkpoints, state, [1.0, 3.0, 2.0])
+  damage(tmp_path / '1', 'flipped')
+  assert checkpoints.restore(abstract(state()), 'best')[1] == {'at': 3}
+
+
+def test_nothing_intact_and_nothing_there_are_told(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path)
+  with pytest.raises(UserError, match='there is no checkpoint in'):
+    checkpoints.restore(abstract(state()))
+  save(checkpoints, state, [None])
+  with pytest.raises(UserError, match=r'no checkpoint of step 7 .* there are \[1\]'):
+    checkpoints.restore(abstract(state()), 7)
+  with pytest.raises(UserError, match='there is no best one'):
+    checkpoints.restore(abstract(state()), 'best')
+  (tmp_path / '1' / CHECKSUMS).unlink()
+  with pytest.raises(UserError, match='no intact checkpoint'):
+    checkpoints.restore(abstract(state()))
+
+
+def test_what_does_not_fit_is_named_with_both_shapes(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path)
+  save(checkpoints, state, [None])
+  with pytest.raises(UserError) as error:
+    checkpoints.restore(abstract(state(0, 12)))
+  assert 'model/table is (16, 8) in the checkpoint and (16, 12) here' in str(error.value)
+  other = {**state(), 'ema': jnp.zeros(2)}
+  del other['key']
+  with pytest.raises(UserError) as error:
+    checkpoints.restore(abstract(other))
+  assert 'ema is not in the checkpoint' in str(error.value)
+  assert 'key of the checkpoint is not here' in str(error.value)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, state, capfd):
+  checkpoints = Checkpoints(tmp_path, keep_last=1)
+  save(checkpoints, state, [1.0])
+  noise = {**state(2), 'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+  try:
+    with pytest.raises(UserError) as error:
+      checkpoints.save(2, noise, {}, {'loss': 0.5})
+      checkpoints.wait()
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  assert error.value.exit_code == 1
+  assert 'File too large' in str(error.value)
+  assert 'the one of step 1 is still good' in str(error.value)
+  assert '\n' not in str(error.value)
+  assert 'Traceback' not in capfd.readouterr().err
+  assert [path.name for path in tmp_path.iterdir()] == ['1']
+  assert_same(checkpoints.restore(abstract(state()))[0], state(1))
+  checkpoints.save(2, noise, {}, {'loss': 0.5})  # There is room again.
+  checkpoints.wait()
+  assert checkpoints.steps() == [2]
+
+
+def test_a_save_cut_off_by_a_kill_is_not_a_checkpoint(tmp_path, state):
+  save(Checkpoints(tmp_path), state, [1.0])
+  cut = tmp_path / '2.orbax-checkpoint-tmp'
+  (cut / 'state').mkdir(parents=True)
+  checkpoints = Checkpoints(tmp_path)
+  assert checkpoints.latest_step() == 1
+  assert cut.exists()  # Reading removes nothing: the writer may be another process.
+  checkpoints.save(2, state(2))
+  checkpoints.wait()
+  assert not cut.exists()
+  assert checkpoints.steps() == [1, 2]
+
+
+def test_files_do_not_depend_on_the_classes(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path)
+  save(checkpoints, state, [None])
+  about = json.loads((tmp_path / '1' / 'about' / 'metadata').read_text())
+  assert about['arrays']['model/blocks/q'] == [3, 8, 2, 4]
+  assert about['arrays']['model/mlp/0'] == [8, 16]
+  assert about['arrays']['opt_state/0/mu/blocks/scale'] == [3, 8]
