@@ -1,0 +1,115 @@
+"""Prepared data on disk: folders that are whole or not there at all.
+
+What is prepared is written beside its final place and renamed once complete, so that nothing
+half-valid is left by an interruption, and two processes that prepare the same both end well.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from t2x.errors import UserError
+
+__all__ = ['cache_folder', 'fingerprint', 'prepare', 'write_folder']
+
+log = logging.getLogger('t2x')
+
+
+def cache_folder() -> Path:
+  """Where prepared data is kept: $T2X_CACHE, or ~/.cache/t2x."""
+  return Path(os.environ.get('T2X_CACHE') or Path.home() / '.cache' / 't2x')
+
+
+def fingerprint(*parts: object) -> str:
+  """16 hexadecimal digits that change when the text of any part does."""
+  text = json.dumps([part if isinstance(part, str) else repr(part) for part in parts])
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def prepare(folder: Path, write: Callable[[Path], object]) -> None:
+  """Makes `folder` with `write(temporary folder)` unless it exists already.
+
+  Another process that wants the same folder waits for this one and then finds it.
+  """
+  if folder.exists():
+    return
+  with _told_when_full(folder):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_name(f'{folder.name}.lock')):
+      if folder.exists():
+        return
+      _remove_leftovers(folder)
+      write_folder(folder, write)
+
+
+def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
+  """Fills `folder` with what `write(temporary folder)` writes; what is there is written over."""
+  folder.parent.mkdir(parents=True, exist_ok=True)
+  temporary = folder.with_name(f'{_temporary_prefix(folder)}{uuid.uuid4().hex[:8]}')
+  temporary.mkdir()
+  try:
+    write(temporary)
+    for path in temporary.iterdir():
+      _to_disk(path)
+    try:
+      temporary.rename(folder)
+    except OSError as error:
+      if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        raise
+      for path in temporary.iterdir():
+        path.replace(folder / path.name)
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary_prefix(folder: Path) -> str:
+  return f'{folder.name}.tmp-{socket.gethostname()}-'
+
+
+def _remove_leftovers(folder: Path) -> None:
+  """Removes what killed processes of this machine left; the lock tells that none is at work."""
+  prefix = _temporary_prefix(folder)
+  for path in folder.parent.iterdir():
+    if path.name.startswith(prefix):
+      shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+  """Holds a lock that ends with the process, however that ends."""
+  with open(path, 'w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      log.info('waiting for another process that prepares %s', path.with_suffix(''))
+      fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+      # A file system without locks: two processes may do the work twice, and the rename decides.
+      log.info('%s: no file locks here', path.parent)
+    yield
+
+
+@contextlib.contextmanager
+def _told_when_full(folder: Path) -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+      raise UserError(
+        f'cannot write {folder}: {error.strerror}; set T2X_CACHE to a folder with room'
+      ) from error
+    raise
+
+
+def _to_disk(path: Path) -> None:
+  with open(path, 'rb') as file:
+    os.fsync(file.fileno())

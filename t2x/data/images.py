@@ -1,0 +1,53 @@
+"""Images made ready for a model: normalised, and in training cropped and mirrored at random
+(He et al. 2016, https://arxiv.org/abs/1512.03385)."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ['PrepareImage']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrepareImage:
+  """A transform of `image` and `label`; without padding and flips it draws nothing.
+
+  Attributes:
+    mean: subtracted from pixels scaled to 0..1, a number or one a channel.
+    std: what the difference is divided by, a number or one a channel.
+    crop_padding: black pixels put around the image before a random crop of its own size.
+    flip: mirrors half of the images.
+  """
+
+  mean: float | Sequence[float] = 0.5
+  std: float | Sequence[float] = 0.5
+  crop_padding: int = 0
+  flip: bool = False
+
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """`image` uint8 (or float from 0 to 1) [height, width] or [height, width, channels] -> `image`
+    float32 [height, width, channels], `label` int32, `weight` float32 1 (0 on padding rows)."""
+    image = np.asarray(row['image'])
+    if image.ndim == 2:
+      image = image[..., None]
+    if self.crop_padding:
+      image = random_crop(image, self.crop_padding, rng)
+    if self.flip and rng.random() < 0.5:
+      image = image[:, ::-1]
+    scale = 255.0 if image.dtype == np.uint8 else 1.0
+    scaled = image.astype(np.float32) / np.float32(scale)
+    return {
+      'image': (scaled - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32),
+      'label': np.int32(row['label']),
+      'weight': np.float32(1.0),
+    }
+
+
+def random_crop(image: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:
+  """The image [height, width, channels] moved by up to `padding` pixels each way."""
+  height, width = image.shape[:2]
+  top, left = rng.integers(0, 2 * padding + 1, size=2)
+  padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+  return padded[top : top + height, left : left + width]

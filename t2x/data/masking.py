@@ -1,0 +1,98 @@
+"""Hides tokens for masked language modelling (BERT, https://arxiv.org/abs/1810.04805), drawn anew
+each epoch (RoBERTa, https://arxiv.org/abs/1907.11692), by token or by whole word (BERT-wwm,
+https://arxiv.org/abs/1906.08101)."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from t2x.data.tokenizers import Tokenizer
+from t2x.errors import UserError
+
+__all__ = ['MaskTokens']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskTokens:
+  """A transform that hides tokens of a row and says what they were.
+
+  Of n tokens that are neither special nor padding rate * n are chosen, rounded up or down at random
+  so that the mean is exact; whole words stop short of it by less than a word. Special tokens and
+  padding are never chosen.
+
+  Attributes:
+    tokenizer: gives the mask token, the size of the vocabulary and where words begin.
+    max_predictions: places for predictions in a row, at least rate * length.
+    rate: part of the tokens that are to be predicted.
+    mask_rate: part of those that the mask token replaces.
+    random_rate: part of those that a random token replaces; the rest stays as it was.
+    whole_word: chooses all pieces of a word together.
+  """
+
+  tokenizer: Tokenizer = dataclasses.field(repr=False)
+  max_predictions: int
+  rate: float = 0.15
+  mask_rate: float = 0.8
+  random_rate: float = 0.1
+  whole_word: bool = False
+
+  def __post_init__(self):
+    rates = self.rate, self.mask_rate, self.random_rate
+    if not all(0 <= rate <= 1 for rate in rates) or self.mask_rate + self.random_rate > 1:
+      raise UserError(
+        f'rate = {self.rate}, mask_rate = {self.mask_rate}, random_rate = {self.random_rate}: '
+        'each from 0 to 1, the last two together as well'
+      )
+
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """The row with some of `tokens` replaced, and with `masked_positions` int32 [max_predictions]
+    in ascending order, `labels` int32 and `weights` float32 (1, or 0 for places not used)."""
+    tokens = np.array(row['tokens'], np.int32)
+    first = self.tokenizer.num_special
+    maskable = np.flatnonzero((tokens >= first) & (row['segments'] != 0))
+    count = min(int(self.rate * len(maskable) + rng.random()), self.max_predictions)
+    if self.whole_word:
+      chosen = self._words(tokens, maskable, count, rng)
+    else:
+      chosen = np.sort(rng.permutation(maskable)[:count])
+    labels = tokens[chosen]
+
+    drawn = rng.random(len(chosen))
+    random = rng.integers(first, self.tokenizer.vocab_size, len(chosen), dtype=np.int32)
+    is_mask = drawn < self.mask_rate
+    is_random = ~is_mask & (drawn < self.mask_rate + self.random_rate)
+    tokens[chosen] = np.select([is_mask, is_random], [self.tokenizer.mask_id, random], labels)
+
+    empty = self.max_predictions - len(chosen)
+    return {
+      **row,
+      'tokens': tokens,
+      'masked_positions': np.pad(chosen, (0, empty)).astype(np.int32),
+      'labels': np.pad(labels, (0, empty)),
+      'weights': np.pad(np.ones(len(chosen), np.float32), (0, empty)),
+    }
+
+  def _words(
+    self, tokens: np.ndarray, maskable: np.ndarray, count: int, rng: np.random.Generator
+  ) -> np.ndarray:
+    """Places of whole words in random order, as long as no more than `count` places are taken."""
+    starts = self.tokenizer.word_starts(tokens)
+    words = np.split(maskable, np.flatnonzero(_breaks(starts, maskable)))
+    chosen: list[np.ndarray] = []
+    for i in rng.permutation(len(words)):
+      if len(words[i]) <= count:
+        chosen.append(words[i])
+        count -= len(words[i])
+      if not count:
+        break
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
+
+
+def _breaks(starts: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """True where a place begins a word or does not follow the one before it."""
+  breaks = starts[places]
+  breaks[1:] |= np.diff(places) > 1
+  breaks[:1] = False
+  return breaks

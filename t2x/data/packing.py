@@ -1,0 +1,246 @@
+"""How tokenised examples become rows of one shape, planned when the cache is written.
+
+A row holds, for each column (`tokens`; `source` and `target`), token ids and segments: 1, 2, ... for
+the examples in it, 0 for padding. Positions, which start at 0 in each segment, follow from the
+segments. Every example ends with eos. First-fit packing of pairs is that of Raffel et al. 2020
+(https://arxiv.org/abs/1910.10683) and Krell et al. 2021 (https://arxiv.org/abs/2107.02027).
+"""
+
+import abc
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Int
+
+from t2x.errors import UserError
+
+__all__ = [
+  'ConcatenateAndSplit',
+  'PackPairs',
+  'PadPairs',
+  'Plan',
+  'add_positions',
+  'segments_of',
+]
+
+# Ids and segments by column, as a plan gives them.
+Row = dict[str, np.ndarray]
+# The ids of one example by text field, without eos.
+Ids = dict[str, np.ndarray]
+
+
+def segments_of(column: str) -> str:
+  """The name of a column's segments: `segments` for `tokens`, else `source_segments` and so on."""
+  return 'segments' if column == 'tokens' else f'{column}_segments'
+
+
+def _positions_of(column: str) -> str:
+  return 'positions' if column == 'tokens' else f'{column}_positions'
+
+
+def positions(segments: Int[np.ndarray, 'length']) -> Int[np.ndarray, 'length']:
+  """0, 1, 2, ... in each segment; 0 on padding."""
+  index = np.arange(len(segments), dtype=np.int32)
+  first = np.zeros_like(index)
+  first[1:] = np.where(segments[1:] != segments[:-1], index[1:], 0)
+  return (index - np.maximum.accumulate(first)) * (segments != 0)
+
+
+def add_positions(row: Row, columns: Iterable[str]) -> Row:
+  """The row with the positions of each column."""
+  added = {_positions_of(column): positions(row[segments_of(column)]) for column in columns}
+  return row | added
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(abc.ABC):
+  """Turns a stream of tokenised examples into rows."""
+
+  # The text fields of an example that are tokenised.
+  fields: ClassVar[tuple[str, ...]]
+
+  @property
+  @abc.abstractmethod
+  def columns(self) -> dict[str, int]:
+    """Column -> length of a row."""
+
+  @abc.abstractmethod
+  def pack(
+    self, examples: Iterable[Ids], eos_id: int, counts: collections.Counter[str]
+  ) -> Iterator[Row]:
+    """The rows. Adds to `counts`: `empty`, `dropped` and `cut` examples, `cut_tokens`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcatenateAndSplit(Plan):
+  """Documents joined in order and cut every `length` tokens; only the last row is padded.
+
+  Each token, each document's eos included, stands in exactly one row. A causal model therefore reads
+  a row shifted right within each segment (bos first) and predicts the row itself: then every token
+  is a target exactly once, and the summed loss is the cost of the whole text. A document that is cut
+  goes on in the next row as a segment of its own. Empty documents are left out.
+
+  Attributes:
+    length: tokens a row.
+  """
+
+  length: int
+
+  fields: ClassVar[tuple[str, ...]] = ('text',)
+
+  def __post_init__(self):
+    _at_least_one(self, 'length')
+
+  @property
+  def columns(self):
+    """One column, `tokens`."""
+    return {'tokens': self.length}
+
+  def pack(self, examples, eos_id, counts):
+    """Rows in the order of the documents."""
+    row, used, segment = _empty(self.columns), 0, 0
+    for example in examples:
+      if not len(example['text']):
+        counts['empty'] += 1
+        continue
+      document = np.append(example['text'], eos_id)
+      start = 0
+      while start < len(document):
+        part = document[start : start + self.length - used]
+        segment += 1
+        _put(row, 'tokens', used, part, segment)
+        used, start = used + len(part), start + len(part)
+        if used == self.length:
+          yield row
+          row, used, segment = _empty(self.columns), 0, 0
+    if used:
+      yield row
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pairs(Plan):
+  source_length: int
+  target_length: int
+  too_long: Literal['drop', 'cut'] = 'drop'
+
+  fields: ClassVar[tuple[str, ...]] = ('source', 'target')
+
+  def __post_init__(self):
+    _at_least_one(self, 'source_length', 'target_length')
+
+  @property
+  def columns(self):
+    """`source` and `target`."""
+    return {'source': self.source_length, 'target': self.target_length}
+
+  def _fitting(
+    self, examples: Iterable[Ids], eos_id: int, counts: collections.Counter[str]
+  ) -> Iterator[Ids]:
+    """The pairs with eos, none longer than a row."""
+    for example in examples:
+      if not all(len(example[name]) for name in self.fields):
+        counts['empty'] += 1
+        continue
+      over = {name: len(example[name]) + 1 - length for name, length in self.columns.items()}
+      if max(over.values()) > 0:
+        counts['dropped' if self.too_long == 'drop' else 'cut'] += 1
+        if self.too_long == 'drop':
+          continue
+        counts['cut_tokens'] += sum(max(tokens, 0) for tokens in over.values())
+      yield {
+        name: np.append(example[name][: length - 1], eos_id)
+        for name, length in self.columns.items()
+      }
+
+
+@dataclasses.dataclass(frozen=True)
+class PadPairs(_Pairs):
+  """One pair a row.
+
+  Attributes:
+    source_length: tokens a row on the source side, eos included.
+    target_length: tokens a row on the target side, eos included.
+    too_long: whether pairs that do not fit are dropped, or cut (they keep their eos).
+  """
+
+  def pack(self, examples, eos_id, counts):
+    """Rows in the order of the pairs."""
+    for pair in self._fitting(examples, eos_id, counts):
+      yield _joined(self.columns, [pair])
+
+
+@dataclasses.dataclass(frozen=True)
+class PackPairs(_Pairs):
+  """Several pairs a row: each goes into the first open row with room for both of its sides.
+
+  Attributes:
+    source_length: tokens a row on the source side, each pair's eos included.
+    target_length: tokens a row on the target side, each pair's eos included.
+    too_long: whether pairs that do not fit are dropped, or cut (they keep their eos).
+    open_rows: rows that wait for more pairs; the fullest is closed when there would be more.
+  """
+
+  open_rows: int = 64
+
+  def __post_init__(self):
+    super().__post_init__()
+    _at_least_one(self, 'open_rows')
+
+  def pack(self, examples, eos_id, counts):
+    """Rows in the order in which they are closed; source and target share segment numbers."""
+    rooms: list[list[int]] = []
+    waiting: list[list[Ids]] = []
+
+    def close(i: int) -> Row:
+      rooms.pop(i)
+      return _joined(self.columns, waiting.pop(i))
+
+    for pair in self._fitting(examples, eos_id, counts):
+      source, target = len(pair['source']), len(pair['target'])
+      fits = (i for i, (s, t) in enumerate(rooms) if source <= s and target <= t)
+      i = next(fits, -1)
+      if i < 0:
+        if len(rooms) == self.open_rows:
+          yield close(min(range(len(rooms)), key=lambda i: sum(rooms[i])))
+        rooms.append([self.source_length, self.target_length])
+        waiting.append([])
+      rooms[i][0] -= source
+      rooms[i][1] -= target
+      waiting[i].append(pair)
+      # The smallest pair is a token and eos on each side.
+      if min(rooms[i]) < 2:
+        yield close(i)
+    while waiting:
+      yield close(0)
+
+
+def _at_least_one(plan: Plan, *names: str) -> None:
+  for name in names:
+    if getattr(plan, name) < 1:
+      raise UserError(f'{type(plan).__name__}.{name} = {getattr(plan, name)}: must be at least 1')
+
+
+def _empty(columns: dict[str, int]) -> Row:
+  row = {}
+  for column, length in columns.items():
+    row[column] = np.zeros(length, np.int32)
+    row[segments_of(column)] = np.zeros(length, np.int32)
+  return row
+
+
+def _put(row: Row, column: str, start: int, ids: np.ndarray, segment: int) -> None:
+  row[column][start : start + len(ids)] = ids
+  row[segments_of(column)][start : start + len(ids)] = segment
+
+
+def _joined(columns: dict[str, int], pairs: list[Ids]) -> Row:
+  row = _empty(columns)
+  for column in columns:
+    start = 0
+    for segment, pair in enumerate(pairs, 1):
+      _put(row, column, start, pair[column], segment)
+      start += len(pair[column])
+  return row
