@@ -1,0 +1,288 @@
+"""Multi-head attention: its formula, its symmetries, and its caches."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.layers import (
+  ALiBi,
+  Causal,
+  Context,
+  CrossCache,
+  Dense,
+  Full,
+  MultiHeadAttention,
+  NoPositions,
+  Prefix,
+  RMSNorm,
+  RoPE,
+  T5Bias,
+  Tokens,
+  Window,
+)
+
+BATCH, LENGTH, WIDTH = 2, 7, 16
+X = jax.random.normal(jax.random.key(0), (BATCH, LENGTH, WIDTH))
+
+
+def build(**settings):
+  """An attention with random biases."""
+  settings = {'num_heads': 4, 'kernel': Dense()} | settings
+  attention = MultiHeadAttention(WIDTH, rngs=nnx.Rngs(0), **settings)
+  for i, projection in enumerate((attention.q, attention.k, attention.v, attention.out)):
+    if projection.bias is not None:
+      shape = projection.bias[...].shape
+      projection.bias[...] = 0.3 * jax.random.normal(jax.random.key(10 + i), shape)
+  return attention
+
+
+def double(array):
+  return np.asarray(array, np.float64)
+
+
+def oracle(attention, x, source, mask, scale):
+  """The formula, one head at a time, in float64."""
+
+  def project(projection, y):
+    bias = 0.0 if projection.bias is None else double(projection.bias[...])
+    return np.einsum('bld,dhe->blhe', double(y), double(projection.kernel[...])) + bias
+
+  q, k, v = (
+    project(attention.q, x),
+    project(attention.k, source),
+    project(attention.v, source),
+  )
+  group = q.shape[2] // k.shape[2]
+  heads = []
+  for head in range(q.shape[2]):
+    scores = np.einsum('bqe,bke->bqk', q[:, :, head], k[:, :, head // group]) * scale
+    scores = np.where(mask, scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    heads.append(weights @ v[:, :, head // group])
+  y = np.einsum('bqhe,hed->bqd', np.stack(heads, 2), double(attention.out.kernel[...]))
+  return y if attention.out.bias is None else y + double(attention.out.bias[...])
+
+
+@pytest.mark.parametrize('num_kv_heads', [None, 2, 1])
+@pytest.mark.parametrize('use_bias', [True, False])
+def test_attention_is_its_formula(num_kv_heads, use_bias):
+  attention = build(num_kv_heads=num_kv_heads, use_bias=use_bias, out_bias=use_bias)
+  y, cache = attention(X, pattern=Causal())
+  expected = oracle(attention, X, X, Causal().mask(LENGTH, LENGTH), 0.5)
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+  assert cache is None
+
+
+def test_head_dim_and_scale_can_be_chosen():
+  attention = build(num_heads=3, head_dim=5, scale=1.0)
+  y, _ = attention(X, pattern=Full())
+  expected = oracle(attention, X, X, np.ones((LENGTH, LENGTH), bool), 1.0)
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_cross_attention_reads_the_context_and_skips_its_padding():
+  attention = build()
+  source = jax.random.normal(jax.random.key(1), (BATCH, 5, WIDTH))
+  segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+  y, _ = attention(X, Context(source, Tokens(segments=segments)), pattern=Full())
+  mask = np.asarray(segments, bool)[:, None, :]
+  np.testing.assert_allclose(y, oracle(attention, X, source, mask, 0.5), atol=1e-5)
+
+
+def test_grouped_heads_equal_repeated_heads():
+  grouped, full = build(num_kv_heads=2), build()
+  for name in ('q', 'out'):
+    getattr(full, name).kernel[...] = getattr(grouped, name).kernel[...]
+    getattr(full, name).bias[...] = getattr(grouped, name).bias[...]
+  for name in ('k', 'v'):
+    one, other = getattr(grouped, name), getattr(full, name)
+    other.kernel[...] = jnp.repeat(one.kernel[...], 2, axis=1)
+    other.bias[...] = jnp.repeat(one.bias[...], 2, axis=0)
+  a, _ = grouped(X, pattern=Causal(), encoding=RoPE(WIDTH, rngs=nnx.Rngs(0)))
+  b, _ = full(X, pattern=Causal(), encoding=RoPE(WIDTH, rngs=nnx.Rngs(0)))
+  np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_attention_without_positions_is_permutation_equivariant():
+  attention = build()
+  order = np.random.default_rng(0).permutation(LENGTH)
+  y, _ = attention(X, pattern=Full(), encoding=NoPositions(WIDTH, rngs=nnx.Rngs(0)))
+  permuted, _ = attention(X[:, order], pattern=Full())
+  np.testing.assert_allclose(permuted, y[:, order], atol=1e-5)
+  turned, _ = attention(X[:, order], pattern=Full(), encoding=RoPE(WIDTH, rngs=nnx.Rngs(0)))
+  assert not np.allclose(turned, y[:, order], atol=1e-2)
+
+
+ENCODINGS = {
+  'rope': lambda: RoPE(WIDTH, rngs=nnx.Rngs(0)),
+  't5': lambda: T5Bias(WIDTH, num_heads=4, bidirectional=False, rngs=nnx.Rngs(0)),
+  'alibi': lambda: ALiBi(WIDTH, num_heads=4, rngs=nnx.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize('encoding', ENCODINGS)
+def test_relative_positions_do_not_see_a_shift(encoding):
+  attention, positions = build(), jnp.arange(LENGTH)[None]
+  encoding = ENCODINGS[encoding]()
+  y, _ = attention(X, pattern=Causal(), tokens=Tokens(positions), encoding=encoding)
+  shifted, _ = attention(X, pattern=Causal(), tokens=Tokens(positions + 30), encoding=encoding)
+  plain, _ = attention(X, pattern=Causal())
+  np.testing.assert_allclose(shifted, y, atol=1e-5)
+  assert not np.allclose(plain, y, atol=1e-3)
+
+
+@pytest.mark.parametrize('encoding', ENCODINGS)
+def test_packed_equals_unpacked(encoding):
+  attention, encoding = build(), ENCODINGS[encoding]()
+  tokens = Tokens(jnp.asarray([[0, 1, 2, 3, 0, 1, 0]]), jnp.asarray([[1, 1, 1, 1, 2, 2, 0]]))
+  packed, _ = attention(X[:1], pattern=Causal(), tokens=tokens, encoding=encoding)
+  first, _ = attention(X[:1, :4], pattern=Causal(), encoding=encoding)
+  second, _ = attention(X[:1, 4:6], pattern=Causal(), encoding=encoding)
+  np.testing.assert_allclose(packed[:, :6], jnp.concatenate([first, second], 1), atol=1e-5)
+
+
+def test_causal_output_does_not_depend_on_the_future():
+  attention, encoding = build(), ENCODINGS['rope']()
+  gradient = jax.grad(lambda x: attention(x, pattern=Causal(), encoding=encoding)[0][:, 3].sum())(X)
+  assert (gradient[:, 4:] == 0).all() and (jnp.abs(gradient[:, :4]).max(-1) > 0).all()
+
+
+def test_qk_norm_makes_scores_blind_to_the_size_of_queries_and_keys():
+  attention = build(qk_norm=RMSNorm, use_bias=False)
+  y, _ = attention(X, pattern=Full())
+  for projection in (attention.q, attention.k):
+    projection.kernel[...] = 100.0 * projection.kernel[...]
+  again, _ = attention(X, pattern=Full())
+  np.testing.assert_allclose(again, y, atol=1e-4)
+  assert attention.q_norm.scale[...].shape == (4,)
+  assert attention.q_norm.scale is not attention.k_norm.scale
+
+
+def test_dropout_needs_a_key():
+  attention = build(dropout_rate=0.5)
+  y, _ = attention(X, pattern=Full())
+  np.testing.assert_array_equal(y, build()(X, pattern=Full())[0])
+  one, _ = attention(X, pattern=Full(), key=jax.random.key(0))
+  two, _ = attention(X, pattern=Full(), key=jax.random.key(1))
+  assert not np.allclose(one, two) and not np.allclose(one, y)
+
+
+def test_kernel_is_the_one_handed_in():
+  @dataclasses.dataclass(frozen=True)
+  class Twice(Dense):
+    def __call__(self, *args, **kwargs):
+      return 2.0 * super().__call__(*args, **kwargs)
+
+  plain, _ = build(out_bias=False)(X, pattern=Full())
+  twice, _ = build(out_bias=False, kernel=Twice())(X, pattern=Full())
+  np.testing.assert_allclose(twice, 2.0 * plain, atol=1e-6)
+
+
+PATTERNS = [Causal(), Causal() & Window(3), Causal() | Prefix()]
+
+
+@pytest.mark.parametrize('pattern', PATTERNS, ids=str)
+@pytest.mark.parametrize('encoding', ENCODINGS)
+def test_cached_decoding_equals_full_forward(pattern, encoding):
+  attention, encoding = build(num_kv_heads=2), ENCODINGS[encoding]()
+  prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (BATCH, LENGTH))
+  full, _ = attention(X, pattern=pattern, tokens=Tokens(prefix=prefix), encoding=encoding)
+  cache, outputs = attention.init_cache(BATCH, LENGTH + 2, jnp.float32), []
+  for start, stop in ((0, 4), (4, 5), (5, LENGTH)):
+    positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
+    tokens = Tokens(positions, jnp.ones_like(positions), prefix[:, start:stop])
+    y, cache = attention(
+      X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, cache=cache
+    )
+    outputs.append(y)
+  np.testing.assert_allclose(jnp.concatenate(outputs, 1), full, atol=1e-5)
+  np.testing.assert_array_equal(cache.segments, [[1] * LENGTH + [0, 0]] * BATCH)
+
+
+@pytest.mark.parametrize('side', ['left', 'right'])
+def test_ragged_prompts_decode_as_each_alone(side):
+  attention, encoding = build(), ENCODINGS['rope']()
+  lengths, width = (3, 5), 5
+  prompt, positions, segments = np.zeros((2, width, WIDTH)), np.zeros((2, width), int), []
+  for row, length in enumerate(lengths):
+    places = slice(width - length, width) if side == 'left' else slice(0, length)
+    prompt[row, places] = X[row, :length]
+    positions[row, places] = np.arange(length)
+    segments.append(np.isin(np.arange(width), np.arange(width)[places]).astype(int))
+  segments = np.stack(segments)
+  cache = attention.init_cache(2, LENGTH, jnp.float32)
+  tokens = Tokens(jnp.asarray(positions), jnp.asarray(segments))
+  x = jnp.asarray(prompt, jnp.float32)
+  first, cache = attention(x, pattern=Causal(), tokens=tokens, encoding=encoding, cache=cache)
+  # Each row goes on at its own position.
+  at = jnp.asarray(lengths)
+  tokens = Tokens(at[:, None], jnp.ones((2, 1), jnp.int32))
+  step, cache = attention(
+    X[jnp.arange(2), at][:, None], pattern=Causal(), tokens=tokens, encoding=encoding, cache=cache
+  )
+  for row, length in enumerate(lengths):
+    alone, _ = attention(X[row : row + 1, : length + 1], pattern=Causal(), encoding=encoding)
+    np.testing.assert_allclose(first[row][segments[row] == 1], alone[0, :length], atol=1e-5)
+    np.testing.assert_allclose(step[row, 0], alone[0, length], atol=1e-5)
+
+
+def test_what_does_not_fit_the_cache_leaves_it_as_it_was():
+  attention = build()
+  cache = attention.init_cache(BATCH, 4, jnp.bfloat16)
+  tokens = Tokens(jnp.full((BATCH, 1), 4), jnp.ones((BATCH, 1), jnp.int32))
+  _, after = attention(X[:, :1], pattern=Full(), tokens=tokens, cache=cache)
+  assert after.k.dtype == jnp.bfloat16
+  jax.tree.map(np.testing.assert_array_equal, after, cache)
+
+
+def test_cross_cache_equals_no_cache():
+  attention = build(num_kv_heads=2, qk_norm=RMSNorm)
+  source = jax.random.normal(jax.random.key(1), (BATCH, 5, WIDTH))
+  context = Context(source, Tokens(segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  cache = attention.cross_cache(context)
+  expected, nothing = attention(X, context, pattern=Full())
+  y, same = attention(X, None, pattern=Full(), cache=cache)
+  np.testing.assert_allclose(y, expected, atol=1e-6)
+  assert nothing is None and same is cache
+
+
+def test_every_leaf_of_a_cache_has_the_batch():
+  attention = build()
+  context = Context(X, Tokens(jnp.arange(LENGTH)[None], jnp.ones((1, LENGTH), jnp.int32)))
+  caches = attention.cross_cache(context), attention.init_cache(BATCH, 9)
+  assert isinstance(caches[0], CrossCache)
+  assert {leaf.shape[0] for leaf in jax.tree.leaves(caches)} == {BATCH}
+
+
+def test_encoding_of_cross_attention_is_refused():
+  with pytest.raises(ValueError, match='cross-attention'):
+    build()(X, Context(X), pattern=Full(), encoding=ENCODINGS['rope']())
+
+
+def test_heads_that_do_not_divide_are_an_error():
+  with pytest.raises(UserError, match='num_heads = 3 does not divide d_model = 16'):
+    MultiHeadAttention(16, num_heads=3, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match='num_kv_heads = 3 does not divide num_heads = 4'):
+    MultiHeadAttention(16, num_heads=4, num_kv_heads=3, rngs=nnx.Rngs(0))
+
+
+def test_parameters_name_their_axes():
+  attention = build(num_kv_heads=2)
+  assert attention.q.kernel.axes == ('embed', 'heads', 'head_dim')
+  assert attention.k.kernel.axes == attention.v.kernel.axes == ('embed', 'kv_heads', 'head_dim')
+  assert attention.out.kernel.axes == ('heads', 'head_dim', 'embed')
+  assert attention.k.bias.axes == ('kv_heads', 'head_dim')
+
+
+def test_bfloat16_stays_bfloat16():
+  attention = build(qk_norm=RMSNorm)
+  y, _ = attention(X.astype(jnp.bfloat16), pattern=Causal(), encoding=ENCODINGS['t5']())
+  exact, _ = attention(X, pattern=Causal(), encoding=ENCODINGS['t5']())
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_allclose(y.astype(jnp.float32), exact, atol=0.05)

@@ -1,0 +1,121 @@
+"""Token embeddings, tied logits, and image patches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, ones
+
+IDS = jnp.asarray([[0, 3, 10], [4, 4, 1]])
+
+
+def test_embedding_looks_up_scales_and_adds_types():
+  embedding = TokenEmbedding(16, vocab_size=11, num_types=2, scaled=True, rngs=nnx.Rngs(0))
+  table, types = np.asarray(embedding.table[...]), np.asarray(embedding.types[...])
+  kinds = jnp.asarray([[0, 1, 1], [1, 0, 0]])
+  np.testing.assert_allclose(embedding(IDS, kinds), 4.0 * table[IDS] + types[kinds], rtol=1e-6)
+  np.testing.assert_array_equal(embedding(IDS), embedding(IDS, jnp.zeros_like(IDS)))
+
+
+def test_types_without_a_table_are_an_error():
+  embedding = TokenEmbedding(16, vocab_size=11, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match='num_types'):
+    embedding(IDS, IDS)
+
+
+def test_tied_logits_are_products_with_the_table():
+  embedding = TokenEmbedding(16, vocab_size=11, scaled=True, rngs=nnx.Rngs(0))
+  x = jax.random.normal(jax.random.key(1), (2, 3, 16))
+  np.testing.assert_allclose(embedding.attend(x), x @ embedding.table[...].T, atol=1e-6)
+  np.testing.assert_allclose(embedding.attend(x[0, 0]), embedding.attend(x)[0, 0], atol=1e-6)
+
+
+def test_bfloat16_logits_are_accumulated_in_float32():
+  embedding = TokenEmbedding(256, vocab_size=11, rngs=nnx.Rngs(0))
+  x = jax.random.normal(jax.random.key(1), (2, 3, 256), jnp.bfloat16)
+  logits = embedding.attend(x)
+  rounded = embedding.table[...].astype(jnp.bfloat16).astype(jnp.float32)
+  assert logits.dtype == jnp.float32
+  np.testing.assert_allclose(logits, x.astype(jnp.float32) @ rounded.T, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_gradients_of_tied_logits_are_those_of_a_product(dtype):
+  embedding = TokenEmbedding(16, vocab_size=11, rngs=nnx.Rngs(0))
+  x = jax.random.normal(jax.random.key(1), (2, 3, 16), dtype)
+  weights = jax.random.normal(jax.random.key(2), (2, 3, 11))
+
+  def loss(embedding, x):
+    return (embedding.attend(x) * weights).sum()
+
+  def plain(table, x):
+    return (jnp.einsum('bld,vd->blv', x.astype(jnp.float32), table) * weights).sum()
+
+  by_module, by_x = jax.grad(loss, (0, 1))(embedding, x)
+  expected = jax.grad(plain, (0, 1))(embedding.table[...], x)
+  tolerance = 1e-5 if dtype == jnp.float32 else 3e-2
+  assert by_x.dtype == dtype
+  np.testing.assert_allclose(by_module.table[...], expected[0], atol=tolerance)
+  np.testing.assert_allclose(
+    by_x.astype(jnp.float32), expected[1].astype(jnp.float32), atol=tolerance
+  )
+
+
+def test_factorised_embedding_goes_through_the_narrow_space_both_ways():
+  embedding = FactorisedEmbedding(
+    16, vocab_size=11, factor_dim=3, num_types=2, use_bias=True, rngs=nnx.Rngs(0)
+  )
+  table, types = np.asarray(embedding.table[...]), np.asarray(embedding.types[...])
+  kernel = np.asarray(embedding.projection.kernel[...])
+  embedding.projection.bias[...] = jnp.arange(16.0)
+  expected = (table[IDS] + types[IDS % 2]) @ kernel + np.arange(16.0)
+  np.testing.assert_allclose(embedding(IDS, IDS % 2), expected, rtol=1e-5, atol=1e-6)
+  x = jax.random.normal(jax.random.key(1), (2, 3, 16))
+  np.testing.assert_allclose(embedding.attend(x), x @ kernel.T @ table.T, atol=1e-5)
+  assert table.size + kernel.size < 11 * 16
+
+
+def test_patch_embedding_is_a_strided_convolution():
+  embedding = PatchEmbedding(8, patch_size=4, class_token=False, rngs=nnx.Rngs(0))
+  embedding.projection.bias[...] = jnp.arange(8.0)
+  images = jax.random.normal(jax.random.key(1), (2, 8, 12, 3))
+  tokens, grid = embedding(images)
+  convolved = jax.lax.conv_general_dilated(
+    images,
+    embedding.projection.kernel[...],
+    (4, 4),
+    'VALID',
+    dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+  )
+  assert grid == (2, 3)
+  np.testing.assert_allclose(tokens, convolved.reshape(2, 6, 8) + jnp.arange(8.0), atol=1e-5)
+
+
+def test_class_token_is_first():
+  embedding = PatchEmbedding(8, patch_size=4, channels=1, rngs=nnx.Rngs(0))
+  embedding.class_token[...] = jnp.arange(8.0)
+  tokens, _ = embedding(jnp.ones((2, 8, 8, 1)))
+  assert tokens.shape == (2, 5, 8)
+  np.testing.assert_array_equal(tokens[:, 0], np.tile(np.arange(8.0), (2, 1)))
+
+
+@pytest.mark.parametrize('shape', [(1, 9, 8, 3), (1, 8, 9, 3)])
+def test_image_that_does_not_divide_into_patches_is_an_error(shape):
+  embedding = PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match=f'{shape[1]} x {shape[2]} pixels.*patch_size'):
+    embedding(jnp.ones(shape))
+
+
+def test_wrong_number_of_channels_is_an_error():
+  with pytest.raises(UserError, match='1 channels'):
+    PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))(jnp.ones((1, 8, 8, 1)))
+
+
+def test_parameters_name_their_axes():
+  token = TokenEmbedding(8, vocab_size=11, num_types=2, init=ones(), rngs=nnx.Rngs(0))
+  assert (token.table.axes, token.types.axes) == (('vocab', 'embed'), (None, 'embed'))
+  patch = PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))
+  assert patch.projection.kernel.axes == (None, None, None, 'embed')

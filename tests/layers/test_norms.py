@@ -1,0 +1,58 @@
+"""LayerNorm and RMSNorm against their formulas in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.layers import LayerNorm, RMSNorm
+
+
+def example(norm, seed=0):
+  """A norm with random scale and bias, and an input far from 0."""
+  rng = np.random.default_rng(seed)
+  for name in ('scale', 'bias'):
+    if getattr(norm, name, None) is not None:
+      getattr(norm, name)[...] = jnp.asarray(rng.normal(size=8), jnp.float32)
+  return 3.0 + 2.0 * rng.normal(size=(2, 5, 8))
+
+
+def layer_norm(x, scale, bias, epsilon):
+  centred = x - x.mean(-1, keepdims=True)
+  return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + epsilon) * scale + bias
+
+
+@pytest.mark.parametrize('epsilon', [1e-6, 0.1])
+@pytest.mark.parametrize('use_bias', [True, False])
+def test_layer_norm_is_its_formula(epsilon, use_bias):
+  norm = LayerNorm(8, epsilon=epsilon, use_bias=use_bias, rngs=nnx.Rngs(0))
+  x = example(norm)
+  bias = np.asarray(norm.bias[...], np.float64) if use_bias else 0.0
+  expected = layer_norm(x, np.asarray(norm.scale[...], np.float64), bias, epsilon)
+  np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+  assert (norm.bias is None) == (not use_bias)
+
+
+@pytest.mark.parametrize('epsilon', [1e-6, 0.1])
+def test_rms_norm_is_its_formula(epsilon):
+  norm = RMSNorm(8, epsilon=epsilon, rngs=nnx.Rngs(0))
+  x = example(norm)
+  scale = np.asarray(norm.scale[...], np.float64)
+  expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * scale
+  np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize('norm_class', [LayerNorm, RMSNorm])
+def test_norm_of_bfloat16_is_computed_in_float32(norm_class):
+  norm = norm_class(8, rngs=nnx.Rngs(0))
+  x = jnp.asarray(example(norm), jnp.bfloat16)
+  y = norm(x)
+  assert y.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(y, norm(x.astype(jnp.float32)).astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize('norm_class', [LayerNorm, RMSNorm])
+def test_parameters_name_their_axes(norm_class):
+  norm = norm_class(8, rngs=nnx.Rngs(0))
+  for parameter in (norm.scale, getattr(norm, 'bias', norm.scale)):
+    assert parameter.axes == ('embed',)
