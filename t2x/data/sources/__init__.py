@@ -1,0 +1,24 @@
+"""Where raw examples come from: TFDS, your own files, and data that installed packages hold."""
+
+from t2x.data.sources.babel_dates import BabelDates
+from t2x.data.sources.base import Example, Source
+from t2x.data.sources.digits import Digits
+from t2x.data.sources.fashion_mnist import FashionMNIST
+from t2x.data.sources.files import TSV, JsonLines, TextFiles
+from t2x.data.sources.libreoffice import LibreOfficeHelp
+from t2x.data.sources.standard_library import StandardLibrary
+from t2x.data.sources.tfds_source import TFDS
+
+__all__ = [
+  'TFDS',
+  'TSV',
+  'BabelDates',
+  'Digits',
+  'Example',
+  'FashionMNIST',
+  'JsonLines',
+  'LibreOfficeHelp',
+  'Source',
+  'StandardLibrary',
+  'TextFiles',
+]

@@ -1,0 +1,40 @@
+"""scikit-learn's handwritten digits: 1,797 images of 8x8 pixels."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2x.data.folders import fingerprint
+from t2x.data.sources.base import Example, Source
+from t2x.errors import UserError
+
+__all__ = ['Digits']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Digits(Source):
+  """`image` uint8 [8, 8, 1] (the data's 0..16 scaled to 0..255) and `label` 0..9.
+
+  Every fifth image is a test image: 1,438 train, 359 test.
+  """
+
+  def splits(self) -> tuple[str, ...]:
+    """train, test."""
+    return ('train', 'test')
+
+  def load(self, split: str) -> Sequence[Example]:
+    """All images of a split, in memory."""
+    try:
+      from sklearn.datasets import load_digits
+    except ImportError as error:
+      raise UserError("Digits needs scikit-learn: pip install 't2x[samples]'") from error
+    images, labels = load_digits(return_X_y=True)
+    images = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    test = np.arange(len(images)) % 5 == 4
+    chosen = np.flatnonzero(test if split == 'test' else ~test)
+    return [{'image': images[i], 'label': int(labels[i])} for i in chosen]
+
+  def fingerprint(self) -> str:
+    """The data never changes."""
+    return fingerprint(self)

@@ -1,0 +1,89 @@
+"""Fashion-MNIST (https://arxiv.org/abs/1708.07747) and anything else in IDX files of that layout."""
+
+import dataclasses
+import gzip
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from t2x.data.folders import cache_folder, fingerprint
+from t2x.data.sources.base import Source
+from t2x.errors import UserError
+
+__all__ = ['FashionMNIST']
+
+PREFIXES = {'train': 'train', 'test': 't10k'}
+
+
+class Images(Sequence):
+  """Images and labels held as two arrays."""
+
+  def __init__(self, images: np.ndarray, labels: np.ndarray):
+    self.images, self.labels = images, labels
+
+  def __len__(self) -> int:
+    return len(self.images)
+
+  def __getitem__(self, index):
+    """`image` uint8 [height, width, 1] and `label`."""
+    return {'image': self.images[index], 'label': int(self.labels[index])}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FashionMNIST(Source):
+  """`image` uint8 [28, 28, 1] and `label` 0..9; 60,000 train and 10,000 test images.
+
+  Attributes:
+    folder: holds `train-images-idx3-ubyte` and so on, `.gz` or not, at any depth; None: where
+      `t2x data fetch fashion_mnist` puts it.
+  """
+
+  folder: str | None = None
+
+  def splits(self) -> tuple[str, ...]:
+    """train, test."""
+    return tuple(PREFIXES)
+
+  def _file(self, split: str, kind: str) -> Path:
+    folder = Path(self.folder or cache_folder() / 'downloads' / 'fashion_mnist')
+    found = sorted(folder.rglob(f'{PREFIXES[split]}-{kind}-ubyte*')) if folder.is_dir() else []
+    if not found:
+      raise UserError(
+        f'no {PREFIXES[split]}-{kind}-ubyte in {folder}: run `t2x data fetch fashion_mnist`, '
+        'or set FashionMNIST.folder'
+      )
+    return found[0]
+
+  def load(self, split: str) -> Images:
+    """All images of a split, in memory."""
+    images = _read_idx(self._file(split, 'images-idx3'))
+    labels = _read_idx(self._file(split, 'labels-idx1'))
+    if len(images) != len(labels):
+      raise UserError(
+        f'{self._file(split, "images-idx3")}: {len(images)} images, {len(labels)} labels'
+      )
+    return Images(images[..., None], labels)
+
+  def fingerprint(self) -> str:
+    """Of the files' bytes."""
+    digest = hashlib.sha256()
+    for split in self.splits():
+      for kind in ('images-idx3', 'labels-idx1'):
+        digest.update(self._file(split, kind).read_bytes())
+    return fingerprint('FashionMNIST', digest.hexdigest())
+
+
+def _read_idx(path: Path) -> np.ndarray:
+  """The array of an IDX file (http://yann.lecun.com/exdb/mnist/): two zero bytes, type 8 (uint8),
+  rank, the sizes as big-endian int32, the data."""
+  try:
+    data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
+  except (OSError, EOFError) as error:
+    raise UserError(f'{path} cannot be read: {error}') from error
+  rank = data[3] if data[:3] == b'\x00\x00\x08' else 0
+  shape = np.frombuffer(data, '>i4', count=rank, offset=4) if len(data) >= 4 + 4 * rank else []
+  if not rank or len(shape) != rank or len(data) != 4 + 4 * rank + int(np.prod(shape)):
+    raise UserError(f'{path} is no IDX file of bytes, or not whole: fetch it again')
+  return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(tuple(map(int, shape)))
