@@ -28,10 +28,6 @@ class XLA(Kernel):
 
   implementation: Literal['xla', 'cudnn'] | None = None
 
-  def __post_init__(self):
-    if self.implementation not in (None, 'xla', 'cudnn'):
-      raise UserError(f"XLA: implementation must be 'xla' or 'cudnn', not {self.implementation!r}")
-
   def refusal(
     self,
     q: Any,
