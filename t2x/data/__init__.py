@@ -3,11 +3,24 @@ what is done to them. NumPy only."""
 
 from t2x.data.batches import Batches, evaluation_batches
 from t2x.data.cache import Rows, token_rows
+from t2x.data.fetch import fetch
 from t2x.data.images import PrepareImage
 from t2x.data.inspect import inspect_batches
 from t2x.data.masking import MaskTokens
 from t2x.data.packing import ConcatenateAndSplit, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
+from t2x.data.sources import (
+  TFDS,
+  TSV,
+  BabelDates,
+  Digits,
+  FashionMNIST,
+  JsonLines,
+  LibreOfficeHelp,
+  Source,
+  StandardLibrary,
+  TextFiles,
+)
 from t2x.data.tokenizers import (
   Bytes,
   Characters,
@@ -18,19 +31,30 @@ from t2x.data.tokenizers import (
 )
 
 __all__ = [
+  'TFDS',
+  'TSV',
+  'BabelDates',
   'Batches',
   'Bytes',
   'Characters',
   'ConcatenateAndSplit',
+  'Digits',
+  'FashionMNIST',
+  'JsonLines',
+  'LibreOfficeHelp',
   'MaskTokens',
   'PackPairs',
   'PadPairs',
   'PrepareImage',
   'Rows',
   'SentencePiece',
+  'Source',
+  'StandardLibrary',
+  'TextFiles',
   'Tokenizer',
   'TokenizerConfig',
   'evaluation_batches',
+  'fetch',
   'inspect_batches',
   'load_tokenizer',
   'prefetch',

@@ -111,5 +111,8 @@ def _told_when_full(folder: Path) -> Iterator[None]:
 
 
 def _to_disk(path: Path) -> None:
-  with open(path, 'rb') as file:
-    os.fsync(file.fileno())
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from t2x.data.batches import Batch
 from t2x.errors import UserError
@@ -18,6 +18,7 @@ from t2x.errors import UserError
 __all__ = ['prefetch']
 
 
+@runtime_checkable
 class ByStep(Protocol):
   """Anything that gives the batch of a step."""
 
@@ -46,29 +47,29 @@ def prefetch(
   ready: queue.Queue[Any] = queue.Queue(maxsize=max(buffer, 1))
   closed = threading.Event()
 
-  with source as stream:
-
-    def fill() -> None:
-      try:
-        for batch in stream:
-          ready.put(batch)
-          if closed.is_set():
-            return
-        ready.put(None)
-      except BaseException as error:
-        ready.put(error)
-
-    thread = threading.Thread(target=fill, name='t2x-prefetch', daemon=True)
-    thread.start()
+  def fill() -> None:
     try:
+      for batch in stream:
+        ready.put(batch)
+        if closed.is_set():
+          return
+      ready.put(None)
+    except BaseException as error:
+      ready.put(error)
+
+  thread = threading.Thread(target=fill, name='t2x-prefetch', daemon=True)
+  try:
+    with source as stream:
+      thread.start()
       while (item := ready.get()) is not None:
         if isinstance(item, BaseException):
           raise item
         yield item
-    finally:
-      closed.set()
-      _emptied(ready)
-  thread.join()
+  finally:
+    closed.set()
+    _emptied(ready)
+    if thread.ident is not None:
+      thread.join()
 
 
 def _emptied(ready: queue.Queue) -> None:

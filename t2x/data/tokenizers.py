@@ -14,11 +14,12 @@ import functools
 import hashlib
 import io
 import json
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import sentencepiece
@@ -70,11 +71,11 @@ class Tokenizer(_Special, abc.ABC):
     return [self.encode(text) for text in texts]
 
   @abc.abstractmethod
-  def decode(self, ids: Iterable[int]) -> str:
+  def decode(self, ids: Iterable[SupportsIndex]) -> str:
     """Text; special ids and ids outside of the vocabulary are left out."""
 
   @abc.abstractmethod
-  def pieces(self, ids: Iterable[int]) -> list[str]:
+  def pieces(self, ids: Iterable[SupportsIndex]) -> list[str]:
     """What each id stands for, to be looked at."""
 
   @abc.abstractmethod
@@ -101,8 +102,9 @@ class Tokenizer(_Special, abc.ABC):
     for name, contents in self.files().items():
       (folder / name).write_bytes(contents)
 
-  def _kept(self, ids: Iterable[int]) -> list[int]:
-    return [int(i) for i in ids if self.num_special <= i < self.vocab_size or i == self.unk_id]
+  def _kept(self, ids: Iterable[SupportsIndex]) -> list[int]:
+    known = map(operator.index, ids)
+    return [i for i in known if self.num_special <= i < self.vocab_size or i == self.unk_id]
 
 
 class TokenizerConfig(_Special, abc.ABC):
@@ -420,9 +422,9 @@ def _starts_at_spaces(ids: np.ndarray, spaces: np.ndarray) -> np.ndarray:
   return starts
 
 
-def _with_specials(ids: Iterable[int], pieces: Sequence[str]) -> list[str]:
+def _with_specials(ids: Iterable[SupportsIndex], pieces: Sequence[str]) -> list[str]:
   known = [*SPECIALS, *pieces[len(SPECIALS) :]]
-  return [known[i] if 0 <= i < len(known) else '<none>' for i in ids]
+  return [known[i] if 0 <= i < len(known) else '<none>' for i in map(operator.index, ids)]
 
 
 def _json(**known: Any) -> bytes:

@@ -1,0 +1,160 @@
+"""The token cache is whole or not there, reused while nothing changed, and rebuilt when it did."""
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_source import Texts
+
+from t2x.data import Bytes, Characters, ConcatenateAndSplit, PackPairs, Rows, token_rows
+from t2x.data import cache as cache_module
+from t2x.data.folders import cache_folder, prepare
+from t2x.errors import UserError
+
+BYTES = Bytes().train([])
+PREPARE = """
+import sys
+sys.path.append({folder!r})
+from pathlib import Path
+from tiny_source import Texts
+from t2x.data import Bytes, ConcatenateAndSplit, token_rows
+rows = token_rows(
+  Texts(stall={stall!r}), 'train', Bytes().train([]), ConcatenateAndSplit(32), Path({cache!r})
+)
+print(len(rows), rows[0]['tokens'].sum())
+"""
+
+
+def start_preparing(cache, stall=None):
+  script = PREPARE.format(folder=str(Path(__file__).parent), cache=str(cache), stall=stall)
+  return subprocess.Popen([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
+
+
+def folders(cache):
+  return [path for path in (cache / 'rows').iterdir() if path.is_dir()]
+
+
+def test_rows_hold_the_text_of_the_split(tmp_path):
+  rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+  texts = [Texts().load('train')[i]['text'] for i in range(60)]
+  tokens = [t for row in rows for t in row['tokens'].tolist() if t]
+  assert BYTES.decode(tokens) == ''.join(texts)
+  size = sum(map(len, texts))
+  assert rows.info['bytes'] == size
+  assert rows.info['tokens'] == size + 60
+  assert rows.info['rows'] == len(rows) == -(-(size + 60) // 32)
+  assert rows.info['efficiency'] == pytest.approx((size + 60) / (32 * len(rows)), abs=1e-5)
+  assert list(rows[-1]) == ['tokens', 'segments', 'positions']
+  assert all(a.shape == (32,) and a.dtype == np.int32 for a in rows[-1].values())
+
+
+def test_pairs_have_their_columns_and_counts(tmp_path):
+  rows = token_rows(Texts(), 'train', BYTES, PackPairs(40, 40), tmp_path)
+  assert set(rows[0]) == {
+    f'{side}{what}' for side in ('source', 'target') for what in ('', '_segments', '_positions')
+  }
+  assert rows.info['dropped'] > 0
+  assert rows.info['examples'] == 60
+
+
+def test_rows_are_read_alike_from_memory_and_from_disk(tmp_path, monkeypatch):
+  rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+  in_memory = [rows[i] for i in range(len(rows))]
+  monkeypatch.setattr(cache_module, 'MEMORY_LIMIT', 0)
+  on_disk = pickle.loads(pickle.dumps(rows))
+  for i in np.random.default_rng(0).permutation(len(rows)):
+    for name, value in on_disk[i].items():
+      np.testing.assert_array_equal(value, in_memory[i][name])
+  with pytest.raises(IndexError):
+    rows[len(rows)]
+
+
+def test_the_cache_is_used_again_and_rebuilt_when_anything_changes(tmp_path):
+  def rows(source=Texts(), tokenizer=BYTES, length=32):
+    return token_rows(source, 'train', tokenizer, ConcatenateAndSplit(length), tmp_path)
+
+  first = rows()
+  written = (first.folder / 'info.json').stat().st_mtime_ns
+  assert (rows().folder / 'info.json').stat().st_mtime_ns == written
+  others = [
+    rows(length=16),
+    rows(Texts(version=1)),
+    rows(tokenizer=Characters(40).train(['number of word'])),
+  ]
+  assert len({one.fingerprint for one in (first, *others)}) == 4
+
+
+def test_a_killed_preparation_leaves_nothing_half_valid(tmp_path):
+  stall = tmp_path / 'stalled'
+  process = start_preparing(tmp_path, str(stall))
+  for _ in range(600):
+    if stall.exists() or process.poll() is not None:
+      break
+    time.sleep(0.05)
+  assert stall.exists()
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  assert [path.name for path in folders(tmp_path) if '.tmp-' not in path.name] == []
+
+  rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+  assert len(list(rows)) == rows.info['rows']
+  assert [path.name for path in folders(tmp_path)] == [rows.folder.name]
+
+
+def test_two_processes_that_prepare_the_same_both_end_well(tmp_path):
+  processes = [start_preparing(tmp_path) for _ in range(2)]
+  told = [process.communicate(timeout=60)[0] for process in processes]
+  assert [process.returncode for process in processes] == [0, 0]
+  assert told[0] == told[1] != ''
+  assert len(folders(tmp_path)) == 1
+
+
+def test_a_failed_preparation_leaves_nothing(tmp_path):
+  def write(folder):
+    (folder / 'half').write_text('half')
+    raise ValueError('no')
+
+  with pytest.raises(ValueError, match='no'):
+    prepare(tmp_path / 'made', write)
+  assert [path.name for path in tmp_path.iterdir()] == ['made.lock']
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path):
+  def write(folder):
+    raise OSError(28, 'No space left on device')
+
+  with pytest.raises(UserError, match='No space left on device; set T2X_CACHE'):
+    prepare(tmp_path / 'made', write)
+
+
+def test_a_damaged_cache_is_told(tmp_path):
+  rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+  info = json.loads((rows.folder / 'info.json').read_text())
+  (rows.folder / 'info.json').write_text(json.dumps(info | {'rows': info['rows'] + 1}))
+  with pytest.raises(UserError, match='remove'):
+    Rows(rows.folder)[0]
+  (rows.folder / 'info.json').write_text('{')
+  with pytest.raises(UserError, match='remove'):
+    Rows(rows.folder)
+
+
+def test_an_example_without_the_text_is_told(tmp_path):
+  class Images(Texts):
+    def load(self, split):
+      return [{'image': 1, 'label': 2}]
+
+  with pytest.raises(UserError, match=r"no text 'text': its fields are \['image', 'label'\]"):
+    token_rows(Images(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+
+
+def test_the_cache_folder_is_the_environments(monkeypatch, tmp_path):
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path))
+  assert cache_folder() == tmp_path
+  monkeypatch.delenv('T2X_CACHE')
+  assert cache_folder() == Path.home() / '.cache' / 't2x'

@@ -1,0 +1,49 @@
+"""Images: normalised always, cropped and mirrored in training alone."""
+
+import numpy as np
+import pytest
+
+from t2x.data import PrepareImage
+
+IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
+
+
+def prepare(seed=0, image=IMAGE, **kwargs):
+  return PrepareImage(**kwargs)({'image': image, 'label': 4}, np.random.default_rng(seed))
+
+
+def test_pixels_are_scaled_and_normalised():
+  ready = prepare(mean=0.25, std=0.5)
+  np.testing.assert_allclose(ready['image'], (IMAGE / 255 - 0.25) / 0.5, rtol=1e-5, atol=1e-6)
+  assert ready['image'].dtype == np.float32
+  assert (ready['label'], ready['weight']) == (4, 1.0)
+
+
+def test_grey_images_get_a_channel_and_channels_their_own_mean():
+  assert prepare(image=IMAGE[..., 0])['image'].shape == (8, 6, 1)
+  black = prepare(image=np.zeros_like(IMAGE), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 1.0))
+  np.testing.assert_allclose(black['image'][0, 0], [-0.1, -0.1, -0.3], rtol=1e-6)
+
+
+def test_evaluation_draws_nothing():
+  np.testing.assert_array_equal(prepare(0)['image'], prepare(1)['image'])
+
+
+def test_flips_mirror_half_of_the_images():
+  straight = prepare()['image']
+  flipped = [prepare(seed, flip=True)['image'] for seed in range(400)]
+  mirrored = [np.array_equal(image, straight[:, ::-1]) for image in flipped]
+  assert all(m or np.array_equal(i, straight) for m, i in zip(mirrored, flipped, strict=True))
+  assert np.mean(mirrored) == pytest.approx(0.5, abs=0.1)
+
+
+def test_crops_are_all_shifts_up_to_the_padding():
+  padded = np.pad(IMAGE, ((1, 1), (1, 1), (0, 0)))
+  shifts = [padded[i : i + 8, j : j + 6] for i in range(3) for j in range(3)]
+  seen = set()
+  for seed in range(100):
+    image = prepare(seed, crop_padding=1, mean=0.0, std=1.0)['image'] * 255
+    same = [np.allclose(image, shift, atol=1e-3) for shift in shifts]
+    assert sum(same) == 1
+    seen.add(same.index(True))
+  assert seen == set(range(9))

@@ -1,0 +1,143 @@
+"""Tokenizers lose nothing and are the same wherever they are trained."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2x.data import Bytes, Characters, SentencePiece, load_tokenizer
+from t2x.data.tokenizers import sample
+from t2x.errors import UserError
+
+
+@pytest.fixture(scope='module')
+def fitted(library):
+  configs = {
+    'bpe': SentencePiece(800),
+    'unigram': SentencePiece(600, 'unigram', sample_megabytes=0.03),
+    'bytes': Bytes(),
+    'characters': Characters(200),
+  }
+  return {name: (config, config.train(library)) for name, config in configs.items()}
+
+
+@pytest.fixture(params=['bpe', 'unigram', 'bytes', 'characters'])
+def config_and_tokenizer(request, fitted):
+  return fitted[request.param]
+
+
+def test_the_size_is_that_of_the_config(config_and_tokenizer):
+  config, tokenizer = config_and_tokenizer
+  assert tokenizer.vocab_size == config.vocab_size
+  assert len(tokenizer.pieces(range(tokenizer.vocab_size))) == config.vocab_size
+
+
+def test_special_ids_are_the_same_for_all(config_and_tokenizer):
+  for one in config_and_tokenizer:
+    assert (one.pad_id, one.eos_id, one.unk_id, one.bos_id, one.mask_id) == (0, 1, 2, 3, 4)
+  pieces = config_and_tokenizer[1].pieces(range(5))
+  assert pieces == ['<pad>', '<eos>', '<unk>', '<bos>', '<mask>']
+
+
+def test_code_comes_back_unchanged(config_and_tokenizer, library):
+  _, tokenizer = config_and_tokenizer
+  for text in library:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+  assert tokenizer.encode_batch(library) == [tokenizer.encode(text) for text in library]
+
+
+AWKWARD = '\t\n\r  \u2581\u2585\u2047\0\x05 ab<mask><pad><0x0A>\u00e9\u4e2d\U0001f600'
+
+
+@pytest.mark.parametrize('name', ['bpe', 'unigram', 'bytes'])
+@settings(max_examples=150, deadline=None)
+@given(text=st.text() | st.text(alphabet=AWKWARD))
+def test_any_text_comes_back_unchanged(fitted, name, text):
+  _, tokenizer = fitted[name]
+  ids = tokenizer.encode(text)
+  assert tokenizer.decode(ids) == text
+  assert all(5 <= i < tokenizer.vocab_size for i in ids)
+
+
+def test_special_and_foreign_ids_leave_no_text(config_and_tokenizer):
+  _, tokenizer = config_and_tokenizer
+  ids = tokenizer.encode('def f')
+  assert tokenizer.decode([3, *ids, 1, 0, 0, 4, tokenizer.vocab_size + 7]) == 'def f'
+
+
+def test_saved_and_pickled_tokenizers_are_the_same(config_and_tokenizer, tmp_path):
+  _, tokenizer = config_and_tokenizer
+  tokenizer.save(tmp_path / 'one')
+  tokenizer.save(tmp_path / 'one')
+  loaded, copied = load_tokenizer(tmp_path / 'one'), pickle.loads(pickle.dumps(tokenizer))
+  text = 'for i in range(10):\n  print(i)\n'
+  assert loaded.encode(text) == copied.encode(text) == tokenizer.encode(text)
+  assert loaded.fingerprint == copied.fingerprint == tokenizer.fingerprint
+
+
+@pytest.mark.parametrize('config', [SentencePiece(400), Characters(50)])
+def test_training_is_deterministic_and_cached(config, library, tmp_path):
+  reads = []
+
+  def texts():
+    reads.append(1)
+    return iter(library)
+
+  first = config.fit(texts, tmp_path, 'library')
+  again = config.fit(texts, tmp_path, 'library')
+  assert len(reads) == 1
+  elsewhere = config.fit(texts, tmp_path / 'other', 'library')
+  assert first.fingerprint == again.fingerprint == elsewhere.fingerprint
+  config.fit(texts, tmp_path, 'another library')
+  assert len(reads) == 3
+
+
+@pytest.mark.parametrize('model_type', ['bpe', 'unigram'])
+def test_a_vocabulary_too_large_is_told_with_the_limit(model_type):
+  with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* at most \d+'):
+    SentencePiece(9999, model_type).train(['hello world\n' * 20])
+
+
+def test_a_vocabulary_too_small_is_told_with_the_limit():
+  with pytest.raises(UserError, match=r'vocab_size = 100: too small .* at least 2\d\d'):
+    SentencePiece(100).train(['hello world\n' * 20])
+
+
+@pytest.mark.parametrize('config', [SentencePiece(300), Characters(300)])
+def test_no_text_is_told(config):
+  with pytest.raises(UserError, match='no text'):
+    config.train([])
+
+
+def test_a_folder_without_tokenizer_is_told(tmp_path):
+  with pytest.raises(UserError, match='holds no tokenizer'):
+    load_tokenizer(tmp_path)
+
+
+def test_rare_characters_are_unknown_to_a_small_character_vocabulary():
+  tokenizer = Characters(7).train(['aaabbc'])
+  assert tokenizer.encode('abc') == [5, 6, 2]
+  assert tokenizer.decode([5, 6, 2]) == 'ab\ufffd'
+
+
+def test_words_begin_at_white_space(config_and_tokenizer):
+  _, tokenizer = config_and_tokenizer
+  text = 'return queue\n    raise Empty'
+  ids = np.array(tokenizer.encode(text), np.int32)
+  places = np.flatnonzero(tokenizer.word_starts(ids))
+  words = [tokenizer.decode(part) for part in np.split(ids, places[1:])]
+  assert places[0] == 0
+  assert ''.join(words) == text
+  assert [word.strip() for word in words if word.strip()] == ['return', 'queue', 'raise', 'Empty']
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(max_size=300), max_size=20), st.integers(1, 2000))
+def test_a_sample_is_small_and_taken_from_all_of_the_text(texts, limit):
+  kept = sample(texts, limit / 1e6)
+  total = sum(map(len, texts))
+  assert sum(map(len, kept)) <= limit or len(kept) == 1
+  if total <= limit:
+    assert ''.join(kept) == ''.join(texts)

@@ -1,0 +1,55 @@
+"""Sources and rows that tests hand to other processes."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+  """Some sentences; `stall` blocks at the 50th and says so with a file."""
+
+  count: int = 60
+  version: int = 0
+  stall: str | None = None
+
+  def splits(self):
+    return ('train',)
+
+  def fingerprint(self):
+    return f'texts-{self.count}-{self.version}'
+
+  def load(self, split):
+    return _Examples(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Examples(Sequence):
+  source: Texts
+
+  def __len__(self):
+    return self.source.count
+
+  def __getitem__(self, i):
+    if i == 50 and self.source.stall:
+      open(self.source.stall, 'w').close()
+      time.sleep(60)
+    text = f'number {i} of {self.source.count}: ' + 'word ' * (i % 7)
+    return {'text': text, 'source': text, 'target': text[::2]}
+
+
+class Dying:
+  """Batches of which one ends its process, or raises."""
+
+  def __init__(self, at, raises=False):
+    self.at, self.raises = at, raises
+
+  def __getitem__(self, step):
+    if step == self.at and self.raises:
+      raise ValueError(f'step {step} is no good')
+    if step == self.at:
+      os._exit(9)
+    return {'step': np.array(step)}
