@@ -100,9 +100,8 @@ class Linear(nnx.Module):
       return init(key, (math.prod(inputs), math.prod(outputs)), dtype).reshape(shape)
 
     self.kernel = param(init_matrix, (*inputs, *outputs), axes, rngs)
-    self.bias = None
-    if use_bias:
-      self.bias = param(nnx.initializers.zeros, outputs, axes[len(inputs) :], rngs)
+    zeros = nnx.initializers.zeros
+    self.bias = param(zeros, outputs, axes[len(inputs) :], rngs) if use_bias else None
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     kernel = self.kernel[...].astype(x.dtype)

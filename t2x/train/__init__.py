@@ -1,6 +1,10 @@
 """Training: state, step, loop, optimizers, checkpoints, metric writers. One loop for every task."""
 
+from t2x.train.check import check_experiment, draw_patterns
+from t2x.train.experiment import Experiment, Trainer
+from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
+from t2x.train.run import Run
 from t2x.train.schedules import (
   Constant,
   Cosine,
@@ -9,6 +13,7 @@ from t2x.train.schedules import (
   Schedule,
   WarmupStableDecay,
 )
+from t2x.train.writers import WandB
 
 __all__ = [
   'SGD',
@@ -16,12 +21,19 @@ __all__ = [
   'AdamW',
   'Constant',
   'Cosine',
+  'Experiment',
   'LinearDecay',
   'Lion',
   'Muon',
   'Optimizer',
   'ReciprocalSqrt',
+  'Run',
   'Schedule',
+  'Trainer',
+  'WandB',
   'WarmupStableDecay',
   'build_optimizer',
+  'check_experiment',
+  'draw_patterns',
+  'train',
 ]

@@ -8,7 +8,8 @@ import jax
 from flax import nnx
 
 from t2x.errors import UserError
-from t2x.layers import Pattern, draw
+from t2x.layers import Pattern
+from t2x.layers.picture import draw
 from t2x.train.experiment import Experiment
 from t2x.train.state import init_function, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
