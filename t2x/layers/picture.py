@@ -16,15 +16,11 @@ from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern
 __all__ = ['draw', 'paint']
 
 # Five rows of three dots for each character, a row an octal digit.
-_DOTS = dict(
-  pair.split('=', 1)
-  for pair in (
-    'A=25755 B=65656 C=34443 D=65556 E=74647 F=74644 G=34553 H=55755 I=72227 J=11152 K=55655 '
-    'L=44447 M=57755 N=65555 O=25552 P=65644 Q=25563 R=65655 S=34216 T=72222 U=55557 V=55552 '
-    'W=55775 X=55255 Y=55222 Z=71247 0=75557 1=26227 2=61247 3=61216 4=55711 5=74616 6=34757 '
-    '7=71244 8=75757 9=75716 (=12221 )=42224 &=25256 |=22222 ~=00360 ==07070 ,=00024 -=00700 '
-    '.=00002 :=02020'
-  ).split(' ')
+_LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789()&|~=,-.:'
+_DOTS = (
+  '257556565634443655567464774644345535575572227111525565544447577556555525552656442556365655'
+  '342167222255557555525577555255552227124775557262276124761216557117461634757712447575775716'
+  '12221422242425322222003600707000024007000000202020'
 )
 _INK, _PAPER, _LINE = (40, 44, 52), (255, 255, 255), (240, 150, 60)
 # Seen and unseen, by what the schedule says of the tile.
@@ -129,7 +125,8 @@ def _words(text: str, colour: tuple[int, int, int]) -> np.ndarray:
   """The text as an image ten dots high."""
   dots = np.zeros((5, 4 * len(text)), bool)
   for n, letter in enumerate(text.upper()):
-    for row, digit in enumerate(_DOTS.get(letter, '00000')):
+    at = _LETTERS.find(letter)
+    for row, digit in enumerate(_DOTS[5 * at : 5 * at + 5] if at >= 0 else ''):
       dots[row, 4 * n : 4 * n + 3] = [int(bit) for bit in f'{int(digit, 8):03b}']
   dots = dots.repeat(2, 0).repeat(2, 1)
   return np.where(dots[..., None], np.array(colour), np.array(_PAPER)).astype(np.uint8)

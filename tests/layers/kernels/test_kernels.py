@@ -173,13 +173,13 @@ def test_kernels_equal_dense_on_packed_rows_with_a_bias(kernel, pattern):
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
-@pytest.mark.parametrize('kv_heads', [1, 4])
-def test_kernels_equal_dense_for_cross_attention(kernel, kv_heads):
+def test_kernels_equal_dense_for_cross_attention(kernel):
   rng = np.random.default_rng(2)
   q_tokens = Tokens(segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
   k_tokens = Tokens(segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
-  inputs = arrays(rng, q_len=13, k_len=31, kv_heads=kv_heads)
+  inputs = arrays(rng, q_len=13, k_len=31, kv_heads=1)
   assert_agree(kernel, Full(), *inputs, SlopeBias(), q_tokens, k_tokens)
+  inputs = arrays(rng, q_len=13, k_len=31, kv_heads=4)
   assert_agree(kernel, Causal() | Global(20), *inputs, None, Tokens(), Tokens())
 
 
