@@ -16,14 +16,15 @@ __all__ = ['BATCH_AXES', 'batch_sharding', 'check_batch', 'partition_spec', 'sta
 BATCH_AXES = ('data', 'fsdp')
 
 Rules = Mapping[str, Any]
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
-def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh) -> NamedSharding:
   """Of arrays [batch, ...]: rows are spread over the axes `data` and `fsdp`."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
-def check_batch(mesh: jax.sharding.Mesh, batch_size: int, name: str = 'Trainer.batch_size') -> None:
+def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size') -> None:
   """Raises UserError when a global batch does not divide over the mesh."""
   parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   if batch_size % parts:
@@ -32,7 +33,7 @@ def check_batch(mesh: jax.sharding.Mesh, batch_size: int, name: str = 'Trainer.b
 
 
 def partition_spec(
-  mesh: jax.sharding.Mesh,
+  mesh: AnyMesh,
   rules: Rules,
   axes: Sequence[str | None],
   shape: Sequence[int],
@@ -74,7 +75,7 @@ def partition_spec(
   return PartitionSpec(*spec)
 
 
-def state_shardings(mesh: jax.sharding.Mesh, rules: Rules, tree: Any) -> Any:
+def state_shardings(mesh: AnyMesh, rules: Rules, tree: Any) -> Any:
   """A NamedSharding for each leaf of a train state (or of a bare model), in the same structure.
 
   The first module of the tree is the model. Optimizer states and averages hold trees like it: a

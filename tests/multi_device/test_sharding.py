@@ -1,0 +1,90 @@
+"""On eight fake devices (a process of its own): where each array of a train state lives, and that a
+checkpoint of one mesh restores onto another."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import importlib.util, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import PartitionSpec as P
+from t2x.errors import UserError
+from t2x.parallel import Mesh, batch_sharding, state_shardings
+from t2x.train.checkpoints import Checkpoints
+from t2x.train.optimizers import Adafactor, AdamW, Muon
+
+spec = importlib.util.spec_from_file_location('models', sys.argv[1])
+models = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(models)
+from flax import nnx
+
+def init(optimizer, width=8):
+  def of(key):
+    model = models.TinyModel(width, nnx.Rngs(key))
+    rule = optimizer.build(lambda step: 1e-3, model)
+    return {'model': model, 'opt_state': rule.init(model), 'key': key, 'step': jnp.zeros((), int)}
+  return of
+
+def abstract(mesh, optimizer):
+  shapes = jax.eval_shape(init(optimizer), jax.random.key(0))
+  shardings = state_shardings(mesh.build(), mesh.rules, shapes)
+  return jax.tree.map(
+    lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings
+  )
+
+def specs(tree):
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {jax.tree_util.keystr(p, simple=True, separator='.'): leaf.sharding.spec for p, leaf in leaves}
+
+mesh = Mesh(data=2, fsdp=2, tensor=2)
+target = abstract(mesh, AdamW())
+state = jax.jit(init(AdamW()), out_shardings=jax.tree.map(lambda a: a.sharding, target))(
+  jax.random.key(0)
+)
+found = specs(state)
+moment = 'opt_state.0.mu.'
+assert found['model.blocks.q.value'] == P(None, 'fsdp', 'tensor'), found
+for name, where in found.items():
+  if name.startswith('model.'):
+    assert found[name.replace('model.', moment)] == where, name
+assert found['step'] == found['key'] == P()
+shard = state['model'].table.get_raw_value().addressable_shards[0]
+assert shard.data.shape == (8, 4)
+
+muon = specs(abstract(mesh, Muon()))
+assert any(w == P(None, 'fsdp', 'tensor') for n, w in muon.items() if n.startswith('opt_state'))
+rows = specs(abstract(mesh, Adafactor(min_dim_size=4)))
+assert all(w == P() for n, w in rows.items() if 'v_row' in n and 'blocks.q' in n)
+
+checkpoints = Checkpoints(sys.argv[2])
+checkpoints.save(1, state)
+checkpoints.wait()
+for other in (Mesh(data=1, fsdp=4, num_devices=4), Mesh(num_devices=1)):
+  restored, _ = checkpoints.restore(abstract(other, AdamW()))
+  expected = specs(abstract(other, AdamW()))
+  assert specs(restored) == expected
+  for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(restored)):
+    if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+      np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+batch = jax.make_array_from_process_local_data(batch_sharding(mesh.build()), np.zeros((8, 3)))
+assert batch.addressable_shards[0].data.shape == (2, 3)
+try:
+  Mesh(data=1, tensor=8).build()
+  abstract(Mesh(data=1, tensor=8), AdamW())
+except UserError as error:
+  print(error)
+"""
+
+
+def test_state_and_checkpoints_on_eight_devices(tmp_path):
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
+  command = [sys.executable, '-c', SCRIPT, str(ROOT / 'tests/train/conftest.py'), str(tmp_path)]
+  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  assert done.stderr == ''
+  assert "its axis 'heads' of size 2 does not divide over the mesh axis tensor 8" in done.stdout

@@ -1,0 +1,79 @@
+"""Meshes and specs, as far as one device shows them; eight are in tests/multi_device."""
+
+import jax
+import pytest
+from jax.sharding import PartitionSpec
+
+from t2x.errors import UserError
+from t2x.parallel import MESH_AXES, Mesh, batch_sharding, check_batch, partition_spec
+
+
+def mesh_of(**sizes):
+  """A mesh of many devices that are not there."""
+  return jax.sharding.AbstractMesh(tuple(sizes.get(axis, 1) for axis in MESH_AXES), MESH_AXES)
+
+
+RULES = Mesh().rules
+
+
+def test_minus_one_is_what_is_left():
+  assert Mesh(data=-1, fsdp=2, tensor=2).sizes(8) == dict.fromkeys(MESH_AXES, 1) | {
+    'data': 2,
+    'fsdp': 2,
+    'tensor': 2,
+  }
+  assert Mesh(data=1, fsdp=-1).sizes(8)['fsdp'] == 8
+
+
+@pytest.mark.parametrize('mesh', [Mesh(tensor=3), Mesh(data=2, fsdp=2), Mesh(data=16)])
+def test_sizes_that_do_not_fit_the_devices(mesh):
+  with pytest.raises(UserError, match='does not fit 8 devices'):
+    mesh.sizes(8)
+
+
+def test_settings_that_cannot_be():
+  with pytest.raises(UserError, match=r'Mesh.data and Mesh.fsdp are -1'):
+    Mesh(data=-1, fsdp=-1)
+  with pytest.raises(UserError, match=r'Mesh.tensor = 0'):
+    Mesh(tensor=0)
+  with pytest.raises(UserError, match="'embed' goes to 'fdsp', which is none of data, fsdp"):
+    Mesh(rules={'embed': 'fdsp'})
+  with pytest.raises(UserError, match=r'Mesh.num_devices = 99'):
+    Mesh(num_devices=99).build()
+
+
+def test_every_axis_exists_on_one_device():
+  mesh = Mesh(num_devices=1).build()
+  assert mesh.axis_names == MESH_AXES
+  assert set(mesh.shape.values()) == {1}
+  assert all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)
+  assert batch_sharding(mesh).spec == PartitionSpec(('data', 'fsdp'))
+
+
+def test_specs_follow_the_rules_and_a_leading_dimension_is_layers():
+  mesh = mesh_of(fsdp=2, tensor=2)
+  spec = partition_spec(mesh, RULES, ('embed', 'heads', 'head_dim'), (8, 2, 4))
+  assert spec == PartitionSpec('fsdp', 'tensor')
+  spec = partition_spec(mesh, RULES, ('embed', 'heads', 'head_dim'), (3, 8, 2, 4))
+  assert spec == PartitionSpec(None, 'fsdp', 'tensor')
+  spec = partition_spec(mesh, {'layers': 'stage'}, ('embed',), (4, 8))
+  assert spec == PartitionSpec('stage')
+  assert partition_spec(mesh, RULES, (None, 'length'), (3, 8)) == PartitionSpec()
+
+
+def test_a_mesh_axis_splits_one_dimension_of_a_parameter():
+  spec = partition_spec(mesh_of(fsdp=2), RULES, ('embed', 'embed'), (8, 8))
+  assert spec == PartitionSpec('fsdp')
+  rules = {'embed': ('fsdp', 'tensor'), 'mlp': 'tensor'}
+  spec = partition_spec(mesh_of(fsdp=2), rules, ('embed', 'mlp'), (8, 8))
+  assert spec == PartitionSpec(('fsdp', 'tensor'))
+
+
+def test_what_does_not_divide_is_named():
+  with pytest.raises(UserError) as error:
+    partition_spec(mesh_of(tensor=4), RULES, ('embed', 'heads'), (8, 6), 'body.q.kernel')
+  message = str(error.value)
+  assert "body.q.kernel of shape (8, 6): its axis 'heads' of size 6" in message
+  assert 'tensor 4' in message
+  with pytest.raises(UserError, match=r'Trainer.batch_size = 6 .* data 2 x fsdp 2 = 4'):
+    check_batch(mesh_of(data=2, fsdp=2), 6)

@@ -1,0 +1,129 @@
+"""Update rules on a model as a plain pytree: who is decayed, who is orthogonalised, who is clipped."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, build_optimizer, decay_mask
+from t2x.train.schedules import Constant
+
+RULES = [
+  AdamW(),
+  Adafactor(min_dim_size=4, momentum=0.9, weight_decay=0.1),
+  SGD(momentum=0.9, nesterov=True),
+  SGD(),
+  Lion(),
+  Muon(),
+]
+
+
+def host(tree):
+  """On the host nothing is compiled."""
+  return jax.tree.map(np.asarray, tree)
+
+
+@pytest.fixture(scope='module')
+def model(tiny):
+  return host(jax.jit(tiny)())
+
+
+def step(rule, model, grads, clip_norm=None):
+  """One update with learning rate 1 of a rule built from shapes alone."""
+  shapes = jax.eval_shape(lambda: model)
+  optimizer = build_optimizer(
+    rule, Constant(peak=1.0), clip_norm=clip_norm, num_steps=10, params=shapes
+  )
+
+  @jax.jit
+  def update(model, grads):
+    state = optimizer.init(model)
+    updates, new_state = optimizer.update(grads, state, model)
+    assert jax.tree.structure(new_state) == jax.tree.structure(state)
+    return optax.apply_updates(model, updates), state
+
+  return host(update(model, grads))
+
+
+def test_norms_and_biases_are_not_decayed_stacked_or_not(model):
+  mask = decay_mask(model)
+  assert mask.table
+  assert mask.blocks.q
+  assert mask.blocks.out
+  assert mask.mlp[0]
+  assert not mask.blocks.scale  # [layers, embed]
+  assert not mask.blocks.bias  # [layers, heads, head_dim]
+
+
+@pytest.mark.parametrize('rule', RULES, ids=lambda rule: type(rule).__name__)
+def test_every_rule_moves_every_parameter_and_keeps_the_structure(rule, model):
+  grads = jax.tree.map(lambda a: np.cos(7 * a + 1), model)
+  new, _ = step(rule, model, grads)
+  assert jax.tree.structure(new) == jax.tree.structure(model)
+  for before, after in zip(jax.tree.leaves(model), jax.tree.leaves(new), strict=True):
+    assert after.dtype == before.dtype
+    assert np.isfinite(after).all()
+    assert not np.array_equal(before, after) or not np.any(before)  # Adafactor scales by size.
+
+
+@pytest.mark.parametrize('rule', [AdamW, Adafactor, SGD, Lion, Muon])
+def test_decay_shrinks_matrices_alone(rule, model):
+  grads = jax.tree.map(np.zeros_like, model)
+  new, _ = step(rule(weight_decay=0.25), model, grads)
+  for name in ('q', 'out'):
+    np.testing.assert_allclose(
+      getattr(new.blocks, name)[...], 0.75 * getattr(model.blocks, name)[...], atol=1e-6
+    )
+  np.testing.assert_allclose(new.table[...], 0.75 * model.table[...], atol=1e-6)
+  np.testing.assert_array_equal(new.blocks.scale[...], model.blocks.scale[...])
+
+
+def test_adamw_is_optax_adamw(model):
+  grads = jax.tree.map(np.cos, model)
+  ours, _ = step(AdamW(weight_decay=0.1), model, grads)
+  reference = optax.adamw(1.0, weight_decay=0.1, mask=decay_mask(model))
+
+  @jax.jit
+  def update(model, grads):
+    return optax.apply_updates(model, reference.update(grads, reference.init(model), model)[0])
+
+  theirs = update(model, grads)
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_clipping_scales_the_gradient_to_the_norm(model):
+  grads = jax.tree.map(np.cos, model)
+  new, _ = step(SGD(), model, grads, clip_norm=0.5)
+  change = jax.tree.map(np.subtract, model, new)
+  norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(change)))
+  assert norm == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.fixture(scope='module')
+def muon(model):
+  """Random gradients, the model after a step of Muon with learning rate 1, the optimizer's state."""
+  rng = np.random.default_rng(0)
+  grads = jax.tree.map(lambda a: np.float32(rng.normal(size=a.shape)), model)
+  return grads, *step(Muon(weight_decay=0.0, rms=None, b2=0.999), model, grads)
+
+
+@pytest.mark.parametrize('name', ['q', 'out'])
+def test_muon_makes_each_stacked_layer_orthogonal_with_its_heads_merged(name, model, muon):
+  grads, new, _ = muon
+  change = getattr(model.blocks, name)[...] - getattr(new.blocks, name)[...]
+  for layer, gradient in zip(change, getattr(grads.blocks, name)[...], strict=True):
+    # The step's singular vectors are the gradient's, its singular values near 1.
+    u, _, v = np.linalg.svd(gradient.reshape(8, 8))
+    inside = u.T @ layer.reshape(8, 8) @ v.T
+    assert 0.3 < np.diag(inside).min() < np.diag(inside).max() < 1.3
+    np.testing.assert_allclose(inside - np.diag(np.diag(inside)), 0, atol=1e-3)
+
+
+def test_muon_leaves_tables_norms_and_biases_to_adam(model, muon):
+  grads, new, state = muon
+  adam, _ = step(AdamW(weight_decay=0.0), model, grads)
+  for of in (lambda m: m.table, lambda m: m.blocks.scale, lambda m: m.blocks.bias):
+    np.testing.assert_allclose(of(new)[...], of(adam)[...], atol=1e-6)
+  adam_names = jax.tree_util.tree_leaves_with_path(state[0].inner_states['adam'])
+  assert not any('.q' in jax.tree_util.keystr(path) for path, _ in adam_names)

@@ -1,0 +1,128 @@
+"""Writers: what is on disk after a resume is what an uninterrupted run has."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from t2x.errors import UserError
+from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal, WandB
+
+
+def lines(path):
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(path, steps, after=None):
+  writer = JsonLines(path, after=after)
+  for step in steps:
+    writer.write(step, 'train', {'loss': np.float32(1 / step)})
+    if step % 2 == 0:
+      writer.write(step, 'eval', {'loss': 2 / step})
+  return writer
+
+
+def test_a_line_is_one_flushed_object(tmp_path):
+  writer = JsonLines(tmp_path / 'new' / 'metrics.jsonl')
+  writer.write(3, 'train', {'loss': 0.5, 'bad': float('inf'), 'text': 'ü\n'})
+  assert lines(writer.path) == [
+    {'step': 3, 'split': 'train', 'loss': 0.5, 'bad': None, 'text': 'ü\n'}
+  ]
+  writer.close()
+
+
+def test_a_resumed_file_equals_an_uninterrupted_one(tmp_path):
+  write(tmp_path / 'whole', range(1, 9)).close()
+  write(tmp_path / 'killed', range(1, 7)).close()
+  with (tmp_path / 'killed').open('a') as file:
+    file.write('{"step": 7, "spl')
+  write(tmp_path / 'killed', range(5, 9), after=4).close()
+  assert (tmp_path / 'killed').read_bytes() == (tmp_path / 'whole').read_bytes()
+
+
+def test_a_half_written_last_line_is_dropped_even_if_it_is_due(tmp_path):
+  write(tmp_path / 'file', [1, 3]).close()
+  with (tmp_path / 'file').open('a') as file:
+    file.write('{"step": 3, "split": "eval", "loss": 0.1}')  # No line end: it may go on.
+  JsonLines(tmp_path / 'file', after=3).close()
+  assert [line['split'] for line in lines(tmp_path / 'file')] == ['train', 'train']
+
+
+def test_a_new_run_starts_with_an_empty_file(tmp_path):
+  write(tmp_path / 'file', [1, 2]).close()
+  JsonLines(tmp_path / 'file', after=0).close()
+  assert (tmp_path / 'file').read_text() == ''
+
+
+def test_tensorboard_has_a_chart_a_split_and_metric(tmp_path):
+  writer = TensorBoard(tmp_path, after=3)
+  writer.write(4, 'eval', {'loss': 1.0, 'text': 'left out'})
+  writer.close()
+  content = b''.join(path.read_bytes() for path in (tmp_path / 'tensorboard').iterdir())
+  assert b'eval/loss' in content
+  assert b'left out' not in content
+
+
+def test_plain_terminal_says_a_line_now_and_then(monkeypatch):
+  out = io.StringIO()
+  terminal = Terminal(100, unit='tokens', every=3600.0, file=out)
+  for step in (1, 2, 50, 100):
+    terminal.step(step)
+    terminal.write(step, 'train', {'loss': 2.5, 'tokens_per_second': 12345.6})
+  terminal.write(100, 'eval', {'loss': 2.0, 'accuracy': 0.25})
+  terminal.print('[not markup]')
+  terminal.close()
+  told = out.getvalue().splitlines()
+  assert told[0] == 'step 1/100  loss 2.5000  12,346 tokens/s'
+  assert told[1].startswith('step 100/100')  # The end is always told.
+  assert told[2:] == ['step 100 eval: loss 2  accuracy 0.25', '[not markup]']
+
+
+def test_live_terminal_shows_step_loss_speed_and_time_left(monkeypatch):
+  monkeypatch.setenv('FORCE_COLOR', '1')
+  monkeypatch.setenv('TERM', 'xterm')
+  monkeypatch.setenv('COLUMNS', '120')
+  out = io.StringIO()
+  terminal = Terminal(10, start=4, unit='examples', file=out)
+  terminal.write(5, 'train', {'loss': 0.125, 'examples_per_second': 7})
+  terminal.step(5)
+  terminal._said = 0
+  terminal.step(9)
+  terminal._progress.refresh()
+  terminal.close()
+  for part in ('loss 0.1250', '7 examples/s', '9/10', 'left'):
+    assert part in out.getvalue()
+
+
+def test_without_wandb_says_what_to_install(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  with pytest.raises(UserError, match=r'pip install'):
+    WandB(tmp_path)
+
+
+def test_wandb_goes_on_as_the_same_run(tmp_path, monkeypatch):
+  class Fake:
+    def __init__(self):
+      self.inits, self.logs = [], []
+
+    def init(self, **kwargs):
+      self.inits.append(kwargs)
+      return self
+
+    def log(self, values, step):
+      self.logs.append((values, step))
+
+    def finish(self):
+      pass
+
+  fake = Fake()
+  monkeypatch.setitem(sys.modules, 'wandb', fake)
+  for _ in range(2):
+    writer = WandB(tmp_path, project='p')
+    assert isinstance(writer, MetricWriter)
+    writer.write(1, 'train', {'loss': 1.0})
+    writer.close()
+  assert fake.inits[0]['id'] == fake.inits[1]['id']
+  assert fake.logs[0] == ({'train/loss': 1.0}, 1)
