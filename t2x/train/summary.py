@@ -1,6 +1,7 @@
 """What is told before a run starts: the model, its cost, the devices, the data."""
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -97,7 +98,7 @@ def _uses(module: nnx.Module) -> dict[tuple[str, ...], int]:
   """How often shared layers are used, by the path of their stack."""
   return {
     tuple(map(str, path)): part.num_repeats // part.num_groups
-    for path, part in module.iter_modules()
+    for path, part in nnx.iter_modules(module)
     if hasattr(part, 'num_repeats') and hasattr(part, 'num_groups')
   }
 
@@ -121,7 +122,7 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
   """The kernel of every kind of self-attention, and what `Auto` makes of it here."""
   lengths, told = row_lengths(task, model), []
   body: Any
-  for path, body in model.iter_modules():
+  for path, body in nnx.iter_modules(model):
     if not hasattr(body, 'stack') or not hasattr(body, 'pattern'):
       continue
     length = lengths.get(str(path[0]) if path else '', list(lengths.values())[-1])
@@ -183,9 +184,11 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, note: str = '') -> s
     'steps': f'{start} to {trainer.num_steps}' + (' (resumed)' if start else ''),
     'run folder': str(run.folder),
   }
+  if note:
+    lines['note'] = note
   width = max(map(len, lines))
   told = [f'{name:{width}}  {value}' for name, value in lines.items()]
-  return '\n'.join([model_table(model), '', *told, *([note] if note else [])]) + '\n'
+  return '\n'.join([model_table(model), '', *told]) + '\n'
 
 
 def _devices() -> str:
@@ -213,4 +216,5 @@ def _data(task: Task, rows: Sequence[Any], trainer: Any) -> str:
   known = [f'{info[name]:,} {name}' for name in ('examples', 'tokens') if name in info]
   epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
   told = ', '.join([*known, f'{len(rows):,} rows', f'batches of {trainer.batch_size}'])
-  return f'{task.source} {task.train_split}: {told}, {epochs:.3g} epochs'
+  source = textwrap.shorten(str(task.source), 100, placeholder=' ...')
+  return f'{source} {task.train_split}: {told}, {epochs:.3g} epochs'
