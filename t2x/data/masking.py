@@ -61,33 +61,36 @@ class MaskTokens:
 
     drawn = rng.random(len(chosen))
     random = rng.integers(first, self.tokenizer.vocab_size, len(chosen), dtype=np.int32)
-    is_mask = drawn < self.mask_rate
-    is_random = ~is_mask & (drawn < self.mask_rate + self.random_rate)
-    tokens[chosen] = np.select([is_mask, is_random], [self.tokenizer.mask_id, random], labels)
-
-    empty = self.max_predictions - len(chosen)
+    tokens[chosen] = np.where(drawn < self.mask_rate + self.random_rate, random, labels)
+    tokens[chosen[drawn < self.mask_rate]] = self.tokenizer.mask_id
     return {
       **row,
       'tokens': tokens,
-      'masked_positions': np.pad(chosen, (0, empty)).astype(np.int32),
-      'labels': np.pad(labels, (0, empty)),
-      'weights': np.pad(np.ones(len(chosen), np.float32), (0, empty)),
+      'masked_positions': self._filled(chosen, np.int32),
+      'labels': self._filled(labels, np.int32),
+      'weights': self._filled(np.ones(len(chosen)), np.float32),
     }
+
+  def _filled(self, values: np.ndarray, dtype: type) -> np.ndarray:
+    """The values and zeros in the places that are left."""
+    places: np.ndarray = np.zeros(self.max_predictions, dtype)
+    places[: len(values)] = values
+    return places
 
   def _words(
     self, tokens: np.ndarray, maskable: np.ndarray, count: int, rng: np.random.Generator
   ) -> np.ndarray:
     """Places of whole words in random order, as long as no more than `count` places are taken."""
-    starts = self.tokenizer.word_starts(tokens)
-    words = np.split(maskable, np.flatnonzero(_breaks(starts, maskable)))
-    chosen: list[np.ndarray] = []
-    for i in rng.permutation(len(words)):
-      if len(words[i]) <= count:
-        chosen.append(words[i])
-        count -= len(words[i])
+    word = np.cumsum(_breaks(self.tokenizer.word_starts(tokens), maskable))
+    lengths = np.bincount(word)
+    taken = np.zeros(len(lengths), bool)
+    for i in rng.permutation(len(lengths)).tolist():
       if not count:
         break
-    return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
+      if lengths[i] <= count:
+        taken[i] = True
+        count -= int(lengths[i])
+    return maskable[taken[word]]
 
 
 def _breaks(starts: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ segments. Every example ends with eos. First-fit packing of pairs is that of Raf
 import abc
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
@@ -44,9 +45,12 @@ def _positions_of(column: str) -> str:
 def positions(segments: Int[np.ndarray, 'length']) -> Int[np.ndarray, 'length']:
   """0, 1, 2, ... in each segment; 0 on padding."""
   index = np.arange(len(segments), dtype=np.int32)
-  first = np.zeros_like(index)
-  first[1:] = np.where(segments[1:] != segments[:-1], index[1:], 0)
-  return (index - np.maximum.accumulate(first)) * (segments != 0)
+  places = np.zeros_like(index)
+  starts = np.flatnonzero(segments[1:] != segments[:-1]) + 1
+  for start, stop in itertools.pairwise([0, *starts.tolist(), len(segments)]):
+    if segments[start]:
+      places[start:stop] = index[: stop - start]
+  return places
 
 
 def add_positions(row: Row, columns: Iterable[str]) -> Row:

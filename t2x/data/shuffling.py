@@ -1,10 +1,12 @@
 """A permutation of 0 .. n-1 that is computed element by element.
 
-A Feistel network over the next even power of two, walked until it lands below n (Black and Rogaway
-2002, "Ciphers with Arbitrary Finite Domains"). It needs no table, so that any example of any epoch
+A Feistel network over the next square number, walked until it lands below n (Black and Rogaway 2002,
+"Ciphers with Arbitrary Finite Domains"). It needs no table, so that any example of any epoch
 is found in no time and the order depends neither on the number of rows held in memory nor on a
 library's version.
 """
+
+import math
 
 import numpy as np
 
@@ -22,20 +24,16 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 def permute(index: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
   """Where a permutation of 0 .. size-1 takes each index; `keys` (one an index) chooses it."""
-  half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
-  mask = np.uint64((1 << int(half)) - 1)
-  outside = np.arange(len(index))
-  result, keys = index.astype(np.uint64), keys.astype(np.uint64)
-  # A walk leaves the numbers below `size` with probability less than 3/4 a step.
+  side = np.uint64(math.isqrt(size - 1) + 1)
+  salts = np.arange(1, ROUNDS + 1, dtype=np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
+  keys = _mixed(keys.astype(np.uint64) + salts)
+  result, outside = index.astype(np.uint64), np.arange(len(index))
   while len(outside):
-    x, key = result[outside], keys[outside]
-    left, right = x >> half, x & mask
-    for number in range(1, ROUNDS + 1):
-      salt = np.uint64(number * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF)
-      left, right = right, left ^ (_mixed(_mixed(key + salt) + right) & mask)
-    x = (left << half) | right
-    result[outside] = x
-    outside = outside[x >= size]
+    left, right = np.divmod(result[outside], side)
+    for key in keys:
+      left, right = right, (left + _mixed(key[outside] + right) % side) % side
+    result[outside] = left * side + right
+    outside = outside[result[outside] >= size]
   return result.astype(np.int64)
 
 

@@ -406,8 +406,11 @@ class CharacterTokenizer(Tokenizer):
 
   def word_starts(self, ids):
     """White space after something else."""
-    spaces = np.array([piece.isspace() for piece in self._pieces])
-    return _starts_at_spaces(ids, spaces[ids])
+    return _starts_at_spaces(ids, self._spaces[ids])
+
+  @functools.cached_property
+  def _spaces(self) -> np.ndarray:
+    return np.array([piece.isspace() for piece in self._pieces])
 
   def files(self):
     """The characters in order of id."""
