@@ -102,11 +102,13 @@ def _locked(path: Path) -> Iterator[None]:
 def _told_when_full(folder: Path) -> Iterator[None]:
   try:
     yield
-  except OSError as error:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-      raise UserError(
-        f'cannot write {folder}: {error.strerror}; set T2X_CACHE to a folder with room'
-      ) from error
+  except (OSError, RuntimeError) as error:
+    # array_record raises RuntimeError, with the system's words in it.
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+      if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
+        raise UserError(
+          f'cannot write {folder}: {os.strerror(number)}; set T2X_CACHE to a folder with room'
+        ) from error
     raise
 
 

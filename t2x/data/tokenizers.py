@@ -203,7 +203,7 @@ class SentencePiece(TokenizerConfig):
   character_coverage: float = 1.0
   byte_fallback: bool = True
   split_digits: bool = False
-  sample_megabytes: float = 10.0
+  sample_megabytes: float = 5.0
 
   def train(self, texts: Iterable[str]) -> 'SentencePieceTokenizer':
     """Trains in one thread, so that the same texts always give the same model."""
@@ -368,7 +368,7 @@ class Characters(TokenizerConfig):
   """
 
   vocab_size: int
-  sample_megabytes: float = 10.0
+  sample_megabytes: float = 5.0
 
   def train(self, texts: Iterable[str]) -> 'CharacterTokenizer':
     """Counts characters; equal counts go by code point."""
