@@ -2,6 +2,9 @@
 
 Each gives a direction; what is the same for all follows it here: decoupled weight decay
 (https://arxiv.org/abs/1711.05101) on matrices and tables alone, then the learning rate.
+
+optax gets trees of masks and labels inside functions: a tree shaped like a model is itself callable,
+and optax would call it.
 """
 
 import abc
@@ -71,7 +74,8 @@ class Optimizer(abc.ABC):
     """
     steps = [self.direction(params)]
     if self.weight_decay:
-      steps.append(optax.add_decayed_weights(self.weight_decay, decay_mask(params)))
+      mask = decay_mask(params)
+      steps.append(optax.add_decayed_weights(self.weight_decay, lambda _: mask))
     return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
@@ -204,10 +208,10 @@ class Muon(Optimizer):
       beta=self.momentum,
       nesterov=self.nesterov,
       consistent_rms=self.rms,
-      muon_weight_dimension_numbers=dimensions,
+      muon_weight_dimension_numbers=lambda _: dimensions,
     )
     adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
-    return optax.partition({'muon': muon, 'adam': adam}, labels)
+    return optax.partition({'muon': muon, 'adam': adam}, lambda _: labels)
 
 
 def _matrix_dimensions(

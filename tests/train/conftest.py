@@ -33,6 +33,9 @@ class TinyModel(nnx.Module):
     self.blocks = jax.vmap(lambda key: TinyBlock(width, nnx.Rngs(key)))(keys)
     self.mlp = nnx.List([param(normal, (width, 16), ('embed', 'mlp'), rngs)])
 
+  def __call__(self, ids):
+    return self.table[...][ids]  # Models can be called: optax must not take a mask for a function.
+
 
 @pytest.fixture(scope='session')
 def tiny():
