@@ -17,7 +17,7 @@ import json
 import operator
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex
 
@@ -26,6 +26,7 @@ import sentencepiece
 from jaxtyping import Bool, Int
 
 from t2x.data.folders import cache_folder, fingerprint, prepare, write_folder
+from t2x.data.text_sample import CHUNK, sample
 from t2x.errors import UserError
 
 __all__ = [
@@ -39,8 +40,6 @@ __all__ = [
 
 SPECIALS = ('<pad>', '<eos>', '<unk>', '<bos>', '<mask>')
 SPACE = '\u2581'
-# Training text comes in pieces of about this many characters.
-CHUNK = 4096
 
 
 class _Special:
@@ -153,34 +152,6 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     return CharacterTokenizer(known['characters'], known['vocab_size'])
   except (OSError, ValueError, KeyError) as error:
     raise UserError(f'{folder} holds no tokenizer: {error}') from error
-
-
-def sample(texts: Iterable[str], megabytes: float) -> list[str]:
-  """At most so many megabytes (of characters), spread evenly over the texts, in chunks of lines.
-
-  Reads the texts once and keeps every 2^k-th chunk, k as small as the limit allows.
-  """
-  limit, stride, kept, size = megabytes * 1e6, 1, list[str](), 0
-  for index, chunk in enumerate(chunk for text in texts for chunk in _chunks(text)):
-    if index % stride:
-      continue
-    kept.append(chunk)
-    size += len(chunk)
-    while size > limit and len(kept) > 1:
-      kept, stride = kept[::2], 2 * stride
-      size = sum(map(len, kept))
-  return kept
-
-
-def _chunks(text: str) -> Iterator[str]:
-  """The text cut at line ends into chunks of at most CHUNK characters; longer lines are cut."""
-  start = 0
-  while start < len(text):
-    stop = min(start + CHUNK, len(text))
-    if stop < len(text):
-      stop = text.rfind('\n', start, stop) + 1 or stop
-    yield text[start:stop]
-    start = stop
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2x.data import Bytes, Characters, SentencePiece, load_tokenizer
-from t2x.data.tokenizers import sample
+from t2x.data.text_sample import sample
 from t2x.errors import UserError
 
 
