@@ -29,14 +29,7 @@ from t2x.data.folders import cache_folder, fingerprint, prepare, write_folder
 from t2x.data.text_sample import CHUNK, sample
 from t2x.errors import UserError
 
-__all__ = [
-  'Bytes',
-  'Characters',
-  'SentencePiece',
-  'Tokenizer',
-  'TokenizerConfig',
-  'load_tokenizer',
-]
+__all__ = ['Bytes', 'Characters', 'SentencePiece', 'Tokenizer', 'TokenizerConfig', 'load_tokenizer']
 
 SPECIALS = ('<pad>', '<eos>', '<unk>', '<bos>', '<mask>')
 SPACE = '\u2581'
