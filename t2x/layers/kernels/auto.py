@@ -23,10 +23,11 @@ class Auto(Kernel):
   """cuDNN where it can, dense for short rows and decoding, blockwise for long rows.
 
   Attributes:
-    dense_scores: up to this many scores a head (q_len times k_len), dense attention is taken.
+    dense_scores: up to this many scores a head (q_len times k_len), dense attention is taken. On
+      two CPU cores the two break even at 512 x 512; at 1024 causal blockwise takes half the time.
   """
 
-  dense_scores: int = 1024 * 1024
+  dense_scores: int = 512 * 512
 
   def choose(
     self,

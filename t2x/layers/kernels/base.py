@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
@@ -87,3 +87,10 @@ def group_size(q: Any, k: Any) -> int:
 def softmax_dtype(q: Any) -> jnp.dtype:
   """float32, or wider when the inputs are."""
   return jnp.promote_types(q.dtype, jnp.float32)
+
+
+def hide_blind(
+  out: Float[Array, 'batch q_len heads v_dim'], mask: Bool[Array, '#batch 1 q_len k_len']
+) -> Float[Array, 'batch q_len heads v_dim']:
+  """Zeros for the queries that see nothing, whose softmax over nothing is a mean of all values."""
+  return jnp.where(jnp.any(mask, axis=-1)[:, 0, :, None, None], out, 0)

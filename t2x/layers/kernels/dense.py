@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.layers.base import Tokens, dropout
-from t2x.layers.kernels.base import Kernel, group_size, softmax_dtype
+from t2x.layers.kernels.base import Kernel, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import Pattern, attention_mask
 
 __all__ = ['Dense']
@@ -33,20 +33,22 @@ class Dense(Kernel):
     dropout_rate: float = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
-    batch, q_len, heads, _ = q.shape
+    batch, q_len, heads, head_dim = q.shape
     k_len, kv_heads, dtype = k.shape[1], k.shape[2], softmax_dtype(q)
-    grouped = q.reshape(batch, q_len, kv_heads, group_size(q, k), -1)
-    scores = jnp.einsum('bqkgd,bskd->bkgqs', grouped, k, preferred_element_type=dtype) * scale
+    groups = group_size(q, k)
+    # The heads of a group stand in line as so many more queries of their one key head.
+    q = q.reshape(batch, q_len, kv_heads, groups, head_dim).swapaxes(2, 3)
+    q = q.reshape(batch, q_len * groups, kv_heads, head_dim)
+    scores = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype) * scale
     if bias is not None:
       added = bias.bias(q_tokens.index(q_len), k_tokens.index(k_len)).astype(dtype)
-      scores += added.reshape(-1, *scores.shape[1:])
+      added = added.reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
+      scores += added.reshape(-1, kv_heads, q_len * groups, k_len)
     mask = attention_mask(pattern, q_tokens, k_tokens, q_len, k_len)
-    if mask is None:
-      probabilities = jax.nn.softmax(scores)
-    else:
-      mask = mask[:, :, None]
-      probabilities = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(dtype).min))
-      # A row that sees nothing has a softmax too: it must not be let through.
-      probabilities = jnp.where(mask, probabilities, 0)
-    probabilities = dropout(probabilities.astype(v.dtype), dropout_rate, key)
-    return jnp.einsum('bkgqs,bskd->bqkgd', probabilities, v).reshape(batch, q_len, heads, -1)
+    if mask is not None:
+      scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
+    probabilities = dropout(jax.nn.softmax(scores).astype(v.dtype), dropout_rate, key)
+    out = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
+    out = out.reshape(batch, q_len, groups, kv_heads, -1).swapaxes(2, 3)
+    out = out.reshape(batch, q_len, heads, -1)
+    return out if mask is None else hide_blind(out, mask)

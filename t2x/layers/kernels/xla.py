@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
-from t2x.layers.kernels.base import Kernel, group_size, softmax_dtype
+from t2x.layers.kernels.base import Kernel, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
 
 __all__ = ['XLA']
@@ -96,10 +96,7 @@ class XLA(Kernel):
     out = jax.nn.dot_product_attention(
       q, k, v, bias=bias, mask=mask, scale=scale, implementation='xla'
     )
-    if mask is None:
-      return out
-    # A row that sees nothing comes out as the mean of all values.
-    return jnp.where(jnp.any(mask, axis=-1)[:, 0, :, None, None], out, 0)
+    return out if mask is None else hide_blind(out, mask)
 
 
 def _native(pattern: Pattern) -> dict[str, Any] | None:
