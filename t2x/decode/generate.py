@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
-from t2x.layers.base import Tokens
+from t2x.layers import Tokens
 
 __all__ = ['generate']
 

@@ -1,0 +1,165 @@
+"""The loop: prompts of any length, one row apart from another, no step too many."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from history_model import greedy_by_hand, history_model
+
+from t2x.decode import Beam, Greedy, Sampling, generate
+from t2x.errors import UserError
+
+EOS, PAD = 1, 0
+PROMPTS = [[2, 3, 4], [3], [4, 4, 2, 3, 2], [2, 2]]
+
+
+def ragged(prompts, width=5):
+  ids = np.full((len(prompts), width), PAD, np.int32)
+  for row, prompt in zip(ids, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  return ids, np.array([len(p) for p in prompts], np.int32)
+
+
+def run(model, prompts, **kwargs):
+  kwargs = {'max_new_tokens': 7, 'eos_id': EOS, 'pad_id': PAD} | kwargs
+  return generate(model, *ragged(prompts), **kwargs)
+
+
+def assert_same(one, other):
+  jax.tree.map(np.testing.assert_array_equal, jax.tree.leaves(one), jax.tree.leaves(other))
+
+
+def rows(generated, index):
+  return [np.asarray(leaf)[index] for leaf in jax.tree.leaves(generated)]
+
+
+def sequence(generated, b, r=0):
+  return generated.tokens[b, r, : generated.lengths[b, r]].tolist()
+
+
+@pytest.mark.parametrize('axis', [0, 1])
+def test_greedy_equals_argmax_without_cache_row_by_row(axis):
+  model = history_model(cache_batch_axis=axis)
+  generated = run(model, PROMPTS)
+  for b, prompt in enumerate(PROMPTS):
+    tokens, log_probs = greedy_by_hand(model, prompt, 7, EOS)
+    assert sequence(generated, b) == tokens
+    np.testing.assert_allclose(generated.log_probs[b, 0, : len(tokens)], log_probs, rtol=1e-4)
+
+
+@pytest.mark.parametrize('strategy', [Greedy(), Beam(width=3)])
+def test_ragged_prompts_equal_one_by_one(strategy):
+  model = history_model(seed=3)
+  together = run(model, PROMPTS, strategy=strategy)
+  for b, prompt in enumerate(PROMPTS):
+    alone = run(model, [prompt], strategy=strategy)
+    assert_same(rows(together, [b]), alone)
+
+
+@pytest.mark.parametrize('strategy', [Greedy(), Beam(width=3)])
+def test_permuted_prompts_give_permuted_sequences(strategy):
+  model, order = history_model(), [2, 0, 3, 1]
+  straight = run(model, PROMPTS, strategy=strategy)
+  permuted = run(model, [PROMPTS[i] for i in order], strategy=strategy)
+  assert_same(rows(straight, order), permuted)
+
+
+@pytest.mark.parametrize('strategy', [Greedy(), Sampling(), Beam(width=3)])
+def test_behind_the_end_is_padding_without_log_probability(strategy):
+  num_return = 1 if strategy == Greedy() else 3
+  model = history_model(seed=1)
+  key = jax.random.key(0)
+  generated = run(model, PROMPTS, strategy=strategy, num_return=num_return, key=key, pad_id=4)
+  assert generated.tokens.shape == (4, num_return, 7)
+  behind = np.arange(7) >= np.asarray(generated.lengths)[..., None]
+  assert behind.any()
+  assert (np.asarray(generated.tokens)[behind] == 4).all()
+  assert (np.asarray(generated.log_probs)[behind] == 0).all()
+  ends = np.asarray(generated.tokens) == EOS
+  assert (ends.sum(-1) <= 1).all()
+  assert (ends.argmax(-1) + 1 == generated.lengths)[ends.any(-1)].all()
+  np.testing.assert_allclose(generated.sum_log_probs, generated.log_probs.sum(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize('strategy', [Greedy(), Sampling()])
+def test_stops_when_all_are_done(strategy):
+  passes = []
+  model = history_model(seen=lambda ids: passes.append(ids.shape))
+  generated = run(model, PROMPTS, max_new_tokens=40, strategy=strategy, key=jax.random.key(2))
+  jax.effects_barrier()
+  longest = int(generated.lengths.max())
+  assert longest < 40
+  # One pass for the prompts, which gives the first token, and one for each token after it.
+  assert passes == [(4, 8), *[(4, 1)] * (longest - 1)]
+
+
+def test_max_length_counts_the_prompt():
+  model = history_model(seed=5)
+  generated = run(model, PROMPTS, max_new_tokens=None, max_length=8, eos_id=None)
+  assert generated.lengths[:, 0].tolist() == [8 - len(p) for p in PROMPTS]
+  free = run(model, PROMPTS, max_new_tokens=7, eos_id=None)
+  for b in range(len(PROMPTS)):
+    length = int(generated.lengths[b, 0])
+    assert sequence(generated, b) == sequence(free, b)[:length]
+
+
+def test_other_prompts_of_the_same_padded_width_compile_nothing():
+  traces = []
+  model = history_model(traced=lambda: traces.append(1))
+  key = jax.random.key(0)
+  run(model, PROMPTS, strategy=Sampling(), key=key)
+  first = len(traces)
+  run(model, [p[:1] for p in PROMPTS], strategy=Sampling(), key=jax.random.key(1))
+  prompts, lengths = ragged(PROMPTS, width=8)
+  other = jax.tree.map(lambda leaf: leaf + 1, model)
+  common = {'max_new_tokens': 7, 'strategy': Sampling(), 'eos_id': EOS, 'pad_id': PAD, 'key': key}
+  generate(other, prompts, lengths, **common)
+  generate(other, prompts[:, :6], lengths, **common)
+  assert first and len(traces) == first
+
+
+def test_further_inputs_reach_the_cache():
+  model = history_model()
+  source = np.array([0, 5, 17, 101], np.int32)
+  generated = run(model, [[2]] * 4, offset=source, strategy=Beam(width=3))
+  plain = run(model, [[2]] * 4, strategy=Beam(width=3))
+  np.testing.assert_array_equal(generated.tokens[0], plain.tokens[0])
+  assert len({tuple(sequence(generated, b)) for b in range(4)}) > 1
+
+
+def test_a_model_that_knows_few_positions_is_fed_no_others():
+  model = history_model(max_length=11)
+  generated = run(model, PROMPTS, max_new_tokens=7)
+  assert_same(generated, run(history_model(), PROMPTS))
+  with pytest.raises(UserError, match='need 12 positions, and the model knows 11'):
+    run(model, PROMPTS, max_new_tokens=8)
+
+
+def test_tokens_of_low_precision_logits_have_float32_log_probabilities():
+  model = history_model()
+  rough = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model)
+  exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rough)
+  for strategy in (Greedy(), Beam(width=3)):
+    assert_same(run(rough, PROMPTS, strategy=strategy), run(exact, PROMPTS, strategy=strategy))
+
+
+@pytest.mark.parametrize(
+  ('kwargs', 'message'),
+  [
+    ({'num_return': 2}, 'Greedy gives one sequence a prompt'),
+    ({'num_return': 0}, 'num_return = 0 is below 1'),
+    ({'strategy': Beam(width=2), 'num_return': 3}, 'Beam.width = 2 keeps fewer'),
+    ({'strategy': Sampling()}, 'needs a key'),
+    ({'max_new_tokens': None}, 'max_new_tokens or max_length'),
+    ({'max_new_tokens': 0}, 'max_new_tokens = 0 is below 1'),
+    ({'max_length': 5}, 'leaves no room behind a prompt of 5 tokens'),
+  ],
+)
+def test_what_cannot_be_met_is_an_error(kwargs, message):
+  with pytest.raises(UserError, match=message):
+    run(history_model(), PROMPTS, **kwargs)
+
+
+def test_an_empty_prompt_is_an_error():
+  with pytest.raises(UserError, match='at least one token'):
+    run(history_model(), [[2], []])
