@@ -1,5 +1,6 @@
 """Sample data from Debian's packages, unpacked into a folder; nothing is installed."""
 
+import logging
 import shutil
 import subprocess
 import tempfile
@@ -8,7 +9,9 @@ from pathlib import Path
 from t2x.data.folders import cache_folder, prepare
 from t2x.errors import UserError
 
-__all__ = ['PACKAGES', 'fetch']
+__all__ = ['available', 'fetch']
+
+log = logging.getLogger('t2x')
 
 PACKAGES = {
   'fashion_mnist': ('dataset-fashion-mnist',),
@@ -21,25 +24,49 @@ PACKAGES = {
 }
 
 
+# What an unpacked folder holds.
+CONTENTS = {
+  'fashion_mnist': 'usr/share/datasets/fashion-mnist',
+  'libreoffice_help': 'usr/share/libreoffice/help',
+}
+
+
+def available() -> tuple[str, ...]:
+  """The names that `fetch` knows."""
+  return tuple(sorted(PACKAGES))
+
+
 def fetch(name: str, out: str | Path | None = None) -> Path:
   """Unpacks a data set's packages with `apt-get download` and `dpkg -x`. Returns the folder.
 
+  The folder is filled wholly or not at all.
+
   Args:
-    name: a key of `PACKAGES`.
-    out: the folder; None: where the source of that name looks. One that exists is left as it is.
+    name: one of `available()`.
+    out: the folder; None: where the source of that name looks. One that holds the data already is
+      left as it is.
 
   Raises:
-    UserError: an unknown name, no apt-get here, or its last words when it failed.
+    UserError: an unknown name, a folder with something else in it, no apt-get here, or apt-get's
+      last words when it failed.
   """
   if name not in PACKAGES:
-    raise UserError(f"no data set '{name}' to fetch: there are {', '.join(sorted(PACKAGES))}")
-  folder = Path(out) if out else cache_folder() / 'downloads' / name
+    raise UserError(f"no data set '{name}' to fetch: there are {', '.join(available())}")
+  folder = Path(out).expanduser() if out else cache_folder() / 'downloads' / name
+  if (folder / CONTENTS[name]).is_dir():
+    log.info('%s is there already: remove it to fetch it again', folder)
+    return folder
+  if folder.exists():
+    if not folder.is_dir() or any(folder.iterdir()):
+      raise UserError(f'{folder} holds something else: choose another folder with --out')
+    folder.rmdir()
   packages = PACKAGES[name]
-  if not folder.exists() and not (shutil.which('apt-get') and shutil.which('dpkg')):
+  if not (shutil.which('apt-get') and shutil.which('dpkg')):
     raise UserError(
       f'no apt-get here: get the Debian packages {", ".join(packages)} elsewhere, '
-      f'unpack each with `dpkg -x PACKAGE {folder}` (or ar and tar)'
+      f'unpack each with `dpkg -x PACKAGE.deb {folder}` (or `ar x` and `tar xf data.tar.*`)'
     )
+  log.info('fetching %s into %s', ', '.join(packages), folder)
   prepare(folder.absolute(), lambda temporary: _unpack(packages, temporary))
   return folder
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example
-from t2x.data.sources.tfds_source import BuiltSource
+from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError
 
 __all__ = ['BabelDates']
@@ -29,6 +29,8 @@ FORMATS = (
   'y-MM-dd',
 )
 FIRST, LAST = datetime.date(1800, 1, 1), datetime.date(2199, 12, 31)
+# Dates of the validation split, and as many of the test split.
+HELD_OUT = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,11 +42,16 @@ class BabelDates(BuiltSource):
 
   Attributes:
     language: a CLDR locale, 'de' or 'fr' or 'zh_Hans'.
-    train_examples: dates of the train split, at most 144,000; each in a format drawn at random.
+    train_examples: dates of the train split, at most 144,097; each in a format drawn at random.
   """
 
   language: str = 'de'
   train_examples: int = 40_000
+
+  def __post_init__(self):
+    most = (LAST - FIRST).days + 1 - 2 * HELD_OUT
+    if not 0 < self.train_examples <= most:
+      raise UserError(f'BabelDates.train_examples = {self.train_examples}: must be 1 to {most}')
 
   def splits(self) -> tuple[str, ...]:
     """train, validation, test."""
@@ -54,24 +61,27 @@ class BabelDates(BuiltSource):
     """Two texts."""
     return {'source': tfds.features.Text(), 'target': tfds.features.Text()}
 
-  def generate(self, split: str) -> Iterator[Example]:
-    """The dates of a split, in an order drawn once and for all."""
-    dates = _babel_dates(self.language)
+  def generate(self) -> Mapping[str, Iterator[Example]]:
+    """The dates of each split, in an order drawn once and for all."""
     random = np.random.default_rng(20210305)
-    days = random.permutation((LAST - FIRST).days + 1)
-    formats = random.integers(len(FORMATS), size=len(days))
-    start, count = {
-      'test': (0, 1000),
-      'validation': (1000, 1000),
-      'train': (2000, self.train_examples),
-    }[split]
-    for i in range(start, min(start + count, len(days))):
-      date = FIRST + datetime.timedelta(days=int(days[i]))
-      written = FORMATS[formats[i]]
+    days = random.permutation((LAST - FIRST).days + 1).tolist()
+    drawn = [FORMATS[i] for i in random.integers(len(FORMATS), size=len(days))]
+    both = list(zip(days, drawn, strict=True))
+    held_out, stop = 2 * HELD_OUT, 2 * HELD_OUT + self.train_examples
+    return {
+      'train': self._written(both[held_out:stop]),
+      'validation': self._written(both[HELD_OUT:held_out]),
+      'test': self._written(both[:HELD_OUT]),
+    }
+
+  def _written(self, dates: list[tuple[int, str]]) -> Iterator[Example]:
+    babel = _babel_dates(self.language)
+    for day, written in dates:
+      date = FIRST + datetime.timedelta(days=day)
       target = 'full' if 'EEE' in written else 'long'
       yield {
-        'source': dates.format_date(date, written, locale='en'),
-        'target': dates.format_date(date, target, locale=self.language),
+        'source': babel.format_date(date, written, locale='en'),
+        'target': babel.format_date(date, target, locale=self.language),
       }
 
   def fingerprint(self) -> str:
@@ -79,7 +89,7 @@ class BabelDates(BuiltSource):
     _babel_dates(self.language)
     import babel
 
-    return fingerprint(self, babel.__version__, FORMATS, str(FIRST), str(LAST))
+    return fingerprint(self, babel.__version__, FORMATS, str(FIRST), str(LAST), HELD_OUT)
 
 
 def _babel_dates(language: str) -> Any:

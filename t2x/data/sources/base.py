@@ -1,26 +1,62 @@
 """What a source of raw examples is."""
 
-import abc
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-__all__ = ['Example', 'Source']
+from rich.console import Console
+from rich.progress import track
+
+from t2x.errors import UserError
+
+__all__ = ['Example', 'Source', 'require_split', 'with_progress']
 
 # `text`, or `source` and `target`: str; or `image`: uint8 [height, width, channels] and `label`: int.
 Example = dict[str, Any]
 
 
-class Source(abc.ABC):
-  """Raw examples by split. Subclasses are frozen dataclasses: equal settings, equal sources."""
+@runtime_checkable
+class Source(Protocol):
+  """Raw examples by split. Ours are frozen dataclasses: equal settings, equal sources."""
 
-  @abc.abstractmethod
   def splits(self) -> tuple[str, ...]:
     """Names of the splits."""
+    ...
 
-  @abc.abstractmethod
   def load(self, split: str) -> Sequence[Example]:
     """A split's examples, read at random."""
+    ...
 
-  @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Changes when the settings or the content do."""
+    """Changes when the settings or the content do; a change of place is none."""
+    ...
+
+  def describe(self) -> str:
+    """One line for people: the class and the settings that are not the default."""
+    fields: dict[str, dataclasses.Field] = getattr(self, '__dataclass_fields__', {})
+    set_here = [
+      f'{field.name}={getattr(self, field.name)!r}'
+      for field in fields.values()
+      if getattr(self, field.name) != _default_of(field)
+    ]
+    return f'{type(self).__name__}({", ".join(set_here)})'
+
+
+def _default_of(field: dataclasses.Field) -> Any:
+  factory: Any = field.default_factory
+  return field.default if factory is dataclasses.MISSING else factory()
+
+
+def require_split(source: Source, split: str) -> None:
+  """Raises a UserError that tells the splits there are unless `split` is one of them."""
+  if split not in source.splits():
+    known = ', '.join(source.splits())
+    raise UserError(f"no split '{split}' in {source.describe()}: it has {known}")
+
+
+def with_progress(items: Sequence, what: str) -> Iterable:
+  """The items, with a progress bar on stderr where that is a terminal."""
+  return track(
+    items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+  )

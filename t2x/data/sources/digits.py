@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from t2x.data.folders import fingerprint
-from t2x.data.sources.base import Example, Source
+from t2x.data.sources.base import Example, Source, require_split
 from t2x.errors import UserError
 
 __all__ = ['Digits']
@@ -25,6 +25,7 @@ class Digits(Source):
 
   def load(self, split: str) -> Sequence[Example]:
     """All images of a split, in memory."""
+    require_split(self, split)
     try:
       from sklearn.datasets import load_digits
     except ImportError as error:

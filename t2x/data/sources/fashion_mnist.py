@@ -3,13 +3,15 @@
 import dataclasses
 import gzip
 import hashlib
+import math
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from t2x.data.folders import cache_folder, fingerprint
-from t2x.data.sources.base import Source
+from t2x.data.sources.base import Source, require_split
 from t2x.errors import UserError
 
 __all__ = ['FashionMNIST']
@@ -47,17 +49,19 @@ class FashionMNIST(Source):
     return tuple(PREFIXES)
 
   def _file(self, split: str, kind: str) -> Path:
-    folder = Path(self.folder or cache_folder() / 'downloads' / 'fashion_mnist')
-    found = sorted(folder.rglob(f'{PREFIXES[split]}-{kind}-ubyte*')) if folder.is_dir() else []
+    folder = Path(self.folder or cache_folder() / 'downloads' / 'fashion_mnist').expanduser()
+    name = f'{PREFIXES[split]}-{kind}-ubyte'
+    found = [path for end in ('', '.gz') for path in sorted(folder.rglob(name + end))]
     if not found:
       raise UserError(
-        f'no {PREFIXES[split]}-{kind}-ubyte in {folder}: run `t2x data fetch fashion_mnist`, '
-        'or set FashionMNIST.folder'
+        f'no {name} in {folder}: run `t2x data fetch fashion_mnist'
+        f'{f" --out {folder}" if self.folder else ""}`, or set FashionMNIST.folder'
       )
     return found[0]
 
   def load(self, split: str) -> Images:
     """All images of a split, in memory."""
+    require_split(self, split)
     images = _read_idx(self._file(split, 'images-idx3'))
     labels = _read_idx(self._file(split, 'labels-idx1'))
     if len(images) != len(labels):
@@ -80,10 +84,10 @@ def _read_idx(path: Path) -> np.ndarray:
   rank, the sizes as big-endian int32, the data."""
   try:
     data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
-  except (OSError, EOFError) as error:
+  except (OSError, EOFError, zlib.error) as error:
     raise UserError(f'{path} cannot be read: {error}') from error
   rank = data[3] if data[:3] == b'\x00\x00\x08' else 0
-  shape = np.frombuffer(data, '>i4', count=rank, offset=4) if len(data) >= 4 + 4 * rank else []
-  if not rank or len(shape) != rank or len(data) != 4 + 4 * rank + int(np.prod(shape)):
+  shape = [int.from_bytes(data[4 + 4 * i : 8 + 4 * i]) for i in range(rank)]
+  if not rank or len(data) != 4 + 4 * rank + math.prod(shape):
     raise UserError(f'{path} is no IDX file of bytes, or not whole: fetch it again')
-  return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(tuple(map(int, shape)))
+  return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)

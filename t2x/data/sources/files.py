@@ -1,12 +1,13 @@
 """Your own files: text, JSON lines, tab-separated values. No registry, no preparation."""
 
+import abc
 import dataclasses
-import functools
 import glob
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Source
@@ -33,33 +34,48 @@ class FileSource(Source):
     """Those of train, validation and test that are set."""
     return tuple(name for name in ('train', 'validation', 'test') if getattr(self, name))
 
-  def _paths(self, split: str) -> list[Path]:
-    pattern = getattr(self, split, None)
-    if pattern is None:
-      raise UserError(f"{type(self).__name__}.{split} is not set: there is no split '{split}'")
-    paths = sorted(Path(path) for path in glob.glob(pattern, recursive=True))
-    paths = [path for path in paths if path.is_file()]
-    if not paths:
-      raise UserError(f"{type(self).__name__}.{split} = '{pattern}' matches no file")
-    return paths
+  def load(self, split: str) -> Sequence[Example]:
+    """All examples of a split, in memory."""
+    examples: list[Example] = []
+    for path in self._paths(split):
+      found = self._read(path)
+      if not found:
+        raise UserError(f'{path} is empty: remove it from {type(self).__name__}.{split}')
+      examples += found
+    return examples
 
   def fingerprint(self) -> str:
-    """Of the settings and of every byte of the files."""
+    """Of the settings and of the names and every byte of the files, wherever they are."""
     digest = hashlib.sha256()
     for split in self.splits():
       for path in self._paths(split):
-        digest.update(f'{split} {path.name} '.encode())
+        digest.update(f'{split} {path.name}\0'.encode())
         digest.update(hashlib.sha256(_bytes(path)).digest())
-    return fingerprint(self, digest.hexdigest())
+    return fingerprint(type(self).__name__, self._settings(), digest.hexdigest())
 
-  def _examples(self, split: str, read: Callable[[Path], list[Example]]) -> list[Example]:
-    examples: list[Example] = []
-    for path in self._paths(split):
-      found = read(path)
-      if not found:
-        raise UserError(f'{path} is empty: nothing to read')
-      examples += found
-    return examples
+  @abc.abstractmethod
+  def _read(self, path: Path) -> list[Example]: ...
+
+  @abc.abstractmethod
+  def _settings(self) -> object:
+    """What decides how a file is read."""
+
+  def _paths(self, split: str) -> list[Path]:
+    setting = f'{type(self).__name__}.{split}'
+    pattern = getattr(self, split) if split in self.splits() else None
+    if pattern is None:
+      raise UserError(f"{setting} is not set: there is no split '{split}'")
+    pattern = str(Path(pattern).expanduser())
+    # A name with brackets in it is a name before it is a pattern.
+    found = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+    paths = [path for path in map(Path, found) if path.is_file()]
+    if not paths and Path(pattern).is_dir():
+      raise UserError(
+        f"{setting} = '{pattern}' is a folder: write '{pattern}/**/*.txt' or the like"
+      )
+    if not paths:
+      raise UserError(f"{setting} = '{pattern}' matches no file (from {Path.cwd()})")
+    return paths
 
 
 def _bytes(path: Path) -> bytes:
@@ -71,7 +87,7 @@ def _bytes(path: Path) -> bytes:
 
 def _text(path: Path) -> str:
   try:
-    return _bytes(path).decode('utf-8')
+    return _bytes(path).decode('utf-8-sig')
   except UnicodeDecodeError as error:
     raise UserError(f'{path} is not UTF-8 text (byte {error.start}): convert it first') from error
 
@@ -86,16 +102,14 @@ class TextFiles(FileSource):
 
   per_line: bool = False
 
-  def load(self, split: str) -> Sequence[Example]:
-    """All examples of a split, in memory."""
+  def _settings(self) -> object:
+    return self.per_line
 
-    def read(path: Path) -> list[Example]:
-      text = _text(path)
-      if self.per_line:
-        return [{'text': line, 'name': path.name} for line in text.splitlines() if line.strip()]
-      return [{'text': text, 'name': path.name}] if text else []
-
-    return self._examples(split, read)
+  def _read(self, path: Path) -> list[Example]:
+    text = _text(path)
+    if self.per_line:
+      return [{'text': line, 'name': path.name} for _, line in _lines(text)]
+    return [{'text': text, 'name': path.name}] if text.strip() else []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,30 +117,38 @@ class JsonLines(FileSource):
   """A JSON object a line.
 
   Attributes:
-    fields: the fields that each object must have, as strings.
+    fields: our name -> the objects' ({'source': 'en', 'target': 'de'}); empty: they have `text`, or
+      `source` and `target`.
   """
 
-  fields: Sequence[str] = ('text',)
+  fields: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
-  def load(self, split: str) -> Sequence[Example]:
-    """All examples of a split, in memory."""
-    return self._examples(split, functools.partial(_json_lines, fields=self.fields))
+  def _settings(self) -> object:
+    return sorted(self.fields.items())
 
+  def _read(self, path: Path) -> list[Example]:
+    return [self._example(line, f'{path}:{number}') for number, line in _lines(_text(path))]
 
-def _json_lines(path: Path, fields: Sequence[str]) -> list[Example]:
-  examples = []
-  for number, line in enumerate(_text(path).splitlines(), 1):
-    if not line.strip():
-      continue
+  def _example(self, line: str, where: str) -> Example:
     try:
-      example = json.loads(line)
+      found = json.loads(line)
     except ValueError as error:
-      raise UserError(f'{path}:{number}: no JSON object ({error})') from error
-    for field in fields:
-      if not isinstance(example, dict) or not isinstance(example.get(field), str):
-        raise UserError(f"{path}:{number}: needs a JSON object with text under '{field}'")
-    examples.append(example)
-  return examples
+      raise UserError(f'{where}: not JSON ({error}): write one object a line') from error
+    if not isinstance(found, dict):
+      raise UserError(f'{where}: not a JSON object: write {{"text": "..."}}')
+    if not self.fields:
+      wanted = ('source', 'target') if 'source' in found else ('text',)
+      _require_text(found, wanted, where)
+      return found
+    _require_text(found, tuple(self.fields.values()), where)
+    return {ours: found[theirs] for ours, theirs in self.fields.items()}
+
+
+def _require_text(found: dict[str, Any], names: Sequence[str], where: str) -> None:
+  for name in names:
+    if not isinstance(found.get(name), str):
+      has = f'it has {", ".join(map(repr, found))}' if name not in found else 'it is no text'
+      raise UserError(f"{where}: needs text under '{name}', {has} (JsonLines.fields names fields)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,20 +161,28 @@ class TSV(FileSource):
 
   columns: Sequence[str] = ('source', 'target')
 
-  def load(self, split: str) -> Sequence[Example]:
-    """All examples of a split, in memory."""
+  def __post_init__(self):
+    # Equal and hashable however the sequence was written.
+    object.__setattr__(self, 'columns', tuple(self.columns))
 
-    def read(path: Path) -> list[Example]:
-      examples = []
-      for number, line in enumerate(_text(path).split('\n'), 1):
-        values = line.rstrip('\r').split('\t')
-        if values == ['']:
-          continue
-        if len(values) != len(self.columns):
-          raise UserError(
-            f'{path}:{number}: {len(values)} columns, TSV.columns names {len(self.columns)}'
-          )
-        examples.append(dict(zip(self.columns, values, strict=True)))
-      return examples
+  def _settings(self) -> object:
+    return self.columns
 
-    return self._examples(split, read)
+  def _read(self, path: Path) -> list[Example]:
+    examples = []
+    for number, line in _lines(_text(path)):
+      values = line.split('\t')
+      if len(values) != len(self.columns):
+        raise UserError(
+          f'{path}:{number}: {len(values)} columns, but TSV.columns names '
+          f'{len(self.columns)} ({", ".join(self.columns)}): mend the line or the names'
+        )
+      examples.append(dict(zip(self.columns, values, strict=True)))
+    return examples
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+  """Lines that are not blank, with their numbers. Only \\n and \\r\\n end a line: U+2028 and the
+  like may stand in a JSON string."""
+  lines = (line.removesuffix('\r') for line in text.split('\n'))
+  return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -2,23 +2,28 @@
 
 import dataclasses
 import hashlib
-import html.parser
+import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
 
 from t2x.data.folders import cache_folder, fingerprint
-from t2x.data.sources.base import Example
-from t2x.data.sources.tfds_source import BuiltSource
+from t2x.data.sources.base import Example, with_progress
+from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError
 
 __all__ = ['LibreOfficeHelp']
 
 # Parts of 100, by a hash of the file's name.
 SPLITS = {'train': range(96), 'validation': range(96, 98), 'test': range(98, 100)}
+# Raised when other text is made of the same files.
+VERSION = 2
+
+PARAGRAPH = re.compile(r'<(\w+)\b[^>]*\sid="((?:par|hd)_[^"]*)"[^>]*>(.*?)</\1>', re.S)
+TAG = re.compile(r'(<[^>]*>)')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,13 +31,13 @@ class LibreOfficeHelp(BuiltSource):
   """`source` and `target`: a paragraph or heading of the help in two languages (MPL-2.0).
 
   Paragraphs that are the same in both languages or repeat an earlier pair are left out. A file of
-  the help belongs wholly to train (96 %), validation (2 %) or test (2 %), and a text that the train
-  split has is in no other.
+  the help belongs wholly to train (96 %), validation (2 %) or test (2 %), and a source text that
+  the train split has is in no other.
 
   Attributes:
     folder: where the packages libreoffice-help-* were unpacked; None: where
       `t2x data fetch libreoffice_help` puts them.
-    source_language: as the packages' folders are named.
+    source_language: as the packages' folders are named: 'en-US'.
     target_language: as the packages' folders are named: 'de', 'fr', 'zh-CN'.
   """
 
@@ -48,97 +53,117 @@ class LibreOfficeHelp(BuiltSource):
     """Two texts, and the file they come from."""
     return {name: tfds.features.Text() for name in ('source', 'target', 'name')}
 
+  def generate(self) -> Mapping[str, list[Example]]:
+    """The pairs of each split, in the order of the files' names."""
+    pairs: dict[str, list[Example]] = {split: [] for split in SPLITS}
+    sources, targets = self._folder(self.source_language), self._folder(self.target_language)
+    for path in with_progress(sorted(sources.rglob('*.html')), 'reading the help'):
+      name = path.relative_to(sources)
+      if (targets / name).exists():
+        pairs[_split(name.as_posix())] += _aligned(path, targets / name, name.as_posix())
+    if not pairs['train']:
+      raise UserError(f'no pairs of paragraphs in {sources} and {targets}: fetch them again')
+    trained = {pair['source'] for pair in pairs['train']}
+    return {
+      'train': _distinct(pairs['train'], without=set()),
+      'validation': _distinct(pairs['validation'], without=trained),
+      'test': _distinct(pairs['test'], without=trained),
+    }
+
+  def fingerprint(self) -> str:
+    """Of the languages and the content of all files."""
+    languages = (self.source_language, self.target_language)
+    digest = hashlib.sha256()
+    for folder in map(self._folder, languages):
+      for path in sorted(folder.rglob('*.html')):
+        digest.update(f'{path.relative_to(folder)}\0'.encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return fingerprint('LibreOfficeHelp', VERSION, languages, SPLITS, digest.hexdigest())
+
   def _folder(self, language: str) -> Path:
-    root = Path(self.folder or cache_folder() / 'downloads' / 'libreoffice_help')
+    given = Path(self.folder).expanduser() if self.folder else None
+    root = given or cache_folder() / 'downloads' / 'libreoffice_help'
     folder = root / 'usr/share/libreoffice/help' / language / 'text'
     if not folder.is_dir():
+      there = sorted(path.parent.name for path in folder.parent.parent.glob('*/text'))
+      if there:
+        raise UserError(
+          f"no help in '{language}' in {root}: it has {', '.join(there)}; for another language "
+          f'unpack its package there: dpkg -x libreoffice-help-{language.lower()}*.deb {root}'
+        )
       raise UserError(
-        f'no {folder}: run `t2x data fetch libreoffice_help`, or set LibreOfficeHelp.folder'
+        f'no {folder}: run `t2x data fetch libreoffice_help{f" --out {given}" if given else ""}`, '
+        'or set LibreOfficeHelp.folder'
       )
     return folder
 
-  def generate(self, split: str) -> Iterator[Example]:
-    """The pairs of a split, in the order of the files' names."""
-    trained = set() if split == 'train' else {pair['source'] for pair in self._pairs('train')}
-    seen: set[tuple[str, str]] = set()
-    for pair in self._pairs(split):
-      key = pair['source'], pair['target']
-      if key not in seen and pair['source'] not in trained:
-        seen.add(key)
-        yield pair
 
-  def _pairs(self, split: str) -> Iterator[Example]:
-    sources, targets = self._folder(self.source_language), self._folder(self.target_language)
-    for path in sorted(sources.rglob('*.html')):
-      name = path.relative_to(sources)
-      if _part(name.as_posix()) not in SPLITS[split] or not (targets / name).exists():
-        continue
-      source, target = (
-        paragraphs(path.read_text('utf-8')),
-        paragraphs((targets / name).read_text('utf-8')),
-      )
-      for key, text in source.items():
-        if text and target.get(key) and target[key] != text:
-          yield {'source': text, 'target': target[key], 'name': name.as_posix()}
-
-  def fingerprint(self) -> str:
-    """Of the settings and the names and sizes of all files."""
-    digest = hashlib.sha256()
-    for language in (self.source_language, self.target_language):
-      folder = self._folder(language)
-      for path in sorted(folder.rglob('*.html')):
-        digest.update(f'{path.relative_to(folder)} {path.stat().st_size}\n'.encode())
-    languages = (self.source_language, self.target_language)
-    return fingerprint('LibreOfficeHelp', languages, SPLITS, digest.hexdigest())
+def _split(name: str) -> str:
+  part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
+  return next(split for split, parts in SPLITS.items() if part in parts)
 
 
-def _part(name: str) -> int:
-  return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
+def _aligned(source: Path, target: Path, name: str) -> Iterator[Example]:
+  sources, targets = _paragraphs(source), _paragraphs(target)
+  for key, text in sources.items():
+    if text and targets.get(key) and targets[key] != text:
+      yield {'source': text, 'target': targets[key], 'name': name}
 
 
-class _Paragraphs(html.parser.HTMLParser):
-  """The text of each element whose id starts with par_ or hd_, hidden spans left out."""
-
-  VOID = {'area', 'br', 'col', 'hr', 'img', 'input', 'link', 'meta', 'source', 'wbr'}
-
-  def __init__(self):
-    super().__init__()
-    self.found: dict[str, str] = {}
-    self.key: str | None = None
-    # Tags open since the paragraph began; True where the element is hidden.
-    self.open: list[tuple[str, bool]] = []
-
-  def handle_starttag(self, tag, attrs):
-    if tag in self.VOID:
-      return
-    attributes = dict(attrs)
-    identity = attributes.get('id') or ''
-    if identity.startswith(('par_', 'hd_')):
-      self.key, self.open = identity, [(tag, False)]
-      # An id that stands twice in a file (a switch between systems) aligns with nothing.
-      self.found[identity] = '' if identity not in self.found else '\0'
-    elif self.key is not None:
-      self.open.append((tag, 'hidden' in attributes))
-
-  def handle_endtag(self, tag):
-    while self.key is not None and any(name == tag for name, _ in self.open):
-      name, _ = self.open.pop()
-      if not self.open:
-        self.key = None
-      if name == tag:
-        return
-
-  def handle_data(self, data):
-    if self.key is not None and not any(hidden for _, hidden in self.open):
-      self.found[self.key] += data
+def _distinct(pairs: list[Example], *, without: set[str]) -> list[Example]:
+  """One of each pair, those left out whose source text is in `without`."""
+  first = {(pair['source'], pair['target']): pair for pair in reversed(pairs)}
+  return [
+    pair
+    for pair in pairs
+    if first[pair['source'], pair['target']] is pair and pair['source'] not in without
+  ]
 
 
-def paragraphs(text: str) -> dict[str, str]:
-  """Paragraph id -> text with single spaces, for ids that stand once in the page."""
-  parser = _Paragraphs()
-  parser.feed(text)
-  return {
-    key: re.sub(r'\s+', ' ', value).strip()
-    for key, value in parser.found.items()
-    if '\0' not in value
-  }
+def _paragraphs(path: Path) -> dict[str, str]:
+  try:
+    return paragraphs(path.read_text('utf-8'))
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f'{path} cannot be read: {error}') from error
+
+
+def paragraphs(page: str) -> dict[str, str]:
+  """Paragraph id -> text with single spaces, for ids that stand once in the page.
+
+  An id that stands twice (a text for each program) aligns with nothing.
+  """
+  found: dict[str, str] = {}
+  twice = set()
+  for _, identity, body in PARAGRAPH.findall(page):
+    twice |= {identity} & found.keys()
+    found[identity] = text_of(body)
+  return {identity: text for identity, text in found.items() if identity not in twice}
+
+
+def text_of(body: str) -> str:
+  """The text of a paragraph, as a reader outside macOS sees it: of a switch's alternatives (hidden
+  until a script shows one) the default, or else the first that is not macOS's."""
+  shown: list[str] = []
+  kept = _kept_alternatives(body)
+  hidden = 0
+  for token in TAG.split(body):
+    if not token.startswith('<'):
+      shown.append('' if hidden else token)
+    elif token.startswith('<br'):
+      shown.append(' ')
+    elif token.startswith('<span'):
+      hidden += bool(hidden or ('hidden=' in token and token not in kept))
+    elif token.startswith('</span') and hidden:
+      hidden -= 1
+  return ' '.join(html.unescape(''.join(shown)).split())
+
+
+def _kept_alternatives(body: str) -> set[str]:
+  """The opening tags of those alternatives that are read."""
+  kept = set()
+  for switch in body.split('class="switchinline"')[1:]:
+    tags = [tag for tag in TAG.findall(switch) if tag.startswith('<span') and 'hidden=' in tag]
+    default = [tag for tag in tags if ' id="default' in tag]
+    others = [tag for tag in tags if ' id="MAC' not in tag]
+    kept |= set((default or others or tags)[:1])
+  return kept

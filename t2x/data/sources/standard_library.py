@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 import hashlib
-import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 from t2x.data.folders import fingerprint
-from t2x.data.sources.base import Example, Source
+from t2x.data.sources.base import Example, Source, require_split
 from t2x.errors import UserError
 
 __all__ = ['StandardLibrary']
@@ -49,6 +48,7 @@ class StandardLibrary(Source):
 
   def load(self, split: str) -> Sequence[Example]:
     """The files of a split, sorted by name."""
+    require_split(self, split)
     examples = [
       {'text': text, 'name': name} for name, text in _files() if _part(name) in SPLITS[split]
     ]
@@ -61,12 +61,12 @@ class StandardLibrary(Source):
     return examples
 
   def fingerprint(self) -> str:
-    """Of the settings, the version of Python and the texts."""
+    """Of the settings and the texts, which differ between versions of Python."""
     digest = hashlib.sha256()
     for split in self.splits():
       for example in self.load(split):
         digest.update(example['name'].encode() + b'\0' + example['text'].encode() + b'\0')
-    return fingerprint(self, sys.version, digest.hexdigest())
+    return fingerprint(self, digest.hexdigest())
 
 
 def _part(name: str) -> int:
