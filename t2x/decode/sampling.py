@@ -4,7 +4,7 @@ https://arxiv.org/abs/1904.09751)."""
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,9 @@ def keep_top_p(logits: Float[Array, '*batch vocab'], p: float) -> Float[Array, '
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Written:
-  """Sequences that grow each on its own, and the token to feed next."""
+  """Sequences that grow each on its own: the token to feed next, and a key for each or None."""
 
+  keys: Any
   tokens: Int[Array, 'batch copies length']
   log_probs: Float[Array, 'batch copies length']
   lengths: Int[Array, 'batch copies']
@@ -52,14 +53,15 @@ class OneByOne(Strategy):
 
   @abc.abstractmethod
   def choose(
-    self, logits: Float[Array, 'batch copies vocab'], step: Int[Array, ''], key: Array | None
+    self, logits: Float[Array, 'batch copies vocab'], step: Int[Array, ''], keys: Any
   ) -> Int[Array, 'batch copies']:
-    """The next token of each sequence; logits are float32."""
+    """The next token of each sequence; logits are float32, `keys` one a sequence or None."""
 
   def start(self, request):
     shape = (len(request.limits), self.copies(request.num_return))
     room = (*shape, request.max_new_tokens)
     return Written(
+      keys=_keys(request.key, *shape) if self.random else None,
       tokens=jnp.full(room, request.pad_id, jnp.int32),
       log_probs=jnp.zeros(room),
       lengths=jnp.zeros(shape, jnp.int32),
@@ -69,7 +71,7 @@ class OneByOne(Strategy):
 
   def advance(self, state, logits, step, request):
     logits = logits.astype(jnp.float32)
-    chosen = self.choose(logits, step, request.key)
+    chosen = self.choose(logits, step, state.keys)
     picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
     log_prob = picked - jax.nn.logsumexp(logits, axis=-1)
     token = jnp.where(state.live, chosen, request.pad_id)
@@ -77,6 +79,7 @@ class OneByOne(Strategy):
     if request.eos_id is not None:
       ends |= token == request.eos_id
     written = Written(
+      keys=state.keys,
       tokens=state.tokens.at[:, :, step].set(token),
       log_probs=state.log_probs.at[:, :, step].set(jnp.where(state.live, log_prob, 0.0)),
       lengths=state.lengths + state.live,
@@ -94,7 +97,7 @@ class OneByOne(Strategy):
 class Greedy(OneByOne):
   """The most probable token at each step; the first of equals."""
 
-  def choose(self, logits, step, key):
+  def choose(self, logits, step, keys):
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
@@ -142,11 +145,17 @@ class Sampling(OneByOne):
       logits = keep_top_p(logits, self.top_p)
     return logits
 
-  def choose(self, logits, step, key):
-    def draw(row, copy, one):
-      own = jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, row), copy), step)
-      return jax.random.categorical(own, one).astype(jnp.int32)
+  def choose(self, logits, step, keys):
+    def draw(key, logits):
+      return jax.random.categorical(jax.random.fold_in(key, step), logits).astype(jnp.int32)
 
-    rows, copies = jnp.arange(logits.shape[0]), jnp.arange(logits.shape[1])
-    over_copies = jax.vmap(draw, in_axes=(None, 0, 0))
-    return jax.vmap(over_copies, in_axes=(0, None, 0))(rows, copies, self.filter(logits))
+    return jax.vmap(jax.vmap(draw))(keys, self.filter(logits))
+
+
+def _keys(key: Array, batch: int, copies: int) -> Array:
+  """A key for each sequence that depends on its place alone, [batch, copies]."""
+
+  def fold_in(keys, count):
+    return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(keys, jnp.arange(count))
+
+  return jax.vmap(lambda row: fold_in(row, copies))(fold_in(key, batch))

@@ -139,8 +139,7 @@ def test_tokens_of_low_precision_logits_have_float32_log_probabilities():
   model = history_model()
   rough = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model)
   exact = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), rough)
-  for strategy in (Greedy(), Beam(width=3)):
-    assert_same(run(rough, PROMPTS, strategy=strategy), run(exact, PROMPTS, strategy=strategy))
+  assert_same(run(rough, PROMPTS), run(exact, PROMPTS))
 
 
 @pytest.mark.parametrize(
