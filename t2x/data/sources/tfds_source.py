@@ -3,10 +3,14 @@ without TensorFlow."""
 
 import contextlib
 import dataclasses
+import difflib
+import importlib
 import io
 import logging
 import os
+import pickle
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,11 +29,21 @@ log = logging.getLogger('t2x')
 CHUNK = 256
 
 
+PACKAGES = (
+  'audio graphs image image_classification object_detection question_answering ranking '
+  'recommendation structured summarization text text_simplification time_series translate video '
+  'vision_language'
+).split()
+
+
 class DataSource(Sequence):
   """A TFDS data source with text as str, labels as int and fields under our names."""
 
   def __init__(self, data: Any, fields: Mapping[str, str]):
     self.data, self.fields = data, dict(fields)
+
+  def __reduce__(self):
+    return _unpickled, (pickle.dumps(self.data), self.fields)
 
   def __len__(self) -> int:
     return len(self.data)
@@ -51,6 +65,11 @@ class DataSource(Sequence):
   def _example(self, raw: Mapping[str, Any]) -> dict[str, Any]:
     names = self.fields or {name: name for name in raw}
     return {ours: _plain(_at(raw, theirs)) for ours, theirs in names.items()}
+
+
+def _unpickled(data: bytes, fields: Mapping[str, str]) -> DataSource:
+  with quiet_tfds():
+    return DataSource(pickle.loads(data), fields)
 
 
 def _at(raw: Any, path: str) -> Any:
@@ -118,21 +137,29 @@ class TFDS(Source):
     settings = (sorted(self.fields.items()), sorted(self.split_names.items()))
     return fingerprint('TFDS', info.full_name, settings, sizes)
 
-  def _builder(self) -> tfds.core.DatasetBuilder:
+  def _builder(self) -> Any:
     folder = os.path.expanduser(self.data_dir) if self.data_dir else None
+    options = {'data_dir': folder, 'file_format': 'array_record'}
     try:
       with quiet_tfds():
-        return tfds.builder(self.name, data_dir=folder, file_format='array_record')
+        try:
+          return tfds.builder(self.name, **options)
+        except tfds.core.DatasetNotFoundError:
+          _register_all()
+          return tfds.builder(self.name, **options)
     except Exception as error:
-      raise UserError(f"TFDS.name = '{self.name}': {first_line(error)}") from error
+      close = difflib.get_close_matches(self.name.split('/')[0], _known_names(), n=1)
+      hint = f'; did you mean {close[0]!r}?' if close else ''
+      raise UserError(f"TFDS.name = '{self.name}': {first_line(error)}{hint}") from error
 
-  def _prepared(self) -> tfds.core.DatasetBuilder:
+  def _prepared(self) -> Any:
     builder = self._builder()
-    if not builder.is_prepared():
+    with quiet_tfds():
+      if builder.is_prepared():
+        return builder
       log.info('preparing TFDS data set %s in %s', self.name, builder.data_dir)
       try:
-        with quiet_tfds():
-          builder.download_and_prepare(file_format='array_record')
+        builder.download_and_prepare(file_format='array_record')
       except Exception as error:
         raise UserError(
           f"TFDS could not prepare '{self.name}' in {builder.data_dir}: {first_line(error)}"
@@ -149,9 +176,21 @@ class TFDS(Source):
         ) from error
 
 
+def _register_all() -> None:
+  """Imports TFDS's data sets, which it leaves to the first use of each of these packages."""
+  for package in PACKAGES:
+    # A few need a package of their own, such as h5py.
+    with contextlib.suppress(ImportError):
+      importlib.import_module(f'tensorflow_datasets.{package}')
+
+
+def _known_names() -> list[str]:
+  return tfds.list_builders(with_community_datasets=False)
+
+
 def first_line(error: BaseException) -> str:
-  """The first line that an error says, or its name."""
-  return (str(error).strip().splitlines() or [type(error).__name__])[0]
+  """The first line that an error says, cut where it runs on, or its name."""
+  return textwrap.shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 300)
 
 
 @contextlib.contextmanager
