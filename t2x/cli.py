@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import sys
+from typing import Any
 
 from t2x.allocator import set_allocator
 from t2x.errors import UserError
@@ -18,6 +19,14 @@ Any value of a config file can be set on the command line, where it wins over fi
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
 Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted (run the same command again).
 """
+
+
+class _Command(argparse.ArgumentParser):
+  """The parser of one command: what all commands share."""
+
+  def __init__(self, **settings: Any):
+    super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+    self.add_argument('--traceback', action='store_true', help='show where an error came from')
 
 
 def _files(parser: argparse.ArgumentParser) -> None:
@@ -108,14 +117,9 @@ def parser() -> argparse.ArgumentParser:
   )
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
-  commands = top.add_subparsers(dest='command', metavar='COMMAND')
+  commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
   for add in (_train, _eval, _generate, _config, _data):
     add(commands)
-  shared = [sub for sub in commands.choices.values() if sub.prog != 't2x data']
-  shared += list(commands.choices['data']._subparsers._group_actions[0].choices.values())
-  for sub in shared:
-    sub.formatter_class = argparse.RawDescriptionHelpFormatter
-    sub.add_argument('--traceback', action='store_true', help='show where an error came from')
   return top
 
 

@@ -63,6 +63,8 @@ def _open_run(args: argparse.Namespace) -> tuple[Any, Any]:
 
   run = Run(load([folder / 'config.gin'], args.overrides).build(), folder)
   which = int(args.checkpoint) if args.checkpoint.isdigit() else args.checkpoint
+  if which not in ('best', 'last') and not isinstance(which, int):
+    raise UserError(f"--checkpoint '{which}' is neither best nor last nor a step")
   state, _ = run.restore(which)
   return run, state
 
@@ -232,7 +234,8 @@ def _inspect(args: argparse.Namespace) -> int:
 
 def _task(args: argparse.Namespace) -> Any:
   experiment = load(args.files, args.overrides).build()
-  experiment.require('task')
+  if experiment.task is None:
+    raise UserError('Experiment.task is not set: there is no data to look at')
   return experiment.task
 
 

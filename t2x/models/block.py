@@ -57,12 +57,12 @@ class Block(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
-    self.mixer = mixer(d_model, rngs=rngs)
-    self.mixer_wiring = wiring(d_model, rngs=rngs)
-    self.cross = cross and cross(d_model, rngs=rngs)
-    self.cross_wiring = cross and wiring(d_model, rngs=rngs)
-    self.feed_forward = feed_forward(d_model, rngs=rngs)
-    self.feed_forward_wiring = wiring(d_model, rngs=rngs)
+    self.mixer: Any = mixer(d_model, rngs=rngs)
+    self.mixer_wiring: Any = wiring(d_model, rngs=rngs)
+    self.cross: Any = cross and cross(d_model, rngs=rngs)
+    self.cross_wiring: Any = cross and wiring(d_model, rngs=rngs)
+    self.feed_forward: Any = feed_forward(d_model, rngs=rngs)
+    self.feed_forward_wiring: Any = wiring(d_model, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
     """An empty cache for `length` tokens; `cross` is filled by `cross_cache`."""
@@ -140,9 +140,9 @@ class ParallelBlock(nnx.Module):
   ):
     self.pattern = pattern
     self.dropout_rate = dropout_rate
-    self.norm = norm(d_model, rngs=rngs)
-    self.mixer = mixer(d_model, rngs=rngs)
-    self.feed_forward = feed_forward(d_model, rngs=rngs)
+    self.norm: Any = norm(d_model, rngs=rngs)
+    self.mixer: Any = mixer(d_model, rngs=rngs)
+    self.feed_forward: Any = feed_forward(d_model, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
     """An empty cache for `length` tokens."""

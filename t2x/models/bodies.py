@@ -60,10 +60,10 @@ class Body(nnx.Module):
     self.pattern = pattern
     self.input_dropout = input_dropout
     self.final_dropout = final_dropout
-    self.encoding = encoding(d_model, rngs=rngs)
-    self.input_norm = input_norm and input_norm(d_model, rngs=rngs)
-    self.stack = stack(d_model, rngs=rngs)
-    self.final_norm = final_norm and final_norm(d_model, rngs=rngs)
+    self.encoding: Any = encoding(d_model, rngs=rngs)
+    self.input_norm: Any = input_norm and input_norm(d_model, rngs=rngs)
+    self.stack: Any = stack(d_model, rngs=rngs)
+    self.final_norm: Any = final_norm and final_norm(d_model, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
     """An empty cache for `length` tokens of `batch` rows."""

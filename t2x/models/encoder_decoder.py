@@ -38,11 +38,11 @@ class EncoderDecoder(nnx.Module):
     head: Callable[..., nnx.Module] = TiedHead,
     rngs: nnx.Rngs,
   ):
-    self.embedding = embedding(d_model, rngs=rngs)
+    self.embedding: Any = embedding(d_model, rngs=rngs)
     self.vocab_size = self.embedding.vocab_size
-    self.encoder = encoder(d_model, rngs=rngs)
-    self.decoder = decoder(d_model, rngs=rngs)
-    self.head = head(d_model, self.vocab_size, rngs=rngs)
+    self.encoder: Any = encoder(d_model, rngs=rngs)
+    self.decoder: Any = decoder(d_model, rngs=rngs)
+    self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
 
   @property
   def max_length(self) -> int | None:

@@ -43,10 +43,10 @@ class LanguageModel(nnx.Module):
     head: Callable[..., nnx.Module] = TiedHead,
     rngs: nnx.Rngs,
   ):
-    self.embedding = embedding(d_model, rngs=rngs)
+    self.embedding: Any = embedding(d_model, rngs=rngs)
     self.vocab_size = self.embedding.vocab_size
-    self.body = body(d_model, rngs=rngs)
-    self.head = head(d_model, self.vocab_size, rngs=rngs)
+    self.body: Any = body(d_model, rngs=rngs)
+    self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
 
   @property
   def max_length(self) -> int | None:

@@ -119,7 +119,8 @@ class Stack(nnx.Module):
 
     def repeat(blocks, x, per_repeat):
       caches, keys, rates = per_repeat
-      new_caches, total = [], {}
+      new_caches: list[Any] = []
+      total: Aux = {}
       for i, block in enumerate(blocks):
         block_key, keep = self._randomness(x, keys, rates, i)
         x, new_cache, aux = block(

@@ -1,6 +1,7 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
 from collections.abc import Callable
+from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -38,12 +39,12 @@ class VisionTransformer(nnx.Module):
     input_dropout: float = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.embedding = embedding(d_model, rngs=rngs)
-    self.positions = positions(d_model, rngs=rngs)
-    self.body = body(d_model, rngs=rngs)
+    self.embedding: Any = embedding(d_model, rngs=rngs)
+    self.positions: Any = positions(d_model, rngs=rngs)
+    self.body: Any = body(d_model, rngs=rngs)
     self.pool = pool
     self.input_dropout = input_dropout
-    self.head = head(d_model, rngs=rngs)
+    self.head: Any = head(d_model, rngs=rngs)
 
   @property
   def num_classes(self) -> int:

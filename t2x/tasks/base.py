@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ class Task(abc.ABC):
   unit: ClassVar[str] = 'tokens'
   # The metric that says which checkpoint is best, and whether more of it is better.
   best_metric: ClassVar[str] = 'loss'
-  best_mode: ClassVar[str] = 'min'
+  best_mode: ClassVar[Literal['min', 'max']] = 'min'
 
   def fit_tokenizer(self) -> Tokenizer | None:
     """The tokenizer, trained on the source at first use; None for tasks without text."""

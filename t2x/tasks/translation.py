@@ -86,7 +86,7 @@ class Translation(TextTask):
       num_return=num_return,
       key=jax.random.key(seed),
       source=ids,
-      source_tokens=Tokens(segments=segments),
+      source_tokens=Tokens(segments=jnp.asarray(segments)),
     )
     return answers(generated, tokenizer)
 

@@ -86,8 +86,14 @@ class Experiment:
   trainer: Trainer | None = None
   mesh: Mesh = Mesh()
 
-  def require(self, *names: str) -> None:
-    """Raises UserError when one of the named parts is missing."""
-    for name in names:
-      if getattr(self, name) is None:
-        raise UserError(f'Experiment.{name} is not set: this command needs one')
+  def complete(self) -> tuple[Callable[..., nnx.Module], Task, Trainer]:
+    """Model, task and trainer.
+
+    Raises:
+      UserError: one of them is missing.
+    """
+    model, task, trainer = self.model, self.task, self.trainer
+    if model is None or task is None or trainer is None:
+      missing = [name for name in ('model', 'task', 'trainer') if getattr(self, name) is None]
+      raise UserError(f'Experiment.{" and .".join(missing)} not set: this command needs all three')
+    return model, task, trainer

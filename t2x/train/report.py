@@ -16,7 +16,7 @@ from t2x.errors import UserError
 from t2x.tasks.losses import Sums
 from t2x.train.run import Run
 from t2x.train.summary import start_screen
-from t2x.train.writers import JsonLines, TensorBoard, Terminal
+from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal
 
 __all__ = ['Interval', 'Report']
 
@@ -61,7 +61,7 @@ class Report(contextlib.AbstractContextManager):
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
-    self.writers = [
+    self.writers: list[MetricWriter] = [
       JsonLines(run.folder / 'metrics.jsonl', after=start),
       TensorBoard(run.folder, after=start),
       self.terminal,

@@ -6,14 +6,14 @@ Training, evaluation and generation all start from one.
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 from t2x.data import Batches, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
-from t2x.parallel import batch_sharding
+from t2x.parallel import batch_sharding, check_batch
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
 from t2x.train.state import TrainState, abstract_state, init_state, optimizer_for
@@ -35,13 +35,13 @@ class Run:
   """
 
   def __init__(self, experiment: Experiment, folder: Path):
-    experiment.require('model', 'task', 'trainer')
+    _, self.task, self.trainer = experiment.complete()
     self.experiment, self.folder = experiment, folder
-    self.task, self.trainer = experiment.task, experiment.trainer
     self.mesh = experiment.mesh.build()
     self.optimizer = optimizer_for(experiment)
     self.abstract = abstract_state(experiment, self.optimizer, self.mesh)
     self.task.check_model(self.abstract.model)
+    check_batch(self.mesh, self.trainer.batch_size)
     self.batch_sharding = batch_sharding(self.mesh)
     self.checkpoints = Checkpoints(
       folder / 'checkpoints',
@@ -92,7 +92,9 @@ class Run:
     for batch in prefetch(batches, start, stop, num_workers=self.trainer.num_workers):
       yield self.task.count(batch), self.on_device(batch)
 
-  def restore(self, which: str | int = 'last') -> tuple[TrainState, dict[str, Any]]:
+  def restore(
+    self, which: Literal['best', 'last'] | int = 'last'
+  ) -> tuple[TrainState, dict[str, Any]]:
     """A saved state and what was saved beside it."""
     return self.checkpoints.restore(self.abstract, which)
 
@@ -131,7 +133,13 @@ class Run:
     transform = self.task.transform(self.tokenizer, train=False)
     totals: dict[str, np.ndarray] = {}
     pending = []
-    batches = evaluation_batches(rows, transform, self.trainer.batch_size)
+    batches = evaluation_batches(
+      rows,
+      transform,
+      self.trainer.batch_size,
+      process_index=jax.process_index(),
+      process_count=jax.process_count(),
+    )
     for index, batch in enumerate(batches):
       if index == max_batches:
         break

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array
 
 from t2x.parallel import state_shardings
 from t2x.train.experiment import Experiment
@@ -20,20 +20,20 @@ __all__ = ['TrainState', 'abstract_state', 'init_function', 'init_state', 'optim
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that a step reads and writes.
+  """All that a step reads and writes. (Its leaves are arrays, or shapes, or shardings.)
 
   Attributes:
-    step: optimizer steps taken.
+    step: optimizer steps taken, int32.
     model: float32 parameters.
     opt_state: the optimizer's own.
-    key: never changes; a step's randomness is folded from it and the step.
+    key: a typed PRNG key that never changes; a step's randomness is folded from it and the step.
     ema: moving average of the model, where one is kept.
   """
 
-  step: Int[Array, '']
+  step: Any
   model: Any
   opt_state: Any
-  key: Key[Array, '']
+  key: Any
   ema: Any = None
 
   @property
@@ -44,7 +44,7 @@ class TrainState:
 
 def optimizer_for(experiment: Experiment) -> optax.GradientTransformation:
   """The update rule with its schedule, masks set by the model's parameters."""
-  model, trainer = experiment.model, experiment.trainer
+  model, _, trainer = experiment.complete()
   params = jax.eval_shape(lambda: model(rngs=nnx.Rngs(0)))
   return build_optimizer(
     trainer.optimizer,
@@ -60,11 +60,13 @@ def init_function(
 ) -> Callable[[Array], TrainState]:
   """`key -> TrainState`, to be shaped or jitted."""
 
+  build, _, trainer = experiment.complete()
+
   def init(key):
     init_key, train_key = jax.random.split(key)
-    model = experiment.model(rngs=nnx.Rngs(init_key))
+    model = build(rngs=nnx.Rngs(init_key))
     ema = None
-    if experiment.trainer.ema_decay is not None:
+    if trainer.ema_decay is not None:
       # A copy: two leaves of a donated state must not be one buffer.
       ema = jax.tree.map(lambda a: a + 0, model)
     return TrainState(jnp.zeros((), jnp.int32), model, optimizer.init(model), train_key, ema)
@@ -92,4 +94,4 @@ def init_state(
   """A new state: every parameter is made where it will live."""
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
   init = jax.jit(init_function(experiment, optimizer), out_shardings=shardings)
-  return init(jax.random.key(experiment.trainer.seed))
+  return init(jax.random.key(experiment.complete()[2].seed))

@@ -75,7 +75,7 @@ def make_train_step(
     updates, opt_state = optimizer.update(grads, state.opt_state, state.model)
     model = optax.apply_updates(state.model, updates)
     ema = state.ema
-    if ema is not None:
+    if ema is not None and trainer.ema_decay is not None:
       ema = optax.incremental_update(model, ema, 1.0 - trainer.ema_decay)
     sums = sums | {'grad_norm': (optax.global_norm(grads), jnp.ones(()))}
     return TrainState(state.step + 1, model, opt_state, state.key, ema), sums

@@ -60,7 +60,11 @@ def test_run_folder_of_another_config(experiment, t2x, tmp_path):
   assert t2x('train', file, '--out', out)[0] == 0
   flags = ['--gin.Trainer.seed=1']
   refused(
-    t2x('train', file, '--out', out, *flags), 'Trainer.seed', '--fresh', '--out', 'another config'
+    t2x('train', file, '--out', out, *flags),
+    'trainer.seed: 0 -> 1',
+    '--fresh',
+    '--out',
+    'another config',
   )
   code = t2x('train', file, '--out', out, '--fresh', *flags)[0]
   assert code == 0
