@@ -1,4 +1,17 @@
-"""The one loop of generation: prompts in one pass, then a token a step from the model's cache."""
+"""The one loop of generation: prompts in one pass, then a token a step from the model's cache.
+
+A model is anything with
+- `init_cache(batch, length, **inputs)`: a pytree whose every leaf has the batch on axis
+  `model.cache_batch_axis`;
+- `decode(ids, tokens, cache, last=None) -> (logits, cache)`: `ids` [batch, n] extend what the cache
+  holds at `tokens.positions`, those with `tokens.segments` 0 are padding, and `last` [batch] asks
+  for the logits of that token of each row alone, [batch, 1, vocab];
+- optionally `max_length`: how many positions it knows.
+
+It is an argument of the compiled function. That is compiled again for another batch size, padded
+prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
+Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
+"""
 
 import functools
 from typing import Any
@@ -33,19 +46,8 @@ def generate(
 ) -> Generated:
   """Continues each prompt until `eos_id` or its limit.
 
-  The model is anything with
-    `init_cache(batch, length, **cache_inputs)`, a pytree whose every leaf has the batch on axis
-      `model.cache_batch_axis`;
-    `decode(ids, tokens, cache, last=None) -> (logits, cache)`, where `ids` [batch, n] extend what
-      the cache holds at `tokens.positions`, slots with `tokens.segments` 0 are padding, and `last`
-      [batch] asks for the logits of that token of each row alone: [batch, 1, vocab];
-    optionally `max_length`, how many positions it knows.
-  It is an argument of the compiled function. That is compiled again for another batch size,
-  padded prompt width, limit, strategy or model structure; not for other prompts,
-  lengths, keys or weights. Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
-
   Args:
-    model: see above. An encoder-decoder gets its source through `cache_inputs`.
+    model: see the module's docstring. An encoder-decoder gets its source through `cache_inputs`.
     prompts: ids, padded on the right; for an encoder-decoder the token that starts a target.
     prompt_lengths: tokens of each prompt, at least 1.
     max_new_tokens: the most tokens to generate, the end token included.
@@ -66,11 +68,7 @@ def generate(
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
   known_positions = getattr(model, 'max_length', None)
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
-  if num_return < 1:
-    raise UserError(f'num_return = {num_return} is below 1')
-  strategy.copies(num_return)
-  if strategy.random and key is None:
-    raise UserError(f'{strategy} draws at random: generate needs a key')
+  _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
   # Every prompt has a token, so `max_length` leaves room for one less.
   room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
@@ -89,6 +87,14 @@ def generate(
     pad_id=pad_id,
     cache_dtype=cache_dtype,
   )
+
+
+def _check(strategy, num_return, key):
+  if num_return < 1:
+    raise UserError(f'num_return = {num_return} is below 1')
+  strategy.copies(num_return)
+  if strategy.random and key is None:
+    raise UserError(f'{strategy} draws at random: generate needs a key')
 
 
 def _limits(prompts, lengths, max_new_tokens, max_length, known_positions):

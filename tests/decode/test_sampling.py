@@ -107,15 +107,6 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
   np.testing.assert_array_equal(many.tokens[:1, :2], few.tokens)
 
 
-def test_top_k_of_one_is_greedy():
-  model = history_model(vocab=6)
-  sampled = draw(model, Sampling(top_k=1), 0, num_return=2, rows=1, max_new_tokens=5)
-  history = [3, 3]
-  for _ in range(5):
-    history.append(int(log_probs_after(model, history).argmax()))
-  assert sampled.tokens[0].tolist() == [history[2:]] * 2
-
-
 @pytest.mark.parametrize(
   'bad', [{'temperature': 0.0}, {'temperature': -1.0}, {'top_k': 0}, {'top_p': 0.0}, {'top_p': 1.1}]
 )
