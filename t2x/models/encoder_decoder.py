@@ -39,10 +39,14 @@ class EncoderDecoder(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.embedding: Any = embedding(d_model, rngs=rngs)
-    self.vocab_size = self.embedding.vocab_size
     self.encoder: Any = encoder(d_model, rngs=rngs)
     self.decoder: Any = decoder(d_model, rngs=rngs)
     self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
+
+  @property
+  def vocab_size(self) -> int:
+    """Rows of the token embedding."""
+    return self.embedding.vocab_size
 
   @property
   def max_length(self) -> int | None:
