@@ -38,7 +38,7 @@ TEXT = """
 TextFiles:
   train = '{data}/train-*.txt'
   validation = '{data}/validation-*.txt'
-TokenEmbedding.vocab_size = 261
+vocab_size = 261
 """
 
 EXPERIMENTS = {
@@ -70,18 +70,13 @@ Translation:
 TSV:
   train = '{data}/train.tsv'
   validation = '{data}/validation.tsv'
-TokenEmbedding.vocab_size = 261
+vocab_size = 261
 """,
   'image_classification': """
 include '{configs}/models/small_vit.gin'
 include '{configs}/tasks/digits.gin'
-PatchEmbedding:
-  patch_size = 2
-  channels = 1
-LearnedGrid:
-  height = 4
-  width = 4
-Classifier.num_classes = %num_classes
+grid = 4
+PatchEmbedding.patch_size = 2
 """,
 }
 

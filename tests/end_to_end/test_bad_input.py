@@ -28,7 +28,7 @@ def test_heads_that_do_not_divide(experiment, t2x, tmp_path):
 
 
 def test_vocabulary_smaller_than_the_tokenizer(experiment, t2x):
-  file = experiment('causal_lm', 'TokenEmbedding.vocab_size = 100\n')
+  file = experiment('causal_lm', 'vocab_size = 100\n')
   refused(t2x('check', file), '100', '261', 'TokenEmbedding.vocab_size')
 
 

@@ -37,7 +37,7 @@ CausalLM:
   tokenizer = @Bytes()
   length = 32
 TextFiles.train = '{text}'
-TokenEmbedding.vocab_size = 264
+vocab_size = 264
 d_model = 32
 num_layers = 2
 dropout_rate = 0.1

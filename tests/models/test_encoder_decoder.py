@@ -1,0 +1,57 @@
+"""The encoder-decoder: packing, padding and cached decoding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2x.layers import MultiHeadAttention, Sinusoidal, T5Bias, Tokens
+from t2x.models import Decoder, Encoder
+
+
+def model(make, encoding=Sinusoidal):
+  cross = functools.partial(MultiHeadAttention, num_heads=4)
+  stack = make.stack([make.block(cross=cross)])
+  return make.built(
+    make.encoder_decoder(
+      functools.partial(Encoder, stack=make.stack(), encoding=encoding),
+      functools.partial(Decoder, stack=stack, encoding=encoding),
+    )
+  )
+
+
+def test_packed_pairs_equal_pairs_alone(make):
+  network = model(make, functools.partial(T5Bias, num_heads=4))
+  source, target = make.ids((1, 8)), make.ids((1, 6), seed=1)
+  sources = Tokens(jnp.array([[0, 1, 2, 3, 0, 1, 2, 0]]), jnp.array([[1, 1, 1, 1, 2, 2, 2, 0]]))
+  targets = Tokens(jnp.array([[0, 1, 0, 1, 2, 0]]), jnp.array([[1, 1, 2, 2, 2, 0]]))
+  out = jax.jit(network)(source, target, source_tokens=sources, target_tokens=targets).x
+  first = network(source[:, :4], target[:, :2]).x
+  second = network(source[:, 4:7], target[:, 2:5]).x
+  np.testing.assert_allclose(out[:, :2], first, atol=5e-5)
+  np.testing.assert_allclose(out[:, 2:5], second, atol=5e-5)
+
+
+def test_cached_decoding_equals_the_full_forward(make):
+  network = model(make)
+  source, target = make.ids((2, 7)), make.ids((2, 5), seed=1)
+  known = Tokens(segments=(jnp.arange(7)[None] < jnp.array([[7], [4]])).astype(jnp.int32))
+  ones = Tokens(segments=jnp.ones((2, 5), jnp.int32))
+  full = network(source, target, source_tokens=known, target_tokens=ones).x
+  cache = network.init_cache(2, 5, source, known)
+  for i in range(5):
+    positions = jnp.full((2, 1), i)
+    tokens = Tokens(positions, jnp.ones_like(positions))
+    logits, cache = network.decode(target[:, i : i + 1], tokens, cache)
+    np.testing.assert_allclose(logits[:, 0], full[:, i], atol=5e-5)
+
+
+def test_padding_of_the_source_is_not_read(make):
+  network = model(make)
+  source, target = make.ids((1, 7)), make.ids((1, 5), seed=1)
+  segments = (jnp.arange(7)[None] < 4).astype(jnp.int32)
+  other = source.at[0, 4:].set(7)
+  a, b = (network(s, target, source_tokens=Tokens(segments=segments)).x for s in (source, other))
+  np.testing.assert_array_equal(a, b)
+  np.testing.assert_allclose(a, network(source[:, :4], target).x, atol=5e-5)

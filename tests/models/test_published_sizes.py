@@ -1,0 +1,74 @@
+"""Each model file in configs/models has exactly the published number of parameters.
+
+Where no exact number is published (the original Transformer, GPT-3) the sizes of the paper are put
+into the closed form here, apart from the model code.
+"""
+
+from pathlib import Path
+
+import jax
+import pytest
+from flax import nnx
+
+from t2x.commands import load
+from t2x.train.check import num_parameters
+
+MODELS = Path(__file__).parents[2] / 'configs' / 'models'
+
+PUBLISHED = {
+  'bart_base': 139_420_416,
+  'bart_large': 406_291_456,
+  'bert_base': 109_482_240,
+  'bert_large': 335_141_888,
+  'gpt2_large': 774_030_080,
+  'gpt2_medium': 354_823_168,
+  'gpt2_small': 124_439_808,
+  'gpt2_xl': 1_557_611_200,
+  'llama2_7b': 6_738_415_616,
+  'llama3_70b': 70_553_706_496,
+  'llama3_8b': 8_030_261_248,
+  't5_v1_1_base': 247_577_856,
+  't5_v1_1_large': 783_150_080,
+  't5_v1_1_small': 76_961_152,
+  't5_v1_1_xl': 2_849_757_184,
+  't5_v1_1_xxl': 11_135_332_352,
+  'vit_b16': 86_567_656,
+  'vit_b32': 88_224_232,
+  'vit_l16': 304_326_632,
+  'vit_s16': 22_050_664,
+}
+
+
+def gpt(layers, d, vocab, length):
+  """Weights 12 d^2, biases and norms 13 d a layer; embeddings; the last norm."""
+  return layers * (12 * d * d + 13 * d) + (vocab + length) * d + 2 * d
+
+
+def transformer(layers, d, hidden, vocab):
+  """Attention without biases, feed-forward with them, norms after each sublayer; one embedding."""
+  feed_forward = 2 * d * hidden + hidden + d
+  encoder = 4 * d * d + feed_forward + 2 * 2 * d
+  decoder = 8 * d * d + feed_forward + 3 * 2 * d
+  return layers * (encoder + decoder) + vocab * d
+
+
+DERIVED = {
+  'gpt3_175b': gpt(96, 12288, 50257, 2048),
+  'transformer_base': transformer(6, 512, 2048, 37000),
+  'transformer_big': transformer(6, 1024, 4096, 37000),
+}
+
+
+@pytest.mark.parametrize(('name', 'expected'), (PUBLISHED | DERIVED).items())
+def test_parameter_count(name, expected):
+  model = load([MODELS / f'{name}.gin']).build().model
+  assert num_parameters(jax.eval_shape(lambda: model(rngs=nnx.Rngs(0)))) == expected
+
+
+def test_every_known_size_is_tested():
+  files = {path.stem for path in MODELS.glob('*.gin') if not path.stem.startswith('small_')}
+  assert files == PUBLISHED.keys() | DERIVED.keys()
+
+
+def test_gpt3_formula_holds_for_gpt2():
+  assert gpt(12, 768, 50257, 1024) == PUBLISHED['gpt2_small']

@@ -1,0 +1,120 @@
+"""The stack: scanned, unrolled, shared, rematerialised, dropped."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2x.errors import UserError
+from t2x.layers import Causal, Tokens, Window
+from t2x.models import ParallelBlock
+
+
+def call(stack, x, key=None, pattern=Causal()):
+  return stack(x, pattern=pattern, tokens=Tokens(), key=key)[0]
+
+
+def x_of(make, length=7):
+  return jax.random.normal(jax.random.key(5), (2, length, make.width))
+
+
+def build(make, **settings):
+  return make.built(functools.partial(make.stack(**settings), make.width))
+
+
+@pytest.mark.parametrize('unroll', [2, 4])
+def test_scan_equals_unrolled(make, unroll):
+  one, many = (build(make, num_layers=4, unroll=n) for n in (1, unroll))
+  key = jax.random.key(0)
+  for k in (None, key):
+    a, b = (jax.jit(call)(stack, x_of(make), k) for stack in (one, many))
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize('remat', ['full', 'dots', 'dots_no_batch'])
+def test_remat_changes_nothing(make, remat):
+  blocks = [make.block(dropout_rate=0.2)]
+
+  def loss(stack, x):
+    return (call(stack, x, jax.random.key(1)) ** 2).sum()
+
+  plain, saved = (build(make, blocks=blocks, remat=name) for name in (None, remat))
+  a, b = (jax.jit(jax.value_and_grad(loss))(stack, x_of(make)) for stack in (plain, saved))
+  for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+    np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-3)
+
+
+def test_blocks_repeat_in_turn(make):
+  blocks = [make.block(), make.block(pattern=Window(2))]
+  stack = build(make, blocks=blocks, num_layers=4)
+  x = x_of(make)
+  expected = x
+  for repeat in range(2):
+    for block in stack.blocks:
+      own = jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], block)
+      expected = own(expected, pattern=Causal(), tokens=Tokens())[0]
+  np.testing.assert_allclose(jax.jit(call)(stack, x), expected, atol=2e-5)
+
+
+def test_shared_groups_apply_one_set_of_parameters_again(make):
+  shared = build(make, num_layers=4, num_groups=2)
+  assert {leaf.shape[0] for leaf in jax.tree.leaves(shared)} == {2}
+  x = x_of(make)
+  expected = x
+  for repeat in range(4):
+    own = jax.tree.map(lambda leaf, group=repeat // 2: leaf[group], shared.blocks[0])
+    expected = own(expected, pattern=Causal(), tokens=Tokens())[0]
+  np.testing.assert_allclose(jax.jit(call)(shared, x), expected, atol=2e-5)
+
+
+def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):
+  stack = build(make, num_layers=2, stochastic_depth=0.999)
+  x = x_of(make)
+  np.testing.assert_allclose(call(stack, x), call(build(make, num_layers=2), x), atol=1e-6)
+  # The first layer is always kept, the last nearly never.
+  first = jax.tree.map(lambda leaf: leaf[0], stack.blocks[0])
+  alone = first(x, pattern=Causal(), tokens=Tokens())[0]
+  np.testing.assert_allclose(jax.jit(call)(stack, x, jax.random.key(0)), alone, atol=2e-5)
+
+
+def test_parallel_block_is_the_sum_of_its_branches(make):
+  keywords = make.block().keywords
+  block = make.built(
+    functools.partial(
+      ParallelBlock, make.width, mixer=keywords['mixer'], feed_forward=keywords['feed_forward']
+    )
+  )
+  x = x_of(make)
+  h = block.norm(x)
+  mixed = block.mixer(h, pattern=Causal(), tokens=Tokens())[0]
+  expected = x + mixed + block.feed_forward(h)[0]
+  np.testing.assert_allclose(
+    block(x, pattern=Causal(), tokens=Tokens())[0], expected, rtol=1e-6, atol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  ('settings', 'words'),
+  [
+    ({'num_layers': 4, 'num_groups': 3}, 'num_groups = 3'),
+    ({'remat': 'some'}, "remat = 'some'"),
+  ],
+)
+def test_counts_that_do_not_divide_are_refused(make, settings, words):
+  with pytest.raises(UserError, match=words):
+    build(make, **settings)
+
+
+def test_layers_that_do_not_fill_the_pattern_are_refused(make):
+  with pytest.raises(UserError, match='num_layers = 3'):
+    build(make, blocks=[make.block(), make.block()], num_layers=3)
+
+
+def test_the_stack_is_a_plain_pytree(make):
+  one, two = build(make), build(make)
+  assert jax.tree.structure(one) == jax.tree.structure(two)
+  both = jax.tree.map(lambda a, b: jnp.stack([a, b]), one, two)
+  out = jax.vmap(lambda stack: call(stack, x_of(make)))(both)
+  np.testing.assert_allclose(out[0], call(one, x_of(make)), atol=2e-5)

@@ -1,0 +1,52 @@
+"""The vision encoder: pooling, image sizes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2x.layers import LearnedGrid, PatchEmbedding, SinusoidalGrid
+from t2x.models import Classifier, Encoder, VisionTransformer, first_token, mean_tokens
+
+
+def model(make, class_token=True, **settings):
+  defaults = {
+    'embedding': functools.partial(
+      PatchEmbedding, patch_size=2, channels=1, class_token=class_token
+    ),
+    'positions': functools.partial(LearnedGrid, height=3, width=3, num_extra=int(class_token)),
+    'body': functools.partial(Encoder, stack=make.stack()),
+    'head': functools.partial(Classifier, num_classes=5),
+    'pool': first_token if class_token else mean_tokens,
+  }
+  return make.built(
+    functools.partial(VisionTransformer, d_model=make.width, **(defaults | settings))
+  )
+
+
+def images(size=6):
+  return jax.random.normal(jax.random.key(0), (2, size, size, 1))
+
+
+@pytest.mark.parametrize('class_token', [True, False])
+def test_logits_come_from_the_pooled_tokens(make, class_token):
+  network = model(make, class_token)
+  hidden = network.hidden(images()).x
+  assert hidden.shape == (2, 9 + class_token, make.width)
+  pooled = hidden[:, 0] if class_token else hidden.mean(1)
+  np.testing.assert_allclose(network(images()).x, network.head(pooled), atol=1e-5)
+
+
+@pytest.mark.parametrize('size', [4, 10])
+def test_another_image_size_interpolates_the_positions(make, size):
+  out = model(make)(images(size)).x
+  assert out.shape == (2, 5)
+  assert bool(jnp.isfinite(out).all())
+
+
+def test_sinusoidal_grid_has_no_parameters(make):
+  network = model(make, False, positions=SinusoidalGrid)
+  assert not jax.tree.leaves(network.positions)
+  assert network(images()).x.shape == (2, 5)
