@@ -48,7 +48,7 @@ def test_show_tells_origins_and_diff_tells_differences(capsys):
   assert main(['diff', file, file]) == 0
   other = str(ROOT / 'configs' / 'runs' / 'stdlib_lm.gin')
   assert main(['diff', file, other]) == 1
-  assert 'Trainer' in capsys.readouterr().out
+  assert 'Experiment.trainer.schedule.peak' in capsys.readouterr().out
 
 
 def test_pattern_picture(tmp_path, capsys):

@@ -83,7 +83,7 @@ def test_dropout_needs_a_key_and_keeps_the_mean(ff_class):
   x = jnp.ones((1, 1, 4))
   whole, _ = mlp(x)
   np.testing.assert_array_equal(whole, mlp(x, None)[0])
-  dropped = jax.vmap(lambda key: mlp(x, key)[0])(jax.random.split(jax.random.key(0), 16))
+  dropped = jax.jit(jax.vmap(lambda key: mlp(x, key)[0]))(jax.random.split(jax.random.key(0), 16))
   assert not np.allclose(dropped[0], dropped[1])
   np.testing.assert_allclose(dropped.mean(0), whole, atol=4 * dropped.std(0).max() / 4)
 

@@ -20,6 +20,7 @@ from t2x.layers import (
   Sinusoidal,
   SinusoidalGrid,
   T5Bias,
+  zeros,
 )
 
 POSITIONS = jnp.asarray([[0, 1, 2, 3, 9], [5, 0, 1, 100, 3]])
@@ -38,7 +39,7 @@ def test_no_positions_change_nothing():
 @pytest.mark.parametrize('shift', [0, 1])
 def test_sinusoids_are_their_formula(interleaved, shift):
   encoding = Sinusoidal(8, interleaved=interleaved, exponent_shift=shift, rngs=nnx.Rngs(0))
-  table = encoding.embed(jnp.zeros((2, 5, 8)), POSITIONS)
+  table = np.asarray(encoding.embed(jnp.zeros((2, 5, 8)), POSITIONS))
   for row in range(2):
     for i, position in enumerate(np.asarray(POSITIONS[row])):
       for j in range(4):
@@ -72,7 +73,7 @@ def rotate(encoding, x, positions):
   """One vector [head_dim] at each of `positions`: [positions, head_dim]."""
   positions = jnp.asarray(positions)[None]
   many = jnp.broadcast_to(x, (1, positions.shape[1], 1, x.shape[0]))
-  return encoding.rotate(many, many, positions, positions)[0][0, :, 0]
+  return jax.jit(encoding.rotate)(many, many, positions, positions)[0][0, :, 0]
 
 
 @pytest.mark.parametrize('interleaved', [True, False])
@@ -81,7 +82,7 @@ def test_rope_depends_on_distance_only(interleaved, fraction):
   encoding = RoPE(16, interleaved=interleaved, fraction=fraction, rngs=nnx.Rngs(0))
   q, k = jax.random.normal(jax.random.key(0), (2, 16))
   at = np.asarray([0, 1, 5, 40, 200])
-  for distance in (0, 1, 7):
+  for distance in (0, 7):
     scores = (rotate(encoding, q, at + distance) * rotate(encoding, k, at)).sum(-1)
     np.testing.assert_allclose(scores, scores[0], atol=2e-4)
   assert not np.allclose(rotate(encoding, q, [0])[0] @ k, rotate(encoding, q, [3])[0] @ k)
@@ -90,7 +91,7 @@ def test_rope_depends_on_distance_only(interleaved, fraction):
 def test_rope_turns_pairs_by_its_angles():
   encoding = RoPE(8, base=100.0, rngs=nnx.Rngs(0))
   x = np.asarray([1.0, 2.0, 3.0, 4.0])
-  turned = rotate(encoding, jnp.asarray(x, jnp.float32), [3])[0]
+  turned = np.asarray(rotate(encoding, jnp.asarray(x, jnp.float32), [3])[0])
   for pair, angle in ((0, 3.0), (1, 3.0 / 10.0)):
     z = complex(x[pair], x[pair + 2]) * complex(math.cos(angle), math.sin(angle))
     assert turned[pair] == pytest.approx(z.real, abs=1e-6)
@@ -154,6 +155,7 @@ def test_t5_buckets_are_those_of_t5(bidirectional, num_buckets, max_distance):
     num_buckets=num_buckets,
     max_distance=max_distance,
     bidirectional=bidirectional,
+    init=zeros(),
     rngs=nnx.Rngs(0),
   )
   distances = np.arange(-700, 701)
@@ -164,13 +166,13 @@ def test_t5_buckets_are_those_of_t5(bidirectional, num_buckets, max_distance):
 def test_t5_buckets_at_known_distances():
   encoding = T5Bias(8, num_heads=2, rngs=nnx.Rngs(0))
   known = {0: 0, -1: 1, -7: 7, -8: 8, -11: 8, -12: 9, -127: 15, -5000: 15, 1: 17, 8: 24, 128: 31}
-  assert {d: int(encoding.bucket(jnp.asarray([d]))[0]) for d in known} == known
+  assert encoding.bucket(jnp.asarray(list(known))).tolist() == list(known.values())
 
 
 def test_t5_bias_reads_the_table_by_head_and_bucket():
   encoding = T5Bias(8, num_heads=3, bidirectional=False, rngs=nnx.Rngs(0))
   table = np.asarray(encoding.table[...])
-  bias = encoding.bias(POSITIONS, POSITIONS[:1, :3])
+  bias = np.asarray(encoding.bias(POSITIONS, POSITIONS[:1, :3]))
   assert bias.shape == (2, 3, 5, 3) and encoding.has_bias
   for row, i, j in np.ndindex(2, 5, 3):
     bucket = t5_bucket(int(POSITIONS[0, j] - POSITIONS[row, i]), False, 32, 128)
@@ -190,6 +192,7 @@ def test_t5_buckets_grow_with_distance_and_stay_in_the_table(num_buckets, extra,
     num_buckets=num_buckets,
     max_distance=num_buckets + extra,
     bidirectional=bidirectional,
+    init=zeros(),
     rngs=nnx.Rngs(0),
   )
   buckets = np.asarray(encoding.bucket(-jnp.arange(400)))
@@ -246,6 +249,7 @@ def test_learned_grid_interpolates_a_slope_to_a_slope():
 def test_sinusoidal_grid_is_its_formula(shift):
   grid = SinusoidalGrid(12, exponent_shift=shift, rngs=nnx.Rngs(0))
   table = grid.embed_grid(jnp.zeros((1, 7, 12)), (2, 3))[0]
+  table = np.asarray(table)
   np.testing.assert_array_equal(table[0], 0.0)
   for row, column, j in np.ndindex(2, 3, 3):
     omega = 10000.0 ** (-j / (3 - shift))

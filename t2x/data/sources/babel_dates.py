@@ -75,30 +75,36 @@ class BabelDates(BuiltSource):
     }
 
   def _written(self, dates: list[tuple[int, str]]) -> Iterator[Example]:
-    babel = _babel_dates(self.language)
-    for day, written in dates:
-      date = FIRST + datetime.timedelta(days=day)
-      target = 'full' if 'EEE' in written else 'long'
-      yield {
-        'source': babel.format_date(date, written, locale='en'),
-        'target': babel.format_date(date, target, locale=self.language),
-      }
+    for day, form in dates:
+      yield written(FIRST + datetime.timedelta(days=day), form, self.language)
 
   def fingerprint(self) -> str:
     """Of the settings, the formats and Babel's version, which decides the CLDR's."""
-    _babel_dates(self.language)
-    import babel
+    return fingerprint(
+      self, _babel(self.language).__version__, FORMATS, str(FIRST), str(LAST), HELD_OUT
+    )
 
-    return fingerprint(self, babel.__version__, FORMATS, str(FIRST), str(LAST), HELD_OUT)
+
+def written(date: datetime.date, form: str, language: str) -> Example:
+  """One of `FORMATS` in English; in the language CLDR's full form where that names the day of the
+  week, or else the long one."""
+  from babel.dates import format_date
+
+  target = 'full' if 'EEE' in form else 'long'
+  return {
+    'source': format_date(date, form, locale='en'),
+    'target': format_date(date, target, locale=language),
+  }
 
 
-def _babel_dates(language: str) -> Any:
+def _babel(language: str) -> Any:
+  """The package, once it is known to be there and to know the language."""
   try:
-    from babel import Locale, UnknownLocaleError, dates
+    import babel
   except ImportError as error:
     raise UserError("BabelDates needs Babel: pip install 't2x[samples]'") from error
   try:
-    Locale.parse(language)
-  except (ValueError, UnknownLocaleError) as error:
+    babel.Locale.parse(language)
+  except (ValueError, babel.UnknownLocaleError) as error:
     raise UserError(f"BabelDates.language = '{language}' is no CLDR locale: {error}") from error
-  return dates
+  return babel

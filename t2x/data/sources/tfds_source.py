@@ -29,11 +29,24 @@ log = logging.getLogger('t2x')
 CHUNK = 256
 
 
-PACKAGES = (
-  'audio graphs image image_classification object_detection question_answering ranking '
-  'recommendation structured summarization text text_simplification time_series translate video '
-  'vision_language'
-).split()
+PACKAGES = [
+  'audio',
+  'graphs',
+  'image',
+  'image_classification',
+  'object_detection',
+  'question_answering',
+  'ranking',
+  'recommendation',
+  'structured',
+  'summarization',
+  'text',
+  'text_simplification',
+  'time_series',
+  'translate',
+  'video',
+  'vision_language',
+]
 
 
 class DataSource(Sequence):

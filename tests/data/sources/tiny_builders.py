@@ -1,0 +1,75 @@
+"""Data sets that tests prepare, also in other processes."""
+
+import dataclasses
+import io
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorflow_datasets as tfds
+from PIL import Image
+
+from t2x.data.sources.built import BuiltSource
+
+
+class TinyPairs(tfds.core.GeneratorBasedBuilder):
+  """Numbers in two languages and a picture: registered with TFDS as tiny_pairs."""
+
+  VERSION = tfds.core.Version('1.2.0')
+
+  def _info(self):
+    features = {
+      'en': tfds.features.Text(),
+      'texts': {'de': tfds.features.Text()},
+      'label': tfds.features.ClassLabel(num_classes=5),
+      'image': tfds.features.Image(shape=(4, 3, 1)),
+    }
+    return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    return {'train': self._generate_examples(20), 'test': self._generate_examples(5)}
+
+  def _generate_examples(self, count):
+    for i in range(count):
+      file = io.BytesIO()
+      Image.fromarray(np.full((4, 3), i, np.uint8)).save(file, 'png')
+      yield (
+        i,
+        {
+          'en': f'number {i}',
+          'texts': {'de': f'die Zahl {i} (ä)'},
+          'label': i % 5,
+          'image': file.getvalue(),
+        },
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Counted(BuiltSource):
+  """Texts; `log` gets a line each time they are made, `stall` makes the 30th wait."""
+
+  count: int = 50
+  log: str | None = None
+  stall: bool = False
+
+  def splits(self):
+    return ('train', 'test')
+
+  def features(self):
+    return {'text': tfds.features.Text()}
+
+  def fingerprint(self):
+    return f'counted-{self.count}'
+
+  def generate(self):
+    if self.log:
+      with open(self.log, 'a') as file:
+        file.write('made\n')
+    return {'train': self._texts(self.count), 'test': self._texts(3)}
+
+  def _texts(self, count):
+    for i in range(count):
+      if i == 30 and self.stall:
+        Path(f'{self.log}.stalled').touch()
+        time.sleep(60)
+      yield {'text': f'text {i}'}
