@@ -43,7 +43,11 @@ class BuiltSource(Source):
     prepare(folder.absolute(), self._write)
     try:
       with quiet_tfds():
-        return DataSource(self._builder(folder).as_data_source(split), {})
+        data = DataSource(self._builder(folder).as_data_source(split), {})
+        # Files are opened at the first read: one now tells whether they are there.
+        if len(data):
+          data[0]
+        return data
     except Exception as error:
       raise UserError(f'{folder} cannot be read ({first_line(error)}): remove it') from error
 

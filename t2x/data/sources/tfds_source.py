@@ -202,8 +202,9 @@ def _known_names() -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-  """The first line that an error says, cut where it runs on, or its name."""
-  return textwrap.shorten((str(error).strip().splitlines() or [type(error).__name__])[0], 300)
+  """The first line that an error says, cut where it runs on, or its name; no full stop."""
+  line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+  return textwrap.shorten(line.rstrip('.'), 300)
 
 
 @contextlib.contextmanager
