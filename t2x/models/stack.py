@@ -154,9 +154,13 @@ class Stack(nnx.Module):
   def _scan_groups(self, repeat, x, per_repeat):
     """The same parameters for neighbouring repeats: a scan over groups of a scan inside."""
 
+    length = self.num_repeats // self.num_groups
+
     def group(x, inputs):
       blocks, inside = inputs
-      return jax.lax.scan(lambda x, one: repeat(blocks, x, one), x, inside, unroll=self.unroll)
+      return jax.lax.scan(
+        lambda x, one: repeat(blocks, x, one), x, inside, length=length, unroll=self.unroll
+      )
 
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     x, (cache, aux) = jax.lax.scan(group, x, (self.blocks, grouped))

@@ -47,6 +47,6 @@ def test_another_image_size_interpolates_the_positions(make, size):
 
 
 def test_sinusoidal_grid_has_no_parameters(make):
-  network = model(make, False, positions=SinusoidalGrid)
+  network = model(make, False, positions=functools.partial(SinusoidalGrid, num_extra=0))
   assert not jax.tree.leaves(network.positions)
   assert network(images()).x.shape == (2, 5)
