@@ -40,7 +40,7 @@ def train(args: argparse.Namespace) -> int:
     )
   from t2x.train import train as run_training
 
-  metrics = run_training(config.build(), folder, text, note=args.note)
+  metrics = run_training(config.build(), folder, text, notes=args.notes)
   print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
   return 0
 

@@ -14,11 +14,13 @@ Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
 from t2x.decode.sampling import Greedy
@@ -70,15 +72,16 @@ def generate(
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
+  spread = _spread_over(model, len(prompts))
   # Every prompt has a token, so `max_length` leaves room for one less.
   room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
   return _run(
     model,
-    jnp.asarray(prompts, jnp.int32),
-    jnp.asarray(lengths, jnp.int32),
-    jnp.asarray(limits, jnp.int32),
+    spread(np.asarray(prompts, np.int32)),
+    spread(np.asarray(lengths, np.int32)),
+    spread(np.asarray(limits, np.int32)),
     key if strategy.random else None,
-    cache_inputs,
+    jax.tree.map(spread, cache_inputs),
     cache_length=max(prompts.shape[1], min(prompts.shape[1] + room, max_length or 2**31)),
     max_new_tokens=room,
     strategy=strategy,
@@ -123,6 +126,22 @@ def _limits(prompts, lengths, max_new_tokens, max_length, known_positions):
       f'max_new_tokens'
     )
   return limits
+
+
+def _spread_over(model, batch):
+  """Puts arrays [batch, ...] where the model is: rows are spread over the axes of its mesh that split
+  batches, where they divide; else every device works on all of them."""
+  mesh = next((leaf.sharding.mesh for leaf in jax.tree.leaves(model) if _has_mesh(leaf)), None)
+  if mesh is None:
+    return jnp.asarray
+  axes = [axis for axis in ('data', 'fsdp') if axis in mesh.shape]
+  divides = batch % math.prod(mesh.shape[axis] for axis in axes) == 0
+  sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)) if divides else PartitionSpec())
+  return lambda array: jax.device_put(array, sharding)
+
+
+def _has_mesh(leaf):
+  return isinstance(getattr(leaf, 'sharding', None), NamedSharding)
 
 
 def _pad(prompts, pad_id, known_positions):

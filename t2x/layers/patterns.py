@@ -119,7 +119,11 @@ class Pattern(abc.ABC):
     return grid.fill(False, False)
 
   def __and__(self, other: 'Pattern') -> 'Pattern':
-    return And(self, other) if isinstance(other, Pattern) else NotImplemented
+    if not isinstance(other, Pattern):
+      return NotImplemented
+    if Full() in (self, other):
+      return self if other == Full() else other
+    return And(self, other)
 
   def __or__(self, other: 'Pattern') -> 'Pattern':
     return Or(self, other) if isinstance(other, Pattern) else NotImplemented

@@ -29,7 +29,10 @@ def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size'
   parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   if batch_size % parts:
     sizes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES)
-    raise UserError(f'{name} = {batch_size} does not divide over the mesh axes {sizes} = {parts}')
+    raise UserError(
+      f'{name} = {batch_size} does not divide over the mesh axes {sizes} = {parts}: '
+      f'choose a multiple of {parts}, or set Mesh.num_devices'
+    )
 
 
 def partition_spec(

@@ -2,7 +2,7 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,16 @@ def interruptible() -> Iterator[list[int]]:
       signal.signal(number, handler)
 
 
-def train(experiment: Experiment, folder: Path, config_text: str, note: str = '') -> dict[str, Any]:
+def train(
+  experiment: Experiment, folder: Path, config_text: str, notes: Sequence[str] = ()
+) -> dict[str, Any]:
   """Trains, or goes on where the folder's last checkpoint stands.
 
   Args:
     experiment: the config's root.
     folder: the run folder; made when missing.
     config_text: the resolved config, kept as config.gin.
-    note: a line for the start screen.
+    notes: lines for the start screen.
 
   Returns:
     The last evaluation's metrics.
@@ -73,7 +75,7 @@ def train(experiment: Experiment, folder: Path, config_text: str, note: str = ''
   metrics: dict[str, float] = saved.get('metrics', {})
 
   with Report(run, start, saved) as report, interruptible() as interrupted:
-    report.start_screen(rows, note)
+    report.start_screen(rows, notes)
     for step, (count, batch) in enumerate(run.train_batches(batches, start), start + 1):
       state, sums = run.train_step(state, batch)
       last = step == trainer.num_steps

@@ -75,9 +75,9 @@ class Report(contextlib.AbstractContextManager):
     for writer in (*self.writers, self.samples, self.timing):
       writer.close()
 
-  def start_screen(self, rows: Any, note: str) -> None:
+  def start_screen(self, rows: Any, notes: Sequence[str]) -> None:
     """Prints what is about to run, and keeps it as summary.txt."""
-    screen = start_screen(self.run, rows, self.start, note)
+    screen = start_screen(self.run, rows, self.start, notes)
     (self.run.folder / 'summary.txt').write_text(screen)
     self.terminal.print(screen)
 

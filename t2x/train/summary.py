@@ -161,14 +161,14 @@ def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, 
   return chosen[0]
 
 
-def start_screen(run: Run, rows: Sequence[Any], start: int, note: str = '') -> str:
+def start_screen(run: Run, rows: Sequence[Any], start: int, notes: Sequence[str] = ()) -> str:
   """One screen: model, cost, devices, mesh, attention kernel, data, run folder.
 
   Args:
     run: the run; its state need not exist yet.
     rows: the train split's rows.
     start: the step it starts from.
-    note: one line more.
+    notes: lines about the process.
   """
   model, trainer, task = run.abstract.model, run.trainer, run.task
   lengths = row_lengths(task, model)
@@ -184,10 +184,9 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, note: str = '') -> s
     'steps': f'{start} to {trainer.num_steps}' + (' (resumed)' if start else ''),
     'run folder': str(run.folder),
   }
-  if note:
-    lines['note'] = note
   width = max(map(len, lines))
   told = [f'{name:{width}}  {value}' for name, value in lines.items()]
+  told += [f'{"process":{width}}  {note}' for note in notes]
   return '\n'.join([model_table(model), '', *told]) + '\n'
 
 

@@ -137,7 +137,7 @@ def test_the_start_screen_has_all_that_a_reader_asks():
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path('runs/x'), Mesh(num_devices=1).build()
   run.abstract = type('State', (), {'model': decoder()})
-  screen = start_screen(run, [{}] * 20, 5, 'allocator: glibc')
+  screen = start_screen(run, [{}] * 20, 5, ['allocator: glibc'])
   for part in (
     '6 N + 12 L d T',
     '1 x cpu',
