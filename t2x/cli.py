@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any
 
+from t2x.allocator import set_allocator
 from t2x.errors import UserError
-from t2x.host import prepare_host
 
 __all__ = ['main']
 
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
   args.overrides = overrides
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   logging.getLogger('t2x').setLevel(logging.INFO)
-  args.notes = prepare_host()
+  args.notes = [set_allocator()]
   try:
     from t2x import commands
 

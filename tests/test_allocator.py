@@ -1,0 +1,29 @@
+"""The allocator is set before jax is imported, unless told otherwise."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = 'from t2x.allocator import set_allocator; print(set_allocator())'
+
+
+def said(script=SCRIPT, **environment):
+  command = [sys.executable, '-c', script]
+  kept = {name: value for name, value in os.environ.items() if name != 'T2X_ALLOCATOR'}
+  environment = kept | {'JAX_PLATFORMS': 'cpu', 'LD_PRELOAD': ''} | environment
+  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+  return done.stdout.strip()
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='glibc is on Linux')
+def test_is_set_and_told_with_the_switch():
+  assert 'one arena' in said()
+  assert 'T2X_ALLOCATOR=off' in said()
+
+
+def test_is_left_alone_when_asked_or_pointless():
+  assert said(T2X_ALLOCATOR='off') == 'allocator: as it was (T2X_ALLOCATOR=off)'
+  assert said(JAX_PLATFORMS='cuda') == 'allocator: as it was (an accelerator does the work)'
+  assert said('import jax;' + SCRIPT) == 'allocator: as it was (jax was imported before)'
