@@ -219,7 +219,8 @@ def _prefill(model, prompts, lengths, cache):
   """
   slots = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
   segments = (slots < lengths[:, None]).astype(jnp.int32)
-  tokens = Tokens(positions=slots, segments=segments)
+  # The prompt is what a prefix language model sees as its prefix.
+  tokens = Tokens(positions=slots, segments=segments, prefix=segments.astype(bool))
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 

@@ -12,8 +12,10 @@ from t2x.decode import AverageLength, Beam, Greedy, generate
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  Causal,
   LearnedPositions,
   MultiHeadAttention,
+  Prefix,
   RoPE,
   T5Bias,
   TokenEmbedding,
@@ -41,9 +43,9 @@ ENCODINGS = {
 }
 
 
-def language_model(encoding):
+def language_model(encoding, **settings):
   stack = part(Stack, num_layers=2, blocks=[BLOCK, LOCAL])
-  body = part(Decoder, stack=stack, encoding=ENCODINGS[encoding])
+  body = part(Decoder, stack=stack, encoding=ENCODINGS[encoding], **settings)
   return LanguageModel(d_model=16, embedding=EMBEDDING, body=body, head=HEAD, rngs=nnx.Rngs(2))
 
 
@@ -104,6 +106,20 @@ def test_greedy_language_model_equals_argmax_without_cache(encoding):
   assert len({tuple(row[0]) for row in sequences(generated)}) == 4
   forward = jax.jit(lambda ids: model(ids).x)
   assert_greedy_equals_argmax(forward, prompts, lengths, generated)
+
+
+def test_the_prompt_is_the_prefix_of_a_prefix_language_model():
+  model = language_model('rope', pattern=Causal() | Prefix())
+  prompts, lengths = rows([4, 1, 6, 3], 6)
+  generated = generate(
+    model, prompts, lengths, max_new_tokens=6, strategy=Greedy(), eos_id=EOS, pad_id=PAD
+  )
+  prefix = jnp.asarray(np.arange(LENGTH) < lengths[:, None])
+  forward = jax.jit(lambda ids: model(ids, tokens=Tokens(prefix=prefix)).x)
+  assert_greedy_equals_argmax(forward, prompts, lengths, generated)
+  causal = log_probs_at_once(lambda ids: model(ids).x, prompts, lengths, [[]] * 4)
+  seen = log_probs_at_once(forward, prompts, lengths, [[]] * 4)
+  assert np.abs(causal - seen)[2, 0].max() > 0.01  # The prefix is not seen in vain.
 
 
 @pytest.fixture(scope='module')
