@@ -1,0 +1,61 @@
+"""Every command of the README works, in the order it stands there, at a size for a test."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r'```bash\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
+LINES = [line.split('  #')[0].strip() for block in BLOCKS for line in block.splitlines()]
+COMMANDS = [part.strip() for line in LINES if line for part in line.split('&&')]
+# What makes training short; a file that lacks one of these names would be refused.
+SHORT = [
+  'Trainer.num_steps=3',
+  'Trainer.eval_every=0',
+  'Trainer.eval_batches=1',
+  'Cosine.warmup_steps=1',
+  'SentencePiece.sample_megabytes=0.5',
+  'CausalLM.sample_tokens=4',
+]
+# Commands that say by their exit code that there is something to tell.
+CODES = {'diff': 1}
+
+
+def test_there_are_commands():
+  assert len(COMMANDS) > 8
+  assert {shlex.split(command)[0] for command in COMMANDS} == {'pip', 'pytest', 't2x'}
+
+
+@pytest.mark.parametrize('command', [c for c in COMMANDS if c.startswith('pip')])
+def test_extras_exist(command):
+  known = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+  assert set(re.findall(r'\[(.+?)\]', command)) <= set(known)
+
+
+@pytest.mark.slow
+def test_every_command_works(tmp_path):
+  (tmp_path / 'configs').symlink_to(ROOT / 'configs')
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(tmp_path / 'cache')}
+  for command in COMMANDS:
+    words = shlex.split(command)
+    if words[0] != 't2x' or (words[1:3] == ['data', 'fetch'] and not shutil.which('apt-get')):
+      continue
+    if words[1] == 'train':
+      words += [f'--gin.{binding}' for binding in SHORT]
+    done = subprocess.run(
+      [sys.executable, '-m', 't2x.cli', *words[1:]],
+      cwd=tmp_path,
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+    assert done.returncode == CODES.get(words[1], 0), f'{command}\n{done.stderr}'
+    assert 'Traceback' not in done.stderr
