@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import shutil
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -60,7 +61,7 @@ class Checkpoints:
     self.best_metric, self.best_mode = best_metric, best_mode
     self._manager: ocp.CheckpointManager | None = None
     self._corrupt: set[int] = set()
-    logging.getLogger('absl').addFilter(_not_orbax)
+    _say_it_once()
 
   def steps(self) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
@@ -277,9 +278,23 @@ class Checkpoints:
     )
 
 
+def _say_it_once() -> None:
+  """Keeps Orbax's notes, and the echoes of an error that is raised here, out of users' sight: one
+  from each task that wrote a file, and one from TensorStore for each that outlived its event loop."""
+  logging.getLogger('absl').addFilter(_not_orbax)
+  logging.getLogger('asyncio').addFilter(_not_orbax)
+  hook = sys.unraisablehook
+  if getattr(hook, '__name__', '') != 'no_closed_event_loop':
+
+    def no_closed_event_loop(unraisable):
+      if str(unraisable.exc_value) != 'Event loop is closed':
+        hook(unraisable)
+
+    sys.unraisablehook = no_closed_event_loop
+
+
 def _not_orbax(record: logging.LogRecord) -> bool:
-  """A log filter: Orbax's notes stay out of users' sight; what matters is raised."""
-  return 'orbax' not in record.pathname
+  return 'orbax' not in record.pathname + record.getMessage()
 
 
 def _named(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,64 @@
+"""A disk that fills while saving, and a checkpoint that was damaged: nothing saved is lost."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+# No file may grow beyond 16 KB: what a full disk does to a checkpoint, but not to a log line.
+FULL_DISK = """
+import resource, sys
+from t2x.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def done(experiment, t2x, tmp_path):
+  """A finished run: (config, folder)."""
+  config, folder = experiment('causal_lm'), tmp_path / 'run'
+  code, _, err = t2x('train', config, '--out', folder)
+  assert code == 0, err
+  return config, folder
+
+
+def saved(folder):
+  return sorted(int(path.name) for path in (folder / 'checkpoints').iterdir())
+
+
+@pytest.mark.slow
+def test_a_full_disk_while_saving_leaves_the_last_good_checkpoint(done, t2x, metrics):
+  config, folder = done
+  shutil.rmtree(folder / 'checkpoints' / '12')
+  expected, good = metrics(folder), saved(folder)
+  failed = subprocess.run(
+    [sys.executable, '-c', FULL_DISK, 'train', str(config), '--out', str(folder)],
+    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert failed.returncode == 1
+  assert f'the one of step {good[-1]} is still good' in failed.stderr.splitlines()[-1]
+  assert 'Traceback' not in failed.stderr
+  assert saved(folder) == good
+  assert t2x('train', config, '--out', folder)[0] == 0
+  assert metrics(folder) == expected
+
+
+@pytest.mark.slow
+def test_a_corrupt_checkpoint_gives_way_to_the_one_before(done, t2x, metrics, caplog):
+  config, folder = done
+  expected, (before, last) = metrics(folder), saved(folder)[-2:]
+  largest = max((folder / 'checkpoints' / str(last)).rglob('*'), key=lambda p: p.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
+  code, _, err = t2x('train', config, '--out', folder)
+  assert code == 0, err
+  assert f'checkpoint of step {last} is corrupt' in caplog.text
+  assert f'using the one of step {before}' in caplog.text
+  assert metrics(folder) == expected
