@@ -7,12 +7,16 @@ import argparse
 import logging
 import os
 import sys
+import traceback
 from typing import Any
 
 from t2x.allocator import set_allocator
 from t2x.errors import UserError
 
 __all__ = ['main']
+
+# Exit code of a run that saved and can be run again.
+INTERRUPTED = 75
 
 GIN = """
 Any value of a config file can be set on the command line, where it wins over files:
@@ -29,6 +33,36 @@ class _Command(argparse.ArgumentParser):
     self.add_argument('--traceback', action='store_true', help='show where an error came from')
 
 
+def _processes(parser: argparse.ArgumentParser) -> None:
+  """Options that Slurm, Open MPI, Kubernetes and TPU pods make needless."""
+  group = parser.add_argument_group(
+    'several processes',
+    'needed only where no cluster (Slurm, Open MPI, Kubernetes, TPU) tells them',
+  )
+  group.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 listens')
+  group.add_argument(
+    '--num-processes', '--num_processes', type=int, metavar='N', help='processes of this run'
+  )
+  group.add_argument(
+    '--process-id', '--process_id', type=int, metavar='I', help='which one this is, from 0'
+  )
+  group.add_argument(
+    '--wait',
+    type=float,
+    default=300,
+    metavar='SECONDS',
+    help='until all processes have reported; then to start is an error (default: 300)',
+  )
+  group.add_argument(
+    '--lost-after',
+    '--lost_after',
+    type=float,
+    default=60,
+    metavar='SECONDS',
+    help='without a sign of life of a process the run ends (default: 60)',
+  )
+
+
 def _files(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('files', nargs='+', metavar='FILE', help='gin files, read in order')
 
@@ -39,6 +73,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     '--checkpoint', default='last', metavar='WHICH', help='best, last or a step (default: last)'
   )
   parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
+  _processes(parser)
 
 
 def _train(commands) -> None:
@@ -48,6 +83,7 @@ def _train(commands) -> None:
   parser.add_argument(
     '--fresh', action='store_true', help='start again; an old run folder is kept beside, renamed'
   )
+  _processes(parser)
 
 
 def _eval(commands) -> None:
@@ -144,7 +180,9 @@ def main(argv: list[str] | None = None) -> int:
   try:
     from t2x import commands
 
-    return commands.COMMANDS[args.command](args) or 0
+    code = commands.COMMANDS[args.command](args) or 0
+    commands.finish(args)
+    return code
   except UserError as error:
     return _fail(args, error, str(error), error.exit_code)
   except BrokenPipeError:
@@ -160,8 +198,16 @@ def main(argv: list[str] | None = None) -> int:
 
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:
   if args.traceback:
-    raise error
-  print(f't2x: {message}', file=sys.stderr)
+    traceback.print_exception(error)
+  processes = getattr(args, 'processes', None)
+  if processes is not None:
+    # All were interrupted together: they end together. Any other end of one is the end of all.
+    if code == INTERRUPTED:
+      processes.finish()
+    else:
+      processes.fail(message, code)
+  if processes is None or processes.first:
+    print(f't2x: {message}', file=sys.stderr)
   return code
 
 

@@ -24,13 +24,42 @@ def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> config_l
   return config_lib.load(files, overrides, modules)
 
 
+def join(args: argparse.Namespace) -> Any:
+  """The processes of this run; waits for those that have not started."""
+  from t2x.parallel import connect, find_cluster
+
+  cluster = find_cluster(args.coordinator, args.num_processes, args.process_id, args.wait)
+  args.processes = connect(cluster, args.wait, args.lost_after)
+  return args.processes
+
+
+def finish(args: argparse.Namespace) -> None:
+  """A command's good end: processes leave each other together."""
+  if (processes := getattr(args, 'processes', None)) is not None:
+    processes.finish()
+
+
 def train(args: argparse.Namespace) -> int:
   """`t2x train`: a new run, or the rest of an old one."""
   config = load(args.files, args.overrides)
+  processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
   text = config_lib.render(config)
+  if processes.first:
+    _check_folder(folder, config, text, args.fresh)
+  processes.barrier()
+  from t2x.train import train as run_training
+
+  metrics = run_training(config.build(), folder, text, notes=args.notes, processes=processes)
+  if processes.first:
+    print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
+  return 0
+
+
+def _check_folder(folder: Path, config: config_lib.Config, text: str, fresh: bool) -> None:
+  """Sets an old run aside when a fresh one is asked for; else it must be of the same config."""
   old = folder / 'config.gin'
-  if args.fresh and folder.exists():
+  if fresh and folder.exists():
     _set_aside(folder)
   elif old.exists() and old.read_text() != text:
     differences = '\n  '.join(config_lib.diff(load([old]), config))
@@ -38,11 +67,6 @@ def train(args: argparse.Namespace) -> int:
       f'{folder} belongs to another config:\n  {differences}\n'
       'use --fresh to start again (the old folder is kept), or another --out'
     )
-  from t2x.train import train as run_training
-
-  metrics = run_training(config.build(), folder, text, notes=args.notes)
-  print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
-  return 0
 
 
 def _set_aside(folder: Path) -> None:
@@ -59,9 +83,11 @@ def _open_run(args: argparse.Namespace) -> tuple[Any, Any]:
   folder = Path(args.run)
   if not (folder / 'config.gin').exists():
     raise UserError(f'{folder} is no run folder: it has no config.gin')
+  experiment = load([folder / 'config.gin'], args.overrides)
+  processes = join(args)
   from t2x.train import Run
 
-  run = Run(load([folder / 'config.gin'], args.overrides).build(), folder)
+  run = Run(experiment.build(), folder, processes)
   which = int(args.checkpoint) if args.checkpoint.isdigit() else args.checkpoint
   if which not in ('best', 'last') and not isinstance(which, int):
     raise UserError(f"--checkpoint '{which}' is neither best nor last nor a step")
@@ -74,6 +100,8 @@ def evaluate(args: argparse.Namespace) -> int:
   run, state = _open_run(args)
   split = args.split or run.task.eval_split
   metrics, samples = run.evaluate(state, split, max_generated=args.limit)
+  if not run.processes.first:
+    return 0
   if args.json:
     print(json.dumps({'step': int(state.step), 'split': split} | metrics))
     return 0
@@ -143,6 +171,11 @@ def _answers(args: argparse.Namespace, run: Any, state: Any) -> Iterator[dict[st
 def generate(args: argparse.Namespace) -> int:
   """`t2x generate`: answers to prompts, on stdout or in a file."""
   run, state = _open_run(args)
+  if not run.processes.first:
+    # The answers are every process's work and the first one's to tell.
+    for _ in _answers(args, run, state):
+      pass
+    return 0
   out = open(args.output, 'w', encoding='utf-8') if args.output else sys.stdout  # noqa: SIM115
   try:
     for answer in _answers(args, run, state):

@@ -72,10 +72,10 @@ def generate(
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
-  spread = _spread_over(model, len(prompts))
+  spread, gathered = _spread_over(model, len(prompts))
   # Every prompt has a token, so `max_length` leaves room for one less.
   room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
-  return _run(
+  generated = _run(
     model,
     spread(np.asarray(prompts, np.int32)),
     spread(np.asarray(lengths, np.int32)),
@@ -90,6 +90,7 @@ def generate(
     pad_id=pad_id,
     cache_dtype=cache_dtype,
   )
+  return gathered(generated)
 
 
 def _check(strategy, num_return, key):
@@ -129,15 +130,29 @@ def _limits(prompts, lengths, max_new_tokens, max_length, known_positions):
 
 
 def _spread_over(model, batch):
-  """Puts arrays [batch, ...] where the model is: rows are spread over the axes of its mesh that split
-  batches, where they divide; else every device works on all of them."""
+  """Two functions: to where the model is, and back.
+
+  The first puts arrays [batch, ...], the same on every process, on the model's mesh: rows are
+  spread over the axes that split batches, where they divide; else every device works on all of
+  them. The second gives every process the whole of arrays of which it holds a part.
+  """
   mesh = next((leaf.sharding.mesh for leaf in jax.tree.leaves(model) if _has_mesh(leaf)), None)
   if mesh is None:
-    return jnp.asarray
+    return jnp.asarray, lambda arrays: arrays
   axes = [axis for axis in ('data', 'fsdp') if axis in mesh.shape]
   divides = batch % math.prod(mesh.shape[axis] for axis in axes) == 0
   sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)) if divides else PartitionSpec())
-  return lambda array: jax.device_put(array, sharding)
+
+  def spread(array):
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+  def gathered(arrays):
+    if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(arrays)):
+      return arrays
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(arrays)
+
+  return spread, gathered
 
 
 def _has_mesh(leaf):

@@ -25,7 +25,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 
 from t2x.errors import UserError
 
-__all__ = ['Checkpoints']
+__all__ = ['Checkpoints', 'named_leaves']
 
 State = TypeVar('State')
 
@@ -100,9 +100,10 @@ class Checkpoints:
         f"the metric '{self.best_metric}', which chooses the best checkpoint, is none of "
         f'{", ".join(metrics)}'
       )
-    named = dict(_named(state))
+    named = dict(named_leaves(state))
     arrays = {name: list(leaf.shape) for name, leaf in named.items()}
     about = {'extra': extra or {}, 'metrics': metrics and dict(metrics), 'arrays': arrays}
+    about['best'] = [self.best_metric, self.best_mode]
     about = json.loads(json.dumps(about, default=float))
     try:
       if self._manager is None:
@@ -151,11 +152,15 @@ class Checkpoints:
     Raises:
       UserError: there is no such checkpoint, all are corrupt, or a parameter does not fit.
     """
+    return self._read(self.intact_step(which), abstract)
+
+  def intact_step(self, which: int | Literal['last', 'best'] = 'last') -> int:
+    """The checkpoint asked for; a corrupt one gives way as in `restore`, which see for errors."""
     candidates = self._candidates(which)
     for number, step in enumerate(candidates):
       problem = self._problem(step)
       if problem is None:
-        return self._read(step, abstract)
+        return step
       self._corrupt.add(step)
       following = candidates[number + 1 : number + 2]
       told = f'using the one of step {following[0]}' if following else 'there is no other'
@@ -163,6 +168,22 @@ class Checkpoints:
     raise UserError(
       f'no intact checkpoint in {self.folder}: use --fresh to start again, or another checkpoint'
     )
+
+  def about(self, step: int) -> dict[str, Any]:
+    """What is beside the arrays: 'extra', 'metrics', 'arrays' (name -> shape), and which metric
+    and mode choose the 'best' checkpoint."""
+    reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    args = ocp.args.Composite(about=ocp.args.JsonRestore())
+    return reader.restore(self.folder / str(step), args=args).about
+
+  def read(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Some of a checkpoint's arrays, with the types and shardings of `wanted`, and no others."""
+    target = _nest({name: _target(leaf) for name, leaf in wanted.items()})
+    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+    args = ocp.args.PyTreeRestore(target, restore_args, partial_restore=True)
+    reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    state = reader.restore(self.folder / str(step), args=ocp.args.Composite(state=args)).state
+    return dict(named_leaves(state))
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
@@ -198,11 +219,14 @@ class Checkpoints:
 
   def _open(self) -> ocp.CheckpointManager:
     """The writer; what was cut off while being written is removed, what is corrupt set aside."""
-    self.folder.mkdir(parents=True, exist_ok=True)
-    for step in self._corrupt.intersection(self.steps()):
-      aside = self.folder / f'corrupt-{step}'
-      shutil.rmtree(aside, ignore_errors=True)
-      (self.folder / str(step)).rename(aside)
+    if jax.process_index() == 0:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      for step in self._corrupt.intersection(self.steps()):
+        aside = self.folder / f'corrupt-{step}'
+        shutil.rmtree(aside, ignore_errors=True)
+        (self.folder / str(step)).rename(aside)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices('t2x checkpoints are tidied')
     best = BestN(
       n=self.keep_best,
       get_metric_fn=self._badness,
@@ -238,14 +262,13 @@ class Checkpoints:
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
     folder = self.folder / str(step)
-    reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    about = reader.restore(folder, args=ocp.args.Composite(about=ocp.args.JsonRestore())).about
-    named = dict(_named(abstract))
+    about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    named = dict(named_leaves(abstract))
     self._check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
     target = _nest({name: _target(leaf) for name, leaf in named.items()})
     args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    read = dict(_named(reader.restore(folder, args=args).state))
-    leaves = [read[name] for name, _ in _named(abstract)]
+    read = dict(named_leaves(reader.restore(folder, args=args).state))
+    leaves = [read[name] for name, _ in named_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
   def _check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -297,7 +320,7 @@ def _not_orbax(record: logging.LogRecord) -> bool:
   return 'orbax' not in record.pathname + record.getMessage()
 
 
-def _named(tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
   """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
 
   def parts(path):

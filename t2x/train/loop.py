@@ -2,12 +2,13 @@
 
 import contextlib
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2x.data import Batches
 from t2x.errors import UserError
+from t2x.parallel import Processes
 from t2x.train.experiment import Experiment
 from t2x.train.report import Report
 from t2x.train.run import Run
@@ -29,22 +30,36 @@ class Interrupted(UserError):
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[list[int]]:
-  """SIGTERM and SIGINT are noted in the list that this yields, and the step is finished."""
+def interruptible(processes: Processes) -> Iterator[Callable[[int], bool]]:
+  """SIGTERM and SIGINT are noted, and the step is finished.
+
+  Yields `due(step)`: whether to stop after this step, which all processes answer alike when one of
+  them has the signal.
+  """
   seen: list[int] = []
-  before = {
-    number: signal.signal(number, lambda number, frame: seen.append(number))
-    for number in (signal.SIGTERM, signal.SIGINT)
-  }
+
+  def note(number, frame):
+    seen.append(number)
+    processes.ask_to_stop()
+
+  before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+
+  def due(step: int) -> bool:
+    return bool(seen) if processes.count == 1 else processes.reached_stop(step)
+
   try:
-    yield seen
+    yield due
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
 
 
 def train(
-  experiment: Experiment, folder: Path, config_text: str, notes: Sequence[str] = ()
+  experiment: Experiment,
+  folder: Path,
+  config_text: str,
+  notes: Sequence[str] = (),
+  processes: Processes | None = None,
 ) -> dict[str, Any]:
   """Trains, or goes on where the folder's last checkpoint stands.
 
@@ -53,6 +68,7 @@ def train(
     folder: the run folder; made when missing.
     config_text: the resolved config, kept as config.gin.
     notes: lines for the start screen.
+    processes: those that are this run; None: this one alone.
 
   Returns:
     The last evaluation's metrics.
@@ -61,11 +77,9 @@ def train(
     Interrupted: SIGTERM or SIGINT came; the state is saved.
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
-  run = Run(experiment, folder)
+  run = Run(experiment, folder, processes)
   trainer = run.trainer
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / 'config.gin').write_text(config_text)
-
+  _keep_config(run, config_text)
   rows = run.rows(run.task.train_split)
   if not len(rows):
     raise UserError(f"the split '{run.task.train_split}' of {run.task.source} is empty")
@@ -74,7 +88,7 @@ def train(
   start = int(state.step)
   metrics: dict[str, float] = saved.get('metrics', {})
 
-  with Report(run, start, saved) as report, interruptible() as interrupted:
+  with Report(run, start, saved) as report, interruptible(run.processes) as interrupted:
     report.start_screen(rows, notes)
     for step, (count, batch) in enumerate(run.train_batches(batches, start), start + 1):
       state, sums = run.train_step(state, batch)
@@ -82,7 +96,8 @@ def train(
       report.step(step, sums, count, log=last or step % trainer.log_every == 0)
 
       evaluates = last or _every(trainer.eval_every, step)
-      if not (evaluates or _every(trainer.checkpoint_every, step) or interrupted):
+      stops = interrupted(step) and not last
+      if not (evaluates or _every(trainer.checkpoint_every, step) or stops):
         continue
       with report.paused():
         if evaluates:
@@ -92,11 +107,17 @@ def train(
           report.evaluation(step, metrics, samples)
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         run.checkpoints.save(step, state, saved, metrics if evaluates else None)
-      if interrupted and not last:
+      if stops:
         run.checkpoints.wait()
         raise Interrupted(step)
     run.checkpoints.wait()
   return metrics
+
+
+def _keep_config(run: Run, text: str) -> None:
+  if run.processes.first:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / 'config.gin').write_text(text)
 
 
 def _start(run: Run, batches: Batches) -> tuple[TrainState, dict[str, Any]]:

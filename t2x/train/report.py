@@ -16,7 +16,7 @@ from t2x.errors import UserError
 from t2x.tasks.losses import Sums
 from t2x.train.run import Run
 from t2x.train.summary import start_screen
-from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal
+from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
 
 __all__ = ['Interval', 'Report']
 
@@ -44,6 +44,8 @@ class Interval:
 class Report(contextlib.AbstractContextManager):
   """Writes metrics.jsonl, samples.jsonl, TensorBoard events and the live line of a run.
 
+  Of several processes the first one alone writes.
+
   timing.jsonl says after how many seconds of running (pauses between restarts left out) each line
   of metrics.jsonl was due; it is apart from the metrics, which are the same at every repetition.
 
@@ -57,19 +59,28 @@ class Report(contextlib.AbstractContextManager):
   def __init__(self, run: Run, start: int, saved: Mapping[str, Any]):
     self.run, self.start = run, start
     self.began = time.monotonic() - saved.get('seconds', 0.0)
-    self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
+    self.terminal: Terminal | Silent = Silent()
+    self.samples: MetricWriter = Silent()
+    self.timing: MetricWriter = Silent()
+    self.writers: list[MetricWriter] = []
+    if run.processes.first:
+      self._open_writers()
+    self.current = Interval(saved.get('interval'))
+    self.late: tuple[int, Interval, float] | None = None
+    self.units, self.clock = 0, time.monotonic()
+
+  def _open_writers(self) -> None:
+    run, start = self.run, self.start
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
-    self.writers: list[MetricWriter] = [
+    self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
+    self.writers = [
       JsonLines(run.folder / 'metrics.jsonl', after=start),
       TensorBoard(run.folder, after=start),
       self.terminal,
       *(writer(run.folder) for writer in run.trainer.writers),
     ]
-    self.current = Interval(saved.get('interval'))
-    self.late: tuple[int, Interval, float] | None = None
-    self.units, self.clock = 0, time.monotonic()
 
   def __exit__(self, *error: object) -> None:
     for writer in (*self.writers, self.samples, self.timing):
@@ -77,6 +88,8 @@ class Report(contextlib.AbstractContextManager):
 
   def start_screen(self, rows: Any, notes: Sequence[str]) -> None:
     """Prints what is about to run, and keeps it as summary.txt."""
+    if not self.run.processes.first:
+      return
     screen = start_screen(self.run, rows, self.start, notes)
     (self.run.folder / 'summary.txt').write_text(screen)
     self.terminal.print(screen)

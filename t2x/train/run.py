@@ -13,7 +13,7 @@ import numpy as np
 
 from t2x.data import Batches, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
-from t2x.parallel import batch_sharding, check_batch
+from t2x.parallel import Processes, batch_sharding, check_batch, process_part
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
 from t2x.train.state import TrainState, abstract_state, init_state, optimizer_for
@@ -32,9 +32,12 @@ class Run:
     mesh: the devices.
     abstract: shapes and shardings of the train state.
     checkpoints: the run's saved states.
+    processes: those that are this run.
+    part: which of how many equal parts of a global batch this process reads.
   """
 
-  def __init__(self, experiment: Experiment, folder: Path):
+  def __init__(self, experiment: Experiment, folder: Path, processes: Processes | None = None):
+    self.processes = processes or Processes()
     _, self.task, self.trainer = experiment.complete()
     self.experiment, self.folder = experiment, folder
     self.mesh = experiment.mesh.build()
@@ -43,6 +46,7 @@ class Run:
     self.task.check_model(self.abstract.model)
     check_batch(self.mesh, self.trainer.batch_size)
     self.batch_sharding = batch_sharding(self.mesh)
+    self.part = process_part(self.batch_sharding, self.trainer.batch_size)
     self.checkpoints = Checkpoints(
       folder / 'checkpoints',
       keep_last=self.trainer.keep_last,
@@ -57,14 +61,18 @@ class Run:
     folder = self.folder / 'tokenizer'
     if folder.exists():
       return load_tokenizer(folder)
-    tokenizer = self.task.fit_tokenizer()
-    if tokenizer is not None:
+    # The first process fits it and, after the others have looked for it above, keeps it.
+    with self.processes.first_alone():
+      tokenizer = self.task.fit_tokenizer()
+    if tokenizer is not None and self.processes.first:
       tokenizer.save(folder)
     return tokenizer
 
   def rows(self, split: str) -> Any:
-    """The model-ready rows of a split."""
-    return self.task.rows(split, self.tokenizer)
+    """The model-ready rows of a split, prepared by the first process where the cache is shared."""
+    tokenizer = self.tokenizer
+    with self.processes.first_alone():
+      return self.task.rows(split, tokenizer)
 
   def batches(self, rows: Any) -> Batches:
     """The train batches: `batches[step]` is a function of the seed and the step."""
@@ -73,24 +81,29 @@ class Run:
       self.task.transform(self.tokenizer, train=True),
       batch_size=self.trainer.batch_size,
       seed=self.trainer.seed,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+      process_index=self.part[0],
+      process_count=self.part[1],
     )
 
   def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's rows -> the global, sharded batch."""
     return {
-      name: jax.make_array_from_process_local_data(self.batch_sharding, value)
+      name: jax.make_array_from_process_local_data(
+        self.batch_sharding, value, (len(value) * self.part[1], *value.shape[1:])
+      )
       for name, value in batch.items()
     }
 
   def train_batches(
     self, batches: Batches, start: int
   ) -> Iterator[tuple[int, dict[str, jax.Array]]]:
-    """(units that are not padding, batch on the devices) for each step from `start` on."""
+    """(units that are not padding, batch on the devices) for each step from `start` on.
+
+    Several processes take the units of theirs for the mean of all.
+    """
     stop = self.trainer.num_steps
     for batch in prefetch(batches, start, stop, num_workers=self.trainer.num_workers):
-      yield self.task.count(batch), self.on_device(batch)
+      yield self.task.count(batch) * self.part[1], self.on_device(batch)
 
   def restore(
     self, which: Literal['best', 'last'] | int = 'last'
@@ -137,8 +150,8 @@ class Run:
       rows,
       transform,
       self.trainer.batch_size,
-      process_index=jax.process_index(),
-      process_count=jax.process_count(),
+      process_index=self.part[0],
+      process_count=self.part[1],
     )
     for index, batch in enumerate(batches):
       if index == max_batches:

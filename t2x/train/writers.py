@@ -15,7 +15,7 @@ from tensorboardX import SummaryWriter
 
 from t2x.errors import UserError
 
-__all__ = ['JsonLines', 'MetricWriter', 'TensorBoard', 'Terminal', 'WandB']
+__all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'WandB']
 
 
 @runtime_checkable
@@ -27,6 +27,22 @@ class MetricWriter(Protocol):
 
   def close(self) -> None:
     """Writes what is left."""
+
+
+class Silent:
+  """Writes and shows nothing: what a process has that is not the first of its run."""
+
+  def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
+    """Drops the metrics."""
+
+  def step(self, step: int) -> None:
+    """Shows nothing."""
+
+  def print(self, text: str) -> None:
+    """Shows nothing."""
+
+  def close(self) -> None:
+    """Has nothing to close."""
 
 
 class JsonLines:

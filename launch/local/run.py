@@ -1,0 +1,102 @@
+"""Several processes on this machine as one run, started by one command.
+
+  python launch/local/run.py -n 2 -- t2x train configs/runs/quickstart.gin --out runs/two
+
+Each process is given --coordinator (a free port), --num-processes and --process-id, and its lines
+are prefixed by its number. With --gpus K each process sees K GPUs of its own; on a CPU the variable
+JAX_NUM_CPU_DEVICES says how many devices each has. SIGTERM and Ctrl-C are passed on: t2x saves and
+exits with 75, and so does this command. The first process that fails ends all the others, and gives
+the exit code.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+# Seconds that the others get once a process has failed.
+GRACE = 15
+
+
+def main() -> int:
+  """Starts the processes and waits for them. Returns the exit code."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('-n', type=int, default=2, metavar='N', help='processes (default: 2)')
+  parser.add_argument('--gpus', type=int, metavar='K', help='GPUs for each process')
+  parser.add_argument('command', nargs='+', metavar='COMMAND', help='behind --: t2x train ...')
+  args = parser.parse_args()
+  coordinator = f'localhost:{_free_port()}'
+  processes = [_start(args, coordinator, index) for index in range(args.n)]
+  printers = [
+    threading.Thread(target=_print_lines, args=(index, process))
+    for index, process in enumerate(processes)
+  ]
+  for printer in printers:
+    printer.start()
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, frame: _to_all(processes, signal.SIGTERM))
+  code = _wait(processes)
+  for printer in printers:
+    printer.join()
+  return code
+
+
+def _free_port() -> int:
+  with socket.socket() as one:
+    one.bind(('', 0))
+    return one.getsockname()[1]
+
+
+def _start(args: argparse.Namespace, coordinator: str, index: int) -> subprocess.Popen:
+  told = ['--coordinator', coordinator, '--num-processes', str(args.n), '--process-id', str(index)]
+  environment = dict(os.environ)
+  if args.gpus:
+    own = range(index * args.gpus, (index + 1) * args.gpus)
+    environment['CUDA_VISIBLE_DEVICES'] = ','.join(map(str, own))
+  return subprocess.Popen(
+    [*args.command, *told],
+    env=environment,
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    # A terminal's Ctrl-C reaches them through this process alone.
+    start_new_session=True,
+  )
+
+
+def _print_lines(index: int, process: subprocess.Popen) -> None:
+  assert process.stdout is not None
+  for line in process.stdout:
+    sys.stdout.buffer.write(b'[%d] ' % index + line)
+    sys.stdout.buffer.flush()
+
+
+def _to_all(processes: list[subprocess.Popen], number: int) -> None:
+  for process in processes:
+    if process.poll() is None:
+      process.send_signal(number)
+
+
+def _wait(processes: list[subprocess.Popen]) -> int:
+  """The exit code of the first process that failed, after which the others are ended."""
+  first, since = 0, 0.0
+  while any(process.poll() is None for process in processes):
+    failed = [process.returncode for process in processes if process.poll()]
+    if failed and not first:
+      first, since = failed[0], time.monotonic()
+    if first and time.monotonic() - since > GRACE:
+      _to_all(processes, signal.SIGKILL)
+    time.sleep(0.1)
+  codes = [process.returncode for process in processes]
+  first = first or next((code for code in codes if code), 0)
+  return 128 - first if first < 0 else first
+
+
+if __name__ == '__main__':
+  sys.exit(main())
