@@ -1,0 +1,163 @@
+"""Runs of several real processes on this machine; each has a limit of time."""
+
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 150
+
+TRAINER = """
+d_model = 16
+num_layers = 1
+MLP.hidden_dim = 32
+MultiHeadAttention.num_heads = 2
+vocab_size = 264
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = 6
+  batch_size = 8
+  log_every = 2
+  eval_every = 3
+  checkpoint_every = 3
+  schedule = @Constant()
+Constant.peak = 3e-3
+"""
+
+CONFIGS = {
+  'causal_lm': """
+include '{root}/configs/models/small_decoder.gin'
+Experiment.task = @CausalLM()
+CausalLM:
+  source = @TextFiles()
+  tokenizer = @Bytes()
+  length = 32
+  prompts = ['the ', 'a cat']
+  sample_tokens = 4
+TextFiles:
+  train = '{data}/train.txt'
+  validation = '{data}/validation.txt'
+""",
+  'translation': """
+include '{root}/configs/models/small_encoder_decoder.gin'
+Experiment.task = @Translation()
+Translation:
+  source = @TSV()
+  tokenizer = @Bytes()
+  source_length = 32
+  target_length = 32
+  strategy = @Beam()
+  eval_examples = 4
+  eval_batch_size = 4
+Beam.width = 2
+TSV:
+  train = '{data}/train.tsv'
+  validation = '{data}/validation.tsv'
+""",
+}
+
+
+@pytest.fixture(scope='module')
+def place(tmp_path_factory):
+  """A folder with made-up data, in which a cache will be."""
+  folder = tmp_path_factory.mktemp('processes')
+  words = random.Random(0)
+  vocabulary = ['the', 'a', 'cat', 'dog', 'sees', 'likes', 'red', 'blue', 'house', 'tree']
+  for split, count in (('train', 60), ('validation', 21)):
+    lines = [' '.join(words.choices(vocabulary, k=words.randint(2, 5))) for _ in range(count)]
+    (folder / f'{split}.txt').write_text('\n'.join(lines))
+    pairs = ''.join(f'{line[:28]}\t{line[:28].upper()}\n' for line in lines)
+    (folder / f'{split}.tsv').write_text(pairs)
+  return folder
+
+
+@pytest.fixture(scope='module')
+def config(place):
+  """`config(name, extra) -> path` of a tiny experiment."""
+
+  def write(name: str, extra: str = '') -> Path:
+    text = CONFIGS[name].format(root=ROOT, data=place) + TRAINER + extra
+    path = place / f'{name}-{abs(hash(extra))}.gin'
+    path.write_text(text)
+    return path
+
+  return write
+
+
+def environment(place: Path, devices: int) -> dict[str, str]:
+  """Of a process on so many fake devices."""
+  return os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'JAX_NUM_CPU_DEVICES': str(devices),
+    'T2X_CACHE': str(place / 'cache'),
+    # Tests are many short programs: compile them quickly.
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
+  }
+
+
+@pytest.fixture(scope='module')
+def t2x(place):
+  """`t2x(*args, processes=1, devices=1)` runs to the end; several through launch/local."""
+
+  def run(*args: object, processes: int = 1, devices: int = 1) -> subprocess.CompletedProcess:
+    launch = [sys.executable, str(ROOT / 'launch/local/run.py'), '-n', str(processes), '--']
+    command = [sys.executable, '-m', 't2x', *map(str, args)]
+    return subprocess.run(
+      [*(launch if processes > 1 else []), *command],
+      env=environment(place, devices),
+      capture_output=True,
+      text=True,
+      timeout=LIMIT,
+      check=False,
+    )
+
+  return run
+
+
+@pytest.fixture
+def start(place):
+  """`start(*args, count=2, only=None)` gives the running processes of one run, by index."""
+  started: list[subprocess.Popen] = []
+
+  def run(*args: object, count: int = 2, only: int | None = None) -> dict[int, subprocess.Popen]:
+    with socket.socket() as one:
+      one.bind(('', 0))
+      port = one.getsockname()[1]
+    running = {}
+    for index in range(count) if only is None else [only]:
+      told = ['--coordinator', f'localhost:{port}', '--num_processes', str(count)]
+      told += ['--process_id', str(index)]
+      running[index] = subprocess.Popen(
+        [sys.executable, '-m', 't2x', *map(str, args), *told],
+        env=environment(place, 1),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+      )
+    started.extend(running.values())
+    return running
+
+  yield run
+  for process in started:
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def metrics():
+  """`metrics(folder)` reads metrics.jsonl without what depends on the clock."""
+
+  def read(folder: Path) -> list[dict]:
+    lines = (folder / 'metrics.jsonl').read_text().splitlines()
+    return [
+      {name: value for name, value in json.loads(line).items() if not name.endswith('_per_second')}
+      for line in lines
+    ]
+
+  return read
