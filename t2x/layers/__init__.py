@@ -19,7 +19,7 @@ from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param, split_key
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.feed_forward import MLP, GatedMLP
-from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid
+from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
   he_normal,
   lecun_normal,
@@ -112,6 +112,7 @@ __all__ = [
   'quick_gelu',
   'relu',
   'relu_squared',
+  'resize_grid',
   'selu',
   'sigmoid',
   'silu',

@@ -11,7 +11,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal
 
-__all__ = ['LearnedGrid', 'SinusoidalGrid']
+__all__ = ['LearnedGrid', 'SinusoidalGrid', 'resize_grid']
 
 
 class LearnedGrid(nnx.Module):
@@ -51,11 +51,24 @@ class LearnedGrid(nnx.Module):
     _check_tokens(x, grid, self.num_extra, 'LearnedGrid')
     table = self.table[...]
     if grid != (self.height, self.width):
-      extra, patches = table[: self.num_extra], table[self.num_extra :]
-      image = patches.astype(jnp.float32).reshape(self.height, self.width, -1)
-      image = jax.image.resize(image, (*grid, image.shape[-1]), method='cubic')
-      table = jnp.concatenate([extra, image.reshape(-1, image.shape[-1]).astype(table.dtype)])
+      table = resize_grid(table, (self.height, self.width), grid, self.num_extra)
     return x + table.astype(x.dtype)
+
+
+def resize_grid(
+  table: Float[Array, 'old_tokens d_model'],
+  old: tuple[int, int],
+  new: tuple[int, int],
+  num_extra: int = 0,
+) -> Float[Array, 'new_tokens d_model']:
+  """A table of positions for a grid of another (rows, columns), interpolated (bicubic, in float32).
+
+  The first `num_extra` rows, those of tokens that stand nowhere in the grid, stay as they are.
+  """
+  extra, patches = table[:num_extra], table[num_extra:]
+  image = patches.astype(jnp.float32).reshape(*old, -1)
+  image = jax.image.resize(image, (*new, image.shape[-1]), method='cubic')
+  return jnp.concatenate([extra, image.reshape(-1, image.shape[-1]).astype(table.dtype)])
 
 
 class SinusoidalGrid(nnx.Module):

@@ -2,8 +2,16 @@
 
 from t2x.train.check import check_experiment, draw_patterns
 from t2x.train.experiment import Experiment, Trainer
+from t2x.train.init_from import InitFrom
 from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
+from t2x.train.resizing import (
+  InterpolateGrid,
+  InterpolatePositions,
+  KeepNew,
+  Resize,
+  ResizeVocabulary,
+)
 from t2x.train.run import Run
 from t2x.train.schedules import (
   Constant,
@@ -22,11 +30,17 @@ __all__ = [
   'Constant',
   'Cosine',
   'Experiment',
+  'InitFrom',
+  'InterpolateGrid',
+  'InterpolatePositions',
+  'KeepNew',
   'LinearDecay',
   'Lion',
   'Muon',
   'Optimizer',
   'ReciprocalSqrt',
+  'Resize',
+  'ResizeVocabulary',
   'Run',
   'Schedule',
   'Trainer',

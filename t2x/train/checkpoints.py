@@ -102,8 +102,8 @@ class Checkpoints:
       )
     named = dict(named_leaves(state))
     arrays = {name: list(leaf.shape) for name, leaf in named.items()}
-    about = {'extra': extra or {}, 'metrics': metrics and dict(metrics), 'arrays': arrays}
-    about['best'] = [self.best_metric, self.best_mode]
+    about: dict[str, Any] = {'extra': extra or {}, 'metrics': metrics and dict(metrics)}
+    about |= {'arrays': arrays, 'best': [self.best_metric, self.best_mode]}
     about = json.loads(json.dumps(about, default=float))
     try:
       if self._manager is None:

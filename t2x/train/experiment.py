@@ -9,6 +9,7 @@ from flax import nnx
 from t2x.errors import UserError
 from t2x.parallel import Mesh
 from t2x.tasks import Task
+from t2x.train.init_from import InitFrom
 from t2x.train.optimizers import AdamW, Optimizer
 from t2x.train.schedules import Cosine, Schedule
 from t2x.train.writers import MetricWriter
@@ -79,12 +80,14 @@ class Experiment:
     task: what is learnt.
     trainer: how.
     mesh: on which devices.
+    init_from: another run whose parameters a new run starts with; a resumed one has its own.
   """
 
   model: Callable[..., nnx.Module] | None = None
   task: Task | None = None
   trainer: Trainer | None = None
   mesh: Mesh = Mesh()
+  init_from: InitFrom | None = None
 
   def complete(self) -> tuple[Callable[..., nnx.Module], Task, Trainer]:
     """Model, task and trainer.

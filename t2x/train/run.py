@@ -3,12 +3,15 @@
 Training, evaluation and generation all start from one.
 """
 
+import dataclasses
 import functools
+import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from t2x.data import Batches, evaluation_batches, load_tokenizer, prefetch
@@ -20,6 +23,8 @@ from t2x.train.state import TrainState, abstract_state, init_state, optimizer_fo
 from t2x.train.step import make_eval_step, make_train_step
 
 __all__ = ['Run']
+
+log = logging.getLogger('t2x')
 
 
 class Run:
@@ -112,8 +117,23 @@ class Run:
     return self.checkpoints.restore(self.abstract, which)
 
   def init(self) -> TrainState:
-    """A new state from the seed."""
-    return init_state(self.experiment, self.optimizer, self.abstract)
+    """A new state from the seed, its parameters from another run where the config says so.
+
+    The table of what became of each is told, and kept as init_from.txt.
+    """
+    state = init_state(self.experiment, self.optimizer, self.abstract)
+    init_from = self.experiment.init_from
+    if init_from is None:
+      return state
+    load, table = init_from.plan(state.model)
+    if self.processes.first:
+      table += init_from.tokenizer_note(self.tokenizer)
+      log.info(table)
+      (self.folder / 'init_from.txt').write_text(table + '\n')
+    model = load()
+    # A copy: two leaves of a donated state must not be one buffer.
+    ema = None if state.ema is None else jax.tree.map(jnp.copy, model)
+    return dataclasses.replace(state, model=model, ema=ema)
 
   @functools.cached_property
   def train_step(self):

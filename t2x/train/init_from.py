@@ -1,0 +1,295 @@
+"""Starting from another run: its parameters in a new model, wholly, partly, or fitted to new shapes.
+
+Every parameter of either side is accounted for in a table. What does not fit is an error unless the
+config says what to do with it.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
+
+from t2x.data import load_tokenizer
+from t2x.errors import UserError
+from t2x.train.checkpoints import Checkpoints, named_leaves
+from t2x.train.resizing import Resize
+
+__all__ = ['InitFrom']
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What becomes of a parameter of ours, or of one of the run that nobody takes (no `name`).
+
+  Attributes:
+    name: ours.
+    shape: ours; that of the run for one that nobody takes.
+    source: the run's name.
+    saved: the run's shape.
+    what: loaded, resized, new, mismatched or unused, and why.
+    resize: makes ours out of the saved one.
+  """
+
+  name: str
+  shape: Shape
+  source: str
+  saved: Shape | None
+  what: str
+  resize: Resize | None = None
+
+  @property
+  def kind(self) -> str:
+    """The first word of `what`."""
+    return self.what.partition(' ')[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class InitFrom:
+  """Loads the parameters of another run's checkpoint into a new model.
+
+  Step, optimizer and random key are those of a new run. A parameter's name is its path, as
+  `embedding/table` or `body/stack/blocks/0/mixer/q/kernel`; a pattern is a regular expression that
+  matches a whole name ('head.*' is the head; '.' also matches '/').
+
+  Attributes:
+    run: the other run's folder.
+    checkpoint: 'best', 'last', or a step. A corrupt one gives way to the one before.
+    include: patterns of our parameters to be loaded.
+    exclude: patterns of our parameters to be left as they are initialised.
+    rename: regular expression -> replacement, applied to the run's names in order (`re.sub`, so a
+      part of a name is enough and groups are `\\1`), to give ours.
+    use_ema: takes the moving average where the run keeps one.
+    resize: pattern -> what to do with our parameters whose shape differs; the first that matches.
+  """
+
+  run: str
+  checkpoint: Literal['best', 'last'] | int = 'last'
+  include: Sequence[str] = ('.*',)
+  exclude: Sequence[str] = ()
+  rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  use_ema: bool = True
+  resize: Mapping[str, Resize] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    for field in ('include', 'exclude', 'rename', 'resize'):
+      if isinstance(getattr(self, field), str):
+        raise UserError(f'InitFrom.{field} is a list of patterns, not one: write it in [ ]')
+      for pattern in getattr(self, field):
+        try:
+          re.compile(pattern)
+        except re.error as error:
+          raise UserError(
+            f'InitFrom.{field}: {pattern!r} is no regular expression: {error}'
+          ) from error
+
+  def plan(self, model: nnx.Module) -> tuple[Callable[[], nnx.Module], str]:
+    """Decides about every parameter from shapes alone.
+
+    Args:
+      model: ours, initialised (or its shapes, where only the table is wanted).
+
+    Returns:
+      A function that reads what is needed and gives the model with it in the shardings of ours, and
+      the table of what becomes of each parameter.
+
+    Raises:
+      UserError: there is no such run or intact checkpoint, a pattern matches nothing, or shapes
+        differ and nothing says what to do.
+    """
+    checkpoints = self._checkpoints()
+    try:
+      step = checkpoints.intact_step(self.checkpoint)
+    except UserError as error:
+      raise UserError(f'InitFrom.run = {self.run!r}: {error}', error.exit_code) from error
+    arrays = checkpoints.about(step)['arrays']
+    averaged = self.use_ema and any(name.startswith('ema/') for name in arrays)
+    prefix = 'ema/' if averaged else 'model/'
+    saved = {
+      name.removeprefix(prefix): tuple(shape)
+      for name, shape in arrays.items()
+      if name.startswith(prefix)
+    }
+    ours = dict(named_leaves(model))
+    where = f'step {step} of {self.run}' + (' (moving average)' if averaged else '')
+    rows = self._rows(where, saved, ours)
+
+    def load() -> nnx.Module:
+      return _load(checkpoints, step, prefix, rows, model)
+
+    return load, _table(where, rows)
+
+  def tokenizer_note(self, tokenizer: Any) -> str:
+    """A line for the table when the run's tokenizer is another one; '' when it is not."""
+    folder = Path(self.run) / 'tokenizer'
+    if tokenizer is None or not folder.exists():
+      return ''
+    if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
+      return ''
+    return f'\nthe tokenizer of {self.run} is another one: a token may have another id there'
+
+  def _checkpoints(self) -> Checkpoints:
+    """The run's, which choose its best one by its own metric."""
+    folder = Path(self.run)
+    if not folder.is_dir():
+      raise UserError(f'InitFrom.run: there is no folder {folder}')
+    checkpoints = Checkpoints(folder / 'checkpoints')
+    for step in reversed(checkpoints.steps() if self.checkpoint == 'best' else []):
+      try:
+        metric, mode = checkpoints.about(step)['best']
+      except (OSError, ValueError, KeyError):
+        continue  # Damaged, which is told when its turn comes.
+      return Checkpoints(folder / 'checkpoints', best_metric=metric, best_mode=mode)
+    return checkpoints
+
+  def _rows(self, where: str, saved: Mapping[str, Shape], ours: Mapping[str, Any]) -> list[Row]:
+    for field in ('include', 'exclude', 'resize'):
+      for pattern in getattr(self, field):
+        if not any(re.fullmatch(pattern, name) for name in ours):
+          raise _matches_nothing(field, pattern, 'of our parameters', ours)
+    sources = self._renamed(where, saved)
+    rows = []
+    problems = []
+    for name, leaf in ours.items():
+      source = sources.get(name)
+      try:
+        rows.append(self._row(name, leaf, source, saved[source] if source else None))
+      except UserError as error:
+        problems.append(str(error))
+    if problems:
+      told = '\n  '.join(problems)
+      raise UserError(
+        f'{where} does not fit:\n  {told}\n'
+        'add a parameter to InitFrom.exclude to keep it new, or say in InitFrom.resize what to do, '
+        "as {'head.*': @KeepNew(), 'embedding/table': @ResizeVocabulary()}"
+      )
+    if not any(row.kind in ('loaded', 'resized') for row in rows):
+      raise UserError(
+        f'InitFrom takes nothing from {where}: its names are {_some(saved)}; ours are {_some(ours)}: '
+        'see InitFrom.rename, include and exclude'
+      )
+    taken = {row.source for row in rows}
+    return rows + [Row('', saved[s], s, saved[s], 'unused') for s in saved if s not in taken]
+
+  def _renamed(self, where: str, saved: Mapping[str, Shape]) -> dict[str, str]:
+    """Our name -> the run's."""
+    renamed = {name: name for name in saved}
+    for pattern, replacement in self.rename.items():
+      if not any(re.search(pattern, name) for name in renamed.values()):
+        raise _matches_nothing('rename', pattern, f'in {where}', renamed.values())
+      try:
+        renamed = {name: re.sub(pattern, replacement, now) for name, now in renamed.items()}
+      except (re.error, IndexError) as error:
+        raise UserError(f'InitFrom.rename: {replacement!r} for {pattern!r}: {error}') from error
+    sources: dict[str, str] = {}
+    for name, now in renamed.items():
+      if now in sources:
+        raise UserError(f'InitFrom.rename gives {sources[now]} and {name} the same name {now}')
+      sources[now] = name
+    return sources
+
+  def _row(self, name: str, leaf: Any, source: str | None, saved: Shape | None) -> Row:
+    """Raises UserError for shapes that differ where nothing says what to do."""
+    shape = tuple(leaf.shape)
+    if source is None or saved is None:
+      return Row(name, shape, '', None, 'new (not in the run)')
+    left_out = None
+    if not any(re.fullmatch(pattern, name) for pattern in self.include):
+      left_out = 'not included'
+    elif any(re.fullmatch(pattern, name) for pattern in self.exclude):
+      left_out = 'excluded'
+    if left_out:
+      differs = f'mismatched {saved}, kept new' if saved != shape else 'new'
+      return Row(name, shape, source, saved, f'{differs} ({left_out})')
+    if saved == shape:
+      return Row(name, shape, source, saved, 'loaded')
+    ways = [way for pattern, way in self.resize.items() if re.fullmatch(pattern, name)]
+    differs = f'{name} is {saved} in the run' + (f' (as {source})' if source != name else '')
+    if not ways:
+      raise UserError(f'{differs} and {shape} here')
+    try:
+      result, kept = _try_out(ways[0], saved, leaf)
+    except UserError as error:
+      raise UserError(f'{differs} and {shape} here: {error}') from error
+    if result != shape:
+      raise UserError(f'{differs} and {shape} here, and {ways[0]} makes it {result}')
+    if kept:
+      return Row(name, shape, source, saved, f'mismatched {saved}, kept new ({ways[0]})')
+    return Row(name, shape, source, saved, f'resized from {saved} ({ways[0]})', ways[0])
+
+
+def _try_out(resize: Resize, saved: Shape, leaf: Any) -> tuple[Shape, bool]:
+  """The shape of what comes out, and whether it is ours as it was; nothing is computed."""
+  kept = False
+
+  def attempt(source: Array, target: Array) -> Array:
+    nonlocal kept
+    result = resize(source, target)
+    kept = result is target
+    return result
+
+  shapes = (jax.ShapeDtypeStruct(s, leaf.dtype) for s in (saved, leaf.shape))
+  return tuple(jax.eval_shape(attempt, *shapes).shape), kept
+
+
+def _load(
+  checkpoints: Checkpoints, step: int, prefix: str, rows: Sequence[Row], model: nnx.Module
+) -> nnx.Module:
+  """Reads straight into the shardings of `model`; only what is resized is first whole on each
+  device."""
+  ours = dict(named_leaves(model))
+  wanted = {}
+  for row in rows:
+    if row.kind in ('loaded', 'resized') and row.saved is not None:
+      leaf = ours[row.name]
+      sharding = leaf.sharding
+      if row.resize is not None and isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+      wanted[prefix + row.source] = jax.ShapeDtypeStruct(row.saved, leaf.dtype, sharding=sharding)
+  read = checkpoints.read(step, wanted)
+  for row in rows:
+    if prefix + row.source in wanted and row.name:
+      array, leaf = read[prefix + row.source], ours[row.name]
+      if row.resize is not None:
+        array = jax.jit(row.resize, out_shardings=leaf.sharding)(array, leaf)
+      ours[row.name] = array
+  return jax.tree.unflatten(jax.tree.structure(model), ours.values())
+
+
+def _table(where: str, rows: Sequence[Row]) -> str:
+  kinds = ('loaded', 'resized', 'new', 'mismatched', 'unused')
+  counts = {kind: sum(row.kind == kind for row in rows) for kind in kinds}
+  told = ', '.join(f'{count} {kind}' for kind, count in counts.items())
+  cells = [('parameter', 'shape', 'from', ''), *_cells(rows)]
+  widths = [max(len(row[column]) for row in cells) for column in range(3)]
+  lines = [
+    f'{name:{widths[0]}}  {shape:{widths[1]}}  {source:{widths[2]}}  {what}'.rstrip()
+    for name, shape, source, what in cells
+  ]
+  return '\n'.join([f'initialised from {where}: {told}', *lines])
+
+
+def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str]]:
+  for row in rows:
+    yield row.name or '-', ' x '.join(map(str, row.shape)), row.source or '-', row.what
+
+
+def _matches_nothing(field: str, pattern: str, where: str, names: Any) -> UserError:
+  plain = pattern.replace('.*', '').replace('.', '/').replace('\\', '')
+  nearest = difflib.get_close_matches(plain, list(names), 3, 0.0)
+  return UserError(
+    f'InitFrom.{field}: {pattern!r} matches nothing {where}; nearest are {", ".join(nearest)}'
+  )
+
+
+def _some(names: Any) -> str:
+  first = list(names)[:3]
+  return ', '.join(first) + (', ...' if len(names) > 3 else '')
