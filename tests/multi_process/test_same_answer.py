@@ -5,8 +5,7 @@ import json
 import pytest
 
 MESHES = {
-  'spread batches': (1, ''),
-  'a model over processes': (1, 'Mesh.data = 1\nMesh.tensor = 2\n'),
+  'a model over processes': (1, 'Experiment.mesh = @Mesh()\nMesh.data = 1\nMesh.tensor = 2\n'),
   'two devices each': (2, ''),
 }
 
@@ -35,7 +34,7 @@ def one(t2x, config, place):
   def run(name):
     folder = place / f'{name}-one'
     if not folder.exists():
-      done = t2x('train', config(name, 'Mesh.data = -1\n'), '--out', folder)
+      done = t2x('train', config(name), '--out', folder)
       assert done.returncode == 0, done.stderr
     return folder
 
@@ -48,7 +47,7 @@ def test_training_evaluation_and_generation_equal_one_process(
   name, one, t2x, config, metrics, tmp_path
 ):
   alone, two = one(name), tmp_path / 'two'
-  done = t2x('train', config(name, 'Mesh.data = -1\n'), '--out', two, processes=2)
+  done = t2x('train', config(name), '--out', two, processes=2)
   assert done.returncode == 0, done.stdout
   assert_same_metrics(metrics(alone), metrics(two))
   assert (alone / 'samples.jsonl').read_text() == (two / 'samples.jsonl').read_text()
@@ -76,7 +75,7 @@ def test_training_evaluation_and_generation_equal_one_process(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('mesh', ['a model over processes', 'two devices each'])
+@pytest.mark.parametrize('mesh', MESHES)
 def test_meshes_over_processes_equal_one_process(mesh, one, t2x, config, metrics, tmp_path):
   devices, extra = MESHES[mesh]
   file = config('causal_lm', extra)
