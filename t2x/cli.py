@@ -49,7 +49,7 @@ def _processes(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--wait',
     type=float,
-    default=300,
+    default=300.0,
     metavar='SECONDS',
     help='until all processes have reported; then to start is an error (default: 300)',
   )
@@ -57,7 +57,7 @@ def _processes(parser: argparse.ArgumentParser) -> None:
     '--lost-after',
     '--lost_after',
     type=float,
-    default=60,
+    default=60.0,
     metavar='SECONDS',
     help='without a sign of life of a process the run ends (default: 60)',
   )

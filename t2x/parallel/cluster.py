@@ -77,7 +77,7 @@ def _detect(wait: float) -> Cluster | None:
   """The cluster around this process, if it has more than one process; starts nothing."""
   _check_indexed_job()
   for kind in clusters.ClusterEnv._cluster_types:
-    if kind.opt_in_only_method or not _may_be_here(kind.name) or not kind.is_env_present():
+    if kind.opt_in_only_method or not _may_be_here(kind.__name__) or not kind.is_env_present():
       continue
     count = kind.get_process_count()
     if count < 2:
@@ -91,7 +91,7 @@ def _detect(wait: float) -> Cluster | None:
 
 def _may_be_here(name: str) -> bool:
   # Asking Kubernetes warns in any pod; only an indexed job's pods know who they are.
-  return name != 'k8s' or 'JOB_COMPLETION_INDEX' in os.environ
+  return name != 'K8sCluster' or 'JOB_COMPLETION_INDEX' in os.environ
 
 
 def _check_indexed_job() -> None:

@@ -10,7 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-from typing import IO
+from collections.abc import Iterator
+from typing import Any
 
 __all__ = ['filter_native_output']
 
@@ -38,7 +39,7 @@ def filter_native_output() -> None:
   sys.stderr = os.fdopen(err, 'w', buffering=1, encoding='utf-8', errors='backslashreplace')
 
 
-def translate(lines: IO[str], out: IO[str]) -> None:
+def translate(lines: Iterator[str], out: Any) -> None:
   """Copies `lines` to `out` but for the chatter; all behind a fatal line belongs to its trace."""
   for line in lines:
     if FATAL in line:

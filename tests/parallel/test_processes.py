@@ -1,0 +1,234 @@
+"""Finding the processes of a run, their rows, their agreement; without starting any."""
+
+import io
+import threading
+import time
+
+import jax
+import pytest
+
+from t2x.errors import UserError
+from t2x.parallel import Cluster, Mesh, Processes, batch_sharding, find_cluster, process_part
+from t2x.parallel.native_output import translate
+from t2x.parallel.processes import _part
+from t2x.parallel.watch import Watch
+
+SLURM = {
+  'SLURM_JOB_ID': '4099',
+  'SLURM_STEP_NODELIST': 'node[003-004,007]',
+  'SLURM_NTASKS': '4',
+  'SLURM_PROCID': '3',
+  'SLURM_LOCALID': '1',
+  'SLURM_STEP_TASKS_PER_NODE': '2(x2)',
+}
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+  for name in (*SLURM, 'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX', 'OMPI_MCA_orte_hnp_uri'):
+    monkeypatch.delenv(name, raising=False)
+
+
+def slurm(monkeypatch, **changes):
+  for name, value in (SLURM | changes).items():
+    monkeypatch.setenv(name, value)
+
+
+def test_a_lone_machine_tries_nothing():
+  assert find_cluster(None, None, None, wait=1.0) is None
+  assert find_cluster('anywhere:1', 1, 0, wait=1.0) is None
+
+
+def test_what_is_told_is_used():
+  assert find_cluster('here:80', 2, 1, wait=1.0) == Cluster('here:80', 2, 1)
+
+
+@pytest.mark.parametrize(
+  'told, words',
+  [
+    (('here:80', 2, None), '--process-id: needed'),
+    ((None, 2, 1), '--coordinator: needed'),
+    (('here:80', 2, 2), '--process-id 2 is not below --num-processes 2'),
+    (('here:80', 0, 0), 'not below'),
+    (('here', 2, 0), "'here' is no host:port"),
+  ],
+)
+def test_what_is_told_in_part_or_badly_is_an_error(told, words):
+  with pytest.raises(UserError, match=words):
+    find_cluster(*told, wait=1.0)
+
+
+def test_slurm_tells_the_processes(monkeypatch):
+  slurm(monkeypatch)
+  assert find_cluster(None, None, None, wait=1.0) == Cluster('node003:61443', 4, 3, (1,))
+  # What is told wins.
+  assert find_cluster('here:80', None, None, wait=1.0) == Cluster('here:80', 4, 3, (1,))
+  assert find_cluster(None, 1, None, wait=1.0) is None
+
+
+def test_one_process_a_node_has_all_its_devices(monkeypatch):
+  slurm(monkeypatch, SLURM_LOCALID='0', SLURM_STEP_TASKS_PER_NODE='1(x4)')
+  assert find_cluster(None, None, None, wait=1.0).local_devices is None
+
+
+def test_one_slurm_task_is_alone(monkeypatch):
+  slurm(monkeypatch, SLURM_NTASKS='1', SLURM_PROCID='0')
+  assert find_cluster(None, None, None, wait=1.0) is None
+
+
+def test_a_pod_of_an_indexed_job_does_not_run_as_if_alone(monkeypatch):
+  monkeypatch.setenv('KUBERNETES_SERVICE_HOST', 'somewhere')
+  assert find_cluster(None, None, None, wait=1.0) is None
+  monkeypatch.setenv('JOB_COMPLETION_INDEX', '1')
+  monkeypatch.setattr('t2x.parallel.cluster._has_kubernetes', lambda: False)
+  with pytest.raises(UserError, match='--num-processes 1: a run of its own'):
+    find_cluster(None, None, None, wait=1.0)
+  assert find_cluster('t2x-0:80', 2, 1, wait=1.0) == Cluster('t2x-0:80', 2, 1)
+
+
+@pytest.mark.parametrize(
+  'slices, expected',
+  [
+    ({(0, 8)}, (0, 1)),
+    ({(4, 6), (6, 8)}, (1, 2)),
+    # Two devices along `tensor` hold the same rows.
+    ({(4, 8)}, (1, 2)),
+    ({(6, 8)}, (3, 4)),
+  ],
+)
+def test_the_rows_of_devices_are_a_part_of_the_batch(slices, expected):
+  assert _part(slices, 8) == expected
+
+
+@pytest.mark.parametrize('slices', [{(0, 2), (4, 6)}, {(0, 2), (2, 4), (4, 6)}, {(2, 6)}, set()])
+def test_rows_that_are_no_equal_part_are_an_error(slices):
+  with pytest.raises(UserError, match='process 0'):
+    _part(slices, 8)
+
+
+def test_one_process_reads_all_rows():
+  mesh = Mesh(num_devices=1).build()
+  assert process_part(batch_sharding(mesh), 8) == (0, 1)
+
+
+def test_alone_nothing_waits_and_nothing_ends():
+  one = Processes()
+  assert one.first
+  assert one.count == jax.process_count() == 1
+  one.barrier()
+  with one.first_alone():
+    pass
+  one.ask_to_stop()
+  assert not one.reached_stop(3)
+  one.finish()
+  one.fail('nothing', 1)
+
+
+class Store:
+  """The coordinator's key-value store."""
+
+  def __init__(self):
+    self.values, self.lock = {}, threading.Lock()
+
+  def key_value_set(self, key, value, allow_overwrite=False):
+    with self.lock:
+      assert allow_overwrite or key not in self.values, key
+      self.values[key] = value
+
+  def key_value_dir_get(self, folder):
+    with self.lock:
+      return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+
+
+@pytest.fixture
+def quick(monkeypatch):
+  monkeypatch.setattr('t2x.parallel.watch.INTERVAL', 0.01)
+
+
+@pytest.fixture
+def left(monkeypatch):
+  """(process, text, code) of each process that was ended."""
+  seen = []
+
+  def leave(watch, text, code, told=False):
+    if not watch._ended.is_set():
+      watch._ended.set()
+      seen.append((watch.index, text, code))
+
+  monkeypatch.setattr(Watch, '_leave', leave)
+  return seen
+
+
+def wait_until(condition, seconds=10):
+  end = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.005)
+
+
+def test_all_stop_at_one_step_however_far_each_is(quick):
+  store = Store()
+  watches = [Watch(store, index, 3, lost_after=60.0) for index in range(3)]
+  stopped = {}
+
+  def loop(watch):
+    step = 0
+    while not watch.reached_stop(step := step + 1):
+      time.sleep(0.001 * (watch.index + 1))
+      if watch.index == 1 and step == 20:
+        watch.ask_to_stop()
+    stopped[watch.index] = step
+
+  threads = [threading.Thread(target=loop, args=(watch,), daemon=True) for watch in watches]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(timeout=20)
+  assert len(stopped) == 3
+  assert len(set(stopped.values())) == 1
+  assert stopped[0] > 20
+  for watch in watches:
+    watch.end()
+
+
+@pytest.mark.parametrize('victim', [0, 1])
+def test_a_process_that_is_silent_is_noticed(victim, quick, left):
+  store = Store()
+  watches = [Watch(store, index, 2, lost_after=0.3) for index in range(2)]
+  time.sleep(0.1)
+  assert not left
+  watches[victim].end()
+  wait_until(lambda: left)
+  ((index, text, code),) = left
+  assert (index, code) == (1 - victim, 1)
+  assert f'process {victim} has not been heard of for 0.3 seconds' in text
+  watches[1 - victim].end()
+
+
+def test_a_failure_is_told_to_all(quick, left):
+  store = Store()
+  watches = [Watch(store, index, 3, lost_after=60.0) for index in range(3)]
+  watches[2].failed('process 2: no such file', 2)
+  wait_until(lambda: len(left) == 2)
+  assert sorted(left) == [(0, 'process 2: no such file', 2), (1, 'process 2: no such file', 2)]
+  assert watches[0].failure()['process'] == 2
+  for watch in watches:
+    watch.end()
+
+
+def test_native_chatter_is_left_out_and_the_abort_is_one_line():
+  lines = [
+    '[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n',
+    'W1121 coordination_service.cc:185] something\n',
+    'from a library\n',
+    'F1121 client.h:80] Terminating process because the JAX distributed service detected fatal '
+    'errors. This most likely ... absl::Status: UNAVAILABLE: Failed to send RPC. Either this\n',
+    '*** Check failure stack trace: ***\n',
+    '    @     0x7f1157240634  absl::lts\n',
+  ]
+  out = io.StringIO()
+  translate(io.StringIO(''.join(lines)), out)
+  first, second = out.getvalue().splitlines()
+  assert first == 'from a library'
+  assert second.startswith('t2x: the connection to process 0, the coordinator, is lost')
+  assert '(UNAVAILABLE: Failed to send RPC)' in second
