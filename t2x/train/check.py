@@ -12,6 +12,7 @@ from t2x.errors import UserError
 from t2x.layers import Pattern
 from t2x.layers.picture import draw
 from t2x.train.experiment import Experiment
+from t2x.train.init_from import InitFrom
 from t2x.train.state import init_function, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
 
@@ -34,6 +35,8 @@ def check_experiment(experiment: Experiment) -> str:
     return 'no model to shape'
   model = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
   report = f'{num_parameters(model):,} parameters'
+  if experiment.init_from is not None:
+    report += f'; {_check_init_from(experiment.init_from, model)}'
   if experiment.task is None:
     return report
   experiment.task.check_model(model)
@@ -48,6 +51,14 @@ def check_experiment(experiment: Experiment) -> str:
   jax.eval_shape(make_eval_step(experiment.task, trainer), state.model, batch)
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   return f'{report}, train state {size / 2**30:.2f} GiB'
+
+
+def _check_init_from(init_from: InitFrom, model: nnx.Module) -> str:
+  """What would be loaded; the other run may well be one that is yet to come."""
+  if not Path(init_from.run).is_dir():
+    return f'nothing in {init_from.run} to be initialised from as yet'
+  _, table = init_from.plan(model)
+  return table.splitlines()[0]
 
 
 def draw_patterns(
