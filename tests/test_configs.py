@@ -50,7 +50,7 @@ def test_show_tells_origins_and_diff_tells_differences(capsys):
   assert main(['diff', file, file]) == 0
   other = str(ROOT / 'configs' / 'runs' / 'stdlib_lm.gin')
   assert main(['diff', file, other]) == 1
-  assert 'Experiment.trainer.schedule.peak' in capsys.readouterr().out
+  assert 'Experiment.trainer.schedule.warmup_steps: 50 -> 100' in capsys.readouterr().out
 
 
 def test_pattern_picture(tmp_path, capsys):

@@ -9,6 +9,7 @@ from t2x.data.inspect import inspect_batches
 from t2x.data.masking import MaskTokens
 from t2x.data.packing import ConcatenateAndSplit, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
+from t2x.data.skipping import Skipping
 from t2x.data.sources import (
   TFDS,
   TSV,
@@ -48,6 +49,7 @@ __all__ = [
   'PrepareImage',
   'Rows',
   'SentencePiece',
+  'Skipping',
   'Source',
   'StandardLibrary',
   'TextFiles',

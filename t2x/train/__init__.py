@@ -2,6 +2,7 @@
 
 from t2x.train.check import check_experiment, draw_patterns
 from t2x.train.experiment import Experiment, Trainer
+from t2x.train.faults import Rollback, Skip, Stop
 from t2x.train.init_from import InitFrom
 from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
@@ -41,8 +42,11 @@ __all__ = [
   'ReciprocalSqrt',
   'Resize',
   'ResizeVocabulary',
+  'Rollback',
   'Run',
   'Schedule',
+  'Skip',
+  'Stop',
   'Trainer',
   'WandB',
   'WarmupStableDecay',

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, EveryNSteps, LatestN
 
 from t2x.errors import UserError
 
@@ -43,6 +43,7 @@ class Checkpoints:
     folder: made at the first save.
     keep_last: newest checkpoints kept.
     keep_best: best checkpoints kept, of those saved with metrics.
+    keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
     best_metric: the metric that decides.
     best_mode: whether it should be small or large.
   """
@@ -53,11 +54,12 @@ class Checkpoints:
     *,
     keep_last: int = 2,
     keep_best: int = 1,
+    keep_every: int = 0,
     best_metric: str = 'loss',
     best_mode: Literal['min', 'max'] = 'min',
   ):
     self.folder = Path(folder).absolute()
-    self.keep_last, self.keep_best = keep_last, keep_best
+    self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
     self.best_metric, self.best_mode = best_metric, best_mode
     self._manager: ocp.CheckpointManager | None = None
     self._corrupt: set[int] = set()
@@ -130,6 +132,16 @@ class Checkpoints:
         self._manager.wait_until_finished()
     except Exception as error:
       raise self._failed(error) from error
+
+  def forget_after(self, step: int) -> None:
+    """Removes the checkpoints of later steps."""
+    self.wait()
+    if self._manager is None:
+      self._manager = self._open()
+    for later in [known for known in self.steps() if known > step]:
+      self._manager.delete(later)
+    # Opened anew at the next save: a manager saves no step below those it has seen.
+    self.close()
 
   def close(self) -> None:
     """Waits, and ends the background threads."""
@@ -233,10 +245,13 @@ class Checkpoints:
       reverse=True,
       keep_checkpoints_without_metrics=False,
     )
+    policies: list[Any] = [LatestN(self.keep_last), best]
+    if self.keep_every:
+      policies.append(EveryNSteps(self.keep_every))
     options = ocp.CheckpointManagerOptions(
       best_fn=self._badness,
       best_mode='min',
-      preservation_policy=AnyPreservationPolicy([LatestN(self.keep_last), best]),
+      preservation_policy=AnyPreservationPolicy(policies),
       cleanup_tmp_directories=True,
       async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
     )

@@ -9,6 +9,7 @@ from flax import nnx
 from t2x.errors import UserError
 from t2x.parallel import Mesh
 from t2x.tasks import Task
+from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
 from t2x.train.optimizers import AdamW, Optimizer
 from t2x.train.schedules import Cosine, Schedule
@@ -36,9 +37,17 @@ class Trainer:
     eval_every: steps between evaluations; 0 evaluates at the end alone.
     eval_batches: batches of an evaluation; None reads the whole split.
     checkpoint_every: steps between checkpoints, beside those at evaluations; 0 for those alone.
+    checkpoint_minutes: minutes after which another checkpoint is due, looked at when a train line
+      is; 0 leaves it to the steps.
     keep_last: newest checkpoints kept.
+    keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
     keep_best: best checkpoints kept, by the task's own metric.
     num_workers: processes that prepare batches; 0 is a thread of this one.
+    nonfinite: what happens when the loss or a gradient is not finite.
+    rollback: goes back when the loss leaps; None does not.
+    max_minutes: after so many minutes the run saves and ends with exit code 75, to be run again;
+      None: no limit.
+    stall_minutes: a step or a batch that takes longer ends the process with exit code 1.
     writers: builds further metric writers (`@WandB`), given the run folder.
   """
 
@@ -55,9 +64,15 @@ class Trainer:
   eval_every: int = 500
   eval_batches: int | None = None
   checkpoint_every: int = 0
+  checkpoint_minutes: float = 0.0
   keep_last: int = 2
+  keep_every: int = 0
   keep_best: int = 1
   num_workers: int = 0
+  nonfinite: OnNonFinite = Stop()
+  rollback: Rollback | None = None
+  max_minutes: float | None = None
+  stall_minutes: float = 30.0
   writers: Sequence[Callable[..., MetricWriter]] = ()
 
   def __post_init__(self):

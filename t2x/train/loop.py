@@ -1,57 +1,24 @@
 """The training loop: one for every task, read from top to bottom."""
 
 import contextlib
-import signal
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.data import Batches
+from t2x.data import Batches, Skipping
 from t2x.errors import UserError
 from t2x.parallel import Processes
 from t2x.train.experiment import Experiment
+from t2x.train.faults import Fault, Spike
+from t2x.train.recovery import go_back, kept_for_replay, skips_of
 from t2x.train.report import Report
 from t2x.train.run import Run
 from t2x.train.state import TrainState
+from t2x.train.stopping import Clock, Interrupted, interruptible
+from t2x.train.watchdog import Watchdog
 
-__all__ = ['EXIT_INTERRUPTED', 'Interrupted', 'train']
-
-EXIT_INTERRUPTED = 75
-
-
-class Interrupted(UserError):
-  """The run was told to stop; it saved and can be run again."""
-
-  def __init__(self, step: int):
-    super().__init__(
-      f'interrupted and saved at step {step}: run the same command again to go on',
-      EXIT_INTERRUPTED,
-    )
-
-
-@contextlib.contextmanager
-def interruptible(processes: Processes) -> Iterator[Callable[[int], bool]]:
-  """SIGTERM and SIGINT are noted, and the step is finished.
-
-  Yields `due(step)`: whether to stop after this step, which all processes answer alike when one of
-  them has the signal.
-  """
-  seen: list[int] = []
-
-  def note(number, frame):
-    seen.append(number)
-    processes.ask_to_stop()
-
-  before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-
-  def due(step: int) -> bool:
-    return bool(seen) if processes.count == 1 else processes.reached_stop(step)
-
-  try:
-    yield due
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
+__all__ = ['train']
 
 
 def train(
@@ -78,26 +45,50 @@ def train(
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
   run = Run(experiment, folder, processes)
-  trainer = run.trainer
   _keep_config(run, config_text)
   rows = run.rows(run.task.train_split)
   if not len(rows):
     raise UserError(f"the split '{run.task.train_split}' of {run.task.source} is empty")
   batches = run.batches(rows)
+  while True:
+    skips = skips_of(run)
+    try:
+      return _train(run, rows, batches, skips, notes)
+    except Spike as spike:
+      go_back(run, spike, skips)
+    except Fault as fault:
+      raise kept_for_replay(run, batches, fault, skips) from fault
+
+
+def _train(
+  run: Run, rows: Any, batches: Batches, skips: list[tuple[int, int]], notes: Sequence[str]
+) -> dict[str, Any]:
+  """From the last checkpoint to the end."""
+  trainer = run.trainer
   state, saved = _start(run, batches)
   start = int(state.step)
   metrics: dict[str, float] = saved.get('metrics', {})
-
-  with Report(run, start, saved) as report, interruptible(run.processes) as interrupted:
+  with (
+    Report(run, start, saved) as report,
+    interruptible(run.processes, trainer.max_minutes) as interrupted,
+    Watchdog(60 * trainer.stall_minutes, say=report.terminal.print) as watchdog,
+    contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as prepared,
+  ):
     report.start_screen(rows, notes)
-    for step, (count, batch) in enumerate(run.train_batches(batches, start), start + 1):
-      state, sums = run.train_step(state, batch)
+    clock = Clock(run.processes, trainer.checkpoint_minutes)
+    for step in range(start + 1, trainer.num_steps + 1):
+      with watchdog.waiting(f'the batch of step {step}'):
+        count, batch = next(prepared)
       last = step == trainer.num_steps
-      report.step(step, sums, count, log=last or step % trainer.log_every == 0)
+      logs = last or step % trainer.log_every == 0
+      with watchdog.waiting(f'step {step}'):
+        state, sums, norms = run.train_step(state, batch)
+        report.step(step, sums, norms, count, log=logs)
 
       evaluates = last or _every(trainer.eval_every, step)
       stops = interrupted(step) and not last
-      if not (evaluates or _every(trainer.checkpoint_every, step) or stops):
+      saves = _every(trainer.checkpoint_every, step) or _every(trainer.keep_every, step)
+      if not (evaluates or saves or stops or (logs and clock.due())):
         continue
       with report.paused():
         if evaluates:
@@ -106,7 +97,10 @@ def train(
           metrics, samples = run.evaluate(state, max_batches=limit, max_generated=generated)
           report.evaluation(step, metrics, samples)
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
+        began = time.monotonic()
         run.checkpoints.save(step, state, saved, metrics if evaluates else None)
+        report.saved(step, time.monotonic() - began)
+        clock.restart()
       if stops:
         run.checkpoints.wait()
         raise Interrupted(step)

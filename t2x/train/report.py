@@ -4,7 +4,6 @@ The device never waits for Python: the means of a log interval are fetched when 
 """
 
 import contextlib
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2x.errors import UserError
 from t2x.tasks.losses import Sums
+from t2x.train.faults import Faults
 from t2x.train.run import Run
 from t2x.train.summary import start_screen
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
@@ -27,18 +26,20 @@ class Interval:
   `saved` is what a checkpoint in the middle of the interval had summed so far.
   """
 
-  def __init__(self, saved: Mapping[str, Any] | None = None):
-    self.saved = dict(saved or {})
-    self.steps: list[Sums] = []
+  def __init__(self, faults: Faults, saved: Mapping[str, Any] | None = None):
+    self.faults = faults
+    self.totalled = {name: np.array(pair, np.float64) for name, pair in (saved or {}).items()}
+    self.steps: list[tuple[int, Sums, jax.Array]] = []
 
   def totals(self) -> dict[str, tuple[float, float]]:
     """(sum, weight) by name over the whole interval, summed in float64 in the order of the steps,
-    so that an interrupted interval gives the very same numbers."""
-    totals = {name: np.array(pair, np.float64) for name, pair in self.saved.items()}
-    for sums in jax.device_get(self.steps):
+    so that an interrupted interval gives the very same numbers. Each step is looked at for faults."""
+    steps, self.steps = jax.device_get(self.steps), []
+    for step, sums, norms in steps:
+      self.faults.look(step, sums, norms)
       for name, pair in sums.items():
-        totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
-    return {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
+        self.totalled[name] = self.totalled.get(name, np.zeros(2)) + np.array(pair, np.float64)
+    return {name: (float(pair[0]), float(pair[1])) for name, pair in self.totalled.items()}
 
 
 class Report(contextlib.AbstractContextManager):
@@ -66,7 +67,10 @@ class Report(contextlib.AbstractContextManager):
     self.writers: list[MetricWriter] = []
     if run.processes.first:
       self._open_writers()
-    self.current = Interval(saved.get('interval'))
+    trainer = run.trainer
+    self.faults = Faults(run.parameter_names, trainer.nonfinite, trainer.rollback)
+    self.faults.restore(saved.get('faults', {}))
+    self.current = Interval(self.faults, saved.get('interval'))
     self.late: tuple[int, Interval, float] | None = None
     self.units, self.clock = 0, time.monotonic()
 
@@ -94,16 +98,21 @@ class Report(contextlib.AbstractContextManager):
     (self.run.folder / 'summary.txt').write_text(screen)
     self.terminal.print(screen)
 
-  def step(self, step: int, sums: Sums, count: int, log: bool) -> None:
-    """Takes a step's sums and how many units it worked on; `log` ends an interval."""
-    self.current.steps.append(sums)
+  def step(self, step: int, sums: Sums, norms: jax.Array, count: int, log: bool) -> None:
+    """Takes a step's sums, its gradient norms and how many units it worked on; `log` ends an
+    interval.
+
+    Raises:
+      Fault, Spike: see `Faults`.
+    """
+    self.current.steps.append((step, sums, norms))
     self.units += count
     self.terminal.step(step)
     if log:
       # The interval before this one is surely done: reading it does not wait for the device.
       self._write_late()
       rate = self.units / (time.monotonic() - self.clock)
-      self.late, self.current = (step, self.current, rate), Interval()
+      self.late, self.current = (step, self.current, rate), Interval(self.faults)
       self.units, self.clock = 0, time.monotonic()
 
   def _write_late(self) -> None:
@@ -111,12 +120,6 @@ class Report(contextlib.AbstractContextManager):
       return
     (step, interval, rate), self.late = self.late, None
     metrics = self.run.task.summarise(interval.totals())
-    if not math.isfinite(metrics['loss']):
-      raise UserError(
-        f'the loss is {metrics["loss"]} at or before step {step}: try a lower learning rate or a '
-        f'longer warm-up; the last checkpoint is step {self.run.checkpoints.latest_step()}',
-        exit_code=1,
-      )
     metrics['learning_rate'] = float(self.schedule(step - 1))
     self._write(step, 'train', metrics | {f'{self.run.task.unit}_per_second': rate})
 
@@ -136,9 +139,14 @@ class Report(contextlib.AbstractContextManager):
     yield
     self.clock += time.monotonic() - before
 
+  def saved(self, step: int, seconds: float) -> None:
+    """Notes how long the loop stood still for a checkpoint."""
+    self.timing.write(step, 'checkpoint', {'seconds': self._seconds(), 'waited': round(seconds, 3)})
+
   def state(self) -> dict[str, Any]:
     """What a checkpoint keeps: the sums of the interval under way, the seconds so far."""
-    return {'interval': self.current.totals(), 'seconds': self._seconds()}
+    interval = self.current.totals()
+    return {'interval': interval, 'seconds': self._seconds(), 'faults': self.faults.state()}
 
   def evaluation(
     self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, str]]

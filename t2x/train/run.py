@@ -6,7 +6,7 @@ Training, evaluation and generation all start from one.
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import Batches, evaluation_batches, load_tokenizer, prefetch
+from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
 from t2x.parallel import Processes, batch_sharding, check_batch, process_part
 from t2x.train.checkpoints import Checkpoints
@@ -56,6 +56,7 @@ class Run:
       folder / 'checkpoints',
       keep_last=self.trainer.keep_last,
       keep_best=self.trainer.keep_best,
+      keep_every=self.trainer.keep_every,
       best_metric=self.task.best_metric,
       best_mode=self.task.best_mode,
     )
@@ -100,8 +101,8 @@ class Run:
     }
 
   def train_batches(
-    self, batches: Batches, start: int
-  ) -> Iterator[tuple[int, dict[str, jax.Array]]]:
+    self, batches: Batches | Skipping, start: int
+  ) -> Generator[tuple[int, dict[str, jax.Array]]]:
     """(units that are not padding, batch on the devices) for each step from `start` on.
 
     Several processes take the units of theirs for the mean of all.
@@ -135,12 +136,19 @@ class Run:
     ema = None if state.ema is None else jax.tree.map(jnp.copy, model)
     return dataclasses.replace(state, model=model, ema=ema)
 
+  @property
+  def parameter_names(self) -> list[str]:
+    """In the order of the model's leaves."""
+    paths = jax.tree_util.tree_flatten_with_path(self.abstract.model)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator='.') for path, _ in paths]
+    return [name.removesuffix('.value') for name in names]
+
   @functools.cached_property
   def train_step(self):
     """The jitted step; its state is donated."""
     step = make_train_step(self.task, self.trainer, self.optimizer)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None, None))
 
   @functools.cached_property
   def eval_step(self):

@@ -32,8 +32,10 @@ def _split(batch: Batch, parts: int) -> Batch:
 
 def make_train_step(
   task: Task, trainer: Trainer, optimizer: optax.GradientTransformation
-) -> Callable[[TrainState, Batch], tuple[TrainState, Sums]]:
-  """`(state, batch) -> (state, sums)`; jit it with a donated state.
+) -> Callable[[TrainState, Batch], tuple[TrainState, Sums, jax.Array]]:
+  """`(state, batch) -> (state, sums, norms)`; jit it with a donated state.
+
+  `norms` [parameters] are those of the gradient, parameter by parameter.
 
   Loss and weight are summed over the parts of a batch and divided once, so `accumulate` does not
   change the result.
@@ -77,8 +79,13 @@ def make_train_step(
     ema = state.ema
     if ema is not None and trainer.ema_decay is not None:
       ema = optax.incremental_update(model, ema, 1.0 - trainer.ema_decay)
-    sums = sums | {'grad_norm': (optax.global_norm(grads), jnp.ones(()))}
-    return TrainState(state.step + 1, model, opt_state, state.key, ema), sums
+    norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(grads)])
+    finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
+    old = (state.model, state.opt_state, state.ema)
+    model, opt_state, ema = trainer.nonfinite.select(finite, (model, opt_state, ema), old)
+    sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), jnp.ones(()))}
+    sums = trainer.nonfinite.count(finite, sums)
+    return TrainState(state.step + 1, model, opt_state, state.key, ema), sums, norms
 
   return train_step
 

@@ -98,5 +98,7 @@ def test_masked_lm_does_not_generate(experiment, t2x, tmp_path):
 
 
 def test_traceback_flag_shows_where(t2x, tmp_path):
-  with pytest.raises(Exception, match=r'none\.gin'):
-    t2x('check', tmp_path / 'none.gin', '--traceback')
+  code, _, err = t2x('check', tmp_path / 'none.gin', '--traceback')
+  assert code == 2
+  assert 'Traceback' in err
+  assert 'none.gin' in err.splitlines()[-1]

@@ -21,7 +21,7 @@ run = Run(load([file, mesh]).build(), __import__('pathlib').Path(folder))
 state, losses = run.init(), []
 batches = run.batches(run.rows('train'))
 for _, batch in run.train_batches(batches, 0):
-  state, sums = run.train_step(state, batch)
+  state, sums, _ = run.train_step(state, batch)
   losses.append(float(sums['loss'][0] / sums['loss'][1]))
 sharded = sum(
   not leaf.sharding.is_fully_replicated for leaf in __import__('jax').tree.leaves(state)

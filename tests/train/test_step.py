@@ -60,7 +60,7 @@ def run(experiment, num=3):
   step = jax.jit(make_train_step(experiment.task, experiment.trainer, optimizer))
   losses = []
   for batch in batches(num):
-    state, sums = step(state, batch)
+    state, sums, _ = step(state, batch)
     losses.append(float(sums['loss'][0] / sums['loss'][1]))
   return state, losses
 

@@ -1,0 +1,29 @@
+"""Batches with some left out, so that a run can go around those that broke it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from t2x.data.batches import Batch
+from t2x.data.prefetching import ByStep
+
+__all__ = ['Skipping']
+
+
+@dataclasses.dataclass
+class Skipping:
+  """`batches` by step, but from step `skips[i][0]` on as if `skips[i][1]` more had gone by.
+
+  Attributes:
+    batches: what is read.
+    skips: (step, how many batches are left out from there on), in the order they were decided.
+  """
+
+  batches: ByStep
+  skips: Sequence[tuple[int, int]] = ()
+
+  def source_step(self, step: int) -> int:
+    """The step that the batch of `step` has in `batches`."""
+    return step + sum(count for start, count in self.skips if step >= start)
+
+  def __getitem__(self, step: int) -> Batch:
+    return self.batches[self.source_step(step)]

@@ -1,0 +1,190 @@
+"""What is done about a step whose loss or gradient is not finite, and about a loss that leaps.
+
+A batch can break a run: by a bug, bad data, or an unlucky rate. PaLM went around loss spikes by
+restarting from a checkpoint before them and leaving out the batches that followed (Chowdhery et al.
+2022, https://arxiv.org/abs/2204.02311, section 5.1).
+"""
+
+import abc
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2x.errors import UserError
+from t2x.tasks.losses import Sums
+
+__all__ = ['Fault', 'Faults', 'OnNonFinite', 'Rollback', 'Skip', 'Spike', 'Stop']
+
+
+@dataclasses.dataclass(frozen=True)
+class OnNonFinite(abc.ABC):
+  """What happens to a step whose loss or gradient is not finite."""
+
+  # How many such steps in a row are endured.
+  limit: int = 0
+
+  @abc.abstractmethod
+  def select(self, finite: Any, new: Any, old: Any) -> Any:
+    """On the device: the state (or a part of it) to go on with, given the one after the step and
+    the one before."""
+
+  def count(self, finite: Any, sums: Sums) -> Sums:
+    """On the device: the step's part in the means of its log interval."""
+    return sums
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop(OnNonFinite):
+  """Ends the run, and says which step, which terms of the loss, whose gradients."""
+
+  def select(self, finite, new, old):
+    """What came out of the step: it is never saved."""
+    return new
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip(OnNonFinite):
+  """Leaves the parameters as they were, counts the step in the metric `skipped`, and goes on; ends
+  the run after more than `limit` such steps in a row."""
+
+  limit: int = 10
+
+  def __post_init__(self):
+    if self.limit < 1:
+      raise UserError(f'Skip.limit = {self.limit}: must be at least 1')
+
+  def select(self, finite, new, old):
+    """The old one where the step is not finite."""
+    return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+  def count(self, finite, sums):
+    """A step that is left out weighs nothing; `skipped` is the part of such steps."""
+    kept = jax.tree.map(lambda a: jnp.where(finite, a, 0.0), sums)
+    return kept | {'skipped': (1.0 - finite, jnp.ones(()))}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rollback:
+  """Takes a loss that stays far above those before it for a spike, goes back to the last
+  checkpoint before it, and leaves its batches out.
+
+  Attributes:
+    window: losses that a new one is compared with.
+    threshold: how far above their median, in robust standard deviations (1.4826 times the median
+      absolute deviation), a loss leaps.
+    patience: leaps in a row that make a spike.
+    limit: times that a run goes back, in all.
+  """
+
+  window: int = 200
+  threshold: float = 8.0
+  patience: int = 3
+  limit: int = 5
+
+  def __post_init__(self):
+    for name in ('window', 'patience', 'limit'):
+      if getattr(self, name) < 1:
+        raise UserError(f'Rollback.{name} = {getattr(self, name)}: must be at least 1')
+
+
+class Fault(UserError):
+  """A step whose loss or gradient is not finite.
+
+  Attributes:
+    step: the first such step.
+    about: what is known of it, for JSON.
+  """
+
+  def __init__(self, message: str, step: int, about: Mapping[str, Any]):
+    super().__init__(message, exit_code=1)
+    self.step, self.about = step, dict(about)
+
+
+class Spike(Exception):
+  """The loss leapt at steps `first` to `last`."""
+
+  def __init__(self, first: int, last: int):
+    super().__init__(f'the loss leapt at steps {first} to {last}')
+    self.first, self.last = first, last
+
+
+class Faults:
+  """Looks at every step once, in order, some steps after it was run.
+
+  Args:
+    names: of the parameters, in the order of the gradient norms.
+    nonfinite: what is endured.
+    rollback: what counts as a spike; None: nothing does.
+  """
+
+  def __init__(self, names: Sequence[str], nonfinite: OnNonFinite, rollback: Rollback | None):
+    self.names, self.nonfinite, self.rollback = list(names), nonfinite, rollback
+    self.in_a_row = 0
+    self.leaps = 0
+    window = rollback.window if rollback else 1
+    self.losses: collections.deque[float] = collections.deque(maxlen=window)
+
+  def state(self) -> dict[str, Any]:
+    """What a checkpoint keeps, for `restore`."""
+    return {'in_a_row': self.in_a_row, 'leaps': self.leaps, 'losses': list(self.losses)}
+
+  def restore(self, saved: Mapping[str, Any]) -> None:
+    """Goes on from what `state` gave."""
+    self.in_a_row, self.leaps = saved.get('in_a_row', 0), saved.get('leaps', 0)
+    self.losses.extend(saved.get('losses', ()))
+
+  def look(self, step: int, sums: Mapping[str, Any], norms: Any) -> None:
+    """Takes a step's sums and the gradient norm of each parameter, both on the host.
+
+    Raises:
+      Fault: more steps in a row than are endured were not finite.
+      Spike: the loss leapt, and stayed.
+    """
+    loss = _mean(sums['loss'])
+    norms = np.asarray(norms)
+    if not (math.isfinite(loss) and np.isfinite(norms).all()):
+      self.in_a_row += 1
+      if self.in_a_row > self.nonfinite.limit:
+        raise self._fault(step, sums, norms)
+      return
+    self.in_a_row = 0
+    if self.rollback is not None:
+      self._look_for_a_spike(step, loss, self.rollback)
+
+  def _look_for_a_spike(self, step: int, loss: float, rollback: Rollback) -> None:
+    if len(self.losses) >= min(rollback.window, 20):
+      known = np.array(self.losses)
+      median = np.median(known)
+      deviation = 1.4826 * np.median(np.abs(known - median))
+      if loss > median + rollback.threshold * max(deviation, 1e-3 * abs(median)):
+        self.leaps += 1
+        if self.leaps >= rollback.patience:
+          raise Spike(step - self.leaps + 1, step)
+        return
+    self.leaps = 0
+    self.losses.append(loss)
+
+  def _fault(self, step: int, sums: Mapping[str, Any], norms: np.ndarray) -> Fault:
+    first = step - self.in_a_row + 1
+    terms = {name: _mean(pair) for name, pair in sums.items()}
+    bad = [name for name, norm in zip(self.names, norms, strict=True) if not math.isfinite(norm)]
+    told = ', '.join(f'{name} {value:.4g}' for name, value in terms.items())
+    whose = ', '.join(bad[:5]) + (f' and {len(bad) - 5} more' if len(bad) > 5 else '')
+    row = f', the last of {self.in_a_row} in a row,' if self.in_a_row > 1 else ''
+    about = {'step': step, 'first_step': first, 'terms': {n: repr(v) for n, v in terms.items()}}
+    return Fault(
+      f'step {step}{row} is not finite: {told}; gradients that are not: {whose or "none"}',
+      first,
+      about | {'gradients': bad},
+    )
+
+
+def _mean(pair: Any) -> float:
+  total, weight = map(float, pair)
+  return total / weight if weight else math.nan

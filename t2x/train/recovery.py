@@ -1,0 +1,58 @@
+"""What a run does about a fault that ended it: goes back before a spike, or notes the batch."""
+
+import json
+import logging
+import os
+
+from t2x.data import Batches, Skipping
+from t2x.errors import UserError
+from t2x.train.faults import Fault, Spike
+from t2x.train.run import Run
+
+__all__ = ['go_back', 'kept_for_replay', 'skips_of']
+
+log = logging.getLogger('t2x')
+
+
+def skips_of(run: Run) -> list[tuple[int, int]]:
+  """(step, batches left out from there on) of each time that the run went back."""
+  path = run.folder / 'skips.json'
+  return [(step, count) for step, count in json.loads(path.read_text())] if path.exists() else []
+
+
+def go_back(run: Run, spike: Spike, skips: list[tuple[int, int]]) -> None:
+  """Forgets what came after the last checkpoint before the spike, and leaves its batches out."""
+  rollback = run.trainer.rollback
+  if rollback is None or len(skips) >= rollback.limit:
+    raise UserError(
+      f'{spike}, and the run has gone back {len(skips)} times: try a lower learning rate', 1
+    ) from spike
+  good = max((step for step in run.checkpoints.steps() if step < spike.first), default=0)
+  run.checkpoints.forget_after(good)
+  run.processes.barrier()
+  skips = [*skips, (spike.first - 1, spike.last - spike.first + 1)]
+  if run.processes.first:
+    temporary = run.folder / 'skips.json.tmp'
+    temporary.write_text(json.dumps(skips))
+    os.replace(temporary, run.folder / 'skips.json')
+  run.processes.barrier()
+  log.warning('%s: going back to step %d and leaving their batches out', spike, good)
+
+
+def kept_for_replay(
+  run: Run, batches: Batches, fault: Fault, skips: list[tuple[int, int]]
+) -> UserError:
+  """Writes down which rows the faulty step read. Returns the error to raise."""
+  source_step = Skipping(batches, skips).source_step(fault.step - 1)
+  epochs, rows = batches.indices(source_step)
+  path = run.folder / f'fault-{fault.step}.json'
+  if run.processes.first:
+    about = {'source_step': source_step, 'epochs': epochs.tolist(), 'rows': rows.tolist()}
+    path.write_text(json.dumps(fault.about | about, indent=2) + '\n')
+  last = run.checkpoints.latest_step()
+  good = 'there is no checkpoint yet' if last is None else f'the checkpoint of step {last} is good'
+  return UserError(
+    f'{fault}; {good}; its batch is noted in {path}. Try a lower learning rate, a longer warm-up, '
+    'or Trainer.nonfinite = @Skip()',
+    exit_code=1,
+  )

@@ -1,0 +1,76 @@
+"""Steps that are not finite are told or endured; a loss that leaps and stays is a spike."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2x.errors import UserError
+from t2x.train.faults import Fault, Faults, Rollback, Skip, Spike, Stop
+
+NAMES = ['a.kernel', 'b.kernel', 'c.scale']
+
+
+def sums(loss):
+  return {'loss': (2.0 * loss, 2.0), 'accuracy': (1.0, 2.0)}
+
+
+def look(faults, losses, norms=(1.0, 1.0, 1.0)):
+  for step, loss in enumerate(losses, 1):
+    faults.look(step, sums(loss), norms)
+
+
+def test_a_loss_that_is_not_finite_stops_and_says_its_terms():
+  with pytest.raises(Fault, match=r'step 3 is not finite: loss nan, accuracy 0\.5') as error:
+    look(Faults(NAMES, Stop(), None), [1.0, 0.9, math.nan])
+  assert error.value.step == 3
+  assert error.value.exit_code == 1
+
+
+def test_a_gradient_that_is_not_finite_is_named():
+  with pytest.raises(Fault, match=r'gradients that are not: b\.kernel$') as error:
+    look(Faults(NAMES, Stop(), None), [1.0], (1.0, math.inf, 1.0))
+  assert error.value.about['gradients'] == ['b.kernel']
+
+
+def test_skipped_steps_are_endured_up_to_a_limit_in_a_row():
+  look(Faults(NAMES, Skip(limit=2), None), [1.0, math.nan, math.nan, 1.0, math.nan, math.inf, 1.0])
+  with pytest.raises(Fault, match='step 4, the last of 3 in a row, is not finite') as error:
+    look(Faults(NAMES, Skip(limit=2), None), [1.0, math.nan, math.nan, math.nan])
+  assert error.value.step == 2
+
+
+def test_skip_keeps_the_old_state_on_the_device_and_stop_does_not():
+  new, old = {'w': jnp.ones(2)}, {'w': jnp.zeros(2)}
+  for finite in (True, False):
+    np.testing.assert_array_equal(Skip().select(jnp.array(finite), new, old)['w'], float(finite))
+    assert Stop().select(jnp.array(finite), new, old) is new
+
+
+def losses_with(*leaps, count=100):
+  losses = 2.0 + 0.05 * np.random.default_rng(0).standard_normal(count)
+  for step in leaps:
+    losses[step - 1] = 6.0
+  return losses
+
+
+def test_a_loss_that_leaps_and_stays_is_a_spike():
+  with pytest.raises(Spike) as spike:
+    look(Faults(NAMES, Stop(), Rollback(patience=3)), losses_with(60, 61, 62))
+  assert (spike.value.first, spike.value.last) == (60, 62)
+
+
+def test_a_short_leap_noise_and_a_falling_loss_are_none():
+  look(Faults(NAMES, Stop(), Rollback(patience=3)), losses_with(40, 60, 61, 80))
+  look(Faults(NAMES, Stop(), Rollback(patience=3)), 10.0 / np.arange(1, 400))
+
+
+def test_without_rollback_nothing_is_a_spike():
+  look(Faults(NAMES, Stop(), None), losses_with(60, 61, 62))
+
+
+@pytest.mark.parametrize('make', [lambda: Skip(limit=0), lambda: Rollback(patience=0)])
+def test_settings_without_meaning(make):
+  with pytest.raises(UserError, match='must be at least 1'):
+    make()

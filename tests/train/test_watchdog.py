@@ -1,0 +1,54 @@
+"""The watchdog says that a wait is long, and ends the process when it does not end."""
+
+import subprocess
+import sys
+import time
+
+from t2x.train.watchdog import LEARNING, Watchdog
+
+
+def watched(patience, last_wait):
+  said, ended = [], []
+  with Watchdog(
+    patience, factor=3.0, least=0.1, say=said.append, end=ended.append, interval=0.01
+  ) as dog:
+    for step in range(LEARNING + 1):
+      with dog.waiting(f'step {step}'):
+        time.sleep(0.01)
+    with dog.waiting('the batch of step 9'):
+      time.sleep(last_wait)
+  return said, ended
+
+
+def test_usual_waits_are_not_told():
+  assert watched(patience=60.0, last_wait=0.02) == ([], [])
+
+
+def test_a_long_wait_is_told_once_with_what_it_waits_for():
+  said, ended = watched(patience=60.0, last_wait=0.5)
+  assert len(said) == 1
+  assert said[0].startswith('the batch of step 9 has taken')
+  assert not ended
+
+
+def test_an_endless_wait_ends_the_process():
+  _, ended = watched(patience=0.2, last_wait=0.6)
+  assert ended[0].startswith('the batch of step 9')
+  assert 'giving up' in ended[0]
+
+
+def test_the_process_ends_with_exit_code_1():
+  script = """
+import time
+from t2x.train.watchdog import LEARNING, Watchdog
+with Watchdog(0.1, least=0.05, interval=0.01) as dog:
+  for _ in range(LEARNING + 1):
+    with dog.waiting('a step'):
+      pass
+  with dog.waiting('step 7'):
+    time.sleep(60)
+"""
+  command = [sys.executable, '-c', script]
+  done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+  assert done.returncode == 1
+  assert done.stderr.splitlines()[-1].startswith('t2x: step 7 has taken')
