@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+# Programs that run for milliseconds: compiling them is nearly all that the tests do.
+os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')
 
 import jaxtyping
 

@@ -93,5 +93,9 @@ def init_state(
 ) -> TrainState:
   """A new state: every parameter is made where it will live."""
   shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  init = jax.jit(init_function(experiment, optimizer), out_shardings=shardings)
+  # What runs once is not worth the seconds that LLVM takes to make it fast.
+  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
+  init = jax.jit(
+    init_function(experiment, optimizer), out_shardings=shardings, compiler_options=options
+  )
   return init(jax.random.key(experiment.complete()[2].seed))
