@@ -67,6 +67,12 @@ def _files(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('files', nargs='+', metavar='FILE', help='gin files, read in order')
 
 
+def _devices(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--devices', type=int, metavar='N', help='of the mesh, which may be larger than this machine'
+  )
+
+
 def _run(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('run', metavar='RUN', help='a run folder, as `t2x train` made it')
   parser.add_argument(
@@ -119,8 +125,13 @@ def _config(commands) -> None:
     'check', help='resolve and shape an experiment: no data, no weights', epilog=GIN
   )
   _files(parser)
+  _devices(parser)
   parser = commands.add_parser('show', help='print the resolved config with origins', epilog=GIN)
   _files(parser)
+  parser.add_argument(
+    '--sharding', action='store_true', help='print what every device holds of state and batch'
+  )
+  _devices(parser)
   parser.add_argument(
     '--pattern', metavar='PNG', help="draw the model's attention patterns into this file"
   )

@@ -195,14 +195,19 @@ def check(args: argparse.Namespace) -> int:
   start = time.monotonic()
   from t2x.train import check_experiment
 
-  report = check_experiment(load(args.files, args.overrides).build())
+  report = check_experiment(load(args.files, args.overrides).build(), args.devices)
   print(f'{" ".join(args.files)}: ok; {report} ({time.monotonic() - start:.1f} s)')
   return 0
 
 
 def show(args: argparse.Namespace) -> int:
-  """`t2x show`: the resolved config with origins, or a picture of its attention patterns."""
+  """`t2x show`: the resolved config with origins, the sharding, or a picture of its patterns."""
   config = load(args.files, args.overrides)
+  if args.sharding:
+    from t2x.train import layout_report
+
+    print(layout_report(config.build(), args.devices))
+    return 0
   if not args.pattern:
     print(config_lib.show(config))
     return 0

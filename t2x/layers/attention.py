@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Context, Initializer, Linear, Tokens
+from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.kernels import Auto, Kernel
 from t2x.layers.patterns import Pattern
@@ -200,10 +201,13 @@ class MultiHeadAttention(nnx.Module):
       cache = _write(cache, k, v, tokens)
       k, v = cache.k, cache.v
       k_tokens = Tokens(None, cache.segments, cache.prefix)
+    # Queries stay where their tokens are; every one may look at any key.
+    q = constrain(q, 'batch', 'length', 'heads', None)
+    k, v = (constrain(a.astype(q.dtype), 'batch', None, 'kv_heads', None) for a in (k, v))
     y = self.kernel(
       q,
-      k.astype(q.dtype),
-      v.astype(q.dtype),
+      k,
+      v,
       pattern=pattern,
       q_tokens=tokens,
       k_tokens=k_tokens,
@@ -212,7 +216,7 @@ class MultiHeadAttention(nnx.Module):
       dropout_rate=self.dropout_rate,
       key=key,
     )
-    return self.out(y), cache
+    return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache
 
   def _keys_and_values(self, x: Array) -> tuple[Array, Array]:
     k = self.k(x)

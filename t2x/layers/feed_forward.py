@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.activations import gelu, silu
 from t2x.layers.base import Initializer, Linear, dropout
+from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 
 __all__ = ['MLP', 'GatedMLP']
@@ -49,7 +50,7 @@ class MLP(nnx.Module):
     self, x: Float[Array, '*rest d_model'], key: Array | None = None
   ) -> tuple[Float[Array, '*rest d_model'], Aux]:
     """Returns the output and auxiliary losses by name (none here). `key` None: no dropout."""
-    hidden = self.activation(self.up(x))
+    hidden = constrain(self.activation(self.up(x)), ..., 'mlp')
     return self.down(dropout(hidden, self.dropout_rate, key)), {}
 
 
@@ -83,7 +84,7 @@ class GatedMLP(nnx.Module):
     self, x: Float[Array, '*rest d_model'], key: Array | None = None
   ) -> tuple[Float[Array, '*rest d_model'], Aux]:
     """Returns the output and auxiliary losses by name (none here). `key` None: no dropout."""
-    hidden = self.activation(self.gate(x)) * self.up(x)
+    hidden = constrain(self.activation(self.gate(x)) * self.up(x), ..., 'mlp')
     return self.down(dropout(hidden, self.dropout_rate, key)), {}
 
 

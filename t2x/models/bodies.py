@@ -19,6 +19,7 @@ from t2x.layers import (
   dropout,
   split_key,
 )
+from t2x.layers.constraints import constrain
 from t2x.models.block import Aux
 from t2x.models.stack import Stack
 
@@ -88,7 +89,7 @@ class Body(nnx.Module):
     x = self.encoding.embed(x, tokens.index(x.shape[1]))
     if self.input_norm is not None:
       x = self.input_norm(x)
-    x = dropout(x, self.input_dropout, input_key)
+    x = constrain(dropout(x, self.input_dropout, input_key), 'batch', 'length', 'embed')
     x, cache, aux = self.stack(
       x,
       context,

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.layers import Context, TokenEmbedding, Tokens, split_key
+from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder, Output
 from t2x.models.heads import TiedHead
 from t2x.models.language_model import select
@@ -70,7 +71,8 @@ class EncoderDecoder(nnx.Module):
     aux = {
       name: encoded.aux.get(name, 0.0) + out.aux.get(name, 0.0) for name in encoded.aux | out.aux
     }
-    return Output(self.head(out.x, self.embedding), None, aux)
+    logits = constrain(self.head(out.x, self.embedding), 'batch', 'length', 'vocab')
+    return Output(logits, None, aux)
 
   def init_cache(
     self,

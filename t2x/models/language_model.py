@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.layers import TokenEmbedding, Tokens
+from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Output
 from t2x.models.heads import TiedHead
 
@@ -83,7 +84,8 @@ class LanguageModel(nnx.Module):
   ) -> Output:
     """Logits [batch, length, vocab] for every token."""
     out = self.hidden(ids, tokens=tokens, types=types, key=key)
-    return Output(self.logits(out.x), None, out.aux)
+    logits = constrain(self.logits(out.x), 'batch', 'length', 'vocab')
+    return Output(logits, None, out.aux)
 
   def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> Any:
     """An empty key-value cache for `length` tokens."""

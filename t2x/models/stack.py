@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers import Context, Pattern, PositionEncoding, Tokens
+from t2x.layers.constraints import constrain
 from t2x.models.block import Aux, Block
 
 __all__ = ['Stack']
@@ -133,6 +134,7 @@ class Stack(nnx.Module):
           key=block_key,
           keep=keep,
         )
+        x = constrain(x, 'batch', 'length', 'embed')
         new_caches.append(new_cache)
         total = {name: total.get(name, 0.0) + value for name, value in aux.items()}
       return x, (None if caches is None else new_caches, total)

@@ -1,23 +1,27 @@
-"""The devices as a grid with named axes, and the table that lays parameters over it.
+"""The devices as a grid with named axes, and the tables that lay arrays over it: the strategy.
 
 Axes of size 1 always exist, so no sharding is written differently when one of them grows.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import jax
-from jax.sharding import AxisType
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType
 
 from t2x.errors import UserError
 
-__all__ = ['MESH_AXES', 'RULES', 'Mesh']
+__all__ = ['ACTIVATION_RULES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
 
 MESH_AXES = ('data', 'fsdp', 'stage', 'expert', 'context', 'tensor')
 
 MeshAxes = str | tuple[str, ...] | None
+
+_AUTO = (AxisType.Auto,) * len(MESH_AXES)
 
 # Logical axis of a parameter -> mesh axes that it is split over. What is not named is replicated.
 RULES: Mapping[str, MeshAxes] = MappingProxyType(
@@ -31,10 +35,26 @@ RULES: Mapping[str, MeshAxes] = MappingProxyType(
   }
 )
 
+# Logical axis of an activation -> mesh axes. Not named: each device has the whole of it.
+ACTIVATION_RULES: Mapping[str, MeshAxes] = MappingProxyType(
+  {
+    'batch': ('data', 'fsdp'),
+    'experts': 'expert',
+    'heads': 'tensor',
+    'kv_heads': 'tensor',
+    'length': 'context',
+    'mlp': 'tensor',
+    'vocab': 'tensor',
+  }
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
   """How many devices each mesh axis has, and what is split over it.
+
+  Neighbours in the last axes are the closest in the network, those in the first the furthest: of
+  several slices or nodes, each is one step of `data` where its size allows.
 
   Attributes:
     data: batches, parameters replicated. -1 (of any one axis): the devices that are left.
@@ -44,7 +64,10 @@ class Mesh:
     context: the length of sequences.
     tensor: heads, hidden features and vocabulary (https://arxiv.org/abs/1909.08053).
     num_devices: uses the first so many devices; None uses all.
-    rules: the strategy: logical axis of a parameter -> mesh axis, several, or None (replicated).
+    rules: logical axis of a parameter -> mesh axis, several, or None (replicated). Given, it takes
+      the place of the whole table.
+    activation_rules: the same for activations, at the borders of blocks and where they matter
+      inside.
   """
 
   data: int = -1
@@ -57,6 +80,9 @@ class Mesh:
   rules: Mapping[str, str | tuple[str, ...] | None] = dataclasses.field(
     default_factory=lambda: dict(RULES)
   )
+  activation_rules: Mapping[str, str | tuple[str, ...] | None] = dataclasses.field(
+    default_factory=lambda: dict(ACTIVATION_RULES)
+  )
 
   def __post_init__(self):
     sizes = self._asked()
@@ -66,11 +92,12 @@ class Mesh:
     if list(sizes.values()).count(-1) > 1:
       free = ' and '.join(f'Mesh.{axis}' for axis, size in sizes.items() if size == -1)
       raise UserError(f'{free} are -1: only one axis can take what is left')
-    for name, axes in self.rules.items():
-      for axis in _as_tuple(axes):
-        if axis not in MESH_AXES:
-          known = ', '.join(MESH_AXES)
-          raise UserError(f"Mesh.rules: '{name}' goes to '{axis}', which is none of {known}")
+    for table in ('rules', 'activation_rules'):
+      for name, axes in getattr(self, table).items():
+        for axis in as_tuple(axes):
+          if axis not in MESH_AXES:
+            known = ', '.join(MESH_AXES)
+            raise UserError(f"Mesh.{table}: '{name}' goes to '{axis}', which is none of {known}")
 
   def _asked(self) -> dict[str, int]:
     return {axis: getattr(self, axis) for axis in MESH_AXES}
@@ -107,12 +134,49 @@ class Mesh:
         )
       devices = devices[: self.num_devices]
     sizes = self.sizes(len(devices))
-    types = (AxisType.Auto,) * len(MESH_AXES)
     shape = tuple(sizes[axis] for axis in MESH_AXES)
-    return jax.make_mesh(shape, MESH_AXES, axis_types=types, devices=devices)
+    slices = len({getattr(device, 'slice_index', None) for device in devices})
+    if slices == 1:
+      return jax.make_mesh(shape, MESH_AXES, axis_types=_AUTO, devices=devices)
+    across = _across_slices(shape, slices)
+    inside = tuple(size // parts for size, parts in zip(shape, across, strict=True))
+    grid = mesh_utils.create_hybrid_device_mesh(inside, across, devices)
+    return jax.sharding.Mesh(np.asarray(grid), MESH_AXES, axis_types=_AUTO)
+
+  def abstract(self, num_devices: int | None = None) -> AbstractMesh:
+    """The mesh over so many devices that need not be there.
+
+    None: as many as the sizes say, -1 being 1.
+
+    Raises:
+      UserError: the sizes do not fit the number of devices.
+    """
+    if num_devices is None:
+      num_devices = self.num_devices or math.prod(abs(size) for size in self._asked().values())
+    sizes = self.sizes(num_devices)
+    return AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES, axis_types=_AUTO)
 
 
-def _as_tuple(axes: MeshAxes) -> tuple[str, ...]:
+def _across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+  """How many parts of each axis are in different slices: the first axes go across slow links.
+
+  Raises:
+    UserError: a slice would hold a part of a part.
+  """
+  left, across = slices, []
+  for size in shape:
+    across.append(math.gcd(size, left))
+    left //= across[-1]
+  if left != 1:
+    told = ' x '.join(f'{axis} {size}' for axis, size in zip(MESH_AXES, shape, strict=True))
+    raise UserError(
+      f'Mesh: {told} does not divide over {slices} slices: make Mesh.data a multiple of {slices}'
+    )
+  return tuple(across)
+
+
+def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
+  """Mesh axes as a tuple, whatever way a table has them."""
   if axes is None:
     return ()
   return (axes,) if isinstance(axes, str) else tuple(axes)

@@ -1,7 +1,9 @@
-"""Where each array of a train state and of a batch lives."""
+"""Where each array of a train state, of a batch and of a step lives."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from types import EllipsisType
 from typing import Any
 
 import jax
@@ -9,8 +11,17 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.errors import UserError
+from t2x.parallel.mesh import Mesh, as_tuple
 
-__all__ = ['BATCH_AXES', 'batch_sharding', 'check_batch', 'partition_spec', 'state_shardings']
+__all__ = [
+  'BATCH_AXES',
+  'Activations',
+  'batch_sharding',
+  'check_batch',
+  'check_length',
+  'partition_spec',
+  'state_shardings',
+]
 
 # Mesh axes that split a batch.
 BATCH_AXES = ('data', 'fsdp')
@@ -25,7 +36,7 @@ def batch_sharding(mesh: AnyMesh) -> NamedSharding:
 
 
 def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size') -> None:
-  """Raises UserError when a global batch does not divide over the mesh."""
+  """Raises UserError when a global batch, or a part of one, does not divide over the mesh."""
   parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   if batch_size % parts:
     sizes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES)
@@ -33,6 +44,18 @@ def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size'
       f'{name} = {batch_size} does not divide over the mesh axes {sizes} = {parts}: '
       f'choose a multiple of {parts}, or set Mesh.num_devices'
     )
+
+
+def check_length(mesh: AnyMesh, rules: Rules, length: int, name: str) -> None:
+  """Raises UserError when rows of `length` tokens do not divide over the mesh.
+
+  Args:
+    mesh: the devices.
+    rules: the strategy's table of activations.
+    length: tokens in a row of the model.
+    name: of what, for the error.
+  """
+  _split(mesh, rules, ('length',), (length,), name, 'Mesh.activation_rules')
 
 
 def partition_spec(
@@ -58,11 +81,25 @@ def partition_spec(
   """
   if len(shape) == len(axes) + 1:
     axes = ('layers', *axes)
+  spec = _split(mesh, rules, axes, shape, name, 'Mesh.rules')
+  while spec and spec[-1] is None:
+    spec.pop()
+  return PartitionSpec(*spec)
+
+
+def _split(
+  mesh: AnyMesh,
+  rules: Rules,
+  axes: Sequence[str | None],
+  shape: Sequence[int],
+  name: str,
+  table: str,
+) -> list[Any]:
+  """The entries of a PartitionSpec, one a dimension; `name` and `table` are for the error."""
   taken: set[str] = set()
   spec: list[str | tuple[str, ...] | None] = []
   for axis, size in zip(axes, shape, strict=True):
-    wanted = rules.get(axis) if axis is not None else None
-    wanted = (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
+    wanted = as_tuple(rules.get(axis) if axis is not None else None)
     free = tuple(one for one in wanted if one not in taken)
     taken.update(free)
     parts = math.prod(mesh.shape[one] for one in free)
@@ -70,12 +107,46 @@ def partition_spec(
       told = ' x '.join(f'{one} {mesh.shape[one]}' for one in free)
       raise UserError(
         f"{name} of shape {tuple(shape)}: its axis '{axis}' of size {size} does not divide over "
-        f'the mesh axis {told}; change one of the two, or Mesh.rules'
+        f'the mesh axis {told} (the next that does is {-(-size // parts) * parts}); change one of '
+        f'the two, or {table}'
       )
     spec.append(free[0] if len(free) == 1 else free or None)
-  while spec and spec[-1] is None:
-    spec.pop()
-  return PartitionSpec(*spec)
+  return spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+  """Lays activations over a mesh by a strategy's table: a `t2x.layers.constraints.Layout`.
+
+  Attributes:
+    mesh: the devices.
+    rules: logical axis -> mesh axis, several, or None.
+  """
+
+  mesh: AnyMesh
+  rules: Rules
+
+  @classmethod
+  def of(cls, mesh: AnyMesh, settings: Mesh) -> 'Activations | None':
+    """None for one device: there is nothing to lay out, and the program stays as it is."""
+    return cls(mesh, settings.activation_rules) if mesh.size > 1 else None
+
+  def constrain(self, x: jax.Array, axes: Sequence[str | EllipsisType | None]) -> jax.Array:
+    """`x`, with a constraint on the dimensions that are named.
+
+    Raises:
+      UserError: a dimension that does not divide over its mesh axes.
+    """
+    free = x.ndim - len(axes) + 1 if axes[0] is ... else 0
+    named = tuple(axis for axis in axes if not isinstance(axis, EllipsisType))
+    name = f'an activation ({", ".join("..." if axis is ... else str(axis) for axis in axes)})'
+    spec = _split(self.mesh, self.rules, named, x.shape[free:], name, 'Mesh.activation_rules')
+    spec = [PartitionSpec.UNCONSTRAINED] * free + spec
+    return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*spec)))
+
+  def num_parts(self, axis: str) -> int:
+    """Over how many devices an axis is split."""
+    return math.prod(self.mesh.shape[one] for one in as_tuple(self.rules.get(axis)))
 
 
 def state_shardings(mesh: AnyMesh, rules: Rules, tree: Any) -> Any:

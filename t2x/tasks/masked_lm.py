@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from t2x.data import ConcatenateAndSplit, MaskTokens
 from t2x.layers import Tokens
+from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.tasks.base import TextTask
 from t2x.tasks.losses import classification_sums
@@ -73,5 +74,6 @@ class MaskedLM(TextTask):
     known = Tokens(positions=batch['positions'], segments=batch['segments'])
     out = model.hidden(batch['tokens'], tokens=known, key=key)
     logits = model.logits(select(out.x, batch['masked_positions']))
+    logits = constrain(logits, 'batch', None, 'vocab')
     sums = classification_sums(logits, batch['labels'], batch['weights'])
     return {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}, out.aux

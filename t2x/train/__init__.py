@@ -4,6 +4,7 @@ from t2x.train.check import check_experiment, draw_patterns
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import Rollback, Skip, Stop
 from t2x.train.init_from import InitFrom
+from t2x.train.layout import layout_report
 from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
 from t2x.train.resizing import (
@@ -53,5 +54,6 @@ __all__ = [
   'build_optimizer',
   'check_experiment',
   'draw_patterns',
+  'layout_report',
   'train',
 ]

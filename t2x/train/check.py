@@ -11,9 +11,11 @@ from flax import nnx
 from t2x.errors import UserError
 from t2x.layers import Pattern
 from t2x.layers.picture import draw
+from t2x.parallel import Activations
 from t2x.train.experiment import Experiment
+from t2x.train.fit import check_fit
 from t2x.train.init_from import InitFrom
-from t2x.train.state import init_function, optimizer_for
+from t2x.train.state import abstract_state, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
 
 __all__ = ['check_experiment', 'draw_patterns', 'num_parameters']
@@ -24,8 +26,10 @@ def num_parameters(model: nnx.Module) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))
 
 
-def check_experiment(experiment: Experiment) -> str:
+def check_experiment(experiment: Experiment, num_devices: int | None = None) -> str:
   """Runs constructor, train step and eval step under `jax.eval_shape`. Returns what was seen.
+
+  `num_devices` is the size of the mesh; None: what its sizes say, the one that is free being 1.
 
   Raises:
     UserError: parts that do not fit each other.
@@ -43,12 +47,13 @@ def check_experiment(experiment: Experiment) -> str:
   if experiment.trainer is None:
     return report
   trainer, optimizer = experiment.trainer, optimizer_for(experiment)
-  state = jax.eval_shape(
-    init_function(experiment, optimizer), jax.eval_shape(lambda: jax.random.key(0))
-  )
+  mesh = experiment.mesh.abstract(num_devices)
+  check_fit(experiment, mesh, model)
+  state = abstract_state(experiment, optimizer, mesh)
   batch = experiment.task.spec(trainer.batch_size)
-  jax.eval_shape(make_train_step(experiment.task, trainer, optimizer), state, batch)
-  jax.eval_shape(make_eval_step(experiment.task, trainer), state.model, batch)
+  layout = Activations.of(mesh, experiment.mesh)
+  jax.eval_shape(make_train_step(experiment.task, trainer, optimizer, layout), state, batch)
+  jax.eval_shape(make_eval_step(experiment.task, trainer, layout), state.model, batch)
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   return f'{report}, train state {size / 2**30:.2f} GiB'
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from t2x.data import Batches, Skipping
 from t2x.errors import UserError
-from t2x.parallel import Processes
+from t2x.parallel import Processes, check_shardings
 from t2x.train.experiment import Experiment
 from t2x.train.faults import Fault, Spike
 from t2x.train.recovery import go_back, kept_for_replay, skips_of
@@ -83,6 +83,8 @@ def _train(
       logs = last or step % trainer.log_every == 0
       with watchdog.waiting(f'step {step}'):
         state, sums, norms = run.train_step(state, batch)
+        if step == start + 1:
+          check_shardings(run.abstract, state)
         report.step(step, sums, norms, count, log=logs)
 
       evaluates = last or _every(trainer.eval_every, step)

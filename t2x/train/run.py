@@ -16,9 +16,10 @@ import numpy as np
 
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
-from t2x.parallel import Processes, batch_sharding, check_batch, process_part
+from t2x.parallel import Activations, Processes, batch_sharding, process_part
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
+from t2x.train.fit import check_fit
 from t2x.train.state import TrainState, abstract_state, init_state, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
 
@@ -35,6 +36,7 @@ class Run:
     folder: the run folder.
     tokenizer: the fitted tokenizer, kept in the run folder; None for tasks without text.
     mesh: the devices.
+    layout: where the activations of a step are split over them; None for one device.
     abstract: shapes and shardings of the train state.
     checkpoints: the run's saved states.
     processes: those that are this run.
@@ -49,7 +51,8 @@ class Run:
     self.optimizer = optimizer_for(experiment)
     self.abstract = abstract_state(experiment, self.optimizer, self.mesh)
     self.task.check_model(self.abstract.model)
-    check_batch(self.mesh, self.trainer.batch_size)
+    check_fit(experiment, self.mesh, self.abstract.model)
+    self.layout = Activations.of(self.mesh, experiment.mesh)
     self.batch_sharding = batch_sharding(self.mesh)
     self.part = process_part(self.batch_sharding, self.trainer.batch_size)
     self.checkpoints = Checkpoints(
@@ -146,14 +149,14 @@ class Run:
   @functools.cached_property
   def train_step(self):
     """The jitted step; its state is donated."""
-    step = make_train_step(self.task, self.trainer, self.optimizer)
+    step = make_train_step(self.task, self.trainer, self.optimizer, self.layout)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None, None))
 
   @functools.cached_property
   def eval_step(self):
     """The jitted evaluation step."""
-    return jax.jit(make_eval_step(self.task, self.trainer))
+    return jax.jit(make_eval_step(self.task, self.trainer, self.layout))
 
   def evaluate(
     self,

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from t2x.parallel import state_shardings
-from t2x.train.experiment import Experiment
+from t2x.train.experiment import Experiment, Trainer
 from t2x.train.optimizers import build_optimizer
 
 __all__ = ['TrainState', 'abstract_state', 'init_function', 'init_state', 'optimizer_for']
@@ -44,7 +44,7 @@ class TrainState:
 
 def optimizer_for(experiment: Experiment) -> optax.GradientTransformation:
   """The update rule with its schedule, masks set by the model's parameters."""
-  model, _, trainer = experiment.complete()
+  model, trainer = _trained(experiment)
   params = jax.eval_shape(lambda: model(rngs=nnx.Rngs(0)))
   return build_optimizer(
     trainer.optimizer,
@@ -55,12 +55,20 @@ def optimizer_for(experiment: Experiment) -> optax.GradientTransformation:
   )
 
 
+def _trained(experiment: Experiment) -> tuple[Callable[..., nnx.Module], Trainer]:
+  """The parts of an experiment that make a state: the task is none of them."""
+  if experiment.model is None or experiment.trainer is None:
+    model, _, trainer = experiment.complete()
+    return model, trainer
+  return experiment.model, experiment.trainer
+
+
 def init_function(
   experiment: Experiment, optimizer: optax.GradientTransformation
 ) -> Callable[[Array], TrainState]:
   """`key -> TrainState`, to be shaped or jitted."""
 
-  build, _, trainer = experiment.complete()
+  build, trainer = _trained(experiment)
 
   def init(key):
     init_key, train_key = jax.random.split(key)
@@ -75,7 +83,9 @@ def init_function(
 
 
 def abstract_state(
-  experiment: Experiment, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh
+  experiment: Experiment,
+  optimizer: optax.GradientTransformation,
+  mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh,
 ) -> TrainState:
   """Shapes, dtypes and shardings of the state; nothing is allocated."""
   key = jax.eval_shape(lambda: jax.random.key(0))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from t2x.layers.constraints import Layout, laid_out
 from t2x.tasks import Task
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Trainer
@@ -30,12 +31,32 @@ def _split(batch: Batch, parts: int) -> Batch:
   return jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), batch)
 
 
+def _accumulated(gradients: Callable, parts: int, model: Any, batch: Batch, key: Any) -> Any:
+  """What `gradients` gives for the parts of a batch, one after the other, summed."""
+  if parts == 1:
+    return gradients(model, batch, key)
+  split, keys = _split(batch, parts), jax.random.split(key, parts)
+
+  def add(total, part):
+    return jax.tree.map(jnp.add, total, gradients(model, *part)), None
+
+  first = jax.tree.map(lambda a: a[0], (split, keys))
+  zeros = jax.tree.map(
+    lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(gradients, model, *first)
+  )
+  return jax.lax.scan(add, zeros, (split, keys))[0]
+
+
 def make_train_step(
-  task: Task, trainer: Trainer, optimizer: optax.GradientTransformation
+  task: Task,
+  trainer: Trainer,
+  optimizer: optax.GradientTransformation,
+  layout: Layout | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums, jax.Array]]:
   """`(state, batch) -> (state, sums, norms)`; jit it with a donated state.
 
-  `norms` [parameters] are those of the gradient, parameter by parameter.
+  `norms` [parameters] are those of the gradient, parameter by parameter. `layout` says where
+  activations are split; None leaves them whole or to the compiler.
 
   Loss and weight are summed over the parts of a batch and divided once, so `accumulate` does not
   change the result.
@@ -51,27 +72,13 @@ def make_train_step(
     return total, sums
 
   def gradients(model, batch, key):
-    (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(model, batch, key)
+    with laid_out(layout):
+      (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(model, batch, key)
     return grads, sums
-
-  def accumulated(model, batch, key):
-    if trainer.accumulate == 1:
-      return gradients(model, batch, key)
-    parts = _split(batch, trainer.accumulate)
-    keys = jax.random.split(key, trainer.accumulate)
-
-    def add(total, part):
-      return jax.tree.map(jnp.add, total, gradients(model, *part)), None
-
-    first = jax.tree.map(lambda a: a[0], (parts, keys))
-    zeros = jax.tree.map(
-      lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(gradients, model, *first)
-    )
-    return jax.lax.scan(add, zeros, (parts, keys))[0]
 
   def train_step(state, batch):
     key = jax.random.fold_in(state.key, state.step)
-    grads, sums = accumulated(state.model, batch, key)
+    grads, sums = _accumulated(gradients, trainer.accumulate, state.model, batch, key)
     weight = jnp.maximum(sums['loss'][1], 1e-9)
     grads = jax.tree.map(lambda g: g / weight, grads)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.model)
@@ -90,11 +97,14 @@ def make_train_step(
   return train_step
 
 
-def make_eval_step(task: Task, trainer: Trainer) -> Callable[[Any, Batch], Sums]:
+def make_eval_step(
+  task: Task, trainer: Trainer, layout: Layout | None = None
+) -> Callable[[Any, Batch], Sums]:
   """`(model, batch) -> sums` without dropout and label smoothing."""
 
   def eval_step(model, batch):
-    sums, _ = task.sums(cast(model, trainer.compute_dtype), batch, None)
+    with laid_out(layout):
+      sums, _ = task.sums(cast(model, trainer.compute_dtype), batch, None)
     return sums
 
   return eval_step

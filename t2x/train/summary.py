@@ -13,6 +13,7 @@ from t2x.layers import Pattern, Tokens
 from t2x.layers.kernels import Auto
 from t2x.parallel import Mesh
 from t2x.tasks import Task
+from t2x.train.fit import row_lengths
 from t2x.train.run import Run
 
 __all__ = ['attention_kernels', 'flops_per_token', 'model_table', 'start_screen']
@@ -101,21 +102,6 @@ def _uses(module: nnx.Module) -> dict[tuple[str, ...], int]:
     for path, part in nnx.iter_modules(module)
     if hasattr(part, 'num_repeats') and hasattr(part, 'num_groups')
   }
-
-
-def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
-  """Tokens in a row of the model, by top-level part: the source's side first, '' where all alike."""
-  spec = task.spec(1)
-  if 'source' in spec and 'target' in spec:
-    return {'encoder': spec['source'].shape[1], 'decoder': spec['target'].shape[1]}
-  if 'image' in spec:
-    embedding = getattr(model, 'embedding', None)
-    height, width = spec['image'].shape[1:3]
-    patch = getattr(embedding, 'patch_size', 1)
-    extra = int(getattr(embedding, 'class_token', None) is not None)
-    return {'': (height // patch) * (width // patch) + extra}
-  rows = [one.shape[1] for one in spec.values() if len(one.shape) == 2]
-  return {'': max(rows, default=1)}
 
 
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:

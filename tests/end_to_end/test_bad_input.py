@@ -1,5 +1,7 @@
 """Bad input gets one clear line and exit code 2, never a traceback."""
 
+import fcntl
+
 import pytest
 
 
@@ -69,6 +71,19 @@ def test_run_folder_of_another_config(experiment, t2x, tmp_path):
   code = t2x('train', file, '--out', out, '--fresh', *flags)[0]
   assert code == 0
   assert (tmp_path / 'run.old-1' / 'metrics.jsonl').exists()
+
+
+def test_one_training_in_a_folder_at_a_time(experiment, t2x, tmp_path):
+  out = tmp_path / 'run'
+  out.mkdir()
+  with (out / '.lock').open('w') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    for flags in ([], ['--fresh']):
+      code, _, err = t2x('train', experiment('masked_lm'), '--out', out, *flags)
+      assert code == 1
+      assert err.count('\n') == 1
+      assert f'another process is training in {out}' in err
+  assert [one.name for one in out.iterdir()] == ['.lock']
 
 
 def test_checkpoint_that_does_not_fit_names_the_parameter(experiment, t2x, tmp_path):

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
+from t2x.layers.constraints import constrain
 from t2x.layers.kernels.base import Kernel, Slots, group_size, slots, softmax_dtype
 from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, visible
 
@@ -81,11 +82,13 @@ class Blockwise(Kernel):
     parameters = [leaf for leaf, is_trained in zip(leaves, trained, strict=True) if is_trained]
     q = q.reshape(*q.shape[:2], k.shape[2], groups, -1).transpose(0, 2, 3, 1, 4)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    # Where the length is split, every device works on some rows of every tile: causal or not, all
+    # have as much to do.
     out = _attend(
       plan,
-      _cut(q, plan.q_block, 3),
-      _cut(k, plan.k_block, 2),
-      _cut(v, plan.k_block, 2),
+      constrain(_cut(q, plan.q_block, 3), None, 'batch', 'kv_heads', None, 'length', None),
+      constrain(_cut(k, plan.k_block, 2), None, 'batch', 'kv_heads', None, None),
+      constrain(_cut(v, plan.k_block, 2), None, 'batch', 'kv_heads', None, None),
       parameters,
       known,
     )

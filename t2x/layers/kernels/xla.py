@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
+from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import Kernel, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
 
@@ -50,6 +51,8 @@ class XLA(Kernel):
       return None
     if jax.default_backend() != 'gpu':
       return f'cuDNN needs an NVIDIA GPU, and this is {jax.default_backend()}'
+    if num_parts('length') > 1:
+      return 'cuDNN attends to whole rows, and these are split over devices'
     if q.dtype not in (jnp.bfloat16, jnp.float16):
       return f'cuDNN computes in bfloat16 or float16, not {q.dtype}'
     if q.shape[-1] % 8 or q.shape[-1] > 128:

@@ -1,0 +1,70 @@
+"""A table of what every device holds: shape, spec and bytes of each array of a state and a batch.
+
+It reads shapes and shardings alone, so the mesh may be larger than the machine.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from t2x.parallel.mesh import as_tuple
+
+__all__ = ['sharding_table', 'told_bytes', 'told_spec']
+
+Row = tuple[str, str, str, str, str]
+
+
+def told_bytes(count: float) -> str:
+  """A number of bytes with three digits and a binary unit."""
+  for unit in ('B', 'KiB', 'MiB', 'GiB'):
+    if count < 1000:
+      return f'{count:.3g} {unit}'
+    count /= 1024
+  return f'{count:.4g} TiB'
+
+
+def told_spec(sharding: NamedSharding, ndim: int) -> str:
+  """Each dimension's mesh axes that have more than one device; `-` where there is none."""
+  entries = [*sharding.spec, *(None,) * (ndim - len(sharding.spec))]
+  sizes = sharding.mesh.shape
+  told = ['+'.join(axis for axis in as_tuple(one) if sizes[axis] > 1) or '-' for one in entries]
+  return ', '.join(told) or '-'
+
+
+def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
+  """Rows of name, shape, spec, bytes in all and bytes on each device, part by part, with totals.
+
+  Args:
+    title: the first line.
+    parts: name -> tree of arrays or of shapes with NamedShardings.
+  """
+  rows: list[Row] = [('', 'shape', 'over', 'bytes', 'a device')]
+  whole, local = 0, 0
+  for part, tree in parts.items():
+    inside: list[Row] = []
+    part_whole, part_local = 0, 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      size = leaf.dtype.itemsize
+      here = math.prod(leaf.sharding.shard_shape(leaf.shape)) * size
+      there = math.prod(leaf.shape) * size
+      part_whole, part_local = part_whole + there, part_local + here
+      name = jax.tree_util.keystr(path, simple=True, separator='.').removesuffix('.value')
+      shape = ' x '.join(map(str, leaf.shape)) + f' {_short(leaf.dtype)}'
+      spec = told_spec(leaf.sharding, leaf.ndim)
+      inside.append((f'  {name or part}', shape, spec, told_bytes(there), told_bytes(here)))
+    whole, local = whole + part_whole, local + part_local
+    rows += [(part, '', '', told_bytes(part_whole), told_bytes(part_local)), *inside]
+  rows.append(('total', '', '', told_bytes(whole), told_bytes(local)))
+  widths = [max(len(row[column]) for row in rows) for column in range(5)]
+  lines = [
+    f'{a:{widths[0]}}  {b:{widths[1]}}  {c:{widths[2]}}  {d:>{widths[3]}}  {e:>{widths[4]}}'
+    for a, b, c, d, e in rows
+  ]
+  return '\n'.join([title, *lines])
+
+
+def _short(dtype: Any) -> str:
+  return str(dtype).replace('float', 'f').replace('uint', 'u').replace('int', 'i')

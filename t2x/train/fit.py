@@ -1,0 +1,46 @@
+"""Whether an experiment fits a mesh: what does not divide is told before anything is compiled."""
+
+from typing import Any
+
+from flax import nnx
+
+from t2x.parallel import check_batch, check_length
+from t2x.tasks import Task
+from t2x.train.experiment import Experiment
+
+__all__ = ['check_fit', 'row_lengths']
+
+
+def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
+  """Tokens in a row of the model, by top-level part: the source's side first, '' where all alike."""
+  spec = task.spec(1)
+  if 'source' in spec and 'target' in spec:
+    return {'encoder': spec['source'].shape[1], 'decoder': spec['target'].shape[1]}
+  if 'image' in spec:
+    embedding = getattr(model, 'embedding', None)
+    height, width = spec['image'].shape[1:3]
+    patch = getattr(embedding, 'patch_size', 1)
+    extra = int(getattr(embedding, 'class_token', None) is not None)
+    return {'': (height // patch) * (width // patch) + extra}
+  rows = [one.shape[1] for one in spec.values() if len(one.shape) == 2]
+  return {'': max(rows, default=1)}
+
+
+def check_fit(experiment: Experiment, mesh: Any, model: nnx.Module) -> None:
+  """Raises UserError when the batch or the length of rows does not divide over a mesh.
+
+  Parameters are checked where their shardings are made.
+
+  Args:
+    experiment: with task and trainer.
+    mesh: the devices, which need not be there.
+    model: the model's shapes.
+  """
+  _, task, trainer = experiment.complete()
+  check_batch(mesh, trainer.batch_size)
+  if trainer.accumulate > 1:
+    name = f'Trainer.batch_size / Trainer.accumulate = {trainer.batch_size} / {trainer.accumulate}'
+    check_batch(mesh, trainer.batch_size // trainer.accumulate, name)
+  for part, length in row_lengths(task, model).items():
+    name = f'a row of the {part or "model"}'
+    check_length(mesh, experiment.mesh.activation_rules, length, name)
