@@ -1,8 +1,8 @@
 """What each command of the command line does. Imported when a command runs, not for `--help`."""
 
 import argparse
+import contextlib
 import json
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import UserError
+from t2x.run_folder import claimed
 
 __all__ = ['COMMANDS']
 
@@ -44,38 +45,18 @@ def train(args: argparse.Namespace) -> int:
   config = load(args.files, args.overrides)
   processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
-  text = config_lib.render(config)
-  if processes.first:
-    _check_folder(folder, config, text, args.fresh)
-  processes.barrier()
-  from t2x.train import train as run_training
+  with contextlib.ExitStack() as held:
+    if processes.first:
+      held.enter_context(claimed(folder, config, load, args.fresh))
+    processes.barrier()
+    from t2x.train import train as run_training
 
-  metrics = run_training(config.build(), folder, text, notes=args.notes, processes=processes)
+    metrics = run_training(
+      config.build(), folder, config_lib.render(config), notes=args.notes, processes=processes
+    )
   if processes.first:
     print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
   return 0
-
-
-def _check_folder(folder: Path, config: config_lib.Config, text: str, fresh: bool) -> None:
-  """Sets an old run aside when a fresh one is asked for; else it must be of the same config."""
-  old = folder / 'config.gin'
-  if fresh and folder.exists():
-    _set_aside(folder)
-  elif old.exists() and old.read_text() != text:
-    differences = '\n  '.join(config_lib.diff(load([old]), config))
-    raise UserError(
-      f'{folder} belongs to another config:\n  {differences}\n'
-      'use --fresh to start again (the old folder is kept), or another --out'
-    )
-
-
-def _set_aside(folder: Path) -> None:
-  """Renames a run folder, so that nothing saved is lost."""
-  number = 1
-  while (aside := folder.with_name(f'{folder.name}.old-{number}')).exists():
-    number += 1
-  shutil.move(folder, aside)
-  print(f't2x: the old run is kept in {aside}', file=sys.stderr)
 
 
 def _open_run(args: argparse.Namespace) -> tuple[Any, Any]:
