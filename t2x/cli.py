@@ -4,10 +4,14 @@ This file only parses, so that `t2x --help` is quick; t2x/commands.py does the w
 """
 
 import argparse
+import contextlib
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from t2x.allocator import set_allocator
@@ -188,6 +192,11 @@ def main(argv: list[str] | None = None) -> int:
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
+  with _interruptible(args) if args.command == 'train' else contextlib.nullcontext():
+    return _run_command(args)
+
+
+def _run_command(args: argparse.Namespace) -> int:
   try:
     from t2x import commands
 
@@ -205,6 +214,29 @@ def main(argv: list[str] | None = None) -> int:
     first = (str(error).splitlines() or [''])[0]
     message = f'{type(error).__name__}: {first} (--traceback shows where)'
     return _fail(args, error, message, 1)
+
+
+@contextlib.contextmanager
+def _interruptible(args: argparse.Namespace) -> Iterator[None]:
+  """Outside its loop, which answers by itself, a run has nothing to save: SIGTERM and SIGINT end it
+  at once, with the code that asks to run it again. Preparing data is cut off as a kill would."""
+  if threading.current_thread() is not threading.main_thread():
+    yield
+    return
+
+  def end(number: int, frame: Any) -> None:
+    message = 'interrupted outside the training steps: run the same command again to go on'
+    if (processes := getattr(args, 'processes', None)) is not None:
+      processes.fail(message, INTERRUPTED)
+    print(f't2x: {message}', file=sys.stderr, flush=True)
+    os._exit(INTERRUPTED)
+
+  before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:

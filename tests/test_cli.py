@@ -25,6 +25,19 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
   assert 'Exit codes' in done.stdout
 
 
+def test_a_signal_before_the_training_steps_ends_with_the_code_to_run_again():
+  code = """
+import signal, sys, types
+sys.modules['t2x.commands'] = commands = types.ModuleType('commands')
+commands.COMMANDS = {'train': lambda args: signal.raise_signal(signal.SIGTERM)}
+from t2x.cli import main
+main(['train', 'some.gin'])
+"""
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+  assert done.returncode == 75
+  assert 'run the same command again' in done.stderr
+
+
 @pytest.mark.parametrize('command', ['train', 'eval', 'generate', 'check', 'show', 'diff', 'data'])
 def test_every_command_has_help(command, capsys):
   with pytest.raises(SystemExit) as stop:

@@ -23,7 +23,10 @@ class Skipping:
 
   def source_step(self, step: int) -> int:
     """The step that the batch of `step` has in `batches`."""
-    return step + sum(count for start, count in self.skips if step >= start)
+    # The last decided comes first: it counted in steps of the run as all others had left it.
+    for start, count in reversed(self.skips):
+      step += count if step >= start else 0
+    return step
 
   def __getitem__(self, step: int) -> Batch:
     return self.batches[self.source_step(step)]

@@ -1,8 +1,9 @@
 """The training loop: one for every task, read from top to bottom."""
 
 import contextlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,33 +45,42 @@ def train(
     Interrupted: SIGTERM or SIGINT came; the state is saved.
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
+  began = time.monotonic()
   run = Run(experiment, folder, processes)
   _keep_config(run, config_text)
   rows = run.rows(run.task.train_split)
   if not len(rows):
     raise UserError(f"the split '{run.task.train_split}' of {run.task.source} is empty")
   batches = run.batches(rows)
-  while True:
-    skips = skips_of(run)
-    try:
-      return _train(run, rows, batches, skips, notes)
-    except Spike as spike:
-      go_back(run, spike, skips)
-    except Fault as fault:
-      raise kept_for_replay(run, batches, fault, skips) from fault
+  with (
+    _saves_ended(run),
+    interruptible(run.processes, run.trainer.max_minutes, began) as interrupted,
+  ):
+    while True:
+      skips = skips_of(run)
+      try:
+        return _train(run, rows, batches, skips, interrupted, notes)
+      except Spike as spike:
+        go_back(run, spike, skips)
+      except Fault as fault:
+        raise kept_for_replay(run, batches, fault, skips) from fault
 
 
 def _train(
-  run: Run, rows: Any, batches: Batches, skips: list[tuple[int, int]], notes: Sequence[str]
+  run: Run,
+  rows: Any,
+  batches: Batches,
+  skips: list[tuple[int, int]],
+  interrupted: Callable[[int], bool],
+  notes: Sequence[str],
 ) -> dict[str, Any]:
-  """From the last checkpoint to the end."""
+  """From the last checkpoint to the end, or until `interrupted(step)`."""
   trainer = run.trainer
   state, saved = _start(run, batches)
   start = int(state.step)
   metrics: dict[str, float] = saved.get('metrics', {})
   with (
     Report(run, start, saved) as report,
-    interruptible(run.processes, trainer.max_minutes) as interrupted,
     Watchdog(60 * trainer.stall_minutes, say=report.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as prepared,
   ):
@@ -110,10 +120,25 @@ def _train(
   return metrics
 
 
+@contextlib.contextmanager
+def _saves_ended(run: Run) -> Iterator[None]:
+  """However a run ends, what it is saving comes to the disk. (Not where a lost process would have to
+  take part.)"""
+  try:
+    yield
+  finally:
+    if run.processes.count == 1:
+      with contextlib.suppress(UserError):
+        run.checkpoints.close()
+
+
 def _keep_config(run: Run, text: str) -> None:
   if run.processes.first:
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / 'config.gin').write_text(text)
+    # Renamed when whole: a config that a kill had cut off would be that of another run.
+    temporary = run.folder / 'config.gin.tmp'
+    temporary.write_text(text)
+    os.replace(temporary, run.folder / 'config.gin')
 
 
 def _start(run: Run, batches: Batches) -> tuple[TrainState, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """What a run does about a fault that ended it: goes back before a spike, or notes the batch."""
 
+import contextlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ def go_back(run: Run, spike: Spike, skips: list[tuple[int, int]]) -> None:
     raise UserError(
       f'{spike}, and the run has gone back {len(skips)} times: try a lower learning rate', 1
     ) from spike
+  run.checkpoints.wait()  # The last one may still be on its way to the disk.
   good = max((step for step in run.checkpoints.steps() if step < spike.first), default=0)
   run.checkpoints.forget_after(good)
   run.processes.barrier()
@@ -49,6 +51,8 @@ def kept_for_replay(
   if run.processes.first:
     about = {'source_step': source_step, 'epochs': epochs.tolist(), 'rows': rows.tolist()}
     path.write_text(json.dumps(fault.about | about, indent=2) + '\n')
+  with contextlib.suppress(UserError):
+    run.checkpoints.wait()
   last = run.checkpoints.latest_step()
   good = 'there is no checkpoint yet' if last is None else f'the checkpoint of step {last} is good'
   return UserError(

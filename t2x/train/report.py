@@ -48,7 +48,8 @@ class Report(contextlib.AbstractContextManager):
   Of several processes the first one alone writes.
 
   timing.jsonl says after how many seconds of running (pauses between restarts left out) each line
-  of metrics.jsonl was due; it is apart from the metrics, which are the same at every repetition.
+  of metrics.jsonl was due, and how long the loop stood still for each checkpoint (`waited`, in
+  TensorBoard too); it is apart from the metrics, which are the same at every repetition.
 
   Args:
     run: the run.
@@ -64,6 +65,7 @@ class Report(contextlib.AbstractContextManager):
     self.terminal: Terminal | Silent = Silent()
     self.samples: MetricWriter = Silent()
     self.timing: MetricWriter = Silent()
+    self.board: MetricWriter = Silent()
     self.writers: list[MetricWriter] = []
     if run.processes.first:
       self._open_writers()
@@ -79,9 +81,10 @@ class Report(contextlib.AbstractContextManager):
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
     self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
+    self.board = TensorBoard(run.folder, after=start)
     self.writers = [
       JsonLines(run.folder / 'metrics.jsonl', after=start),
-      TensorBoard(run.folder, after=start),
+      self.board,
       self.terminal,
       *(writer(run.folder) for writer in run.trainer.writers),
     ]
@@ -141,7 +144,9 @@ class Report(contextlib.AbstractContextManager):
 
   def saved(self, step: int, seconds: float) -> None:
     """Notes how long the loop stood still for a checkpoint."""
-    self.timing.write(step, 'checkpoint', {'seconds': self._seconds(), 'waited': round(seconds, 3)})
+    waited = {'waited': round(seconds, 3)}
+    self.timing.write(step, 'checkpoint', {'seconds': round(self._seconds(), 3)} | waited)
+    self.board.write(step, 'checkpoint', waited)
 
   def state(self) -> dict[str, Any]:
     """What a checkpoint keeps: the sums of the interval under way, the seconds so far."""

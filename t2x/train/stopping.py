@@ -29,15 +29,18 @@ class Interrupted(UserError):
 
 @contextlib.contextmanager
 def interruptible(
-  processes: Processes, max_minutes: float | None = None
+  processes: Processes, max_minutes: float | None = None, began: float | None = None
 ) -> Iterator[Callable[[int], bool]]:
   """SIGTERM, SIGINT and the end of the time are noted, and the step is finished.
+
+  The time runs from `began` (of time.monotonic; None: now).
 
   Yields `due(step)`: whether to stop after this step, which all processes answer alike when one of
   them has the signal.
   """
   seen: list[int] = []
-  end = math.inf if max_minutes is None else time.monotonic() + 60 * max_minutes
+  began = time.monotonic() if began is None else began
+  end = math.inf if max_minutes is None else began + 60 * max_minutes
 
   def note(number, frame):
     seen.append(number)

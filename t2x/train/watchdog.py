@@ -1,6 +1,7 @@
 """A thread that notices when the loop stands still, and ends the process rather than let it hang."""
 
 import contextlib
+import multiprocessing
 import os
 import statistics
 import sys
@@ -10,12 +11,15 @@ from collections.abc import Callable, Iterator
 
 __all__ = ['Watchdog']
 
-# Steps that are looked at before anything counts as late: the first ones compile.
+# Waits that are looked at before one is told to be long: the first ones compile.
 LEARNING = 5
 
 
 def _end(message: str) -> None:
   print(f't2x: {message}', file=sys.stderr, flush=True)
+  # Nothing else ends data workers that stand still.
+  for process in multiprocessing.active_children():
+    process.kill()
   os._exit(1)
 
 
@@ -76,16 +80,19 @@ class Watchdog(contextlib.AbstractContextManager):
     while not self._stopped.wait(self.interval):
       with self._lock:
         what, since, known = self._what, self._since, list(self._durations)
-      if not what or len(known) < LEARNING:
+      if not what:
         continue
       waited = time.monotonic() - since
       # Waits are mostly short and at times as long as a whole log interval: the longest counts.
-      usual = max(known[1:]) if len(known) > 1 else known[0]
+      usual = max(known[1:] or known, default=0.0)
       if waited > self.patience:
+        others = f', others at most {usual:.1f} s' if known else ''
         self.end(
-          f'{what} has taken {waited:.0f} s, others at most {usual:.1f} s: giving up; the last '
-          'checkpoint is good, run the same command again to go on'
+          f'{what} has taken {waited:.0f} s{others}: giving up; the last checkpoint is good, '
+          'run the same command again to go on'
         )
+      elif len(known) < LEARNING:
+        continue
       elif not self._said and waited > max(
         self.least, self.factor * statistics.median(known), usual
       ):

@@ -22,3 +22,7 @@ def test_from_its_step_on_a_skip_leaves_batches_out():
 def test_skips_add_up():
   batches = Skipping(BATCHES, [(2, 3), (3, 1)])
   assert [batches.source_step(step) for step in range(5)] == [0, 1, 5, 7, 8]
+
+
+def test_a_later_skip_that_starts_before_an_earlier_one_lets_none_back_in():
+  assert numbers(Skipping(BATCHES, [(4, 3), (3, 3)]), 5) == [0, 1, 2, 9, 10]

@@ -1,8 +1,11 @@
 """The watchdog says that a wait is long, and ends the process when it does not end."""
 
+import os
 import subprocess
 import sys
 import time
+
+import pytest
 
 from t2x.train.watchdog import LEARNING, Watchdog
 
@@ -52,3 +55,30 @@ with Watchdog(0.1, least=0.05, interval=0.01) as dog:
   done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
   assert done.returncode == 1
   assert done.stderr.splitlines()[-1].startswith('t2x: step 7 has taken')
+
+
+def test_a_data_worker_that_stands_still_ends_the_process_and_is_ended():
+  script = """
+import multiprocessing, os, signal
+from t2x.data import prefetch
+from t2x.train.watchdog import Watchdog
+
+if __name__ == '__main__':
+  with Watchdog(2.0, interval=0.05) as dog:
+    batches = prefetch([{} for _ in range(1000)], 0, 1000, num_workers=1)
+    next(batches)
+    worker, = multiprocessing.active_children()
+    os.kill(worker.pid, signal.SIGSTOP)
+    print(worker.pid, flush=True)
+    with dog.waiting('the batch of step 1'):
+      for batch in batches:
+        pass
+"""
+  command = [sys.executable, '-c', script]
+  done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+  assert done.returncode == 1
+  assert 't2x: the batch of step 1 has taken' in done.stderr
+  with pytest.raises(ProcessLookupError):
+    for _ in range(200):
+      os.kill(int(done.stdout), 0)
+      time.sleep(0.05)

@@ -1,0 +1,265 @@
+"""Whole runs of a line through points: what stops, skips, goes back and saves, and what comes of it."""
+
+import dataclasses
+import json
+import os
+import signal
+from multiprocessing import active_children
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.data import Batches, TextFiles
+from t2x.errors import UserError
+from t2x.layers import param
+from t2x.parallel import Mesh
+from t2x.tasks import Task
+from t2x.train import SGD, Constant, Experiment, Rollback, Skip, Trainer, train
+from t2x.train.checkpoints import Checkpoints
+from t2x.train.stopping import Interrupted
+
+BATCH = 4
+
+
+class Line(nnx.Module):
+  def __init__(self, rngs):
+    self.slope = param(nnx.initializers.ones, (3,), ('embed',), rngs)
+    self.offset = param(nnx.initializers.zeros, (1,), ('length',), rngs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Points(Task):
+  """Points near a line. `bad`: step -> the y that all points of its batch have."""
+
+  bad: Any = ()
+  num_steps: int = 30
+
+  unit = 'examples'
+
+  def rows(self, split, tokenizer):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(BATCH * (self.num_steps + 8), 3)).astype(np.float32)
+    rows = [{'x': row, 'y': np.float32(row.sum() + 1 + 0.1 * rng.normal())} for row in x]
+    batches = Batches(rows, batch_size=BATCH, seed=0)
+    for step, y in self.bad if split == 'train' else ():
+      for row in batches.indices(step - 1)[1]:
+        rows[row]['y'] = np.float32(y)
+    return rows
+
+  def spec(self, batch_size):
+    shapes = {'x': (batch_size, 3), 'y': (batch_size,)}
+    return {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+
+  def check_model(self, model):
+    pass
+
+  def count(self, batch):
+    return len(batch['y'])
+
+  def sums(self, model, batch, key):
+    error = batch['x'] @ model.slope[...] + model.offset[...] - batch['y']
+    weight = jnp.float32(len(batch['y']))
+    return {'loss': (jnp.sum(jnp.square(error)), weight)}, {}
+
+
+def points(bad=(), num_steps=30, **settings):
+  task = Points(source=TextFiles(train='none'), bad=tuple(dict(bad).items()), num_steps=num_steps)
+  defaults = {'log_every': 3, 'eval_every': 0, 'checkpoint_every': 5, 'clip_norm': None}
+  trainer = Trainer(
+    num_steps=num_steps,
+    batch_size=BATCH,
+    optimizer=SGD(),
+    schedule=Constant(peak=0.01),
+    **(defaults | settings),
+  )
+  return Experiment(model=Line, task=task, trainer=trainer, mesh=Mesh())
+
+
+def metrics(folder):
+  lines = map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+  return [{k: v for k, v in line.items() if not k.endswith('_per_second')} for line in lines]
+
+
+def train_lines(folder):
+  return [line for line in metrics(folder) if line['split'] == 'train']
+
+
+@dataclasses.dataclass
+class AtStep:
+  """A metric writer that does something when the train line of a step is written."""
+
+  at: int
+  do: Any
+
+  def __call__(self, folder):
+    return self
+
+  def write(self, step, split, metrics):
+    if split == 'train' and step == self.at:
+      self.do()
+
+  def close(self):
+    pass
+
+
+class Died(Exception):
+  """Stands for a kill."""
+
+
+def die():
+  raise Died
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """An uninterrupted run's metrics."""
+  folder = tmp_path_factory.mktemp('whole')
+  train(points(), folder, '')
+  return metrics(folder)
+
+
+def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole):
+  with pytest.raises(Interrupted, match='saved at step 1: run the same') as stop:
+    train(points(max_minutes=1e-6), tmp_path, '')
+  assert stop.value.exit_code == 75
+  with pytest.raises(Interrupted, match='saved at step 2'):
+    train(points(max_minutes=1e-6), tmp_path, '')
+  train(points(max_minutes=60.0), tmp_path, '')
+  assert metrics(tmp_path) == whole
+
+
+def test_a_run_that_died_anywhere_goes_on_to_the_same_end(tmp_path, whole):
+  for at in (3, 12, 21):
+    with pytest.raises(Died):
+      train(points(writers=(AtStep(at, die),)), tmp_path, '')
+  train(points(), tmp_path, '')
+  assert metrics(tmp_path) == whole
+
+
+def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
+  experiment = points({8: np.nan})
+  with pytest.raises(UserError, match=r'step 8 is not finite: .*loss nan') as error:
+    train(experiment, tmp_path, '')
+  told = str(error.value)
+  assert error.value.exit_code == 1
+  assert 'gradients that are not: offset, slope;' in told
+  assert 'the checkpoint of step 5 is good' in told
+  fault = json.loads((tmp_path / 'fault-8.json').read_text())
+  assert str(tmp_path / 'fault-8.json') in told
+  assert fault['gradients'] == ['offset', 'slope']
+  rows = experiment.task.rows('train', None)
+  replayed = np.stack([rows[row]['x'] for row in fault['rows']])
+  batches = Batches(rows, batch_size=BATCH, seed=0)
+  np.testing.assert_array_equal(replayed, batches[fault['source_step']]['x'])
+  assert all(np.isnan(rows[row]['y']) for row in fault['rows'])
+
+
+def slope(folder, step):
+  array = Checkpoints(folder / 'checkpoints').read(
+    step, {'model/slope': jax.ShapeDtypeStruct((3,), jnp.float32)}
+  )
+  return np.asarray(array['model/slope'])
+
+
+def test_skip_leaves_the_parameters_counts_and_gives_up(tmp_path):
+  settings = {'checkpoint_every': 1, 'keep_last': 99, 'log_every': 1, 'num_steps': 12}
+  train(points({7: np.nan, 8: np.inf}, nonfinite=Skip(limit=2), **settings), tmp_path / 'a', '')
+  skipped = [line['skipped'] for line in train_lines(tmp_path / 'a')]
+  assert skipped == [float(step in (7, 8)) for step in range(1, 13)]
+  before = slope(tmp_path / 'a', 6)
+  np.testing.assert_array_equal(slope(tmp_path / 'a', 8), before)
+  assert not np.array_equal(slope(tmp_path / 'a', 9), before)
+  bad = {7: np.nan, 8: np.inf, 9: np.nan}
+  with pytest.raises(UserError, match='step 9, the last of 3 in a row, is not finite'):
+    train(points(bad, nonfinite=Skip(limit=2), **settings), tmp_path / 'b', '')
+  assert (tmp_path / 'b' / 'fault-7.json').exists()
+
+
+SPIKE = {27: 100.0, 28: 100.0, 29: 100.0}
+GOES_BACK = {'rollback': Rollback(patience=3), 'num_steps': 40}
+
+
+@pytest.fixture(scope='module')
+def went_back(tmp_path_factory):
+  """The folder of a run that met a spike and left its batches out."""
+  folder = tmp_path_factory.mktemp('went_back')
+  train(points(SPIKE, **GOES_BACK), folder, '')
+  return folder
+
+
+def test_a_spike_goes_back_to_the_checkpoint_before_and_leaves_its_batches_out(went_back):
+  assert json.loads((went_back / 'skips.json').read_text()) == [[26, 3]]
+  steps = [line['step'] for line in train_lines(went_back)]
+  assert steps == [*range(3, 40, 3), 40]
+  assert max(line['loss'] for line in train_lines(went_back)[5:]) < 10.0
+
+
+@pytest.mark.parametrize('when', ['before', 'meanwhile', 'after'])
+def test_a_run_that_died_while_it_went_back_ends_the_same(went_back, tmp_path, when, monkeypatch):
+  if when == 'meanwhile':
+    with monkeypatch.context() as patch:
+      # The checkpoints are forgotten, the batches not yet noted.
+      forget = Checkpoints.forget_after
+      patch.setattr(Checkpoints, 'forget_after', lambda *args: (forget(*args), die()))
+      with pytest.raises(Died):
+        train(points(SPIKE, **GOES_BACK), tmp_path, '')
+  else:
+    at = {'before': 24, 'after': 30}[when]
+    with pytest.raises(Died):
+      train(points(SPIKE, writers=(AtStep(at, die),), **GOES_BACK), tmp_path, '')
+  train(points(SPIKE, **GOES_BACK), tmp_path, '')
+  assert metrics(tmp_path) == metrics(went_back)
+
+
+def test_a_signal_is_not_lost_when_the_run_goes_back(tmp_path):
+  ask = AtStep(24, lambda: signal.raise_signal(signal.SIGTERM))
+  # The line of step 24 is written when the spike of step 27 is already under way.
+  with pytest.raises(Interrupted):
+    train(points(SPIKE, writers=(ask,), **GOES_BACK), tmp_path, '')
+
+
+def test_some_checkpoints_are_kept_for_good_and_the_rest_rolls(tmp_path):
+  train(points(checkpoint_every=2, keep_every=8), tmp_path, '')
+  assert Checkpoints(tmp_path / 'checkpoints').steps() == [8, 16, 24, 28, 30]
+
+
+def test_a_checkpoint_is_due_by_the_clock(tmp_path):
+  settings = {'checkpoint_every': 0, 'keep_last': 99, 'num_steps': 9}
+  train(points(checkpoint_minutes=1e-9, **settings), tmp_path / 'soon', '')
+  assert Checkpoints(tmp_path / 'soon' / 'checkpoints').steps() == [3, 6, 9]
+  train(points(checkpoint_minutes=60.0, **settings), tmp_path / 'late', '')
+  assert Checkpoints(tmp_path / 'late' / 'checkpoints').steps() == [9]
+
+
+def test_the_time_lost_to_saving_is_told_for_each_checkpoint(went_back):
+  lines = map(json.loads, (went_back / 'timing.jsonl').read_text().splitlines())
+  waited = {line['step']: line['waited'] for line in lines if line['split'] == 'checkpoint'}
+  assert sorted(waited) == list(range(5, 41, 5))
+  assert all(seconds >= 0 for seconds in waited.values())
+  events = b''.join(path.read_bytes() for path in (went_back / 'tensorboard').iterdir())
+  assert b'checkpoint/waited' in events
+
+
+def test_a_data_worker_that_was_killed_ends_the_run_with_its_name(tmp_path):
+  def kill():
+    os.kill(active_children()[0].pid, signal.SIGKILL)
+
+  with pytest.raises(RuntimeError, match=r'the data worker t2x-data-0 died .*exit code -9'):
+    train(
+      points(num_workers=1, num_steps=2000, writers=(AtStep(3, kill),), checkpoint_every=0),
+      tmp_path,
+      '',
+    )
+
+
+def test_a_config_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+  (tmp_path / 'config.gin').write_text('old')
+  with monkeypatch.context() as patch:
+    patch.setattr('t2x.train.loop.os.replace', lambda *paths: die())
+    with pytest.raises(Died):
+      train(points(), tmp_path, 'new')
+  assert (tmp_path / 'config.gin').read_text() == 'old'
