@@ -10,7 +10,6 @@ import logging
 import math
 import shutil
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,16 +23,13 @@ from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, EveryNSteps, LatestN
 
 from t2x.errors import UserError
+from t2x.train.checksums import damage_of, write_checksums
 
 __all__ = ['Checkpoints', 'named_leaves']
 
 State = TypeVar('State')
 
 log = logging.getLogger('t2x')
-
-CHECKSUMS = 'checksums.json'
-# Written by Orbax while a checkpoint is moved to its place, thus after the checksums.
-UNCHECKED = (CHECKSUMS, '_CHECKPOINT_METADATA')
 
 
 class Checkpoints:
@@ -46,6 +42,8 @@ class Checkpoints:
     keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
     best_metric: the metric that decides.
     best_mode: whether it should be small or large.
+    failed_saves: saves in a row that may fail, each told; the next one raises. Where several
+      processes save together, the first that fails raises.
   """
 
   def __init__(
@@ -57,11 +55,14 @@ class Checkpoints:
     keep_every: int = 0,
     best_metric: str = 'loss',
     best_mode: Literal['min', 'max'] = 'min',
+    failed_saves: int = 0,
   ):
     self.folder = Path(folder).absolute()
     self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
     self.best_metric, self.best_mode = best_metric, best_mode
+    self.failed_saves = failed_saves
     self._manager: ocp.CheckpointManager | None = None
+    self._under_way, self._failures = False, 0
     self._corrupt: set[int] = set()
     _say_it_once()
 
@@ -95,7 +96,8 @@ class Checkpoints:
       metrics: of an evaluation at this step, to choose the best.
 
     Raises:
-      UserError: this save or the one before failed; the last good checkpoint is still there.
+      UserError: this save or the one before failed, after as many as may; the last good checkpoint
+        is still there.
     """
     if metrics is not None and self.best_metric not in metrics:
       raise UserError(
@@ -107,6 +109,7 @@ class Checkpoints:
     about: dict[str, Any] = {'extra': extra or {}, 'metrics': metrics and dict(metrics)}
     about |= {'arrays': arrays, 'best': [self.best_metric, self.best_mode]}
     about = json.loads(json.dumps(about, default=float))
+    self._end_the_one_before()
     try:
       if self._manager is None:
         self._manager = self._open()
@@ -118,8 +121,25 @@ class Checkpoints:
         metrics=about['metrics'],
         force=True,
       )
+      self._under_way = True
     except Exception as error:
-      raise self._failed(error) from error
+      self._endure(self._failed(error))
+
+  def _end_the_one_before(self) -> None:
+    if self._under_way:
+      try:
+        self.wait()
+        self._failures = 0
+      except UserError as error:
+        self._endure(error)
+
+  def _endure(self, failed: UserError) -> None:
+    """Tells of a failed save, or raises."""
+    self._failures += 1
+    if self._failures > self.failed_saves or jax.process_count() > 1:
+      raise failed
+    told = 'failed save %d of %d in a row that may: going on; %s'
+    log.warning(told, self._failures, self.failed_saves, failed)
 
   def wait(self) -> None:
     """Returns when the last save is on disk.
@@ -127,6 +147,7 @@ class Checkpoints:
     Raises:
       UserError: it failed; the last good checkpoint is still there.
     """
+    self._under_way = False
     try:
       if self._manager is not None:
         self._manager.wait_until_finished()
@@ -261,15 +282,14 @@ class Checkpoints:
     """Runs in Orbax's thread when all files are written, before they are moved to their place."""
     if jax.process_index() == 0:
       for folder in self._unfinished():
-        sums = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
-        (folder / CHECKSUMS).write_text(json.dumps(sums))
+        write_checksums(folder)
 
   def _unfinished(self) -> list[Path]:
     return list(self.folder.glob('*.orbax-checkpoint-tmp*'))
 
   def _problem(self, step: int) -> str | None:
     """What is wrong with a checkpoint's files, as the first process sees them."""
-    problem = _check_files(self.folder / str(step)) if jax.process_index() == 0 else None
+    problem = damage_of(self.folder / str(step)) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
       bad = multihost_utils.broadcast_one_to_all(np.array(problem is not None))
       problem = (problem or 'as the first process says') if bad else None
@@ -364,29 +384,3 @@ def _nest(named: Mapping[str, Any]) -> dict[str, Any]:
 def _target(leaf: Any) -> jax.ShapeDtypeStruct:
   sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _files(folder: Path) -> list[Path]:
-  return [path for path in folder.rglob('*') if path.is_file() and path.name not in UNCHECKED]
-
-
-def _checksum(path: Path) -> list[int]:
-  """[size in bytes, CRC-32]."""
-  size, crc = 0, 0
-  with path.open('rb') as file:
-    while block := file.read(1 << 22):
-      size, crc = size + len(block), zlib.crc32(block, crc)
-  return [size, crc]
-
-
-def _check_files(folder: Path) -> str | None:
-  try:
-    sums = json.loads((folder / CHECKSUMS).read_bytes())
-    for name, expected in sums.items():
-      found = _checksum(folder / name)
-      if found != expected:
-        what = 'content' if found[0] == expected[0] else f'{found[0]} of {expected[0]} bytes:'
-        return f'{name}: {what} not as written'
-  except (OSError, ValueError, AttributeError) as error:
-    return str(error) or type(error).__name__
-  return None

@@ -42,6 +42,8 @@ class Trainer:
     keep_last: newest checkpoints kept.
     keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
     keep_best: best checkpoints kept, by the task's own metric.
+    failed_saves: checkpoints in a row that may fail to be saved (a full disk), each told, before the
+      run ends with exit code 1; the last one, and any where several processes save, must not.
     num_workers: processes that prepare batches; 0 is a thread of this one.
     nonfinite: what happens when the loss or a gradient is not finite.
     rollback: goes back when the loss leaps; None does not.
@@ -68,6 +70,7 @@ class Trainer:
   keep_last: int = 2
   keep_every: int = 0
   keep_best: int = 1
+  failed_saves: int = 0
   num_workers: int = 0
   nonfinite: OnNonFinite = Stop()
   rollback: Rollback | None = None

@@ -110,7 +110,8 @@ def _train(
           report.evaluation(step, metrics, samples)
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         began = time.monotonic()
-        run.checkpoints.save(step, state, saved, metrics if evaluates else None)
+        with watchdog.waiting(f'the checkpoint of step {step}'):
+          run.checkpoints.save(step, state, saved, metrics if evaluates else None)
         report.saved(step, time.monotonic() - began)
         clock.restart()
       if stops:

@@ -62,6 +62,7 @@ class Run:
       keep_every=self.trainer.keep_every,
       best_metric=self.task.best_metric,
       best_mode=self.task.best_mode,
+      failed_saves=self.trainer.failed_saves,
     )
 
   @functools.cached_property

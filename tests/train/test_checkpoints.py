@@ -1,5 +1,6 @@
 """Checkpoints: nothing is lost, whatever happens to the process, the disk and the files."""
 
+import contextlib
 import json
 import logging
 import resource
@@ -11,7 +12,8 @@ import optax
 import pytest
 
 from t2x.errors import UserError
-from t2x.train.checkpoints import CHECKSUMS, Checkpoints
+from t2x.train.checkpoints import Checkpoints
+from t2x.train.checksums import CHECKSUMS
 
 
 @pytest.fixture(scope='session')
@@ -159,18 +161,46 @@ def test_what_does_not_fit_is_named_with_both_shapes(tmp_path, state):
   assert 'key of the checkpoint is not here' in str(error.value)
 
 
+@contextlib.contextmanager
+def full_disk():
+  """No file grows beyond 64 KB."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog):
+  checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=2)
+  large = {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
+  checkpoints.save(1, large)
+  checkpoints.wait()
+  with full_disk(), caplog.at_level(logging.WARNING, 't2x'):
+    checkpoints.save(2, large)
+    checkpoints.save(3, large)
+  assert caplog.text.count('failed save 1 of 2 in a row that may: going on') == 1
+  for step in (4, 5):  # There is room again: they count anew.
+    checkpoints.save(step, large)
+  checkpoints.wait()
+  assert checkpoints.steps()[0] == 1
+  assert checkpoints.steps()[-2:] == [4, 5]
+  with full_disk():
+    checkpoints.save(6, large)
+    checkpoints.save(7, large)
+    checkpoints.save(8, large)
+    with pytest.raises(UserError, match='the one of step 5 is still good'):
+      checkpoints.save(9, large)
+
+
 def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, state, capfd):
   checkpoints = Checkpoints(tmp_path, keep_last=1)
   save(checkpoints, state, [1.0])
   noise = {**state(2), 'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-  try:
-    with pytest.raises(UserError) as error:
-      checkpoints.save(2, noise, {}, {'loss': 0.5})
-      checkpoints.wait()
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  with full_disk(), pytest.raises(UserError) as error:
+    checkpoints.save(2, noise, {}, {'loss': 0.5})
+    checkpoints.wait()
   assert error.value.exit_code == 1
   assert 'File too large' in str(error.value)
   assert 'the one of step 1 is still good' in str(error.value)
