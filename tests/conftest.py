@@ -1,10 +1,21 @@
-"""Every test runs on the CPU, with the jaxtyping annotations of t2x checked at run time."""
+"""Every test runs on the CPU, with the jaxtyping annotations of t2x checked at run time.
+
+Compiling is nearly all that the tests do: it is done without optimisation, and kept.
+"""
 
 import os
+from pathlib import Path
 
-os.environ.setdefault('JAX_PLATFORMS', 'cpu')
-# Programs that run for milliseconds: compiling them is nearly all that the tests do.
-os.environ.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', 'true')
+os.environ.update(
+  {
+    'JAX_PLATFORMS': 'cpu',
+    'JAX_DISABLE_MOST_OPTIMIZATIONS': 'true',
+    'JAX_COMPILATION_CACHE_DIR': str(Path(__file__).parents[1] / '.pytest_cache' / 'xla'),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+  }
+  | os.environ
+)
 
 import jaxtyping
 
