@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -95,6 +94,8 @@ class Rows(Sequence):
 
   @functools.cached_property
   def _reader(self) -> Any:
+    from array_record.python import array_record_module
+
     path = self.folder / 'rows.array_record'
     # Without read-ahead, which random access has no use for.
     options = 'readahead_buffer_size:0'
@@ -141,6 +142,8 @@ def _write_rows(
   examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, plan: Plan, folder: Path
 ) -> dict[str, Any]:
   """Writes rows.array_record; gives what info.json says of it."""
+  from array_record.python import array_record_module
+
   start = time.monotonic()
   counts = collections.Counter[str](empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
   small = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32

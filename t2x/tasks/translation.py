@@ -7,7 +7,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import sacrebleu
 
 from t2x.data import PackPairs
 from t2x.decode import Beam, Strategy, generate
@@ -116,6 +115,8 @@ class Translation(TextTask):
       )
       for i, answer in zip(chosen, given, strict=False):
         outputs[i] = answer[0]['text']
+    import sacrebleu
+
     references = [pair['target'] for pair in pairs]
     metrics = {
       'bleu': sacrebleu.corpus_bleu(outputs, [references]).score,

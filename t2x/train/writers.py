@@ -11,7 +11,6 @@ from typing import IO, Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from tensorboardX import SummaryWriter
 
 from t2x.errors import UserError
 
@@ -109,6 +108,8 @@ class TensorBoard:
   """
 
   def __init__(self, folder: Path | str, after: int | None = None):
+    from tensorboardX import SummaryWriter
+
     purge = after + 1 if after else None
     self._writer = SummaryWriter(str(Path(folder) / 'tensorboard'), purge_step=purge, flush_secs=2)
 

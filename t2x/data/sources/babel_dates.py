@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example
@@ -59,6 +58,8 @@ class BabelDates(BuiltSource):
 
   def features(self) -> dict[str, Any]:
     """Two texts."""
+    import tensorflow_datasets as tfds
+
     return {'source': tfds.features.Text(), 'target': tfds.features.Text()}
 
   def generate(self) -> Mapping[str, Iterator[Example]]:

@@ -1,15 +1,12 @@
 """Our own sources that are worth preparing once, as TFDS builders (array_record)."""
 
 import abc
-import dataclasses
 import logging
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
-
-import tensorflow_datasets as tfds
 
 from t2x.data.folders import cache_folder, prepare
 from t2x.data.sources.base import Example, Source, require_split
@@ -51,7 +48,9 @@ class BuiltSource(Source):
     except Exception as error:
       raise UserError(f'{folder} cannot be read ({first_line(error)}): remove it') from error
 
-  def _builder(self, folder: Path) -> tfds.core.DatasetBuilder:
+  def _builder(self, folder: Path) -> Any:
+    from t2x.data.sources.builder import Prepared, SourceConfig
+
     config = SourceConfig(name='source', source=self)
     return Prepared(config=config, data_dir=str(folder), file_format='array_record')
 
@@ -60,27 +59,3 @@ class BuiltSource(Source):
     with quiet_tfds():
       self._builder(folder).download_and_prepare()
     shutil.rmtree(folder / 'downloads', ignore_errors=True)
-
-
-@dataclasses.dataclass(kw_only=True)
-class SourceConfig(tfds.core.BuilderConfig):
-  """A builder config that carries the source it builds."""
-
-  source: Any = None
-
-
-class Prepared(tfds.core.GeneratorBasedBuilder):
-  """The TFDS builder of every `BuiltSource`: its config is the source."""
-
-  VERSION = tfds.core.Version('1.0.0')
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    features = tfds.features.FeaturesDict(self.builder_config.source.features())
-    return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
-
-  def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, Example]]]:
-    generated = self.builder_config.source.generate()
-    return {split: self._generate_examples(examples) for split, examples in generated.items()}
-
-  def _generate_examples(self, examples: Iterable[Example]) -> Iterator[tuple[int, Example]]:
-    yield from enumerate(examples)

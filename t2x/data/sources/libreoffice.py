@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import tensorflow_datasets as tfds
-
 from t2x.data.folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
@@ -51,6 +49,8 @@ class LibreOfficeHelp(BuiltSource):
 
   def features(self) -> dict[str, Any]:
     """Two texts, and the file they come from."""
+    import tensorflow_datasets as tfds
+
     return {name: tfds.features.Text() for name in ('source', 'target', 'name')}
 
   def generate(self) -> Mapping[str, list[Example]]:

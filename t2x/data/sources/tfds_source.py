@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Source
@@ -151,6 +150,8 @@ class TFDS(Source):
     return fingerprint('TFDS', info.full_name, settings, sizes)
 
   def _builder(self) -> Any:
+    import tensorflow_datasets as tfds
+
     folder = os.path.expanduser(self.data_dir) if self.data_dir else None
     options = {'data_dir': folder, 'file_format': 'array_record'}
     try:
@@ -198,6 +199,8 @@ def _register_all() -> None:
 
 
 def _known_names() -> list[str]:
+  import tensorflow_datasets as tfds
+
   return tfds.list_builders(with_community_datasets=False)
 
 
@@ -210,6 +213,8 @@ def first_line(error: BaseException) -> str:
 @contextlib.contextmanager
 def quiet_tfds() -> Iterator[None]:
   """Keeps TFDS's words off stdout and its warnings to itself; progress bars are for terminals."""
+  import tensorflow_datasets as tfds
+
   absl = logging.getLogger('absl')
   level, terminal = absl.level, sys.stderr.isatty()
   absl.setLevel(logging.ERROR)

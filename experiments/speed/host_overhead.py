@@ -1,0 +1,97 @@
+"""How long the device waits for Python: the training loop against its bare compiled step.
+
+python experiments/speed/host_overhead.py
+
+A model so small that the host is what limits: the loop draws batches, puts them on the device,
+dispatches, logs and looks at every step for faults; the bare step is called again and again on one
+batch. The two alternate; the difference of their medians is what the loop adds to a step.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from t2x.allocator import set_allocator
+
+CONFIGS = Path(__file__).parents[2] / 'configs'
+
+CONFIG = """
+include '{configs}/models/small_decoder.gin'
+d_model = 16
+num_layers = 1
+vocab_size = 261
+MLP.hidden_dim = 32
+MultiHeadAttention.num_heads = 2
+Experiment.task = @CausalLM()
+CausalLM:
+  source = @TextFiles()
+  tokenizer = @Bytes()
+  length = 16
+TextFiles:
+  train = '{text}'
+  validation = '{text}'
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = {steps}
+  batch_size = 4
+  eval_every = 0
+  checkpoint_every = 0
+  eval_batches = 1
+  schedule = @Constant()
+Constant.peak = 1e-3
+"""
+
+
+def bare(run, steps: int) -> float:
+  """Milliseconds a step of the compiled step alone."""
+  import jax
+
+  state = run.init()
+  _, batch = next(run.train_batches(run.batches(run.rows('train')), 0))
+  for count in (10, steps):
+    began = time.perf_counter()
+    for _ in range(count):
+      state, *_ = run.train_step(state, batch)
+    jax.block_until_ready(state.model)
+  return 1e3 * (time.perf_counter() - began) / steps
+
+
+def loop(experiment, folder: Path) -> float:
+  """Milliseconds a step inside the training loop, from its own clock, the first interval left out."""
+  from t2x.train import train
+
+  train(experiment, folder, '')
+  lines = [json.loads(line) for line in (folder / 'timing.jsonl').read_text().splitlines()]
+  first, *_, last = [line for line in lines if line['split'] == 'train'][:-1]
+  return 1e3 * (last['seconds'] - first['seconds']) / (last['step'] - first['step'])
+
+
+def main() -> None:
+  """Prints both medians and their difference."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--steps', type=int, default=2000, help='steps a repetition')
+  parser.add_argument('--repeat', type=int, default=5, help='repetitions')
+  args = parser.parse_args()
+  set_allocator()
+  from t2x.commands import load
+  from t2x.train import Run
+
+  with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    config, text = folder / 'tiny.gin', folder / 'text.txt'
+    text.write_text(Path(argparse.__file__).read_text())
+    config.write_text(CONFIG.format(configs=CONFIGS, text=text, steps=args.steps))
+    experiment = load([config]).build()
+    run = Run(experiment, folder / 'bare')
+    times = [(bare(run, args.steps), loop(experiment, folder / str(i))) for i in range(args.repeat)]
+  alone, inside = (statistics.median(column) for column in zip(*times, strict=True))
+  for step, both in times:
+    print(f'bare step {step:.3f} ms, in the loop {both:.3f} ms')
+  print(f'medians: {alone:.3f} ms, {inside:.3f} ms; the loop adds {inside - alone:.3f} ms a step')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,111 @@
+"""How fast a config trains on random batches: no data, no tokenizer, no checkpoints.
+
+python experiments/speed/throughput.py configs/models/gpt2_small.gin experiments/speed/gpt2_bf16.gin
+python experiments/speed/throughput.py configs/runs/quickstart.gin --gin.Trainer.compute_dtype=bfloat16
+
+Prints one JSON object: tokens (or examples) a second, milliseconds a step, the share of the peak
+that the matrices' 6 N + 12 L d T operations a token reach (MFU; --peak-tflops of the devices
+together), and the device's memory. The loss must fall, for the batch is the same at every step.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+from t2x.allocator import set_allocator
+
+
+def random_batch(run, seed: int = 0):
+  """A batch of the task's shapes: every row one full segment, tokens and labels drawn at random."""
+  import jax
+  import numpy as np
+
+  rng = np.random.default_rng(seed)
+  model = run.abstract.model
+  classes = getattr(run.task, 'num_classes', None) or model.vocab_size
+  batch = {}
+  for name, leaf in run.task.spec(run.trainer.batch_size).items():
+    shape = leaf.shape
+    if name.endswith('segments') or name.startswith('weight'):
+      value = np.ones(shape)
+    elif name == 'masked_positions':
+      value = np.sort(rng.integers(0, run.task.length, shape), -1)
+    elif name.endswith('positions'):
+      value = np.broadcast_to(np.arange(shape[-1]), shape)
+    elif np.issubdtype(leaf.dtype, np.floating):
+      value = rng.normal(size=shape)
+    else:
+      value = rng.integers(0, classes, shape)
+    batch[name] = jax.device_put(value.astype(leaf.dtype), run.batch_sharding)
+  return batch
+
+
+def measure(run, steps: int, peak: float | None) -> dict:
+  """Trains on one batch, and says how fast."""
+  import jax
+
+  from t2x.train.summary import flops_per_token, row_lengths
+
+  batch, state = random_batch(run), run.init()
+  began = time.perf_counter()
+  state, sums, _ = run.train_step(state, batch)
+  losses = [float(sums['loss'][0] / sums['loss'][1])]
+  compiled = time.perf_counter() - began
+  times = []
+  # Timed ten at a time: the device never waits for Python in between.
+  for _ in range(max(1, steps // 10)):
+    began = time.perf_counter()
+    for _ in range(10):
+      state, sums, _ = run.train_step(state, batch)
+    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+    times.append((time.perf_counter() - began) / 10)
+  seconds = statistics.median(times)
+  lengths = row_lengths(run.task, run.abstract.model)
+  tokens = run.trainer.batch_size * sum(lengths.values())
+  flops = flops_per_token(run.abstract.model, lengths)[0] * tokens
+  units = run.trainer.batch_size if run.task.unit == 'examples' else tokens
+  memory = jax.local_devices()[0].memory_stats() or {}
+  return {
+    'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
+    'jax': jax.__version__,
+    'compute_dtype': run.trainer.compute_dtype,
+    f'{run.task.unit}_per_second': round(units / seconds, 1),
+    'milliseconds_a_step': round(1e3 * seconds, 3),
+    'compile_seconds': round(compiled, 1),
+    'tflops': round(flops / seconds / 1e12, 3),
+    'mfu': round(flops / seconds / 1e12 / peak, 4) if peak else None,
+    'peak_gigabytes': round(memory['peak_bytes_in_use'] / 1e9, 2) if memory else None,
+    'first_loss': losses[0],
+    'last_loss': losses[-1],
+  }
+
+
+def main() -> int:
+  """Measures the config of the command line."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('files', nargs='+', help='gin files with a model, a task and a trainer')
+  parser.add_argument('--steps', type=int, default=100)
+  parser.add_argument('--peak-tflops', type=float, help='of all devices: 989 for one H100 or H200')
+  args, others = parser.parse_known_args()
+  if bad := [other for other in others if not other.startswith('--gin.')]:
+    parser.error(f'unknown arguments: {" ".join(bad)}')
+  set_allocator()
+  from t2x.commands import load
+  from t2x.errors import UserError
+  from t2x.train import Run
+
+  try:
+    experiment = load(args.files, [other.removeprefix('--gin.') for other in others]).build()
+    run = Run(experiment, Path('runs') / 'throughput')
+  except UserError as error:
+    print(error, file=sys.stderr)
+    return error.exit_code
+  print(json.dumps(measure(run, args.steps, args.peak_tflops)))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())
