@@ -10,6 +10,7 @@ import logging
 import math
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -352,7 +353,9 @@ def _say_it_once() -> None:
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
-  return 'orbax' not in record.pathname + record.getMessage()
+  raised = record.exc_info[2] if record.exc_info else None
+  where = ''.join(traceback.format_tb(raised))
+  return 'orbax' not in record.pathname + record.getMessage() + where
 
 
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:

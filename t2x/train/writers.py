@@ -1,11 +1,14 @@
 """Where metrics go: a file of JSON lines, TensorBoard, the terminal, Weights & Biases."""
 
 import json
+import logging
 import math
 import os
+import socket
+import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
@@ -15,6 +18,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from t2x.errors import UserError
 
 __all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'WandB']
+
+log = logging.getLogger('t2x')
 
 
 @runtime_checkable
@@ -102,26 +107,65 @@ def _json_value(value: Any) -> Any:
 class TensorBoard:
   """TensorBoard events under `folder`/tensorboard, one chart a metric and split.
 
+  Written at once, without the thread and queue of TensorBoard's own writers: on a disk that is full
+  the thread dies, and the queue then blocks whoever fills it. Here that is told, once, and the
+  charts end there.
+
   Args:
     folder: the run folder.
     after: the step that a resumed run starts from; TensorBoard hides what was written after it.
   """
 
   def __init__(self, folder: Path | str, after: int | None = None):
-    from tensorboardX import SummaryWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-    purge = after + 1 if after else None
-    self._writer = SummaryWriter(str(Path(folder) / 'tensorboard'), purge_step=purge, flush_secs=2)
+    self._event = Event
+    name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}'
+    path = Path(folder) / 'tensorboard' / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    self._file: IO[bytes] | None = path.open('ab', buffering=0)
+    events = [Event(wall_time=time.time(), file_version='brain.Event:2')]
+    if after:
+      log_of_start = SessionLog(status=SessionLog.START)
+      events.append(Event(wall_time=time.time(), step=after + 1, session_log=log_of_start))
+    self._write(events)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Adds a point to each chart; text is left out."""
-    for name, value in metrics.items():
-      if not isinstance(value, str | None):
-        self._writer.add_scalar(f'{split}/{name}', float(value), step)
+    from tensorboardX.summary import scalar
+
+    self._write(
+      self._event(wall_time=time.time(), step=step, summary=scalar(f'{split}/{name}', float(value)))
+      for name, value in metrics.items()
+      if not isinstance(value, str | None)
+    )
+
+  def _write(self, events: Iterable[Any]) -> None:
+    if self._file is None:
+      return
+    records = b''.join(_record(event.SerializeToString()) for event in events)
+    try:
+      written = self._file.write(records)
+      if written < len(records):  # The rest says why.
+        self._file.write(records[written:])
+    except OSError as error:
+      log.warning('%s: %s; no more points for TensorBoard', self._file.name, error.strerror)
+      self.close()
 
   def close(self) -> None:
     """Closes the event file."""
-    self._writer.close()
+    if self._file is not None:
+      self._file.close()
+      self._file = None
+
+
+def _record(data: bytes) -> bytes:
+  """A TFRecord: length, its checksum, data, its checksum."""
+  from tensorboardX.record_writer import masked_crc32c
+
+  size = struct.pack('<Q', len(data))
+  sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
+  return size + sums[0] + data + sums[1]
 
 
 class WandB:

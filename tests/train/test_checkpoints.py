@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 from t2x.errors import UserError
@@ -211,6 +212,16 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, state, capfd):
   checkpoints.save(2, noise, {}, {'loss': 0.5})  # There is room again.
   checkpoints.wait()
   assert checkpoints.steps() == [2]
+
+
+def test_echoes_of_a_failed_save_are_not_shown(tmp_path, caplog):
+  Checkpoints(tmp_path)
+  try:
+    ocp.Checkpointer(ocp.CompositeCheckpointHandler()).restore(tmp_path / 'none')
+  except Exception:
+    logging.getLogger('asyncio').error('Future exception was never retrieved', exc_info=True)
+  logging.getLogger('asyncio').error('another one')
+  assert [record.getMessage() for record in caplog.records] == ['another one']
 
 
 def test_a_save_cut_off_by_a_kill_is_not_a_checkpoint(tmp_path, state):

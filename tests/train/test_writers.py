@@ -2,10 +2,13 @@
 
 import io
 import json
+import resource
+import struct
 import sys
 
 import numpy as np
 import pytest
+from tensorboardX.record_writer import RecordWriter
 
 from t2x.errors import UserError
 from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal, WandB
@@ -63,6 +66,29 @@ def test_tensorboard_has_a_chart_a_split_and_metric(tmp_path):
   content = b''.join(path.read_bytes() for path in (tmp_path / 'tensorboard').iterdir())
   assert b'eval/loss' in content
   assert b'left out' not in content
+
+
+def test_tensorboard_files_are_as_its_own_writer_makes_them(tmp_path):
+  TensorBoard(tmp_path).close()
+  (path,) = (tmp_path / 'tensorboard').iterdir()
+  (size,) = struct.unpack('<Q', path.read_bytes()[:8])
+  theirs = RecordWriter(str(tmp_path / 'theirs'))
+  theirs.write(path.read_bytes()[12 : 12 + size])
+  theirs.close()
+  assert (tmp_path / 'theirs').read_bytes() == path.read_bytes()
+
+
+def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(tmp_path, caplog):
+  writer = TensorBoard(tmp_path)
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
+  try:
+    for step in range(200):
+      writer.write(step, 'train', {'loss': 1.0})
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+  writer.close()
+  assert caplog.text.count('no more points for TensorBoard') == 1
 
 
 def test_plain_terminal_says_a_line_now_and_then(monkeypatch):
