@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, param
+from t2x.layers.constraints import constrain
 from t2x.layers.initializers import lecun_normal, normal, xavier_uniform, zeros
 
 __all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding']
@@ -49,7 +50,7 @@ class TokenEmbedding(nnx.Module):
     Raises:
       UserError: `types` given to an embedding built without.
     """
-    return _add_types(self.table[...][ids] * self.scale, types, self.types)
+    return _add_types(_look_up(self.table, ids) * self.scale, types, self.types)
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Logits x table^T, in float32."""
@@ -95,7 +96,7 @@ class FactorisedEmbedding(nnx.Module):
     self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
   ) -> Float[Array, 'batch length d_model']:
     """As `TokenEmbedding`."""
-    x = _add_types(self.table[...][ids], types, self.types)
+    x = _add_types(_look_up(self.table, ids), types, self.types)
     return self.projection(x) * self.scale
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
@@ -166,6 +167,12 @@ class PatchEmbedding(nnx.Module):
       first = self.class_token[...].astype(x.dtype)
       x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, x.shape[-1])), x], axis=1)
     return x, (rows, columns)
+
+
+def _look_up(table: nnx.Param, ids: Array) -> Array:
+  """Rows of the table. They come out, and their gradient goes back, split as the table's columns
+  are: without this stop on the way to whole vectors by row, compilers were seen to replicate them."""
+  return constrain(table[...][ids], 'looked_up_batch', 'length', 'looked_up')
 
 
 def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:

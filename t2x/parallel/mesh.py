@@ -43,6 +43,8 @@ ACTIVATION_RULES: Mapping[str, MeshAxes] = MappingProxyType(
     'heads': 'tensor',
     'kv_heads': 'tensor',
     'length': 'context',
+    'looked_up': 'fsdp',
+    'looked_up_batch': 'data',
     'mlp': 'tensor',
     'vocab': 'tensor',
   }

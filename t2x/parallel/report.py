@@ -17,8 +17,9 @@ __all__ = ['sharding_table', 'told_bytes', 'told_spec']
 Row = tuple[str, str, str, str, str]
 
 
-def told_bytes(count: float) -> str:
+def told_bytes(size: int) -> str:
   """A number of bytes with three digits and a binary unit."""
+  count = float(size)
   for unit in ('B', 'KiB', 'MiB', 'GiB'):
     if count < 1000:
       return f'{count:.3g} {unit}'
