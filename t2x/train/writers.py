@@ -1,5 +1,6 @@
 """Where metrics go: a file of JSON lines, TensorBoard, the terminal, Weights & Biases."""
 
+import contextlib
 import json
 import logging
 import math
@@ -77,11 +78,24 @@ class JsonLines:
       os.replace(temporary, self.path)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Adds a line."""
+    """Adds a line.
+
+    Raises:
+      UserError: the disk is full, or gone.
+    """
     values = {name: _json_value(value) for name, value in metrics.items()}
     line = json.dumps({'step': int(step), 'split': split} | values, ensure_ascii=False)
-    self._file.write(line + '\n')
-    self._file.flush()
+    try:
+      self._file.write(line + '\n')
+      self._file.flush()
+    except OSError as error:
+      with contextlib.suppress(OSError):
+        self._file.close()
+      raise UserError(
+        f'{self.path} cannot be written: {error.strerror}; make room, then run the same command '
+        'again to go on from the last checkpoint',
+        exit_code=1,
+      ) from error
 
   def close(self) -> None:
     """Closes the file."""

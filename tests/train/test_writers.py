@@ -1,5 +1,6 @@
 """Writers: what is on disk after a resume is what an uninterrupted run has."""
 
+import contextlib
 import io
 import json
 import resource
@@ -78,15 +79,37 @@ def test_tensorboard_files_are_as_its_own_writer_makes_them(tmp_path):
   assert (tmp_path / 'theirs').read_bytes() == path.read_bytes()
 
 
-def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(tmp_path, caplog):
-  writer = TensorBoard(tmp_path)
+@contextlib.contextmanager
+def full_disk():
+  """No file grows beyond 1 KB."""
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
   try:
-    for step in range(200):
-      writer.write(step, 'train', {'loss': 1.0})
+    yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(tmp_path):
+  writer = JsonLines(tmp_path / 'metrics.jsonl')
+  with (
+    full_disk(),
+    pytest.raises(UserError, match=r'metrics\.jsonl cannot be written: .*large') as error,
+  ):
+    for step in range(200):
+      writer.write(step, 'train', {'loss': 1.0})
+  assert error.value.exit_code == 1
+  writer.close()
+  assert not (tmp_path / 'metrics.jsonl').read_bytes().endswith(b'\n')
+  write(tmp_path / 'metrics.jsonl', [], after=199).close()
+  assert len(lines(tmp_path / 'metrics.jsonl')) > 10
+
+
+def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(tmp_path, caplog):
+  writer = TensorBoard(tmp_path)
+  with full_disk():
+    for step in range(200):
+      writer.write(step, 'train', {'loss': 1.0})
   writer.close()
   assert caplog.text.count('no more points for TensorBoard') == 1
 
