@@ -97,6 +97,9 @@ class Run:
 
   def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's rows -> the global, sharded batch."""
+    if self.processes.count == 1:
+      # The same, in one call for all arrays: half the time.
+      return jax.device_put(dict(batch), self.batch_sharding)
     return {
       name: jax.make_array_from_process_local_data(
         self.batch_sharding, value, (len(value) * self.part[1], *value.shape[1:])
