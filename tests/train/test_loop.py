@@ -216,10 +216,11 @@ def test_a_run_that_died_while_it_went_back_ends_the_same(went_back, tmp_path, w
 
 
 def test_a_signal_is_not_lost_when_the_run_goes_back(tmp_path):
-  ask = AtStep(24, lambda: signal.raise_signal(signal.SIGTERM))
-  # The line of step 24 is written when the spike of step 27 is already under way.
-  with pytest.raises(Interrupted):
+  # The line of step 27 is written at step 30, just before the spike is seen.
+  ask = AtStep(27, lambda: signal.raise_signal(signal.SIGTERM))
+  with pytest.raises(Interrupted, match='saved at step 26'):
     train(points(SPIKE, writers=(ask,), **GOES_BACK), tmp_path, '')
+  assert (tmp_path / 'skips.json').exists()
 
 
 def test_some_checkpoints_are_kept_for_good_and_the_rest_rolls(tmp_path):
