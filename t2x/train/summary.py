@@ -70,7 +70,7 @@ def flops_per_token(module: nnx.Module, lengths: Mapping[str, int]) -> tuple[flo
   """
   uses = _uses(module)
   everything = list(parameters(module))
-  untied = any(axes[-1] == 'vocab' and len(axes) > 1 for _, axes, _ in everything)
+  untied = any(len(axes) > 1 and axes[-1] == 'vocab' for _, axes, _ in everything)
   total = sum(lengths.values())
   matrices, attention = 0.0, 0.0
   for path, axes, shape in everything:
