@@ -14,7 +14,7 @@ Measured on 2026-11-21 on two cores (busy with other work), Python 3.11, jax 0.1
     compiled in 23.6 s, 0.7 GB resident. A device: arguments (the state, donated) 7.64 GiB,
     temporaries 29.0 GiB, 36.6 GiB in all.
   llama3_70b, data 2 x fsdp 256, 512 devices, 1024 rows of 8192 tokens in 2 parts: lowered in 18 s,
-    compiled in 140 to 405 s (the machine idle or not), 1.2 GB resident. A device: arguments
+    compiled in 405 s (the machine busy), 1.2 GB resident. A device: arguments
     3.08 GiB, temporaries 44.3 GiB, 47.4 GiB in all.
 """
 

@@ -90,19 +90,20 @@ def config(place):
   return write
 
 
-def environment(place: Path, devices: int) -> dict[str, str]:
-  """Of a process on so many fake devices."""
-  return os.environ | {
-    'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': str(devices),
-    'T2X_CACHE': str(place / 'cache'),
-    # Tests are many short programs: compile them quickly.
-    'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-  }
+@pytest.fixture(scope='module')
+def environment(place):
+  """`environment(devices)` is that of a process on so many fake devices."""
+
+  def of(devices: int) -> dict[str, str]:
+    # XLA's threads: a collective of several devices can wait for ever on two.
+    known = {'JAX_NUM_CPU_DEVICES': str(devices), 'NPROC': '16'}
+    return os.environ | known | {'T2X_CACHE': str(place / 'cache')}
+
+  return of
 
 
 @pytest.fixture(scope='module')
-def t2x(place):
+def t2x(environment):
   """`t2x(*args, processes=1, devices=1)` runs to the end; several through launch/local."""
 
   def run(*args: object, processes: int = 1, devices: int = 1) -> subprocess.CompletedProcess:
@@ -110,7 +111,7 @@ def t2x(place):
     command = [sys.executable, '-m', 't2x', *map(str, args)]
     return subprocess.run(
       [*(launch if processes > 1 else []), *command],
-      env=environment(place, devices),
+      env=environment(devices),
       capture_output=True,
       text=True,
       timeout=LIMIT,
@@ -121,7 +122,7 @@ def t2x(place):
 
 
 @pytest.fixture
-def start(place):
+def start(environment):
   """`start(*args, count=2, only=None)` gives the running processes of one run, by index."""
   started: list[subprocess.Popen] = []
 
@@ -135,7 +136,7 @@ def start(place):
       told += ['--process_id', str(index)]
       running[index] = subprocess.Popen(
         [sys.executable, '-m', 't2x', *map(str, args), *told],
-        env=environment(place, 1),
+        env=environment(1),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

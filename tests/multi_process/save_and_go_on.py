@@ -1,0 +1,55 @@
+"""Run by test_checkpoints.py: trains six steps and saves, or restores, and then trains ten more.
+Prints a digest of the parameters in between and the ten losses."""
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from t2x.commands import load
+from t2x.parallel import connect, find_cluster
+from t2x.train import Run
+
+parser = argparse.ArgumentParser()
+parser.add_argument('what', choices=['save', 'restore'])
+parser.add_argument('config', type=Path)
+parser.add_argument('folder', type=Path)
+parser.add_argument('--coordinator')
+parser.add_argument('--num-processes', type=int)
+parser.add_argument('--process-id', type=int)
+args = parser.parse_args()
+
+cluster = find_cluster(args.coordinator, args.num_processes, args.process_id, 60)
+processes = connect(cluster, 60, 60)
+run = Run(load([args.config]).build(), args.folder, processes)
+batches = run.batches(run.rows('train'))
+losses = []
+
+
+def trained(state, start, count):
+  prepared = run.train_batches(batches, start)
+  for _ in range(count):
+    state, sums, _ = run.train_step(state, next(prepared)[1])
+    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+  prepared.close()
+  return state
+
+
+if args.what == 'save':
+  state = trained(run.init(), 0, 6)
+  run.checkpoints.save(6, state)
+  run.checkpoints.wait()
+else:
+  state, _ = run.restore()
+digest = hashlib.sha256()
+for leaf in jax.tree.leaves(state.model):
+  digest.update(np.asarray(multihost_utils.process_allgather(leaf, tiled=True)).tobytes())
+leaf = max(jax.tree.leaves(state.model), key=lambda one: one.size)
+shard = leaf.addressable_shards[0].data.size / leaf.size
+trained(state, 6, 10)
+print(json.dumps({'digest': digest.hexdigest(), 'losses': losses[-10:], 'shard': shard}))
+processes.finish()
