@@ -4,6 +4,8 @@ import contextlib
 import json
 import logging
 import resource
+import sys
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -168,7 +170,9 @@ def full_disk():
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
   try:
-    yield
+    # Modules that Python compiles meanwhile would be cut off too, and stay so.
+    with mock.patch.object(sys, 'dont_write_bytecode', True):
+      yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

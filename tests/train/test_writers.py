@@ -6,6 +6,7 @@ import json
 import resource
 import struct
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -85,7 +86,9 @@ def full_disk():
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
   try:
-    yield
+    # Modules that Python compiles meanwhile would be cut off too, and stay so.
+    with mock.patch.object(sys, 'dont_write_bytecode', True):
+      yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
