@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import logging
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -15,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.errors import UserError
+from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.signals import answered_by
 
 __all__ = ['main']
 
 # Exit code of a run that saved and can be run again.
-INTERRUPTED = 75
 
 GIN = """
 Any value of a config file can be set on the command line, where it wins over files:
@@ -227,16 +226,12 @@ def _interruptible(args: argparse.Namespace) -> Iterator[None]:
   def end(number: int, frame: Any) -> None:
     message = 'interrupted outside the training steps: run the same command again to go on'
     if (processes := getattr(args, 'processes', None)) is not None:
-      processes.fail(message, INTERRUPTED)
+      processes.fail(message, EXIT_INTERRUPTED)
     print(f't2x: {message}', file=sys.stderr, flush=True)
-    os._exit(INTERRUPTED)
+    os._exit(EXIT_INTERRUPTED)
 
-  before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-  try:
+  with answered_by(end):
     yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:
@@ -245,7 +240,7 @@ def _fail(args: argparse.Namespace, error: BaseException, message: str, code: in
   processes = getattr(args, 'processes', None)
   if processes is not None:
     # All were interrupted together: they end together. Any other end of one is the end of all.
-    if code == INTERRUPTED:
+    if code == EXIT_INTERRUPTED:
       processes.finish()
     else:
       processes.fail(message, code)

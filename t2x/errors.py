@@ -1,6 +1,9 @@
 """Errors that a user can mend: told in one line, without a traceback."""
 
-__all__ = ['UserError']
+__all__ = ['EXIT_INTERRUPTED', 'UserError']
+
+# The exit code of a run that was stopped and goes on when the same command is run again.
+EXIT_INTERRUPTED = 75
 
 
 class UserError(Exception):

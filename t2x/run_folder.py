@@ -1,7 +1,6 @@
 """Whose a run folder is: one config's, and one training's at a time."""
 
 import contextlib
-import fcntl
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.errors import UserError
+from t2x.files import locked
 
 __all__ = ['claimed']
 
@@ -48,19 +48,13 @@ def claimed(
     yield
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-  """The system lets go of the lock when the process ends, however it ends."""
-  with (folder / '.lock').open('w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      raise UserError(
-        f'another process is training in {folder}: wait for its end, or use another --out', 1
-      ) from None
-    except OSError as error:  # a file system without locks
-      print(f't2x: {folder} is not locked against a second training: {error}', file=sys.stderr)
-    yield
+def _locked(folder: Path) -> contextlib.AbstractContextManager[None]:
+  def busy():
+    raise UserError(
+      f'another process is training in {folder}: wait for its end, or use another --out', 1
+    )
+
+  return locked(folder / '.lock', busy)
 
 
 def _set_aside(folder: Path) -> None:

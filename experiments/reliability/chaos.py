@@ -26,9 +26,10 @@ from lives import ROOT, Life, choose_moment
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
+from t2x.errors import EXIT_INTERRUPTED
+
 EXPERIMENTS = ['causal_lm', 'masked_lm', 'translation', 'image_classification']
 TARGETS = ['start-up', 'data', 'restoring', 'steps', 'evaluation', 'saving', 'any']
-INTERRUPTED = 75
 # SIGTERM within the first second may come before Python can answer it.
 LISTENS = 1.0
 
@@ -163,7 +164,7 @@ class Chaos:
       choose_moment(life, self.rng, target, self.start_up, self.whole)
     phase = life.end_by(number) if target is not None else None
     code = life.wait()
-    wanted = {-signal.SIGKILL} if number == signal.SIGKILL else {INTERRUPTED}
+    wanted = {-signal.SIGKILL} if number == signal.SIGKILL else {EXIT_INTERRUPTED}
     # A signal may meet the very end of a run that is done.
     done = 'Traceback' not in life.stderr and code in (0, -number) and self._done(folder)
     good = code in wanted or done if phase else code == 0

@@ -6,7 +6,6 @@ half-valid is left by an interruption, and two processes that prepare the same b
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2x.errors import UserError
+from t2x.files import locked
 
 __all__ = ['cache_folder', 'fingerprint', 'prepare', 'write_folder']
 
@@ -44,7 +44,10 @@ def prepare(folder: Path, write: Callable[[Path], object]) -> None:
     return
   with _told_when_full(folder):
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_name(f'{folder.name}.lock')):
+    with locked(
+      folder.with_name(f'{folder.name}.lock'),
+      lambda: log.info('waiting for another process that prepares %s', folder),
+    ):
       if folder.exists():
         return
       _remove_leftovers(folder)
@@ -81,21 +84,6 @@ def _remove_leftovers(folder: Path) -> None:
   for path in folder.parent.iterdir():
     if path.name.startswith(prefix):
       shutil.rmtree(path, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-  """Holds a lock that ends with the process, however that ends."""
-  with open(path, 'w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      log.info('waiting for another process that prepares %s', path.with_suffix(''))
-      fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-      # A file system without locks: two processes may do the work twice, and the rename decides.
-      log.info('%s: no file locks here', path.parent)
-    yield
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import jax
 from jax.sharding import Sharding
 
 from t2x.errors import UserError
+from t2x.parallel.sharding import leaf_name
 
 __all__ = ['check_shardings']
 
@@ -28,17 +29,17 @@ def check_shardings(asked: Any, state: Any) -> None:
   model: dict[tuple, jax.Array] = {}
   for (path, leaf), wanted in zip(leaves, jax.tree.leaves(asked), strict=True):
     if not _alike(leaf.sharding, wanted.sharding, leaf.ndim):
-      wrong.append(f'{_name(path)} {leaf.shape} is {_told(leaf)}, asked for {_told(wanted)}')
-    if _name(path[:1]) == 'model':
+      wrong.append(f'{leaf_name(path)} {leaf.shape} is {_told(leaf)}, asked for {_told(wanted)}')
+    if leaf_name(path[:1]) == 'model':
       model[path[1:]] = leaf
   for path, leaf in leaves:
     for start in range(1, len(path)):
       parameter = model.get(path[start:])
-      if parameter is None or parameter.shape != leaf.shape or _name(path[:1]) == 'model':
+      if parameter is None or parameter.shape != leaf.shape or leaf_name(path[:1]) == 'model':
         continue
       if not _alike(leaf.sharding, parameter.sharding, leaf.ndim):
         wrong.append(
-          f'{_name(path)} {leaf.shape} is {_told(leaf)}, its parameter {_told(parameter)}'
+          f'{leaf_name(path)} {leaf.shape} is {_told(leaf)}, its parameter {_told(parameter)}'
         )
       break
   if wrong:
@@ -48,10 +49,6 @@ def check_shardings(asked: Any, state: Any) -> None:
 
 def _alike(one: Sharding, other: Sharding, ndim: int) -> bool:
   return one.is_equivalent_to(other, ndim)
-
-
-def _name(path: tuple) -> str:
-  return jax.tree_util.keystr(path, simple=True, separator='.').removesuffix('.value')
 
 
 def _told(leaf: Any) -> str:

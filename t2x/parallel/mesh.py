@@ -15,9 +15,12 @@ from jax.sharding import AbstractMesh, AxisType
 
 from t2x.errors import UserError
 
-__all__ = ['ACTIVATION_RULES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
+__all__ = ['ACTIVATION_RULES', 'BATCH_AXES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
 
 MESH_AXES = ('data', 'fsdp', 'stage', 'expert', 'context', 'tensor')
+
+# Those that split a batch.
+BATCH_AXES = ('data', 'fsdp')
 
 MeshAxes = str | tuple[str, ...] | None
 
@@ -38,7 +41,7 @@ RULES: Mapping[str, MeshAxes] = MappingProxyType(
 # Logical axis of an activation -> mesh axes. Not named: each device has the whole of it.
 ACTIVATION_RULES: Mapping[str, MeshAxes] = MappingProxyType(
   {
-    'batch': ('data', 'fsdp'),
+    'batch': BATCH_AXES,
     'experts': 'expert',
     'heads': 'tensor',
     'kv_heads': 'tensor',

@@ -11,23 +11,25 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.errors import UserError
-from t2x.parallel.mesh import Mesh, as_tuple
+from t2x.parallel.mesh import BATCH_AXES, Mesh, as_tuple
 
 __all__ = [
-  'BATCH_AXES',
   'Activations',
   'batch_sharding',
   'check_batch',
   'check_length',
+  'leaf_name',
   'partition_spec',
   'state_shardings',
 ]
 
-# Mesh axes that split a batch.
-BATCH_AXES = ('data', 'fsdp')
-
 Rules = Mapping[str, Any]
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+
+def leaf_name(path: tuple) -> str:
+  """How people write the place of an array in a tree: `body.stack.blocks.0.mixer.q.kernel`."""
+  return jax.tree_util.keystr(path, simple=True, separator='.').removesuffix('.value')
 
 
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
@@ -169,7 +171,7 @@ def state_shardings(mesh: AnyMesh, rules: Rules, tree: Any) -> Any:
   shapes: dict[str, tuple[int, ...]] = {}
 
   def of_variable(path, variable):
-    name = jax.tree_util.keystr(path, simple=True, separator='.')
+    name = leaf_name(path)
     axes = variable.get_metadata().get('axes') if isinstance(variable, nnx.Variable) else None
 
     def of_leaf(leaf):

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 
 from t2x.errors import UserError
-from t2x.parallel import batch_sharding, sharding_table
-from t2x.parallel.mesh import MESH_AXES, as_tuple
+from t2x.parallel import MESH_AXES, as_tuple, batch_sharding, sharding_table
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.fit import check_fit
 from t2x.train.state import abstract_state, optimizer_for

@@ -1,7 +1,6 @@
 """The training loop: one for every task, read from top to bottom."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from t2x.data import Batches, Skipping
 from t2x.errors import UserError
+from t2x.files import write_whole
 from t2x.parallel import Processes, check_shardings
 from t2x.train.experiment import Experiment
 from t2x.train.faults import Fault, Spike
@@ -137,9 +137,7 @@ def _keep_config(run: Run, text: str) -> None:
   if run.processes.first:
     run.folder.mkdir(parents=True, exist_ok=True)
     # Renamed when whole: a config that a kill had cut off would be that of another run.
-    temporary = run.folder / 'config.gin.tmp'
-    temporary.write_text(text)
-    os.replace(temporary, run.folder / 'config.gin')
+    write_whole(run.folder / 'config.gin', text.encode())
 
 
 def _start(run: Run, batches: Batches) -> tuple[TrainState, dict[str, Any]]:

@@ -3,10 +3,10 @@
 import contextlib
 import json
 import logging
-import os
 
 from t2x.data import Batches, Skipping
 from t2x.errors import UserError
+from t2x.files import write_whole
 from t2x.train.faults import Fault, Spike
 from t2x.train.run import Run
 
@@ -34,9 +34,7 @@ def go_back(run: Run, spike: Spike, skips: list[tuple[int, int]]) -> None:
   run.processes.barrier()
   skips = [*skips, (spike.first - 1, spike.last - spike.first + 1)]
   if run.processes.first:
-    temporary = run.folder / 'skips.json.tmp'
-    temporary.write_text(json.dumps(skips))
-    os.replace(temporary, run.folder / 'skips.json')
+    write_whole(run.folder / 'skips.json', json.dumps(skips).encode())
   run.processes.barrier()
   log.warning('%s: going back to step %d and leaving their batches out', spike, good)
 

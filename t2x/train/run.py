@@ -16,7 +16,7 @@ import numpy as np
 
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
-from t2x.parallel import Activations, Processes, batch_sharding, process_part
+from t2x.parallel import Activations, Processes, batch_sharding, leaf_name, process_part
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_fit
@@ -147,8 +147,7 @@ class Run:
   def parameter_names(self) -> list[str]:
     """In the order of the model's leaves."""
     paths = jax.tree_util.tree_flatten_with_path(self.abstract.model)[0]
-    names = [jax.tree_util.keystr(path, simple=True, separator='.') for path, _ in paths]
-    return [name.removesuffix('.value') for name in names]
+    return [leaf_name(path) for path, _ in paths]
 
   @functools.cached_property
   def train_step(self):

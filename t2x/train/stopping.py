@@ -2,19 +2,17 @@
 
 import contextlib
 import math
-import signal
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from jax.experimental import multihost_utils
 
-from t2x.errors import UserError
+from t2x.errors import EXIT_INTERRUPTED, UserError
 from t2x.parallel import Processes
+from t2x.signals import answered_by
 
-__all__ = ['EXIT_INTERRUPTED', 'Clock', 'Interrupted', 'interruptible']
-
-EXIT_INTERRUPTED = 75
+__all__ = ['Clock', 'Interrupted', 'interruptible']
 
 
 class Interrupted(UserError):
@@ -46,18 +44,13 @@ def interruptible(
     seen.append(number)
     processes.ask_to_stop()
 
-  before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-
   def due(step: int) -> bool:
     if time.monotonic() >= end and not seen:
       note(0, None)
     return bool(seen) if processes.count == 1 else processes.reached_stop(step)
 
-  try:
+  with answered_by(note):
     yield due
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 class Clock:

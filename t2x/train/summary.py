@@ -11,7 +11,7 @@ from flax import nnx
 
 from t2x.layers import Pattern, Tokens
 from t2x.layers.kernels import Auto
-from t2x.parallel import Mesh
+from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.train.fit import row_lengths
 from t2x.train.run import Run
@@ -190,7 +190,7 @@ def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
   split = {
     name: axes
     for name, axes in settings.rules.items()
-    if axes and math.prod(mesh.shape[a] for a in ((axes,) if isinstance(axes, str) else axes)) > 1
+    if math.prod(mesh.shape[axis] for axis in as_tuple(axes)) > 1
   }
   told = ', '.join(f'{name} over {axes}' for name, axes in split.items())
   return ' x '.join(sizes) + (f'; {told}' if told else '; parameters replicated')

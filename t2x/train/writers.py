@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from t2x.errors import UserError
+from t2x.files import write_whole
 
 __all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'WandB']
 
@@ -73,9 +74,7 @@ class JsonLines:
       lines = list(file)
     kept = [line for line in lines if _keep(line, step)]
     if kept != lines:
-      temporary = self.path.with_name(self.path.name + '.tmp')
-      temporary.write_bytes(b''.join(kept))
-      os.replace(temporary, self.path)
+      write_whole(self.path, b''.join(kept))
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Adds a line.

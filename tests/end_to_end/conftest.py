@@ -1,6 +1,5 @@
 """Tiny versions of the four experiments, on data made in a temporary folder."""
 
-import json
 import random
 from pathlib import Path
 
@@ -138,17 +137,3 @@ def t2x(capsys, caplog):
     return code, captured.out, captured.err
 
   return run
-
-
-@pytest.fixture
-def metrics():
-  """`metrics(folder)` reads metrics.jsonl without what depends on the clock."""
-
-  def read(folder: Path) -> list[dict]:
-    lines = (folder / 'metrics.jsonl').read_text().splitlines()
-    return [
-      {name: value for name, value in json.loads(line).items() if not name.endswith('_per_second')}
-      for line in lines
-    ]
-
-  return read

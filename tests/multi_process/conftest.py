@@ -1,6 +1,5 @@
 """Runs of several real processes on this machine; each has a limit of time."""
 
-import json
 import os
 import random
 import socket
@@ -148,17 +147,3 @@ def start(environment):
   for process in started:
     process.kill()
     process.communicate()
-
-
-@pytest.fixture
-def metrics():
-  """`metrics(folder)` reads metrics.jsonl without what depends on the clock."""
-
-  def read(folder: Path) -> list[dict]:
-    lines = (folder / 'metrics.jsonl').read_text().splitlines()
-    return [
-      {name: value for name, value in json.loads(line).items() if not name.endswith('_per_second')}
-      for line in lines
-    ]
-
-  return read

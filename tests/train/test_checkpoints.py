@@ -1,11 +1,7 @@
 """Checkpoints: nothing is lost, whatever happens to the process, the disk and the files."""
 
-import contextlib
 import json
 import logging
-import resource
-import sys
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -164,25 +160,12 @@ def test_what_does_not_fit_is_named_with_both_shapes(tmp_path, state):
   assert 'key of the checkpoint is not here' in str(error.value)
 
 
-@contextlib.contextmanager
-def full_disk():
-  """No file grows beyond 64 KB."""
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
-  try:
-    # Modules that Python compiles meanwhile would be cut off too, and stay so.
-    with mock.patch.object(sys, 'dont_write_bytecode', True):
-      yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog):
+def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog, full_disk):
   checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=2)
   large = {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
   checkpoints.save(1, large)
   checkpoints.wait()
-  with full_disk(), caplog.at_level(logging.WARNING, 't2x'):
+  with full_disk(1 << 16), caplog.at_level(logging.WARNING, 't2x'):
     checkpoints.save(2, large)
     checkpoints.save(3, large)
   assert caplog.text.count('failed save 1 of 2 in a row that may: going on') == 1
@@ -191,7 +174,7 @@ def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog):
   checkpoints.wait()
   assert checkpoints.steps()[0] == 1
   assert checkpoints.steps()[-2:] == [4, 5]
-  with full_disk():
+  with full_disk(1 << 16):
     checkpoints.save(6, large)
     checkpoints.save(7, large)
     checkpoints.save(8, large)
@@ -199,11 +182,11 @@ def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog):
       checkpoints.save(9, large)
 
 
-def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, state, capfd):
+def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path, state, capfd, full_disk):
   checkpoints = Checkpoints(tmp_path, keep_last=1)
   save(checkpoints, state, [1.0])
   noise = {**state(2), 'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
-  with full_disk(), pytest.raises(UserError) as error:
+  with full_disk(1 << 16), pytest.raises(UserError) as error:
     checkpoints.save(2, noise, {}, {'loss': 0.5})
     checkpoints.wait()
   assert error.value.exit_code == 1

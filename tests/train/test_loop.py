@@ -260,7 +260,7 @@ def test_a_data_worker_that_was_killed_ends_the_run_with_its_name(tmp_path):
 def test_a_config_that_could_not_be_written_leaves_the_old_one(tmp_path, monkeypatch):
   (tmp_path / 'config.gin').write_text('old')
   with monkeypatch.context() as patch:
-    patch.setattr('t2x.train.loop.os.replace', lambda *paths: die())
+    patch.setattr('t2x.files.os.replace', lambda *paths: die())
     with pytest.raises(Died):
       train(points(), tmp_path, 'new')
   assert (tmp_path / 'config.gin').read_text() == 'old'

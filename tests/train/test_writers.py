@@ -1,12 +1,9 @@
 """Writers: what is on disk after a resume is what an uninterrupted run has."""
 
-import contextlib
 import io
 import json
-import resource
 import struct
 import sys
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -80,23 +77,10 @@ def test_tensorboard_files_are_as_its_own_writer_makes_them(tmp_path):
   assert (tmp_path / 'theirs').read_bytes() == path.read_bytes()
 
 
-@contextlib.contextmanager
-def full_disk():
-  """No file grows beyond 1 KB."""
-  before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, before[1]))
-  try:
-    # Modules that Python compiles meanwhile would be cut off too, and stay so.
-    with mock.patch.object(sys, 'dont_write_bytecode', True):
-      yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(tmp_path):
+def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(tmp_path, full_disk):
   writer = JsonLines(tmp_path / 'metrics.jsonl')
   with (
-    full_disk(),
+    full_disk(1 << 10),
     pytest.raises(UserError, match=r'metrics\.jsonl cannot be written: .*large') as error,
   ):
     for step in range(200):
@@ -108,9 +92,9 @@ def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(t
   assert len(lines(tmp_path / 'metrics.jsonl')) > 10
 
 
-def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(tmp_path, caplog):
+def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(tmp_path, caplog, full_disk):
   writer = TensorBoard(tmp_path)
-  with full_disk():
+  with full_disk(1 << 10):
     for step in range(200):
       writer.write(step, 'train', {'loss': 1.0})
   writer.close()

@@ -1,0 +1,37 @@
+"""Files that are whole or not there, and locks that end with the process."""
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+__all__ = ['locked', 'write_whole']
+
+log = logging.getLogger('t2x')
+
+
+def write_whole(path: Path, content: bytes) -> None:
+  """Writes beside `path` and renames: whoever is killed meanwhile leaves the old file."""
+  temporary = path.with_name(path.name + '.tmp')
+  temporary.write_bytes(content)
+  os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
+  """Holds a lock that ends with the process, however that ends.
+
+  Where another process holds it, `busy` is called, which may raise; else it is waited for. On a file
+  system without locks there is none.
+  """
+  with path.open('w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      busy()
+      fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+      log.warning('%s: no file locks here: nothing keeps a second process out', path.parent)
+    yield
