@@ -49,9 +49,9 @@ def measure(run, steps: int, peak: float | None) -> dict:
 
   from t2x.train.summary import flops_per_token, row_lengths
 
-  batch, state = random_batch(run), run.init()
+  batch, leaves = random_batch(run), jax.tree.leaves(run.init())
   began = time.perf_counter()
-  state, sums, _ = run.train_step(state, batch)
+  leaves, sums, _ = run.train_step(leaves, batch)
   losses = [float(sums['loss'][0] / sums['loss'][1])]
   compiled = time.perf_counter() - began
   times = []
@@ -59,7 +59,7 @@ def measure(run, steps: int, peak: float | None) -> dict:
   for _ in range(max(1, steps // 10)):
     began = time.perf_counter()
     for _ in range(10):
-      state, sums, _ = run.train_step(state, batch)
+      leaves, sums, _ = run.train_step(leaves, batch)
     losses.append(float(sums['loss'][0] / sums['loss'][1]))
     times.append((time.perf_counter() - began) / 10)
   seconds = statistics.median(times)

@@ -8,7 +8,7 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,9 +26,14 @@ class ByStep(Protocol):
 
 
 def prefetch(
-  batches: ByStep, start: int, stop: int, num_workers: int = 0, buffer: int = 2
-) -> Iterator[Batch]:
-  """batches[start], ..., batches[stop - 1], prepared ahead of their use.
+  batches: ByStep,
+  start: int,
+  stop: int,
+  num_workers: int = 0,
+  buffer: int = 2,
+  then: Callable[[Batch], Any] = lambda batch: batch,
+) -> Iterator[Any]:
+  """then(batches[start]), ..., then(batches[stop - 1]), prepared ahead of their use.
 
   Closing the generator stops thread and processes.
 
@@ -38,6 +43,7 @@ def prefetch(
     stop: the step after the last.
     num_workers: 0 prepares in a thread of this process, N in N processes; same batches.
     buffer: batches kept ready.
+    then: what is done with each batch in a thread of this process, such as to put it on devices.
 
   Raises:
     RuntimeError: a worker died, or failed (with its traceback); UserError stays UserError.
@@ -50,7 +56,7 @@ def prefetch(
   def fill() -> None:
     try:
       for batch in stream:
-        ready.put(batch)
+        ready.put(then(batch))
         if closed.is_set():
           return
       ready.put(None)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from t2x.data import Batches, Skipping
 from t2x.errors import UserError
 from t2x.files import write_whole
@@ -77,7 +79,7 @@ def _train(
   """From the last checkpoint to the end, or until `interrupted(step)`."""
   trainer = run.trainer
   state, saved = _start(run, batches)
-  start = int(state.step)
+  start, leaves = int(state.step), jax.tree.leaves(state)
   metrics: dict[str, float] = saved.get('metrics', {})
   with (
     Report(run, start, saved) as report,
@@ -92,9 +94,9 @@ def _train(
       last = step == trainer.num_steps
       logs = last or step % trainer.log_every == 0
       with watchdog.waiting(f'step {step}'):
-        state, sums, norms = run.train_step(state, batch)
+        leaves, sums, norms = run.train_step(leaves, batch)
         if step == start + 1:
-          check_shardings(run.abstract, state)
+          check_shardings(run.abstract, run.whole(leaves))
         report.step(step, sums, norms, count, log=logs)
 
       evaluates = last or _every(trainer.eval_every, step)
@@ -102,6 +104,7 @@ def _train(
       saves = _every(trainer.checkpoint_every, step) or _every(trainer.keep_every, step)
       if not (evaluates or saves or stops or (logs and clock.due())):
         continue
+      state = run.whole(leaves)
       with report.paused():
         if evaluates:
           limit = None if last else trainer.eval_batches

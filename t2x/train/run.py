@@ -6,7 +6,7 @@ Training, evaluation and generation all start from one.
 import dataclasses
 import functools
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ import numpy as np
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
 from t2x.parallel import Activations, Processes, batch_sharding, leaf_name, process_part
+from t2x.tasks.losses import Sums
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_fit
@@ -26,6 +27,8 @@ from t2x.train.step import make_eval_step, make_train_step
 __all__ = ['Run']
 
 log = logging.getLogger('t2x')
+
+Leaves = list[jax.Array]
 
 
 class Run:
@@ -114,9 +117,12 @@ class Run:
 
     Several processes take the units of theirs for the mean of all.
     """
-    stop = self.trainer.num_steps
-    for batch in prefetch(batches, start, stop, num_workers=self.trainer.num_workers):
-      yield self.task.count(batch) * self.part[1], self.on_device(batch)
+
+    def then(batch):
+      return self.task.count(batch) * self.part[1], self.on_device(batch)
+
+    trainer = self.trainer
+    yield from prefetch(batches, start, trainer.num_steps, trainer.num_workers, then=then)
 
   def restore(
     self, which: Literal['best', 'last'] | int = 'last'
@@ -150,11 +156,26 @@ class Run:
     return [leaf_name(path) for path, _ in paths]
 
   @functools.cached_property
-  def train_step(self):
-    """The jitted step; its state is donated."""
+  def train_step(
+    self,
+  ) -> Callable[[Leaves, Mapping[str, jax.Array]], tuple[Leaves, Sums, jax.Array]]:
+    """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; the leaves are donated.
+
+    Leaves, because to take modules apart and put them together again takes Python longer than a
+    small step takes the device. `whole` makes a state of them.
+    """
     step = make_train_step(self.task, self.trainer, self.optimizer, self.layout)
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None, None))
+
+    def train_step(leaves, batch):
+      state, sums, norms = step(self.whole(leaves), batch)
+      return jax.tree.leaves(state), sums, norms
+
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None, None))
+
+  def whole(self, leaves: Leaves) -> TrainState:
+    """The state of these leaves (`jax.tree.leaves(state)`)."""
+    return jax.tree.unflatten(jax.tree.structure(self.abstract), leaves)
 
   @functools.cached_property
   def eval_step(self):

@@ -1,5 +1,6 @@
 """A thread that notices when the loop stands still, and ends the process rather than let it hang."""
 
+import collections
 import contextlib
 import multiprocessing
 import os
@@ -52,7 +53,7 @@ class Watchdog(contextlib.AbstractContextManager):
     self._lock = threading.Lock()
     self._what, self._since = '', 0.0
     self._said = False
-    self._durations: list[float] = []
+    self._durations: collections.deque[float] = collections.deque(maxlen=200)
     self._stopped = threading.Event()
     self._thread = threading.Thread(target=self._watch, name='t2x-watchdog', daemon=True)
 
@@ -73,7 +74,7 @@ class Watchdog(contextlib.AbstractContextManager):
       yield
     finally:
       with self._lock:
-        self._durations = [*self._durations[-199:], time.monotonic() - self._since]
+        self._durations.append(time.monotonic() - self._since)
         self._what = ''
 
   def _watch(self) -> None:

@@ -86,6 +86,20 @@ def test_workers_and_restarts_do_not_change_batches(num_workers):
       assert_equal(batch, batches[step])
 
 
+@pytest.mark.parametrize('num_workers', [0, 2])
+def test_what_is_done_with_a_batch_is_done_here_ahead_of_its_use(num_workers):
+  threads = []
+
+  def then(batch):
+    threads.append(threading.current_thread().name)
+    return batch['number'].sum()
+
+  batches = masked()
+  got = list(prefetch(batches, 2, 6, num_workers, then=then))
+  assert got == [batches[step]['number'].sum() for step in range(2, 6)]
+  assert threads == ['t2x-prefetch'] * 4
+
+
 @pytest.mark.parametrize('count', [1, 2, 4])
 def test_the_parts_of_processes_make_the_global_batch(count):
   whole = masked()

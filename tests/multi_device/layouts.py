@@ -64,14 +64,14 @@ class Training:
     return jax.device_put(jax.tree.map(jnp.copy, state), shardings)
 
   def losses(self, state, start, stop):
-    losses = []
+    leaves, losses = jax.tree.leaves(state), []
     for step in range(start, stop):
-      state, sums, _ = self.run.train_step(state, self.run.on_device(self.batches[step]))
+      leaves, sums, _ = self.run.train_step(leaves, self.run.on_device(self.batches[step]))
       if step == start:
-        check_shardings(self.run.abstract, state)
+        check_shardings(self.run.abstract, self.run.whole(leaves))
       # Waiting keeps all devices in one step: their collectives are threads of few cores.
       losses.append(float(sums['loss'][0] / sums['loss'][1]))
-    return state, losses
+    return self.run.whole(leaves), losses
 
 
 def born_sharded(config, folder):

@@ -31,12 +31,12 @@ losses = []
 
 
 def trained(state, start, count):
-  prepared = run.train_batches(batches, start)
+  leaves, prepared = jax.tree.leaves(state), run.train_batches(batches, start)
   for _ in range(count):
-    state, sums, _ = run.train_step(state, next(prepared)[1])
+    leaves, sums, _ = run.train_step(leaves, next(prepared)[1])
     losses.append(float(sums['loss'][0] / sums['loss'][1]))
   prepared.close()
-  return state
+  return run.whole(leaves)
 
 
 if args.what == 'save':
