@@ -26,7 +26,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, E
 from t2x.errors import UserError
 from t2x.train.checksums import damage_of, write_checksums
 
-__all__ = ['Checkpoints', 'named_leaves']
+__all__ = ['Checkpoints', 'named_leaves', 'nest']
 
 State = TypeVar('State')
 
@@ -117,7 +117,7 @@ class Checkpoints:
       self._manager.save(
         step,
         args=ocp.args.Composite(
-          state=ocp.args.StandardSave(_nest(named)), about=ocp.args.JsonSave(about)
+          state=ocp.args.StandardSave(nest(named)), about=ocp.args.JsonSave(about)
         ),
         metrics=about['metrics'],
         force=True,
@@ -212,7 +212,7 @@ class Checkpoints:
 
   def read(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Some of a checkpoint's arrays, with the types and shardings of `wanted`, and no others."""
-    target = _nest({name: _target(leaf) for name, leaf in wanted.items()})
+    target = nest({name: _target(leaf) for name, leaf in wanted.items()})
     restore_args = ocp.checkpoint_utils.construct_restore_args(target)
     args = ocp.args.PyTreeRestore(target, restore_args, partial_restore=True)
     reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
@@ -301,7 +301,7 @@ class Checkpoints:
     about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     named = dict(named_leaves(abstract))
     self._check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
-    target = _nest({name: _target(leaf) for name, leaf in named.items()})
+    target = nest({name: _target(leaf) for name, leaf in named.items()})
     args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
     read = dict(named_leaves(reader.restore(folder, args=args).state))
     leaves = [read[name] for name, _ in named_leaves(abstract)]
@@ -373,7 +373,8 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
       yield parts(path) if len(leaves) == 1 else f'{parts(path)}/{number}', leaf
 
 
-def _nest(named: Mapping[str, Any]) -> dict[str, Any]:
+def nest(named: Mapping[str, Any]) -> dict[str, Any]:
+  """Names with slashes -> dicts in dicts."""
   nested: dict[str, Any] = {}
   for name, leaf in named.items():
     *parts, last = name.split('/')

@@ -1,0 +1,8 @@
+"""Weights in and out of other people's formats: Hugging Face folders of safetensors."""
+
+from t2x.interop.export import export
+from t2x.interop.families import FAMILIES
+from t2x.interop.family import Family
+from t2x.interop.source import Source
+
+__all__ = ['FAMILIES', 'Family', 'Source', 'export']

@@ -1,0 +1,129 @@
+"""Our models as Hugging Face folders."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.interop.families import FAMILIES
+from t2x.interop.family import Family, Fields
+from t2x.interop.rules import Table
+from t2x.interop.safetensors import write_tensors
+from t2x.train.checkpoints import named_leaves
+
+__all__ = ['export']
+
+# What a model computes does not depend on these.
+FREE = {
+  'dropout_rate',
+  'final_dropout',
+  'input_dropout',
+  'kernel',
+  'remat',
+  'stochastic_depth',
+  'unroll',
+}
+
+Build = Callable[[str], Callable[..., nnx.Module]]
+
+
+def export(
+  model: nnx.Module,
+  build: Build,
+  folder: Path,
+  arrays: Callable[[str], np.ndarray],
+  model_type: str | None = None,
+  extra: Mapping[str, Any] | None = None,
+) -> Family:
+  """Writes config.json and safetensors, one tensor after the other.
+
+  Args:
+    model: ours, or its shapes.
+    build: gin text of a model -> its builder, to see that config.json says the same model.
+    folder: where.
+    arrays: gives a parameter of ours by name.
+    model_type: the family; None: the one whose config.json says this model.
+    extra: more fields of config.json.
+
+  Returns:
+    The family.
+
+  Raises:
+    UserError: the model is none of theirs: what differs from the nearest.
+  """
+  family, config = _told(model, build, model_type)
+  leaves = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
+  table = Table(family.rules, leaves)
+  specs = {name: (table.their_shape(name), np.float32) for name in table.tensors}
+  kept: dict[str, np.ndarray] = {}
+  of_rule = None
+
+  def tensor(name: str) -> np.ndarray:
+    nonlocal of_rule
+    found, ours = table.tensors[name], []
+    if found.rule is not of_rule:  # The layers of one rule follow each other.
+      kept.clear()
+      of_rule = found.rule
+    for one, index in found.parts:
+      if one not in kept:
+        kept[one] = arrays(one)
+      ours.append(kept[one] if index is None else kept[one][index])
+    return found.layout.whole(ours)
+
+  write_tensors(folder, specs, tensor)
+  text = json.dumps({**(extra or {}), **config}, indent=2, sort_keys=True)
+  (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
+  return family
+
+
+def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Family, dict[str, Any]]:
+  """The family whose config.json gives this model back, and that config.json."""
+  if model_type is not None and model_type not in FAMILIES:
+    known = ', '.join(sorted(FAMILIES))
+    raise UserError(f'{model_type!r} is no family that is known; these are: {known}')
+  candidates = [FAMILIES[model_type]] if model_type else FAMILIES.values()
+  nearest: tuple[str, list[str]] | None = None
+  for family in candidates:
+    try:
+      architecture, fields = family.fields(model)
+      fields |= {'architectures': [architecture], 'model_type': family.model_type}
+      gin = family.gin(
+        Fields(fields | {'architecture': architecture}, family.defaults, 'the model')
+      )
+      theirs = jax.eval_shape(lambda gin=gin: build(gin)(rngs=nnx.Rngs(0)))
+    except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
+      if model_type:
+        raise UserError(f'this model has not the parts of {model_type}: {error}') from error
+      continue
+    differences = list(_differences(model, theirs))
+    if not differences:
+      return family, fields | {'dtype': 'float32', 'transformers_version': '4.0.0'}
+    if nearest is None or len(differences) < len(nearest[1]):
+      nearest = family.model_type, differences
+  if nearest is None:
+    raise UserError(f'this model has the parts of none of {", ".join(sorted(FAMILIES))}')
+  told = '\n  '.join(nearest[1][:8])
+  raise UserError(f'this model is no {nearest[0]}:\n  {told}')
+
+
+def _differences(ours: nnx.Module, theirs: nnx.Module) -> Iterator[str]:
+  """What of two models is not the same, but for what does not change what they compute."""
+  here, there = _described(ours), _described(theirs)
+  for name in sorted(set(here) | set(there)):
+    if here.get(name) != there.get(name):
+      yield f'{name} is {here.get(name, "not there")}, a {{}} has {there.get(name, "none")}'
+
+
+def _described(model: nnx.Module) -> dict[str, Any]:
+  told: dict[str, Any] = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
+  for path, module in nnx.iter_modules(model):
+    for name, value in vars(module).items():
+      if name in FREE or name.startswith('_') or isinstance(value, (nnx.Module, nnx.Variable)):
+        continue
+      told['/'.join(map(str, (*path, name)))] = value
+  return told

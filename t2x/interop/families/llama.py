@@ -1,0 +1,130 @@
+"""Llama: `LlamaForCausalLM`, `LlamaModel`."""
+
+from typing import Any
+
+from t2x.errors import UserError
+from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.interop.layouts import LINEAR_FROM_HEADS
+from t2x.interop.rules import Rule, dense, norm
+from t2x.models import TiedHead
+
+__all__ = ['LLAMA']
+
+GIN = """
+Experiment.model = @LanguageModel
+LanguageModel:
+  d_model = {hidden_size}
+  embedding = @TokenEmbedding
+  body = @Decoder
+  head = @{head}
+TokenEmbedding.vocab_size = {vocab_size}
+Decoder:
+  stack = @Stack
+  encoding = @RoPE
+  final_norm = @RMSNorm
+RoPE.base = {rope_theta}
+Stack:
+  num_layers = {num_hidden_layers}
+  blocks = [@Block]
+Block:
+  mixer = @MultiHeadAttention
+  feed_forward = @GatedMLP
+  wiring = @PreNorm
+PreNorm.norm = @RMSNorm
+RMSNorm.epsilon = {rms_norm_eps}
+MultiHeadAttention:
+  num_heads = {num_attention_heads}
+  num_kv_heads = {num_kv_heads}
+  head_dim = {head_size}
+  use_bias = {attention_bias}
+  out_bias = {attention_bias}
+  dropout_rate = {attention_dropout}
+GatedMLP:
+  hidden_dim = {intermediate_size}
+  activation = @{activation}
+  use_bias = {mlp_bias}
+"""
+
+BODY = 'body/stack/{}'
+RULES = (
+  Rule('model.embed_tokens.weight', ('embedding/table',)),
+  *norm('model.layers.{}.input_layernorm', f'{BODY}/mixer_wiring/norm'),
+  *dense('model.layers.{}.self_attn.q_proj', f'{BODY}/mixer/q'),
+  *dense('model.layers.{}.self_attn.k_proj', f'{BODY}/mixer/k'),
+  *dense('model.layers.{}.self_attn.v_proj', f'{BODY}/mixer/v'),
+  *dense('model.layers.{}.self_attn.o_proj', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
+  *norm('model.layers.{}.post_attention_layernorm', f'{BODY}/feed_forward_wiring/norm'),
+  *dense('model.layers.{}.mlp.gate_proj', f'{BODY}/feed_forward/gate'),
+  *dense('model.layers.{}.mlp.up_proj', f'{BODY}/feed_forward/up'),
+  *dense('model.layers.{}.mlp.down_proj', f'{BODY}/feed_forward/down'),
+  *norm('model.norm', 'body/final_norm'),
+  *dense('lm_head', 'head/out'),
+)
+
+
+def gin(fields: Fields) -> str:
+  """The model of a config.json."""
+  # Newer files say `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
+  rope = fields.get('rope_parameters') or fields.get('rope_scaling') or {}
+  kind = rope.get('rope_type') or rope.get('type') or 'default'
+  if kind != 'default':
+    raise UserError(f'{fields.where}: RoPE scaled by {kind!r} is not supported, only as it is')
+  # The bare model has no head; one that costs nothing stands in.
+  tied = fields['tie_word_embeddings'] or fields['architecture'] == 'LlamaModel'
+  return GIN.format(
+    **{name: value for name, value in fields.items() if name != 'rope_theta'},
+    rope_theta=float(rope.get('rope_theta') or fields['rope_theta']),
+    head='TiedHead' if tied else 'LMHead',
+    num_kv_heads=fields['num_key_value_heads'] or fields['num_attention_heads'],
+    head_size=fields['head_dim'] or fields['hidden_size'] // fields['num_attention_heads'],
+    activation=activation(fields, 'hidden_act'),
+  )
+
+
+def fields(model: Any) -> tuple[str, dict[str, Any]]:
+  """The config.json of a model."""
+  (block,) = model.body.stack.blocks
+  heads, kv_heads, head_dim = fields_of_attention(block.mixer)
+  return 'LlamaForCausalLM', {
+    'attention_bias': block.mixer.q.bias is not None,
+    'attention_dropout': block.mixer.dropout_rate,
+    'head_dim': head_dim,
+    'hidden_act': activation_name(block.feed_forward.activation),
+    'hidden_size': model.embedding.table.shape[-1],
+    'intermediate_size': block.feed_forward.up.kernel.shape[-1],
+    'mlp_bias': block.feed_forward.up.bias is not None,
+    'num_attention_heads': heads,
+    'num_hidden_layers': model.body.stack.num_layers,
+    'num_key_value_heads': kv_heads,
+    'rms_norm_eps': model.body.final_norm.epsilon,
+    'rope_parameters': {'rope_theta': model.body.encoding.base, 'rope_type': 'default'},
+    'tie_word_embeddings': isinstance(model.head, TiedHead),
+    'vocab_size': model.vocab_size,
+  }
+
+
+LLAMA = Family(
+  model_type='llama',
+  architectures=('LlamaForCausalLM', 'LlamaModel'),
+  gin=gin,
+  fields=fields,
+  rules=RULES,
+  defaults={
+    'attention_bias': False,
+    'attention_dropout': 0.0,
+    'head_dim': None,
+    'hidden_act': 'silu',
+    'hidden_size': 4096,
+    'intermediate_size': 11008,
+    'mlp_bias': False,
+    'num_attention_heads': 32,
+    'num_hidden_layers': 32,
+    'num_key_value_heads': None,
+    'rms_norm_eps': 1e-6,
+    'rope_theta': 10000.0,
+    'tie_word_embeddings': False,
+    'vocab_size': 32000,
+  },
+  prefix='model.',
+  ignored=(r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq',),
+)

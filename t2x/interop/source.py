@@ -1,0 +1,112 @@
+"""A model of theirs: a Hugging Face folder, and its arrays as ours."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from t2x.errors import UserError
+from t2x.interop.families import family_of
+from t2x.interop.family import Fields
+from t2x.interop.rules import Table
+from t2x.interop.safetensors import read_tensors
+from t2x.train.checkpoints import named_leaves
+from t2x.train.streaming import Lazy
+
+__all__ = ['Source']
+
+
+class Source:
+  """What a folder with config.json and safetensors holds; nothing is read but names.
+
+  Args:
+    path: the folder, or one .safetensors file in it.
+
+  Attributes:
+    folder: the folder.
+    family: the family that its config.json names.
+    fields: of config.json, over the family's defaults.
+    tensors: their name -> view of the file.
+    gin: our config of the model.
+
+  Raises:
+    UserError: no such folder, an architecture or field that is not known, no safetensors.
+  """
+
+  def __init__(self, path: Path | str):
+    path = Path(path).expanduser()
+    if not path.exists():
+      raise UserError(f'there is no {path}')
+    self.folder = path if path.is_dir() else path.parent
+    config = self.folder / 'config.json'
+    try:
+      given = json.loads(config.read_text(encoding='utf-8'))
+    except OSError as error:
+      raise UserError(f'{config}: {error.strerror}; it says what model this is') from error
+    except ValueError as error:
+      raise UserError(f'{config} is no JSON: {error}') from error
+    self.family = family_of(given, config)
+    self.fields = Fields(given, self.family.defaults, str(config))
+    named = self.fields.get('architectures') or self.family.architectures[:1]
+    self.fields['architecture'] = named[0]
+    self.fields.only('architecture', *self.family.architectures)
+    self.gin = self.family.gin(self.fields)
+    self.tensors = self._named(read_tensors(path))
+
+  def _named(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """In the names of a model with heads, as they are spelt today."""
+    prefix = self.family.prefix
+    bare = prefix and not any(name.startswith(prefix) for name in tensors)
+    named = {}
+    for name, value in tensors.items():
+      for pattern, replacement in self.family.renamed.items():
+        name = re.sub(pattern, replacement, name)
+      named[prefix + name if bare else name] = value
+    return named
+
+  def arrays(self, model: nnx.Module) -> tuple[dict[str, Lazy], list[str]]:
+    """Our parameters by name, each read when it is asked for, into the sharding of `model`'s.
+
+    A device is given just its part: what other processes hold is not read.
+
+    Args:
+      model: ours, or its shapes with or without shardings.
+
+    Returns:
+      The arrays, and names of theirs that belong to parts which `model` lacks.
+
+    Raises:
+      UserError: tensors that are missing, unknown or of another shape.
+    """
+    leaves = dict(named_leaves(model))
+    table = Table(self.family.rules, {name: tuple(leaf.shape) for name, leaf in leaves.items()})
+    shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+    left = table.check(shapes, self.family.ignored, str(self.folder))
+
+    def lazy(name: str, leaf: Any) -> Lazy:
+      views, stacked = table.view(name, self.tensors), table.is_stacked(name)
+      sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
+
+      def part(index):
+        if not stacked:
+          return np.asarray(views[0][index], leaf.dtype)
+        some = range(len(views))[index[0]]
+        return np.stack([np.asarray(views[i][index[1:]], leaf.dtype) for i in some])
+
+      def make():
+        return jax.make_array_from_callback(tuple(leaf.shape), sharding, part)
+
+      return Lazy(tuple(leaf.shape), leaf.dtype, make)
+
+    return {name: lazy(name, leaf) for name, leaf in leaves.items()}, left
+
+  def read(self, model: nnx.Module) -> nnx.Module:
+    """`model` (its shapes are enough) with their parameters."""
+    arrays, _ = self.arrays(model)
+    return jax.tree.unflatten(jax.tree.structure(model), [lazy.make() for lazy in arrays.values()])

@@ -1,0 +1,54 @@
+"""Decoder-only language models against transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2x.layers import Tokens
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+
+IDS = np.random.default_rng(0).integers(1, 50, (3, 11))
+# Padded on the right: transformers' positions are then those of the tokens.
+VALID = np.arange(11) < np.array([11, 7, 4])[:, None]
+
+
+def theirs(model):
+  """Logits where there are tokens."""
+  out = model(
+    input_ids=torch.tensor(IDS), attention_mask=torch.tensor(VALID).long(), use_cache=False
+  )
+  return out.logits[torch.tensor(VALID)]
+
+
+def ours(model):
+  """Logits where there are tokens."""
+  tokens = Tokens(segments=jnp.asarray(VALID, jnp.int32))
+  return np.asarray(jax.jit(lambda m: m(jnp.asarray(IDS), tokens=tokens).x)(model))[VALID]
+
+
+def test_gpt2(agree):
+  config = transformers.GPT2Config(
+    n_embd=24, n_layer=3, n_head=4, n_positions=16, vocab_size=50, bos_token_id=0, eos_token_id=0
+  )
+  agree('GPT-2', lambda: transformers.GPT2LMHeadModel(config), theirs, ours)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_llama(agree, tied):
+  config = transformers.LlamaConfig(
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    vocab_size=50,
+    rope_theta=500000.0,
+    tie_word_embeddings=tied,
+    attention_bias=tied,
+  )
+  name = 'Llama, tied' if tied else 'Llama'
+  agree(name, lambda: transformers.LlamaForCausalLM(config), theirs, ours)
