@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | data`.
+"""The command line: `t2x train | eval | generate | check | show | diff | convert | data`.
 
 This file only parses, so that `t2x --help` is quick; t2x/commands.py does the work.
 """
@@ -160,6 +160,22 @@ def _data(commands) -> None:
   inspect.add_argument('--step', type=int, default=0, help='first step shown (default: 0)')
 
 
+def _convert(commands) -> None:
+  parser = commands.add_parser('convert', help='models from Hugging Face folders, and back')
+  ways = parser.add_subparsers(dest='way', required=True, metavar='WAY')
+  add = ways.add_parser('import', help='a model folder (config.json, safetensors) -> a run folder')
+  add.add_argument('model', metavar='FOLDER_OR_FILE', help='the folder, or a .safetensors file in it')
+  add.add_argument('meshes', nargs='*', metavar='MESH', help='gin files: onto which devices to read')
+  add.add_argument('--out', required=True, metavar='RUN', help='the run folder to be made')
+  export = ways.add_parser('export', help='a run folder -> a folder that transformers loads')
+  export.add_argument('run', metavar='RUN', help='a run folder')
+  export.add_argument('--to', required=True, metavar='FOLDER', help='the folder to be made')
+  export.add_argument(
+    '--checkpoint', default='last', metavar='WHICH', help='best, last or a step (default: last)'
+  )
+  export.add_argument('--family', help='as config.json names it (default: the one that fits)')
+
+
 def parser() -> argparse.ArgumentParser:
   """The whole command line but for `--gin.` bindings."""
   top = argparse.ArgumentParser(
@@ -168,7 +184,7 @@ def parser() -> argparse.ArgumentParser:
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
   commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
-  for add in (_train, _eval, _generate, _config, _data):
+  for add in (_train, _eval, _generate, _config, _convert, _data):
     add(commands)
   return top
 

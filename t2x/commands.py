@@ -59,32 +59,40 @@ def train(args: argparse.Namespace) -> int:
   return 0
 
 
-def _open_run(args: argparse.Namespace) -> tuple[Any, Any]:
-  """The run of a folder and its restored state."""
-  folder = Path(args.run)
-  if not (folder / 'config.gin').exists():
-    raise UserError(f'{folder} is no run folder: it has no config.gin')
+def open_run(args: argparse.Namespace) -> tuple[Any, Any, int]:
+  """The run of a folder, its model as evaluation uses it, and the step of that."""
+  folder = _run_folder(args)
   experiment = load([folder / 'config.gin'], args.overrides)
   processes = join(args)
   from t2x.train import Run
 
   run = Run(experiment.build(), folder, processes)
+  return run, *run.restore_model(_checkpoint(args))
+
+
+def _run_folder(args: argparse.Namespace) -> Path:
+  folder = Path(args.run)
+  if not (folder / 'config.gin').exists():
+    raise UserError(f'{folder} is no run folder: it has no config.gin')
+  return folder
+
+
+def _checkpoint(args: argparse.Namespace) -> Any:
   which = int(args.checkpoint) if args.checkpoint.isdigit() else args.checkpoint
   if which not in ('best', 'last') and not isinstance(which, int):
     raise UserError(f"--checkpoint '{which}' is neither best nor last nor a step")
-  state, _ = run.restore(which)
-  return run, state
+  return which
 
 
 def evaluate(args: argparse.Namespace) -> int:
   """`t2x eval`: metrics over a whole split."""
-  run, state = _open_run(args)
+  run, model, step = open_run(args)
   split = args.split or run.task.eval_split
-  metrics, samples = run.evaluate(state, split, max_generated=args.limit)
+  metrics, samples = run.evaluate(model, split, max_generated=args.limit)
   if not run.processes.first:
     return 0
   if args.json:
-    print(json.dumps({'step': int(state.step), 'split': split} | metrics))
+    print(json.dumps({'step': step, 'split': split} | metrics))
     return 0
   for name, value in metrics.items():
     print(f'{name:20} {value:.6g}')
@@ -130,14 +138,14 @@ def _prompts(args: argparse.Namespace) -> list[str]:
   return prompts
 
 
-def _answers(args: argparse.Namespace, run: Any, state: Any) -> Iterator[dict[str, Any]]:
+def _answers(args: argparse.Namespace, run: Any, model: Any) -> Iterator[dict[str, Any]]:
   """One object a prompt, in order: prompt, text, tokens, log_probs, score, and `others`."""
   prompts = _prompts(args)
   strategy = _strategy(args, run.task)
   for start in range(0, len(prompts), args.batch_size):
     some = prompts[start : start + args.batch_size]
     answers = run.task.generate(
-      state.evaluated,
+      model,
       run.tokenizer,
       some,
       strategy=strategy,
@@ -151,15 +159,15 @@ def _answers(args: argparse.Namespace, run: Any, state: Any) -> Iterator[dict[st
 
 def generate(args: argparse.Namespace) -> int:
   """`t2x generate`: answers to prompts, on stdout or in a file."""
-  run, state = _open_run(args)
+  run, model, _ = open_run(args)
   if not run.processes.first:
     # The answers are every process's work and the first one's to tell.
-    for _ in _answers(args, run, state):
+    for _ in _answers(args, run, model):
       pass
     return 0
   out = open(args.output, 'w', encoding='utf-8') if args.output else sys.stdout  # noqa: SIM115
   try:
-    for answer in _answers(args, run, state):
+    for answer in _answers(args, run, model):
       if args.json or args.output:
         print(json.dumps(answer, ensure_ascii=False), file=out, flush=True)
         continue
@@ -205,6 +213,18 @@ def diff(args: argparse.Namespace) -> int:
   lines = config_lib.diff(*(load([side], args.overrides) for side in sides))
   print('\n'.join(lines) if lines else 'no difference')
   return 1 if lines else 0
+
+
+def convert(args: argparse.Namespace) -> int:
+  """`t2x convert import | export`."""
+  from t2x import convert
+
+  if args.way == 'import':
+    convert.import_folder(args, load)
+  else:
+    run = _run_folder(args)
+    convert.export_run(run, Path(args.to), load, _checkpoint(args), args.family)
+  return 0
 
 
 def data(args: argparse.Namespace) -> int:
@@ -265,5 +285,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'check': check,
   'show': show,
   'diff': diff,
+  'convert': convert,
   'data': data,
 }

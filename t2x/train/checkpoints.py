@@ -300,14 +300,14 @@ class Checkpoints:
     folder = self.folder / str(step)
     about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     named = dict(named_leaves(abstract))
-    self._check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
+    self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
     target = nest({name: _target(leaf) for name, leaf in named.items()})
     args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
     read = dict(named_leaves(reader.restore(folder, args=args).state))
     leaves = [read[name] for name, _ in named_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
-  def _check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+  def check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises UserError that names the parameters that differ, the model's first."""
     problems = [
       f'{name} is {tuple(saved[name])} in the checkpoint and {tuple(shape)} here'
