@@ -1,12 +1,36 @@
-"""Text to tokens and back."""
+"""Text to tokens and back.
 
-from t2x.data.tokenizers.sentencepiece import (
-  Bytes,
-  Characters,
-  SentencePiece,
+A config is a frozen dataclass that knows its vocabulary's size; `fit` gives the tokenizer, made at
+first use and cached. t2x's own tokenizers lose nothing and share the ids of the special tokens: pad
+0, eos 1, unk 2, bos 3, mask 4; those of other people's model folders have their own.
+"""
+
+from pathlib import Path
+
+from t2x.data.tokenizers.base import (
+  Encoding,
+  Located,
+  Template,
   Tokenizer,
   TokenizerConfig,
-  load_tokenizer,
+  read,
 )
+from t2x.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTokenizer
+from t2x.data.tokenizers.simple import Bytes, ByteTokenizer, Characters, CharacterTokenizer
 
-__all__ = ['Bytes', 'Characters', 'SentencePiece', 'Tokenizer', 'TokenizerConfig', 'load_tokenizer']
+__all__ = [
+  'Bytes',
+  'Characters',
+  'Encoding',
+  'Located',
+  'SentencePiece',
+  'Template',
+  'Tokenizer',
+  'TokenizerConfig',
+  'load_tokenizer',
+]
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+  """The tokenizer that was saved in `folder`."""
+  return read(Path(folder), (SentencePieceTokenizer, ByteTokenizer, CharacterTokenizer))
