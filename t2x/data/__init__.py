@@ -25,9 +25,11 @@ from t2x.data.sources import (
 from t2x.data.tokenizers import (
   Bytes,
   Characters,
+  HubTokenizer,
   SentencePiece,
   Tokenizer,
   TokenizerConfig,
+  load_hub_tokenizer,
   load_tokenizer,
 )
 
@@ -41,6 +43,7 @@ __all__ = [
   'ConcatenateAndSplit',
   'Digits',
   'FashionMNIST',
+  'HubTokenizer',
   'JsonLines',
   'LibreOfficeHelp',
   'MaskTokens',
@@ -58,6 +61,7 @@ __all__ = [
   'evaluation_batches',
   'fetch',
   'inspect_batches',
+  'load_hub_tokenizer',
   'load_tokenizer',
   'prefetch',
   'token_rows',

@@ -11,6 +11,7 @@ import numpy as np
 from flax import nnx
 
 from t2x.data import Source, Tokenizer, TokenizerConfig, token_rows
+from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.tasks.losses import Sums
@@ -46,6 +47,10 @@ class Task(abc.ABC):
   def fit_tokenizer(self) -> Tokenizer | None:
     """The tokenizer, trained on the source at first use; None for tasks without text."""
     return None
+
+  def bound(self, tokenizer: Tokenizer | None) -> 'Task':
+    """The task with the special ids of a fitted tokenizer, for `sums`."""
+    return self
 
   @abc.abstractmethod
   def rows(self, split: str, tokenizer: Tokenizer | None) -> Sequence[dict[str, Any]]:
@@ -114,6 +119,10 @@ class TextTask(Task):
   def fit_tokenizer(self) -> Tokenizer:
     """Trained on the train split at first use and cached by fingerprint."""
     return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
+
+  def bound(self, tokenizer):
+    """Needs no longer what the config's tokenizer was read from."""
+    return dataclasses.replace(self, tokenizer=Fitted(tokenizer))
 
   def _texts(self):
     for example in self.source.load(self.train_split):

@@ -55,7 +55,7 @@ class CausalLM(TextTask):
   def sums(self, model, batch, key):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
-    inputs = shift_right(tokens, segments, self.tokenizer.bos_id)
+    inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
     known = Tokens(positions=batch['positions'], segments=segments)
     out = model(inputs, tokens=known, key=key)
     weights = (segments != 0).astype(jnp.float32)

@@ -9,28 +9,47 @@ from pathlib import Path
 
 from t2x.data.tokenizers.base import (
   Encoding,
+  Fitted,
   Located,
+  SpecialIds,
   Template,
   Tokenizer,
   TokenizerConfig,
   read,
 )
+from t2x.data.tokenizers.fast import FastTokenizer
+from t2x.data.tokenizers.hub import HubTokenizer, load_hub_tokenizer
 from t2x.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTokenizer
 from t2x.data.tokenizers.simple import Bytes, ByteTokenizer, Characters, CharacterTokenizer
+from t2x.data.tokenizers.spiece import MarianTokenizer, SpieceTokenizer
 
 __all__ = [
   'Bytes',
   'Characters',
   'Encoding',
+  'Fitted',
+  'HubTokenizer',
   'Located',
   'SentencePiece',
+  'SpecialIds',
   'Template',
   'Tokenizer',
   'TokenizerConfig',
+  'load_hub_tokenizer',
   'load_tokenizer',
 ]
 
 
+KINDS = (
+  ByteTokenizer,
+  CharacterTokenizer,
+  FastTokenizer,
+  MarianTokenizer,
+  SentencePieceTokenizer,
+  SpieceTokenizer,
+)
+
+
 def load_tokenizer(folder: str | Path) -> Tokenizer:
   """The tokenizer that was saved in `folder`."""
-  return read(Path(folder), (SentencePieceTokenizer, ByteTokenizer, CharacterTokenizer))
+  return read(Path(folder), KINDS)

@@ -18,6 +18,7 @@ from t2x.errors import UserError
 
 __all__ = [
   'Encoding',
+  'Fitted',
   'Located',
   'SpecialIds',
   'Template',
@@ -126,9 +127,8 @@ class Tokenizer(SpecialIds, abc.ABC):
     texts = {'A': first} if second is None else {'A': first, 'B': second}
     parts = []
     for item, kind in self.single if second is None else self.pair:
-      part = texts.get(item) if isinstance(item, str) else None
-      which = -1 if part is None else int(item == 'B')
-      part = part or _located([int(item)], [(0, 0)])
+      part = texts[item] if isinstance(item, str) else _located([item], [(0, 0)])
+      which = 'AB'.index(item) if isinstance(item, str) else -1
       parts.append((part, np.full(len(part), kind), np.full(len(part), which)))
     return Encoding(
       np.concatenate([part.ids for part, _, _ in parts]),
@@ -206,7 +206,7 @@ class Tokenizer(SpecialIds, abc.ABC):
     return [i for i in known if 0 <= i < len(special) and (not special[i] or i == unk)]
 
 
-class TokenizerConfig(SpecialIds, abc.ABC):
+class TokenizerConfig(abc.ABC):
   """What a config file says of a tokenizer.
 
   Attributes:
@@ -215,6 +215,12 @@ class TokenizerConfig(SpecialIds, abc.ABC):
   """
 
   kinds: ClassVar[tuple[type[Tokenizer], ...]]
+  vocab_size: int
+
+  @property
+  def ids(self) -> SpecialIds:
+    """The special ids of the tokenizer."""
+    return SpecialIds()
 
   @abc.abstractmethod
   def train(self, texts: Iterable[str]) -> Tokenizer:
@@ -240,6 +246,27 @@ class TokenizerConfig(SpecialIds, abc.ABC):
     folder = (cache or cache_folder()) / 'tokenizers' / name
     prepare(folder, lambda temporary: self.train(texts())._write(temporary))
     return read(folder, self.kinds)
+
+
+class Fitted(TokenizerConfig):
+  """A tokenizer that is there, as a config."""
+
+  def __init__(self, tokenizer: Tokenizer):
+    self.tokenizer = tokenizer
+    self.vocab_size = tokenizer.vocab_size
+
+  @property
+  def ids(self):
+    """The tokenizer's own."""
+    return self.tokenizer
+
+  def train(self, texts):
+    """The texts are not read."""
+    return self.tokenizer
+
+  def fit(self, texts, cache=None, source_fingerprint=''):
+    """The tokenizer itself."""
+    return self.tokenizer
 
 
 def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:

@@ -6,18 +6,18 @@ import functools
 import io
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
-import numpy as np
 import sentencepiece
 
 from t2x.data.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
-from t2x.data.tokenizers.simple import NUM_SPECIAL, with_specials
+from t2x.data.tokenizers.simple import with_specials
+from t2x.data.tokenizers.words import Words
 from t2x.errors import UserError
 
-__all__ = ['SentencePiece', 'SentencePieceTokenizer']
+__all__ = ['SPACE', 'SentencePiece', 'SentencePieceTokenizer', 'shared']
 
 SPACE = '\u2581'
 
@@ -63,8 +63,9 @@ class SentencePieceTokenizer(Tokenizer):
         ids += self._space_ids
         spans += [(start - 1, start)] * len(self._space_ids)
       found = self._processor.encode(part, return_type='offset_mapping')
+      places = shared(found['pieces'], found['offsets'])
       ids += found['ids']
-      spans += [(start + begin, start + end) for begin, end in _shared(found['offsets'])]
+      spans += [(start + begin, start + end) for begin, end in places]
       start += len(part) + 1
     return located(text, ids, spans)
 
@@ -81,21 +82,12 @@ class SentencePieceTokenizer(Tokenizer):
     return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
 
   @functools.cached_property
-  def _edges(self) -> tuple[np.ndarray, np.ndarray]:
-    """By id: does the piece begin a word, and does it end one? A space alone begins a word."""
-    pieces = self._pieces[NUM_SPECIAL:]
-    begins = [piece[:1] in (SPACE, '\n', '\t') for piece in pieces]
-    ends = [piece[-1:] in ('\n', '\t') or piece == SPACE * len(piece) != SPACE for piece in pieces]
-    special = [True] * NUM_SPECIAL
-    return np.array(special + begins), np.array(special + ends)
+  def _words(self) -> Words:
+    return Words.of([piece.replace(SPACE, ' ') for piece in self._pieces], self.special)
 
   def word_starts(self, ids):
     """Pieces that begin with white space, and those after a line's end or an indent."""
-    begins, ends = self._edges
-    starts = begins[ids]
-    starts[1:] |= ends[ids[:-1]]
-    starts[:1] = True
-    return starts
+    return self._words.starts(ids)
 
   def files(self):
     """The model as SentencePiece writes it."""
@@ -136,7 +128,7 @@ class SentencePiece(TokenizerConfig):
     chunks = [chunk.replace(SPACE, ' ') for chunk in sample(texts, self.sample_megabytes)]
     if not any(chunk.strip() for chunk in chunks):
       raise UserError('there is no text to train the SentencePiece tokenizer on')
-    model = io.BytesIO()
+    model, ids = io.BytesIO(), self.ids
     try:
       sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(chunks),
@@ -150,10 +142,10 @@ class SentencePiece(TokenizerConfig):
         remove_extra_whitespaces=False,
         add_dummy_prefix=False,
         allow_whitespace_only_pieces=True,
-        pad_id=self.pad_id,
-        eos_id=self.eos_id,
-        unk_id=self.unk_id,
-        bos_id=self.bos_id,
+        pad_id=ids.pad_id,
+        eos_id=ids.eos_id,
+        unk_id=ids.unk_id,
+        bos_id=ids.bos_id,
         pad_piece='<pad>',
         eos_piece='<eos>',
         bos_piece='<bos>',
@@ -167,11 +159,11 @@ class SentencePiece(TokenizerConfig):
     return SentencePieceTokenizer(model.getvalue())
 
 
-def _shared(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Spans as SentencePiece gives them, where only a character's last byte has it as its span."""
+def shared(pieces: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+  """Spans as SentencePiece gives them, where of a character's bytes only the last has its span."""
   found = list(spans)
   for i in range(len(found) - 2, -1, -1):
-    if found[i][0] == found[i][1]:
+    if found[i][0] == found[i][1] and pieces[i].strip(SPACE):
       found[i] = found[i + 1]
   return found
 
