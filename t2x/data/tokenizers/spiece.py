@@ -253,7 +253,7 @@ def marian(folder: Folder) -> Tokenizer:
     )
   vocab = json.loads((folder.path / 'vocab.json').read_text(encoding='utf-8'))
   eos = vocab['</s>']
-  known = folder.known(vocab.get, (('A', 0), (eos, 0)), (('A', 0), ('B', 0), (eos, 0)))
+  known = folder.known(vocab.get, (('A', 0), (eos, 0)), (('A', 0), ('B', 1), (eos, 1)))
   if folder.decoder_start is None:
     known = dataclasses.replace(known, start_id=known.pad_id)
   source, target = ((folder.path / f'{name}.spm').read_bytes() for name in ('source', 'target'))
