@@ -23,17 +23,20 @@ from t2x.data.sources import (
   TextFiles,
 )
 from t2x.data.tokenizers import (
+  BPE,
   Bytes,
   Characters,
   HubTokenizer,
   SentencePiece,
   Tokenizer,
   TokenizerConfig,
+  WordPiece,
   load_hub_tokenizer,
   load_tokenizer,
 )
 
 __all__ = [
+  'BPE',
   'TFDS',
   'TSV',
   'BabelDates',
@@ -58,6 +61,7 @@ __all__ = [
   'TextFiles',
   'Tokenizer',
   'TokenizerConfig',
+  'WordPiece',
   'evaluation_batches',
   'fetch',
   'inspect_batches',

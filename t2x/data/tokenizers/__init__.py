@@ -22,8 +22,10 @@ from t2x.data.tokenizers.hub import HubTokenizer, load_hub_tokenizer
 from t2x.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTokenizer
 from t2x.data.tokenizers.simple import Bytes, ByteTokenizer, Characters, CharacterTokenizer
 from t2x.data.tokenizers.spiece import MarianTokenizer, SpieceTokenizer
+from t2x.data.tokenizers.trained import BPE, WordPiece
 
 __all__ = [
+  'BPE',
   'Bytes',
   'Characters',
   'Encoding',
@@ -35,6 +37,7 @@ __all__ = [
   'Template',
   'Tokenizer',
   'TokenizerConfig',
+  'WordPiece',
   'load_hub_tokenizer',
   'load_tokenizer',
 ]

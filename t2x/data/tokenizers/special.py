@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from t2x.data.tokenizers.base import Template
+from t2x.data.tokenizers.base import SpecialIds, Template, Tokenizer
 from t2x.errors import UserError
 
 __all__ = ['USUAL', 'Folder', 'Known']
@@ -25,7 +25,7 @@ USUAL = {
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-  """What is to be known of a tokenizer beside its pieces.
+  """What is to be known of a tokenizer beside its pieces; what is not said is as in t2x's own.
 
   Attributes:
     single: the special ids around one text.
@@ -34,16 +34,16 @@ class Known:
   The others are those of `SpecialIds`.
   """
 
-  pad_id: int
-  eos_id: int
-  unk_id: int
-  bos_id: int
-  mask_id: int | None
-  start_id: int
-  before: tuple[int, ...]
-  single: Template
-  pair: Template
-  literal: bool = False
+  pad_id: int = SpecialIds.pad_id
+  eos_id: int = SpecialIds.eos_id
+  unk_id: int = SpecialIds.unk_id
+  bos_id: int = SpecialIds.bos_id
+  mask_id: int | None = SpecialIds.mask_id
+  start_id: int = SpecialIds.start_id
+  before: tuple[int, ...] = SpecialIds.before
+  single: Template = Tokenizer.single
+  pair: Template = Tokenizer.pair
+  literal: bool = True
 
   @classmethod
   def read(cls, known: Mapping[str, Any]) -> 'Known':
@@ -116,6 +116,7 @@ class Folder:
       before=tuple(i for i in letters[: letters.index('A')] if isinstance(i, int)),
       single=single,
       pair=pair,
+      literal=False,
     )
 
   @property
