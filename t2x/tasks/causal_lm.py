@@ -45,7 +45,11 @@ class CausalLM(TextTask):
   @property
   def plan(self):
     """Rows without padding."""
-    return ConcatenateAndSplit(self.length)
+    return ConcatenateAndSplit(self.planned(self.length))
+
+  def transform(self, tokenizer, *, train):
+    """Other pieces, where they are drawn."""
+    return self.resegment(tokenizer, {'tokens': self.length}, train)
 
   def spec(self, batch_size):
     """tokens, segments, positions: int32 [batch, length]."""

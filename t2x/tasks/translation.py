@@ -42,7 +42,12 @@ class Translation(TextTask):
   @property
   def plan(self):
     """First-fit packing of pairs."""
-    return PackPairs(self.source_length, self.target_length)
+    return PackPairs(self.planned(self.source_length), self.planned(self.target_length))
+
+  def transform(self, tokenizer, *, train):
+    """Other pieces, where they are drawn."""
+    lengths = {'source': self.source_length, 'target': self.target_length}
+    return self.resegment(tokenizer, lengths, train)
 
   def spec(self, batch_size):
     """ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""

@@ -118,6 +118,22 @@ class Tokenizer(SpecialIds, abc.ABC):
     """`encode` of each text."""
     return [self.encode(text) for text in texts]
 
+  def sample(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
+    """Ids of the same text in pieces drawn at random; at rate 0 those of `encode`.
+
+    Args:
+      text: what is encoded.
+      rate: from 0 to 1, how much is left to chance.
+      rng: what is drawn from; the same state gives the same pieces.
+
+    Raises:
+      UserError: text can be cut in one way alone.
+    """
+    raise UserError(
+      f'a tokenizer of kind {self.kind} cuts a text in one way alone: pieces cannot be drawn; '
+      'BPE and SentencePiece can'
+    )
+
   @abc.abstractmethod
   def locate(self, text: str) -> Located:
     """`encode`, and where in the text each id stands."""

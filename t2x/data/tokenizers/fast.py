@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from t2x.data.tokenizers.base import Tokenizer, located
+from t2x.data.tokenizers.merging import merged
 from t2x.data.tokenizers.special import Known
 from t2x.data.tokenizers.words import Words
 from t2x.errors import UserError
@@ -62,6 +63,26 @@ class FastTokenizer(Tokenizer):
     """In as many threads as there are cores."""
     found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
     return [encoding.ids for encoding in found]
+
+  def sample(self, text, rate, rng):
+    """BPE dropout: part `rate` of the merges left out. In Python, some 50 microseconds a word."""
+    if self._spelling != 'bytes':
+      return super().sample(text, rate, rng)
+    if not rate:
+      return self.encode(text)
+    vocab, ranks, backend = *self._merges, self._backend
+    if backend.normalizer is not None:
+      text = backend.normalizer.normalize_str(text)
+    words = backend.pre_tokenizer.pre_tokenize_str(text)
+    pieces = (piece for word, _ in words for piece in merged(word, ranks, rate, rng))
+    return [vocab.get(piece, self.unk_id) for piece in pieces]
+
+  @functools.cached_property
+  def _merges(self) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
+    """Piece -> id, and pair -> rank."""
+    model = json.loads(self._json)['model']
+    pairs = [tuple(pair.split(' ') if isinstance(pair, str) else pair) for pair in model['merges']]
+    return model['vocab'], {(first, last): i for i, (first, last) in enumerate(pairs)}
 
   def locate(self, text):
     """As the library tells it."""

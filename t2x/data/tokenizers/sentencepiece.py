@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -20,6 +21,7 @@ from t2x.errors import UserError
 __all__ = ['SPACE', 'SentencePiece', 'SentencePieceTokenizer', 'shared']
 
 SPACE = '\u2581'
+SEED = threading.Lock()
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -52,6 +54,26 @@ class SentencePieceTokenizer(Tokenizer):
     if any(SPACE in text for text in texts):
       return super().encode_batch(texts)
     return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+
+  def sample(self, text, rate, rng):
+    """BPE: part `rate` of the merges left out (https://arxiv.org/abs/1910.13267). Unigram: with
+    probability `rate` one of all segmentations, its likelihood to the power of 0.2
+    (https://arxiv.org/abs/1804.10959, section 5)."""
+    plain = rate == 0 or not text
+    if plain or SPACE in text or (self._unigram and rng.random() >= rate):
+      return self.encode(text)
+    alpha = 0.2 if self._unigram else rate
+    seed = int(rng.integers(1, 1 << 31))
+    # SentencePiece has one seed for all that a process draws.
+    with SEED:
+      sentencepiece.SetRandomGeneratorSeed(seed)
+      return self._processor.encode(text, enable_sampling=True, nbest_size=-1, alpha=alpha)
+
+  @functools.cached_property
+  def _unigram(self) -> bool:
+    """Whether the model is no BPE model: BPE's scores are the negative ranks of merges."""
+    scores = [self._processor.get_score(i) for i in range(self.vocab_size)]
+    return any(score != int(score) for score in scores)
 
   def locate(self, text):
     """The bytes of a character have that character as their span."""
