@@ -45,7 +45,11 @@ class CausalLM(TextTask):
   @property
   def plan(self):
     """Rows without padding."""
-    return ConcatenateAndSplit(self.length)
+    return ConcatenateAndSplit(self.planned(self.length))
+
+  def transform(self, tokenizer, *, train):
+    """Other pieces, where they are drawn."""
+    return self.resegment(tokenizer, {'tokens': self.length}, train)
 
   def spec(self, batch_size):
     """tokens, segments, positions: int32 [batch, length]."""
@@ -55,7 +59,7 @@ class CausalLM(TextTask):
   def sums(self, model, batch, key):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
-    inputs = shift_right(tokens, segments, self.tokenizer.bos_id)
+    inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
     known = Tokens(positions=batch['positions'], segments=segments)
     out = model(inputs, tokens=known, key=key)
     weights = (segments != 0).astype(jnp.float32)

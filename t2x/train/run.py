@@ -177,7 +177,9 @@ class Run:
     Leaves, because to take modules apart and put them together again takes Python longer than a
     small step takes the device. `whole` makes a state of them.
     """
-    step = make_train_step(self.task, self.trainer, self.optimizer, self.layout)
+    step = make_train_step(
+      self.task.bound(self.tokenizer), self.trainer, self.optimizer, self.layout
+    )
 
     def train_step(leaves, batch):
       state, sums, norms = step(self.whole(leaves), batch)
@@ -193,7 +195,7 @@ class Run:
   @functools.cached_property
   def eval_step(self):
     """The jitted evaluation step."""
-    return jax.jit(make_eval_step(self.task, self.trainer, self.layout))
+    return jax.jit(make_eval_step(self.task.bound(self.tokenizer), self.trainer, self.layout))
 
   def evaluate(
     self,

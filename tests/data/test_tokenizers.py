@@ -35,7 +35,7 @@ def test_the_size_is_that_of_the_config(config_and_tokenizer):
 
 
 def test_special_ids_are_the_same_for_all(config_and_tokenizer):
-  for one in config_and_tokenizer:
+  for one in (config_and_tokenizer[0].ids, config_and_tokenizer[1]):
     assert (one.pad_id, one.eos_id, one.unk_id, one.bos_id, one.mask_id) == (0, 1, 2, 3, 4)
   pieces = config_and_tokenizer[1].pieces(range(5))
   assert pieces == ['<pad>', '<eos>', '<unk>', '<bos>', '<mask>']
