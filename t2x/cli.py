@@ -164,8 +164,9 @@ def _convert(commands) -> None:
   parser = commands.add_parser('convert', help='models from Hugging Face folders, and back')
   ways = parser.add_subparsers(dest='way', required=True, metavar='WAY')
   add = ways.add_parser('import', help='a model folder (config.json, safetensors) -> a run folder')
-  add.add_argument('model', metavar='FOLDER_OR_FILE', help='the folder, or a .safetensors file in it')
-  add.add_argument('meshes', nargs='*', metavar='MESH', help='gin files: onto which devices to read')
+  add.add_argument(
+    'model', metavar='FOLDER_OR_FILE', help='the folder, or a .safetensors file in it'
+  )
   add.add_argument('--out', required=True, metavar='RUN', help='the run folder to be made')
   export = ways.add_parser('export', help='a run folder -> a folder that transformers loads')
   export.add_argument('run', metavar='RUN', help='a run folder')

@@ -21,8 +21,12 @@ THEIRS = 'hub_config.json'
 def import_folder(args: argparse.Namespace, load: Load) -> None:
   """A model folder -> a run folder: config.gin and model.gin of our parts, a checkpoint of step 0, the
   tokenizer where there is one. It is there whole or not at all."""
-  from t2x.data import write_folder
+  import jax
+  from flax import nnx
+
+  from t2x.data.folders import write_folder
   from t2x.interop import Source
+  from t2x.train.streaming import save_streamed
 
   out = Path(args.out)
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -31,45 +35,24 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / f'{source.family.model_type}.gin'
     path.write_text(source.gin)
-    config = load([path, *args.meshes], args.overrides)
+    config = load([path], args.overrides)
 
   def write(folder: Path) -> None:
-    from t2x.train.streaming import save_streamed
-
-    arrays, left = source.arrays(_shapes(config.build()))
+    builder = config.build().model
+    arrays, left = source.arrays(jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0))))
     save_streamed(folder / 'checkpoints', {f'model/{name}': a for name, a in arrays.items()}, {})
     (folder / 'model.gin').write_text(source.gin)
     (folder / 'config.gin').write_text(config_lib.render(config))
     (folder / THEIRS).write_bytes((source.folder / 'config.json').read_bytes())
-    print(f'{source.folder}: {source.family.model_type}, {_parameters(arrays):,} parameters')
+    print(
+      f'{source.folder}: {source.family.model_type}, {sum(a.size for a in arrays.values()):,} parameters'
+    )
     if left:
       print(f'left out, as {source.fields["architecture"]} has no part for them: {", ".join(left)}')
     print(_tokenizer(source.folder, folder / 'tokenizer'))
 
   write_folder(out, write)
   print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
-
-
-def _shapes(experiment: Any) -> Any:
-  """The model's shapes, in the shardings of the experiment's mesh."""
-  import jax
-  from flax import nnx
-
-  from t2x.parallel import state_shardings
-
-  shapes = jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
-  shardings = state_shardings(experiment.mesh.build(), experiment.mesh.rules, shapes)
-  return jax.tree.map(
-    lambda shape, sharding: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding),
-    shapes,
-    shardings,
-  )
-
-
-def _parameters(arrays: Any) -> int:
-  import math
-
-  return sum(math.prod(one.shape) for one in arrays.values())
 
 
 def _tokenizer(theirs: Path, ours: Path) -> str:
@@ -90,7 +73,8 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
   import numpy as np
   from flax import nnx
 
-  from t2x.data import load_tokenizer, write_folder
+  from t2x.data import load_tokenizer
+  from t2x.data.folders import write_folder
   from t2x.interop import export
   from t2x.train.checkpoints import Checkpoints, named_leaves
 

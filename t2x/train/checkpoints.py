@@ -26,7 +26,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, E
 from t2x.errors import UserError
 from t2x.train.checksums import damage_of, write_checksums
 
-__all__ = ['Checkpoints', 'named_leaves', 'nest']
+__all__ = ['Checkpoints', 'named_leaves', 'nest', 'quiet_orbax']
 
 State = TypeVar('State')
 
@@ -65,7 +65,7 @@ class Checkpoints:
     self._manager: ocp.CheckpointManager | None = None
     self._under_way, self._failures = False, 0
     self._corrupt: set[int] = set()
-    _say_it_once()
+    quiet_orbax()
 
   def steps(self) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
@@ -337,7 +337,7 @@ class Checkpoints:
     )
 
 
-def _say_it_once() -> None:
+def quiet_orbax() -> None:
   """Keeps Orbax's notes, and the echoes of an error that is raised here, out of users' sight: one
   from each task that wrote a file, and one from TensorStore for each that outlived its event loop."""
   logging.getLogger('absl').addFilter(_not_orbax)

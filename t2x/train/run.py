@@ -234,7 +234,5 @@ class Run:
     info = getattr(rows, 'info', None) if whole else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = self.task.summarise(means, info)
-    generated, samples = self.task.generation_metrics(
-      model, self.tokenizer, split, max_generated
-    )
+    generated, samples = self.task.generation_metrics(model, self.tokenizer, split, max_generated)
     return metrics | generated, samples
