@@ -195,6 +195,14 @@ class Tokenizer(SpecialIds, abc.ABC):
   def load(cls, folder: Path, known: Mapping[str, Any]) -> 'Tokenizer':
     """The tokenizer whose `files` are in a folder; `known` is what its tokenizer.json says."""
 
+  def hub_files(self) -> dict[str, bytes]:
+    """The files that a model folder has of this tokenizer: name -> contents.
+
+    Raises:
+      UserError: other people's libraries have no such tokenizer.
+    """
+    raise UserError(f'a tokenizer of kind {self.kind} cannot be written for other libraries')
+
   @functools.cached_property
   def fingerprint(self) -> str:
     """Changes with anything that changes the ids."""

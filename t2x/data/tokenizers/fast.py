@@ -149,13 +149,18 @@ class FastTokenizer(Tokenizer):
     """From the library's own file."""
     return cls((folder / 'backend.json').read_text(encoding='utf-8'), Known.read(known))
 
-  def hub_files(self) -> dict[str, bytes]:
-    """The files that other libraries read the tokenizer from: name -> contents."""
-    token = self._backend.id_to_token
-    roles = ('pad', 'eos', 'unk', 'bos', 'mask')
-    ids = {role: getattr(self, f'{role}_id') for role in roles}
-    config: dict[str, Any] = {'tokenizer_class': 'PreTrainedTokenizerFast'}
-    config |= {f'{role}_token': token(i) for role, i in ids.items() if i is not None}
+  def hub_files(self):
+    """tokenizer.json as the library has it, and which tokens are special."""
+    roles: dict[str, int | None] = {
+      role: getattr(self, f'{role}_id') for role in ('pad', 'eos', 'unk', 'bos', 'mask')
+    }
+    first, last = self.single[0][0], self.single[-1][0]
+    if isinstance(first, int) and isinstance(last, int):
+      roles |= {'cls': first, 'sep': last}
+    config = {'tokenizer_class': 'PreTrainedTokenizerFast'}
+    for role, i in roles.items():
+      if i is not None:
+        config[f'{role}_token'] = self._backend.id_to_token(i)
     described = json.dumps(config, indent=2).encode()
     return {'tokenizer.json': self._json.encode(), 'tokenizer_config.json': described}
 

@@ -154,6 +154,16 @@ class SpieceTokenizer(Tokenizer):
     fold = known['fold'] and Fold(**known['fold'])
     return cls(model, Known.read(known['known']), known['added'], fold)
 
+  def hub_files(self):
+    """spiece.model, and the class that reads it."""
+    config: dict[str, object] = {'tokenizer_class': 'T5Tokenizer'}
+    if self._fold is None:
+      config['extra_ids'] = self.vocab_size - self._processor.vocab_size()
+    else:
+      config = {'tokenizer_class': 'AlbertTokenizer', 'do_lower_case': self._fold.lower}
+      config['keep_accents'] = not self._fold.strip
+    return {'spiece.model': self._model, 'tokenizer_config.json': json.dumps(config).encode()}
+
 
 class MarianTokenizer(SpieceTokenizer):
   """Two SentencePiece models, of the source's language and the target's, whose pieces share ids."""
@@ -214,6 +224,15 @@ class MarianTokenizer(SpieceTokenizer):
     """From both models' files."""
     model, other = ((folder / f'{name}.model').read_bytes() for name in ('sentencepiece', 'other'))
     return cls(model, other, Known.read(known['known']), known['vocab'])
+
+  def hub_files(self):
+    """Both models as they are, and the vocabulary."""
+    return {
+      'source.spm': self._model,
+      'target.spm': self._other,
+      'vocab.json': json.dumps(self._vocab, ensure_ascii=False).encode(),
+      'tokenizer_config.json': json.dumps({'tokenizer_class': 'MarianTokenizer'}).encode(),
+    }
 
 
 def spiece(folder: Folder) -> Tokenizer:

@@ -136,4 +136,11 @@ def _checked(config: Any, backend: Any) -> Tokenizer:
     limit = 'large for the text: at most' if size < config.vocab_size else 'small: at least'
     name = f'{type(config).__name__}.vocab_size'
     raise UserError(f'{name} = {config.vocab_size}: too {limit} {size}')
+  first, last = SPECIALS[config.ids.bos_id], SPECIALS[config.ids.eos_id]
+  # As `Tokenizer.single` and `pair` have it, for other libraries.
+  backend.post_processor = tokenizers_library().processors.TemplateProcessing(
+    single=f'{first}:0 $A:0 {last}:0',
+    pair=f'{first}:0 $A:0 {last}:0 $B:1 {last}:1',
+    special_tokens=[(first, config.ids.bos_id), (last, config.ids.eos_id)],
+  )
   return FastTokenizer(backend.to_str(), Known())
