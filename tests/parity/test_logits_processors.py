@@ -143,5 +143,6 @@ def test_filters_behind_processors_give_their_distribution(name):
   processors, before = CASES['all']
   settings, build = FILTERS[name]
   strategy = Sampling(processors=processors, **settings)
-  both = lambda padding: [*before(padding), *build()]
-  assert_same_distributions(strategy, both, WIDTH, padded=True)
+  assert_same_distributions(
+    strategy, lambda padding: [*before(padding), *build()], WIDTH, padded=True
+  )

@@ -1,11 +1,17 @@
-"""Greedy and beam search against transformers' `generate`, over a model that is a table: thousands
-of searches in which ends come early and late, so that penalty, pool and stopping all matter."""
+"""Greedy and beam search against transformers' `generate`, over a model that is a table: over a
+thousand searches in which ends come early and late, so that penalty, pool and stopping all matter."""
 
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / 'decode'))
+
+from history_model import history_model
+from torch_history import TorchHistory, torch
 
 from t2x.decode import (
   AtCurrentLength,
@@ -21,13 +27,6 @@ from t2x.decode import (
   WhenFull,
   generate,
 )
-
-torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
-pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / 'decode')]
-
-from history_model import history_model
-from torch_history import TorchHistory
 
 # Their beam search fills with the end token when that of padding is 0.
 VOCAB, EOS, PAD, WIDTH, ROOM, BATCH = 19, 1, 18, 5, 9, 16

@@ -1,17 +1,18 @@
 """`history_model` for transformers: the same table of logits, looked up by the same hash."""
 
-import torch
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+import pytest
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
 
 
-class Config(PreTrainedConfig):
+class Config(transformers.PreTrainedConfig):
   """What `generate` asks for: nothing but a name."""
 
   model_type = 'history'
 
 
-class TorchHistory(PreTrainedModel, GenerationMixin):
+class TorchHistory(transformers.PreTrainedModel, transformers.GenerationMixin):
   """Logits after each history = table[hash(history)], padding left out."""
 
   config_class = Config
@@ -26,4 +27,4 @@ class TorchHistory(PreTrainedModel, GenerationMixin):
     known = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     slots = known.cumsum(-1) - 1
     hashed = ((input_ids + 1) * (slots + 2) ** 2 * known).cumsum(-1)
-    return CausalLMOutput(logits=self.table[hashed % len(self.table)])
+    return transformers.modeling_outputs.CausalLMOutput(logits=self.table[hashed % len(self.table)])
