@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.run_folder import claimed
 
-__all__ = ['COMMANDS']
+__all__ = ['COMMANDS', 'decoding_strategy']
 
 # The rooms whose public names config files may use.
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
@@ -101,22 +102,64 @@ def evaluate(args: argparse.Namespace) -> int:
   return 0
 
 
-def _strategy(args: argparse.Namespace, task: Any) -> Any:
-  """The decoding strategy that the flags ask for; without flags the task's own, or greedy."""
-  from t2x.decode import GNMT, Beam, Greedy, Sampling
+def decoding_strategy(args: argparse.Namespace, task: Any) -> Any:
+  """The decoding strategy that the flags ask for, over the task's own, or greedy."""
+  from t2x import decode
 
+  own = getattr(task, 'strategy', decode.Greedy())
+  beam = {name: value for name, value in _beam(args).items() if value is not None}
   sampling = {
     name: value
     for name in ('temperature', 'top_k', 'top_p')
     if (value := getattr(args, name)) is not None
   }
-  if args.beam and sampling:
-    raise UserError('--beam does not go with --temperature, --top-k or --top-p')
-  if args.beam:
-    return Beam(width=args.beam, length_penalty=GNMT(alpha=args.length_penalty))
-  if sampling:
-    return Sampling(**sampling)
-  return getattr(task, 'strategy', Greedy())
+  if bool(beam) + bool(sampling) + args.greedy > 1:
+    raise UserError('--greedy, beam search and --temperature, --top-k, --top-p exclude each other')
+  strategy = own
+  if args.greedy:
+    strategy = decode.Greedy()
+  elif sampling:
+    strategy = decode.Sampling(**sampling)
+  elif 'width' in beam:
+    strategy = decode.Beam(**beam)
+  elif beam:
+    if not isinstance(own, decode.Beam):
+      raise UserError('--length-penalty, --average-length and --stop need --beam WIDTH')
+    strategy = dataclasses.replace(own, **beam)
+  # What the task asks of every answer, such as a first token, holds whatever the strategy.
+  given = _processors(args)
+  kept = [one for one in own.processors if type(one) not in map(type, given)]
+  return dataclasses.replace(strategy, processors=(*kept, *given))
+
+
+def _beam(args: argparse.Namespace) -> dict[str, Any]:
+  """Settings of beam search; None: not given."""
+  from t2x import decode
+
+  stopping = {
+    'certain': decode.WhenCertain(),
+    'current-length': decode.AtCurrentLength(),
+    'full': decode.WhenFull(),
+  }
+  penalty: decode.LengthPenalty | None = None
+  if args.length_penalty is not None:
+    penalty = decode.GNMT(args.length_penalty)
+  if args.average_length is not None:
+    penalty = decode.AverageLength(args.average_length)
+  return {'width': args.beam, 'length_penalty': penalty, 'stopping': stopping.get(args.stop)}
+
+
+def _processors(args: argparse.Namespace) -> list[Any]:
+  """Logits processors in the order in which they are applied."""
+  from t2x import decode
+
+  made = {
+    decode.RepetitionPenalty: args.repetition_penalty,
+    decode.NoRepeatNGram: args.no_repeat_ngram,
+    decode.MinNewTokens: args.min_new_tokens,
+    decode.SuppressTokens: args.suppress,
+  }
+  return [make(value) for make, value in made.items() if value is not None]
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
@@ -141,7 +184,7 @@ def _prompts(args: argparse.Namespace) -> list[str]:
 def _answers(args: argparse.Namespace, run: Any, model: Any) -> Iterator[dict[str, Any]]:
   """One object a prompt, in order: prompt, text, tokens, log_probs, score, and `others`."""
   prompts = _prompts(args)
-  strategy = _strategy(args, run.task)
+  strategy = decoding_strategy(args, run.task)
   for start in range(0, len(prompts), args.batch_size):
     some = prompts[start : start + args.batch_size]
     answers = run.task.generate(

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from t2x.data import ConcatenateAndSplit
-from t2x.decode import Sampling, generate
+from t2x.decode import Sampling, Strategy, generate
 from t2x.layers import Tokens
 from t2x.tasks.base import TextTask
 from t2x.tasks.losses import classification_sums
@@ -36,11 +36,13 @@ class CausalLM(TextTask):
     length: tokens a row.
     prompts: texts that each evaluation continues, to be looked at.
     sample_tokens: length of those continuations.
+    strategy: how they are chosen.
   """
 
   length: int
   prompts: Sequence[str] = ()
   sample_tokens: int = 64
+  strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   @property
   def plan(self):
@@ -93,14 +95,14 @@ class CausalLM(TextTask):
     return answers(generated, tokenizer)
 
   def generation_metrics(self, model, tokenizer, split, limit):
-    """No metric; a continuation of each of `prompts`, sampled with a fixed seed."""
+    """No metric; a continuation of each of `prompts`, with a fixed seed."""
     if not self.prompts:
       return {}, []
     given = self.generate(
       model,
       tokenizer,
       self.prompts,
-      strategy=Sampling(temperature=0.8, top_k=40),
+      strategy=self.strategy,
       max_new_tokens=self.sample_tokens,
     )
     samples = [
