@@ -79,3 +79,27 @@ def test_t5_v1_1(agree):
     return model
 
   agree('T5 v1.1', make, theirs, ours)
+
+
+# Sizes of BART and its kind, different on the two sides.
+SIZES = {
+  'd_model': 24,
+  'encoder_layers': 2,
+  'decoder_layers': 3,
+  'encoder_attention_heads': 3,
+  'decoder_attention_heads': 4,
+  'encoder_ffn_dim': 40,
+  'decoder_ffn_dim': 32,
+  'pad_token_id': PAD,
+}
+
+
+def test_bart(agree):
+  def make():
+    config = transformers.BartConfig(vocab_size=50, max_position_embeddings=16, **SIZES)
+    model = transformers.BartForConditionalGeneration(config)
+    # A buffer, which perturbing the parameters leaves at zero.
+    model.final_logits_bias.normal_()
+    return model
+
+  agree('BART', make, theirs, ours)
