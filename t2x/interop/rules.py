@@ -24,11 +24,15 @@ class Rule:
     theirs: its name.
     ours: the parameters that lie in it, one after the other.
     layout: how.
+    beside: holds only in models that have this parameter, ...
+    without: ... and only in those that lack this one.
   """
 
   theirs: str
   ours: tuple[str, ...]
   layout: Layout = SAME
+  beside: str = ''
+  without: str = ''
 
 
 def dense(theirs: str, *ours: str, layout: Layout = LINEAR) -> tuple[Rule, Rule]:
@@ -86,18 +90,23 @@ class Table:
       raise ValueError(f'no rule says where {", ".join(forgotten)} lie')
 
   def _at_layers(self, rule: Rule):
-    if '{}' not in rule.theirs:
-      if all(name in self.shapes for name in rule.ours):
-        yield rule.theirs, _Tensor(rule, tuple((name, None) for name in rule.ours))
-      return
-    for layer in range(self._num_layers(rule.ours[0])):
-      parts = []
-      for name in rule.ours:
-        stack, inside = name.split('/{}/')
-        blocks = self._num_blocks(stack)
-        parts.append((f'{stack}/blocks/{layer % blocks}/{inside}', layer // blocks))
-      if all(name in self.shapes for name, _ in parts):
-        yield rule.theirs.replace('{}', str(layer)), _Tensor(rule, tuple(parts))
+    layers = range(self._num_layers(rule.ours[0])) if '{}' in rule.theirs else [None]
+    for layer in layers:
+      parts = tuple(self._part(name, layer) for name in rule.ours)
+      wanted = [name for name, _ in parts]
+      if rule.beside:
+        wanted.append(self._part(rule.beside, layer)[0])
+      refused = rule.without and self._part(rule.without, layer)[0] in self.shapes
+      if all(name in self.shapes for name in wanted) and not refused:
+        yield rule.theirs.replace('{}', str(layer)), _Tensor(rule, parts)
+
+  def _part(self, name: str, layer: int | None) -> tuple[str, int | None]:
+    """Our parameter and its index in the stack, at a layer; as it is where nothing is stacked."""
+    if layer is None or '/{}/' not in name:
+      return name, None
+    stack, inside = name.split('/{}/')
+    blocks = self._num_blocks(stack)
+    return f'{stack}/blocks/{layer % blocks}/{inside}', layer // blocks
 
   def _num_blocks(self, stack: str) -> int:
     numbers = [
