@@ -8,13 +8,17 @@ from t2x.models.heads import (
   Classifier,
   LMHead,
   MaskedLMHead,
+  PooledClassifier,
   Pooler,
   TiedHead,
+  TokenClassifier,
   first_token,
+  last_token,
   mean_tokens,
 )
 from t2x.models.language_model import LanguageModel
 from t2x.models.stack import Stack
+from t2x.models.text_classifier import TextClassifier
 from t2x.models.vision import VisionTransformer
 
 __all__ = [
@@ -28,10 +32,14 @@ __all__ = [
   'MaskedLMHead',
   'Output',
   'ParallelBlock',
+  'PooledClassifier',
   'Pooler',
   'Stack',
+  'TextClassifier',
   'TiedHead',
+  'TokenClassifier',
   'VisionTransformer',
   'first_token',
+  'last_token',
   'mean_tokens',
 ]
