@@ -2,10 +2,11 @@
 what is done to them. NumPy only."""
 
 from t2x.data.batches import Batches, Chain, evaluation_batches
-from t2x.data.cache import Rows, token_rows
+from t2x.data.cache import Rows, labelled_rows, token_rows
 from t2x.data.fetch import fetch
 from t2x.data.images import PrepareImage
 from t2x.data.inspect import inspect_batches
+from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
 from t2x.data.packing import ConcatenateAndSplit, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
@@ -29,6 +30,7 @@ from t2x.data.sources import (
   name_spans,
   parts_of_speech,
 )
+from t2x.data.spans import SpanWindows
 from t2x.data.tokenizers import (
   BPE,
   Bytes,
@@ -58,6 +60,9 @@ __all__ = [
   'FashionMNIST',
   'HubTokenizer',
   'JsonLines',
+  'LabelledPlan',
+  'LabelledTexts',
+  'LabelledWords',
   'LibreOfficeHelp',
   'MaskTokens',
   'PackPairs',
@@ -70,6 +75,7 @@ __all__ = [
   'SentimentSnippets',
   'Skipping',
   'Source',
+  'SpanWindows',
   'StandardLibrary',
   'TextFiles',
   'Tokenizer',
@@ -79,6 +85,7 @@ __all__ = [
   'evaluation_batches',
   'fetch',
   'inspect_batches',
+  'labelled_rows',
   'load_hub_tokenizer',
   'load_tokenizer',
   'name_spans',

@@ -10,6 +10,7 @@ from t2x.models.heads import (
   MaskedLMHead,
   PooledClassifier,
   Pooler,
+  SequenceClassifier,
   TiedHead,
   TokenClassifier,
   first_token,
@@ -18,7 +19,6 @@ from t2x.models.heads import (
 )
 from t2x.models.language_model import LanguageModel
 from t2x.models.stack import Stack
-from t2x.models.text_classifier import TextClassifier
 from t2x.models.vision import VisionTransformer
 
 __all__ = [
@@ -34,8 +34,8 @@ __all__ = [
   'ParallelBlock',
   'PooledClassifier',
   'Pooler',
+  'SequenceClassifier',
   'Stack',
-  'TextClassifier',
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',

@@ -29,6 +29,7 @@ __all__ = [
   'MaskedLMHead',
   'PooledClassifier',
   'Pooler',
+  'SequenceClassifier',
   'TiedHead',
   'TokenClassifier',
   'first_token',
@@ -218,6 +219,54 @@ class PooledClassifier(Classifier):
     input_key, key = split_key(key, 2)
     x = jnp.tanh(self.transform(dropout(x, self.input_dropout, input_key)))
     return super().__call__(x, key)
+
+
+class SequenceClassifier(nnx.Module):
+  """One vector of a row and its class, in the place of a head over the vocabulary.
+
+  From the class token as BERT does (https://arxiv.org/abs/1810.04805), from the mean of all tokens,
+  or with a causal body from the last one as GPT-1 does (Radford et al. 2018).
+
+  Args:
+    d_model: width of the hidden vectors.
+    vocab_size: number of tokens.
+    pool: makes the vector: `first_token`, `mean_tokens` or `last_token`.
+    classifier: builds what turns it into class logits: `Classifier` or `PooledClassifier`.
+    language_head: builds the head over the vocabulary, for objectives that have a part of language
+      modelling. The default has no parameters.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    vocab_size: int,
+    *,
+    pool: Callable[..., Array] = first_token,
+    classifier: Callable[..., nnx.Module] = Classifier,
+    language_head: Callable[..., nnx.Module] = TiedHead,
+    rngs: nnx.Rngs,
+  ):
+    self.pool = pool
+    self.classifier: Any = classifier(d_model, rngs=rngs)
+    self.language_head: Any = language_head(d_model, vocab_size, rngs=rngs)
+
+  @property
+  def num_classes(self) -> int:
+    """Number of class logits."""
+    return self.classifier.num_classes
+
+  def classify(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    segments: Segments = None,
+    key: Array | None = None,
+  ) -> Float[Array, 'batch classes']:
+    """Class logits; tokens of segment 0 are padding."""
+    return self.classifier(self.pool(x, segments), key)
+
+  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+    """Logits over the vocabulary."""
+    return self.language_head(x, embedding)
 
 
 class TokenClassifier(nnx.Module):

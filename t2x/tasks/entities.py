@@ -52,7 +52,6 @@ class Tags:
     )
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Entities:
   """The entities of sequences, told at the place where each begins.
