@@ -67,7 +67,9 @@ def test_of_a_pair_the_longer_text_is_cut_first(first, second, length):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.text('ab#', min_size=1, max_size=8), min_size=1, max_size=12), st.integers(3, 12))
+@given(
+  st.lists(st.text('ab#', min_size=1, max_size=8), min_size=1, max_size=12), st.integers(3, 12)
+)
 def test_every_word_is_told_once_by_its_first_piece(words, length):
   plan = LabelledWords(length=length, labels=tuple('0123456789AB'))
   labels = list('0123456789AB'[: len(words)])
@@ -118,7 +120,9 @@ def test_rows_come_back_from_the_cache_as_they_were(tmp_path):
   assert (rows.info['examples'], rows.info['cut'], rows.info['tokens']) == (2, 1, 12)
   again = labelled_rows(source, 'train', BYTES, plan, tmp_path)
   assert again.fingerprint == rows.fingerprint
-  other = labelled_rows(source, 'train', BYTES, LabelledTexts(length=9, labels=('no', 'yes')), tmp_path)
+  other = labelled_rows(
+    source, 'train', BYTES, LabelledTexts(length=9, labels=('no', 'yes')), tmp_path
+  )
   assert other.fingerprint != rows.fingerprint
 
 

@@ -50,5 +50,7 @@ def official(prediction, answer):
 @given(text, st.lists(text, min_size=1, max_size=3))
 def test_the_best_answer_counts(prediction, answers):
   gold = [answer for answer in answers if normalise(answer)] or ['']
-  assert exact_match(prediction, answers) == any(normalise(prediction) == normalise(g) for g in gold)
+  assert exact_match(prediction, answers) == any(
+    normalise(prediction) == normalise(g) for g in gold
+  )
   assert word_f1(prediction, answers) == pytest.approx(max(official(prediction, g) for g in gold))

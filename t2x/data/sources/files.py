@@ -155,7 +155,9 @@ def _require(found: dict[str, Any], fields: Mapping[str, str], where: str) -> No
     if name not in found or not (ours in NO_TEXT or isinstance(found[name], str)):
       has = f'it has {", ".join(map(repr, found))}' if name not in found else 'it is no text'
       kind = 'a value' if ours in NO_TEXT else 'text'
-      raise UserError(f"{where}: needs {kind} under '{name}', {has} (JsonLines.fields names fields)")
+      raise UserError(
+        f"{where}: needs {kind} under '{name}', {has} (JsonLines.fields names fields)"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
