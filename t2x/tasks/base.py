@@ -160,13 +160,9 @@ class TextTask(Task):
 
   def rows(self, split, tokenizer):
     """Rows from the token cache; without room for other pieces where none are drawn."""
-    if split not in self.source.splits():
-      raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
+    self.check_split(split)
     task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
     return token_rows(self.source, split, tokenizer, task.plan)
-    """Rows from the token cache."""
-    self.check_split(split)
-    return token_rows(self.source, split, tokenizer, self.plan)
 
   def check_model(self, model):
     """The model needs a row of its table for each token."""

@@ -44,6 +44,11 @@ class LabelledTask(TextTask):
   def check_model(self, model: nnx.Module) -> None:
     """The head needs a logit for each class, beside what every text task wants."""
     super().check_model(model)
+    if self.pieces is not None:
+      raise UserError(
+        f'{type(self).__name__}.pieces: labels stand at the pieces that rows are cached with, so no '
+        'others are drawn: leave it out'
+      )
     found = getattr(getattr(model, 'head', None), 'num_classes', None)
     if found != self.num_classes:
       has = 'no head for classes' if found is None else f'{found} classes'
