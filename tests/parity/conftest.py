@@ -5,6 +5,8 @@ nearly linear, and hide what is wrong with them.
 """
 
 import collections
+import copy
+import re
 import tempfile
 
 import jax
@@ -14,6 +16,7 @@ from flax import nnx
 
 from t2x.commands import load
 from t2x.interop import Source, export
+from t2x.interop.rules import Table
 from t2x.train.checkpoints import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -23,6 +26,9 @@ transformers.logging.disable_progress_bar()
 
 # Differences are told as parts of the largest logit.
 TOLERANCE = 1e-5
+# Of gradients, as parts of a tensor's largest; and what is nothing, as a part of the largest of all.
+GRADIENT_TOLERANCE = 1e-4
+NOTHING = 1e-6
 COLUMNS = {
   'parameters': 'parameters',
   'difference': 'largest difference',
@@ -144,5 +150,41 @@ def agree(table, perturbed, imported, exported):
     row['back'] = f'{back:.0e}'
     assert back < TOLERANCE, f'exported: {back}'
     return model, mine
+
+  return check
+
+
+@pytest.fixture
+def gradients(table, tmp_path):
+  """`gradients(family, model, mine, theirs, ours, vanishing='')`: of one loss, tensor by tensor.
+
+  `theirs(model)` and `ours(model)` give the loss of the same batch as a scalar. Tensors whose names
+  `vanishing` matches (a bias of keys moves no probability) must be rounding in both.
+  """
+
+  def check(family, model, mine, theirs, ours, vanishing='(?!)'):
+    model.zero_grad()
+    theirs(model).backward()
+    # Saved as if they were parameters: the rules read names as they are saved.
+    slopes = copy.deepcopy(model)
+    with torch.no_grad():
+      for slope, parameter in zip(slopes.parameters(), model.parameters(), strict=True):
+        slope.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
+    slopes.save_pretrained(tmp_path / 'gradients')
+    source = Source(tmp_path / 'gradients')
+    leaves = dict(named_leaves(jax.jit(jax.grad(ours))(mine)))
+    rules = Table(source.family.rules, {name: leaf.shape for name, leaf in leaves.items()})
+    scale = max(np.abs(source.tensors[name]).max() for name in rules.tensors)
+    largest = 0.0
+    for name, tensor in rules.tensors.items():
+      parts = [np.asarray(leaves[one] if i is None else leaves[one][i]) for one, i in tensor.parts]
+      wanted, got = source.tensors[name], tensor.layout.whole(parts)
+      if re.search(vanishing, name):
+        assert max(np.abs(wanted).max(), np.abs(got).max()) < NOTHING * scale, name
+        continue
+      found = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+      assert found < GRADIENT_TOLERANCE, f'gradient of {name}: {found}'
+      largest = max(largest, found)
+    table[family]['gradient'] = f'{largest:.0e}'
 
   return check
