@@ -241,7 +241,7 @@ class TokenizerConfig(abc.ABC):
   """What a config file says of a tokenizer.
 
   Attributes:
-    kinds: the classes of what `train` gives.
+    kinds: the classes of what `train` gives, for `fit` to read them back.
     vocab_size: number of ids of the fitted tokenizer, known before there is one.
   """
 

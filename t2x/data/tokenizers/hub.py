@@ -6,15 +6,13 @@ ALBERT), `source.spm` and `target.spm` with `vocab.json` (Marian).
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from t2x.data.tokenizers.base import SpecialIds, Tokenizer, TokenizerConfig
-from t2x.data.tokenizers.fast import FastTokenizer
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
 from t2x.data.tokenizers.special import Folder
-from t2x.data.tokenizers.spiece import SpieceTokenizer, marian, spiece
+from t2x.data.tokenizers.spiece import marian, spiece
 from t2x.errors import UserError
 
 __all__ = ['HubTokenizer', 'load_hub_tokenizer']
@@ -31,15 +29,13 @@ class HubTokenizer(TokenizerConfig):
     vocab_size: number of ids, special ones included, as the folder has them.
   """
 
-  kinds = (FastTokenizer, SpieceTokenizer)
-
   folder: str
   vocab_size: int
 
   @property
   def ids(self):
     """Read from the folder."""
-    return _ids(self.folder)
+    return load_hub_tokenizer(self.folder)
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
     """The texts are not read."""
@@ -54,11 +50,6 @@ class HubTokenizer(TokenizerConfig):
   def fit(self, texts, cache=None, source_fingerprint=''):
     """The folder's own; not cached, as the folder may change."""
     return self.train(())
-
-
-@functools.lru_cache(maxsize=8)
-def _ids(folder: str) -> SpecialIds:
-  return load_hub_tokenizer(folder)
 
 
 def load_hub_tokenizer(folder: str | Path) -> Tokenizer:

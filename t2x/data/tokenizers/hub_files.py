@@ -4,6 +4,7 @@ The older ones say how text is cut by the class of the model alone: that of BERT
 (https://arxiv.org/abs/1810.04805), of GPT-2 and those after it, of GPT-1.
 """
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -121,7 +122,8 @@ def _finished(folder: Folder, backend: Any) -> Tokenizer:
     token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special
   }
   # A token that the folder gives a role counts, whether the library calls it special or not.
-  named = {name: i for name, i in backend.get_vocab().items() if name in _said(folder)}
+  said = {_name(folder, role, '') for role in USUAL}
+  named = {name: i for name in said if (i := backend.token_to_id(name)) is not None}
   lookup = (named | special).get
   probe = _probe(backend)
   single = _template(backend.encode(probe))
@@ -129,14 +131,11 @@ def _finished(folder: Folder, backend: Any) -> Tokenizer:
   return FastTokenizer(backend.to_str(), folder.known(lookup, single, pair))
 
 
-def _said(folder: Folder) -> set[str]:
-  return {_name(folder, role, '') for role in USUAL}
-
-
 def _probe(backend: Any) -> str:
   """A text that has pieces."""
   encode: Callable[..., Any] = backend.encode
-  texts = ('a', '1', '.', *(backend.decode([i]) for i in range(backend.get_vocab_size())))
+  pieces = (backend.decode([i]) for i in range(backend.get_vocab_size()))
+  texts = itertools.chain(('a', '1', '.'), pieces)
   return next(text for text in texts if encode(text, add_special_tokens=False).ids)
 
 
