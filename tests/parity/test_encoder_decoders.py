@@ -103,3 +103,44 @@ def test_bart(agree):
     return model
 
   agree('BART', make, theirs, ours)
+
+
+@pytest.mark.parametrize('shared', [True, False])
+def test_marian(agree, shared):
+  def make():
+    config = transformers.MarianConfig(
+      vocab_size=50,
+      decoder_vocab_size=None if shared else 60,
+      share_encoder_decoder_embeddings=shared,
+      max_position_embeddings=16,
+      activation_function='swish',
+      scale_embedding=True,
+      decoder_start_token_id=PAD,
+      **SIZES,
+    )
+    model = transformers.MarianMTModel(config)
+    model.final_logits_bias.normal_()
+    return model
+
+  agree('Marian' if shared else 'Marian, two vocabularies', make, theirs, ours)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_fsmt(agree, tied):
+  config = transformers.FSMTConfig(
+    langs=['en', 'de'],
+    src_vocab_size=50,
+    tgt_vocab_size=50 if tied else 60,
+    tie_word_embeddings=tied,
+    max_position_embeddings=16,
+    **SIZES,
+  )
+
+  def make():
+    model = transformers.FSMTForConditionalGeneration(config)
+    # Sinusoids, which are not for training.
+    for side in (model.model.encoder, model.model.decoder):
+      side.embed_positions.weight.requires_grad_(False)
+    return model
+
+  agree('FSMT, tied' if tied else 'FSMT', make, theirs, ours)
