@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | data`.
+"""The command line: `t2x train | eval | generate | check | show | diff | convert | data`.
 
 This file only parses, so that `t2x --help` is quick; t2x/commands.py does the work.
 """
@@ -112,15 +112,50 @@ def _generate(commands) -> None:
   parser.add_argument('--output', metavar='FILE', help='JSON lines, in the same order')
   parser.add_argument('--max-new-tokens', type=int, default=128, metavar='N')
   parser.add_argument('--num-return', type=int, default=1, metavar='N', help='answers a prompt')
-  parser.add_argument('--beam', type=int, metavar='WIDTH', help='beam search')
-  parser.add_argument(
-    '--length-penalty', type=float, default=0.6, metavar='ALPHA', help='of the beam (GNMT)'
-  )
-  parser.add_argument('--temperature', type=float, metavar='T', help='sample at this temperature')
-  parser.add_argument('--top-k', type=int, metavar='K', help='sample from the K likeliest tokens')
-  parser.add_argument('--top-p', type=float, metavar='P', help='sample from the nucleus of mass P')
+  _strategy(parser)
   parser.add_argument('--seed', type=int, default=0, help='of sampling')
   parser.add_argument('--batch-size', type=int, default=32, metavar='N', help='prompts at once')
+
+
+def _strategy(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group('how the next token is chosen (default: as the task says)')
+  group.add_argument('--greedy', action='store_true', help='the likeliest token at each step')
+  group.add_argument('--beam', type=int, metavar='WIDTH', help='beam search')
+  penalty = group.add_mutually_exclusive_group()
+  penalty.add_argument(
+    '--length-penalty',
+    type=float,
+    metavar='ALPHA',
+    help='of the beam: scores are divided by ((5 + length) / 6) ** ALPHA (default: 0.6)',
+  )
+  penalty.add_argument(
+    '--average-length',
+    type=float,
+    metavar='POWER',
+    help="of the beam: scores are divided by length ** POWER, Hugging Face's length_penalty",
+  )
+  group.add_argument(
+    '--stop',
+    choices=('certain', 'current-length', 'full'),
+    help="when a beam search is done: Hugging Face's early_stopping never, False or True "
+    '(default: certain)',
+  )
+  group.add_argument('--temperature', type=float, metavar='T', help='sample at this temperature')
+  group.add_argument('--top-k', type=int, metavar='K', help='sample from the K likeliest tokens')
+  group.add_argument('--top-p', type=float, metavar='P', help='sample from the nucleus of mass P')
+  group.add_argument(
+    '--repetition-penalty',
+    type=float,
+    metavar='P',
+    help='above 1: tokens seen before are less likely',
+  )
+  group.add_argument(
+    '--no-repeat-ngram', type=int, metavar='N', help='no N tokens in a row stand twice'
+  )
+  group.add_argument('--min-new-tokens', type=int, metavar='N', help='that an answer has at least')
+  group.add_argument(
+    '--suppress', type=int, action='append', metavar='ID', help='a token never used; repeatable'
+  )
 
 
 def _config(commands) -> None:
@@ -160,6 +195,23 @@ def _data(commands) -> None:
   inspect.add_argument('--step', type=int, default=0, help='first step shown (default: 0)')
 
 
+def _convert(commands) -> None:
+  parser = commands.add_parser('convert', help='models from Hugging Face folders, and back')
+  ways = parser.add_subparsers(dest='way', required=True, metavar='WAY')
+  add = ways.add_parser('import', help='a model folder (config.json, safetensors) -> a run folder')
+  add.add_argument(
+    'model', metavar='FOLDER_OR_FILE', help='the folder, or a .safetensors file in it'
+  )
+  add.add_argument('--out', required=True, metavar='RUN', help='the run folder to be made')
+  export = ways.add_parser('export', help='a run folder -> a folder that transformers loads')
+  export.add_argument('run', metavar='RUN', help='a run folder')
+  export.add_argument('--to', required=True, metavar='FOLDER', help='the folder to be made')
+  export.add_argument(
+    '--checkpoint', default='last', metavar='WHICH', help='best, last or a step (default: last)'
+  )
+  export.add_argument('--family', help='as config.json names it (default: the one that fits)')
+
+
 def parser() -> argparse.ArgumentParser:
   """The whole command line but for `--gin.` bindings."""
   top = argparse.ArgumentParser(
@@ -168,7 +220,7 @@ def parser() -> argparse.ArgumentParser:
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
   commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
-  for add in (_train, _eval, _generate, _config, _data):
+  for add in (_train, _eval, _generate, _config, _convert, _data):
     add(commands)
   return top
 

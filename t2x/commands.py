@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.run_folder import claimed
 
-__all__ = ['COMMANDS']
+__all__ = ['COMMANDS', 'decoding_strategy']
 
 # The rooms whose public names config files may use.
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
@@ -59,32 +60,40 @@ def train(args: argparse.Namespace) -> int:
   return 0
 
 
-def _open_run(args: argparse.Namespace) -> tuple[Any, Any]:
-  """The run of a folder and its restored state."""
-  folder = Path(args.run)
-  if not (folder / 'config.gin').exists():
-    raise UserError(f'{folder} is no run folder: it has no config.gin')
+def open_run(args: argparse.Namespace) -> tuple[Any, Any, int]:
+  """The run of a folder, its model as evaluation uses it, and the step of that."""
+  folder = _run_folder(args)
   experiment = load([folder / 'config.gin'], args.overrides)
   processes = join(args)
   from t2x.train import Run
 
   run = Run(experiment.build(), folder, processes)
+  return run, *run.restore_model(_checkpoint(args))
+
+
+def _run_folder(args: argparse.Namespace) -> Path:
+  folder = Path(args.run)
+  if not (folder / 'config.gin').exists():
+    raise UserError(f'{folder} is no run folder: it has no config.gin')
+  return folder
+
+
+def _checkpoint(args: argparse.Namespace) -> Any:
   which = int(args.checkpoint) if args.checkpoint.isdigit() else args.checkpoint
   if which not in ('best', 'last') and not isinstance(which, int):
     raise UserError(f"--checkpoint '{which}' is neither best nor last nor a step")
-  state, _ = run.restore(which)
-  return run, state
+  return which
 
 
 def evaluate(args: argparse.Namespace) -> int:
   """`t2x eval`: metrics over a whole split."""
-  run, state = _open_run(args)
+  run, model, step = open_run(args)
   split = args.split or run.task.eval_split
-  metrics, samples = run.evaluate(state, split, max_generated=args.limit)
+  metrics, samples = run.evaluate(model, split, max_generated=args.limit)
   if not run.processes.first:
     return 0
   if args.json:
-    print(json.dumps({'step': int(state.step), 'split': split} | metrics))
+    print(json.dumps({'step': step, 'split': split} | metrics))
     return 0
   for name, value in metrics.items():
     print(f'{name:20} {value:.6g}')
@@ -93,22 +102,64 @@ def evaluate(args: argparse.Namespace) -> int:
   return 0
 
 
-def _strategy(args: argparse.Namespace, task: Any) -> Any:
-  """The decoding strategy that the flags ask for; without flags the task's own, or greedy."""
-  from t2x.decode import GNMT, Beam, Greedy, Sampling
+def decoding_strategy(args: argparse.Namespace, task: Any) -> Any:
+  """The decoding strategy that the flags ask for, over the task's own, or greedy."""
+  from t2x import decode
 
+  own = getattr(task, 'strategy', decode.Greedy())
+  beam = {name: value for name, value in _beam(args).items() if value is not None}
   sampling = {
     name: value
     for name in ('temperature', 'top_k', 'top_p')
     if (value := getattr(args, name)) is not None
   }
-  if args.beam and sampling:
-    raise UserError('--beam does not go with --temperature, --top-k or --top-p')
-  if args.beam:
-    return Beam(width=args.beam, length_penalty=GNMT(alpha=args.length_penalty))
-  if sampling:
-    return Sampling(**sampling)
-  return getattr(task, 'strategy', Greedy())
+  if bool(beam) + bool(sampling) + args.greedy > 1:
+    raise UserError('--greedy, beam search and --temperature, --top-k, --top-p exclude each other')
+  strategy = own
+  if args.greedy:
+    strategy = decode.Greedy()
+  elif sampling:
+    strategy = decode.Sampling(**sampling)
+  elif 'width' in beam:
+    strategy = decode.Beam(**beam)
+  elif beam:
+    if not isinstance(own, decode.Beam):
+      raise UserError('--length-penalty, --average-length and --stop need --beam WIDTH')
+    strategy = dataclasses.replace(own, **beam)
+  # What the task asks of every answer, such as a first token, holds whatever the strategy.
+  given = _processors(args)
+  kept = [one for one in own.processors if type(one) not in map(type, given)]
+  return dataclasses.replace(strategy, processors=(*kept, *given))
+
+
+def _beam(args: argparse.Namespace) -> dict[str, Any]:
+  """Settings of beam search; None: not given."""
+  from t2x import decode
+
+  stopping = {
+    'certain': decode.WhenCertain(),
+    'current-length': decode.AtCurrentLength(),
+    'full': decode.WhenFull(),
+  }
+  penalty: decode.LengthPenalty | None = None
+  if args.length_penalty is not None:
+    penalty = decode.GNMT(args.length_penalty)
+  if args.average_length is not None:
+    penalty = decode.AverageLength(args.average_length)
+  return {'width': args.beam, 'length_penalty': penalty, 'stopping': stopping.get(args.stop)}
+
+
+def _processors(args: argparse.Namespace) -> list[Any]:
+  """Logits processors in the order in which they are applied."""
+  from t2x import decode
+
+  made = {
+    decode.RepetitionPenalty: args.repetition_penalty,
+    decode.NoRepeatNGram: args.no_repeat_ngram,
+    decode.MinNewTokens: args.min_new_tokens,
+    decode.SuppressTokens: args.suppress,
+  }
+  return [make(value) for make, value in made.items() if value is not None]
 
 
 def _prompts(args: argparse.Namespace) -> list[str]:
@@ -130,14 +181,14 @@ def _prompts(args: argparse.Namespace) -> list[str]:
   return prompts
 
 
-def _answers(args: argparse.Namespace, run: Any, state: Any) -> Iterator[dict[str, Any]]:
+def _answers(args: argparse.Namespace, run: Any, model: Any) -> Iterator[dict[str, Any]]:
   """One object a prompt, in order: prompt, text, tokens, log_probs, score, and `others`."""
   prompts = _prompts(args)
-  strategy = _strategy(args, run.task)
+  strategy = decoding_strategy(args, run.task)
   for start in range(0, len(prompts), args.batch_size):
     some = prompts[start : start + args.batch_size]
     answers = run.task.generate(
-      state.evaluated,
+      model,
       run.tokenizer,
       some,
       strategy=strategy,
@@ -151,15 +202,15 @@ def _answers(args: argparse.Namespace, run: Any, state: Any) -> Iterator[dict[st
 
 def generate(args: argparse.Namespace) -> int:
   """`t2x generate`: answers to prompts, on stdout or in a file."""
-  run, state = _open_run(args)
+  run, model, _ = open_run(args)
   if not run.processes.first:
     # The answers are every process's work and the first one's to tell.
-    for _ in _answers(args, run, state):
+    for _ in _answers(args, run, model):
       pass
     return 0
   out = open(args.output, 'w', encoding='utf-8') if args.output else sys.stdout  # noqa: SIM115
   try:
-    for answer in _answers(args, run, state):
+    for answer in _answers(args, run, model):
       if args.json or args.output:
         print(json.dumps(answer, ensure_ascii=False), file=out, flush=True)
         continue
@@ -205,6 +256,18 @@ def diff(args: argparse.Namespace) -> int:
   lines = config_lib.diff(*(load([side], args.overrides) for side in sides))
   print('\n'.join(lines) if lines else 'no difference')
   return 1 if lines else 0
+
+
+def convert(args: argparse.Namespace) -> int:
+  """`t2x convert import | export`."""
+  from t2x import convert
+
+  if args.way == 'import':
+    convert.import_folder(args, load)
+  else:
+    run = _run_folder(args)
+    convert.export_run(run, Path(args.to), load, _checkpoint(args), args.family)
+  return 0
 
 
 def data(args: argparse.Namespace) -> int:
@@ -265,5 +328,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'check': check,
   'show': show,
   'diff': diff,
+  'convert': convert,
   'data': data,
 }

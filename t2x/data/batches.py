@@ -6,6 +6,7 @@ rows. What a transform draws is a function of (seed, epoch, row). So resuming is
 """
 
 import collections
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,23 @@ from t2x.data.folders import fingerprint
 from t2x.data.shuffling import shuffled
 from t2x.errors import UserError
 
-__all__ = ['Batch', 'Batches', 'Transform', 'evaluation_batches']
+__all__ = ['Batch', 'Batches', 'Chain', 'Transform', 'evaluation_batches']
 
 Batch = dict[str, np.ndarray]
 Transform = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+  """Transforms one after the other, which draw from one generator."""
+
+  transforms: tuple[Transform, ...]
+
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+    """What the last one gives."""
+    for transform in self.transforms:
+      row = transform(row, rng)
+    return row
 
 
 class Batches:

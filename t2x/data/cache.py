@@ -155,7 +155,7 @@ def _write_rows(
   writer = array_record_module.ArrayRecordWriter(str(folder / 'rows.array_record'), 'group_size:1')
   try:
     ids = _tokenised(_told_of(examples), tokenizer, plan, counts)
-    for row in plan.pack(ids, tokenizer.eos_id, counts):
+    for row in plan.pack(ids, tokenizer, counts):
       counts['rows'] += 1
       counts['tokens'] += _num_tokens(row, plan)
       writer.write(b''.join(row[name].astype(dtype).tobytes() for name, _, dtype in columns))
@@ -185,24 +185,26 @@ def _tokenised(
   counts: collections.Counter[str],
 ) -> Iterator[Ids]:
   """The ids of each example's fields; many examples are encoded at once."""
-  waiting: list[str] = []
+  waiting: dict[str, list[str]] = {field: [] for field in plan.fields}
   size = 0
 
   def encoded() -> Iterator[Ids]:
-    ids = [np.array(ids, np.int32) for ids in tokenizer.encode_batch(waiting)]
-    width = len(plan.fields)
-    for i in range(0, len(ids), width):
-      yield dict(zip(plan.fields, ids[i : i + width], strict=True))
+    sides = [tokenizer.target if field == 'target' else tokenizer for field in waiting]
+    columns = [
+      side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
+    ]
+    for ids in zip(*columns, strict=True):
+      yield {field: np.array(one, np.int32) for field, one in zip(waiting, ids, strict=True)}
 
   for number, example in enumerate(examples):
     for field in plan.fields:
       text = _text(example, field, number)
       counts['bytes'] += len(text.encode())
       size += len(text)
-      waiting.append(text)
+      waiting[field].append(text)
     if size >= BATCH:
       yield from encoded()
-      waiting, size = [], 0
+      waiting, size = {field: [] for field in plan.fields}, 0
   yield from encoded()
 
 

@@ -3,6 +3,7 @@ each epoch (RoBERTa, https://arxiv.org/abs/1907.11692), by token or by whole wor
 https://arxiv.org/abs/1906.08101)."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,13 +46,14 @@ class MaskTokens:
         f'rate = {self.rate}, mask_rate = {self.mask_rate}, random_rate = {self.random_rate}: '
         'each from 0 to 1, the last two together as well'
       )
+    _mask_id(self.tokenizer)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The row with some of `tokens` replaced, and with `masked_positions` int32 [max_predictions]
     in ascending order, `labels` int32 and `weights` float32 (1, or 0 for places not used)."""
     tokens = np.array(row['tokens'], np.int32)
-    first = self.tokenizer.num_special
-    maskable = np.flatnonzero((tokens >= first) & (row['segments'] != 0))
+    special = self.tokenizer.special
+    maskable = np.flatnonzero(~special[tokens] & (row['segments'] != 0))
     count = min(int(self.rate * len(maskable) + rng.random()), self.max_predictions)
     if self.whole_word:
       chosen = self._words(tokens, maskable, count, rng)
@@ -60,9 +62,10 @@ class MaskTokens:
     labels = tokens[chosen]
 
     drawn = rng.random(len(chosen))
-    random = rng.integers(first, self.tokenizer.vocab_size, len(chosen), dtype=np.int32)
+    usual = self._usual
+    random = usual[rng.integers(0, len(usual), len(chosen), dtype=np.int32)]
     tokens[chosen] = np.where(drawn < self.mask_rate + self.random_rate, random, labels)
-    tokens[chosen[drawn < self.mask_rate]] = self.tokenizer.mask_id
+    tokens[chosen[drawn < self.mask_rate]] = _mask_id(self.tokenizer)
     return {
       **row,
       'tokens': tokens,
@@ -70,6 +73,11 @@ class MaskTokens:
       'labels': self._filled(labels, np.int32),
       'weights': self._filled(np.ones(len(chosen)), np.float32),
     }
+
+  @functools.cached_property
+  def _usual(self) -> np.ndarray:
+    """The ids that are not special."""
+    return np.flatnonzero(~self.tokenizer.special).astype(np.int32)
 
   def _filled(self, values: np.ndarray, dtype: type) -> np.ndarray:
     """The values and zeros in the places that are left."""
@@ -91,6 +99,12 @@ class MaskTokens:
         taken[i] = True
         count -= int(lengths[i])
     return maskable[taken[word]]
+
+
+def _mask_id(tokenizer: Tokenizer) -> int:
+  if tokenizer.mask_id is None:
+    raise UserError('the tokenizer has no mask token: masked language modelling needs one')
+  return tokenizer.mask_id
 
 
 def _breaks(starts: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
+from t2x.data.tokenizers import SpecialIds
 from t2x.errors import UserError
 
 __all__ = [
@@ -73,7 +74,7 @@ class Plan(abc.ABC):
 
   @abc.abstractmethod
   def pack(
-    self, examples: Iterable[Ids], eos_id: int, counts: collections.Counter[str]
+    self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
   ) -> Iterator[Row]:
     """The rows. Adds to `counts`: `empty`, `dropped` and `cut` examples, `cut_tokens`."""
 
@@ -103,14 +104,14 @@ class ConcatenateAndSplit(Plan):
     """One column, `tokens`."""
     return {'tokens': self.length}
 
-  def pack(self, examples, eos_id, counts):
+  def pack(self, examples, special, counts):
     """Rows in the order of the documents."""
     row, used, segment = _empty(self.columns), 0, 0
     for example in examples:
       if not len(example['text']):
         counts['empty'] += 1
         continue
-      document = np.append(example['text'], eos_id)
+      document = np.append(example['text'], special.eos_id)
       start = 0
       while start < len(document):
         part = document[start : start + self.length - used]
@@ -141,21 +142,25 @@ class _Pairs(Plan):
     return {'source': self.source_length, 'target': self.target_length}
 
   def _fitting(
-    self, examples: Iterable[Ids], eos_id: int, counts: collections.Counter[str]
+    self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
   ) -> Iterator[Ids]:
-    """The pairs with eos, none longer than a row."""
+    """The pairs with eos and what the model wants before a text, none longer than a row."""
+    before = np.array(special.before, np.int32)
+    added = len(before) + 1
+    if min(self.columns.values()) < added:
+      raise UserError(f'{self}: rows must have room for the {added} special tokens of a text')
     for example in examples:
       if not all(len(example[name]) for name in self.fields):
         counts['empty'] += 1
         continue
-      over = {name: len(example[name]) + 1 - length for name, length in self.columns.items()}
+      over = {name: len(example[name]) + added - length for name, length in self.columns.items()}
       if max(over.values()) > 0:
         counts['dropped' if self.too_long == 'drop' else 'cut'] += 1
         if self.too_long == 'drop':
           continue
         counts['cut_tokens'] += sum(max(tokens, 0) for tokens in over.values())
       yield {
-        name: np.append(example[name][: length - 1], eos_id)
+        name: np.concatenate([before, example[name][: length - added], [special.eos_id]])
         for name, length in self.columns.items()
       }
 
@@ -170,9 +175,9 @@ class PadPairs(_Pairs):
     too_long: whether pairs that do not fit are dropped, or cut (they keep their eos).
   """
 
-  def pack(self, examples, eos_id, counts):
+  def pack(self, examples, special, counts):
     """Rows in the order of the pairs."""
-    for pair in self._fitting(examples, eos_id, counts):
+    for pair in self._fitting(examples, special, counts):
       yield _joined(self.columns, [pair])
 
 
@@ -193,7 +198,7 @@ class PackPairs(_Pairs):
     super().__post_init__()
     _at_least_one(self, 'open_rows')
 
-  def pack(self, examples, eos_id, counts):
+  def pack(self, examples, special, counts):
     """Rows in the order in which they are closed; source and target share segment numbers."""
     rooms: list[list[int]] = []
     waiting: list[list[Ids]] = []
@@ -202,7 +207,7 @@ class PackPairs(_Pairs):
       rooms.pop(i)
       return _joined(self.columns, waiting.pop(i))
 
-    for pair in self._fitting(examples, eos_id, counts):
+    for pair in self._fitting(examples, special, counts):
       source, target = len(pair['source']), len(pair['target'])
       fits = (i for i, (s, t) in enumerate(rooms) if source <= s and target <= t)
       i = next(fits, -1)

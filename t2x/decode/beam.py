@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.decode.penalties import GNMT, LengthPenalty
+from t2x.decode.stopping import Stopping, WhenCertain
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
 
@@ -38,7 +39,8 @@ def take(tree, places: Int[Array, 'batch picked']):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Search:
-  """The beams that still grow (scored by their log-probability), the pool of those finished."""
+  """The beams that still grow (scored by the sum of their processed log-probabilities), the pool
+  of those finished."""
 
   beams: Hypotheses
   pool: Hypotheses
@@ -53,13 +55,19 @@ class Beam(Strategy):
   At each step the beams are extended by every token. Of the `width` most probable extensions those
   that end, by the end token or at the limit, go to a pool that keeps the `width` best by score =
   log-probability / length penalty. The `width` most probable extensions that do not end are the
-  next beams. A prompt is done when its pool is full and no beam can still beat the worst in it,
-  whatever it continues with. A beam of width 1 has nothing to compare: it is done with its first
-  finished hypothesis, and so is greedy decoding.
+  next beams. A prompt is done when `stopping` says so of a full pool. A beam of width 1 has nothing
+  to compare: it is done with its first finished hypothesis, and so is greedy decoding.
+
+  This is Hugging Face's search too. Its `num_beams=w, length_penalty=p` with its default
+  `early_stopping=False` is `Beam(w, AverageLength(p), AtCurrentLength())`, same hypotheses, same
+  scores. Neither counts the prompt in a hypothesis's length.
 
   Attributes:
     width: how many prefixes are followed, and how many hypotheses kept.
     length_penalty: how hypotheses of different lengths are compared: GNMT or AverageLength.
+    stopping: when a prompt is done: WhenCertain, AtCurrentLength or WhenFull.
+    processors: they work on log-probabilities, and what they make of them is what beams and
+      hypotheses are ranked by.
 
   Raises:
     UserError: a width below 1; more sequences to return than `width`.
@@ -67,8 +75,10 @@ class Beam(Strategy):
 
   width: int = 4
   length_penalty: LengthPenalty = GNMT(alpha=0.6)
+  stopping: Stopping = WhenCertain()
 
   def __post_init__(self):
+    super().__post_init__()
     if self.width < 1:
       raise UserError(f'Beam.width = {self.width} is below 1')
 
@@ -93,7 +103,7 @@ class Beam(Strategy):
     return Search(beams, empty, last, jnp.isfinite(beams.scores))
 
   def advance(self, state, logits, step, request):
-    candidates, parents = self._extend(state.beams, logits, step, request.pad_id)
+    candidates, parents = self._extend(state.beams, logits, step, request)
     last = candidates.tokens[:, :, step]
     at_limit = step + 1 >= request.limits
     ends = jnp.broadcast_to(at_limit[:, None], last.shape)
@@ -110,14 +120,15 @@ class Beam(Strategy):
     last = jnp.where(live, take(last, places), request.pad_id)
     return Search(beams, pool, last, live), take(parents, places)
 
-  def _extend(self, beams, logits, step, pad_id):
+  def _extend(self, beams, logits, step, request):
     """The 2 * width most probable extensions, and the beam each extends.
 
     A beam ends in one way only, so at least `width` of them do not end.
     """
     batch, width, vocab = logits.shape
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
-    totals = (beams.scores[:, :, None] + log_probs).reshape(batch, width * vocab)
+    processed = self.process(log_probs, beams.tokens, step, request)
+    totals = (beams.scores[:, :, None] + processed).reshape(batch, width * vocab)
     scores, flat = jax.lax.top_k(totals, min(2, vocab) * width)
     parents, tokens = flat // vocab, (flat % vocab).astype(jnp.int32)
     added = jnp.take_along_axis(log_probs.reshape(batch, width * vocab), flat, axis=1)
@@ -141,9 +152,14 @@ class Beam(Strategy):
     return both.best(self.width)[0]
 
   def _done(self, beams, pool, request):
-    """Bool [batch]: nothing that is still growing can enter the pool."""
-    hope = self.length_penalty.best_score(beams.scores[:, 0], beams.lengths[:, 0], request.limits)
-    done = pool.scores[:, -1] >= hope
+    """Bool [batch]: nothing that is still growing enters the pool."""
+    done = self.stopping.done(
+      pool.scores[:, -1],
+      beams.scores[:, 0],
+      beams.lengths[:, 0],
+      request.limits,
+      self.length_penalty,
+    )
     return done | jnp.isfinite(pool.scores[:, 0]) if self.width == 1 else done
 
   def finish(self, state, request: Request):

@@ -198,7 +198,16 @@ def _run(
 ):
   batch = len(prompts)
   copies = strategy.copies(num_return)
-  request = Request(limits, key, num_return, max_new_tokens, eos_id, pad_id)
+  request = Request(
+    _right_aligned(prompts, lengths),
+    lengths,
+    limits,
+    key,
+    num_return,
+    max_new_tokens,
+    eos_id,
+    pad_id,
+  )
   axis = model.cache_batch_axis
 
   dtype = {} if cache_dtype is None else {'dtype': cache_dtype}
@@ -225,6 +234,11 @@ def _run(
 
   _, state, _ = jax.lax.while_loop(unfinished, one_token, (jnp.int32(1), state, cache))
   return strategy.finish(state, request)
+
+
+def _right_aligned(prompts, lengths):
+  """Prompts with their padding before them."""
+  return jax.vmap(jnp.roll)(prompts, prompts.shape[1] - lengths)
 
 
 def _prefill(model, prompts, lengths, cache):

@@ -26,7 +26,7 @@ def keep_top_p(logits: Float[Array, '*batch vocab'], p: float) -> Float[Array, '
   """The nucleus: the fewest most probable tokens whose probabilities reach `p`; -inf for the rest.
 
   The token that reaches `p` is in it, so it is never empty. Tokens as probable as the last one of
-  the nucleus stay too.
+  the nucleus stay too; Hugging Face keeps those of them that its sort puts last.
   """
   ordered = -jnp.sort(-logits, axis=-1)
   probs = jax.nn.softmax(ordered, axis=-1)
@@ -71,7 +71,8 @@ class OneByOne(Strategy):
 
   def advance(self, state, logits, step, request):
     logits = logits.astype(jnp.float32)
-    chosen = self.choose(logits, step, state.keys)
+    processed = self.process(logits, state.tokens, step, request)
+    chosen = self.choose(processed, step, state.keys)
     picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
     log_prob = picked - jax.nn.logsumexp(logits, axis=-1)
     token = jnp.where(state.live, chosen, request.pad_id)
@@ -103,7 +104,7 @@ class Greedy(OneByOne):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(OneByOne):
-  """Draws each token from the model's distribution, narrowed in this order.
+  """Draws each token from the model's distribution, narrowed in this order, after `processors`.
 
   Attributes:
     temperature: divides the logits; below 1 sharper, above 1 flatter.
@@ -124,6 +125,7 @@ class Sampling(OneByOne):
   random: ClassVar[bool] = True
 
   def __post_init__(self):
+    super().__post_init__()
     if not self.temperature > 0:
       raise UserError(
         f'Sampling.temperature = {self.temperature} is not above 0; Greedy() is the limit at 0'

@@ -6,11 +6,14 @@ been written so far.
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.decode.processors import History, Processor
 from t2x.errors import UserError
 
 __all__ = ['Generated', 'Request', 'Strategy']
@@ -22,7 +25,7 @@ class Generated:
   """What was generated, without the prompts.
 
   Log-probabilities are the model's own: log_softmax of its logits in float32, before any
-  temperature or filter.
+  processor, temperature or filter.
 
   Attributes:
     tokens: int32 ids, the end token included, `pad_id` after it.
@@ -30,8 +33,9 @@ class Generated:
       fewer hypotheses than were asked for; their score is -inf.
     log_probs: log-probability (nats) of each token given those before it; 0 on the padding.
     sum_log_probs: their sum, the log-probability of the sequence.
-    scores: what the strategy ranks by. Beam: the sum under the length penalty, best first.
-      Otherwise the sum itself, in the order drawn.
+    scores: what the strategy ranks by. Beam: the sum, of what its processors made of the
+      log-probabilities, under the length penalty, best first. Otherwise `sum_log_probs`, in the
+      order drawn.
   """
 
   tokens: Int[Array, 'batch returned length']
@@ -46,6 +50,8 @@ class Request:
   """What is wanted, as a strategy sees it.
 
   Attributes:
+    prompts: ids, moved to the right: padding stands before them.
+    prompt_lengths: tokens of each.
     limits: the most tokens that each prompt may get, from 1 to `max_new_tokens`.
     key: where randomness comes from; None for strategies without.
     num_return: sequences wanted for each prompt.
@@ -54,6 +60,8 @@ class Request:
     pad_id: what fills the room behind a sequence.
   """
 
+  prompts: Int[Array, 'batch prompt']
+  prompt_lengths: Int[Array, ' batch']
   limits: Int[Array, ' batch']
   key: Array | None
   num_return: int
@@ -61,17 +69,48 @@ class Request:
   eos_id: int | None
   pad_id: int
 
+  def history(self, written: Int[Array, 'batch copies length'], step: Int[Array, '']) -> History:
+    """Prompts and the first `step` tokens of what was written, side by side."""
+    width = self.prompts.shape[1]
+    prompts = jnp.broadcast_to(self.prompts[:, None], (*written.shape[:2], width))
+    places = jnp.arange(width + written.shape[-1])
+    known = (places >= width - self.prompt_lengths[:, None]) & (places < width + step)
+    tokens = jnp.concatenate([prompts, written], axis=-1)
+    return History(tokens, known, width, step, self.limits, self.eos_id)
 
+
+@dataclasses.dataclass(frozen=True)
 class Strategy(abc.ABC):
   """How the next token is chosen. Subclasses are frozen dataclasses (compiled code depends on them).
 
   The state is a pytree of the strategy's own, with at least
     `last`: int32 [batch, copies], the tokens to feed next;
     `live`: bool [batch, copies], which of them can still change the result.
+
+  Attributes:
+    processors: what changes the scores of the next token before the strategy looks at them, in
+      this order.
   """
+
+  processors: Sequence[Processor] = dataclasses.field(default=(), kw_only=True)
 
   # Whether choosing needs a random key.
   random: ClassVar[bool] = False
+
+  def __post_init__(self):
+    object.__setattr__(self, 'processors', tuple(self.processors))
+
+  def process(
+    self,
+    scores: Float[Array, 'batch copies vocab'],
+    written: Int[Array, 'batch copies length'],
+    step: Int[Array, ''],
+    request: Request,
+  ) -> Float[Array, 'batch copies vocab']:
+    """The scores of token number `step` behind what was written, as the processors leave them."""
+    for processor in self.processors:
+      scores = processor(scores, request.history(written, step))
+    return scores
 
   def copies(self, num_return: int) -> int:
     """How many sequences are followed for each prompt to return `num_return` of them."""

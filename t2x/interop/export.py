@@ -102,7 +102,7 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
       continue
     differences = list(_differences(model, theirs))
     if not differences:
-      return family, fields | {'dtype': 'float32', 'transformers_version': '4.0.0'}
+      return family, fields | {'dtype': 'float32'}
     if nearest is None or len(differences) < len(nearest[1]):
       nearest = family.model_type, differences
   if nearest is None:

@@ -71,12 +71,10 @@ class Source:
     return named
 
   def arrays(self, model: nnx.Module) -> tuple[dict[str, Lazy], list[str]]:
-    """Our parameters by name, each read when it is asked for, into the sharding of `model`'s.
-
-    A device is given just its part: what other processes hold is not read.
+    """Our parameters by name, of which parts are read when they are asked for.
 
     Args:
-      model: ours, or its shapes with or without shardings.
+      model: ours, or its shapes.
 
     Returns:
       The arrays, and names of theirs that belong to parts which `model` lacks.
@@ -91,22 +89,26 @@ class Source:
 
     def lazy(name: str, leaf: Any) -> Lazy:
       views, stacked = table.view(name, self.tensors), table.is_stacked(name)
-      sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
 
-      def part(index):
+      def read(index):
         if not stacked:
           return np.asarray(views[0][index], leaf.dtype)
         some = range(len(views))[index[0]]
         return np.stack([np.asarray(views[i][index[1:]], leaf.dtype) for i in some])
 
-      def make():
-        return jax.make_array_from_callback(tuple(leaf.shape), sharding, part)
-
-      return Lazy(tuple(leaf.shape), leaf.dtype, make)
+      return Lazy(tuple(leaf.shape), leaf.dtype, read)
 
     return {name: lazy(name, leaf) for name, leaf in leaves.items()}, left
 
   def read(self, model: nnx.Module) -> nnx.Module:
-    """`model` (its shapes are enough) with their parameters."""
+    """`model` (its shapes are enough) with their parameters, in the shardings of its own.
+
+    Leaf by leaf; a device is given its part alone, and what other processes hold is not read.
+    """
     arrays, _ = self.arrays(model)
-    return jax.tree.unflatten(jax.tree.structure(model), [lazy.make() for lazy in arrays.values()])
+    here = SingleDeviceSharding(jax.local_devices()[0])
+    leaves = [
+      lazy.on(getattr(leaf, 'sharding', None) or here)
+      for lazy, leaf in zip(arrays.values(), jax.tree.leaves(model), strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(model), leaves)

@@ -8,9 +8,13 @@ from t2x.models.heads import (
   Classifier,
   LMHead,
   MaskedLMHead,
+  PooledClassifier,
   Pooler,
+  SequenceClassifier,
   TiedHead,
+  TokenClassifier,
   first_token,
+  last_token,
   mean_tokens,
 )
 from t2x.models.language_model import LanguageModel
@@ -28,10 +32,14 @@ __all__ = [
   'MaskedLMHead',
   'Output',
   'ParallelBlock',
+  'PooledClassifier',
   'Pooler',
+  'SequenceClassifier',
   'Stack',
   'TiedHead',
+  'TokenClassifier',
   'VisionTransformer',
   'first_token',
+  'last_token',
   'mean_tokens',
 ]

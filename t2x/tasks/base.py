@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from t2x.data import Source, Tokenizer, TokenizerConfig, token_rows
+from t2x.data import SampledPieces, Source, Tokenizer, TokenizerConfig, token_rows
+from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.tasks.losses import Sums
@@ -46,6 +47,10 @@ class Task(abc.ABC):
   def fit_tokenizer(self) -> Tokenizer | None:
     """The tokenizer, trained on the source at first use; None for tasks without text."""
     return None
+
+  def bound(self, tokenizer: Tokenizer | None) -> 'Task':
+    """The task with the special ids of a fitted tokenizer, for `sums`."""
+    return self
 
   @abc.abstractmethod
   def rows(self, split: str, tokenizer: Tokenizer | None) -> Sequence[dict[str, Any]]:
@@ -107,13 +112,19 @@ class TextTask(Task):
 
   Attributes:
     tokenizer: how text becomes tokens.
+    pieces: draws other pieces of the training text each time it is seen; None: always the same.
   """
 
   tokenizer: TokenizerConfig
+  pieces: SampledPieces | None = None
 
   def fit_tokenizer(self) -> Tokenizer:
     """Trained on the train split at first use and cached by fingerprint."""
     return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
+
+  def bound(self, tokenizer):
+    """Needs no longer what the config's tokenizer was read from."""
+    return dataclasses.replace(self, tokenizer=Fitted(tokenizer))
 
   def _texts(self):
     for example in self.source.load(self.train_split):
@@ -126,11 +137,24 @@ class TextTask(Task):
   def plan(self) -> Any:
     """How tokenised examples become rows of one shape."""
 
+  def planned(self, length: int) -> int:
+    """How much of a row is filled when it is cached: all of it, but where pieces are drawn."""
+    return length if self.pieces is None else self.pieces.planned(length)
+
+  def resegment(
+    self, tokenizer: Tokenizer, lengths: Mapping[str, int], train: bool
+  ) -> Callable[..., dict] | None:
+    """What makes cached rows rows of these lengths by column; None: they are."""
+    if self.pieces is None:
+      return None
+    return self.pieces.transform(tokenizer, lengths, train)
+
   def rows(self, split, tokenizer):
-    """Rows from the token cache."""
+    """Rows from the token cache; without room for other pieces where none are drawn."""
     if split not in self.source.splits():
       raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
-    return token_rows(self.source, split, tokenizer, self.plan)
+    task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
+    return token_rows(self.source, split, tokenizer, task.plan)
 
   def check_model(self, model):
     """The model needs a row of its table for each token."""

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from t2x.data import ConcatenateAndSplit
-from t2x.decode import Sampling, generate
+from t2x.decode import Sampling, Strategy, generate
 from t2x.layers import Tokens
 from t2x.tasks.base import TextTask
 from t2x.tasks.losses import classification_sums
@@ -36,16 +36,22 @@ class CausalLM(TextTask):
     length: tokens a row.
     prompts: texts that each evaluation continues, to be looked at.
     sample_tokens: length of those continuations.
+    strategy: how they are chosen.
   """
 
   length: int
   prompts: Sequence[str] = ()
   sample_tokens: int = 64
+  strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   @property
   def plan(self):
     """Rows without padding."""
-    return ConcatenateAndSplit(self.length)
+    return ConcatenateAndSplit(self.planned(self.length))
+
+  def transform(self, tokenizer, *, train):
+    """Other pieces, where they are drawn."""
+    return self.resegment(tokenizer, {'tokens': self.length}, train)
 
   def spec(self, batch_size):
     """tokens, segments, positions: int32 [batch, length]."""
@@ -55,7 +61,7 @@ class CausalLM(TextTask):
   def sums(self, model, batch, key):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
-    inputs = shift_right(tokens, segments, self.tokenizer.bos_id)
+    inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
     known = Tokens(positions=batch['positions'], segments=segments)
     out = model(inputs, tokens=known, key=key)
     weights = (segments != 0).astype(jnp.float32)
@@ -89,14 +95,14 @@ class CausalLM(TextTask):
     return answers(generated, tokenizer)
 
   def generation_metrics(self, model, tokenizer, split, limit):
-    """No metric; a continuation of each of `prompts`, sampled with a fixed seed."""
+    """No metric; a continuation of each of `prompts`, with a fixed seed."""
     if not self.prompts:
       return {}, []
     given = self.generate(
       model,
       tokenizer,
       self.prompts,
-      strategy=Sampling(temperature=0.8, top_k=40),
+      strategy=self.strategy,
       max_new_tokens=self.sample_tokens,
     )
     samples = [

@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from t2x.data import ConcatenateAndSplit, MaskTokens
+from t2x.data import Chain, ConcatenateAndSplit, MaskTokens
 from t2x.layers import Tokens
 from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
@@ -38,7 +38,7 @@ class MaskedLM(TextTask):
   @property
   def plan(self):
     """Rows without padding."""
-    return ConcatenateAndSplit(self.length)
+    return ConcatenateAndSplit(self.planned(self.length))
 
   @property
   def max_predictions(self) -> int:
@@ -47,7 +47,7 @@ class MaskedLM(TextTask):
 
   def transform(self, tokenizer, *, train):
     """Masks; evaluation draws from a fixed seed, so that its masks are always the same."""
-    return MaskTokens(
+    masks = MaskTokens(
       tokenizer=tokenizer,
       rate=self.rate,
       mask_rate=self.mask_rate,
@@ -55,6 +55,8 @@ class MaskedLM(TextTask):
       whole_word=self.whole_word,
       max_predictions=self.max_predictions,
     )
+    first = self.resegment(tokenizer, {'tokens': self.length}, train)
+    return masks if first is None else Chain((first, masks))
 
   def spec(self, batch_size):
     """A row's tokens, and the places, labels and weights of its predictions."""

@@ -42,7 +42,12 @@ class Translation(TextTask):
   @property
   def plan(self):
     """First-fit packing of pairs."""
-    return PackPairs(self.source_length, self.target_length)
+    return PackPairs(self.planned(self.source_length), self.planned(self.target_length))
+
+  def transform(self, tokenizer, *, train):
+    """Other pieces, where they are drawn."""
+    lengths = {'source': self.source_length, 'target': self.target_length}
+    return self.resegment(tokenizer, lengths, train)
 
   def spec(self, batch_size):
     """ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""
@@ -58,7 +63,7 @@ class Translation(TextTask):
     target, segments = batch['target'], batch['target_segments']
     out = model(
       batch['source'],
-      shift_right(target, segments, self.tokenizer.bos_id),
+      shift_right(target, segments, self.tokenizer.ids.start_id),
       source_tokens=Tokens(batch['source_positions'], batch['source_segments']),
       target_tokens=Tokens(batch['target_positions'], segments),
       key=key,
@@ -69,15 +74,16 @@ class Translation(TextTask):
 
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Translates each prompt."""
-    limit = self.source_length - 1
-    sources = [[*tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
+    before, eos = tokenizer.before, tokenizer.eos_id
+    limit = self.source_length - len(before) - 1
+    sources = [[*before, *tokenizer.encode(prompt)[:limit], eos] for prompt in prompts]
     ids, lengths = pad_prompts(sources, tokenizer.pad_id)
     segments = (np.arange(ids.shape[1])[None] < lengths[:, None]).astype(np.int32)
-    start = np.full((len(prompts), 1), tokenizer.bos_id, np.int32)
+    start = np.array([[tokenizer.start_id, *before]] * len(prompts), np.int32)
     generated = generate(
       model,
       start,
-      np.ones(len(prompts), np.int32),
+      np.full(len(prompts), start.shape[1], np.int32),
       max_new_tokens=max_new_tokens,
       strategy=strategy,
       eos_id=tokenizer.eos_id,

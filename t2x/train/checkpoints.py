@@ -26,7 +26,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, E
 from t2x.errors import UserError
 from t2x.train.checksums import damage_of, write_checksums
 
-__all__ = ['Checkpoints', 'named_leaves', 'nest']
+__all__ = ['Checkpoints', 'named_leaves', 'nest', 'quiet_orbax']
 
 State = TypeVar('State')
 
@@ -65,7 +65,7 @@ class Checkpoints:
     self._manager: ocp.CheckpointManager | None = None
     self._under_way, self._failures = False, 0
     self._corrupt: set[int] = set()
-    _say_it_once()
+    quiet_orbax()
 
   def steps(self) -> list[int]:
     """Steps of the complete checkpoints, ascending."""
@@ -300,14 +300,14 @@ class Checkpoints:
     folder = self.folder / str(step)
     about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     named = dict(named_leaves(abstract))
-    self._check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
+    self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
     target = nest({name: _target(leaf) for name, leaf in named.items()})
     args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
     read = dict(named_leaves(reader.restore(folder, args=args).state))
     leaves = [read[name] for name, _ in named_leaves(abstract)]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
-  def _check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+  def check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises UserError that names the parameters that differ, the model's first."""
     problems = [
       f'{name} is {tuple(saved[name])} in the checkpoint and {tuple(shape)} here'
@@ -337,7 +337,7 @@ class Checkpoints:
     )
 
 
-def _say_it_once() -> None:
+def quiet_orbax() -> None:
   """Keeps Orbax's notes, and the echoes of an error that is raised here, out of users' sight: one
   from each task that wrote a file, and one from TensorStore for each that outlived its event loop."""
   logging.getLogger('absl').addFilter(_not_orbax)

@@ -109,7 +109,9 @@ def _train(
         if evaluates:
           limit = None if last else trainer.eval_batches
           generated = run.task.eval_examples
-          metrics, samples = run.evaluate(state, max_batches=limit, max_generated=generated)
+          metrics, samples = run.evaluate(
+            state.evaluated, max_batches=limit, max_generated=generated
+          )
           report.evaluation(step, metrics, samples)
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         began = time.monotonic()

@@ -13,12 +13,13 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
 from t2x.parallel import Activations, Processes, batch_sharding, leaf_name, process_part
 from t2x.tasks.losses import Sums
-from t2x.train.checkpoints import Checkpoints
+from t2x.train.checkpoints import Checkpoints, named_leaves
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_fit
 from t2x.train.state import TrainState, abstract_state, init_state, optimizer_for
@@ -130,6 +131,18 @@ class Run:
     """A saved state and what was saved beside it."""
     return self.checkpoints.restore(self.abstract, which)
 
+  def restore_model(self, which: Literal['best', 'last'] | int = 'last') -> tuple[nnx.Module, int]:
+    """The parameters that evaluation uses, and their step: nothing else of the state is read."""
+    step = self.checkpoints.intact_step(which)
+    prefix = 'model/' if self.abstract.ema is None else 'ema/'
+    wanted = {prefix + name: leaf for name, leaf in named_leaves(self.abstract.evaluated)}
+    arrays = self.checkpoints.about(step)['arrays']
+    saved = {name: shape for name, shape in arrays.items() if name.startswith(prefix)}
+    self.checkpoints.check_fit(step, saved, {name: leaf.shape for name, leaf in wanted.items()})
+    read = self.checkpoints.read(step, wanted)
+    structure = jax.tree.structure(self.abstract.evaluated)
+    return jax.tree.unflatten(structure, [read[name] for name in wanted]), step
+
   def init(self) -> TrainState:
     """A new state from the seed, its parameters from another run where the config says so.
 
@@ -164,7 +177,9 @@ class Run:
     Leaves, because to take modules apart and put them together again takes Python longer than a
     small step takes the device. `whole` makes a state of them.
     """
-    step = make_train_step(self.task, self.trainer, self.optimizer, self.layout)
+    step = make_train_step(
+      self.task.bound(self.tokenizer), self.trainer, self.optimizer, self.layout
+    )
 
     def train_step(leaves, batch):
       state, sums, norms = step(self.whole(leaves), batch)
@@ -180,11 +195,11 @@ class Run:
   @functools.cached_property
   def eval_step(self):
     """The jitted evaluation step."""
-    return jax.jit(make_eval_step(self.task, self.trainer, self.layout))
+    return jax.jit(make_eval_step(self.task.bound(self.tokenizer), self.trainer, self.layout))
 
   def evaluate(
     self,
-    state: TrainState,
+    model: nnx.Module,
     split: str | None = None,
     *,
     max_batches: int | None = None,
@@ -211,7 +226,7 @@ class Run:
     for index, batch in enumerate(batches):
       if index == max_batches:
         break
-      pending.append(self.eval_step(state.evaluated, self.on_device(batch)))
+      pending.append(self.eval_step(model, self.on_device(batch)))
     for sums in jax.device_get(pending):
       for name, pair in sums.items():
         totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
@@ -219,7 +234,5 @@ class Run:
     info = getattr(rows, 'info', None) if whole else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = self.task.summarise(means, info)
-    generated, samples = self.task.generation_metrics(
-      state.evaluated, self.tokenizer, split, max_generated
-    )
+    generated, samples = self.task.generation_metrics(model, self.tokenizer, split, max_generated)
     return metrics | generated, samples

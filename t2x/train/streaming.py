@@ -1,47 +1,70 @@
-"""Saving a model that never is in memory as a whole: one array after the other."""
+"""Saving a model that never is in memory as a whole, nor any of its arrays."""
 
 import dataclasses
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
+from jax.sharding import Sharding
 from orbax.checkpoint import type_handlers
 
-from t2x.train.checkpoints import nest
+from t2x.train.checkpoints import nest, quiet_orbax
 from t2x.train.checksums import write_checksums
 
 __all__ = ['Lazy', 'save_streamed']
 
+# Bytes that are read and written at once, and that a process reads back at least.
+PIECE = 1 << 26
+
 
 @dataclasses.dataclass(frozen=True)
 class Lazy:
-  """An array that is made when its turn comes to be written.
+  """An array of which parts are read when they are wanted.
 
   Attributes:
     shape: of the array.
     dtype: of the array.
-    make: gives it, in the sharding in which it is to be made.
+    read: index (a slice for each dimension) -> that part.
   """
 
   shape: tuple[int, ...]
   dtype: Any
-  make: Callable[[], jax.Array]
+  read: Callable[[Any], np.ndarray]
+
+  @property
+  def size(self) -> int:
+    """Number of elements."""
+    return math.prod(self.shape)
+
+  def on(self, sharding: Sharding) -> jax.Array:
+    """On devices, each of which is given its part alone."""
+    return jax.make_array_from_callback(self.shape, sharding, self.read)
 
 
-class _OneByOne(type_handlers.ArrayHandler):
-  """Writes each array to its end before the next one is made."""
+class _PieceByPiece(type_handlers.NumpyHandler):
+  """Writes one piece of one array after the other."""
 
-  async def serialize(
-    self, values: Sequence[Lazy], infos: Sequence[Any], args: Sequence[Any] | None = None
-  ) -> Sequence[Any]:
-    for value, info, arg in zip(values, infos, args or [None] * len(values), strict=True):
-      for written in await super().serialize([value.make()], [info], arg and [arg]):
-        written.result()
-    return []
+  async def _open_and_write(self, value: Any, tspec: Any, ts_context: Any) -> None:
+    store = await tensorstore.open(
+      tensorstore.Spec(tspec), create=True, open=True, context=ts_context
+    )
+    whole = tuple(slice(0, size) for size in value.shape)
+    if not whole:
+      await store.write(value.read(whole))
+      return
+    row = value.size // value.shape[0] * np.dtype(value.dtype).itemsize
+    chunk = (store.chunk_layout.write_chunk.shape or (1,))[0] or 1
+    rows = chunk * max(1, PIECE // max(1, row * chunk))
+    for start in range(0, value.shape[0], rows):
+      stop = min(start + rows, value.shape[0])
+      await store[start:stop].write(value.read((slice(start, stop), *whole[1:])))
 
 
 def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, Any]) -> None:
@@ -52,19 +75,24 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
     arrays: by name, as `model/embedding/table`.
     extra: as in `Checkpoints.save`.
   """
+  quiet_orbax()
   folder = folder.absolute()
   folder.mkdir(parents=True, exist_ok=True)
   temporary = folder / 'streamed.tmp'
   shutil.rmtree(temporary, ignore_errors=True)
   about = {'extra': dict(extra), 'metrics': None, 'best': ['loss', 'min']}
   about['arrays'] = {name: list(lazy.shape) for name, lazy in arrays.items()}
-  registry = type_handlers.create_type_handler_registry((Lazy, _OneByOne()))
+  handler = _PieceByPiece(deepcopy_host_arrays=False)
+  registry = type_handlers.create_type_handler_registry((Lazy, handler))
   handlers = ocp.CompositeCheckpointHandler(
     state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
     about=ocp.JsonCheckpointHandler(),
   )
+  tree = nest(arrays)
+  # Cut along the first dimension, which is that of the layers.
+  cut = ocp.SaveArgs(chunk_byte_size=PIECE, shard_axes=(0,))
   args = ocp.args.Composite(
-    state=ocp.args.PyTreeSave(nest(arrays)),
+    state=ocp.args.PyTreeSave(tree, save_args=jax.tree.map(lambda _: cut, tree)),
     about=ocp.args.JsonSave(json.loads(json.dumps(about, default=float))),
   )
   try:

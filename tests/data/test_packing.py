@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from t2x.data import ConcatenateAndSplit, PackPairs, PadPairs
 from t2x.data.packing import add_positions
+from t2x.data.tokenizers import SpecialIds
 from t2x.errors import UserError
 
 EOS = 1
@@ -16,10 +17,10 @@ ids = st.lists(st.integers(5, 99), max_size=12)
 pair = st.fixed_dictionaries({'source': ids, 'target': ids})
 
 
-def pack(plan, examples):
+def pack(plan, examples, special=SpecialIds()):
   arrays = [{k: np.array(v, np.int32) for k, v in example.items()} for example in examples]
   counts = collections.Counter()
-  rows = [add_positions(row, plan.columns) for row in plan.pack(arrays, EOS, counts)]
+  rows = [add_positions(row, plan.columns) for row in plan.pack(arrays, special, counts)]
   return rows, counts
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2x.data import Bytes, Characters, SentencePiece, load_tokenizer
+from t2x.data import BPE, Bytes, Characters, SentencePiece, WordPiece, load_tokenizer
 from t2x.data.text_sample import sample
 from t2x.errors import UserError
 
@@ -16,6 +16,7 @@ from t2x.errors import UserError
 def fitted(library):
   configs = {
     'bpe': SentencePiece(800),
+    'byte-level': BPE(800),
     'unigram': SentencePiece(600, 'unigram', sample_megabytes=0.03),
     'bytes': Bytes(),
     'characters': Characters(200),
@@ -23,7 +24,7 @@ def fitted(library):
   return {name: (config, config.train(library)) for name, config in configs.items()}
 
 
-@pytest.fixture(params=['bpe', 'unigram', 'bytes', 'characters'])
+@pytest.fixture(params=['bpe', 'byte-level', 'unigram', 'bytes', 'characters'])
 def config_and_tokenizer(request, fitted):
   return fitted[request.param]
 
@@ -35,7 +36,7 @@ def test_the_size_is_that_of_the_config(config_and_tokenizer):
 
 
 def test_special_ids_are_the_same_for_all(config_and_tokenizer):
-  for one in config_and_tokenizer:
+  for one in (config_and_tokenizer[0].ids, config_and_tokenizer[1]):
     assert (one.pad_id, one.eos_id, one.unk_id, one.bos_id, one.mask_id) == (0, 1, 2, 3, 4)
   pieces = config_and_tokenizer[1].pieces(range(5))
   assert pieces == ['<pad>', '<eos>', '<unk>', '<bos>', '<mask>']
@@ -51,7 +52,10 @@ def test_code_comes_back_unchanged(config_and_tokenizer, library):
 AWKWARD = '\t\n\r  \u2581\u2585\u2047\0\x05 ab<mask><pad><0x0A>\u00e9\u4e2d\U0001f600'
 
 
-@pytest.mark.parametrize('name', ['bpe', 'unigram', 'bytes'])
+LOSSLESS = ['bpe', 'byte-level', 'unigram', 'bytes']
+
+
+@pytest.mark.parametrize('name', LOSSLESS)
 @settings(max_examples=150, deadline=None)
 @given(text=st.text() | st.text(alphabet=AWKWARD))
 def test_any_text_comes_back_unchanged(fitted, name, text):
@@ -59,6 +63,65 @@ def test_any_text_comes_back_unchanged(fitted, name, text):
   ids = tokenizer.encode(text)
   assert tokenizer.decode(ids) == text
   assert all(5 <= i < tokenizer.vocab_size for i in ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text() | st.text(alphabet=AWKWARD))
+@pytest.mark.parametrize('name', [*LOSSLESS, 'characters'])
+def test_spans_leave_out_white_space_alone(fitted, name, text):
+  found = fitted[name][1].locate(text)
+  assert found.ids.tolist() == fitted[name][1].encode(text)
+  starts, stops = found.spans.T
+  assert (np.diff(starts) >= 0).all() and (starts <= stops).all()
+  assert all(text[a:b] == text[a:b].strip() for a, b in found.spans)
+  covered = {i for a, b in found.spans.tolist() for i in range(a, b)}
+  assert [i for i in range(len(text)) if i not in covered and not text[i].isspace()] == []
+
+
+def test_texts_stand_between_bos_and_eos(config_and_tokenizer):
+  _, tokenizer = config_and_tokenizer
+  first, second = tokenizer.locate('def one'), tokenizer.locate('return')
+  found = tokenizer.join(first[:2], second)
+  assert found.ids.tolist() == [3, *first.ids[:2], 1, *second.ids, 1]
+  assert found.texts.tolist() == [-1, 0, 0, -1, *[1] * len(second), -1]
+  assert found.types.tolist() == [0, 0, 0, 0, *[1] * len(second), 1]
+  assert tokenizer.join(first).ids.tolist() == [3, *first.ids, 1]
+  assert (tokenizer.num_added(), tokenizer.num_added(pair=True)) == (2, 3)
+
+
+WORDS = st.text(alphabet="aehlost .,'-#\u00e9\u00c9\n")
+
+
+@pytest.fixture(scope='module')
+def word_pieces(library):
+  return [
+    WordPiece(400, lowercase=low).train([*library, '\u00c9\u00e9\u00c9 ' * 9])
+    for low in (True, False)
+  ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=WORDS)
+def test_word_pieces_come_back_with_other_white_space(word_pieces, text):
+  for tokenizer in word_pieces:
+    ids = tokenizer.encode(text)
+    assert tokenizer.unk_id not in ids
+    assert tokenizer.encode(tokenizer.decode(ids)) == ids
+  _, keeping = word_pieces
+  assert ''.join(keeping.decode(keeping.encode(text)).split()) == ''.join(text.split())
+
+
+def test_word_pieces_begin_words_and_continue_them(word_pieces):
+  folding, keeping = word_pieces
+  assert folding.encode('D\u00c9F Return') == folding.encode('def return')
+  assert keeping.encode('Return') != keeping.encode('return')
+  ids = np.array(folding.encode('unbreakable,  return'), np.int32)
+  starts = folding.word_starts(ids)
+  pieces = folding.pieces(ids)
+  assert starts.tolist() == [not piece.startswith('##') for piece in pieces]
+  assert [i for i, start in enumerate(starts) if start][1:] == [pieces.index(','), len(ids) - 1]
+  assert folding.encode('\u4e2d <mask>')[0] == folding.unk_id
+  assert folding.mask_id not in folding.encode('\u4e2d <mask>')
 
 
 def test_special_and_foreign_ids_leave_no_text(config_and_tokenizer):
@@ -77,7 +140,7 @@ def test_saved_and_pickled_tokenizers_are_the_same(config_and_tokenizer, tmp_pat
   assert loaded.fingerprint == copied.fingerprint == tokenizer.fingerprint
 
 
-@pytest.mark.parametrize('config', [SentencePiece(400), Characters(50)])
+@pytest.mark.parametrize('config', [SentencePiece(400), Characters(50), BPE(400), WordPiece(400)])
 def test_training_is_deterministic_and_cached(config, library, tmp_path):
   reads = []
 
@@ -105,7 +168,16 @@ def test_a_vocabulary_too_small_is_told_with_the_limit():
     SentencePiece(100).train(['hello world\n' * 20])
 
 
-@pytest.mark.parametrize('config', [SentencePiece(300), Characters(300)])
+@pytest.mark.parametrize('config', [BPE, WordPiece])
+def test_a_size_that_the_text_does_not_fill_is_told_with_the_limit(config):
+  text = ['hello world\n' * 20]
+  with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* at most \d+'):
+    config(9999).train(text)
+  with pytest.raises(UserError, match=r'vocab_size = 10: too small: at least \d+'):
+    config(10).train(text)
+
+
+@pytest.mark.parametrize('config', [SentencePiece(300), Characters(300), BPE(300), WordPiece(300)])
 def test_no_text_is_told(config):
   with pytest.raises(UserError, match='no text'):
     config.train([])

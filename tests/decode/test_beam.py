@@ -1,11 +1,21 @@
 """Beam search against every sequence there is."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from history_model import all_sequences, greedy_by_hand, history_model
 
-from t2x.decode import GNMT, AverageLength, Beam, Greedy, generate
+from t2x.decode import (
+  GNMT,
+  AtCurrentLength,
+  AverageLength,
+  Beam,
+  Greedy,
+  WhenCertain,
+  WhenFull,
+  generate,
+)
 from t2x.errors import UserError
 
 EOS, PAD = 1, 0
@@ -66,6 +76,20 @@ def test_stopping_early_loses_nothing(penalty):
     searched = run(model, PROMPTS, Tireless(3, penalty), 8, num_return=3)
     np.testing.assert_array_equal(stopped.tokens, searched.tokens)
     np.testing.assert_array_equal(stopped.scores, searched.scores)
+
+
+def test_stopping_sooner_is_faster_and_finds_nothing_better():
+  steps, best = [], []
+  for stopping in (WhenFull(), AtCurrentLength(), WhenCertain()):
+    passes = []
+    model = history_model(vocab=5, seed=3, seen=passes.append)
+    generated = run(model, PROMPTS, Beam(3, AverageLength(), stopping), 20, num_return=3)
+    jax.effects_barrier()
+    steps.append(len(passes))
+    best.append(np.asarray(generated.scores))
+  assert steps[0] < steps[1] < steps[2]
+  assert (best[0] <= best[1]).all() and (best[1] <= best[2]).all()
+  assert (best[0] < best[2]).any()
 
 
 @pytest.mark.parametrize('penalty', [GNMT(), AverageLength()], ids=str)

@@ -164,7 +164,7 @@ def main(folder, names):
         state = one.moved(first)
       state, losses[name][mesh] = one.losses(state, 0, NUM_STEPS)
       if name == 'causal_lm' and mesh in ('single', 'fsdp_tensor'):
-        evaluations[name][mesh] = one.run.evaluate(state, max_generated=0)[0]['loss']
+        evaluations[name][mesh] = one.run.evaluate(state.evaluated, max_generated=0)[0]['loss']
       print(name, mesh, f'{time.monotonic() - began:.1f} s', file=sys.stderr, flush=True)
   causal = folder / 'causal_lm.gin'
   told = {

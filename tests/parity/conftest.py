@@ -5,6 +5,8 @@ nearly linear, and hide what is wrong with them.
 """
 
 import collections
+import copy
+import re
 import tempfile
 
 import jax
@@ -14,6 +16,7 @@ from flax import nnx
 
 from t2x.commands import load
 from t2x.interop import Source, export
+from t2x.interop.rules import Table
 from t2x.train.checkpoints import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -23,6 +26,9 @@ transformers.logging.disable_progress_bar()
 
 # Differences are told as parts of the largest logit.
 TOLERANCE = 1e-5
+# Of gradients, as parts of a tensor's largest; and what is nothing, as a part of the largest of all.
+GRADIENT_TOLERANCE = 1e-4
+NOTHING = 1e-6
 COLUMNS = {
   'parameters': 'parameters',
   'difference': 'largest difference',
@@ -91,16 +97,21 @@ def imported(tmp_path):
 
 @pytest.fixture
 def exported(tmp_path):
-  """`exported(model, theirs)`: ours as a folder, loaded by transformers as the class of `theirs`."""
+  """`exported(model, theirs)`: ours as a folder, loaded by transformers as the class of `theirs`.
 
-  def write(model, theirs):
+  More arguments are those of their constructor.
+  """
+
+  def write(model, theirs, **more):
     folder = tmp_path / f'ours-{len(list(tmp_path.iterdir()))}'
     leaves = dict(named_leaves(model))
     tokens = {key: value for key, value in theirs.config.to_dict().items() if '_token_id' in key}
     family = export(model, build, folder, lambda name: np.asarray(leaves[name]), extra=tokens)
     assert family.model_type == theirs.config.model_type
-    loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True)
-    assert not info['missing_keys'], info
+    loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)
+    # What says nothing to us says nothing to them: sinusoids they make themselves.
+    ignored = '|'.join(family.ignored)
+    assert not [name for name in info['missing_keys'] if not re.fullmatch(ignored, name)], info
     assert not info['unexpected_keys'], info
     return loaded.eval()
 
@@ -109,10 +120,10 @@ def exported(tmp_path):
 
 @pytest.fixture
 def agree(table, perturbed, imported, exported):
-  """`agree(family, make, theirs, ours)`: the whole round, perturbed and as initialised.
+  """`agree(family, make, theirs, ours, **more)`: the whole round, perturbed and as initialised.
 
   `make()` gives their model, `theirs(model)` and `ours(model)` the outputs to compare: arrays, or
-  tuples of them, on valid positions.
+  tuples of them, on valid positions. `more` is what loading theirs needs beside the folder.
   """
 
   def difference(got, wanted):
@@ -127,7 +138,7 @@ def agree(table, perturbed, imported, exported):
       return tuple(one.detach().numpy() for one in output)
     return output.detach().numpy()
 
-  def check(family, make, theirs, ours):
+  def check(family, make, theirs, ours, **more):
     torch.manual_seed(0)
     plain = make().eval()
     row = table[family]
@@ -141,9 +152,45 @@ def agree(table, perturbed, imported, exported):
     row['parameters'] = f'{sum(leaf.size for leaf in jax.tree.leaves(mine)):,}'
     row['difference'] = f'{found:.0e}'
     assert found < TOLERANCE, found
-    back = difference(numbers(theirs(exported(mine, model))), wanted)
+    back = difference(numbers(theirs(exported(mine, model, **more))), wanted)
     row['back'] = f'{back:.0e}'
     assert back < TOLERANCE, f'exported: {back}'
     return model, mine
+
+  return check
+
+
+@pytest.fixture
+def gradients(table, tmp_path):
+  """`gradients(family, model, mine, theirs, ours, vanishing='')`: of one loss, tensor by tensor.
+
+  `theirs(model)` and `ours(model)` give the loss of the same batch as a scalar. Tensors whose names
+  `vanishing` matches (a bias of keys moves no probability) must be rounding in both.
+  """
+
+  def check(family, model, mine, theirs, ours, vanishing='(?!)'):
+    model.zero_grad()
+    theirs(model).backward()
+    # Saved as if they were parameters: the rules read names as they are saved.
+    slopes = copy.deepcopy(model)
+    with torch.no_grad():
+      for slope, parameter in zip(slopes.parameters(), model.parameters(), strict=True):
+        slope.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
+    slopes.save_pretrained(tmp_path / 'gradients')
+    source = Source(tmp_path / 'gradients')
+    leaves = dict(named_leaves(jax.jit(jax.grad(ours))(mine)))
+    rules = Table(source.family.rules, {name: leaf.shape for name, leaf in leaves.items()})
+    scale = max(np.abs(source.tensors[name]).max() for name in rules.tensors)
+    largest = 0.0
+    for name, tensor in rules.tensors.items():
+      parts = [np.asarray(leaves[one] if i is None else leaves[one][i]) for one, i in tensor.parts]
+      wanted, got = source.tensors[name], tensor.layout.whole(parts)
+      if re.search(vanishing, name):
+        assert max(np.abs(wanted).max(), np.abs(got).max()) < NOTHING * scale, name
+        continue
+      found = float(np.abs(got - wanted).max() / np.abs(wanted).max())
+      assert found < GRADIENT_TOLERANCE, f'gradient of {name}: {found}'
+      largest = max(largest, found)
+    table[family]['gradient'] = f'{largest:.0e}'
 
   return check

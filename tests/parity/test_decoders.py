@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from t2x.layers import Tokens
@@ -29,11 +30,28 @@ def ours(model):
   return np.asarray(jax.jit(lambda m: m(jnp.asarray(IDS), tokens=tokens).x)(model))[VALID]
 
 
-def test_gpt2(agree):
+def theirs_loss(model):
+  """Mean cross-entropy of the next token, where there is one."""
+  labels = torch.tensor(np.where(VALID, IDS, -100))
+  mask = torch.tensor(VALID).long()
+  out = model(input_ids=torch.tensor(IDS), attention_mask=mask, labels=labels, use_cache=False)
+  return out.loss
+
+
+def ours_loss(model):
+  """The same."""
+  tokens = Tokens(segments=jnp.asarray(VALID, jnp.int32))
+  logits = model(jnp.asarray(IDS), tokens=tokens).x[:, :-1]
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(IDS[:, 1:]))
+  return losses.mean(where=jnp.asarray(VALID[:, 1:]))
+
+
+def test_gpt2(agree, gradients):
   config = transformers.GPT2Config(
     n_embd=24, n_layer=3, n_head=4, n_positions=16, vocab_size=50, bos_token_id=0, eos_token_id=0
   )
-  agree('GPT-2', lambda: transformers.GPT2LMHeadModel(config), theirs, ours)
+  model, mine = agree('GPT-2', lambda: transformers.GPT2LMHeadModel(config), theirs, ours)
+  gradients('GPT-2', model, mine, theirs_loss, ours_loss)
 
 
 @pytest.mark.parametrize('tied', [False, True])

@@ -1,0 +1,95 @@
+"""Tokenizers of other people's model folders (Hugging Face's layout).
+
+`tokenizer.json`, and where there is none the files of older models: `vocab.txt` (BERT's WordPiece),
+`vocab.json` with `merges.txt` (byte-level BPE of GPT-2 and BART; GPT-1's), `spiece.model` (T5,
+ALBERT), `source.spm` and `target.spm` with `vocab.json` (Marian).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from t2x.data.tokenizers.base import SpecialIds, Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.fast import FastTokenizer
+from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
+from t2x.data.tokenizers.special import Folder
+from t2x.data.tokenizers.spiece import SpieceTokenizer, marian, spiece
+from t2x.errors import UserError
+
+__all__ = ['HubTokenizer', 'load_hub_tokenizer']
+
+
+@dataclasses.dataclass(frozen=True)
+class HubTokenizer(TokenizerConfig):
+  """The tokenizer of a model folder; nothing to train.
+
+  The run folder keeps all of it, so that the run does not need the model folder again.
+
+  Attributes:
+    folder: the model folder.
+    vocab_size: number of ids, special ones included, as the folder has them.
+  """
+
+  kinds = (FastTokenizer, SpieceTokenizer)
+
+  folder: str
+  vocab_size: int
+
+  @property
+  def ids(self):
+    """Read from the folder."""
+    return _ids(self.folder)
+
+  def train(self, texts: Iterable[str]) -> Tokenizer:
+    """The texts are not read."""
+    tokenizer = load_hub_tokenizer(self.folder)
+    if tokenizer.vocab_size != self.vocab_size:
+      raise UserError(
+        f'HubTokenizer.vocab_size = {self.vocab_size}: '
+        f'the tokenizer of {self.folder} has {tokenizer.vocab_size} ids'
+      )
+    return tokenizer
+
+  def fit(self, texts, cache=None, source_fingerprint=''):
+    """The folder's own; not cached, as the folder may change."""
+    return self.train(())
+
+
+@functools.lru_cache(maxsize=8)
+def _ids(folder: str) -> SpecialIds:
+  return load_hub_tokenizer(folder)
+
+
+def load_hub_tokenizer(folder: str | Path) -> Tokenizer:
+  """The tokenizer of a model folder.
+
+  Special ids are those that the folder's files name (`special_tokens_map.json`,
+  `tokenizer_config.json`, `config.json`, `generation_config.json`), or those of tokens with the usual
+  names. Where a model has no eos it is its [SEP], where it has no bos its [CLS].
+
+  Raises:
+    UserError: there is no tokenizer that can be read, or nothing says what is special.
+  """
+  path = Path(folder)
+  for names, reader in READERS.items():
+    if all((path / name).is_file() for name in names):
+      try:
+        return reader(Folder.read(path))
+      except UserError:
+        raise
+      # The library raises bare Exceptions.
+      except Exception as error:
+        raise UserError(f'{path / names[0]} cannot be read as a tokenizer: {error}') from error
+  known = ', '.join(' with '.join(names) for names in READERS)
+  raise UserError(f'{path} holds no tokenizer: looked for {known}')
+
+
+# The files that tell a tokenizer, in the order in which they are looked for.
+READERS: Mapping[tuple[str, ...], Callable[[Folder], Tokenizer]] = {
+  ('tokenizer.json',): tokenizer_json,
+  ('source.spm', 'target.spm', 'vocab.json'): marian,
+  ('spiece.model',): spiece,
+  ('vocab.json', 'merges.txt'): merges,
+  ('vocab.txt',): word_pieces,
+}

@@ -1,0 +1,150 @@
+"""`tokenizer.json` and the files of older models, read as tokenizers of the `tokenizers` library.
+
+The older ones say how text is cut by the class of the model alone: that of BERT
+(https://arxiv.org/abs/1810.04805), of GPT-2 and those after it, of GPT-1.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from t2x.data.tokenizers.base import Template, Tokenizer
+from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
+from t2x.data.tokenizers.special import USUAL, Folder
+from t2x.errors import UserError
+
+__all__ = ['merges', 'tokenizer_json', 'word_pieces']
+
+# Models that cut text with Moses' rules before the pieces are made.
+MOSES = ('xlm', 'fsmt', 'flaubert')
+
+
+def tokenizer_json(folder: Folder) -> Tokenizer:
+  """What the library has written."""
+  contents = (folder.path / 'tokenizer.json').read_text(encoding='utf-8')
+  if 'kind' in json.loads(contents):
+    raise UserError(f'{folder.path} holds a tokenizer of t2x, not of a model folder')
+  return _finished(folder, tokenizers_library().Tokenizer.from_str(contents))
+
+
+def word_pieces(folder: Folder) -> Tokenizer:
+  """BERT: vocab.txt, and do_lower_case, strip_accents and tokenize_chinese_chars as they are said."""
+  library, said = tokenizers_library(), folder.tokenizer
+  lines = (folder.path / 'vocab.txt').read_text(encoding='utf-8').split('\n')
+  if lines[-1] == '':
+    lines.pop()
+  vocab = {line.rstrip('\r'): i for i, line in enumerate(lines)}
+  unk = _name(folder, 'unk', '[UNK]')
+  backend = library.Tokenizer(library.models.WordPiece(vocab, unk_token=unk))
+  backend.normalizer = library.normalizers.BertNormalizer(
+    clean_text=True,
+    handle_chinese_chars=said.get('tokenize_chinese_chars', True),
+    strip_accents=said.get('strip_accents'),
+    lowercase=said.get('do_lower_case', True),
+  )
+  backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+  backend.decoder = library.decoders.WordPiece(prefix='##')
+  first, last = _name(folder, 'cls', '[CLS]'), _name(folder, 'sep', '[SEP]')
+  backend.post_processor = library.processors.TemplateProcessing(
+    single=f'{first}:0 $A:0 {last}:0',
+    pair=f'{first}:0 $A:0 {last}:0 $B:1 {last}:1',
+    special_tokens=[(first, vocab[first]), (last, vocab[last])],
+  )
+  _add_special(backend, [_name(folder, 'pad', '[PAD]'), unk, first, last])
+  _add_special(backend, [_name(folder, 'mask', '[MASK]')])
+  return _finished(folder, backend)
+
+
+def merges(folder: Folder) -> Tokenizer:
+  """BPE: of bytes, or of GPT-1's characters where words end with </w>."""
+  model = str(folder.model.get('model_type'))
+  if model in MOSES:
+    raise UserError(f"{folder.path}: the tokenizer of {model} needs Moses' rules: not read here")
+  library = tokenizers_library()
+  vocab = json.loads((folder.path / 'vocab.json').read_text(encoding='utf-8'))
+  lines = (folder.path / 'merges.txt').read_text(encoding='utf-8').split('\n')
+  pairs = [
+    tuple(line.split()) for line in lines if line.strip() and not line.startswith('#version')
+  ]
+  if any(piece.endswith('</w>') for piece in vocab):
+    return _finished(folder, _gpt1(library, folder, vocab, pairs))
+  return _finished(folder, _byte_level(library, folder, vocab, pairs))
+
+
+def _gpt1(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> Any:
+  unk = _name(folder, 'unk', '<unk>')
+  model = library.models.BPE(vocab, pairs, end_of_word_suffix='</w>', unk_token=unk)
+  backend = library.Tokenizer(model)
+  backend.normalizer = library.normalizers.BertNormalizer(lowercase=True)
+  backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+  backend.decoder = library.decoders.BPEDecoder(suffix='</w>')
+  _add_special(backend, [unk])
+  return backend
+
+
+def _byte_level(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> Any:
+  """GPT-2 adds nothing around a text; RoBERTa and BART, whose vocabulary has <s>, do."""
+  space = folder.tokenizer.get('add_prefix_space', False)
+  backend = library.Tokenizer(library.models.BPE(vocab, pairs))
+  backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
+  backend.decoder = library.decoders.ByteLevel()
+  if '<s>' not in vocab or '</s>' not in vocab:
+    _add_special(backend, ['<|endoftext|>'])
+    return backend
+  first, last = _name(folder, 'cls', '<s>'), _name(folder, 'sep', '</s>')
+  pairs_around = (last, vocab[last]), (first, vocab[first])
+  backend.post_processor = library.processors.RobertaProcessing(
+    *pairs_around, add_prefix_space=space, trim_offsets=True
+  )
+  _add_special(backend, [first, _name(folder, 'pad', '<pad>'), last, _name(folder, 'unk', '<unk>')])
+  _add_special(backend, [_name(folder, 'mask', '<mask>')], lstrip=True)
+  return backend
+
+
+def _name(folder: Folder, role: str, usual: str) -> str:
+  said = folder.tokenizer.get(f'{role}_token') or usual
+  return said['content'] if isinstance(said, dict) else said
+
+
+def _add_special(backend: Any, names: list[str], lstrip: bool = False) -> None:
+  """Those that the vocabulary has."""
+  token = tokenizers_library().AddedToken
+  known = [name for name in names if backend.token_to_id(name) is not None]
+  backend.add_special_tokens([token(name, lstrip=lstrip, normalized=False) for name in known])
+
+
+def _finished(folder: Folder, backend: Any) -> Tokenizer:
+  """The tokenizer with what is special about it."""
+  backend.no_truncation()
+  backend.no_padding()
+  special = {
+    token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special
+  }
+  # A token that the folder gives a role counts, whether the library calls it special or not.
+  named = {name: i for name, i in backend.get_vocab().items() if name in _said(folder)}
+  lookup = (named | special).get
+  probe = _probe(backend)
+  single = _template(backend.encode(probe))
+  pair = _template(backend.encode(probe, probe))
+  return FastTokenizer(backend.to_str(), folder.known(lookup, single, pair))
+
+
+def _said(folder: Folder) -> set[str]:
+  return {_name(folder, role, '') for role in USUAL}
+
+
+def _probe(backend: Any) -> str:
+  """A text that has pieces."""
+  encode: Callable[..., Any] = backend.encode
+  texts = ('a', '1', '.', *(backend.decode([i]) for i in range(backend.get_vocab_size())))
+  return next(text for text in texts if encode(text, add_special_tokens=False).ids)
+
+
+def _template(encoding: Any) -> Template:
+  """Special ids and letters, from the encoding of one text or two."""
+  found: list[tuple[int | str, int]] = []
+  for i, kind, text in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
+    item = (int(i) if text is None else 'AB'[text], int(kind))
+    if text is None or item not in found:
+      found.append(item)
+  return tuple(found)

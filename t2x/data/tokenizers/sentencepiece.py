@@ -1,0 +1,204 @@
+"""SentencePiece BPE and unigram (Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226; Sennrich
+et al. 2016, https://arxiv.org/abs/1508.07909; Kudo 2018, https://arxiv.org/abs/1804.10959)."""
+
+import dataclasses
+import functools
+import io
+import os
+import re
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import sentencepiece
+
+from t2x.data.text_sample import CHUNK, sample
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
+from t2x.data.tokenizers.simple import with_specials
+from t2x.data.tokenizers.words import Words
+from t2x.errors import UserError
+
+__all__ = ['SPACE', 'SentencePiece', 'SentencePieceTokenizer', 'shared']
+
+SPACE = '\u2581'
+SEED = threading.Lock()
+
+
+class SentencePieceTokenizer(Tokenizer):
+  """A trained SentencePiece model."""
+
+  kind = 'sentencepiece'
+
+  def __init__(self, model: bytes):
+    self._model = model
+    self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    self.vocab_size = self._processor.vocab_size()
+    to_id, unk = self._processor.piece_to_id, self.unk_id
+    ids = [to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
+    # SentencePiece writes a space as U+2581; that character itself is spelt in bytes.
+    self._space_ids = [unk] if unk in ids else ids
+
+  def __reduce__(self):
+    return type(self), (self._model,)
+
+  def encode(self, text):
+    """Ids without special ones; U+2581, which SentencePiece keeps for the space, as bytes."""
+    first, *rest = text.split(SPACE)
+    ids = self._processor.encode(first)
+    for part in rest:
+      ids += self._space_ids + self._processor.encode(part)
+    return ids
+
+  def encode_batch(self, texts):
+    """In as many threads as there are cores."""
+    if any(SPACE in text for text in texts):
+      return super().encode_batch(texts)
+    return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+
+  def sample(self, text, rate, rng):
+    """BPE: part `rate` of the merges left out (https://arxiv.org/abs/1910.13267). Unigram: with
+    probability `rate` one of all segmentations, its likelihood to the power of 0.2
+    (https://arxiv.org/abs/1804.10959, section 5)."""
+    plain = rate == 0 or not text
+    if plain or SPACE in text or (self._unigram and rng.random() >= rate):
+      return self.encode(text)
+    alpha = 0.2 if self._unigram else rate
+    seed = int(rng.integers(1, 1 << 31))
+    # SentencePiece has one seed for all that a process draws.
+    with SEED:
+      sentencepiece.SetRandomGeneratorSeed(seed)
+      return self._processor.encode(text, enable_sampling=True, nbest_size=-1, alpha=alpha)
+
+  @functools.cached_property
+  def _unigram(self) -> bool:
+    """Whether the model is no BPE model: BPE's scores are the negative ranks of merges."""
+    scores = [self._processor.get_score(i) for i in range(self.vocab_size)]
+    return any(score != int(score) for score in scores)
+
+  def locate(self, text):
+    """The bytes of a character have that character as their span."""
+    ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    start = 0
+    for part in text.split(SPACE):
+      if start:
+        ids += self._space_ids
+        spans += [(start - 1, start)] * len(self._space_ids)
+      found = self._processor.encode(part, return_type='offset_mapping')
+      places = shared(found['pieces'], found['offsets'])
+      ids += found['ids']
+      spans += [(start + begin, start + end) for begin, end in places]
+      start += len(part) + 1
+    return located(text, ids, spans)
+
+  def decode(self, ids):
+    """Text; bytes that are not UTF-8 become U+FFFD."""
+    return self._processor.decode(self._kept(ids))
+
+  def pieces(self, ids):
+    """SentencePiece's pieces: the space is U+2581, a byte <0x..>."""
+    return with_specials(ids, self._pieces)
+
+  @functools.cached_property
+  def _pieces(self) -> list[str]:
+    return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
+
+  @functools.cached_property
+  def _words(self) -> Words:
+    return Words.of([piece.replace(SPACE, ' ') for piece in self._pieces], self.special)
+
+  def word_starts(self, ids):
+    """Pieces that begin with white space, and those after a line's end or an indent."""
+    return self._words.starts(ids)
+
+  def files(self):
+    """The model as SentencePiece writes it."""
+    return {'tokenizer.json': self._described(), 'sentencepiece.model': self._model}
+
+  @classmethod
+  def load(cls, folder, known):
+    """From the model's file."""
+    return cls((folder / 'sentencepiece.model').read_bytes())
+
+
+@dataclasses.dataclass(frozen=True)
+class SentencePiece(TokenizerConfig):
+  """A SentencePiece model: no normalisation, white space kept, lines and indents as pieces.
+
+  Attributes:
+    vocab_size: number of ids, special ones and the 256 bytes included.
+    model_type: BPE trains faster; unigram encodes faster.
+    character_coverage: part of the text whose characters are ids of their own; rarer ones become
+      bytes.
+    byte_fallback: spells unknown characters as bytes, which makes the tokenizer lossless; without,
+      they become unk.
+    split_digits: makes each digit a token.
+    sample_megabytes: text to train on, spread evenly over the source.
+  """
+
+  kinds = (SentencePieceTokenizer,)
+
+  vocab_size: int
+  model_type: Literal['bpe', 'unigram'] = 'bpe'
+  character_coverage: float = 1.0
+  byte_fallback: bool = True
+  split_digits: bool = False
+  sample_megabytes: float = 5.0
+
+  def train(self, texts: Iterable[str]) -> Tokenizer:
+    """Trains in one thread, so that the same texts always give the same model."""
+    chunks = [chunk.replace(SPACE, ' ') for chunk in sample(texts, self.sample_megabytes)]
+    if not any(chunk.strip() for chunk in chunks):
+      raise UserError('there is no text to train the SentencePiece tokenizer on')
+    model, ids = io.BytesIO(), self.ids
+    try:
+      sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(chunks),
+        model_writer=model,
+        vocab_size=self.vocab_size,
+        model_type=self.model_type,
+        character_coverage=self.character_coverage,
+        byte_fallback=self.byte_fallback,
+        split_digits=self.split_digits,
+        normalization_rule_name='identity',
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=False,
+        allow_whitespace_only_pieces=True,
+        pad_id=ids.pad_id,
+        eos_id=ids.eos_id,
+        unk_id=ids.unk_id,
+        bos_id=ids.bos_id,
+        pad_piece='<pad>',
+        eos_piece='<eos>',
+        bos_piece='<bos>',
+        control_symbols=['<mask>'],
+        max_sentence_length=8 * CHUNK,
+        num_threads=1,
+        minloglevel=2,
+      )
+    except (RuntimeError, ValueError, OSError) as error:
+      raise _vocabulary_error(self.vocab_size, str(error)) from error
+    return SentencePieceTokenizer(model.getvalue())
+
+
+def shared(pieces: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+  """Spans as SentencePiece gives them, where of a character's bytes only the last has its span."""
+  found = list(spans)
+  for i in range(len(found) - 2, -1, -1):
+    if found[i][0] == found[i][1] and pieces[i].strip(SPACE):
+      found[i] = found[i + 1]
+  return found
+
+
+def _vocabulary_error(vocab_size: int, message: str) -> Exception:
+  """SentencePiece's complaint in one line."""
+  if limit := re.search(r'value <= (\d+)', message):
+    told = f'too large for the text: at most {limit[1]}'
+  elif limit := re.search(r'required_chars\. \d+ vs (\d+)', message):
+    told = (
+      f'too small for the characters of the text: at least {limit[1]}, '
+      'or a smaller SentencePiece.character_coverage'
+    )
+  else:
+    told = ' '.join(message.split())
+  return UserError(f'SentencePiece.vocab_size = {vocab_size}: {told}')

@@ -1,0 +1,146 @@
+"""WordPiece (Wu et al. 2016, https://arxiv.org/abs/1609.08144; as BERT cuts text) and byte-level BPE
+(as GPT-2 cuts text), trained on one's own text."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from t2x.data.text_sample import sample
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
+from t2x.data.tokenizers.simple import SPECIALS
+from t2x.data.tokenizers.special import Known
+from t2x.errors import UserError
+
+__all__ = ['BPE', 'WordPiece']
+
+
+@dataclasses.dataclass(frozen=True)
+class BPE(TokenizerConfig):
+  """Byte-level BPE: GPT-2's rules of what may be one piece, then merges of the most frequent pairs.
+
+  Every text comes back unchanged.
+
+  Attributes:
+    vocab_size: number of ids, special ones and the 256 bytes included.
+    sample_megabytes: text to train on, spread evenly over the source.
+  """
+
+  kinds = (FastTokenizer,)
+
+  vocab_size: int
+  sample_megabytes: float = 5.0
+
+  def train(self, texts: Iterable[str]) -> Tokenizer:
+    """The same texts always give the same merges."""
+    library = tokenizers_library()
+    backend = library.Tokenizer(library.models.BPE())
+    backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+      vocab_size=self.vocab_size,
+      special_tokens=list(SPECIALS),
+      initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()),
+      show_progress=False,
+    )
+    backend.train_from_iterator(_sample(self, texts), trainer)
+    return _checked(self, backend)
+
+
+@dataclasses.dataclass(frozen=True)
+class WordPiece(TokenizerConfig):
+  """WordPiece: words and punctuation apart, each cut into the longest pieces from its start.
+
+  The pieces are those that BPE's merges give, as in the `tokenizers` library. White space is lost,
+  and with `lowercase` capitals and accents; characters without a piece make their word unk.
+
+  Attributes:
+    vocab_size: number of ids, special ones included.
+    lowercase: makes letters small and takes their accents away.
+    max_characters: characters that may be pieces; rarer ones have none.
+    sample_megabytes: text to train on, spread evenly over the source.
+  """
+
+  kinds = (FastTokenizer,)
+
+  vocab_size: int
+  lowercase: bool = True
+  max_characters: int = 1000
+  sample_megabytes: float = 5.0
+
+  def train(self, texts: Iterable[str]) -> Tokenizer:
+    """The same texts always give the same pieces."""
+    library = tokenizers_library()
+    chunks = _sample(self, texts)
+    backend = _bert(library, {}, self.lowercase)
+    # The library gives continuing characters ids in no order of its own: they are given one here.
+    first, inner = _characters(backend, chunks, self.max_characters)
+    pieces = [*SPECIALS, *first, *(f'##{character}' for character in inner)]
+    trainer = library.trainers.WordPieceTrainer(
+      vocab_size=self.vocab_size,
+      special_tokens=pieces,
+      initial_alphabet=first,
+      limit_alphabet=len(first),
+      show_progress=False,
+    )
+    backend.train_from_iterator(chunks, trainer)
+    trained = _bert(library, backend.get_vocab(), self.lowercase)
+    trained.add_special_tokens(list(SPECIALS))
+    return _checked(self, trained)
+
+
+def _bert(library: Any, vocab: dict[str, int], lowercase: bool) -> Any:
+  backend = library.Tokenizer(library.models.WordPiece(vocab, unk_token='<unk>'))
+  backend.normalizer = library.normalizers.BertNormalizer(lowercase=lowercase)
+  backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
+  backend.decoder = library.decoders.WordPiece()
+  return backend
+
+
+def _characters(backend: Any, chunks: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
+  """The most frequent characters, and those of them that stand inside of words; both sorted."""
+  words = collections.Counter[str]()
+  for chunk in chunks:
+    cut = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(chunk))
+    words.update(word for word, _ in cut)
+  counts, inner = collections.Counter[str](), set[str]()
+  for word, count in words.items():
+    for character in word:
+      counts[character] += count
+    inner.update(word[1:])
+  best = sorted(counts, key=lambda character: (-counts[character], character))[:limit]
+  return sorted(best), sorted(inner.intersection(best))
+
+
+def _sample(config: Any, texts: Iterable[str]) -> list[str]:
+  """The text to train on.
+
+  Raises:
+    UserError: there is none.
+  """
+  chunks = sample(texts, config.sample_megabytes)
+  if not any(chunk.strip() for chunk in chunks):
+    raise UserError(f'there is no text to train the {type(config).__name__} tokenizer on')
+  return chunks
+
+
+def _checked(config: Any, backend: Any) -> Tokenizer:
+  """The tokenizer.
+
+  Raises:
+    UserError: the vocabulary does not suit the text.
+  """
+  size = backend.get_vocab_size()
+  if size != config.vocab_size:
+    limit = 'large for the text: at most' if size < config.vocab_size else 'small: at least'
+    name = f'{type(config).__name__}.vocab_size'
+    raise UserError(f'{name} = {config.vocab_size}: too {limit} {size}')
+  first, last = SPECIALS[config.ids.bos_id], SPECIALS[config.ids.eos_id]
+  # As `Tokenizer.single` and `pair` have it, for other libraries.
+  backend.post_processor = tokenizers_library().processors.TemplateProcessing(
+    single=f'{first}:0 $A:0 {last}:0',
+    pair=f'{first}:0 $A:0 {last}:0 $B:1 {last}:1',
+    special_tokens=[(first, config.ids.bos_id), (last, config.ids.eos_id)],
+  )
+  return FastTokenizer(backend.to_str(), Known())

@@ -1,0 +1,111 @@
+"""What processors promise of whole sequences, whatever the strategy."""
+
+import jax
+import numpy as np
+import pytest
+from history_model import history_model
+
+from t2x.decode import (
+  Beam,
+  ForceFirst,
+  ForceLast,
+  GeneratedOnly,
+  Greedy,
+  MinLength,
+  MinNewTokens,
+  NoRepeatNGram,
+  RepetitionPenalty,
+  Sampling,
+  SuppressTokens,
+  generate,
+)
+from t2x.errors import UserError
+
+EOS, PAD, ROOM = 1, 0, 9
+PROMPTS = [[2, 3, 4], [3], [4, 4, 2, 3, 2], [2, 2]]
+STRATEGIES = [Greedy, Sampling, Beam]
+
+
+def run(strategy, prompts=PROMPTS, model=None, **kwargs):
+  """Prompts and what follows them, up to the end."""
+  ids = np.full((len(prompts), 5), PAD, np.int32)
+  for row, prompt in zip(ids, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  lengths = np.array([len(prompt) for prompt in prompts])
+  kwargs = {'max_new_tokens': ROOM, 'eos_id': EOS, 'key': jax.random.key(3)} | kwargs
+  model = model or history_model(vocab=7, seed=2, scale=1.0)
+  generated = generate(model, ids, lengths, strategy=strategy, pad_id=PAD, **kwargs)
+  tokens, ends = np.asarray(generated.tokens)[:, 0], np.asarray(generated.lengths)[:, 0]
+  return [row[:n].tolist() for row, n in zip(tokens, ends, strict=True)]
+
+
+def grams(tokens, size):
+  return [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+def test_no_ngram_stands_twice(strategy):
+  for bound in ((), [NoRepeatNGram(2)]):
+    written = run(strategy(processors=bound), model=history_model(vocab=5), eos_id=None)
+    pairs = [grams(p + t, 2) for p, t in zip(PROMPTS, written, strict=True)]
+    assert all(len(set(some)) == len(some) for some in pairs) == bool(bound)
+
+
+def test_ngrams_of_a_hidden_prompt_may_come_again():
+  two_alone, bigrams = SuppressTokens([0, 1, 3, 4, 5, 6]), NoRepeatNGram(2)
+  for bound, said in ((bigrams, [0]), (GeneratedOnly(bigrams), [2])):
+    assert run(Greedy(processors=[two_alone, bound]), [[2, 2]], max_new_tokens=1) == [said]
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+@pytest.mark.parametrize('least', [MinNewTokens(5), MinLength(8)])
+def test_no_sequence_ends_too_early(strategy, least):
+  model = history_model(vocab=4, seed=2, scale=1.0)
+  counted = [0 if isinstance(least, MinNewTokens) else len(prompt) for prompt in PROMPTS]
+  wanted = 5 if isinstance(least, MinNewTokens) else 8
+  for bound in ((), [least]):
+    tokens = run(strategy(processors=bound), model=model)
+    total = [len(t) - (t[-1] == EOS) + n for t, n in zip(tokens, counted, strict=True)]
+    assert (min(total) >= wanted) == bool(bound)
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+def test_forced_tokens_stand_first_and_last(strategy):
+  tokens = run(
+    strategy(processors=[MinNewTokens(7), ForceFirst([6, 5]), ForceLast()]), max_length=12
+  )
+  assert all(t[:2] == [6, 5] for t in tokens)
+  limits = [min(ROOM, 12 - len(prompt)) for prompt in PROMPTS]
+  assert all(t[-1] == EOS for t, limit in zip(tokens, limits, strict=True) if len(t) == limit)
+  assert any(len(t) == limit for t, limit in zip(tokens, limits, strict=True))
+
+
+@pytest.mark.parametrize('strategy', STRATEGIES)
+def test_suppressed_tokens_are_never_said(strategy):
+  assert not {2, 4} & {i for t in run(strategy(processors=[SuppressTokens([2, 4])])) for i in t}
+
+
+def test_a_penalty_makes_repetition_rarer():
+  def different(penalty):
+    tokens = run(Greedy(processors=[RepetitionPenalty(penalty)]), eos_id=None)
+    return sum(len(set(p + t)) for p, t in zip(PROMPTS, tokens, strict=True))
+
+  assert different(0.3) < different(1.0) < different(3.0)
+
+
+def test_forcing_an_end_that_there_is_not_is_an_error():
+  with pytest.raises(UserError, match='eos_id = None'):
+    run(Greedy(processors=[ForceLast()]), eos_id=None)
+
+
+@pytest.mark.parametrize(
+  ('build', 'message'),
+  [
+    (lambda: RepetitionPenalty(0.0), 'RepetitionPenalty.penalty = 0.0'),
+    (lambda: NoRepeatNGram(0), 'NoRepeatNGram.size = 0'),
+    (lambda: ForceFirst([]), 'ForceFirst.tokens is empty'),
+  ],
+)
+def test_settings_without_meaning_are_errors(build, message):
+  with pytest.raises(UserError, match=message):
+    build()

@@ -1,0 +1,74 @@
+"""What is made of hidden vectors: one vector of a row, and logits over classes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.layers import normal
+from t2x.models import (
+  Classifier,
+  PooledClassifier,
+  SequenceClassifier,
+  TokenClassifier,
+  first_token,
+  last_token,
+  mean_tokens,
+)
+
+X = jax.random.normal(jax.random.key(0), (2, 5, 4))
+SEGMENTS = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize('pool', [first_token, last_token, mean_tokens])
+def test_padding_changes_nothing_in_the_vector_of_a_row(pool):
+  noise = X + 10.0 * (SEGMENTS == 0)[..., None]
+  np.testing.assert_allclose(pool(X, SEGMENTS), pool(noise, SEGMENTS), rtol=1e-6)
+  np.testing.assert_allclose(pool(X, SEGMENTS)[:1], pool(X[:1, :3]), rtol=1e-6)
+  np.testing.assert_allclose(pool(X, SEGMENTS)[1:], pool(X[1:]), rtol=1e-6)
+
+
+def test_the_vectors_are_the_first_the_last_and_the_mean():
+  np.testing.assert_array_equal(first_token(X, SEGMENTS), X[:, 0])
+  np.testing.assert_array_equal(last_token(X, SEGMENTS), jnp.stack([X[0, 2], X[1, 4]]))
+  np.testing.assert_allclose(mean_tokens(X, SEGMENTS)[0], X[0, :3].mean(0), rtol=1e-6)
+
+
+def test_a_row_of_padding_has_a_finite_mean():
+  assert jnp.isfinite(mean_tokens(X, jnp.zeros_like(SEGMENTS))).all()
+
+
+def test_the_pooled_classifier_is_a_projection_tanh_and_a_linear_layer():
+  head = PooledClassifier(4, num_classes=3, init=normal(1.0), rngs=nnx.Rngs(0))
+  x = X[:, 0]
+  pooled = np.tanh(x @ head.transform.kernel[...] + head.transform.bias[...])
+  np.testing.assert_allclose(head(x), pooled @ head.out.kernel[...] + head.out.bias[...], rtol=1e-5)
+
+
+@pytest.mark.parametrize('kind', [Classifier, PooledClassifier])
+def test_dropout_is_for_training_alone(kind):
+  head = kind(4, num_classes=3, dropout_rate=0.5, init=normal(1.0), rngs=nnx.Rngs(0))
+  x = X[:, 0]
+  np.testing.assert_array_equal(head(x), head(x))
+  assert not np.allclose(head(x, jax.random.key(1)), head(x))
+
+
+def test_a_sequence_classifier_stays_a_head_over_the_vocabulary():
+  class Table:
+    def attend(self, x):
+      return x @ jnp.ones((4, 7))
+
+  def classifier(d_model, *, rngs):
+    return Classifier(d_model, num_classes=3, init=normal(1.0), rngs=rngs)
+
+  head = SequenceClassifier(4, 7, pool=last_token, classifier=classifier, rngs=nnx.Rngs(0))
+  assert head.num_classes == 3
+  assert head(X, Table()).shape == (2, 5, 7)
+  expected = head.classifier(last_token(X, SEGMENTS))
+  np.testing.assert_array_equal(head.classify(X, SEGMENTS), expected)
+
+
+def test_a_token_classifier_gives_each_token_its_logits():
+  head = TokenClassifier(4, 7, num_classes=3, rngs=nnx.Rngs(0))
+  assert head(X, None).shape == (2, 5, 3)

@@ -1,0 +1,83 @@
+"""The flags of `t2x generate` say how tokens are chosen, over what the task says."""
+
+import types
+
+import pytest
+
+from t2x import decode
+from t2x.cli import parser
+from t2x.commands import decoding_strategy, load
+from t2x.errors import UserError
+
+TRIGRAMS, LANGUAGE = decode.NoRepeatNGram(3), decode.ForceFirst([7])
+OWN = decode.Beam(5, processors=[TRIGRAMS, LANGUAGE])
+KEPT = {'processors': (TRIGRAMS, LANGUAGE)}
+
+
+def strategy(flags, own=OWN):
+  task = types.SimpleNamespace(strategy=own)
+  return decoding_strategy(parser().parse_args(['generate', 'run', *flags.split()]), task)
+
+
+@pytest.mark.parametrize(
+  ('flags', 'expected'),
+  [
+    ('', OWN),
+    ('--greedy', decode.Greedy(**KEPT)),
+    ('--top-k 3', decode.Sampling(top_k=3, **KEPT)),
+    ('--beam 2', decode.Beam(2, **KEPT)),
+    ('--beam 2 --length-penalty 1', decode.Beam(2, decode.GNMT(1.0), **KEPT)),
+    ('--beam 2 --average-length 2', decode.Beam(2, decode.AverageLength(2.0), **KEPT)),
+    ('--stop full', decode.Beam(5, stopping=decode.WhenFull(), **KEPT)),
+    (
+      '--greedy --no-repeat-ngram 2 --repetition-penalty 1.5 --min-new-tokens 4 --suppress 6',
+      decode.Greedy(
+        processors=[
+          LANGUAGE,
+          decode.RepetitionPenalty(1.5),
+          decode.NoRepeatNGram(2),
+          decode.MinNewTokens(4),
+          decode.SuppressTokens([6]),
+        ]
+      ),
+    ),
+  ],
+)
+def test_flags_lie_over_the_tasks_strategy(flags, expected):
+  assert strategy(flags) == expected
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    ('--beam 2 --top-k 3', 'exclude each other'),
+    ('--greedy --temperature 0.5', 'exclude each other'),
+    ('--stop full', 'need --beam WIDTH'),
+    ('--repetition-penalty 0', 'RepetitionPenalty.penalty'),
+  ],
+)
+def test_flags_that_do_not_go_together_are_errors(flags, message):
+  with pytest.raises(UserError, match=message):
+    strategy(flags, own=decode.Greedy())
+
+
+def test_gin_files_say_the_same(tmp_path):
+  file = tmp_path / 'x.gin'
+  file.write_text("""
+Experiment.task = @Translation()
+Translation.source = @BabelDates()
+Translation.tokenizer = @Bytes()
+Translation.source_length = 8
+Translation.target_length = 8
+Translation.strategy = @Beam()
+Beam.length_penalty = @AverageLength()
+Beam.stopping = @WhenFull()
+Beam.processors = [@NoRepeatNGram(), @ForceFirst()]
+NoRepeatNGram.size = 3
+ForceFirst.tokens = [7]
+""")
+  built = load([file]).build().task.strategy
+  assert built == decode.Beam(
+    4, decode.AverageLength(), decode.WhenFull(), processors=(TRIGRAMS, LANGUAGE)
+  )
+  assert hash(built) == hash(built)
