@@ -9,7 +9,9 @@ from t2x.interop.families.albert import ALBERT
 from t2x.interop.families.bart import BART
 from t2x.interop.families.bert import BERT
 from t2x.interop.families.fsmt import FSMT
+from t2x.interop.families.gpt1 import GPT1
 from t2x.interop.families.gpt2 import GPT2
+from t2x.interop.families.gpt_neo import GPT_NEO
 from t2x.interop.families.llama import LLAMA
 from t2x.interop.families.marian import MARIAN
 from t2x.interop.families.t5 import T5
@@ -21,7 +23,7 @@ __all__ = ['FAMILIES', 'family_of']
 
 FAMILIES: Mapping[str, Family] = {
   family.model_type: family
-  for family in (ALBERT, BART, BERT, FSMT, GPT2, LLAMA, MARIAN, T5, VIT, XLM)
+  for family in (ALBERT, BART, BERT, FSMT, GPT1, GPT2, GPT_NEO, LLAMA, MARIAN, T5, VIT, XLM)
 }
 
 
