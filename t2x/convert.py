@@ -1,9 +1,10 @@
 """`t2x convert`: Hugging Face folders to run folders, and back."""
 
 import argparse
+import contextlib
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,27 @@ __all__ = ['export_run', 'import_folder']
 
 Load = Callable[[Sequence[str | Path], Sequence[str]], config_lib.Config]
 
-# Their config.json, kept beside the run's own config for what our parts do not say.
-THEIRS = 'hub_config.json'
+# What makes a run of an imported model: it can generate, where it came with a tokenizer.
+USE = """
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = 1
+  batch_size = 1
+Experiment.task = @{task}()
+{task}:
+  source = @NoData()
+  tokenizer = @RunTokenizer()
+{lengths}
+RunTokenizer:
+  run = {run!r}
+  vocab_size = {vocab_size}
+{strategy}
+"""
+# Tokens that the rows of such a run would have.
+LENGTH = 512
+
+# What a run folder keeps of theirs, in hub/, for what our parts do not say.
+CONFIG, GENERATION = 'config.json', 'generation_config.json'
 
 
 def import_folder(args: argparse.Namespace, load: Load) -> None:
@@ -32,39 +52,72 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise UserError(f'{out} is there already: remove it, or use another --out')
   source = Source(args.model)
-  with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / f'{source.family.model_type}.gin'
-    path.write_text(source.gin)
-    config = load([path], args.overrides)
+  with _file(source.gin) as path:
+    builder = load([path], args.overrides).build().model
+  model = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0)))
+  arrays, left = source.arrays(model)
 
   def write(folder: Path) -> None:
-    builder = config.build().model
-    arrays, left = source.arrays(jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0))))
     save_streamed(folder / 'checkpoints', {f'model/{name}': a for name, a in arrays.items()}, {})
     (folder / 'model.gin').write_text(source.gin)
-    (folder / 'config.gin').write_text(config_lib.render(config))
-    (folder / THEIRS).write_bytes((source.folder / 'config.json').read_bytes())
-    print(
-      f'{source.folder}: {source.family.model_type}, {sum(a.size for a in arrays.values()):,} parameters'
-    )
+    (folder / 'hub').mkdir()
+    for name in (CONFIG, GENERATION):
+      if (source.folder / name).exists():
+        (folder / 'hub' / name).write_bytes((source.folder / name).read_bytes())
+    count = sum(array.size for array in arrays.values())
+    print(f'{source.folder}: {source.family.model_type}, {count:,} parameters')
     if left:
       print(f'left out, as {source.fields["architecture"]} has no part for them: {", ".join(left)}')
-    print(_tokenizer(source.folder, folder / 'tokenizer'))
+    with _file(source.gin + _use(source.folder, folder, out, model)) as path:
+      (folder / 'config.gin').write_text(config_lib.render(load([path], args.overrides)))
 
   write_folder(out, write)
   print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
 
 
-def _tokenizer(theirs: Path, ours: Path) -> str:
-  """Takes the tokenizer along. Returns a line that says so."""
+@contextlib.contextmanager
+def _file(gin: str) -> Iterator[Path]:
+  with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / 'model.gin'
+    path.write_text(gin)
+    yield path
+
+
+def _use(theirs: Path, folder: Path, run: Path, model: Any) -> str:
+  """Takes the tokenizer along, and gives the gin text of a run that generates."""
   from t2x.data import load_hub_tokenizer
+  from t2x.interop.generation import gin_of, strategy_of
+  from t2x.models import Decoder
 
   try:
     tokenizer = load_hub_tokenizer(theirs)
   except UserError as error:
-    return f'no tokenizer: {error}'
-  tokenizer.save(ours)
-  return f'tokenizer of {tokenizer.vocab_size:,} ids'
+    print(f'no tokenizer: {error}')
+    return ''
+  tokenizer.save(folder / 'tokenizer')
+  print(f'tokenizer of {tokenizer.vocab_size:,} ids')
+  if hasattr(model, 'encoder'):
+    task, lengths = 'Translation', ['source_length', 'target_length']
+  elif isinstance(getattr(model, 'body', None), Decoder):
+    task, lengths = 'CausalLM', ['length']
+  else:
+    return ''
+  strategy, left = strategy_of(_known(theirs / GENERATION))
+  if left:
+    print(f'left out of {GENERATION}: {", ".join(left)}')
+  length = min(LENGTH, model.max_length or LENGTH)
+  return USE.format(
+    task=task,
+    lengths='\n'.join(f'  {name} = {length}' for name in lengths),
+    run=str(run),
+    vocab_size=tokenizer.vocab_size,
+    strategy=gin_of(f'{task}.strategy', strategy),
+  )
+
+
+def _known(path: Path) -> dict[str, Any]:
+  """What a JSON file says; nothing where there is none."""
+  return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
 
 
 def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | None) -> None:
@@ -94,14 +147,13 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
     return np.asarray(checkpoints.read(step, {prefix + name: shapes[name]})[prefix + name])
 
   def build(gin: str) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-      path = Path(folder) / 'model.gin'
-      path.write_text(gin)
+    with _file(gin) as path:
       return load([path], []).build().model
 
   def write(folder: Path) -> None:
-    kept = run / THEIRS
-    extra = json.loads(kept.read_text()) if kept.exists() else {}
+    extra, generation = (_known(run / 'hub' / name) for name in (CONFIG, GENERATION))
+    if generation:
+      (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
     tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
     if tokenizer is not None:
       ids = {name: getattr(tokenizer, name) for name in ('bos_id', 'eos_id', 'pad_id')}

@@ -18,7 +18,7 @@ MAY_IMPORT = {
   'decode': {'models', 'layers'},
   'tasks': {'data', 'models', 'layers', 'decode'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
-  'interop': {'train', 'models', 'layers'},
+  'interop': {'train', 'decode', 'models', 'layers'},
 }
 
 FILES = sorted([*ROOT.glob('t2x/**/*.py'), *ROOT.glob('tests/**/*.py')])

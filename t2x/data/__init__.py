@@ -2,10 +2,11 @@
 what is done to them. NumPy only."""
 
 from t2x.data.batches import Batches, Chain, evaluation_batches
-from t2x.data.cache import Rows, token_rows
+from t2x.data.cache import Rows, labelled_rows, token_rows
 from t2x.data.fetch import fetch
 from t2x.data.images import PrepareImage
 from t2x.data.inspect import inspect_batches
+from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
 from t2x.data.packing import ConcatenateAndSplit, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
@@ -15,19 +16,28 @@ from t2x.data.sources import (
   TFDS,
   TSV,
   BabelDates,
+  BrownWords,
   Digits,
+  FactbookSpans,
   FashionMNIST,
   JsonLines,
   LibreOfficeHelp,
+  NoData,
+  SentimentSnippets,
   Source,
   StandardLibrary,
   TextFiles,
+  brown_tags,
+  name_spans,
+  parts_of_speech,
 )
+from t2x.data.spans import SpanWindows
 from t2x.data.tokenizers import (
   BPE,
   Bytes,
   Characters,
   HubTokenizer,
+  RunTokenizer,
   SentencePiece,
   Tokenizer,
   TokenizerConfig,
@@ -42,35 +52,48 @@ __all__ = [
   'TSV',
   'BabelDates',
   'Batches',
+  'BrownWords',
   'Bytes',
   'Chain',
   'Characters',
   'ConcatenateAndSplit',
   'Digits',
+  'FactbookSpans',
   'FashionMNIST',
   'HubTokenizer',
   'JsonLines',
+  'LabelledPlan',
+  'LabelledTexts',
+  'LabelledWords',
   'LibreOfficeHelp',
   'MaskTokens',
+  'NoData',
   'PackPairs',
   'PadPairs',
   'PrepareImage',
   'Resegment',
   'Rows',
+  'RunTokenizer',
   'SampledPieces',
   'SentencePiece',
+  'SentimentSnippets',
   'Skipping',
   'Source',
+  'SpanWindows',
   'StandardLibrary',
   'TextFiles',
   'Tokenizer',
   'TokenizerConfig',
   'WordPiece',
+  'brown_tags',
   'evaluation_batches',
   'fetch',
   'inspect_batches',
+  'labelled_rows',
   'load_hub_tokenizer',
   'load_tokenizer',
+  'name_spans',
+  'parts_of_speech',
   'prefetch',
   'token_rows',
 ]

@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from t2x.data.folders import cache_folder, fingerprint, prepare
+from t2x.data.labelled import LabelledPlan, text_of
 from t2x.data.packing import Ids, Plan, Row, add_positions, segments_of
 from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
 
-__all__ = ['Rows', 'token_rows']
+__all__ = ['Rows', 'labelled_rows', 'token_rows']
 
 log = logging.getLogger('t2x')
 
@@ -39,7 +40,8 @@ class Rows(Sequence):
   """Prepared rows: `rows[i]` is a dict of int32 arrays, at random and in any process.
 
   For each column ids, segments and positions: `tokens`, `segments`, `positions`, or `source`,
-  `source_segments`, `source_positions`, `target`, ...
+  `source_segments`, `source_positions`, `target`, ... Rows of labelled examples have what their plan
+  says, a column of length 1 as a number.
 
   Attributes:
     folder: where they are kept.
@@ -55,6 +57,7 @@ class Rows(Sequence):
       self.info: dict[str, Any] = json.loads((self.folder / 'info.json').read_text())
       self.fingerprint: str = self.info['fingerprint']
       self._columns = [(name, length, np.dtype(t)) for name, length, t in self.info['columns']]
+      self._labelled = bool(self.info.get('labelled'))
     except (OSError, ValueError, KeyError) as error:
       raise UserError(f'{self.folder} holds no prepared rows ({error}): remove it') from error
     self._size = sum(length * dtype.itemsize for _, length, dtype in self._columns)
@@ -77,6 +80,8 @@ class Rows(Sequence):
       array = np.frombuffer(record, dtype, count=length, offset=start)
       row[name] = array.astype(np.int32)
       start += array.nbytes
+    if self._labelled:
+      return {name: array if len(array) > 1 else array[0] for name, array in row.items()}
     return add_positions(row, [name for name in row if not name.endswith('segments')])
 
   def _record(self, index: int) -> Any:
@@ -138,44 +143,80 @@ def token_rows(
   return Rows(folder)
 
 
+def labelled_rows(
+  source: Any, split: str, tokenizer: Tokenizer, plan: LabelledPlan, cache: Path | None = None
+) -> Rows:
+  """The rows of a split's labelled examples, prepared at first use; arguments as of `token_rows`."""
+  key = fingerprint(source.fingerprint(), split, tokenizer.fingerprint, plan, FORMAT)
+  folder = (cache or cache_folder()) / 'rows' / key
+
+  def write(temporary: Path) -> None:
+    counts = collections.Counter[str]()
+    examples = source.load(split)
+    small = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    columns = [(n, c.length, np.dtype(c.dtype or small)) for n, c in plan.columns.items()]
+    rows = plan.rows(_told_of(examples), tokenizer, counts)
+    known = {'fingerprint': key, 'source': repr(source), 'split': split, 'plan': repr(plan)}
+    info = known | _write(rows, columns, ['tokens'], temporary, counts)
+    info |= {'examples': len(examples), 'labelled': True}
+    (temporary / 'info.json').write_text(json.dumps(info, indent=2) + '\n')
+    log.info('%s', _told(split, info))
+
+  prepare(folder, write)
+  return Rows(folder)
+
+
 def _write_rows(
   examples: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, plan: Plan, folder: Path
 ) -> dict[str, Any]:
   """Writes rows.array_record; gives what info.json says of it."""
-  from array_record.python import array_record_module
-
-  start = time.monotonic()
   counts = collections.Counter[str](empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
   small = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
   columns = []
   for name, length in plan.columns.items():
     segment = np.uint16 if length < 1 << 16 else np.int32
     columns += [(name, length, np.dtype(small)), (segments_of(name), length, np.dtype(segment))]
+  ids = _tokenised(_told_of(examples), tokenizer, plan, counts)
+  rows = plan.pack(ids, tokenizer, counts)
+  info = _write(rows, columns, list(plan.columns), folder, counts)
+  return info | {'examples': len(examples), 'vocab_size': tokenizer.vocab_size}
+
+
+def _write(
+  rows: Iterable[Row],
+  columns: Sequence[tuple[str, int, np.dtype]],
+  texts: Sequence[str],
+  folder: Path,
+  counts: collections.Counter[str],
+) -> dict[str, Any]:
+  """Writes the rows' columns one after the other; gives what is known of those of `texts`."""
+  from array_record.python import array_record_module
+
+  start = time.monotonic()
   # Groups of one: a row is read without its neighbours.
   writer = array_record_module.ArrayRecordWriter(str(folder / 'rows.array_record'), 'group_size:1')
   try:
-    ids = _tokenised(_told_of(examples), tokenizer, plan, counts)
-    for row in plan.pack(ids, tokenizer, counts):
+    for row in rows:
       counts['rows'] += 1
-      counts['tokens'] += _num_tokens(row, plan)
-      writer.write(b''.join(row[name].astype(dtype).tobytes() for name, _, dtype in columns))
+      counts['tokens'] += sum(int(np.count_nonzero(row[segments_of(name)])) for name in texts)
+      writer.write(b''.join(_bytes(row[name], size, dtype) for name, size, dtype in columns))
   finally:
     writer.close()
-  places = counts['rows'] * sum(plan.columns.values())
+  places = counts['rows'] * sum(length for name, length, _ in columns if name in texts)
   return {
-    'examples': len(examples),
     'rows': 0,
     'tokens': 0,
     **counts,
     'efficiency': round(counts['tokens'] / max(places, 1), 6),
     'seconds': round(time.monotonic() - start, 3),
-    'vocab_size': tokenizer.vocab_size,
     'columns': [(name, length, dtype.str) for name, length, dtype in columns],
   }
 
 
-def _num_tokens(row: Row, plan: Plan) -> int:
-  return sum(int(np.count_nonzero(row[segments_of(name)])) for name in plan.columns)
+def _bytes(values: Any, length: int, dtype: np.dtype) -> bytes:
+  array = np.atleast_1d(values).astype(dtype)
+  assert array.shape == (length,)
+  return array.tobytes()
 
 
 def _tokenised(
@@ -198,7 +239,7 @@ def _tokenised(
 
   for number, example in enumerate(examples):
     for field in plan.fields:
-      text = _text(example, field, number)
+      text = text_of(example, field, number)
       counts['bytes'] += len(text.encode())
       size += len(text)
       waiting[field].append(text)
@@ -206,15 +247,6 @@ def _tokenised(
       yield from encoded()
       waiting, size = {field: [] for field in plan.fields}, 0
   yield from encoded()
-
-
-def _text(example: Mapping[str, Any], field: str, number: int) -> str:
-  text = example.get(field)
-  if isinstance(text, bytes):
-    text = text.decode(errors='replace')
-  if not isinstance(text, str):
-    raise UserError(f"example {number} has no text '{field}': its fields are {sorted(example)}")
-  return text
 
 
 def _told_of(examples: Sequence[Any]) -> Iterator[Any]:
@@ -230,10 +262,11 @@ def _told_of(examples: Sequence[Any]) -> Iterator[Any]:
 
 def _told(split: str, info: Mapping[str, Any]) -> str:
   """One line on what was prepared."""
+  size = f'{info["bytes"] / 1e6:.1f} MB of text, ' if 'bytes' in info else ''
   line = (
-    f'prepared {split}: {info["examples"]:,} examples, {info["bytes"] / 1e6:.1f} MB of text, '
-    f'{info["tokens"]:,} tokens in {info["rows"]:,} rows ({info["efficiency"]:.1%} full), '
-    f'{info["seconds"]:.1f} s'
+    f'prepared {split}: {info["examples"]:,} examples, {size}{info["tokens"]:,} tokens in '
+    f'{info["rows"]:,} rows ({info["efficiency"]:.1%} full), {info["seconds"]:.1f} s'
   )
   told = {'empty': 'empty', 'dropped': 'dropped as too long', 'cut': 'cut as too long'}
-  return '; '.join([line, *(f'{info[name]:,} {what}' for name, what in told.items() if info[name])])
+  known = [f'{info[name]:,} {what}' for name, what in told.items() if info.get(name)]
+  return '; '.join([line, *known])

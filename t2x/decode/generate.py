@@ -72,7 +72,7 @@ def generate(
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
-  spread, gathered = _spread_over(model, len(prompts))
+  spread, gathered = spread_over(model, len(prompts))
   # Every prompt has a token, so `max_length` leaves room for one less.
   room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
   generated = _run(
@@ -129,7 +129,7 @@ def _limits(prompts, lengths, max_new_tokens, max_length, known_positions):
   return limits
 
 
-def _spread_over(model, batch):
+def spread_over(model, batch):
   """Two functions: to where the model is, and back.
 
   The first puts arrays [batch, ...], the same on every process, on the model's mesh: rows are

@@ -108,7 +108,7 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
   if nearest is None:
     raise UserError(f'this model has the parts of none of {", ".join(sorted(FAMILIES))}')
   told = '\n  '.join(nearest[1][:8])
-  raise UserError(f'this model is no {nearest[0]}:\n  {told}')
+  raise UserError(f'this model is none that they have; with {nearest[0]} compared:\n  {told}')
 
 
 def _differences(ours: nnx.Module, theirs: nnx.Module) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _differences(ours: nnx.Module, theirs: nnx.Module) -> Iterator[str]:
   here, there = _described(ours), _described(theirs)
   for name in sorted(set(here) | set(there)):
     if here.get(name) != there.get(name):
-      yield f'{name} is {here.get(name, "not there")}, a {{}} has {there.get(name, "none")}'
+      yield f'{name} is {here.get(name, "not there")}, there {there.get(name, "none")}'
 
 
 def _described(model: nnx.Module) -> dict[str, Any]:

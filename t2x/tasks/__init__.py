@@ -1,10 +1,26 @@
 """What is learnt: turns raw examples into model inputs, gives a loss and metrics, and says how to
 evaluate. One file a task."""
 
+from t2x.tasks.auxiliary import Auxiliary, LanguageModelling
 from t2x.tasks.base import Task, TextTask
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.masked_lm import MaskedLM
+from t2x.tasks.sequence_classification import SequenceClassification
+from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.translation import Translation
+from t2x.tasks.word_classification import WordClassification
 
-__all__ = ['CausalLM', 'ImageClassification', 'MaskedLM', 'Task', 'TextTask', 'Translation']
+__all__ = [
+  'Auxiliary',
+  'CausalLM',
+  'ImageClassification',
+  'LanguageModelling',
+  'MaskedLM',
+  'SequenceClassification',
+  'SpanPrediction',
+  'Task',
+  'TextTask',
+  'Translation',
+  'WordClassification',
+]

@@ -52,6 +52,11 @@ class Task(abc.ABC):
     """The task with the special ids of a fitted tokenizer, for `sums`."""
     return self
 
+  def check_split(self, split: str) -> None:
+    """Raises UserError unless the source has the split."""
+    if split not in self.source.splits():
+      raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
+
   @abc.abstractmethod
   def rows(self, split: str, tokenizer: Tokenizer | None) -> Sequence[dict[str, Any]]:
     """The model-ready rows of a split, prepared at first use and cached."""
@@ -128,7 +133,11 @@ class TextTask(Task):
 
   def _texts(self):
     for example in self.source.load(self.train_split):
-      yield from (example[name] for name in self.text_fields if name in example)
+      yield from self.texts_of(example)
+
+  def texts_of(self, example: Mapping[str, Any]) -> Sequence[str]:
+    """The texts of an example that the tokenizer is trained on."""
+    return [example[name] for name in self.text_fields if name in example]
 
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
 
@@ -151,8 +160,7 @@ class TextTask(Task):
 
   def rows(self, split, tokenizer):
     """Rows from the token cache; without room for other pieces where none are drawn."""
-    if split not in self.source.splits():
-      raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
+    self.check_split(split)
     task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
     return token_rows(self.source, split, tokenizer, task.plan)
 

@@ -78,9 +78,7 @@ class CausalLM(TextTask):
     self, model: nnx.Module, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0
   ):
     """Continues each prompt; an empty one starts a document."""
-    ids, lengths = pad_prompts(
-      [[tokenizer.bos_id, *tokenizer.encode(prompt)] for prompt in prompts], tokenizer.pad_id
-    )
+    ids, lengths = pad_prompts([tokenizer.prompt(prompt) for prompt in prompts], tokenizer.pad_id)
     generated = generate(
       model,
       ids,

@@ -42,8 +42,7 @@ class ImageClassification(Task):
 
   def rows(self, split, tokenizer):
     """The source's own examples."""
-    if split not in self.source.splits():
-      raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
+    self.check_split(split)
     return self.source.load(split)
 
   def transform(self, tokenizer, *, train):

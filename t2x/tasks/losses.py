@@ -1,10 +1,12 @@
 """Cross-entropy as a sum and a weight, so that accumulation and sharding do not change the result."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-__all__ = ['Sums', 'classification_sums', 'cross_entropy']
+__all__ = ['Sums', 'classification_sums', 'cross_entropy', 'f1_sums']
 
 # Name -> (sum over what was counted, how much was counted). A metric is their quotient.
 Sums = dict[str, tuple[Array, Array]]
@@ -35,3 +37,19 @@ def classification_sums(
   correct = (jnp.argmax(logits, axis=-1) == labels) * weights
   loss = cross_entropy(logits, labels, smoothing) * weights
   return {'loss': (loss.sum(), total), 'accuracy': (correct.sum(), total)}
+
+
+def f1_sums(
+  predicted: Int[Array, '*batch'],
+  labels: Int[Array, '*batch'],
+  weights: Float[Array, '*batch'],
+  names: Sequence[str],
+) -> Sums:
+  """F1 of each class, as the quotient of two counts that can be summed: `f1/NAME` is twice the hits
+  over how often the class is predicted plus how often it is the label."""
+  sums = {}
+  for number, name in enumerate(names):
+    told, true = ((which == number) * weights for which in (predicted, labels))
+    hits = (told * (labels == number)).sum()
+    sums[f'f1/{name}'] = (2 * hits, told.sum() + true.sum())
+  return sums

@@ -1,14 +1,38 @@
-"""Between text and padded id arrays, for tasks that generate."""
+"""Between text and id arrays, for several tasks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from t2x.data import Tokenizer
 from t2x.decode import Generated
+from t2x.layers import Tokens
+from t2x.models import Output
 
-__all__ = ['answers', 'pad_prompts']
+__all__ = ['answers', 'encoded_spec', 'hidden_of', 'pad_prompts']
+
+
+def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.ShapeDtypeStruct]:
+  """tokens, types, segments and what else there is of each token: int32 [batch, length]."""
+  names = ('tokens', 'types', 'segments', *by_token)
+  return {name: jax.ShapeDtypeStruct((batch_size, length), jnp.int32) for name in names}
+
+
+def hidden_of(model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+  """A language model's hidden vectors of rows that hold one encoded example each; the types go to
+  models that have some."""
+  language_model: Any = model
+  typed = getattr(language_model.embedding, 'types', None) is not None
+  return language_model.hidden(
+    batch['tokens'],
+    tokens=Tokens(segments=batch['segments']),
+    types=batch['types'] if typed else None,
+    key=key,
+  )
 
 
 def pad_prompts(

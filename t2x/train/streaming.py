@@ -89,10 +89,13 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
     about=ocp.JsonCheckpointHandler(),
   )
   tree = nest(arrays)
-  # Cut along the first dimension, which is that of the layers.
-  cut = ocp.SaveArgs(chunk_byte_size=PIECE, shard_axes=(0,))
+
+  def cut(lazy: Lazy) -> ocp.SaveArgs:
+    # Along the first dimension, which is that of the layers.
+    return ocp.SaveArgs(chunk_byte_size=PIECE, shard_axes=(0,) if lazy.shape else ())
+
   args = ocp.args.Composite(
-    state=ocp.args.PyTreeSave(tree, save_args=jax.tree.map(lambda _: cut, tree)),
+    state=ocp.args.PyTreeSave(tree, save_args=jax.tree.map(cut, tree)),
     about=ocp.args.JsonSave(json.loads(json.dumps(about, default=float))),
   )
   try:
@@ -101,4 +104,5 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
     write_checksums(temporary)
     temporary.rename(folder / '0')
   finally:
-    shutil.rmtree(temporary, ignore_errors=True)
+    for left in folder.glob('streamed.tmp*'):
+      shutil.rmtree(left)

@@ -2,10 +2,14 @@
 
 from t2x.data.sources.babel_dates import BabelDates
 from t2x.data.sources.base import Example, Source
+from t2x.data.sources.brown import BrownWords, brown_tags, name_spans, parts_of_speech
 from t2x.data.sources.digits import Digits
+from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.files import TSV, JsonLines, TextFiles
 from t2x.data.sources.libreoffice import LibreOfficeHelp
+from t2x.data.sources.no_data import NoData
+from t2x.data.sources.sentiment import SentimentSnippets
 from t2x.data.sources.standard_library import StandardLibrary
 from t2x.data.sources.tfds_source import TFDS
 
@@ -13,12 +17,19 @@ __all__ = [
   'TFDS',
   'TSV',
   'BabelDates',
+  'BrownWords',
   'Digits',
   'Example',
+  'FactbookSpans',
   'FashionMNIST',
   'JsonLines',
   'LibreOfficeHelp',
+  'NoData',
+  'SentimentSnippets',
   'Source',
   'StandardLibrary',
   'TextFiles',
+  'brown_tags',
+  'name_spans',
+  'parts_of_speech',
 ]

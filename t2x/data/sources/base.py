@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -36,11 +37,15 @@ class Source(Protocol):
     """One line for people: the class and the settings that are not the default."""
     fields: dict[str, dataclasses.Field] = getattr(self, '__dataclass_fields__', {})
     set_here = [
-      f'{field.name}={getattr(self, field.name)!r}'
+      f'{field.name}={_told(getattr(self, field.name))}'
       for field in fields.values()
       if getattr(self, field.name) != _default_of(field)
     ]
     return f'{type(self).__name__}({", ".join(set_here)})'
+
+
+def _told(value: Any) -> str:
+  return value.__name__ if isinstance(value, types.FunctionType) else repr(value)
 
 
 def _default_of(field: dataclasses.Field) -> Any:

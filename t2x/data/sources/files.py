@@ -118,7 +118,7 @@ class JsonLines(FileSource):
 
   Attributes:
     fields: our name -> the objects' ({'source': 'en', 'target': 'de'}); empty: they have `text`, or
-      `source` and `target`.
+      `source` and `target`, `words` and `labels` (lists), or `question` and `context`.
   """
 
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
@@ -137,18 +137,27 @@ class JsonLines(FileSource):
     if not isinstance(found, dict):
       raise UserError(f'{where}: not a JSON object: write {{"text": "..."}}')
     if not self.fields:
-      wanted = ('source', 'target') if 'source' in found else ('text',)
-      _require_text(found, wanted, where)
+      wanted = next((names for names in KINDS if names[0] in found), ('text',))
+      _require(found, {name: name for name in wanted}, where)
       return found
-    _require_text(found, tuple(self.fields.values()), where)
+    _require(found, self.fields, where)
     return {ours: found[theirs] for ours, theirs in self.fields.items()}
 
 
-def _require_text(found: dict[str, Any], names: Sequence[str], where: str) -> None:
-  for name in names:
-    if not isinstance(found.get(name), str):
+# What objects may be made of, told by the first name.
+KINDS = (('source', 'target'), ('question', 'context'), ('words', 'labels'), ('text',))
+# What is no text; tasks look at it themselves.
+NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts')
+
+
+def _require(found: dict[str, Any], fields: Mapping[str, str], where: str) -> None:
+  for ours, name in fields.items():
+    if name not in found or not (ours in NO_TEXT or isinstance(found[name], str)):
       has = f'it has {", ".join(map(repr, found))}' if name not in found else 'it is no text'
-      raise UserError(f"{where}: needs text under '{name}', {has} (JsonLines.fields names fields)")
+      kind = 'a value' if ours in NO_TEXT else 'text'
+      raise UserError(
+        f"{where}: needs {kind} under '{name}', {has} (JsonLines.fields names fields)"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

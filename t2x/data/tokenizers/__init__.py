@@ -19,6 +19,7 @@ from t2x.data.tokenizers.base import (
 )
 from t2x.data.tokenizers.fast import FastTokenizer
 from t2x.data.tokenizers.hub import HubTokenizer, load_hub_tokenizer
+from t2x.data.tokenizers.saved import RunTokenizer
 from t2x.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTokenizer
 from t2x.data.tokenizers.simple import Bytes, ByteTokenizer, Characters, CharacterTokenizer
 from t2x.data.tokenizers.spiece import MarianTokenizer, SpieceTokenizer
@@ -32,6 +33,7 @@ __all__ = [
   'Fitted',
   'HubTokenizer',
   'Located',
+  'RunTokenizer',
   'SentencePiece',
   'SpecialIds',
   'Template',

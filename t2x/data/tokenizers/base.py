@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -156,6 +157,12 @@ class Tokenizer(SpecialIds, abc.ABC):
   def encode_pair(self, first: str, second: str | None = None) -> Encoding:
     """`join` of whole texts."""
     return self.join(self.locate(first), None if second is None else self.locate(second))
+
+  def prompt(self, text: str) -> list[int]:
+    """What a model that continues `text` reads: the special ids before it, and its own; at least one."""
+    before = itertools.takewhile(lambda item: not isinstance(item[0], str), self.single)
+    ids = [int(item) for item, _ in before]
+    return ids + self.encode(text) or [self.bos_id]
 
   def num_added(self, pair: bool = False) -> int:
     """How many special ids `join` adds to one text, or to two."""

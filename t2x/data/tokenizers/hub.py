@@ -80,7 +80,7 @@ def load_hub_tokenizer(folder: str | Path) -> Tokenizer:
         raise
       # The library raises bare Exceptions.
       except Exception as error:
-        raise UserError(f'{path / names[0]} cannot be read as a tokenizer: {error}') from error
+        raise UserError(f'{path / names[0]} cannot be read as a tokenizer: {error!r}') from error
   known = ', '.join(' with '.join(names) for names in READERS)
   raise UserError(f'{path} holds no tokenizer: looked for {known}')
 

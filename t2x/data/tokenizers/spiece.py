@@ -129,7 +129,8 @@ class SpieceTokenizer(Tokenizer):
   def special(self):
     """Those that a text may spell out as well."""
     found = super().special
-    found[list(self._added.values())] = True
+    # But Marian's language codes, which a text begins with.
+    found[[i for name, i in self._added.items() if not name.startswith('>>')]] = True
     return found
 
   @functools.cached_property

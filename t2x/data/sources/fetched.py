@@ -1,0 +1,47 @@
+"""What sources of fetched packages share: where they look, and a split by the name of a text."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from t2x.data.folders import cache_folder
+from t2x.errors import UserError
+
+__all__ = ['SPLITS', 'digest_of', 'find_data', 'split_of']
+
+# Parts of 100, by a hash of the name of what the examples are taken from.
+SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
+
+
+def find_data(setting: str, given: str | None, name: str, holds: str) -> Path:
+  """The path `holds` in the folder that a source was given, or where `t2x data fetch` puts it.
+
+  Args:
+    setting: the source's parameter that names the folder, for the error.
+    given: the folder; None: the cache's.
+    name: of the data set, as `fetch` knows it.
+    holds: relative path (or glob) of what is wanted.
+
+  Raises:
+    UserError: it is not there.
+  """
+  folder = Path(given).expanduser() if given else cache_folder() / 'downloads' / name
+  found = sorted(folder.glob(holds))
+  if not found:
+    out = f' --out {folder}' if given else ''
+    raise UserError(f'no {holds} in {folder}: run `t2x data fetch {name}{out}`, or set {setting}')
+  return found[0]
+
+
+def split_of(name: str) -> str:
+  """train (80 %), validation (10 %) or test (10 %): always the same for a name."""
+  part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
+  return next(split for split, parts in SPLITS.items() if part in parts)
+
+
+def digest_of(paths: Iterable[Path]) -> str:
+  """Of the names and the content of files."""
+  digest = hashlib.sha256()
+  for path in paths:
+    digest.update(f'{path.name}\0'.encode() + hashlib.sha256(path.read_bytes()).digest())
+  return digest.hexdigest()

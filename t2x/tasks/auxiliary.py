@@ -1,0 +1,65 @@
+"""Objectives that a task learns beside its own."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.tasks.losses import Sums, cross_entropy
+
+__all__ = ['Auxiliary', 'LanguageModelling']
+
+
+@runtime_checkable
+class Auxiliary(Protocol):
+  """A further loss on the hidden vectors of a task's batch."""
+
+  def check_model(self, model: nnx.Module) -> None:
+    """Raises UserError when the model cannot learn it."""
+
+  def __call__(
+    self,
+    model: nnx.Module,
+    x: Float[Array, 'batch length d_model'],
+    batch: Mapping[str, jax.Array],
+    weights: Float[Array, ' batch'],
+  ) -> tuple[Sums, dict[str, Array]]:
+    """Sums to be reported, and what is added to the task's mean loss, by name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModelling:
+  """GPT-1's joint objective: the task's loss + weight * the loss of each next token of the text
+  (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training, section 3.2;
+  the loss is the mean over a text's tokens, then over texts). Reported as `lm_loss`.
+
+  Attributes:
+    weight: the paper's lambda.
+  """
+
+  weight: float = 0.5
+
+  def check_model(self, model):
+    """The body must not see what it is to predict, and there must be a head over the vocabulary."""
+    pattern = getattr(getattr(model, 'body', None), 'pattern', None)
+    if pattern is None or np.any(pattern.allows(np.array(0), np.array(1))):
+      raise UserError(
+        'LanguageModelling predicts each next token, and the body of this model sees it: '
+        'bind @Decoder as its body, or leave the auxiliary objective out'
+      )
+
+  def __call__(self, model, x, batch, weights):
+    """`x` are the hidden vectors of `batch['tokens']`; padding has segment 0."""
+    tokens, segments = batch['tokens'], batch['segments']
+    language_model: Any = model
+    losses = cross_entropy(language_model.logits(x[:, :-1]), tokens[:, 1:])
+    present = (segments[:, 1:] != 0).astype(losses.dtype)
+    by_text = (losses * present).sum(axis=1) / jnp.maximum(present.sum(axis=1), 1)
+    total, count = (by_text * weights).sum(), weights.sum()
+    return {'lm_loss': (total, count)}, {'auxiliary': self.weight * total / jnp.maximum(count, 1)}

@@ -1,0 +1,62 @@
+"""What tasks over labelled texts share: rows with one example each, and a head of their own."""
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+from flax import nnx
+
+from t2x.data import LabelledPlan, labelled_rows
+from t2x.errors import UserError
+from t2x.tasks.base import Task, TextTask
+
+__all__ = ['LabelledTask']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LabelledTask(TextTask):
+  """A task that predicts classes from the hidden vectors of a text.
+
+  Attributes:
+    length: tokens a row, special ones included.
+  """
+
+  length: int
+
+  # The model's head that the task wants.
+  head: ClassVar[str]
+
+  @property
+  @abc.abstractmethod
+  def num_classes(self) -> int:
+    """Logits that the head gives."""
+
+  @property
+  @abc.abstractmethod
+  def plan(self) -> LabelledPlan:
+    """How examples become rows."""
+
+  def rows(self, split, tokenizer):
+    """Rows from the cache."""
+    self.check_split(split)
+    return labelled_rows(self.source, split, tokenizer, self.plan)
+
+  def check_model(self, model: nnx.Module) -> None:
+    """The head needs a logit for each class, beside what every text task wants."""
+    super().check_model(model)
+    if self.pieces is not None:
+      raise UserError(
+        f'{type(self).__name__}.pieces: labels stand at the pieces that rows are cached with, so no '
+        'others are drawn: leave it out'
+      )
+    found = getattr(getattr(model, 'head', None), 'num_classes', None)
+    if found != self.num_classes:
+      has = 'no head for classes' if found is None else f'{found} classes'
+      raise UserError(
+        f'the model has {has}, {type(self).__name__} {self.num_classes}: '
+        f'bind @{self.head} as the head, its num_classes = {self.num_classes}'
+      )
+
+  def summarise(self, means, info=None):
+    """The quotients alone: perplexity says nothing here."""
+    return Task.summarise(self, means, info)

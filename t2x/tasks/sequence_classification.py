@@ -1,0 +1,96 @@
+"""Classification of texts, or of pairs of texts (BERT, https://arxiv.org/abs/1810.04805; GPT-1,
+Radford et al. 2018)."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2x.data import LabelledTexts
+from t2x.tasks.auxiliary import Auxiliary
+from t2x.tasks.labelled import LabelledTask
+from t2x.tasks.losses import classification_sums, f1_sums
+from t2x.tasks.text import encoded_spec, hidden_of
+
+__all__ = ['SequenceClassification']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceClassification(LabelledTask):
+  """Texts and their classes: examples have `label` and the text `fields`.
+
+  Metrics: accuracy; macro_f1, the mean of the classes' F1 over those that occur in the data or in
+  the predictions; with two classes f1, that of the second, as scikit-learn has them.
+
+  Attributes:
+    labels: the classes' names.
+    fields: one text field, or two.
+    label_smoothing: as `cross_entropy` defines it, in training alone.
+    auxiliary: a further objective on the same texts (`LanguageModelling`); None: there is none.
+  """
+
+  labels: Sequence[str]
+  fields: Sequence[str] = ('text',)
+  label_smoothing: float = 0.0
+  auxiliary: Auxiliary | None = None
+
+  unit: ClassVar[str] = 'examples'
+  head: ClassVar[str] = 'SequenceClassifier'
+  best_metric: ClassVar[str] = 'accuracy'
+  best_mode: ClassVar[Literal['min', 'max']] = 'max'
+
+  def texts_of(self, example):
+    """The fields that are read."""
+    return [example[name] for name in self.fields if name in example]
+
+  @property
+  def num_classes(self):
+    """One for each label."""
+    return len(self.labels)
+
+  @property
+  def plan(self):
+    """One example a row."""
+    return LabelledTexts(length=self.length, labels=tuple(self.labels), fields=tuple(self.fields))
+
+  def spec(self, batch_size):
+    """tokens, types, segments: int32 [batch, length]; label, weight: int32 [batch]."""
+    one = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    return encoded_spec(batch_size, self.length) | {'label': one, 'weight': one}
+
+  def check_model(self, model):
+    """Also what the auxiliary objective asks for."""
+    super().check_model(model)
+    if self.auxiliary is not None:
+      self.auxiliary.check_model(model)
+
+  def sums(self, model, batch, key):
+    """Loss, accuracy and the parts of F1 of each class over the examples with weight 1."""
+    body_key, classifier_key = (None, None) if key is None else jax.random.split(key)
+    out = hidden_of(model, batch, body_key)
+    head: Any = model.head
+    logits = head.classify(out.x, batch['segments'], classifier_key)
+    weights = batch['weight'].astype(jnp.float32)
+    smoothing = 0.0 if key is None else self.label_smoothing
+    sums = classification_sums(logits, batch['label'], weights, smoothing)
+    sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
+    if self.auxiliary is None:
+      return sums, out.aux
+    more, aux = self.auxiliary(model, out.x, batch, weights)
+    return sums | more, out.aux | aux
+
+  def count(self, batch):
+    """Examples that are not padding."""
+    return int(np.count_nonzero(batch['weight']))
+
+  def summarise(self, means, info=None):
+    """F1 by class becomes macro_f1, and f1 where there are two."""
+    metrics = super().summarise(means, info)
+    names = [f'f1/{label}' for label in self.labels]
+    by_class = [metrics.pop(name) for name in names]
+    seen = [f1 for f1, name in zip(by_class, names, strict=True) if means[name][1] > 0]
+    metrics['macro_f1'] = float(np.mean(seen)) if seen else 0.0
+    return metrics | ({'f1': by_class[1]} if len(by_class) == 2 else {})

@@ -1,0 +1,82 @@
+"""Classification of the words of sentences: parts of speech, names (BERT,
+https://arxiv.org/abs/1810.04805, section 5.3)."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+
+from t2x.data import LabelledWords
+from t2x.models.language_model import select
+from t2x.tasks.entities import Tags, entities, num_equal
+from t2x.tasks.labelled import LabelledTask
+from t2x.tasks.losses import classification_sums
+from t2x.tasks.text import encoded_spec, hidden_of
+
+__all__ = ['WordClassification']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WordClassification(LabelledTask):
+  """The first piece of each word tells its class: examples have lists `words` and `labels`.
+
+  Metrics: accuracy over words; where the labels are BIO tags also entity_precision, entity_recall
+  and entity_f1 over whole entities, as seqeval and conlleval count them. (A sentence longer than a
+  row is cut between words: each word counts once, an entity across the cut as two.)
+
+  Attributes:
+    labels: the classes' names, BIO tags or not.
+  """
+
+  labels: Sequence[str]
+
+  head: ClassVar[str] = 'TokenClassifier'
+  best_metric: ClassVar[str] = 'accuracy'
+  best_mode: ClassVar[Literal['min', 'max']] = 'max'
+
+  def texts_of(self, example):
+    """The sentence."""
+    return [' '.join(map(str, example['words']))] if 'words' in example else []
+
+  @property
+  def num_classes(self):
+    """One for each label."""
+    return len(self.labels)
+
+  @property
+  def plan(self):
+    """One sentence a row."""
+    return LabelledWords(length=self.length, labels=tuple(self.labels))
+
+  def spec(self, batch_size):
+    """tokens, types, segments, word_positions, word_labels, word_weights: int32 [batch, length]."""
+    words = ('word_positions', 'word_labels', 'word_weights')
+    return encoded_spec(batch_size, self.length, *words)
+
+  def check_model(self, model):
+    """Also that the labels are BIO tags all or none."""
+    super().check_model(model)
+    Tags.of(self.labels)
+
+  def sums(self, model, batch, key):
+    """Loss and accuracy over words, and how many entities there are, are told and are right."""
+    out = hidden_of(model, batch, key)
+    language_model: Any = model
+    logits = language_model.logits(select(out.x, batch['word_positions']))
+    labels, present = batch['word_labels'], batch['word_weights'] != 0
+    sums = classification_sums(logits, labels, present.astype(jnp.float32))
+    tags = Tags.of(self.labels)
+    if tags is None:
+      return sums, out.aux
+    told = entities(tags, jnp.argmax(logits, axis=-1), present)
+    true = entities(tags, labels, present)
+    right, num_told, num_true = (
+      n.astype(jnp.float32) for n in (num_equal(told, true), told.begins.sum(), true.begins.sum())
+    )
+    sums |= {
+      'entity_precision': (right, num_told),
+      'entity_recall': (right, num_true),
+      'entity_f1': (2 * right, num_told + num_true),
+    }
+    return sums, out.aux

@@ -1,0 +1,85 @@
+"""Entities are those that conlleval and seqeval count."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2x.errors import UserError
+from t2x.tasks.entities import Tags, entities, num_equal
+
+LABELS = ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')
+TAGS = Tags.of(LABELS)
+LENGTH = 12
+
+
+def by_hand(labels):
+  """conlleval's rule, one tag after the other: {(begin, end, type)}."""
+  found, begin, kind = set(), None, None
+  for place, label in enumerate([*labels, 'O']):
+    tag, _, this = label.partition('-')
+    if begin is not None and (tag in 'OB' or this != kind):
+      found.add((begin, place, kind))
+      begin = None
+    if begin is None and tag != 'O':
+      begin, kind = place, this
+  return found
+
+
+def as_rows(sentences, rows=4):
+  """Label ids and which places are words."""
+  ids, present = np.zeros((rows, LENGTH), int), np.zeros((rows, LENGTH), bool)
+  for row, sentence in enumerate(sentences):
+    ids[row, : len(sentence)] = [LABELS.index(label) for label in sentence]
+    present[row, : len(sentence)] = True
+  return ids, present
+
+
+@jax.jit
+def counted(told, true, present):
+  """How many entities are right, told and true."""
+  one, other = entities(TAGS, told, present), entities(TAGS, true, present)
+  return num_equal(one, other), one.begins.sum(), other.begins.sum()
+
+
+def counts(told, true):
+  ids, present = as_rows(told)
+  return tuple(map(int, counted(ids, as_rows(true)[0], present)))
+
+
+sentences = st.integers(1, LENGTH).flatmap(
+  lambda n: st.tuples(*[st.lists(st.sampled_from(LABELS), min_size=n, max_size=n)] * 2)
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(sentences)
+def test_entities_are_those_of_the_rule(pair):
+  told, true = (by_hand(labels) for labels in pair)
+  assert counts([pair[0]], [pair[1]]) == (len(told & true), len(told), len(true))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(sentences, min_size=1, max_size=4))
+def test_entity_f1_is_that_of_seqeval(pairs):
+  metrics = pytest.importorskip('seqeval.metrics')
+  told, true = ([pair[side] for pair in pairs] for side in (0, 1))
+  right, num_told, num_true = counts(told, true)
+  expected = metrics.f1_score(true, told, zero_division=0)
+  assert 2 * right / max(num_told + num_true, 1) == pytest.approx(expected, abs=1e-12)
+
+
+def test_padding_ends_an_entity_and_is_none():
+  ids, present = jnp.full((1, 4), 2), jnp.array([[True, True, False, False]])
+  found = entities(TAGS, ids, present)
+  assert found.begins.tolist() == [[True, False, False, False]]
+  assert found.ends[0, 0] == 2
+
+
+def test_labels_are_bio_tags_all_or_none():
+  assert Tags.of(['NOUN', 'VERB']) is None
+  assert Tags.of(['O', 'B-X']).types.tolist() == [0, 1]
+  with pytest.raises(UserError, match="'PER' stands among BIO tags"):
+    Tags.of(['O', 'B-PER', 'PER'])

@@ -1,0 +1,187 @@
+"""What the tasks over labelled texts count."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.data import Bytes, TextFiles
+from t2x.errors import UserError
+from t2x.layers import Causal, Full
+from t2x.models import Output
+from t2x.tasks import LanguageModelling, SequenceClassification, SpanPrediction, WordClassification
+
+TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
+
+
+class Head:
+  """Says what it is told to say."""
+
+  def __init__(self, logits):
+    self.logits, self.num_classes = jnp.asarray(logits, jnp.float32), len(logits[0])
+
+  def classify(self, x, segments, key):
+    return self.logits
+
+
+class Told(nnx.Module):
+  """A model whose logits are given: by row, or by token id."""
+
+  vocab_size = 512
+
+  def __init__(self, logits, pattern=Full()):
+    self.head, self.embedding = nnx.static(Head(logits)), nnx.static(None)
+    self.body = nnx.static(type('Body', (), {'pattern': pattern}))
+
+  def hidden(self, ids, **known):
+    return Output(jax.nn.one_hot(ids, 64))
+
+  def logits(self, x):
+    return self.head.logits[jnp.argmax(x, axis=-1)]
+
+
+def metrics_of(task, model, batch):
+  sums, _ = task.sums(model, {name: jnp.asarray(value) for name, value in batch.items()}, None)
+  return task.summarise({name: (float(a), float(b)) for name, (a, b) in sums.items()})
+
+
+def texts(labels, weights, length=4):
+  rows = np.ones((len(labels), length), np.int32)
+  known = {'tokens': rows, 'types': 0 * rows, 'segments': rows}
+  return known | {'label': np.array(labels), 'weight': np.array(weights)}
+
+
+def test_accuracy_and_f1_of_known_guesses():
+  task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=4)
+  guesses = [0, 1, 1, 1, 0, 1]
+  model = Told(np.eye(2)[guesses])
+  found = metrics_of(task, model, texts([0, 0, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0]))
+  assert found['accuracy'] == pytest.approx(3 / 5)
+  # yes: 2 right of 3 told and 3 true; no: 1 right of 2 told and 2 true.
+  assert found['f1'] == pytest.approx(2 / 3)
+  assert found['macro_f1'] == pytest.approx((2 / 3 + 1 / 2) / 2)
+  assert not any('/' in name for name in found)
+
+
+def test_macro_f1_is_that_of_scikit_learn():
+  metrics = pytest.importorskip('sklearn.metrics')
+  rng = np.random.default_rng(0)
+  task = SequenceClassification(**TEXT, labels=list('abcde'), length=4)
+  for _ in range(5):
+    # Classes 3 and 4 may be missing on either side.
+    true, told = rng.integers(0, 4, 12), rng.choice([0, 1, 2, 4], 12)
+    found = metrics_of(task, Told(np.eye(5)[told]), texts(true, np.ones(12)))
+    expected = metrics.f1_score(true, told, average='macro', zero_division=0)
+    assert found['macro_f1'] == pytest.approx(expected, abs=1e-6)
+
+
+def test_words_are_counted_once_and_padding_never():
+  task = WordClassification(**TEXT, labels=['O', 'B-X', 'I-X'], length=4)
+  # What a token says of its word: id 1 an O, 2 a B-X, 3 an I-X.
+  logits = np.eye(3)[[0, 0, 1, 2]] * 5
+  batch = {
+    'tokens': np.array([[1, 2, 3, 3], [2, 2, 1, 1]]),
+    'types': np.zeros((2, 4), int),
+    'segments': np.ones((2, 4), int),
+    'word_positions': np.array([[0, 1, 3, 0], [0, 1, 2, 3]]),
+    'word_labels': np.array([[0, 1, 2, 0], [1, 0, 0, 1]]),
+    'word_weights': np.array([[1, 1, 1, 0], [1, 1, 1, 0]]),
+  }
+  found = metrics_of(task, Told(logits), batch)
+  assert found['accuracy'] == pytest.approx(5 / 6)
+  # Told are X in the first sentence and two in the second; the first two are right.
+  assert found['entity_precision'] == pytest.approx(2 / 3)
+  assert found['entity_recall'] == pytest.approx(1)
+  assert found['entity_f1'] == pytest.approx(4 / 5)
+  plain = WordClassification(**TEXT, labels=list('abc'), length=4)
+  assert 'entity_f1' not in metrics_of(plain, Told(logits), batch)
+
+
+def spans(context, start, end):
+  rows = np.array([[1, 2, 3, 4, 5, 6]] * len(start))
+  known = {'tokens': rows, 'types': 0 * rows, 'segments': 0 * rows + 1}
+  places = {'start': np.array(start), 'end': np.array(end), 'weight': np.ones(len(start), int)}
+  return known | {'context': np.array([context] * len(start))} | places
+
+
+def test_spans_are_looked_for_in_the_context_and_at_the_class_token():
+  task = SpanPrediction(**TEXT, length=6, stride=2)
+  # The question (tokens 2 and 3) would win, but is no place for an answer.
+  logits = np.zeros((7, 2))
+  logits[2:4] = 9
+  logits[4, 0] = logits[5, 1] = 3
+  batch = spans([0, 0, 0, 1, 1, 1], [3, 0], [4, 0])
+  found = metrics_of(task, Told(logits), batch)
+  assert found['span_accuracy'] == pytest.approx(0.5)
+  total = math.exp(3) + 3
+  assert found['loss'] == pytest.approx((math.log(total) - 3 + math.log(total)) / 2, rel=1e-5)
+
+
+def test_the_best_span_starts_before_it_ends_and_is_not_too_long():
+  class Rows(list):
+    def __init__(self, context):
+      spans_ = spans(context, [0], [0])
+      chars = {'char_starts': [[0, 0, 0, 0, 2, 4]], 'char_ends': [[0, 0, 0, 1, 3, 5]]}
+      row = {k: np.asarray(v)[0] for k, v in (spans_ | chars).items()} | {'example': np.int32(0)}
+      super().__init__([row])
+
+  examples = [{'context': 'a b c'}]
+  logits = np.zeros((7, 2))
+  logits[6, 0], logits[4, 1], logits[4, 0] = 9, 5, 1
+
+  def answer(**settings):
+    task = SpanPrediction(**TEXT, length=6, stride=2, eval_batch_size=2, **settings)
+    return task.answers(Told(logits), Rows([0, 0, 0, 1, 1, 1]), examples)
+
+  # c is the likeliest start and its end is behind it or nowhere: a..a scores 6, c..c 9.
+  assert answer() == ['c']
+  logits[6, 0], logits[6, 1] = 2, 9
+  assert answer() == ['c']
+  logits[4, 0] = 4
+  assert answer() == ['a b c']
+  assert answer(answer_length=2) == ['c']
+
+
+def test_the_joint_objective_adds_the_loss_of_the_text():
+  auxiliary = LanguageModelling(weight=0.5)
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(1, 9, (3, 5))
+  segments = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
+  logits = rng.normal(size=(64, 9))
+  weights = jnp.array([1.0, 1.0, 0.0])
+  model = Told(logits, Causal())
+  auxiliary.check_model(model)
+  sums, aux = auxiliary(
+    model,
+    model.hidden(tokens).x,
+    {'tokens': jnp.asarray(tokens), 'segments': jnp.asarray(segments)},
+    weights,
+  )
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  by_text = [
+    np.mean([-log_p[tokens[row, i], tokens[row, i + 1]] for i in range(count - 1)])
+    for row, count in enumerate((5, 3))
+  ]
+  assert float(sums['lm_loss'][0]) == pytest.approx(sum(by_text), rel=1e-5)
+  assert float(sums['lm_loss'][1]) == 2
+  assert float(aux['auxiliary']) == pytest.approx(0.5 * np.mean(by_text), rel=1e-5)
+  with pytest.raises(UserError, match='bind @Decoder'):
+    auxiliary.check_model(Told(logits))
+
+
+@pytest.mark.parametrize(
+  ('task', 'head', 'told'),
+  [
+    (SequenceClassification(**TEXT, labels=['a', 'b'], length=4), [[0] * 3], 'has 3 classes, Seq'),
+    (WordClassification(**TEXT, labels=['a', 'b'], length=4), [[0] * 3], '@TokenClassifier'),
+    (SpanPrediction(**TEXT, length=4, stride=2), [[0] * 3], 'num_classes = 2'),
+    (WordClassification(**TEXT, labels=['O', 'B-X', 'X'], length=4), [[0] * 3], "'X' stands among"),
+  ],
+)
+def test_a_head_that_does_not_fit_the_labels_is_told(task, head, told):
+  with pytest.raises(UserError) as caught:
+    task.check_model(Told(head))
+  assert told in str(caught.value)

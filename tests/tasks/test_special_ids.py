@@ -1,0 +1,167 @@
+"""Tasks take the special ids of the tokenizer at hand, whatever they are."""
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t2x.data import BPE, Batches, HubTokenizer, SampledPieces, Source
+from t2x.decode import Generated, Greedy
+from t2x.errors import UserError
+from t2x.models import Output
+from t2x.tasks import CausalLM, MaskedLM, Translation, translation
+
+sys.path.append(str(Path(__file__).parents[1] / 'data'))
+import hub_folders
+import tiny_source
+
+VOCAB = 500
+
+
+class Texts(tiny_source.Texts, Source):
+  """A source as tasks want it."""
+
+
+class Listening:
+  """Keeps what it is given to read."""
+
+  vocab_size = VOCAB
+
+  def __call__(self, *ids, **known):
+    self.heard = [np.asarray(side) for side in ids]
+    return Output(jnp.zeros((*ids[-1].shape, VOCAB)))
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory):
+  root = tmp_path_factory.mktemp('hub')
+  return {name: hub_folders.make(root / name, name) for name in ('bert', 'gpt2', 'bart', 'marian')}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path))
+
+
+@pytest.fixture
+def task_of(folders):
+  def make(kind, family, **settings):
+    size = 356 if family == 'marian' else VOCAB
+    config = HubTokenizer(folder=str(folders[family]), vocab_size=size)
+    return kind(source=Texts(), eval_split='train', tokenizer=config, **settings)
+
+  return make
+
+
+def heard(task, tokenizer):
+  """A batch, and what a model reads of it."""
+  transform = task.transform(tokenizer, train=True)
+  batch = Batches(task.rows('train', tokenizer), transform, batch_size=4, seed=0)[0]
+  assert {name: value.shape for name, value in batch.items()} == {
+    name: spec.shape for name, spec in task.spec(4).items()
+  }
+  model = Listening()
+  task.bound(tokenizer).sums(model, {k: jnp.asarray(v) for k, v in batch.items()}, None)
+  return batch, model.heard
+
+
+@pytest.mark.parametrize('family', ['bart', 'gpt2', 'bert'])
+def test_a_causal_model_reads_bos_first(task_of, family):
+  task = task_of(CausalLM, family, length=24)
+  tokenizer = task.fit_tokenizer()
+  batch, (inputs,) = heard(task, tokenizer)
+  first = np.diff(batch['segments'], axis=1, prepend=0) > 0
+  assert (inputs[first] == tokenizer.bos_id).all()
+  assert (inputs[:, 1:][~first[:, 1:]] == batch['tokens'][:, :-1][~first[:, 1:]]).all()
+  last = first[:, 1:] & (batch['segments'][:, 1:] > 0)
+  assert (batch['tokens'][:, :-1][last] == tokenizer.eos_id).all()
+
+
+@pytest.mark.parametrize(('family', 'before', 'start'), [('bart', [0], 2), ('marian', [], 355)])
+def test_a_translation_is_told_as_the_model_wants_it(task_of, family, before, start):
+  task = task_of(Translation, family, source_length=60, target_length=60)
+  tokenizer = task.fit_tokenizer()
+  batch, (source, inputs) = heard(task, tokenizer)
+  examples = [Texts().load('train')[i] for i in range(60)]
+  sides = {'source': tokenizer, 'target': tokenizer.target}
+  told = [
+    [[*before, *side.encode(example[name]), tokenizer.eos_id] for name, side in sides.items()]
+    for example in examples
+  ]
+  for row in range(4):
+    for number in range(1, batch['source_segments'][row].max() + 1):
+      here = batch['target_segments'][row] == number
+      ids = source[row][batch['source_segments'][row] == number].tolist()
+      target = batch['target'][row][here].tolist()
+      assert [ids, target] in told
+      assert inputs[row][here].tolist() == [start, *target[:-1]]
+
+
+def test_a_translation_is_begun_as_the_model_wants_it(task_of, monkeypatch):
+  task = task_of(Translation, 'bart', source_length=8, target_length=8)
+  tokenizer = task.fit_tokenizer()
+  given = {}
+
+  def generate(model, prompts, lengths, **known):
+    given.update(known, prompts=prompts, lengths=lengths)
+    tokens = jnp.array([[[*tokenizer.encode(' Hello')[:1], 2]]] * 2)
+    zeros = jnp.zeros(tokens.shape)
+    one = zeros[..., 0]
+    return Generated(tokens, jnp.full((2, 1), 2), zeros, one, one)
+
+  monkeypatch.setattr(translation, 'generate', generate)
+  prompts = ['number 3', 'number ' * 9]
+  answers = task.generate(None, tokenizer, prompts, strategy=Greedy(), max_new_tokens=4)
+  assert given['prompts'].tolist() == [[2, 0]] * 2 and given['lengths'].tolist() == [2, 2]
+  assert (given['eos_id'], given['pad_id']) == (2, 1)
+  for row, prompt in enumerate(prompts):
+    ids = given['source'][row][given['source_tokens'].segments[row] > 0].tolist()
+    assert ids == [0, *tokenizer.encode(prompt)[:6], 2]
+  assert set(given['source'][0][8:]) == {1}
+  assert answers[0][0]['text'] == tokenizer.decode(tokenizer.encode(' Hello')[:1])
+
+
+def test_masks_are_the_models_own(task_of):
+  task = task_of(MaskedLM, 'bert', length=32, rate=0.5, random_rate=0.2)
+  tokenizer = task.fit_tokenizer()
+  rows = task.rows('train', tokenizer)
+  change = task.transform(tokenizer, train=True)
+  drawn = [change(rows[i], np.random.default_rng(i)) for i in range(len(rows))]
+  labels = np.concatenate([row['labels'][row['weights'] > 0] for row in drawn])
+  assert not tokenizer.special[labels].any()
+  seen = np.concatenate(
+    [row['tokens'][row['masked_positions'][row['weights'] > 0]] for row in drawn]
+  )
+  assert np.mean(seen == tokenizer.mask_id) == pytest.approx(0.8, abs=0.1)
+  assert not tokenizer.special[seen[seen != tokenizer.mask_id]].any()
+  causal = task_of(MaskedLM, 'gpt2', length=32)
+  with pytest.raises(UserError, match='no mask token'):
+    causal.transform(causal.fit_tokenizer(), train=True)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'settings'),
+  [
+    (CausalLM, {'length': 24}),
+    (MaskedLM, {'length': 24}),
+    (Translation, {'source_length': 40, 'target_length': 30}),
+  ],
+)
+def test_pieces_are_drawn_in_training_alone(kind, settings):
+  pieces = SampledPieces(rate=0.5, room=1.5)
+  known = {'source': Texts(), 'eval_split': 'train', 'tokenizer': BPE(300)}
+  task, plain = (kind(**known, **settings, pieces=given) for given in (pieces, None))
+  tokenizer = BPE(300).train(hub_folders.lines())
+  batches = {}
+  for train in (True, False):
+    rows = (task if train else plain).rows('train', tokenizer)
+    batches[train] = Batches(rows, task.transform(tokenizer, train=train), batch_size=4, seed=0)[0]
+    told = {name: value.shape for name, value in batches[train].items()}
+    assert told == {name: spec.shape for name, spec in task.spec(4).items()}
+  column = 'source' if kind is Translation else 'tokens'
+  rows = task.rows('train', tokenizer)
+  change = task.transform(tokenizer, train=True)
+  first, second = (change(rows[0], np.random.default_rng(i))[column].tolist() for i in (1, 2))
+  assert first != second

@@ -1,0 +1,74 @@
+"""Arrays saved in pieces are those that `Checkpoints` reads, and never whole in memory."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from t2x.train import streaming
+from t2x.train.checkpoints import Checkpoints
+from t2x.train.streaming import Lazy, save_streamed
+
+
+def lazy(array, taken=None):
+  def read(index):
+    part = array[index]
+    if taken is not None:
+      taken.append(part.nbytes)
+    return part
+
+  return Lazy(array.shape, array.dtype, read)
+
+
+def arrays():
+  rng = np.random.default_rng(0)
+  shapes = {
+    'model/table': (37, 8),
+    'model/stack/kernel': (5, 4, 6),
+    'model/bias': (3,),
+    'scale': (),
+  }
+  return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_what_is_streamed_is_read_back(tmp_path, monkeypatch):
+  monkeypatch.setattr(streaming, 'PIECE', 128)
+  wanted, taken = arrays(), []
+  save_streamed(tmp_path, {n: lazy(a, taken) for n, a in wanted.items()}, {'from': 'afar'})
+  checkpoints = Checkpoints(tmp_path)
+  assert checkpoints.intact_step() == 0
+  about = checkpoints.about(0)
+  assert about['extra'] == {'from': 'afar'}
+  assert about['arrays'] == {name: list(array.shape) for name, array in wanted.items()}
+  shapes = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in wanted.items()}
+  read = checkpoints.read(0, shapes)
+  for name, array in wanted.items():
+    np.testing.assert_array_equal(read[name], array)
+  assert max(taken) <= 128
+  assert sum(taken) == sum(array.nbytes for array in wanted.values())
+
+
+def test_a_streamed_file_that_is_damaged_is_told(tmp_path):
+  save_streamed(tmp_path, {name: lazy(array) for name, array in arrays().items()}, {})
+  largest = max((tmp_path / '0').rglob('d/*'), key=lambda path: path.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
+  with pytest.raises(Exception, match='no intact checkpoint'):
+    Checkpoints(tmp_path).intact_step()
+
+
+def test_what_cannot_be_read_leaves_nothing(tmp_path):
+  def fails(index):
+    raise OSError('the disk is gone')
+
+  with pytest.raises(OSError, match='the disk is gone'):
+    save_streamed(tmp_path, {'table': Lazy((4, 2), np.dtype('float32'), fails)}, {})
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_each_device_is_given_its_part():
+  array, taken = np.arange(12, dtype=np.float32).reshape(4, 3), []
+  placed = lazy(array, taken).on(SingleDeviceSharding(jax.devices()[0]))
+  np.testing.assert_array_equal(placed, array)
+  assert taken == [array.nbytes]
