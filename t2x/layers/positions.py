@@ -82,6 +82,7 @@ class Sinusoidal(PositionEncoding):
     max_wavelength: see above.
     exponent_shift: 0 divides by d_model / 2 (the paper, Marian); 1 divides by d_model / 2 - 1, so that
       the last wavelength is `max_wavelength` itself (tensor2tensor, fairseq).
+    offset: added to every position (fairseq counts from the id of its padding on, plus one).
 
   Raises:
     UserError: d_model is odd.
@@ -94,6 +95,7 @@ class Sinusoidal(PositionEncoding):
     interleaved: bool = False,
     max_wavelength: float = 10000.0,
     exponent_shift: int = 0,
+    offset: int = 0,
     rngs: nnx.Rngs,
   ):
     if d_model % 2:
@@ -101,6 +103,7 @@ class Sinusoidal(PositionEncoding):
     self.interleaved = interleaved
     self.max_wavelength = max_wavelength
     self.exponent_shift = exponent_shift
+    self.offset = offset
 
   def embed(
     self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']
@@ -108,7 +111,7 @@ class Sinusoidal(PositionEncoding):
     """x + sinusoids, computed in float32 and added in the type of x."""
     half = x.shape[-1] // 2
     frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
-    angles = positions[..., None].astype(jnp.float32) * frequencies
+    angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies
     if self.interleaved:
       table = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
       table = table.reshape(*positions.shape, -1)

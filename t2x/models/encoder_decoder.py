@@ -21,10 +21,11 @@ class EncoderDecoder(nnx.Module):
 
   Args:
     d_model: width of the residual stream.
-    embedding: builds the token embedding that both sides share.
+    embedding: builds the token embedding of the source, and of the target where both share it.
+    target_embedding: builds the target's own (two vocabularies); None: it is shared.
     encoder: builds the body that reads the source.
     decoder: builds the body that writes the target; its blocks have `cross`.
-    head: builds what turns hidden vectors into logits.
+    head: builds what turns hidden vectors into logits of the target's vocabulary.
   """
 
   cache_batch_axis = 1
@@ -34,20 +35,26 @@ class EncoderDecoder(nnx.Module):
     *,
     d_model: int,
     embedding: Callable[..., nnx.Module] = TokenEmbedding,
+    target_embedding: Callable[..., nnx.Module] | None = None,
     encoder: Callable[..., nnx.Module] = Encoder,
     decoder: Callable[..., nnx.Module] = Decoder,
     head: Callable[..., nnx.Module] = TiedHead,
     rngs: nnx.Rngs,
   ):
     self.embedding: Any = embedding(d_model, rngs=rngs)
+    self.target_embedding: Any = target_embedding and target_embedding(d_model, rngs=rngs)
     self.encoder: Any = encoder(d_model, rngs=rngs)
     self.decoder: Any = decoder(d_model, rngs=rngs)
     self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
 
   @property
   def vocab_size(self) -> int:
-    """Rows of the token embedding."""
-    return self.embedding.vocab_size
+    """Tokens that the target may have."""
+    return self._target_embedding.vocab_size
+
+  @property
+  def _target_embedding(self) -> Any:
+    return self.embedding if self.target_embedding is None else self.target_embedding
 
   @property
   def max_length(self) -> int | None:
@@ -67,11 +74,12 @@ class EncoderDecoder(nnx.Module):
     encoder_key, decoder_key = split_key(key, 2)
     encoded = self.encoder(self.embedding(source), tokens=source_tokens, key=encoder_key)
     context = Context(encoded.x, source_tokens)
-    out = self.decoder(self.embedding(target), context, tokens=target_tokens, key=decoder_key)
+    embedded = self._target_embedding(target)
+    out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
     aux = {
       name: encoded.aux.get(name, 0.0) + out.aux.get(name, 0.0) for name in encoded.aux | out.aux
     }
-    logits = constrain(self.head(out.x, self.embedding), 'batch', 'length', 'vocab')
+    logits = constrain(self.head(out.x, self._target_embedding), 'batch', 'length', 'vocab')
     return Output(logits, None, aux)
 
   def init_cache(
@@ -95,6 +103,6 @@ class EncoderDecoder(nnx.Module):
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
     """Logits for `ids`, which extend what the cache holds; as `LanguageModel.decode`."""
-    out = self.decoder(self.embedding(ids), None, tokens=tokens, cache=cache)
+    out = self.decoder(self._target_embedding(ids), None, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])
-    return self.head(x, self.embedding), out.cache
+    return self.head(x, self._target_embedding), out.cache

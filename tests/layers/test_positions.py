@@ -49,6 +49,12 @@ def test_sinusoids_are_their_formula(interleaved, shift):
         assert table[row, i, cos] == pytest.approx(math.cos(angle), abs=1e-5)
 
 
+def test_sinusoids_with_an_offset_are_those_of_later_positions():
+  later = Sinusoidal(8, offset=2, rngs=nnx.Rngs(0)).embed(jnp.zeros((1, 3, 8)), jnp.arange(3)[None])
+  table = Sinusoidal(8, rngs=nnx.Rngs(0)).embed(jnp.zeros((1, 5, 8)), jnp.arange(5)[None])
+  np.testing.assert_array_equal(later, table[:, 2:])
+
+
 def test_sinusoids_of_an_odd_width_are_an_error():
   with pytest.raises(UserError, match='even'):
     Sinusoidal(7, rngs=nnx.Rngs(0))

@@ -5,20 +5,20 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from t2x.layers import MultiHeadAttention, Sinusoidal, T5Bias, Tokens
+from t2x.layers import MultiHeadAttention, Sinusoidal, T5Bias, TokenEmbedding, Tokens
 from t2x.models import Decoder, Encoder
 
 
-def model(make, encoding=Sinusoidal):
+def model(make, encoding=Sinusoidal, **settings):
   cross = functools.partial(MultiHeadAttention, num_heads=4)
   stack = make.stack([make.block(cross=cross)])
-  return make.built(
-    make.encoder_decoder(
-      functools.partial(Encoder, stack=make.stack(), encoding=encoding),
-      functools.partial(Decoder, stack=stack, encoding=encoding),
-    )
+  factory = make.encoder_decoder(
+    functools.partial(Encoder, stack=make.stack(), encoding=encoding),
+    functools.partial(Decoder, stack=stack, encoding=encoding),
   )
+  return make.built(functools.partial(factory, **settings))
 
 
 def test_packed_pairs_equal_pairs_alone(make):
@@ -45,6 +45,25 @@ def test_cached_decoding_equals_the_full_forward(make):
     tokens = Tokens(positions, jnp.ones_like(positions))
     logits, cache = network.decode(target[:, i : i + 1], tokens, cache)
     np.testing.assert_allclose(logits[:, 0], full[:, i], atol=5e-5)
+
+
+def test_a_target_embedding_of_its_own_is_read_decoded_and_tied(make):
+  larger = functools.partial(TokenEmbedding, vocab_size=make.vocab + 9)
+  network = model(make, target_embedding=larger)
+  source = make.ids((2, 7))
+  target = jnp.array([[make.vocab + 8, 5, 6], [7, make.vocab + 3, 8]])
+  full = network(source, target).x
+  assert full.shape[-1] == network.vocab_size == make.vocab + 9
+  cache = network.init_cache(2, 3, source)
+  decoded, _ = network.decode(target, Tokens(), cache)
+  np.testing.assert_allclose(decoded, full, atol=5e-5)
+  # With the same tables on both sides it is the model that shares one.
+  shared = model(make)
+  network.embedding = shared.embedding
+  network.target_embedding = nnx.clone(shared.embedding)
+  network.encoder, network.decoder = shared.encoder, shared.decoder
+  small = make.ids((2, 3), seed=1)
+  np.testing.assert_array_equal(network(source, small).x, shared(source, small).x)
 
 
 def test_padding_of_the_source_is_not_read(make):

@@ -54,6 +54,29 @@ def test_gpt2(agree, gradients):
   gradients('GPT-2', model, mine, theirs_loss, ours_loss)
 
 
+def test_gpt1(agree):
+  config = transformers.OpenAIGPTConfig(
+    n_embd=24, n_layer=3, n_head=4, n_positions=16, vocab_size=50
+  )
+  agree('GPT-1', lambda: transformers.OpenAIGPTLMHeadModel(config), theirs, ours)
+
+
+def test_gpt_neo(agree):
+  config = transformers.GPTNeoConfig(
+    hidden_size=24,
+    num_layers=6,
+    attention_types=[[['global', 'local', 'local'], 2]],
+    num_heads=4,
+    intermediate_size=40,
+    window_size=4,
+    max_position_embeddings=16,
+    vocab_size=50,
+    bos_token_id=0,
+    eos_token_id=0,
+  )
+  agree('GPT-Neo', lambda: transformers.GPTNeoForCausalLM(config), theirs, ours)
+
+
 @pytest.mark.parametrize('tied', [False, True])
 def test_llama(agree, tied):
   config = transformers.LlamaConfig(

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from t2x.layers import Tokens
@@ -32,20 +33,26 @@ def theirs(model):
 
 def ours(model):
   """Logits where there are target tokens."""
-  source_tokens = Tokens(segments=jnp.asarray(SOURCE_VALID, jnp.int32))
-  target_tokens = Tokens(segments=jnp.asarray(TARGET_VALID, jnp.int32))
+  out = jax.jit(type(model).__call__)(
+    model,
+    jnp.asarray(SOURCE),
+    jnp.asarray(TARGET),
+    source_tokens=Tokens(segments=jnp.asarray(SOURCE_VALID, jnp.int32)),
+    target_tokens=Tokens(segments=jnp.asarray(TARGET_VALID, jnp.int32)),
+  )
+  return out.x[TARGET_VALID]
 
-  @jax.jit
-  def logits(model):
-    out = model(
-      jnp.asarray(SOURCE),
-      jnp.asarray(TARGET),
-      source_tokens=source_tokens,
-      target_tokens=target_tokens,
-    )
-    return out.x
 
-  return np.asarray(logits(model))[TARGET_VALID]
+def theirs_loss(model):
+  """Mean cross-entropy of the target, each token at the place where it is read."""
+  losses = torch.nn.functional.cross_entropy
+  return losses(theirs(model), torch.tensor(TARGET[TARGET_VALID]))
+
+
+def ours_loss(model):
+  """The same."""
+  labels = jnp.asarray(TARGET[TARGET_VALID])
+  return optax.softmax_cross_entropy_with_integer_labels(ours(model), labels).mean()
 
 
 def t5_config(**fields):
@@ -64,8 +71,11 @@ def t5_config(**fields):
   )
 
 
-def test_t5(agree):
-  agree('T5', lambda: transformers.T5ForConditionalGeneration(t5_config()), theirs, ours)
+def test_t5(agree, gradients):
+  model, mine = agree(
+    'T5', lambda: transformers.T5ForConditionalGeneration(t5_config()), theirs, ours
+  )
+  gradients('T5', model, mine, theirs_loss, ours_loss)
 
 
 def test_t5_v1_1(agree):
@@ -103,3 +113,44 @@ def test_bart(agree):
     return model
 
   agree('BART', make, theirs, ours)
+
+
+@pytest.mark.parametrize('shared', [True, False])
+def test_marian(agree, shared):
+  def make():
+    config = transformers.MarianConfig(
+      vocab_size=50,
+      decoder_vocab_size=None if shared else 60,
+      share_encoder_decoder_embeddings=shared,
+      max_position_embeddings=16,
+      activation_function='swish',
+      scale_embedding=True,
+      decoder_start_token_id=PAD,
+      **SIZES,
+    )
+    model = transformers.MarianMTModel(config)
+    model.final_logits_bias.normal_()
+    return model
+
+  agree('Marian' if shared else 'Marian, two vocabularies', make, theirs, ours)
+
+
+@pytest.mark.parametrize('tied', [False, True])
+def test_fsmt(agree, tied):
+  config = transformers.FSMTConfig(
+    langs=['en', 'de'],
+    src_vocab_size=50,
+    tgt_vocab_size=50 if tied else 60,
+    tie_word_embeddings=tied,
+    max_position_embeddings=16,
+    **SIZES,
+  )
+
+  def make():
+    model = transformers.FSMTForConditionalGeneration(config)
+    # Sinusoids, which are not for training.
+    for side in (model.model.encoder, model.model.decoder):
+      side.embed_positions.weight.requires_grad_(False)
+    return model
+
+  agree('FSMT, tied' if tied else 'FSMT', make, theirs, ours)
