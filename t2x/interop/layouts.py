@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 __all__ = [
+  'CLASS_TOKEN',
   'CONV1D',
   'CONV1D_FROM_HEADS',
   'LINEAR',
@@ -73,11 +74,14 @@ class _Vector(Layout):
     return (math.prod(ours),)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Row(Layout):
-  """[n] -> [1, n]."""
+  """[...] -> [1, ...], with this many ones."""
+
+  ones: int = 1
 
   def theirs_shape(self, ours):
-    return (1, *ours)
+    return (*(1,) * self.ones, *ours)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +127,7 @@ class _Patches(Layout):
 SAME = Layout()
 VECTOR = _Vector()
 ROW = _Row()
+CLASS_TOKEN = _Row(ones=2)
 LINEAR = _Matrix()
 LINEAR_FROM_HEADS = _Matrix(num_inputs=2)
 CONV1D = _Matrix(axis=1, turned=False)

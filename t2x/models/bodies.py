@@ -13,10 +13,12 @@ from t2x.layers import (
   Context,
   Full,
   LayerNorm,
+  Linear,
   NoPositions,
   Pattern,
   Tokens,
   dropout,
+  normal,
   split_key,
 )
 from t2x.layers.constraints import constrain
@@ -49,6 +51,7 @@ class Body(nnx.Module):
     self,
     d_model: int,
     *,
+    input_dim: int | None,
     stack: Callable[..., nnx.Module],
     encoding: Callable[..., nnx.Module],
     input_norm: Callable[..., nnx.Module] | None,
@@ -61,8 +64,12 @@ class Body(nnx.Module):
     self.pattern = pattern
     self.input_dropout = input_dropout
     self.final_dropout = final_dropout
-    self.encoding: Any = encoding(d_model, rngs=rngs)
-    self.input_norm: Any = input_norm and input_norm(d_model, rngs=rngs)
+    width = input_dim or d_model
+    self.encoding: Any = encoding(width, rngs=rngs)
+    self.input_norm: Any = input_norm and input_norm(width, rngs=rngs)
+    self.projection = input_dim and Linear(
+      (width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs
+    )
     self.stack: Any = stack(d_model, rngs=rngs)
     self.final_norm: Any = final_norm and final_norm(d_model, rngs=rngs)
 
@@ -77,19 +84,22 @@ class Body(nnx.Module):
 
   def __call__(
     self,
-    x: Float[Array, 'batch length d_model'],
+    x: Float[Array, 'batch length input_dim'],
     context: Context | None = None,
     *,
     tokens: Tokens = Tokens(),
     cache: Any = None,
     key: Array | None = None,
   ) -> Output:
-    """Embedded tokens -> hidden vectors of the same shape. `key` None means no dropout."""
+    """Embedded tokens -> hidden vectors [batch, length, d_model]. `key` None means no dropout."""
     input_key, stack_key, final_key = split_key(key, 3)
     x = self.encoding.embed(x, tokens.index(x.shape[1]))
     if self.input_norm is not None:
       x = self.input_norm(x)
-    x = constrain(dropout(x, self.input_dropout, input_key), 'batch', 'length', 'embed')
+    x = dropout(x, self.input_dropout, input_key)
+    if self.projection is not None:
+      x = self.projection(x)
+    x = constrain(x, 'batch', 'length', 'embed')
     x, cache, aux = self.stack(
       x,
       context,
@@ -109,6 +119,8 @@ class Encoder(Body):
 
   Args:
     d_model: width of the residual stream.
+    input_dim: width of the embedded tokens, of their positions and of their norm; a projection leads to
+      d_model (ALBERT, https://arxiv.org/abs/1909.11942). None: d_model, and no projection.
     stack: builds the layers.
     encoding: builds the position encoding that all layers share.
     input_norm: builds a norm after the positions (BERT, BART); None leaves it out.
@@ -122,6 +134,7 @@ class Encoder(Body):
     self,
     d_model: int,
     *,
+    input_dim: int | None = None,
     stack: Callable[..., nnx.Module] = Stack,
     encoding: Callable[..., nnx.Module] = NoPositions,
     input_norm: Callable[..., nnx.Module] | None = None,
@@ -133,6 +146,7 @@ class Encoder(Body):
   ):
     super().__init__(
       d_model,
+      input_dim=input_dim,
       stack=stack,
       encoding=encoding,
       input_norm=input_norm,
@@ -155,6 +169,7 @@ class Decoder(Body):
     self,
     d_model: int,
     *,
+    input_dim: int | None = None,
     stack: Callable[..., nnx.Module] = Stack,
     encoding: Callable[..., nnx.Module] = NoPositions,
     input_norm: Callable[..., nnx.Module] | None = None,
@@ -166,6 +181,7 @@ class Decoder(Body):
   ):
     super().__init__(
       d_model,
+      input_dim=input_dim,
       stack=stack,
       encoding=encoding,
       input_norm=input_norm,

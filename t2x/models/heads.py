@@ -87,21 +87,32 @@ class LMHead(nnx.Module):
 
 class MaskedLMHead(nnx.Module):
   """BERT's: projection, activation, norm, then the embedding's table and a bias
-  (https://arxiv.org/abs/1810.04805)."""
+  (https://arxiv.org/abs/1810.04805).
+
+  Args:
+    d_model: width of the hidden vectors.
+    vocab_size: number of tokens.
+    embedding_dim: width of the embedding's table, which the projection leads to; None: d_model.
+    activation: elementwise function.
+    norm: builds the norm.
+    init: initialiser of the projection.
+  """
 
   def __init__(
     self,
     d_model: int,
     vocab_size: int,
     *,
+    embedding_dim: int | None = None,
     activation: Callable[[Array], Array] = gelu_exact,
     norm: Callable[..., nnx.Module] = LayerNorm,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
+    width = embedding_dim or d_model
     self.activation = activation
-    self.transform = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
-    self.norm = norm(d_model, rngs=rngs)
+    self.transform = Linear((d_model,), (width,), ('embed', None), init=init, rngs=rngs)
+    self.norm = norm(width, rngs=rngs)
     self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs)
 
   def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
@@ -116,12 +127,12 @@ class Pooler(nnx.Module):
   def __init__(
     self, d_model: int, vocab_size: int, *, init: Initializer = normal(0.02), rngs: nnx.Rngs
   ):
-    self.transform = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
+    self.projection = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], embedding: Any
   ) -> Float[Array, 'batch d_model']:
-    return jnp.tanh(self.transform(x[:, 0]))
+    return jnp.tanh(self.projection(x[:, 0]))
 
 
 # What makes one vector of a row, given its hidden vectors and, where rows have padding, the segments.

@@ -27,6 +27,8 @@ class LanguageModel(nnx.Module):
 
   Args:
     d_model: width of the residual stream.
+    embedding_dim: width of the token embedding, for a body whose `input_dim` it is (ALBERT); None:
+      d_model.
     embedding: builds the token embedding.
     body: builds `Decoder` (GPT) or `Encoder` (BERT).
     head: builds what turns hidden vectors into logits.
@@ -39,12 +41,13 @@ class LanguageModel(nnx.Module):
     self,
     *,
     d_model: int,
+    embedding_dim: int | None = None,
     embedding: Callable[..., nnx.Module] = TokenEmbedding,
     body: Callable[..., nnx.Module] = Decoder,
     head: Callable[..., nnx.Module] = TiedHead,
     rngs: nnx.Rngs,
   ):
-    self.embedding: Any = embedding(d_model, rngs=rngs)
+    self.embedding: Any = embedding(embedding_dim or d_model, rngs=rngs)
     self.body: Any = body(d_model, rngs=rngs)
     self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
 

@@ -23,7 +23,7 @@ class VisionTransformer(nnx.Module):
       interpolates them.
     body: builds the encoder.
     pool: `first_token` (the class token) or `mean_tokens`.
-    head: builds the classifier.
+    head: builds the classifier; None: the pooled vector is what the model gives.
     input_dropout: rate on the embedded patches.
   """
 
@@ -35,7 +35,7 @@ class VisionTransformer(nnx.Module):
     positions: Callable[..., nnx.Module] = LearnedGrid,
     body: Callable[..., nnx.Module] = Encoder,
     pool: Callable[[Array], Array] = first_token,
-    head: Callable[..., nnx.Module] = Classifier,
+    head: Callable[..., nnx.Module] | None = Classifier,
     input_dropout: float = 0.0,
     rngs: nnx.Rngs,
   ):
@@ -44,12 +44,12 @@ class VisionTransformer(nnx.Module):
     self.body: Any = body(d_model, rngs=rngs)
     self.pool = pool
     self.input_dropout = input_dropout
-    self.head: Any = head(d_model, rngs=rngs)
+    self.head: Any = head and head(d_model, rngs=rngs)
 
   @property
   def num_classes(self) -> int:
-    """Number of class logits."""
-    return self.head.num_classes
+    """Number of class logits; 0 without a head."""
+    return 0 if self.head is None else self.head.num_classes
 
   def hidden(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
@@ -63,6 +63,7 @@ class VisionTransformer(nnx.Module):
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
-    """Class logits [batch, classes]."""
+    """Class logits [batch, classes], or pooled vectors [batch, d_model] without a head."""
     out = self.hidden(images, key=key)
-    return Output(self.head(self.pool(out.x)), None, out.aux)
+    pooled = self.pool(out.x)
+    return Output(pooled if self.head is None else self.head(pooled), None, out.aux)

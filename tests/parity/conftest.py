@@ -97,14 +97,17 @@ def imported(tmp_path):
 
 @pytest.fixture
 def exported(tmp_path):
-  """`exported(model, theirs)`: ours as a folder, loaded by transformers as the class of `theirs`."""
+  """`exported(model, theirs)`: ours as a folder, loaded by transformers as the class of `theirs`.
 
-  def write(model, theirs):
+  More arguments are those of their constructor.
+  """
+
+  def write(model, theirs, **more):
     folder = tmp_path / f'ours-{len(list(tmp_path.iterdir()))}'
     leaves = dict(named_leaves(model))
     family = export(model, build, folder, lambda name: np.asarray(leaves[name]))
     assert family.model_type == theirs.config.model_type
-    loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True)
+    loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)
     assert not info['missing_keys'], info
     assert not info['unexpected_keys'], info
     return loaded.eval()
@@ -114,10 +117,10 @@ def exported(tmp_path):
 
 @pytest.fixture
 def agree(table, perturbed, imported, exported):
-  """`agree(family, make, theirs, ours)`: the whole round, perturbed and as initialised.
+  """`agree(family, make, theirs, ours, **more)`: the whole round, perturbed and as initialised.
 
   `make()` gives their model, `theirs(model)` and `ours(model)` the outputs to compare: arrays, or
-  tuples of them, on valid positions.
+  tuples of them, on valid positions. `more` is what loading theirs needs beside the folder.
   """
 
   def difference(got, wanted):
@@ -132,7 +135,7 @@ def agree(table, perturbed, imported, exported):
       return tuple(one.detach().numpy() for one in output)
     return output.detach().numpy()
 
-  def check(family, make, theirs, ours):
+  def check(family, make, theirs, ours, **more):
     torch.manual_seed(0)
     plain = make().eval()
     row = table[family]
@@ -146,7 +149,7 @@ def agree(table, perturbed, imported, exported):
     row['parameters'] = f'{sum(leaf.size for leaf in jax.tree.leaves(mine)):,}'
     row['difference'] = f'{found:.0e}'
     assert found < TOLERANCE, found
-    back = difference(numbers(theirs(exported(mine, model))), wanted)
+    back = difference(numbers(theirs(exported(mine, model, **more))), wanted)
     row['back'] = f'{back:.0e}'
     assert back < TOLERANCE, f'exported: {back}'
     return model, mine

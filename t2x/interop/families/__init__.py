@@ -5,15 +5,21 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
+from t2x.interop.families.albert import ALBERT
 from t2x.interop.families.bart import BART
+from t2x.interop.families.bert import BERT
 from t2x.interop.families.gpt2 import GPT2
 from t2x.interop.families.llama import LLAMA
 from t2x.interop.families.t5 import T5
+from t2x.interop.families.vit import VIT
+from t2x.interop.families.xlm import XLM
 from t2x.interop.family import Family
 
 __all__ = ['FAMILIES', 'family_of']
 
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (BART, GPT2, LLAMA, T5)}
+FAMILIES: Mapping[str, Family] = {
+  family.model_type: family for family in (ALBERT, BART, BERT, GPT2, LLAMA, T5, VIT, XLM)
+}
 
 
 def family_of(config: Mapping[str, Any], where: Path) -> Family:

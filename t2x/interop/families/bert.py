@@ -1,0 +1,162 @@
+"""BERT: `BertForPreTraining`, `BertForMaskedLM`, `BertModel` with its pooler."""
+
+from typing import Any
+
+from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.interop.layouts import LINEAR_FROM_HEADS
+from t2x.interop.rules import Rule, dense, norm
+from t2x.models import MaskedLMHead, Pooler, SequenceClassifier
+
+__all__ = ['BERT', 'SENTENCE_PAIRS']
+
+GIN = """
+Experiment.model = @LanguageModel
+LanguageModel:
+  d_model = {hidden_size}
+  embedding = @TokenEmbedding
+  body = @Encoder
+TokenEmbedding:
+  vocab_size = {vocab_size}
+  num_types = {type_vocab_size}
+LearnedPositions.max_length = {max_position_embeddings}
+Encoder:
+  stack = @Stack
+  encoding = @LearnedPositions
+  input_norm = @LayerNorm
+  input_dropout = {hidden_dropout_prob}
+  final_norm = None
+Stack:
+  num_layers = {num_hidden_layers}
+  blocks = [@Block]
+Block:
+  mixer = @MultiHeadAttention
+  feed_forward = @MLP
+  wiring = @PostNorm
+PostNorm:
+  norm = @LayerNorm
+  dropout_rate = {hidden_dropout_prob}
+LayerNorm.epsilon = {layer_norm_eps}
+MultiHeadAttention:
+  num_heads = {num_attention_heads}
+  dropout_rate = {attention_probs_dropout_prob}
+MLP:
+  hidden_dim = {intermediate_size}
+  activation = @{activation}
+"""
+
+# Tokens, and whether the second sentence follows the first: two heads at once.
+SENTENCE_PAIRS = """
+LanguageModel.head = @SequenceClassifier
+SequenceClassifier:
+  classifier = @PooledClassifier
+  language_head = @MaskedLMHead
+PooledClassifier.num_classes = 2
+MaskedLMHead.activation = @{activation}
+"""
+
+HEADS = {
+  'BertForPreTraining': SENTENCE_PAIRS,
+  'BertForMaskedLM': """
+LanguageModel.head = @MaskedLMHead
+MaskedLMHead.activation = @{activation}
+""",
+  'BertModel': """
+LanguageModel.head = @Pooler
+""",
+}
+
+BODY = 'body/stack/{}'
+LAYER = 'bert.encoder.layer.{}'
+PREDICTIONS = 'cls.predictions'
+
+
+def masked_lm(ours: str) -> tuple[Rule, ...]:
+  """The head over the vocabulary, wherever it is."""
+  return (
+    *dense(f'{PREDICTIONS}.transform.dense', f'{ours}/transform'),
+    *norm(f'{PREDICTIONS}.transform.LayerNorm', f'{ours}/norm'),
+    Rule(f'{PREDICTIONS}.bias', (f'{ours}/bias',)),
+  )
+
+
+RULES = (
+  Rule('bert.embeddings.word_embeddings.weight', ('embedding/table',)),
+  Rule('bert.embeddings.token_type_embeddings.weight', ('embedding/types',)),
+  Rule('bert.embeddings.position_embeddings.weight', ('body/encoding/table',)),
+  *norm('bert.embeddings.LayerNorm', 'body/input_norm'),
+  *dense(f'{LAYER}.attention.self.query', f'{BODY}/mixer/q'),
+  *dense(f'{LAYER}.attention.self.key', f'{BODY}/mixer/k'),
+  *dense(f'{LAYER}.attention.self.value', f'{BODY}/mixer/v'),
+  *dense(f'{LAYER}.attention.output.dense', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
+  *norm(f'{LAYER}.attention.output.LayerNorm', f'{BODY}/mixer_wiring/norm'),
+  *dense(f'{LAYER}.intermediate.dense', f'{BODY}/feed_forward/up'),
+  *dense(f'{LAYER}.output.dense', f'{BODY}/feed_forward/down'),
+  *norm(f'{LAYER}.output.LayerNorm', f'{BODY}/feed_forward_wiring/norm'),
+  *dense('bert.pooler.dense', 'head/projection'),
+  *dense('bert.pooler.dense', 'head/classifier/transform'),
+  *dense('cls.seq_relationship', 'head/classifier/out'),
+  *masked_lm('head'),
+  *masked_lm('head/language_head'),
+)
+
+
+def gin(fields: Fields) -> str:
+  """The model of a config.json."""
+  fields.only('position_embedding_type', 'absolute')
+  fields.only('is_decoder', False)
+  fields.only('add_cross_attention', False)
+  fields.only('tie_word_embeddings', True)
+  text = GIN + HEADS[fields['architecture']]
+  return text.format(**fields, activation=activation(fields, 'hidden_act'))
+
+
+def fields(model: Any) -> tuple[str, dict[str, Any]]:
+  """The config.json of a model."""
+  architectures = {
+    SequenceClassifier: 'BertForPreTraining',
+    MaskedLMHead: 'BertForMaskedLM',
+    Pooler: 'BertModel',
+  }
+  (block,) = model.body.stack.blocks
+  return architectures[type(model.head)], {
+    'attention_probs_dropout_prob': block.mixer.dropout_rate,
+    'hidden_act': activation_name(block.feed_forward.activation),
+    'hidden_dropout_prob': block.mixer_wiring.dropout_rate,
+    'hidden_size': model.embedding.table.shape[-1],
+    'intermediate_size': block.feed_forward.up.kernel.shape[-1],
+    'layer_norm_eps': model.body.input_norm.epsilon,
+    'max_position_embeddings': model.max_length,
+    'num_attention_heads': fields_of_attention(block.mixer)[0],
+    'num_hidden_layers': model.body.stack.num_layers,
+    'type_vocab_size': model.embedding.types.shape[0],
+    'vocab_size': model.vocab_size,
+  }
+
+
+BERT = Family(
+  model_type='bert',
+  architectures=tuple(HEADS),
+  gin=gin,
+  fields=fields,
+  rules=RULES,
+  defaults={
+    'attention_probs_dropout_prob': 0.1,
+    'hidden_act': 'gelu',
+    'hidden_dropout_prob': 0.1,
+    'hidden_size': 768,
+    'intermediate_size': 3072,
+    'layer_norm_eps': 1e-12,
+    'max_position_embeddings': 512,
+    'num_attention_heads': 12,
+    'num_hidden_layers': 12,
+    'type_vocab_size': 2,
+    'vocab_size': 30522,
+  },
+  prefix='bert.',
+  renamed={
+    r'\.gamma$': '.weight',
+    r'\.beta$': '.bias',
+    r'^cls\.predictions\.decoder\.bias$': 'cls.predictions.bias',
+  },
+  ignored=(r'bert\.embeddings\.position_ids', r'cls\.predictions\.decoder\.weight'),
+)

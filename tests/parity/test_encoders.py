@@ -1,0 +1,203 @@
+"""Encoders of tokens against transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t2x.layers import Tokens
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+
+RNG = np.random.default_rng(0)
+IDS = RNG.integers(3, 50, (3, 11))
+TYPES = RNG.integers(0, 2, IDS.shape)
+POSITIONS = RNG.integers(0, 16, IDS.shape)
+# Padding at the end, in the middle, and none.
+VALID = np.arange(11) < np.array([[4], [11], [11]])
+VALID[1, 3:7] = False
+FOLLOWS = np.array([1, 0, 1])
+TOKENS = Tokens(positions=jnp.asarray(POSITIONS), segments=jnp.asarray(VALID, jnp.int32))
+ROUNDING = r'(key|k_lin)\.bias$'
+
+
+def tensors(**arrays):
+  return {name: torch.tensor(array) for name, array in arrays.items()}
+
+
+def call(model, **more):
+  """Their outputs."""
+  known = tensors(
+    input_ids=IDS, attention_mask=VALID.astype(int), token_type_ids=TYPES, position_ids=POSITIONS
+  )
+  return model(**known, **more)
+
+
+def hidden(model):
+  """Our hidden vectors."""
+  return model.hidden(jnp.asarray(IDS), tokens=TOKENS, types=jnp.asarray(TYPES)).x
+
+
+def on_tokens(function):
+  """`function(model)`, compiled; its first output where there are tokens, the others whole."""
+
+  def call(model):
+    first, *rest = jax.jit(function)(model)
+    return (np.asarray(first)[VALID], *map(np.asarray, rest))
+
+  return call
+
+
+@on_tokens
+def our_pretraining(model):
+  x = hidden(model)
+  return model.logits(x), model.head.classify(x)
+
+
+@on_tokens
+def our_logits(model):
+  return (model(jnp.asarray(IDS), tokens=TOKENS, types=jnp.asarray(TYPES)).x,)
+
+
+@on_tokens
+def our_pooled(model):
+  x = hidden(model)
+  return x, model.logits(x)
+
+
+def their_bert(model):
+  out = call(model)
+  return out.prediction_logits[torch.tensor(VALID)], out.seq_relationship_logits
+
+
+def their_albert(model):
+  out = call(model)
+  return out.prediction_logits[torch.tensor(VALID)], out.sop_logits
+
+
+def their_logits(model):
+  return (call(model).logits[torch.tensor(VALID)],)
+
+
+def their_pooled(model):
+  out = call(model)
+  return out.last_hidden_state[torch.tensor(VALID)], out.pooler_output
+
+
+def their_loss(model):
+  labels = torch.tensor(np.where(VALID, IDS, -100))
+  return call(model, labels=labels, next_sentence_label=torch.tensor(FOLLOWS)).loss
+
+
+def our_loss(model):
+  x = hidden(model)
+  loss = optax.softmax_cross_entropy_with_integer_labels
+  tokens = loss(model.logits(x), jnp.asarray(IDS)).mean(where=jnp.asarray(VALID))
+  return tokens + loss(model.head.classify(x), jnp.asarray(FOLLOWS)).mean()
+
+
+BERT = {
+  'hidden_size': 24,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'intermediate_size': 40,
+  'vocab_size': 50,
+  'max_position_embeddings': 16,
+}
+
+
+def test_bert(agree, gradients):
+  config = transformers.BertConfig(**BERT)
+
+  def make():
+    return transformers.BertForPreTraining(config)
+
+  model, mine = agree('BERT', make, their_bert, our_pretraining)
+  gradients('BERT', model, mine, their_loss, our_loss, vanishing=ROUNDING)
+
+
+def test_bert_for_masked_tokens(agree):
+  config = transformers.BertConfig(**BERT, hidden_act='gelu_new', layer_norm_eps=1e-5)
+
+  def make():
+    return transformers.BertForMaskedLM(config)
+
+  agree('BERT, masked LM alone', make, their_logits, our_logits)
+
+
+def test_bert_without_heads(agree):
+  config = transformers.BertConfig(**BERT)
+  agree('BERT, pooler alone', lambda: transformers.BertModel(config), their_pooled, our_pooled)
+
+
+ALBERT = BERT | {'embedding_size': 12, 'num_hidden_layers': 4}
+
+
+@pytest.mark.parametrize('groups', [1, 2])
+def test_albert(agree, groups):
+  config = transformers.AlbertConfig(**ALBERT, num_hidden_groups=groups)
+
+  def make():
+    return transformers.AlbertForPreTraining(config)
+
+  name = 'ALBERT' if groups == 1 else f'ALBERT, {groups} groups'
+  agree(name, make, their_albert, our_pretraining)
+
+
+def test_albert_for_masked_tokens(agree):
+  config = transformers.AlbertConfig(**ALBERT)
+
+  def make():
+    return transformers.AlbertForMaskedLM(config)
+
+  agree('ALBERT, masked LM alone', make, their_logits, our_logits)
+
+
+def test_albert_without_heads(agree):
+  config = transformers.AlbertConfig(**ALBERT)
+  agree('ALBERT, pooler alone', lambda: transformers.AlbertModel(config), their_pooled, our_pooled)
+
+
+XLM = {
+  'emb_dim': 24,
+  'n_layers': 3,
+  'n_heads': 4,
+  'n_langs': 2,
+  'vocab_size': 50,
+  'max_position_embeddings': 16,
+}
+
+
+def their_xlm(model):
+  known = tensors(
+    input_ids=IDS, attention_mask=VALID.astype(int), langs=TYPES, position_ids=POSITIONS
+  )
+  return (model(**known).logits[torch.tensor(VALID)],)
+
+
+@pytest.mark.parametrize('activation', ['gelu', 'relu'])
+def test_xlm_with_languages_and_positions_that_start_anew(agree, activation):
+  config = transformers.XLMConfig(**XLM, gelu_activation=activation == 'gelu')
+
+  def make():
+    return transformers.XLMWithLMHeadModel(config)
+
+  name = 'XLM' if activation == 'gelu' else f'XLM, {activation}'
+  agree(name, make, their_xlm, our_logits)
+
+
+def test_xlm_of_one_language_read_from_left_to_right(agree):
+  config = transformers.XLMConfig(**XLM | {'n_langs': 1}, causal=True)
+  # Theirs lets later tokens see padding: so there is none on the left.
+  valid = np.arange(11) < np.array([[11], [4], [7]])
+
+  def theirs(model):
+    return model(**tensors(input_ids=IDS, attention_mask=valid.astype(int))).logits[valid]
+
+  def ours(model):
+    tokens = Tokens(segments=jnp.asarray(valid, jnp.int32))
+    return np.asarray(jax.jit(lambda m: m(jnp.asarray(IDS), tokens=tokens).x)(model))[valid]
+
+  agree('XLM, causal', lambda: transformers.XLMWithLMHeadModel(config), theirs, ours)

@@ -1,0 +1,62 @@
+"""Vision transformers against transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+
+IMAGES = np.random.default_rng(0).normal(size=(2, 12, 8, 3)).astype(np.float32)
+LABELS = np.array([4, 1])
+THEIRS = IMAGES.transpose(0, 3, 1, 2)
+VIT = {
+  'hidden_size': 24,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'intermediate_size': 40,
+  'image_size': (12, 8),
+  'patch_size': 4,
+}
+
+
+def test_vit(agree, gradients):
+  config = transformers.ViTConfig(**VIT, num_labels=5, qkv_bias=True)
+
+  def theirs(model):
+    return model(pixel_values=torch.tensor(THEIRS)).logits
+
+  def ours(model):
+    return np.asarray(jax.jit(lambda m: m(jnp.asarray(IMAGES)).x)(model))
+
+  def their_loss(model):
+    return model(pixel_values=torch.tensor(THEIRS), labels=torch.tensor(LABELS)).loss
+
+  def our_loss(model):
+    logits = model(jnp.asarray(IMAGES)).x
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(LABELS)).mean()
+
+  def make():
+    return transformers.ViTForImageClassification(config)
+
+  model, mine = agree('ViT', make, theirs, ours)
+  gradients('ViT', model, mine, their_loss, our_loss, vanishing=r'key\.bias$')
+
+
+def test_vit_without_classes(agree):
+  config = transformers.ViTConfig(**VIT, qkv_bias=False, layer_norm_eps=1e-6)
+
+  def theirs(model):
+    hidden = model(pixel_values=torch.tensor(THEIRS)).last_hidden_state
+    return hidden, hidden[:, 0]
+
+  def ours(model):
+    x, pooled = jax.jit(lambda m: (m.hidden(jnp.asarray(IMAGES)).x, m(jnp.asarray(IMAGES)).x))(model)
+    return np.asarray(x), np.asarray(pooled)
+
+  def make():
+    return transformers.ViTModel(config, add_pooling_layer=False)
+
+  agree('ViT, no classes', make, theirs, ours, add_pooling_layer=False)
