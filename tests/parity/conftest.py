@@ -90,14 +90,24 @@ def perturbed():
 
 
 @pytest.fixture
-def imported(tmp_path):
+def imported_from():
+  """`imported_from(folder)`: the model of a folder as ours."""
+
+  def read(folder):
+    source = Source(folder)
+    return source.read(shapes(source.gin))
+
+  return read
+
+
+@pytest.fixture
+def imported(tmp_path, imported_from):
   """`imported(model)`: theirs, by way of a folder that it saved, as ours."""
 
   def read(model):
     folder = tmp_path / f'theirs-{len(list(tmp_path.iterdir()))}'
     model.save_pretrained(folder)
-    source = Source(folder)
-    return source.read(shapes(source.gin))
+    return imported_from(folder)
 
   return read
 
