@@ -11,7 +11,7 @@ from typing import Any
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-__all__ = ['export_run', 'import_folder']
+__all__ = ['export_run', 'import_folder', 'read_folder']
 
 Load = Callable[[Sequence[str | Path], Sequence[str]], config_lib.Config]
 
@@ -73,6 +73,23 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
 
   write_folder(out, write)
   print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
+
+
+def read_folder(folder: Path | str, load: Load) -> Any:
+  """The model of a model folder, on this process's first device: what Python code starts from.
+
+  Raises:
+    UserError: what `Source` and its `read` refuse.
+  """
+  import jax
+  from flax import nnx
+
+  from t2x.interop import Source
+
+  source = Source(folder)
+  with _file(source.gin) as path:
+    builder = load([path], []).build().model
+  return source.read(jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0))))
 
 
 @contextlib.contextmanager

@@ -76,7 +76,10 @@ def export(
     return found.layout.whole(ours)
 
   write_tensors(folder, specs, tensor)
-  text = json.dumps({**(extra or {}), **config}, indent=2, sort_keys=True)
+  extra = dict(extra or {})
+  if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Names of other classes.
+    extra = {name: value for name, value in extra.items() if name not in ('id2label', 'label2id')}
+  text = json.dumps(extra | config, indent=2, sort_keys=True)
   (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
   return family
 

@@ -6,6 +6,7 @@ nearly linear, and hide what is wrong with them.
 
 import collections
 import copy
+import functools
 import re
 import tempfile
 
@@ -58,12 +59,19 @@ def table():
   return TABLE
 
 
+@functools.cache
 def build(gin):
   """The builder of a model in gin text."""
   with tempfile.NamedTemporaryFile('w', suffix='.gin') as file:
     file.write(gin)
     file.flush()
     return load([file.name]).build().model
+
+
+@functools.cache
+def shapes(gin):
+  """Those of a model in gin text."""
+  return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture
@@ -82,15 +90,24 @@ def perturbed():
 
 
 @pytest.fixture
-def imported(tmp_path):
+def imported_from():
+  """`imported_from(folder)`: the model of a folder as ours."""
+
+  def read(folder):
+    source = Source(folder)
+    return source.read(shapes(source.gin))
+
+  return read
+
+
+@pytest.fixture
+def imported(tmp_path, imported_from):
   """`imported(model)`: theirs, by way of a folder that it saved, as ours."""
 
   def read(model):
     folder = tmp_path / f'theirs-{len(list(tmp_path.iterdir()))}'
     model.save_pretrained(folder)
-    source = Source(folder)
-    builder = build(source.gin)
-    return source.read(jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0))))
+    return imported_from(folder)
 
   return read
 

@@ -104,12 +104,8 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
   """The config.json of a model."""
   (block,) = model.body.stack.blocks
   patch, grid = model.embedding.patch_size, model.positions
-  labels = {str(number): f'LABEL_{number}' for number in range(model.num_classes)}
-  classes = {
-    'id2label': labels,
-    'label2id': {label: int(number) for number, label in labels.items()},
-  }
-  return 'ViTForImageClassification' if labels else 'ViTModel', {
+  classes = {'num_labels': model.num_classes} if model.num_classes else {}
+  return 'ViTForImageClassification' if classes else 'ViTModel', {
     'attention_probs_dropout_prob': block.mixer.dropout_rate,
     'hidden_act': activation_name(block.feed_forward.activation),
     'hidden_dropout_prob': block.mixer_wiring.dropout_rate,
@@ -122,7 +118,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'num_hidden_layers': model.body.stack.num_layers,
     'patch_size': patch,
     'qkv_bias': block.mixer.q.bias is not None,
-    **(classes if labels else {}),
+    **classes,
   }
 
 
