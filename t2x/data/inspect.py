@@ -76,6 +76,8 @@ def _lines(row: Batch, tokenizer: Tokenizer | None) -> list[Text]:
       lines.append(Text.assemble((f'{column}: ', 'bold'), text))
   if 'image' in row:
     lines.append(Text(f'label {row.get("label")}\n{_picture(row["image"])}'))
+  elif 'label' in row:
+    lines.append(Text(f'label {row["label"]}'))
   return lines or [Text(_shapes(row))]
 
 

@@ -1,12 +1,17 @@
 """What tasks over labelled texts share: rows with one example each, and a head of their own."""
 
 import abc
+import collections
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
+import jax
+import numpy as np
 from flax import nnx
 
-from t2x.data import LabelledPlan, labelled_rows
+from t2x.data import LabelledPlan, Tokenizer, labelled_rows
+from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.tasks.base import Task, TextTask
 
@@ -60,3 +65,16 @@ class LabelledTask(TextTask):
   def summarise(self, means, info=None):
     """The quotients alone: perplexity says nothing here."""
     return Task.summarise(self, means, info)
+
+  def told(
+    self,
+    function: Callable[..., Any],
+    model: nnx.Module,
+    tokenizer: Tokenizer,
+    examples: Sequence[Mapping[str, Any]],
+  ) -> tuple[list[dict[str, Any]], Any]:
+    """The rows of some examples, and what `function(model, batch)` makes of all of them at once."""
+    rows = list(self.plan.rows(examples, tokenizer, collections.Counter()))
+    spread, gathered = spread_over(model, len(rows))
+    batch = {name: spread(np.stack([row[name] for row in rows])) for name in rows[0]}
+    return rows, jax.device_get(gathered(jax.jit(function)(model, batch)))

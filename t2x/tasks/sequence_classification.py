@@ -2,14 +2,17 @@
 Radford et al. 2018)."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from t2x.data import LabelledTexts
+from t2x.layers import split_key
+from t2x.models import Output
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import classification_sums, f1_sums
@@ -69,10 +72,7 @@ class SequenceClassification(LabelledTask):
 
   def sums(self, model, batch, key):
     """Loss, accuracy and the parts of F1 of each class over the examples with weight 1."""
-    body_key, classifier_key = (None, None) if key is None else jax.random.split(key)
-    out = hidden_of(model, batch, body_key)
-    head: Any = model.head
-    logits = head.classify(out.x, batch['segments'], classifier_key)
+    logits, out = _logits(model, batch, key)
     weights = batch['weight'].astype(jnp.float32)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
@@ -94,3 +94,28 @@ class SequenceClassification(LabelledTask):
     seen = [f1 for f1, name in zip(by_class, names, strict=True) if means[name][1] > 0]
     metrics['macro_f1'] = float(np.mean(seen)) if seen else 0.0
     return metrics | ({'f1': by_class[1]} if len(by_class) == 2 else {})
+
+  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """The likeliest classes of each prompt; a tab stands between the texts of a pair."""
+    fields = (dict(zip(self.fields, prompt.split('\t'), strict=False)) for prompt in prompts)
+    examples = [texts | {'label': self.labels[0]} for texts in fields]
+    _, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, tokenizer, examples)
+    log_probs = np.asarray(jax.nn.log_softmax(logits))
+
+    def answer(row, label):
+      score = float(log_probs[row, label])
+      known = {'text': self.labels[label], 'tokens': [int(label)], 'log_probs': [score]}
+      return known | {'score': score}
+
+    order = np.argsort(-log_probs, axis=1)[:, :num_return]
+    return [[answer(row, label) for label in labels] for row, labels in enumerate(order)]
+
+
+def _logits(
+  model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
+) -> tuple[Float[Array, 'batch classes'], Output]:
+  """Class logits in float32, and the hidden vectors that they are made of."""
+  body_key, classifier_key = split_key(key, 2)
+  out = hidden_of(model, batch, body_key)
+  logits = model.head.classify(out.x, batch['segments'], classifier_key)
+  return logits.astype(jnp.float32), out

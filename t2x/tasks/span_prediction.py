@@ -2,6 +2,7 @@
 https://arxiv.org/abs/1810.04805, section 4.2; SQuAD, https://arxiv.org/abs/1606.05250)."""
 
 import bisect
+import collections
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from jaxtyping import Array, Float
 
 from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
+from t2x.errors import UserError
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import Sums, cross_entropy
 from t2x.tasks.squad import exact_match, word_f1
@@ -127,6 +129,17 @@ class SpanPrediction(LabelledTask):
         context = examples[number]['context']
         best[number] = score, context[row['char_starts'][start] : row['char_ends'][end]]
     return [best[number][1] for number in range(len(examples))]
+
+  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """The answer to each prompt: a question, a tab, the context."""
+    pairs = [prompt.partition('\t') for prompt in prompts]
+    if not all(text.strip() for _, _, text in pairs):
+      raise UserError('a prompt is a question, a tab and the context that holds the answer')
+    none: dict[str, Any] = {'answers': [], 'starts': []}
+    examples = [{'question': question, 'context': text} | none for question, _, text in pairs]
+    rows = list(self.plan.rows(examples, tokenizer, collections.Counter()))
+    found = self.answers(model, rows, examples)
+    return [[{'text': text, 'tokens': [], 'log_probs': [], 'score': 0.0}] for text in found]
 
 
 def for_model(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:

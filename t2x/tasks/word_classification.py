@@ -2,12 +2,17 @@
 https://arxiv.org/abs/1810.04805, section 5.3)."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
 
 from t2x.data import LabelledWords
+from t2x.errors import UserError
+from t2x.models import Output
 from t2x.models.language_model import select
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelledTask
@@ -61,9 +66,7 @@ class WordClassification(LabelledTask):
 
   def sums(self, model, batch, key):
     """Loss and accuracy over words, and how many entities there are, are told and are right."""
-    out = hidden_of(model, batch, key)
-    language_model: Any = model
-    logits = language_model.logits(select(out.x, batch['word_positions']))
+    logits, out = _logits(model, batch, key)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
     sums = classification_sums(logits, labels, present.astype(jnp.float32))
     tags = Tags.of(self.labels)
@@ -80,3 +83,33 @@ class WordClassification(LabelledTask):
       'entity_f1': (2 * right, num_told + num_true),
     }
     return sums, out.aux
+
+  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """The words of each prompt, as white space parts them, each with its label: `word/label`."""
+    words = [prompt.split() for prompt in prompts]
+    if not all(words):
+      raise UserError('a prompt without a word: there is nothing to classify')
+    examples = [{'words': one, 'labels': [self.labels[0]] * len(one)} for one in words]
+    rows, logits = self.told(
+      lambda m, batch: _logits(m, batch, None)[0], model, tokenizer, examples
+    )
+    # Every word is in one of the rows, and all are in order.
+    by_word = np.asarray(jax.nn.log_softmax(logits))[
+      np.stack([r['word_weights'] for r in rows]) != 0
+    ]
+    answers = []
+    for one in words:
+      mine, by_word = by_word[: len(one)], by_word[len(one) :]
+      tokens, log_probs = mine.argmax(axis=1).tolist(), mine.max(axis=1).tolist()
+      text = ' '.join(f'{w}/{self.labels[i]}' for w, i in zip(one, tokens, strict=True))
+      known = {'text': text, 'tokens': tokens, 'log_probs': log_probs}
+      answers.append([known | {'score': sum(log_probs)}])
+    return answers
+
+
+def _logits(
+  model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
+) -> tuple[Float[Array, 'batch words classes'], Output]:
+  """Class logits of each word in float32, and the hidden vectors that they are made of."""
+  out = hidden_of(model, batch, key)
+  return model.logits(select(out.x, batch['word_positions'])).astype(jnp.float32), out

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,13 @@ METRICS = {
   'spans': {'loss', 'span_accuracy', 'exact_match', 'f1'},
 }
 
+# What is asked, and what the answer looks like.
+PROMPTS = {
+  'texts': {'so good': '[01]', '': '[01]'},
+  'words': {'a Bo ' * 12: r'(a/\S+ Bo/\S+ ?){12}', 'Cy': r'Cy/(O|[BI]-X)'},
+  'spans': {'size?\tred size 42': '(red|size|42| )+', 'size?\t' + 'x' * 60: 'x+'},
+}
+
 
 def write_data(folder):
   """Twenty-odd examples of each task; a number of rows that no batch divides."""
@@ -135,6 +143,13 @@ def test_train_then_eval(task, config, t2x, metrics, tmp_path):
   # Other batches, another last one: the same numbers.
   for metric in METRICS[task]:
     assert again[metric] == pytest.approx(lines[-1][metric], rel=1e-5), metric
+  flags = [f'--prompt={prompt}' for prompt in PROMPTS[task]]
+  code, stdout, stderr = t2x('generate', out, '--json', *flags)
+  assert code == 0, stderr
+  answers = [json.loads(line) for line in stdout.splitlines()]
+  assert [answer['prompt'] for answer in answers] == list(PROMPTS[task])
+  for answer, allowed in zip(answers, PROMPTS[task].values(), strict=True):
+    assert re.fullmatch(allowed, answer['text'])
 
 
 def test_a_causal_run_is_fine_tuned_with_the_joint_objective(

@@ -61,16 +61,6 @@ def test_entities_are_those_of_the_rule(pair):
   assert counts([pair[0]], [pair[1]]) == (len(told & true), len(told), len(true))
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(sentences, min_size=1, max_size=4))
-def test_entity_f1_is_that_of_seqeval(pairs):
-  metrics = pytest.importorskip('seqeval.metrics')
-  told, true = ([pair[side] for pair in pairs] for side in (0, 1))
-  right, num_told, num_true = counts(told, true)
-  expected = metrics.f1_score(true, told, zero_division=0)
-  assert 2 * right / max(num_told + num_true, 1) == pytest.approx(expected, abs=1e-12)
-
-
 def test_padding_ends_an_entity_and_is_none():
   ids, present = jnp.full((1, 4), 2), jnp.array([[True, True, False, False]])
   found = entities(TAGS, ids, present)

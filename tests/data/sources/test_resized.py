@@ -1,0 +1,31 @@
+"""Images of another source at another resolution."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from t2x.data.sources import Digits, Resized, Source
+from t2x.data.sources.resized import resize
+
+
+@pytest.mark.parametrize('size', [(16, 16), (5, 11), (8, 8), (1, 20)])
+def test_resized_as_jax_does(size):
+  import jax
+
+  image = np.random.default_rng(0).integers(0, 256, (8, 8, 2)).astype(np.uint8)
+  expected = jax.image.resize(image.astype(np.float32), (*size, 2), 'linear', antialias=False)
+  np.testing.assert_allclose(resize(image, *size), expected, atol=0.51)
+
+
+def test_the_rest_of_an_example_stays(message):
+  source = Resized(source=Digits(), height=16, width=12)
+  assert isinstance(source, Source)
+  assert pickle.loads(pickle.dumps(source)) == source
+  test = source.load('test')
+  assert len(test) == 359
+  assert test[0]['image'].shape == (16, 12, 1)
+  assert test[0]['label'] == Digits().load('test')[0]['label']
+  other = Resized(source=Digits(), height=12, width=16)
+  assert len({s.fingerprint() for s in (source, other, Digits())}) == 3
+  assert '0 x 4 pixels' in message(Resized, source=Digits(), height=0, width=4)
