@@ -67,7 +67,7 @@ class Body(nnx.Module):
     width = input_dim or d_model
     self.encoding: Any = encoding(width, rngs=rngs)
     self.input_norm: Any = input_norm and input_norm(width, rngs=rngs)
-    self.projection = input_dim and Linear(
+    self.projection: Any = input_dim and Linear(
       (width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs
     )
     self.stack: Any = stack(d_model, rngs=rngs)

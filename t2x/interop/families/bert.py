@@ -112,7 +112,7 @@ def gin(fields: Fields) -> str:
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
   """The config.json of a model."""
-  architectures = {
+  architectures: dict[Any, str] = {
     SequenceClassifier: 'BertForPreTraining',
     MaskedLMHead: 'BertForMaskedLM',
     Pooler: 'BertModel',
