@@ -19,8 +19,6 @@ from t2x.signals import answered_by
 
 __all__ = ['main']
 
-# Exit code of a run that saved and can be run again.
-
 GIN = """
 Any value of a config file can be set on the command line, where it wins over files:
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
