@@ -55,7 +55,8 @@ class GNMT(LengthPenalty):
 class AverageLength(LengthPenalty):
   """|Y| ** power: with power 1 the average log-probability of a token.
 
-  The definition of Hugging Face's `length_penalty` and fairseq's `lenpen`.
+  The definition of Hugging Face's `length_penalty` and fairseq's `lenpen`, whose default is power 1;
+  that of `Beam` is GNMT.
   """
 
   power: float = 1.0

@@ -22,6 +22,8 @@ from t2x.train.checkpoints import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+# Threads that wait for each other take most of the time of models as small as these.
+torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
