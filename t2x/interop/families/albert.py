@@ -5,6 +5,7 @@ Token vectors, positions and their norm are narrower than the layers, which shar
 
 from typing import Any
 
+from t2x.errors import UserError
 from t2x.interop.families.bert import SENTENCE_PAIRS
 from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
 from t2x.interop.layouts import LINEAR_FROM_HEADS
@@ -107,6 +108,12 @@ def gin(fields: Fields) -> str:
   fields.only('position_embedding_type', 'absolute')
   fields.only('tie_word_embeddings', True)
   fields.only('inner_group_num', 1)
+  layers, groups = fields['num_hidden_layers'], fields['num_hidden_groups']
+  if layers % groups:
+    raise UserError(
+      f'{fields.where}: num_hidden_groups = {groups} is not supported with num_hidden_layers = '
+      f'{layers}, only divisors of it'
+    )
   text = GIN + HEADS[fields['architecture']]
   return text.format(**fields, activation=activation(fields, 'hidden_act'))
 

@@ -87,7 +87,14 @@ def gin(fields: Fields) -> str:
   height, width = _sides(fields, 'image_size')
   patch, other = _sides(fields, 'patch_size')
   if patch != other:
-    raise UserError(f'{fields.where}: patch_size = {patch} x {other}; patches are square here')
+    raise UserError(
+      f'{fields.where}: patch_size = {patch} x {other} is not supported, only squares'
+    )
+  if height % patch or width % patch:
+    raise UserError(
+      f'{fields.where}: image_size = {height} x {width} is not supported with patches of {patch}, '
+      'only multiples of them'
+    )
   has_head = fields['architecture'] != 'ViTModel'
   return (GIN + (CLASSES if has_head else '')).format(
     **fields,
