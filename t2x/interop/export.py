@@ -59,13 +59,16 @@ def export(
   family, config = _told(model, build, model_type)
   leaves = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
   table = Table(family.rules, leaves)
-  specs = {name: (table.their_shape(name), np.float32) for name in table.tensors}
+  prefix = family.prefix if config['architectures'] == [family.bare] else ''
+  specs = {
+    name.removeprefix(prefix): (table.their_shape(name), np.float32) for name in table.tensors
+  }
   kept: dict[str, np.ndarray] = {}
   of_rule = None
 
   def tensor(name: str) -> np.ndarray:
     nonlocal of_rule
-    found, ours = table.tensors[name], []
+    found, ours = table.tensors[prefix + name], []
     if found.rule is not of_rule:  # The layers of one rule follow each other.
       kept.clear()
       of_rule = found.rule

@@ -10,7 +10,14 @@ from t2x import layers
 from t2x.errors import UserError
 from t2x.interop.rules import Rule
 
-__all__ = ['Family', 'Fields', 'activation', 'activation_name', 'fields_of_attention']
+__all__ = [
+  'Family',
+  'Fields',
+  'activation',
+  'activation_name',
+  'fields_of_attention',
+  'num_classes',
+]
 
 # Theirs -> ours. The first of theirs that means ours is the one written.
 ACTIVATIONS: Mapping[str, str] = {
@@ -60,6 +67,7 @@ class Family:
     rules: where everything lies, every head included.
     defaults: fields that a config.json may leave out.
     prefix: of their names; a file of the bare model leaves it out.
+    bare: the architecture of the bare model, where we export one.
     renamed: regular expression -> replacement, applied to their names first (old spellings).
     ignored: patterns of tensors that say nothing: copies of tied tables, buffers.
     tokenizer_files: what else is taken along.
@@ -72,6 +80,7 @@ class Family:
   rules: Sequence[Rule]
   defaults: Mapping[str, Any]
   prefix: str = ''
+  bare: str = ''
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ignored: Sequence[str] = ()
 
@@ -100,3 +109,8 @@ def fields_of_attention(mixer: Any) -> tuple[int, int, int]:
   """Heads, heads of keys and values, features of a head."""
   *_, heads, head_dim = mixer.q.kernel.shape
   return heads, mixer.num_kv_heads, head_dim
+
+
+def num_classes(fields: Fields) -> int:
+  """Classes of a head: as many as have names, or as the fields say; two where they do not."""
+  return len(fields.get('id2label') or ()) or fields.get('num_labels', 2)

@@ -182,7 +182,7 @@ def _write_file(
     file.write(len(text).to_bytes(8, 'little') + text)
     for name in names:
       shape, dtype = specs[name]
-      value = np.ascontiguousarray(tensor(name), dtype)
+      value = np.asarray(tensor(name), dtype, order='C')
       if value.shape != tuple(shape):
         raise ValueError(f'{name} is {value.shape}, announced as {tuple(shape)}')
       file.write(value.reshape(-1).view(np.uint8).data)

@@ -14,6 +14,7 @@ from t2x.layers import (
   Causal,
   Dense,
   Full,
+  LayerNorm,
   LearnedPositions,
   NoPositions,
   Prefix,
@@ -23,7 +24,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
-from t2x.models import Encoder
+from t2x.models import Encoder, MaskedLMHead
 
 ENCODINGS = {
   'none': NoPositions,
@@ -113,6 +114,29 @@ def test_cached_decoding_equals_the_full_forward(make, encoding):
     logits, cache = step(new, Tokens(positions, jnp.ones_like(positions)), cache)
     expected = jnp.take_along_axis(full, positions[..., None], axis=1)
     np.testing.assert_allclose(logits, expected, atol=5e-5)
+
+
+def test_a_narrow_embedding_has_narrow_positions_norm_and_table_and_decodes(make):
+  model = make.built(
+    functools.partial(
+      make.language_model(
+        input_dim=4, encoding=ENCODINGS['learned'], input_norm=LayerNorm, final_norm=None
+      ),
+      embedding_dim=4,
+      head=functools.partial(MaskedLMHead, embedding_dim=4),
+    )
+  )
+  assert model.embedding.table.shape == (make.vocab, 4)
+  assert model.body.encoding.table.shape == (16, 4)
+  assert model.body.input_norm.scale.shape == (4,)
+  assert model.body.projection.kernel.shape == (4, make.width)
+  tokens = make.ids((2, 6))
+  x = model.body.input_norm(model.embedding(tokens) + model.body.encoding.table[:6])
+  wide = functools.partial(model.body.stack, pattern=model.body.pattern, tokens=Tokens())
+  hidden, *_ = wide(model.body.projection(x), encoding=model.body.encoding)
+  np.testing.assert_allclose(model(tokens).x, model.logits(hidden), atol=5e-5)
+  logits, _ = model.decode(tokens, Tokens(), model.init_cache(2, 6))
+  np.testing.assert_allclose(logits, model.logits(hidden), atol=5e-5)
 
 
 def test_dropout_needs_a_key(make):

@@ -39,6 +39,12 @@ def test_logits_come_from_the_pooled_tokens(make, class_token):
   np.testing.assert_allclose(network(images()).x, network.head(pooled), atol=1e-5)
 
 
+def test_a_model_without_a_head_gives_the_pooled_vector(make):
+  network = model(make, head=None)
+  assert network.num_classes == 0
+  np.testing.assert_array_equal(network(images()).x, network.hidden(images()).x[:, 0])
+
+
 @pytest.mark.parametrize('size', [4, 10])
 def test_another_image_size_interpolates_the_positions(make, size):
   out = model(make)(images(size)).x

@@ -129,6 +129,26 @@ def test_bert_for_masked_tokens(agree):
   agree('BERT, masked LM alone', make, their_logits, our_logits)
 
 
+def test_bert_with_classes(agree):
+  config = transformers.BertConfig(**BERT, num_labels=3)
+
+  def rows(model):
+    return (call(model).logits,)
+
+  @jax.jit
+  def our_rows(model):
+    return (model.head.classify(hidden(model)),)
+
+  def of_rows():
+    return transformers.BertForSequenceClassification(config)
+
+  def of_tokens():
+    return transformers.BertForTokenClassification(config)
+
+  agree('BERT, classes of rows', of_rows, rows, our_rows)
+  agree('BERT, classes of tokens', of_tokens, their_logits, our_logits)
+
+
 def test_bert_without_heads(agree):
   config = transformers.BertConfig(**BERT)
   agree('BERT, pooler alone', lambda: transformers.BertModel(config), their_pooled, our_pooled)

@@ -5,11 +5,11 @@ Token vectors, positions and their norm are narrower than the layers, which shar
 
 from typing import Any
 
+from t2x.errors import UserError
 from t2x.interop.families.bert import SENTENCE_PAIRS
 from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
-from t2x.models import MaskedLMHead, Pooler, SequenceClassifier
 
 __all__ = ['ALBERT']
 
@@ -108,19 +108,25 @@ def gin(fields: Fields) -> str:
   fields.only('position_embedding_type', 'absolute')
   fields.only('tie_word_embeddings', True)
   fields.only('inner_group_num', 1)
+  layers, groups = fields['num_hidden_layers'], fields['num_hidden_groups']
+  if layers % groups:
+    raise UserError(
+      f'{fields.where}: num_hidden_groups = {groups} is not supported with num_hidden_layers = '
+      f'{layers}, only divisors of it'
+    )
   text = GIN + HEADS[fields['architecture']]
   return text.format(**fields, activation=activation(fields, 'hidden_act'))
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
   """The config.json of a model."""
-  architectures: dict[Any, str] = {
-    SequenceClassifier: 'AlbertForPreTraining',
-    MaskedLMHead: 'AlbertForMaskedLM',
-    Pooler: 'AlbertModel',
+  architectures = {
+    'SequenceClassifier': 'AlbertForPreTraining',
+    'MaskedLMHead': 'AlbertForMaskedLM',
+    'Pooler': 'AlbertModel',
   }
   (block,) = model.body.stack.blocks
-  return architectures[type(model.head)], {
+  return architectures[type(model.head).__name__], {
     'attention_probs_dropout_prob': block.mixer.dropout_rate,
     'embedding_size': model.embedding.table.shape[-1],
     'hidden_act': activation_name(block.feed_forward.activation),
@@ -160,6 +166,7 @@ ALBERT = Family(
     'vocab_size': 30000,
   },
   prefix='albert.',
+  bare='AlbertModel',
   renamed={r'^predictions\.decoder\.bias$': 'predictions.bias'},
   ignored=(r'albert\.embeddings\.position_ids', r'predictions\.decoder\.weight'),
 )

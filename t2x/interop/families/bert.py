@@ -1,11 +1,20 @@
-"""BERT: `BertForPreTraining`, `BertForMaskedLM`, `BertModel` with its pooler."""
+"""BERT: `BertForPreTraining`, `BertForMaskedLM`, `BertForSequenceClassification`,
+`BertForTokenClassification`, `BertModel` with its pooler."""
 
+import dataclasses
 from typing import Any
 
-from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.interop.family import (
+  Family,
+  Fields,
+  activation,
+  activation_name,
+  fields_of_attention,
+  num_classes,
+)
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
-from t2x.models import MaskedLMHead, Pooler, SequenceClassifier
+from t2x.models import MaskedLMHead
 
 __all__ = ['BERT', 'SENTENCE_PAIRS']
 
@@ -60,6 +69,18 @@ HEADS = {
 LanguageModel.head = @MaskedLMHead
 MaskedLMHead.activation = @{activation}
 """,
+  'BertForSequenceClassification': """
+LanguageModel.head = @SequenceClassifier
+SequenceClassifier.classifier = @PooledClassifier
+PooledClassifier:
+  num_classes = {num_classes}
+  dropout_rate = {last_dropout}
+""",
+  'BertForTokenClassification': """
+LanguageModel.head = @TokenClassifier
+TokenClassifier.num_classes = {num_classes}
+Encoder.final_dropout = {last_dropout}
+""",
   'BertModel': """
 LanguageModel.head = @Pooler
 """,
@@ -79,6 +100,14 @@ def masked_lm(ours: str) -> tuple[Rule, ...]:
   )
 
 
+def classifier(theirs: str, beside: str = '', without: str = '') -> tuple[Rule, ...]:
+  """Classes of a row: of sentence pairs in a model that has both heads, else those learnt last."""
+  return tuple(
+    dataclasses.replace(rule, beside=beside, without=without)
+    for rule in dense(theirs, 'head/classifier/out')
+  )
+
+
 RULES = (
   Rule('bert.embeddings.word_embeddings.weight', ('embedding/table',)),
   Rule('bert.embeddings.token_type_embeddings.weight', ('embedding/types',)),
@@ -94,7 +123,9 @@ RULES = (
   *norm(f'{LAYER}.output.LayerNorm', f'{BODY}/feed_forward_wiring/norm'),
   *dense('bert.pooler.dense', 'head/projection'),
   *dense('bert.pooler.dense', 'head/classifier/transform'),
-  *dense('cls.seq_relationship', 'head/classifier/out'),
+  *classifier('cls.seq_relationship', beside='head/language_head/bias'),
+  *classifier('classifier', without='head/language_head/bias'),
+  *dense('classifier', 'head/out'),
   *masked_lm('head'),
   *masked_lm('head/language_head'),
 )
@@ -107,18 +138,29 @@ def gin(fields: Fields) -> str:
   fields.only('add_cross_attention', False)
   fields.only('tie_word_embeddings', True)
   text = GIN + HEADS[fields['architecture']]
-  return text.format(**fields, activation=activation(fields, 'hidden_act'))
+  last = fields['classifier_dropout']
+  return text.format(
+    **fields,
+    activation=activation(fields, 'hidden_act'),
+    num_classes=num_classes(fields),
+    last_dropout=fields['hidden_dropout_prob'] if last is None else last,
+  )
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
   """The config.json of a model."""
-  architectures: dict[Any, str] = {
-    SequenceClassifier: 'BertForPreTraining',
-    MaskedLMHead: 'BertForMaskedLM',
-    Pooler: 'BertModel',
+  architectures = {
+    'SequenceClassifier': 'BertForSequenceClassification',
+    'TokenClassifier': 'BertForTokenClassification',
+    'MaskedLMHead': 'BertForMaskedLM',
+    'Pooler': 'BertModel',
   }
+  architecture = architectures[type(model.head).__name__]
+  classes = {'num_labels': model.head.num_classes} if 'Classification' in architecture else {}
+  if classes and isinstance(getattr(model.head, 'language_head', None), MaskedLMHead):
+    architecture, classes = 'BertForPreTraining', {}
   (block,) = model.body.stack.blocks
-  return architectures[type(model.head)], {
+  return architecture, classes | {
     'attention_probs_dropout_prob': block.mixer.dropout_rate,
     'hidden_act': activation_name(block.feed_forward.activation),
     'hidden_dropout_prob': block.mixer_wiring.dropout_rate,
@@ -141,6 +183,7 @@ BERT = Family(
   rules=RULES,
   defaults={
     'attention_probs_dropout_prob': 0.1,
+    'classifier_dropout': None,
     'hidden_act': 'gelu',
     'hidden_dropout_prob': 0.1,
     'hidden_size': 768,
@@ -153,6 +196,7 @@ BERT = Family(
     'vocab_size': 30522,
   },
   prefix='bert.',
+  bare='BertModel',
   renamed={
     r'\.gamma$': '.weight',
     r'\.beta$': '.bias',

@@ -3,7 +3,14 @@
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.interop.family import (
+  Family,
+  Fields,
+  activation,
+  activation_name,
+  fields_of_attention,
+  num_classes,
+)
 from t2x.interop.layouts import CLASS_TOKEN, LINEAR_FROM_HEADS, PATCHES, ROW, VECTOR
 from t2x.interop.rules import Rule, dense, norm
 
@@ -48,7 +55,7 @@ MLP:
 """
 
 CLASSES = """
-Classifier.num_classes = {num_labels}
+Classifier.num_classes = {num_classes}
 """
 
 BODY = 'body/stack/{}'
@@ -80,12 +87,19 @@ def gin(fields: Fields) -> str:
   height, width = _sides(fields, 'image_size')
   patch, other = _sides(fields, 'patch_size')
   if patch != other:
-    raise UserError(f'{fields.where}: patch_size = {patch} x {other}; patches are square here')
+    raise UserError(
+      f'{fields.where}: patch_size = {patch} x {other} is not supported, only squares'
+    )
+  if height % patch or width % patch:
+    raise UserError(
+      f'{fields.where}: image_size = {height} x {width} is not supported with patches of {patch}, '
+      'only multiples of them'
+    )
   has_head = fields['architecture'] != 'ViTModel'
   return (GIN + (CLASSES if has_head else '')).format(
-    **{name: value for name, value in fields.items() if name != 'num_labels'},
+    **fields,
     head='@Classifier' if has_head else None,
-    num_labels=len(fields.get('id2label') or ()) or fields['num_labels'],
+    num_classes=num_classes(fields),
     patch=patch,
     rows=height // patch,
     columns=width // patch,
@@ -139,9 +153,9 @@ VIT = Family(
     'num_attention_heads': 12,
     'num_channels': 3,
     'num_hidden_layers': 12,
-    'num_labels': 2,
     'patch_size': 16,
     'qkv_bias': True,
   },
   prefix='vit.',
+  bare='ViTModel',
 )

@@ -126,5 +126,6 @@ XLM = Family(
     'vocab_size': 30145,
   },
   prefix='transformer.',
+  bare='XLMModel',
   ignored=(r'transformer\.position_ids', r'pred_layer\.proj\.weight'),
 )

@@ -1,0 +1,192 @@
+"""Folders of encoders as they are found: other heads, older names, fields that no part of ours says."""
+
+import functools
+import json
+import tempfile
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.commands import load
+from t2x.errors import UserError
+from t2x.interop import FAMILIES, Source, export
+from t2x.interop.family import Fields
+from t2x.interop.safetensors import read_tensors, write_tensors
+from t2x.train.checkpoints import named_leaves
+
+BERT = {
+  'hidden_size': 8,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 2,
+  'intermediate_size': 12,
+  'vocab_size': 20,
+  'max_position_embeddings': 6,
+}
+VIT = {
+  'hidden_size': 8,
+  'num_hidden_layers': 1,
+  'num_attention_heads': 2,
+  'intermediate_size': 12,
+  'image_size': [8, 4],
+  'patch_size': 2,
+}
+
+
+@functools.cache
+def build(gin):
+  with tempfile.NamedTemporaryFile('w', suffix='.gin') as file:
+    file.write(gin)
+    file.flush()
+    return load([file.name]).build().model
+
+
+@functools.cache
+def shapes(gin):
+  return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
+
+
+def read(path):
+  source = Source(path)
+  return source.read(shapes(source.gin))
+
+
+def gin_of(model_type, architecture, **fields):
+  family = FAMILIES[model_type]
+  return family.gin(Fields(fields | {'architecture': architecture}, family.defaults, 'the test'))
+
+
+@pytest.fixture
+def folder(tmp_path):
+  """`folder(model_type, architecture, **fields)`: a folder of a model of ours, and that model."""
+
+  def make(model_type, architecture, extra=None, **fields):
+    rng = np.random.default_rng(0)
+    abstract = shapes(gin_of(model_type, architecture, **fields))
+    model = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), abstract)
+    path = tmp_path / 'theirs'
+    export(model, build, path, dict(named_leaves(model)).__getitem__, extra=extra)
+    return path, model
+
+  return make
+
+
+def change_config(path, **fields):
+  file = path / 'config.json'
+  file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def rename(path, change):
+  """Writes the tensors again under the names that `change(name)` gives, or not where it gives none."""
+  tensors = {name: np.array(tensor) for name, tensor in read_tensors(path).items()}
+  tensors = {new: tensor for name, tensor in tensors.items() if (new := change(name))}
+  specs = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+  write_tensors(path, specs, tensors.__getitem__)
+
+
+def assert_equal(model, other):
+  jax.tree.map(np.testing.assert_array_equal, model, other)
+
+
+def test_older_spellings_are_read(folder):
+  path, model = folder('bert', 'BertForPreTraining', **BERT)
+
+  def older(name):
+    if 'LayerNorm' in name:
+      return name.replace('weight', 'gamma').replace('bias', 'beta')
+    return name.replace('cls.predictions.bias', 'cls.predictions.decoder.bias')
+
+  rename(path, older)
+  assert 'bert.embeddings.LayerNorm.gamma' in read_tensors(path)
+  assert_equal(read(path), model)
+
+
+def test_heads_that_the_architecture_does_not_name_are_passed_over_and_told(folder):
+  path, model = folder('bert', 'BertForPreTraining', **BERT)
+  change_config(path, architectures=['BertForMaskedLM'])
+  source = Source(path)
+  _, left = source.arrays(shapes(source.gin))
+  assert sorted(left) == [
+    'bert.pooler.dense.bias',
+    'bert.pooler.dense.weight',
+    'cls.seq_relationship.bias',
+    'cls.seq_relationship.weight',
+  ]
+  masked = read(path)
+  assert_equal(masked.body, model.body)
+  assert_equal(masked.head, model.head.language_head)
+
+
+def test_a_folder_of_the_bare_model_has_bare_names(folder):
+  path, model = folder('bert', 'BertModel', **BERT)
+  assert 'pooler.dense.weight' in read_tensors(path)
+  assert_equal(read(path), model)
+
+
+def test_a_model_without_its_pooler_is_told_what_is_missing(folder):
+  path, _ = folder('bert', 'BertModel', **BERT)
+  rename(path, lambda name: None if 'pooler' in name else name)
+  with pytest.raises(UserError, match=r'2 tensors are missing: bert.pooler.dense.weight'):
+    read(path)
+
+
+def test_a_config_that_says_other_shapes_is_told(folder):
+  path, _ = folder('bert', 'BertForMaskedLM', **BERT)
+  change_config(path, intermediate_size=16)
+  with pytest.raises(UserError, match=r'intermediate.dense.weight is \(12, 8\), .* \(16, 8\)'):
+    read(path)
+
+
+def test_names_of_classes_outlive_an_export_that_has_as_many(folder):
+  names = {'id2label': {'0': 'cat', '1': 'dog', '2': 'eel'}, 'other': 1}
+  path, _ = folder('vit', 'ViTForImageClassification', names, **VIT, num_labels=3)
+  config = json.loads((path / 'config.json').read_text())
+  assert config['id2label'] == names['id2label']
+  path, _ = folder('vit', 'ViTForImageClassification', names, **VIT, num_labels=4)
+  config = json.loads((path / 'config.json').read_text())
+  assert 'id2label' not in config
+  assert (config['num_labels'], config['other']) == (4, 1)
+
+
+REFUSED = [
+  ('bert', {'position_embedding_type': 'relative_key'}, "position_embedding_type = 'relative_key'"),
+  ('bert', {'is_decoder': True}, 'is_decoder = True'),
+  ('bert', {'hidden_act': 'mish'}, "hidden_act = 'mish'"),
+  ('bert', {'tie_word_embeddings': False}, 'tie_word_embeddings = False'),
+  ('bert', {'architectures': ['BertForNextWord']}, "architecture = 'BertForNextWord'"),
+  ('albert', {'inner_group_num': 2}, 'inner_group_num = 2'),
+  ('albert', {'num_hidden_layers': 12, 'num_hidden_groups': 5}, 'num_hidden_groups = 5'),
+  ('xlm', {'asm': True}, 'asm = True'),
+  ('xlm', {'is_encoder': False}, 'is_encoder = False'),
+  ('vit', {'patch_size': [16, 8]}, 'patch_size = 16 x 8'),
+  ('vit', {'image_size': 100}, 'image_size = 100 x 100'),
+  ('bort', {}, "model_type 'bort' is not known; these are: albert, "),
+]
+
+
+@pytest.mark.parametrize(('model_type', 'fields', 'told'), REFUSED)
+def test_what_no_part_says_is_refused(tmp_path, model_type, fields, told):
+  (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type} | fields))
+  with pytest.raises(UserError) as caught:
+    Source(tmp_path)
+  assert told in str(caught.value)
+  assert 'config.json' in str(caught.value)
+
+
+def test_a_folder_without_a_config_and_a_config_without_json_are_told(tmp_path):
+  with pytest.raises(UserError, match='it says what model this is'):
+    Source(tmp_path)
+  (tmp_path / 'config.json').write_text('{')
+  with pytest.raises(UserError, match='is no JSON'):
+    Source(tmp_path)
+  with pytest.raises(UserError, match='there is no'):
+    Source(tmp_path / 'nowhere')
+
+
+def test_a_model_of_other_parts_is_refused_with_what_differs(tmp_path):
+  model = shapes(gin_of('bert', 'BertModel', **BERT) + 'MLP.use_bias = False\n')
+  with pytest.raises(UserError) as caught:
+    export(model, build, tmp_path / 'out', dict(named_leaves(model)).__getitem__)
+  assert 'with bert compared' in str(caught.value)
+  assert 'feed_forward/down/bias is None, there (2, 8)' in str(caught.value)

@@ -1,0 +1,66 @@
+"""Layouts: there and back is the same array, by views, and projections compute the same."""
+
+import numpy as np
+import pytest
+
+from t2x.interop.layouts import (
+  CLASS_TOKEN,
+  CONV1D,
+  CONV1D_FROM_HEADS,
+  LINEAR,
+  LINEAR_FROM_HEADS,
+  PATCHES,
+  ROW,
+  SAME,
+  VECTOR,
+)
+
+# Layout, shapes of ours that lie in one tensor of theirs, its shape.
+CASES = {
+  'same': (SAME, [(3, 4)], (3, 4)),
+  'vectors of heads': (VECTOR, [(2, 3), (2, 3), (1, 3)], (15,)),
+  'row': (ROW, [(5, 4)], (1, 5, 4)),
+  'class token': (CLASS_TOKEN, [(4,)], (1, 1, 4)),
+  'linear': (LINEAR, [(4, 6)], (6, 4)),
+  'linear to heads': (LINEAR, [(4, 2, 3)], (6, 4)),
+  'linear to heads of two sizes': (LINEAR, [(4, 4, 3), (4, 2, 3), (4, 2, 3)], (24, 4)),
+  'linear from heads': (LINEAR_FROM_HEADS, [(2, 3, 4)], (4, 6)),
+  'conv1d': (CONV1D, [(4, 6)], (4, 6)),
+  'conv1d to heads, fused': (CONV1D, [(4, 2, 3)] * 3, (4, 18)),
+  'conv1d from heads': (CONV1D_FROM_HEADS, [(2, 3, 4)], (6, 4)),
+  'patches': (PATCHES, [(2, 2, 3, 5)], (5, 3, 2, 2)),
+}
+
+
+def random(shape, seed=0):
+  return np.random.default_rng(seed).normal(size=shape)
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_there_and_back_is_the_same(case):
+  layout, shapes, expected = CASES[case]
+  ours = [random(shape, seed) for seed, shape in enumerate(shapes)]
+  theirs = layout.whole(ours)
+  assert theirs.shape == layout.whole_shape(shapes) == expected
+  for number, one in enumerate(ours):
+    part = layout.part(theirs, shapes, number)
+    np.testing.assert_array_equal(part, one)
+    assert np.shares_memory(part, theirs)
+
+
+def test_projections_to_and_from_heads_compute_what_a_flat_matrix_does():
+  x, ours = random((5, 4)), random((4, 2, 3), 1)
+  np.testing.assert_allclose(
+    np.einsum('bd,dhk->bhk', x, ours).reshape(5, 6), x @ LINEAR.to_theirs(ours).T
+  )
+  np.testing.assert_allclose(
+    np.einsum('bd,dhk->bhk', x, ours).reshape(5, 6), x @ CONV1D.to_theirs(ours)
+  )
+  y, out = random((5, 2, 3)), random((2, 3, 4), 1)
+  flat = y.reshape(5, 6)
+  np.testing.assert_allclose(
+    np.einsum('bhk,hkd->bd', y, out), flat @ LINEAR_FROM_HEADS.to_theirs(out).T
+  )
+  np.testing.assert_allclose(
+    np.einsum('bhk,hkd->bd', y, out), flat @ CONV1D_FROM_HEADS.to_theirs(out)
+  )
