@@ -26,6 +26,8 @@ transformers = pytest.importorskip('transformers', reason="the extra 'parity' is
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
+# Threads that wait for each other cost tiny models more than they save.
+torch.set_num_threads(1)
 
 # Differences are told as parts of the largest logit.
 TOLERANCE = 1e-5
