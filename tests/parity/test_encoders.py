@@ -1,4 +1,7 @@
-"""Encoders of tokens against transformers."""
+"""Encoders of tokens against transformers.
+
+One model of each family has a large epsilon: at the usual one its place in the norms is not seen.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -121,7 +124,7 @@ def test_bert(agree, gradients):
 
 
 def test_bert_for_masked_tokens(agree):
-  config = transformers.BertConfig(**BERT, hidden_act='gelu_new', layer_norm_eps=1e-5)
+  config = transformers.BertConfig(**BERT, hidden_act='gelu_new', layer_norm_eps=1e-3)
 
   def make():
     return transformers.BertForMaskedLM(config)
@@ -167,7 +170,7 @@ def test_albert(agree):
 
 
 def test_albert_for_masked_tokens_in_two_groups(agree):
-  config = transformers.AlbertConfig(**ALBERT, num_hidden_groups=2)
+  config = transformers.AlbertConfig(**ALBERT, num_hidden_groups=2, layer_norm_eps=1e-3)
 
   def make():
     return transformers.AlbertForMaskedLM(config)
@@ -203,7 +206,9 @@ def test_xlm_with_languages_and_positions_that_start_anew(agree):
 
 
 def test_xlm_of_one_language_read_from_left_to_right(agree):
-  config = transformers.XLMConfig(**XLM | {'n_langs': 1}, causal=True, gelu_activation=False)
+  config = transformers.XLMConfig(
+    **XLM | {'n_langs': 1}, causal=True, gelu_activation=False, layer_norm_eps=1e-3
+  )
   # Theirs lets later tokens see padding: so there is none on the left.
   valid = np.arange(11) < np.array([[11], [4], [7]])
 
