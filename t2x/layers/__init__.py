@@ -54,6 +54,7 @@ from t2x.layers.positions import (
   Sinusoidal,
   T5Bias,
 )
+from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
 from t2x.layers.wiring import PostNorm, PreNorm
 
 __all__ = [
@@ -80,6 +81,8 @@ __all__ = [
   'LearnedGrid',
   'LearnedPositions',
   'Linear',
+  'LinearScaling',
+  'Llama3Scaling',
   'MultiHeadAttention',
   'NoPositions',
   'Not',
@@ -92,6 +95,7 @@ __all__ = [
   'Prefix',
   'RMSNorm',
   'RoPE',
+  'RoPEScaling',
   'Sinusoidal',
   'SinusoidalGrid',
   'T5Bias',

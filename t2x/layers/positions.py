@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal
+from t2x.layers.rope_scaling import RoPEScaling
 
 __all__ = [
   'ALiBi',
@@ -172,6 +173,7 @@ class RoPE(PositionEncoding):
     fraction: part of each head that is rotated, from its first features on (GPT-NeoX 0.25).
     interleaved: False: feature i is paired with i + half (Llama, GPT-NeoX). True: 2i with 2i + 1
       (the paper, GPT-J).
+    scaling: slows the frequencies down for longer texts; None leaves them.
 
   Raises:
     UserError: when called, if the rotated part of a head is odd or empty.
@@ -184,11 +186,13 @@ class RoPE(PositionEncoding):
     base: float = 10000.0,
     fraction: float = 1.0,
     interleaved: bool = False,
+    scaling: RoPEScaling | None = None,
     rngs: nnx.Rngs,
   ):
     self.base = base
     self.fraction = fraction
     self.interleaved = interleaved
+    self.scaling = scaling
 
   def rotate(
     self,
@@ -210,6 +214,8 @@ class RoPE(PositionEncoding):
         'the number must be even and above 0'
       )
     frequencies = _frequencies(size // 2, size // 2, self.base)
+    if self.scaling is not None:
+      frequencies = self.scaling(frequencies)
     # [batch, length, 1, size / 2]
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     sin, cos = jnp.sin(angles), jnp.cos(angles)

@@ -1,4 +1,4 @@
-"""Folders of encoders as they are found: other heads, older names, fields that no part of ours says."""
+"""Folders as they are found: other heads, older names, fields that no part of ours says."""
 
 import functools
 import json
@@ -149,6 +149,48 @@ def test_names_of_classes_outlive_an_export_that_has_as_many(folder):
   assert (config['num_labels'], config['other']) == (4, 1)
 
 
+SIDES = {
+  'd_model': 8,
+  'encoder_layers': 1,
+  'decoder_layers': 2,
+  'encoder_attention_heads': 2,
+  'decoder_attention_heads': 4,
+  'encoder_ffn_dim': 12,
+  'decoder_ffn_dim': 10,
+}
+DECODER = {'hidden_size': 8, 'vocab_size': 20, 'intermediate_size': 12}
+T5 = {'d_model': 8, 'd_kv': 2, 'd_ff': 12, 'num_layers': 1, 'num_heads': 2, 'vocab_size': 20}
+WRITTEN = [
+  ('t5', 'T5ForConditionalGeneration', T5 | {'feed_forward_proj': 'gated-silu'}),
+  ('t5', 'T5ForConditionalGeneration', T5 | {'tie_word_embeddings': False}),
+  ('bart', 'BartModel', SIDES | {'vocab_size': 20, 'max_position_embeddings': 6}),
+  ('marian', 'MarianModel', SIDES | {'vocab_size': 20, 'scale_embedding': True}),
+  ('fsmt', 'FSMTForConditionalGeneration', SIDES | {'src_vocab_size': 20, 'tgt_vocab_size': 10}),
+  (
+    'gpt_neo',
+    'GPTNeoForCausalLM',
+    DECODER
+    | {'num_heads': 2, 'num_layers': 3, 'attention_types': [[['local', 'local', 'global'], 1]]},
+  ),
+  (
+    'llama',
+    'LlamaForCausalLM',
+    DECODER
+    | {'num_attention_heads': 2, 'num_hidden_layers': 1}
+    | {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}},
+  ),
+]
+
+
+@pytest.mark.parametrize(('model_type', 'architecture', 'fields'), WRITTEN)
+def test_what_is_written_is_read_again(folder, model_type, architecture, fields):
+  path, model = folder(model_type, architecture, **fields)
+  config = json.loads((path / 'config.json').read_text())
+  assert (config['model_type'], config['architectures']) == (model_type, [architecture])
+  assert {name: config[name] for name in fields} == fields
+  assert_equal(read(path), model)
+
+
 REFUSED = [
   ('bert', {'position_embedding_type': 'relative_key'}, "position_embedding_type = 'relative_key'"),
   ('bert', {'is_decoder': True}, 'is_decoder = True'),
@@ -161,6 +203,20 @@ REFUSED = [
   ('xlm', {'is_encoder': False}, 'is_encoder = False'),
   ('vit', {'patch_size': [16, 8]}, 'patch_size = 16 x 8'),
   ('vit', {'image_size': 100}, 'image_size = 100 x 100'),
+  ('bart', {'encoder_layerdrop': 0.1}, 'encoder_layerdrop = 0.1'),
+  ('bart', {'normalize_before': True}, 'normalize_before = True'),
+  ('marian', {'tie_word_embeddings': False}, 'tie_word_embeddings = False'),
+  ('marian', {'decoder_vocab_size': 9}, 'decoder_vocab_size = 9'),
+  ('fsmt', {'tie_word_embeddings': True, 'tgt_vocab_size': 9}, 'and 9 (tgt_vocab_size) tokens'),
+  ('t5', {'feed_forward_proj': 'gated-mish'}, "feed_forward_proj = 'gated-mish'"),
+  ('t5', {'feed_forward_proj': 'twice-relu'}, "feed_forward_proj = 'twice-relu'"),
+  ('t5', {'tie_word_embeddings': False, 'scale_decoder_outputs': True}, 'scale_decoder_outputs'),
+  ('gpt2', {'scale_attn_by_inverse_layer_idx': True}, 'scale_attn_by_inverse_layer_idx = True'),
+  ('openai-gpt', {'afn': 'gelu_new'}, "afn = 'gelu_new'"),
+  ('gpt_neo', {'num_layers': 5}, 'num_layers = 5'),
+  ('gpt_neo', {'attention_types': [[['near'], 24]]}, "attention_types = [[['near'], 24]]"),
+  ('llama', {'rope_scaling': {'type': 'yarn'}}, "'yarn'"),
+  ('llama', {'rope_scaling': {'type': 'linear'}}, "no field 'factor'"),
   ('bort', {}, "model_type 'bort' is not known; these are: albert, "),
 ]
 

@@ -65,7 +65,7 @@ def test_gpt_neo(agree):
   config = transformers.GPTNeoConfig(
     hidden_size=24,
     num_layers=6,
-    attention_types=[[['global', 'local', 'local'], 2]],
+    attention_types=[[['global', 'local', 'local'], 1], [['global'], 1], [['local'], 2]],
     num_heads=4,
     intermediate_size=40,
     window_size=4,
@@ -77,9 +77,26 @@ def test_gpt_neo(agree):
   agree('GPT-Neo', lambda: transformers.GPTNeoForCausalLM(config), theirs, ours)
 
 
-@pytest.mark.parametrize('tied', [False, True])
-def test_llama(agree, tied):
+# Of the four pairs of features one is fast, one slow, and two are between.
+LLAMA_3_1 = {
+  'rope_type': 'llama3',
+  'rope_theta': 10.0,
+  'factor': 8.0,
+  'low_freq_factor': 1.0,
+  'high_freq_factor': 4.0,
+  'original_max_position_embeddings': 30,
+}
+LLAMAS = {
+  'Llama': {'tie_word_embeddings': False},
+  'Llama, tied': {'tie_word_embeddings': True, 'attention_bias': True},
+  'Llama 3.1': {'tie_word_embeddings': False, 'rope_parameters': LLAMA_3_1},
+}
+
+
+@pytest.mark.parametrize('name', LLAMAS)
+def test_llama(agree, name):
   config = transformers.LlamaConfig(
+    **{'rope_theta': 500000.0} | LLAMAS[name],
     hidden_size=24,
     intermediate_size=40,
     num_hidden_layers=2,
@@ -87,9 +104,5 @@ def test_llama(agree, tied):
     num_key_value_heads=2,
     head_dim=8,
     vocab_size=50,
-    rope_theta=500000.0,
-    tie_word_embeddings=tied,
-    attention_bias=tied,
   )
-  name = 'Llama, tied' if tied else 'Llama'
   agree(name, lambda: transformers.LlamaForCausalLM(config), theirs, ours)

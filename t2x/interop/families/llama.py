@@ -6,6 +6,7 @@ from t2x.errors import UserError
 from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
+from t2x.layers import LinearScaling, Llama3Scaling, RoPEScaling
 from t2x.models import TiedHead
 
 __all__ = ['LLAMA']
@@ -23,7 +24,7 @@ Decoder:
   encoding = @RoPE
   final_norm = @RMSNorm
 RoPE.base = {rope_theta}
-Stack:
+{scaling}Stack:
   num_layers = {num_hidden_layers}
   blocks = [@Block]
 Block:
@@ -44,6 +45,20 @@ GatedMLP:
   activation = @{activation}
   use_bias = {mlp_bias}
 """
+
+LINEAR = """
+RoPE.scaling = @LinearScaling()
+LinearScaling.factor = {factor}
+"""
+LLAMA3 = """
+RoPE.scaling = @Llama3Scaling()
+Llama3Scaling:
+  factor = {factor}
+  max_length = {original_max_position_embeddings}
+  low_frequency = {low_freq_factor}
+  high_frequency = {high_freq_factor}
+"""
+SCALINGS = {'default': '', 'linear': LINEAR, 'llama3': LLAMA3}
 
 BODY = 'body/stack/{}'
 RULES = (
@@ -66,14 +81,18 @@ def gin(fields: Fields) -> str:
   """The model of a config.json."""
   # Newer files say `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
   rope = fields.get('rope_parameters') or fields.get('rope_scaling') or {}
+  rope = Fields(rope, {}, f'{fields.where}, under rope_scaling,')
   kind = rope.get('rope_type') or rope.get('type') or 'default'
-  if kind != 'default':
-    raise UserError(f'{fields.where}: RoPE scaled by {kind!r} is not supported, only as it is')
+  if kind not in SCALINGS:
+    raise UserError(
+      f'{fields.where}: RoPE scaled by {kind!r} is not supported, only by {", ".join(SCALINGS)}'
+    )
   # The bare model has no head; one that costs nothing stands in.
   tied = fields['tie_word_embeddings'] or fields['architecture'] == 'LlamaModel'
   return GIN.format(
     **{name: value for name, value in fields.items() if name != 'rope_theta'},
     rope_theta=float(rope.get('rope_theta') or fields['rope_theta']),
+    scaling=SCALINGS[kind].format_map(rope),
     head='TiedHead' if tied else 'LMHead',
     num_kv_heads=fields['num_key_value_heads'] or fields['num_attention_heads'],
     head_size=fields['head_dim'] or fields['hidden_size'] // fields['num_attention_heads'],
@@ -97,10 +116,25 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'num_hidden_layers': model.body.stack.num_layers,
     'num_key_value_heads': kv_heads,
     'rms_norm_eps': model.body.final_norm.epsilon,
-    'rope_parameters': {'rope_theta': model.body.encoding.base, 'rope_type': 'default'},
+    'rope_scaling': _rope_scaling(model.body.encoding.scaling),
+    'rope_theta': model.body.encoding.base,
     'tie_word_embeddings': isinstance(model.head, TiedHead),
     'vocab_size': model.vocab_size,
   }
+
+
+def _rope_scaling(scaling: RoPEScaling | None) -> dict[str, Any] | None:
+  if isinstance(scaling, LinearScaling):
+    return {'rope_type': 'linear', 'factor': scaling.factor}
+  if isinstance(scaling, Llama3Scaling):
+    return {
+      'rope_type': 'llama3',
+      'factor': scaling.factor,
+      'high_freq_factor': scaling.high_frequency,
+      'low_freq_factor': scaling.low_frequency,
+      'original_max_position_embeddings': scaling.max_length,
+    }
+  return None
 
 
 LLAMA = Family(
