@@ -3,6 +3,7 @@
 Compiling is nearly all that the tests do: it is done without optimisation, and kept.
 """
 
+import collections
 import contextlib
 import importlib.metadata
 import json
@@ -32,6 +33,42 @@ import jaxtyping
 import pytest
 
 jaxtyping.install_import_hook('t2x', 'beartype.beartype')
+
+
+def pytest_collection_modifyitems(items):
+  """Files with slow tests come first, so that of several workers none is left alone with one."""
+  slow = {item.path for item in items if item.get_closest_marker('slow')}
+  items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_terminal_summary(terminalreporter):
+  """The tables that tests told of."""
+  tables: dict = collections.defaultdict(lambda: collections.defaultdict(dict))
+  for reports in terminalreporter.stats.values():
+    for report in reports:
+      for name, told in getattr(report, 'user_properties', ()):
+        if name == 'told':
+          title, row, cells = told
+          known = tables[title][row]
+          known |= {column: text for column, text in cells.items() if text or column not in known}
+  for title, rows in tables.items():
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    terminalreporter.section(title)
+    terminalreporter.write_line('| | ' + ' | '.join(columns) + ' |')
+    terminalreporter.write_line('|---' * (len(columns) + 1) + '|')
+    for name, row in sorted(rows.items()):
+      cells = ' | '.join(row.get(column, '') for column in columns)
+      terminalreporter.write_line(f'| {name} | {cells} |')
+
+
+@pytest.fixture
+def tell(request):
+  """`tell(title, row, {column: text})` puts cells into a table that the run ends with."""
+
+  def put(title: str, row: str, cells: dict[str, str]) -> None:
+    request.node.user_properties.append(('told', (title, row, cells)))
+
+  return put
 
 
 @pytest.fixture

@@ -45,21 +45,15 @@ def told(tmp_path_factory):
   return json.loads(done.stdout)
 
 
-def test_layouts_follow_the_single_device(told, capsys):
+def test_layouts_follow_the_single_device(told, tell):
   """Twenty steps with dropout: randomness does not depend on the layout either."""
   found = {
     name: {mesh: apart(losses, meshes['single']) for mesh, losses in meshes.items()}
     for name, meshes in told['losses'].items()
   }
-  meshes = list(next(iter(found.values())))
-  lines = [f'{"largest relative difference":28}' + ''.join(f'{mesh:>13}' for mesh in meshes)]
-  lines += [
-    f'{name:28}' + ''.join(f'{value:13.1e}' for value in row.values())
-    for name, row in found.items()
-  ]
-  with capsys.disabled():
-    print('\n' + '\n'.join(lines))
   for name, row in found.items():
+    cells = {mesh: f'{value:.1e}' for mesh, value in row.items()}
+    tell('largest relative difference of 20 losses', name, cells)
     assert set(row) >= {'ddp', 'fsdp', 'hsdp', 'fsdp_tensor', 'context'}
     losses = told['losses'][name]['single']
     assert min(losses) < losses[0], 'nothing is learnt: any layout would do'

@@ -26,8 +26,6 @@ transformers = pytest.importorskip('transformers', reason="the extra 'parity' is
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
-# Threads that wait for each other cost tiny models more than they save.
-torch.set_num_threads(1)
 
 # Differences are told as parts of the largest logit.
 TOLERANCE = 1e-5
@@ -43,24 +41,19 @@ COLUMNS = {
   'decoding': 'decoding',
   'training': '50 steps',
 }
-TABLE: dict[str, dict[str, str]] = collections.defaultdict(dict)
-
-
-def pytest_terminal_summary(terminalreporter):
-  """The table of the README's section on interoperability."""
-  if TABLE:
-    terminalreporter.section('parity with transformers')
-    terminalreporter.write_line('| family | ' + ' | '.join(COLUMNS.values()) + ' |')
-    terminalreporter.write_line('|---' * (len(COLUMNS) + 1) + '|')
-    for family, row in sorted(TABLE.items()):
-      cells = (row.get(column, '') for column in COLUMNS)
-      terminalreporter.write_line(f'| {family} | ' + ' | '.join(cells) + ' |')
 
 
 @pytest.fixture
-def table():
+def table(tell):
   """`table[family][column] = text` puts a cell into the table that the run ends with."""
-  return TABLE
+  rows: dict[str, dict[str, str]] = collections.defaultdict(dict)
+  yield rows
+  for family, row in rows.items():
+    tell(
+      'parity with transformers',
+      family,
+      {told: row.get(column, '') for column, told in COLUMNS.items()},
+    )
 
 
 @functools.cache
