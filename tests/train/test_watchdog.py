@@ -60,12 +60,14 @@ with Watchdog(0.1, least=0.05, interval=0.01) as dog:
 def test_a_data_worker_that_stands_still_ends_the_process_and_is_ended():
   script = """
 import multiprocessing, os, signal
+import numpy as np
 from t2x.data import prefetch
 from t2x.train.watchdog import Watchdog
 
 if __name__ == '__main__':
   with Watchdog(2.0, interval=0.05) as dog:
-    batches = prefetch([{} for _ in range(1000)], 0, 1000, num_workers=1)
+    # More than a pipe holds: the worker cannot be done before it is stopped.
+    batches = prefetch([{'x': np.zeros(1 << 16)}] * 1000, 0, 1000, num_workers=1)
     next(batches)
     worker, = multiprocessing.active_children()
     os.kill(worker.pid, signal.SIGSTOP)
