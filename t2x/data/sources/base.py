@@ -14,6 +14,8 @@ from t2x.errors import UserError
 __all__ = ['Example', 'Source', 'require_split', 'with_progress']
 
 # `text`, or `source` and `target`: str; or `image`: uint8 [height, width, channels] and `label`: int.
+# Labelled text: `text` and `label`: str; `words` and `labels`: lists of str; `question` and `context`:
+# str, with `answers` (list of str) and `starts` (their first characters' places in the context).
 Example = dict[str, Any]
 
 
