@@ -19,6 +19,7 @@ MAY_IMPORT = {
   'tasks': {'data', 'models', 'layers', 'decode'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
   'interop': {'train', 'decode', 'models', 'layers'},
+  'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
 }
 
 FILES = sorted([*ROOT.glob('t2x/**/*.py'), *ROOT.glob('tests/**/*.py')])
