@@ -21,6 +21,7 @@ from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbe
 from t2x.layers.feed_forward import MLP, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
+  fixup,
   he_normal,
   lecun_normal,
   normal,
@@ -55,7 +56,7 @@ from t2x.layers.positions import (
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
-from t2x.layers.wiring import PostNorm, PreNorm
+from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
@@ -72,6 +73,7 @@ __all__ = [
   'CrossCache',
   'Dense',
   'FactorisedEmbedding',
+  'FixupWiring',
   'Full',
   'GatedMLP',
   'Global',
@@ -94,6 +96,7 @@ __all__ = [
   'PreNorm',
   'Prefix',
   'RMSNorm',
+  'ReZero',
   'RoPE',
   'RoPEScaling',
   'Sinusoidal',
@@ -105,6 +108,7 @@ __all__ = [
   'attention_mask',
   'dropout',
   'elu',
+  'fixup',
   'gelu',
   'gelu_exact',
   'he_normal',
