@@ -7,6 +7,7 @@ from t2x.train.init_from import InitFrom
 from t2x.train.layout import layout_report
 from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
+from t2x.train.program import Program
 from t2x.train.resizing import (
   InterpolateGrid,
   InterpolatePositions,
@@ -40,6 +41,7 @@ __all__ = [
   'Lion',
   'Muon',
   'Optimizer',
+  'Program',
   'ReciprocalSqrt',
   'Resize',
   'ResizeVocabulary',
