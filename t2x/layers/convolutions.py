@@ -112,8 +112,8 @@ class LightweightConvolution(_Convolution):
   """A gated linear unit, a depthwise convolution, a projection.
 
   Neighbouring channels share one of `num_heads` kernels, each normalised by a softmax over its taps.
-  The authors of Narang et al. 2021 (https://arxiv.org/abs/2102.11972) have one more matrix
-  [d_model, d_model] between convolution and projection, which the paper has not.
+  Narang et al. 2021 (https://arxiv.org/abs/2102.11972) have a kernel for each channel, and one more
+  matrix [d_model, d_model] between convolution and projection, which the paper has not.
 
   Args:
     d_model: width of the input and output.
