@@ -81,7 +81,7 @@ def solve(
     return Match(start, first)
   value = start
   for _ in range(_MOST):
-    following = _next(known, value, least)
+    following = _next(known, value, least, 10_000 * (start + 1))
     if following is None:
       break
     value = following
@@ -92,7 +92,7 @@ def solve(
   return Match(best, known[best] or 0.0)
 
 
-def _next(known: dict[int, float | None], last: int, least: int) -> int | None:
+def _next(known: dict[int, float | None], last: int, least: int, most: int) -> int | None:
   """The next value to try; None: the nearest is known."""
   valid = sorted((v, g) for v, g in known.items() if g is not None)
   below = max((pair for pair in valid if pair[1] <= 0), default=None)
@@ -101,13 +101,14 @@ def _next(known: dict[int, float | None], last: int, least: int) -> int | None:
     return None
   if below is None or above is None:
     value, off = below or above or (last, 0.0)
-    guess = round(value / (1 + off)) if 1 + off > 0 else 2 * value
+    # No further than to 16 times the value at once: the quantity may grow faster than it.
+    guess = round(value / max(1 + off, 1 / 16))
     guess = guess if guess != value else value + (1 if off < 0 else -1)
     # Past values that were refused, away from the known side.
     step = 1 if off <= 0 else -1
     while guess in known:
       guess += step
-    return guess if guess >= least and guess < 1000 * value + 1000 else None
+    return guess if least <= guess <= most else None
   inside = [v for v in range(below[0] + 1, above[0]) if v not in known]
   if not inside:
     return None
