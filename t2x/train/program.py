@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from t2x.parallel import Activations
+from t2x.parallel import Activations, batch_sharding
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_fit
@@ -91,3 +91,26 @@ class Program:
       _, task, trainer = self.experiment.complete()
       self._eval_step = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
     return self._eval_step
+
+  def memory_bytes(self) -> int | None:
+    """What the train step takes of each device's memory: state, batch and all that lies between.
+
+    Asks what was compiled for the first step; None: no step was taken.
+    """
+    if self._train_step is None:
+      return None
+    _, task, trainer = self.experiment.complete()
+    sharding = batch_sharding(self.mesh)
+    batch = {
+      name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
+      for name, one in task.spec(trainer.batch_size).items()
+    }
+    found = (
+      self._train_step.lower(jax.tree.leaves(self.abstract), batch).compile().memory_analysis()
+    )
+    return (
+      found.argument_size_in_bytes
+      + found.output_size_in_bytes
+      + found.temp_size_in_bytes
+      - found.alias_size_in_bytes
+    )
