@@ -167,7 +167,7 @@ class DynamicConvolution(_Convolution):
     self.kernel = Linear(
       (d_model,),
       (num_heads, kernel_size),
-      ('mlp', 'heads', None),
+      ('embed', 'heads', None),
       init=kernel_init,
       use_bias=False,
       rngs=rngs,
