@@ -17,6 +17,7 @@ from t2x.layers.activations import (
 )
 from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param, split_key
+from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.feed_forward import MLP, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
@@ -55,6 +56,14 @@ from t2x.layers.positions import (
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.shaw import ShawPositions
+from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
+from t2x.layers.synthetic_scores import (
+  DenseScores,
+  FactorizedDenseScores,
+  FactorizedRandomScores,
+  RandomScores,
+)
 from t2x.layers.wiring import PostNorm, PreNorm
 
 __all__ = [
@@ -71,7 +80,11 @@ __all__ = [
   'Context',
   'CrossCache',
   'Dense',
+  'DenseScores',
+  'DynamicConvolution',
   'FactorisedEmbedding',
+  'FactorizedDenseScores',
+  'FactorizedRandomScores',
   'Full',
   'GatedMLP',
   'Global',
@@ -80,6 +93,7 @@ __all__ = [
   'LayerNorm',
   'LearnedGrid',
   'LearnedPositions',
+  'LightweightConvolution',
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
@@ -89,15 +103,21 @@ __all__ = [
   'Or',
   'PatchEmbedding',
   'Pattern',
+  'Plus',
+  'PlusAlpha',
   'PositionEncoding',
   'PostNorm',
   'PreNorm',
   'Prefix',
   'RMSNorm',
+  'RandomScores',
+  'Replace',
   'RoPE',
   'RoPEScaling',
+  'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
+  'Synthesizer',
   'T5Bias',
   'TokenEmbedding',
   'Tokens',
