@@ -22,6 +22,7 @@ from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbe
 from t2x.layers.feed_forward import MLP, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
+  fixup,
   he_normal,
   lecun_normal,
   normal,
@@ -64,7 +65,7 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
-from t2x.layers.wiring import PostNorm, PreNorm
+from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
@@ -85,6 +86,7 @@ __all__ = [
   'FactorisedEmbedding',
   'FactorizedDenseScores',
   'FactorizedRandomScores',
+  'FixupWiring',
   'Full',
   'GatedMLP',
   'Global',
@@ -111,6 +113,7 @@ __all__ = [
   'Prefix',
   'RMSNorm',
   'RandomScores',
+  'ReZero',
   'Replace',
   'RoPE',
   'RoPEScaling',
@@ -125,6 +128,7 @@ __all__ = [
   'attention_mask',
   'dropout',
   'elu',
+  'fixup',
   'gelu',
   'gelu_exact',
   'he_normal',
