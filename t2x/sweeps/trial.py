@@ -26,7 +26,12 @@ class Busy(Exception):
 
 
 class Programs:
-  """What was compiled last, for trials of one program, which follow each other."""
+  """What was compiled last, for trials of one program, which follow each other.
+
+  The numbers in which they differ are inputs of it whether or not there are others: so a trial's
+  metrics are the same, bit for bit, whoever runs it and after whom. (To the constants that `t2x train`
+  compiles they are equal to rounding.)
+  """
 
   def __init__(self):
     self._name, self._program = '', None
@@ -54,7 +59,7 @@ def run_trial(
     trial: which one.
     folder: OUT/trials, with its run folder and config.gin.
     load: reads gin files.
-    programs: what earlier trials of this process compiled; None: nothing is shared.
+    programs: what earlier trials of this process compiled.
 
   Raises:
     Busy: another process is at it.
@@ -83,7 +88,7 @@ def _train(
     experiment = config.build()
     with claimed(run, config, load, fresh=False):
       text = config_lib.render(config)
-      program = programs.of(trial, config) if programs else Program(experiment)
+      program = (programs or Programs()).of(trial, config)
       try:
         metrics = train(experiment, run, text, program=program)
       except Fixed as error:

@@ -38,8 +38,8 @@ class Inputs:
     self._met: dict[str, Number] = {}
 
   @contextlib.contextmanager
-  def given(self, vector: jax.Array) -> Iterator[None]:
-    """Numbers that are met meanwhile are read from `vector` [SIZE]."""
+  def given(self, vector: Any) -> Iterator[None]:
+    """Numbers that are met meanwhile are read from `vector` [SIZE]; () where there are none."""
     token = _GIVEN.set((self, vector))
     try:
       yield
