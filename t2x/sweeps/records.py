@@ -1,9 +1,9 @@
 """What a sweep keeps on disk: the plan (sweep.json) and what became of each trial (trial.json).
 
-    OUT/NAME/sweep.json       the plan of the sweep file NAME.gin
-    OUT/NAME/results.csv ...  its report
-    OUT/trials/ID/            the run folders; two sweeps under one OUT share equal trials
-    OUT/trials/ID/trial.json  written when a trial has ended
+OUT/NAME/sweep.json       the plan of the sweep file NAME.gin
+OUT/NAME/results.csv ...  its report
+OUT/trials/ID/            the run folders; two sweeps under one OUT share equal trials
+OUT/trials/ID/trial.json  written when a trial has ended
 """
 
 import dataclasses
@@ -144,7 +144,9 @@ def read_outcome(run: Path) -> Outcome | None:
   except FileNotFoundError:
     return None
   except (ValueError, TypeError) as error:
-    raise UserError(f'{run / "trial.json"} cannot be read: {error}; delete it to run again') from error
+    raise UserError(
+      f'{run / "trial.json"} cannot be read: {error}; delete it to run again'
+    ) from error
 
 
 def _write(path: Path, content: Any) -> None:
