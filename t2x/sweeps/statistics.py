@@ -228,7 +228,9 @@ def _judged(
       verdict = 'hurts'
     elif not diverged:
       verdict = 'helps'
-  more = _more_seeds(one, level) if verdict == 'cannot tell' else 0
+  more: int | None = 0
+  if verdict == 'cannot tell':
+    more = _more_seeds(one, level) if rate is None else None
   return dataclasses.replace(one, verdict=verdict, more_seeds=more, note='; '.join(notes))
 
 
