@@ -321,6 +321,19 @@ def _task(args: argparse.Namespace) -> Any:
   return experiment.task
 
 
+def report(args: argparse.Namespace) -> int:
+  """`t2x report`: the report of a sweep, of what has ended so far."""
+  from t2x.sweeps import report as reports
+
+  results = None
+  for results in reports.watch(Path(args.sweep), args.watch):
+    if not args.json:
+      print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
+  if args.json:
+    print(json.dumps(reports.told(results), ensure_ascii=False))
+  return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'train': train,
   'eval': evaluate,
@@ -330,4 +343,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'diff': diff,
   'convert': convert,
   'data': data,
+  'report': report,
 }
