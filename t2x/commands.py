@@ -325,12 +325,11 @@ def report(args: argparse.Namespace) -> int:
   """`t2x report`: the report of a sweep, of what has ended so far."""
   from t2x.sweeps import report as reports
 
-  results = None
   for results in reports.watch(Path(args.sweep), args.watch):
-    if not args.json:
+    if args.json:
+      print(json.dumps(reports.told(results), ensure_ascii=False), flush=True)
+    else:
       print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
-  if args.json:
-    print(json.dumps(reports.told(results), ensure_ascii=False))
   return 0
 
 
