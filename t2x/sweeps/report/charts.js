@@ -123,7 +123,8 @@ function hover(figure, root, marks, reach, found) {
   };
   root.addEventListener('pointermove', look);
   root.addEventListener('pointerdown', look);
-  root.addEventListener('pointerleave', () => found(null));
+  // A finger leaves at once: what it touched stays told.
+  root.addEventListener('pointerleave', (event) => { if (event.pointerType === 'mouse') found(null); });
 }
 
 /** Differences with their intervals, a line a row. */
@@ -131,18 +132,22 @@ function drawForest(figure, rows, told) {
   const compared = rows.filter((row) => isNumber(row.difference));
   if (!compared.length) return show(figure, null, 'Nothing to compare yet.');
   const width = Math.max(280, figure.clientWidth);
-  const names = Math.min(width * 0.4, 16 + 7 * Math.max(...compared.map((row) => row.label.length)));
-  const height = 24 * compared.length + 52;
+  const longest = 16 + 7 * Math.max(...compared.map((row) => row.label.length));
+  // Where names take too much of the width, they stand above their lines.
+  const above = longest > width * 0.4;
+  const names = above ? 0 : longest;
+  const step = above ? 38 : 24;
+  const height = step * compared.length + 52;
   const ends = compared.flatMap((row) => [row.difference_low, row.difference_high]).filter(isNumber).map(Math.abs).sort((a, b) => a - b);
   const far = Math.max(...compared.map((row) => Math.abs(row.difference))) * 1.15;
   // An interval of two seeds may be a hundred times as wide as the others: it is cut off, with an arrow.
-  const [usual, longest] = [ends[Math.floor(0.8 * (ends.length - 1))] || 0, ends[ends.length - 1] || 0];
-  const most = Math.max(far, 1.03 * (longest > 2.5 * usual ? 1.2 * usual : longest)) || 1;
+  const [usual, widest] = [ends[Math.floor(0.8 * (ends.length - 1))] || 0, ends[ends.length - 1] || 0];
+  const most = Math.max(far, 1.03 * (widest > 2.5 * usual ? 1.2 * usual : widest)) || 1;
   const range = [-most, most];
   const X = scale(range, names + 8, width - 12);
   const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Differences to the baseline with 95 % intervals' });
   const bottom = height - 30;
-  const at = ticks(range[0], range[1], Math.max(3, Math.floor((width - names) / 80)));
+  const at = ticks(range[0], range[1], Math.max(4, Math.floor((width - names) / 80)));
   tickLabels(at).forEach((text, index) => root.append(
     svg('line', { class: at[index] ? 'grid' : 'axis', x1: X(at[index]), x2: X(at[index]), y1: 20, y2: bottom }),
     svg('text', { x: X(at[index]), y: bottom + 16, 'text-anchor': 'middle' }, text)));
@@ -152,11 +157,11 @@ function drawForest(figure, rows, told) {
     svg('text', { x: X(0) + 10, y: 12 }, right));
   const marks = [];
   compared.forEach((row, index) => {
-    const y = 34 + 24 * index;
+    const y = 22 + step * (index + 1) - 12;
     const color = `var(--${{ helps: 'help', hurts: 'hurt' }[row.verdict] || 'none'})`;
-    const room = Math.floor((names - 6) / 6.6);
+    const room = Math.floor((above ? width : names) / 6.6);
     const name = row.label.length > room ? row.label.slice(0, room - 1) + '\u2026' : row.label;
-    root.append(svg('text', { x: 0, y: y + 4, class: 'name' }, name, svg('title', {}, row.label)));
+    root.append(svg('text', { x: 0, y: above ? y - 9 : y + 4, class: 'name' }, name, svg('title', {}, row.label)));
     if (isNumber(row.difference_low)) {
       const [from, to] = [row.difference_low, row.difference_high].map((end) => X(Math.max(range[0], Math.min(range[1], end))));
       root.append(svg('line', { x1: from, x2: to, y1: y, y2: y, stroke: color, 'stroke-width': 2 }));
@@ -170,12 +175,12 @@ function drawForest(figure, rows, told) {
   show(figure, root);
   const byLine = (event) => {
     const y = event.clientY - root.getBoundingClientRect().top;
-    const mark = marks.find((one) => Math.abs(one.y - y) <= 12);
+    const mark = marks.find((one) => y >= one.y - step + 12 && y < one.y + 12);
     tip(figure, mark && told.lines(mark.row), mark && mark.x, mark && mark.y);
   };
   root.addEventListener('pointermove', byLine);
   root.addEventListener('pointerdown', byLine);
-  root.addEventListener('pointerleave', () => tip(figure, null));
+  root.addEventListener('pointerleave', (event) => { if (event.pointerType === 'mouse') tip(figure, null); });
 }
 
 /** Quality against a cost, with the Pareto front of each point of the grid. */
@@ -244,7 +249,7 @@ function drawCurves(figure, series, told) {
   const xRange = told.late ? [far / 2, far] : [0, far];
   const inside = all.filter((one) => one.x >= xRange[0]);
   const labels = width > 640 && series.length <= 12;
-  const right = labels ? Math.min(170, 20 + 6.8 * Math.max(...series.map((one) => one.label.length))) : 12;
+  const right = labels ? Math.min(200, 20 + 6.8 * Math.max(...series.map((one) => one.label.length))) : 12;
   const { root, body, X, Y, box } = frame(width, height, { range: xRange, name: told.xName },
     { range: extent((inside.length ? inside : all).map((one) => one.value), 0.04), name: told.metricName }, right);
   const line = (points, y) => points.map((one, index) => `${index ? 'L' : 'M'}${X(one.x).toFixed(1)},${Y(y(one)).toFixed(1)}`).join('');
@@ -280,9 +285,11 @@ function drawCurves(figure, series, told) {
   const dot = svg('circle', { r: 4, visibility: 'hidden' });
   root.append(dot);
   hover(figure, root, marks, 60, (mark) => {
-    if (lit) { lit.setAttribute('stroke-width', 0.75); lit.setAttribute('stroke-opacity', 0.45); }
+    if (lit) { lit.classList.remove('lit'); lit.setAttribute('stroke-width', 0.75); lit.setAttribute('stroke-opacity', 0.45); }
     lit = mark && mark.path;
+    body.classList.toggle('dim', Boolean(lit));
     if (lit) {
+      lit.classList.add('lit');
       lit.setAttribute('stroke-width', 2.5);
       lit.setAttribute('stroke-opacity', 1);
       make(dot, { cx: mark.x, cy: mark.y, fill: mark.one.color, visibility: 'visible' }, []);
@@ -301,7 +308,7 @@ function nameEnds(root, ends, box) {
   for (const end of [...ends].reverse()) { end.at = Math.min(over ? end.at - over : end.at, below - 14); below = end.at; }
   for (const end of ends) {
     const { label, color } = end.one;
-    const name = label.length > 22 ? label.slice(0, 21) + '\u2026' : label;
+    const name = label.length > 27 ? label.slice(0, 26) + '\u2026' : label;
     const text = svg('text', { x: box.right + 10, y: end.at + 4 }, name, svg('title', {}, label));
     text.style.fill = color;
     root.append(text);

@@ -55,7 +55,10 @@ def decimals(results: Results) -> int:
 def label(results: Results, row: Row) -> str:
   """The variant, with its point where the sweep has a grid."""
   point = results.points[row.point]
-  told = ', '.join(f'{axis.split("/")[-1]} = {value}' for axis, value in point.items())
+  short = {axis: axis.split('.')[-1] for axis in results.axes}
+  if len(set(short.values())) < len(short):
+    short = {axis: axis for axis in short}
+  told = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
   return f'{row.variant} ({told})' if told else row.variant
 
 

@@ -29,10 +29,11 @@ def visit(browser, sweep):
   """`visit(width, scheme, **sweep)`: the page of a sweep; errors and requests are failures."""
   contexts, wrong = [], []
 
-  def open_page(width=1280, scheme='light', **settings):
+  def open_page(width=1280, scheme='light', has_touch=False, **settings):
     folder = sweep(**settings)
     write_report(folder)
-    context = browser.new_context(viewport={'width': width, 'height': 800}, color_scheme=scheme)
+    view = {'width': width, 'height': 800}
+    context = browser.new_context(viewport=view, color_scheme=scheme, has_touch=has_touch)
     contexts.append(context)
     page = context.new_page()
     page.on('console', lambda message: wrong.append(message.text))
@@ -108,6 +109,14 @@ def test_a_touched_difference_tells_its_interval(visit):
   assert 'parameters 100k' in page.locator('#scatter .tip').inner_text()
 
 
+def test_a_finger_tells_too(visit):
+  page = visit(width=375, has_touch=True)
+  page.locator('#forest').scroll_into_view_if_needed()
+  box = page.locator('#forest circle').nth(1).bounding_box()
+  page.touchscreen.tap(box['x'] + 4, box['y'] + 4)
+  assert page.locator('#forest .tip b').inner_text() == 'rezero'
+
+
 def test_axes_and_metrics_switch(visit):
   page = visit()
   ticks = lambda figure: ' '.join(page.locator(f'#{figure} svg text').all_text_contents())  # noqa: E731
@@ -145,7 +154,7 @@ def test_a_grid_is_shown_whole_or_by_point(visit):
   page = visit(effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, points=points)
   assert len(variants(page)) == 4
   page.locator('#point').select_option('1')
-  assert variants(page) == ['vanilla (Stack.num_layers = 4)', 'geglu (Stack.num_layers = 4)']
+  assert variants(page) == ['vanilla (num_layers = 4)', 'geglu (num_layers = 4)']
 
 
 @pytest.mark.parametrize('width', [320, 375, 800])
