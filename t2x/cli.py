@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | convert | data | report`.
+"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
 
 This file only parses, so that `t2x --help` is quick; t2x/commands.py does the work.
 """
@@ -23,6 +23,10 @@ GIN = """
 Any value of a config file can be set on the command line, where it wins over files:
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
 Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted (run the same command again).
+"""
+
+SWEEP = """
+The same command again runs what has not ended; other processes and machines that share DIR help.
 """
 
 
@@ -177,6 +181,43 @@ def _config(commands) -> None:
   parser.add_argument('b', metavar='B', help='a gin file or a run folder')
 
 
+def _sweep(commands) -> None:
+  parser = commands.add_parser(
+    'sweep', help='run the trials of a sweep file, each once', epilog=GIN + SWEEP
+  )
+  parser.add_argument('file', metavar='FILE', help='a gin file that binds Sweep')
+  parser.add_argument(
+    '--out',
+    default='sweeps',
+    metavar='DIR',
+    help='trials go to DIR/trials, the plan to DIR/<name of FILE> (default: sweeps)',
+  )
+  parser.add_argument('--dry-run', '--dry_run', action='store_true', help='print the trials alone')
+  parser.add_argument('--retry', action='store_true', help='run failed trials again')
+  parser.add_argument(
+    '--runner',
+    choices=('local', 'slurm', 'ray'),
+    default='local',
+    help='who runs the trials (default: local)',
+  )
+  parser.add_argument(
+    '--processes',
+    type=int,
+    default=1,
+    metavar='N',
+    dest='workers',
+    help='of the local runner (default: 1)',
+  )
+  parser.add_argument(
+    '--setting',
+    action='append',
+    default=[],
+    metavar='NAME=VALUE',
+    help='of the engine: timeout_min=60, slurm_partition=gpu, num_gpus=1; repeatable',
+  )
+  parser.add_argument('--worker', metavar='I/N', help=argparse.SUPPRESS)
+
+
 def _data(commands) -> None:
   parser = commands.add_parser('data', help='fetch, tokenize and look at data')
   verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
@@ -238,7 +279,7 @@ def parser() -> argparse.ArgumentParser:
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
   commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
-  for add in (_train, _eval, _generate, _config, _convert, _data, _report):
+  for add in (_train, _eval, _generate, _config, _sweep, _report, _convert, _data):
     add(commands)
   return top
 
@@ -261,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
   logging.basicConfig(format='%(message)s', stream=sys.stderr)
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
-  with _interruptible(args) if args.command == 'train' else contextlib.nullcontext():
+  with _interruptible(args) if args.command in ('train', 'sweep') else contextlib.nullcontext():
     return _run_command(args)
 
 

@@ -20,10 +20,14 @@ __all__ = ['COMMANDS', 'decoding_strategy']
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
 
 
-def load(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> config_lib.Config:
+def load(
+  files: Sequence[str | Path],
+  overrides: Sequence[str] = (),
+  base: config_lib.Config | None = None,
+) -> config_lib.Config:
   """The checked config of some gin files, laid over each other in order."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides, modules)
+  return config_lib.load(files, overrides, modules, base=base)
 
 
 def join(args: argparse.Namespace) -> Any:
@@ -258,6 +262,13 @@ def diff(args: argparse.Namespace) -> int:
   return 1 if lines else 0
 
 
+def sweep(args: argparse.Namespace) -> int:
+  """`t2x sweep`: the trials of a sweep file."""
+  from t2x.sweeps.run import sweep
+
+  return sweep(args, load)
+
+
 def convert(args: argparse.Namespace) -> int:
   """`t2x convert import | export`."""
   from t2x import convert
@@ -340,6 +351,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'check': check,
   'show': show,
   'diff': diff,
+  'sweep': sweep,
   'convert': convert,
   'data': data,
   'report': report,

@@ -2,12 +2,24 @@
 gin-config's parser; names, types and use are checked before anything is built."""
 
 from t2x.config.diff import diff
+from t2x.config.hints import problem
+from t2x.config.identity import canonical, identity
 from t2x.config.load import Config, load
 from t2x.config.parse import Import, Statement, parse_files
 from t2x.config.registry import Registry
 from t2x.config.render import render, show
 from t2x.config.resolve import Argument, Call, Shared, calls
-from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference
+from t2x.config.values import (
+  COMMAND_LINE,
+  Finding,
+  Macro,
+  Place,
+  Reference,
+  leaves,
+  map_leaves,
+  raise_findings,
+  to_gin,
+)
 
 __all__ = [
   'COMMAND_LINE',
@@ -23,9 +35,16 @@ __all__ = [
   'Shared',
   'Statement',
   'calls',
+  'canonical',
   'diff',
+  'identity',
+  'leaves',
   'load',
+  'map_leaves',
   'parse_files',
+  'problem',
+  'raise_findings',
   'render',
   'show',
+  'to_gin',
 ]

@@ -1,6 +1,6 @@
 """Checks that need no objects: values against annotations, and bindings that nothing uses."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from t2x.config.bindings import Bindings, Bound, Scope, closest, did_you_mean, split_scope
@@ -96,14 +96,22 @@ def _type_problem(bindings: Bindings, bound: Bound) -> str | None:
   return f'{bound.part.name}.{bound.param} {found}' + (f' ({via})' if via else '')
 
 
-def check_unused(bindings: Bindings, resolver: Resolver, root: Any, root_name: str) -> None:
-  """Notes every statement that nothing on the way from the root uses."""
+def check_unused(
+  bindings: Bindings,
+  resolver: Resolver,
+  root: Any,
+  root_name: str,
+  excused: Callable[[Statement], bool] = lambda _: False,
+) -> None:
+  """Notes every statement that nothing on the way from the root uses and that is not `excused`."""
   for bound in bindings.bound:
+    if excused(bound.statement):
+      continue
     if not bound.meant and (message := _unused_problem(bindings, resolver, bound, root_name)):
       bindings.error(bound.statement.place, message)
   used = _used_macros(bindings, root)
   for statement in bindings.all_macros:
-    if statement.macro_name not in used:
+    if statement.macro_name not in used and not excused(statement):
       bindings.error(statement.place, _unused_macro(bindings, resolver, statement))
 
 

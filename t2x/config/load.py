@@ -62,6 +62,7 @@ def load(
   overrides: Iterable[str] = (),
   registry_modules: Iterable[str] = (),
   root: str = 'Experiment',
+  base: Config | None = None,
 ) -> Config:
   """Reads, checks and resolves a config; builds nothing.
 
@@ -70,6 +71,8 @@ def load(
     overrides: `NAME=VALUE` each, as after `--gin.`; they win over files, also over scoped bindings.
     registry_modules: modules whose `__all__` may be named.
     root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
+    base: a config of some of these files, complete in itself, whose parts the other files and the
+      overrides may replace: what only the base used is then no error.
 
   Raises:
     UserError: everything that is wrong, a line each, sorted by file and line.
@@ -90,7 +93,10 @@ def load(
   resolver = Resolver(bindings, refused)
   tree = resolver.value(value, (), place, 'the root')
   if complete:
-    check_unused(bindings, resolver, value, root.strip('@%()'))
+    known = {(s.place, s.target) for s in base.statements} if base else set()
+    check_unused(
+      bindings, resolver, value, root.strip('@%()'), lambda s: (s.place, s.target) in known
+    )
   raise_findings(bindings.findings)
   return Config(tree, parsed.statements, parsed.imports, parsed.folders, bindings)
 

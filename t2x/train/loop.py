@@ -14,6 +14,7 @@ from t2x.files import write_whole
 from t2x.parallel import Processes, check_shardings
 from t2x.train.experiment import Experiment
 from t2x.train.faults import Fault, Spike
+from t2x.train.program import Program
 from t2x.train.recovery import go_back, kept_for_replay, skips_of
 from t2x.train.report import Report
 from t2x.train.run import Run
@@ -30,6 +31,7 @@ def train(
   config_text: str,
   notes: Sequence[str] = (),
   processes: Processes | None = None,
+  program: Program | None = None,
 ) -> dict[str, Any]:
   """Trains, or goes on where the folder's last checkpoint stands.
 
@@ -39,6 +41,7 @@ def train(
     config_text: the resolved config, kept as config.gin.
     notes: lines for the start screen.
     processes: those that are this run; None: this one alone.
+    program: what runs that differ in the seed alone have compiled already.
 
   Returns:
     The last evaluation's metrics.
@@ -48,7 +51,7 @@ def train(
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
   began = time.monotonic()
-  run = Run(experiment, folder, processes)
+  run = Run(experiment, folder, processes, program)
   _keep_config(run, config_text)
   rows = run.rows(run.task.train_split)
   if not len(rows):

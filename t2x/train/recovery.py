@@ -10,9 +10,17 @@ from t2x.files import write_whole
 from t2x.train.faults import Fault, Spike
 from t2x.train.run import Run
 
-__all__ = ['go_back', 'kept_for_replay', 'skips_of']
+__all__ = ['Diverged', 'go_back', 'kept_for_replay', 'skips_of']
 
 log = logging.getLogger('t2x')
+
+
+class Diverged(UserError):
+  """A loss or gradient that was not finite, or leapt too often, ended the run. `reason` is brief."""
+
+  def __init__(self, reason: str, advice: str):
+    super().__init__(f'{reason}; {advice}', exit_code=1)
+    self.reason = reason
 
 
 def skips_of(run: Run) -> list[tuple[int, int]]:
@@ -25,8 +33,8 @@ def go_back(run: Run, spike: Spike, skips: list[tuple[int, int]]) -> None:
   """Forgets what came after the last checkpoint before the spike, and leaves its batches out."""
   rollback = run.trainer.rollback
   if rollback is None or len(skips) >= rollback.limit:
-    raise UserError(
-      f'{spike}, and the run has gone back {len(skips)} times: try a lower learning rate', 1
+    raise Diverged(
+      f'{spike}, and the run has gone back {len(skips)} times', 'try a lower learning rate'
     ) from spike
   run.checkpoints.wait()  # The last one may still be on its way to the disk.
   good = max((step for step in run.checkpoints.steps() if step < spike.first), default=0)
@@ -41,7 +49,7 @@ def go_back(run: Run, spike: Spike, skips: list[tuple[int, int]]) -> None:
 
 def kept_for_replay(
   run: Run, batches: Batches, fault: Fault, skips: list[tuple[int, int]]
-) -> UserError:
+) -> Diverged:
   """Writes down which rows the faulty step read. Returns the error to raise."""
   source_step = Skipping(batches, skips).source_step(fault.step - 1)
   epochs, rows = batches.indices(source_step)
@@ -53,8 +61,8 @@ def kept_for_replay(
     run.checkpoints.wait()
   last = run.checkpoints.latest_step()
   good = 'there is no checkpoint yet' if last is None else f'the checkpoint of step {last} is good'
-  return UserError(
-    f'{fault}; {good}; its batch is noted in {path}. Try a lower learning rate, a longer warm-up, '
+  return Diverged(
+    str(fault),
+    f'{good}; its batch is noted in {path}. Try a lower learning rate, a longer warm-up, '
     'or Trainer.nonfinite = @Skip()',
-    exit_code=1,
   )

@@ -6,7 +6,7 @@ Training, evaluation and generation all start from one.
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,19 +17,15 @@ from flax import nnx
 
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
-from t2x.parallel import Activations, Processes, batch_sharding, leaf_name, process_part
-from t2x.tasks.losses import Sums
+from t2x.parallel import Processes, batch_sharding, leaf_name, process_part
 from t2x.train.checkpoints import Checkpoints, named_leaves
 from t2x.train.experiment import Experiment
-from t2x.train.fit import check_fit
-from t2x.train.state import TrainState, abstract_state, init_state, optimizer_for
-from t2x.train.step import make_eval_step, make_train_step
+from t2x.train.program import EvalStep, Leaves, Program, TrainStep
+from t2x.train.state import TrainState
 
 __all__ = ['Run']
 
 log = logging.getLogger('t2x')
-
-Leaves = list[jax.Array]
 
 
 class Run:
@@ -40,23 +36,26 @@ class Run:
     folder: the run folder.
     tokenizer: the fitted tokenizer, kept in the run folder; None for tasks without text.
     mesh: the devices.
-    layout: where the activations of a step are split over them; None for one device.
+    program: what is compiled, which other runs may share.
     abstract: shapes and shardings of the train state.
     checkpoints: the run's saved states.
     processes: those that are this run.
     part: which of how many equal parts of a global batch this process reads.
   """
 
-  def __init__(self, experiment: Experiment, folder: Path, processes: Processes | None = None):
+  def __init__(
+    self,
+    experiment: Experiment,
+    folder: Path,
+    processes: Processes | None = None,
+    program: Program | None = None,
+  ):
     self.processes = processes or Processes()
     _, self.task, self.trainer = experiment.complete()
     self.experiment, self.folder = experiment, folder
-    self.mesh = experiment.mesh.build()
-    self.optimizer = optimizer_for(experiment)
-    self.abstract = abstract_state(experiment, self.optimizer, self.mesh)
-    self.task.check_model(self.abstract.model)
-    check_fit(experiment, self.mesh, self.abstract.model)
-    self.layout = Activations.of(self.mesh, experiment.mesh)
+    self.program = program or Program(experiment)
+    self.mesh = self.program.mesh
+    self.abstract = self.program.abstract
     self.batch_sharding = batch_sharding(self.mesh)
     self.part = process_part(self.batch_sharding, self.trainer.batch_size)
     self.checkpoints = Checkpoints(
@@ -148,7 +147,7 @@ class Run:
 
     The table of what became of each is told, and kept as init_from.txt.
     """
-    state = init_state(self.experiment, self.optimizer, self.abstract)
+    state = self.program.init(self.trainer.seed)
     init_from = self.experiment.init_from
     if init_from is None:
       return state
@@ -169,33 +168,18 @@ class Run:
     return [leaf_name(path) for path, _ in paths]
 
   @functools.cached_property
-  def train_step(
-    self,
-  ) -> Callable[[Leaves, Mapping[str, jax.Array]], tuple[Leaves, Sums, jax.Array]]:
-    """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; the leaves are donated.
-
-    Leaves, because to take modules apart and put them together again takes Python longer than a
-    small step takes the device. `whole` makes a state of them.
-    """
-    step = make_train_step(
-      self.task.bound(self.tokenizer), self.trainer, self.optimizer, self.layout
-    )
-
-    def train_step(leaves, batch):
-      state, sums, norms = step(self.whole(leaves), batch)
-      return jax.tree.leaves(state), sums, norms
-
-    shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None, None))
+  def train_step(self) -> TrainStep:
+    """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; see `Program`."""
+    return self.program.train_step(self.tokenizer)
 
   def whole(self, leaves: Leaves) -> TrainState:
     """The state of these leaves (`jax.tree.leaves(state)`)."""
-    return jax.tree.unflatten(jax.tree.structure(self.abstract), leaves)
+    return self.program.whole(leaves)
 
   @functools.cached_property
-  def eval_step(self):
+  def eval_step(self) -> EvalStep:
     """The jitted evaluation step."""
-    return jax.jit(make_eval_step(self.task.bound(self.tokenizer), self.trainer, self.layout))
+    return self.program.eval_step(self.tokenizer)
 
   def evaluate(
     self,

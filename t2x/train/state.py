@@ -14,7 +14,7 @@ from t2x.parallel import state_shardings
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.optimizers import build_optimizer
 
-__all__ = ['TrainState', 'abstract_state', 'init_function', 'init_state', 'optimizer_for']
+__all__ = ['TrainState', 'abstract_state', 'init_function', 'optimizer_for']
 
 
 @jax.tree_util.register_dataclass
@@ -96,16 +96,3 @@ def abstract_state(
     shapes,
     shardings,
   )
-
-
-def init_state(
-  experiment: Experiment, optimizer: optax.GradientTransformation, abstract: TrainState
-) -> TrainState:
-  """A new state: every parameter is made where it will live."""
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-  # What runs once is not worth the seconds that LLVM takes to make it fast.
-  options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
-  init = jax.jit(
-    init_function(experiment, optimizer), out_shardings=shardings, compiler_options=options
-  )
-  return init(jax.random.key(experiment.complete()[2].seed))

@@ -79,7 +79,7 @@ def born_sharded(config, folder):
   sizes = ['d_model=256', 'MLP.hidden_dim=1024']
   run = Run(load([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, run.abstract)
-  init = jax.jit(init_function(run.experiment, run.optimizer), out_shardings=shardings)
+  init = jax.jit(init_function(run.experiment, run.program.optimizer), out_shardings=shardings)
   memory = init.lower(jax.random.key(0)).compile().memory_analysis()
   whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run.abstract.model))
   return memory.temp_size_in_bytes + memory.output_size_in_bytes, whole

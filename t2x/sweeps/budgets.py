@@ -1,0 +1,116 @@
+"""Finds the value of one integer binding that gives a variant the baseline's budget."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from t2x import config as config_lib
+from t2x.errors import UserError
+
+__all__ = ['Match', 'knob_of', 'solve']
+
+# Values tried beyond those that a straight line through two of them gives.
+_MOST = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+  """Where a knob came to stand.
+
+  Attributes:
+    value: of the knob.
+    gap: the variant's quantity less the target, as a part of the target.
+  """
+
+  value: int
+  gap: float
+
+
+def knob_of(config: config_lib.Config, knobs: Sequence[str]) -> tuple[str, int]:
+  """The first of the knobs that a config has, and its value there.
+
+  Raises:
+    UserError: it has none of them, or its value is no integer.
+  """
+  for knob in knobs:
+    value = _value(config, knob)
+    if value is None:
+      continue
+    if not isinstance(value, int) or isinstance(value, bool):
+      raise UserError(f'the knob {knob} = {value!r} is no integer')
+    return knob, value
+  raise UserError(f'it has no {" or ".join(knobs)} to move')
+
+
+def _value(config: config_lib.Config, knob: str) -> object:
+  scope, _, name = knob.rpartition('/')
+  part, _, param = name.rpartition('.')
+  if not part:
+    macros = {s.macro_name for s in config.bindings_used if s.is_macro}
+    statement = config.bindings.macros.get(knob)
+    return statement.value if statement is not None and knob in macros else None
+  inner = tuple(scope.split('/')) if scope else ()
+  for call in config_lib.calls(config.root):
+    # Several modules may export a class of one name: any spelling of this one counts.
+    if config.bindings.known_part(part) is call.part and call.scope[: len(inner)] == inner:
+      if param in call.arguments:
+        return call.arguments[param].value
+      return call.part.parameters[param].default if param in call.part.parameters else None
+  return None
+
+
+def solve(
+  measure: Callable[[int], float], start: int, target: float, tolerance: float, least: int = 1
+) -> Match:
+  """The integer whose `measure`, which grows with it, comes nearest to `target`.
+
+  A start within the tolerance stays: a variant that hardly differs keeps its shapes. Values that
+  `measure` refuses with a UserError (layers that do not divide) are passed over.
+  """
+  known: dict[int, float | None] = {}
+
+  def gap(value: int) -> float | None:
+    if value not in known:
+      try:
+        known[value] = measure(value) / target - 1
+      except UserError:
+        known[value] = None
+    return known[value]
+
+  first = gap(start)
+  if first is not None and abs(first) <= tolerance:
+    return Match(start, first)
+  value = start
+  for _ in range(_MOST):
+    following = _next(known, value, least, 10_000 * (start + 1))
+    if following is None:
+      break
+    value = following
+    gap(value)
+  _, best = min(((abs(g), v) for v, g in known.items() if g is not None), default=(0.0, None))
+  if best is None:
+    raise UserError(f'it cannot be built with {start} or a value near it')
+  return Match(best, known[best] or 0.0)
+
+
+def _next(known: dict[int, float | None], last: int, least: int, most: int) -> int | None:
+  """The next value to try; None: the nearest is known."""
+  valid = sorted((v, g) for v, g in known.items() if g is not None)
+  below = max((pair for pair in valid if pair[1] <= 0), default=None)
+  above = min((pair for pair in valid if pair[1] > 0), default=None)
+  if below is None and above is None:
+    return None
+  if below is None or above is None:
+    value, off = below or above or (last, 0.0)
+    # No further than to 16 times the value at once: the quantity may grow faster than it.
+    guess = round(value / max(1 + off, 1 / 16))
+    guess = guess if guess != value else value + (1 if off < 0 else -1)
+    # Past values that were refused, away from the known side.
+    step = 1 if off <= 0 else -1
+    while guess in known:
+      guess += step
+    return guess if least <= guess <= most else None
+  inside = [v for v in range(below[0] + 1, above[0]) if v not in known]
+  if not inside:
+    return None
+  line = below[0] + (above[0] - below[0]) * -below[1] / (above[1] - below[1])
+  return min(inside, key=lambda v: abs(v - line))

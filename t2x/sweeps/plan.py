@@ -1,0 +1,196 @@
+"""From a sweep file to trials: resolved, matched in budget, each with an identity."""
+
+import dataclasses
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+
+from t2x import config as config_lib
+from t2x.errors import UserError
+from t2x.sweeps.budgets import knob_of, solve
+from t2x.sweeps.cost import Cost, cost_of
+from t2x.sweeps.records import Plan, Trial
+from t2x.sweeps.sweep import Arm, Sweep
+
+__all__ = ['Load', 'make_plan']
+
+# `t2x.commands.load`: files, `NAME=VALUE` overrides, the base whose parts they may replace.
+Load = Callable[..., config_lib.Config]
+# Seconds of a training step, given a config and its identity.
+StepSeconds = Callable[[config_lib.Config, str], float]
+
+_SEED = 'Trainer.seed'
+
+
+def make_plan(
+  sweep: Sweep, load: Load, step_seconds: StepSeconds | None = None
+) -> tuple[Plan, dict[str, str]]:
+  """Resolves every trial; allocates nothing.
+
+  Args:
+    sweep: what was read.
+    load: reads gin files.
+    step_seconds: measures a step, for a match in seconds.
+
+  Returns:
+    The plan, and the resolved config of each run folder, by its name.
+
+  Raises:
+    UserError: configs that do not resolve or fit, a line each, led by the variant's name. (A budget
+      that cannot be matched is no such error: it is noted in the trial.)
+  """
+  planner = _Planner(sweep, load, step_seconds)
+  trials: list[Trial] = []
+  configs: dict[str, str] = {}
+  problems: list[str] = []
+  target: Cost | None = None
+  for arm in sweep.arms():
+    try:
+      resolved = planner.resolve(arm)
+      if arm.variant == sweep.baseline:
+        target = resolved.cost
+        planner.aim(resolved)
+      elif target is not None:
+        resolved = planner.matched(arm, resolved)
+    except UserError as error:
+      lines = str(error).replace('command line: ', '').splitlines()
+      problems += [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
+      continue
+    for seed in sweep.seed_list:
+      folder = f'{resolved.identity}-{seed}'
+      trials.append(resolved.trial(arm, seed, folder))
+      configs[folder] = config_lib.render(planner.load(arm, (*resolved.knob, f'{_SEED}={seed}')))
+  if problems:
+    raise UserError('\n'.join(problems))
+  plan = Plan(
+    name=sweep.name,
+    baseline=sweep.baseline,
+    metric=sweep.metric,
+    goal=sweep.goal,
+    matched=sweep.match or '',
+    config=config_lib.render(planner.base),
+    versions=versions(),
+    commit=commit(),
+    trials=tuple(trials),
+  )
+  return plan, configs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Resolved:
+  """An arm's config, what it costs, and the knob that was moved."""
+
+  config: config_lib.Config
+  identity: str
+  cost: Cost
+  knob: tuple[str, ...] = ()
+  gap: float = 0.0
+  problem: str = ''
+
+  def trial(self, arm: Arm, seed: int, folder: str) -> Trial:
+    return Trial(
+      variant=arm.variant,
+      point=arm.point,
+      seed=seed,
+      identity=self.identity,
+      folder=folder,
+      changes=self._changes(arm),
+      parameters=self.cost.parameters,
+      flops_per_token=self.cost.flops_per_token,
+      tokens_per_step=self.cost.tokens_per_step,
+      num_steps=self.cost.num_steps,
+      knob=''.join(line.replace('=', ' = ', 1) for line in self.knob),
+      gap=self.gap,
+      problem=self.problem,
+    )
+
+  def _changes(self, arm: Arm) -> tuple[str, ...]:
+    """What sets the arm apart, the knob's own binding replaced where it moved."""
+    moved = [line.replace('=', ' = ', 1) for line in self.knob]
+    names = [line.partition(' = ')[0] for line in moved]
+    return (*(one for one in arm.changes if one.partition(' = ')[0] not in names), *moved)
+
+
+class _Planner:
+  """Resolves arms, each config and each shape once."""
+
+  def __init__(self, sweep: Sweep, load: Load, step_seconds: StepSeconds | None):
+    self.sweep, self._load, self.step_seconds = sweep, load, step_seconds
+    # Complete in itself, so that a variant may leave its parts unused.
+    self.base = load(sweep.base_files, sweep.shared)
+    self._costs: dict[str, Cost] = {}
+    self._target = 0.0
+
+  def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
+    return self._load(arm.files, (*arm.bindings, *more), base=self.base)
+
+  def resolve(self, arm: Arm, knob: tuple[str, ...] = ()) -> _Resolved:
+    config = self.load(arm, (*knob, f'{_SEED}=0'))
+    identity = config_lib.identity(config, without=[_SEED])
+    if identity not in self._costs:
+      self._costs[identity] = cost_of(config.build())
+    return _Resolved(config, identity, self._costs[identity], knob)
+
+  def aim(self, baseline: _Resolved) -> None:
+    """What the other variants are to match."""
+    if self.sweep.match is not None:
+      self._target = self._quantity(baseline)
+
+  def _quantity(self, resolved: _Resolved) -> float:
+    if self.sweep.match != 'seconds':
+      return resolved.cost.of(str(self.sweep.match))
+    if self.step_seconds is None:
+      raise UserError("Sweep.match = 'seconds' needs a machine to measure on")
+    return self.step_seconds(resolved.config, resolved.identity) * resolved.cost.num_steps
+
+  def matched(self, arm: Arm, resolved: _Resolved) -> _Resolved:
+    """The arm with its knob where the budget is the baseline's, or with the reason why not."""
+    sweep = self.sweep
+    if sweep.match is None:
+      return resolved
+    gap = self._quantity(resolved) / self._target - 1
+    if abs(gap) <= sweep.tolerance:
+      return dataclasses.replace(resolved, gap=gap)
+    wanted = f'{abs(gap):.1%} {"more" if gap > 0 else "fewer"} {sweep.match} than the baseline'
+    if sweep.match == 'steps':
+      return dataclasses.replace(resolved, gap=gap, problem=f'{wanted}: Sweep.match is steps')
+    try:
+      knob, start = knob_of(resolved.config, sweep.knobs)
+      found = solve(
+        lambda value: self._quantity(self.resolve(arm, (f'{knob}={value}',))),
+        start,
+        self._target,
+        sweep.tolerance,
+      )
+    except UserError as error:
+      return dataclasses.replace(resolved, gap=gap, problem=f'{wanted}, and {error}')
+    moved = self.resolve(arm, (f'{knob}={found.value}',))
+    problem = ''
+    if abs(found.gap) > sweep.tolerance:
+      problem = f'{wanted}; the nearest, {knob} = {found.value}, is {found.gap:+.1%} off'
+    return dataclasses.replace(moved, gap=found.gap, problem=problem)
+
+
+def versions() -> dict[str, str]:
+  """What the results may depend on."""
+  import jax
+
+  found = {'python': platform.python_version()}
+  for name in ('t2x', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'):
+    found[name] = importlib.metadata.version(name)
+  return found | {'device': jax.devices()[0].device_kind}
+
+
+def commit() -> str:
+  """Of the working directory's repository; '+' when files differ from it, '' without one."""
+
+  def git(*arguments: str) -> str:
+    done = subprocess.run(['git', *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+  try:
+    dirty = git('status', '--porcelain', '--untracked-files=no')
+    return git('rev-parse', '--short=12', 'HEAD') + ('+' if dirty else '')
+  except (OSError, subprocess.CalledProcessError):
+    return ''

@@ -1,0 +1,137 @@
+"""`t2x sweep`: plans the trials of a sweep file, prints them, runs those that have not ended."""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from t2x.errors import UserError
+from t2x.files import write_whole
+from t2x.sweeps.engines import Ray, Slurm
+from t2x.sweeps.plan import Load, make_plan
+from t2x.sweeps.probe import step_seconds
+from t2x.sweeps.records import Plan, Trial, read_outcome, read_plan, write_plan
+from t2x.sweeps.runners import Here, Pool, Runner, distinct, pending
+from t2x.sweeps.sweep import read_sweep
+from t2x.sweeps.table import plan_table
+
+__all__ = ['sweep']
+
+
+def sweep(args: argparse.Namespace, load: Load) -> int:
+  """Plans and runs a sweep. Exit code 1 when a trial failed (diverged ones are results)."""
+  folder = Path(args.out) / Path(args.file).stem
+  trials_folder = Path(args.out) / 'trials'
+  if args.worker:
+    index, count = map(int, args.worker.split('/'))
+    Here(load, (index, count)).run(read_plan(folder).trials, trials_folder, lambda *_: None)
+    return 0
+  plan, configs = _planned(args, load, folder)
+  print(plan_table(plan, trials_folder))
+  if args.dry_run:
+    return 0
+  write_plan(folder, plan)
+  for name, text in configs.items():
+    _keep(trials_folder / name / 'config.gin', text)
+  if args.retry:
+    _forget_failures(plan.trials, trials_folder)
+  _run(_runner(args, load, folder), plan, trials_folder)
+  return _summary(plan, trials_folder, folder)
+
+
+def _planned(args: argparse.Namespace, load: Load, folder: Path) -> tuple[Plan, dict[str, str]]:
+  read = read_sweep(args.file, args.overrides)
+  with tempfile.TemporaryDirectory() as scratch:
+    measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not args.dry_run)
+    return make_plan(read, load, measure)
+
+
+def _keep(path: Path, text: str) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  if not path.exists():
+    write_whole(path, text.encode())
+
+
+def _forget_failures(trials: Sequence[Trial], folder: Path) -> None:
+  for trial in distinct(trials):
+    outcome = read_outcome(folder / trial.folder)
+    if outcome is not None and outcome.status == 'failed':
+      (folder / trial.folder / 'trial.json').unlink()
+
+
+def _runner(args: argparse.Namespace, load: Load, folder: Path) -> Runner:
+  settings = _settings(args.setting)
+  if args.runner == 'slurm':
+    return Slurm(load, folder / 'slurm', settings)
+  if args.runner == 'ray':
+    return Ray(load, settings)
+  if settings:
+    raise UserError('--setting is for --runner slurm and ray')
+  if args.workers < 2:
+    return Here(load)
+
+  def command(index: int, count: int) -> list[str]:
+    worker = ['--out', args.out, '--worker', f'{index}/{count}']
+    return [sys.executable, '-m', 't2x', 'sweep', args.file, *worker]
+
+  return Pool(command, args.workers, folder)
+
+
+def _settings(given: Sequence[str]) -> dict[str, Any]:
+  """`NAME=VALUE` each; values are JSON where they can be read so."""
+  settings: dict[str, Any] = {}
+  for one in given:
+    name, equals, text = one.partition('=')
+    if not equals:
+      raise UserError(f"--setting '{one}' wants NAME=VALUE")
+    try:
+      settings[name] = json.loads(text)
+    except ValueError:
+      settings[name] = text
+  return settings
+
+
+def _run(runner: Runner, plan: Plan, folder: Path) -> None:
+  """Runs with a bar on the terminal; a line a trial goes to stderr."""
+  console = Console(stderr=True)
+  columns = (
+    TextColumn('{task.description}'),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+  )
+  left = {one.folder for one in pending(plan.trials, folder)}
+  trials = distinct(plan.trials)
+  with Progress(*columns, console=console, transient=True) as progress:
+    task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(left))
+
+    def ended(trial, outcome):
+      if trial.folder not in left:
+        return
+      left.discard(trial.folder)
+      progress.advance(task)
+      value = outcome.metrics.get(plan.metric)
+      told = outcome.reason if value is None else f'{plan.metric} {value:.5g}'
+      where = ' '.join(f'{k}={v}' for k, v in trial.point.items())
+      name = f'{trial.variant} {where}'.strip()
+      line = f'{name}, seed {trial.seed}: {outcome.status}, {told} ({outcome.seconds:.1f} s)'
+      progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    runner.run(plan.trials, folder, ended)
+
+
+def _summary(plan: Plan, folder: Path, report: Path) -> int:
+  outcomes = [read_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
+  counts = {
+    status: sum(1 for one in outcomes if one is not None and one.status == status)
+    for status in ('finished', 'diverged', 'failed')
+  }
+  told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+  print(f'{told or "nothing to run"}; now: t2x report {report}')
+  return 1 if counts['failed'] else 0

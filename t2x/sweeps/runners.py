@@ -1,0 +1,187 @@
+"""Who runs the trials of a plan: this process, a pool of them, or an engine that has a queue.
+
+All of them go by what lies in the shared folder: a trial that has ended is left alone, one that
+another process holds is passed over. So any number of them can work on one sweep.
+"""
+
+import abc
+import dataclasses
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from t2x import config as config_lib
+from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.signals import answered_by
+from t2x.sweeps.records import Outcome, Trial, read_outcome
+from t2x.sweeps.trial import Busy, Programs, run_trial
+
+__all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct', 'pending', 'tell_ended']
+
+# Called with each trial that has ended.
+Ended = Callable[[Trial, Outcome], None]
+
+
+def distinct(trials: Sequence[Trial]) -> list[Trial]:
+  """Trials that can be run, each once: two variants may be the same config."""
+  found: dict[str, Trial] = {}
+  for trial in trials:
+    if not trial.problem:
+      found.setdefault(trial.folder, trial)
+  return list(found.values())
+
+
+def pending(trials: Sequence[Trial], folder: Path) -> list[Trial]:
+  """Those of `distinct` that have not ended; `folder` is OUT/trials."""
+  return [one for one in distinct(trials) if read_outcome(folder / one.folder) is None]
+
+
+def tell_ended(
+  trials: Sequence[Trial], waiting: Sequence[Trial], folder: Path, ended: Ended
+) -> None:
+  """Tells of the trials that had ended before."""
+  names = {one.folder for one in waiting}
+  for trial in distinct(trials):
+    outcome = None if trial.folder in names else read_outcome(folder / trial.folder)
+    if outcome is not None:
+      ended(trial, outcome)
+
+
+class Runner(abc.ABC):
+  """Runs trials whose config.gin stands in their folders."""
+
+  @abc.abstractmethod
+  def run(self, trials: Sequence[Trial], folder: Path, ended: Ended) -> None:
+    """Runs those of `trials` that have not ended, and returns when all have.
+
+    Args:
+      trials: of a plan.
+      folder: OUT/trials.
+      ended: told of each trial that has ended, whoever ran it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Here(Runner):
+  """One after another in this process; the seeds of a variant share what is compiled.
+
+  Attributes:
+    load: reads gin files.
+    turn: of how many workers, which one this is: (0, 1) alone. Each starts elsewhere.
+  """
+
+  load: Callable[..., config_lib.Config]
+  turn: tuple[int, int] = (0, 1)
+  wait_seconds: float = 2.0
+
+  def run(self, trials, folder, ended):
+    programs = Programs()
+    waiting = list(self._order(distinct(trials)))
+    while waiting:
+      busy = []
+      for trial in waiting:
+        try:
+          outcome = run_trial(folder / trial.folder, self.load, programs)
+        except Busy:
+          busy.append(trial)
+          continue
+        ended(trial, outcome)
+      if len(busy) == len(waiting):
+        time.sleep(self.wait_seconds)
+      waiting = busy
+
+  def _order(self, trials: Sequence[Trial]) -> Iterator[Trial]:
+    """By identity, beginning with this worker's share: the others' come last."""
+    index, count = self.turn
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+      groups.setdefault(trial.identity, []).append(trial)
+    shares = [list(groups.values())[i::count] for i in range(count)]
+    own, *others = [*shares[index:], *shares[:index]]
+    for group in own:
+      yield from group
+    # Those that the others come to last are the likeliest to be free.
+    for share in others:
+      for group in reversed(share):
+        yield from reversed(group)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool(Runner):
+  """Processes of this machine, each with its share of the cores, or a device of its own.
+
+  Attributes:
+    command: what a worker runs, given its number: `t2x sweep ... --worker I/N`.
+    num_processes: workers.
+    logs: folder of their logs.
+  """
+
+  command: Callable[[int, int], Sequence[str]]
+  num_processes: int
+  logs: Path
+
+  def run(self, trials, folder, ended):
+    waiting = {trial.folder: trial for trial in pending(trials, folder)}
+    tell_ended(trials, list(waiting.values()), folder, ended)
+    stopped: list[int] = []
+    with answered_by(lambda number, frame: stopped.append(number)):
+      workers = [self._start(i) for i in range(min(self.num_processes, len(waiting)))]
+      while waiting or any(worker.poll() is None for worker in workers):
+        for name in list(waiting):
+          if outcome := read_outcome(folder / name):
+            ended(waiting.pop(name), outcome)
+        if stopped:
+          self._stop(workers)
+          raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
+        idle = waiting and all(worker.poll() is not None for worker in workers)
+        if idle and not any(read_outcome(folder / one) for one in waiting):
+          raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)
+        time.sleep(0.2)
+
+  def _start(self, index: int) -> subprocess.Popen:
+    environment = os.environ | _share(index, self.num_processes)
+    log = (self.logs / f'worker-{index}.log').open('ab')
+    return subprocess.Popen(
+      self.command(index, self.num_processes),
+      stdin=subprocess.DEVNULL,
+      stdout=log,
+      stderr=log,
+      env=environment,
+      preexec_fn=_pin(index, self.num_processes),
+    )
+
+  def _stop(self, workers: Sequence[subprocess.Popen]) -> None:
+    for worker in workers:
+      if worker.poll() is None:
+        worker.terminate()
+    for worker in workers:
+      worker.wait()
+
+
+def _share(index: int, count: int) -> dict[str, str]:
+  """A GPU each, where there are several."""
+  import jax
+
+  if jax.default_backend() != 'gpu':
+    return {}
+  gpus = jax.local_device_count()
+  each = max(gpus // count, 1)
+  own = [str((index * each + i) % gpus) for i in range(each)]
+  share = {'CUDA_VISIBLE_DEVICES': ','.join(own)}
+  if count > gpus:
+    share['XLA_PYTHON_CLIENT_MEM_FRACTION'] = f'{0.9 * gpus / count:.3f}'
+  return share
+
+
+def _pin(index: int, count: int) -> Callable[[], Any] | None:
+  """Keeps a worker on its share of the cores, so that its threads do not wait for another's."""
+  if not hasattr(os, 'sched_setaffinity'):
+    return None
+  cores = sorted(os.sched_getaffinity(0))
+  if len(cores) < count:
+    return None
+  own = cores[index::count]
+  return lambda: os.sched_setaffinity(0, own)

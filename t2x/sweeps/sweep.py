@@ -1,0 +1,190 @@
+"""A sweep file: what is varied, over which seeds, and what is kept equal."""
+
+import dataclasses
+import difflib
+import itertools
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from t2x import config as config_lib
+from t2x.errors import UserError
+
+__all__ = ['QUANTITIES', 'Arm', 'Sweep', 'read_sweep']
+
+# What variants may be matched in.
+QUANTITIES = ('steps', 'parameters', 'flops_per_token', 'flops', 'seconds')
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+  """A variant at a point of the grid: what trials that differ in the seed alone share.
+
+  Attributes:
+    variant: its name.
+    point: the grid's values, by axis.
+    files: gin files, in order.
+    bindings: `NAME=VALUE` each, which win over the files.
+    changes: what sets it apart from the base, a file or a binding each.
+  """
+
+  variant: str
+  point: Mapping[str, Any]
+  files: tuple[str, ...]
+  bindings: tuple[str, ...]
+  changes: tuple[str, ...]
+
+  @property
+  def title(self) -> str:
+    """'geglu', or 'geglu, Stack.num_layers=4' on a grid."""
+    axes = [f'{name}={config_lib.to_gin(value)}' for name, value in self.point.items()]
+    return ', '.join([self.variant, *axes])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sweep:
+  """The bindings `Sweep.NAME = ...` of a sweep file. Its other bindings and macros hold for all trials.
+
+  Attributes:
+    base: gin files that are the experiment, relative to the sweep file or to the working directory.
+    variants: name -> bindings ({'MLP.activation': @gelu}: any name and value of a config, scopes
+      included), or a gin file laid over the base. They win over the base, scoped bindings included.
+    baseline: the variant that the others are compared with.
+    seeds: their number, or the seeds themselves.
+    grid: name -> values; every variant is run at every point, and compared with the baseline there.
+    metric: which of the evaluation's metrics decides.
+    goal: 'min' or 'max': the better way.
+    match: what every variant has in common with the baseline: 'steps' (nothing moves), 'parameters',
+      'flops_per_token', 'flops' (per token times tokens), 'seconds' (measured); None: not looked at.
+    knob: the binding or macro, an integer, that moves until it matches ('MLP.hidden_dim',
+      'Stack.num_layers', 'Trainer.num_steps', 'd_ff'); of several, the first that a variant has.
+    tolerance: how far off a match may be, as a part of the baseline's.
+  """
+
+  base: str | Sequence[str]
+  variants: Mapping[str, Any]
+  baseline: str
+  seeds: int | Sequence[int] = 5
+  grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+  metric: str = 'loss'
+  goal: Literal['min', 'max'] = 'min'
+  match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
+  knob: str | Sequence[str] = ()
+  tolerance: float = 0.01
+  # Where it was read, and what its file binds beside it.
+  file: Path = Path('sweep.gin')
+  shared: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    if self.baseline not in self.variants:
+      raise UserError(f"Sweep.baseline = '{self.baseline}' is none of {', '.join(self.variants)}")
+    if not self.seed_list:
+      raise UserError('Sweep.seeds is empty: there is nothing to run')
+    if len(set(self.seed_list)) < len(self.seed_list):
+      raise UserError(f'Sweep.seeds = {list(self.seed_list)} holds a seed twice')
+    moves = self.match not in (None, 'steps')
+    if moves and not self.knobs:
+      raise UserError(f"Sweep.match = '{self.match}' needs Sweep.knob, the number that may move")
+    if self.knobs and not moves:
+      raise UserError(f'Sweep.knob = {self.knob!r} moves nothing: Sweep.match = {self.match!r}')
+    for name, values in self.grid.items():
+      if not isinstance(values, (list, tuple)) or not values:
+        raise UserError(f"Sweep.grid['{name}'] wants a list of values, got {values!r}")
+    for name, given in self.variants.items():
+      if not isinstance(given, (dict, str)):
+        raise UserError(f"Sweep.variants['{name}'] is neither a dict of bindings nor a gin file")
+
+  @property
+  def seed_list(self) -> tuple[int, ...]:
+    """The seeds themselves."""
+    return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
+
+  @property
+  def knobs(self) -> tuple[str, ...]:
+    """The bindings that may move, in order of preference."""
+    return (self.knob,) if isinstance(self.knob, str) else tuple(self.knob)
+
+  @property
+  def name(self) -> str:
+    """The stem of its file."""
+    return self.file.stem
+
+  @property
+  def base_files(self) -> tuple[str, ...]:
+    """The base, found."""
+    names = [self.base] if isinstance(self.base, str) else self.base
+    return tuple(self._find(name, 'Sweep.base') for name in names)
+
+  def arms(self) -> Iterator[Arm]:
+    """Every variant at every point of the grid; at each point the baseline comes first."""
+    order = sorted(self.variants, key=lambda name: name != self.baseline)
+    for values in itertools.product(*self.grid.values()):
+      point = dict(zip(self.grid, values, strict=True))
+      for name in order:
+        given, files = self.variants[name], self.base_files
+        own: tuple[str, ...] = ()
+        if isinstance(given, str):
+          own, given = (self._find(given, f"Sweep.variants['{name}']"),), {}
+        bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(given)).items())
+        changes = (*own, *(line.replace('=', ' = ', 1) for line in bindings))
+        yield Arm(name, point, (*files, *own), (*self.shared, *bindings), changes)
+
+  def _find(self, name: str, what: str) -> str:
+    for path in (self.file.parent / name, Path(name)):
+      if path.is_file():
+        return str(path)
+    raise UserError(f"{self.file}: {what}: there is no file '{name}'")
+
+
+def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
+  """Reads a sweep file; `--gin.Sweep.NAME=VALUE` wins over it, other overrides hold for all trials.
+
+  Raises:
+    UserError: it cannot be read, or its bindings do not fit, a line each.
+  """
+  parsed = config_lib.parse_files([file], overrides)
+  config_lib.raise_findings(parsed.findings)
+  macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
+  hints = typing.get_type_hints(Sweep)
+  known = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
+  given: dict[str, Any] = {}
+  findings, shared = [], []
+  used: set[str] = set()  # Macros of the sweep itself: not the trials' affair.
+  for statement in parsed.statements:
+    if statement.name != 'Sweep' or statement.is_macro:
+      shared.append(f'{statement.target}={config_lib.to_gin(statement.value)}')
+      continue
+    name, value = statement.param, statement.value
+    if name not in known:
+      guess = difflib.get_close_matches(name, known, 1)
+      hint = f"did you mean '{guess[0]}'?" if guess else f'it has {", ".join(sorted(known))}'
+      message = f"Sweep has no parameter '{name}'; {hint}"
+      findings.append(config_lib.Finding(statement.place, message))
+      continue
+    used |= {leaf.name for leaf in config_lib.leaves(value) if isinstance(leaf, config_lib.Macro)}
+    value = _expanded(value, macros)
+    if problem := config_lib.problem(value, hints[name], lambda _: None):
+      findings.append(config_lib.Finding(statement.place, f'Sweep.{name} {problem}'))
+    given[name] = value
+  config_lib.raise_findings(findings)
+  missing = {'base', 'variants', 'baseline'} - given.keys()
+  if missing:
+    needs = ', '.join(f'Sweep.{name}' for name in sorted(missing))
+    raise UserError(f'{file}: a sweep needs {needs}')
+  kept = tuple(line for line in shared if line.partition('=')[0] not in used)
+  try:
+    return Sweep(**given, file=Path(file), shared=kept)
+  except UserError as error:
+    raise UserError(f'{file}: {error}') from error
+
+
+def _expanded(value: Any, macros: Mapping[str, Any]) -> Any:
+  """The value with the sweep file's own macros replaced."""
+
+  def one(leaf):
+    if isinstance(leaf, config_lib.Macro) and leaf.name in macros:
+      return _expanded(macros[leaf.name].value, macros)
+    return leaf
+
+  return config_lib.map_leaves(one, value)

@@ -1,0 +1,116 @@
+"""What is traced and compiled for an experiment: shapes, and the jitted functions over them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from t2x.parallel import Activations, batch_sharding
+from t2x.tasks.losses import Sums
+from t2x.train.experiment import Experiment
+from t2x.train.fit import check_fit
+from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
+from t2x.train.step import make_eval_step, make_train_step
+
+__all__ = ['Program']
+
+Leaves = list[jax.Array]
+TrainStep = Callable[[Leaves, Mapping[str, jax.Array]], tuple[Leaves, Sums, jax.Array]]
+EvalStep = Callable[[Any, Mapping[str, jax.Array]], Sums]
+
+
+class Program:
+  """The compiled side of an experiment, for all runs whose configs differ in the seed alone.
+
+  Attributes:
+    mesh: the devices.
+    layout: where the activations of a step are split over them; None for one device.
+    optimizer: the update rule with its schedule.
+    abstract: shapes and shardings of the train state.
+
+  Raises:
+    UserError: parts that do not fit each other or the devices.
+  """
+
+  def __init__(self, experiment: Experiment):
+    _, task, _ = experiment.complete()
+    self.experiment = experiment
+    self.mesh = experiment.mesh.build()
+    self.optimizer = optimizer_for(experiment)
+    self.abstract = abstract_state(experiment, self.optimizer, self.mesh)
+    task.check_model(self.abstract.model)
+    check_fit(experiment, self.mesh, self.abstract.model)
+    self.layout = Activations.of(self.mesh, experiment.mesh)
+    self._init: Any = None
+    self._train_step: Any = None
+    self._eval_step: Any = None
+
+  def init(self, seed: int) -> TrainState:
+    """A new state: every parameter is made where it will live."""
+    if self._init is None:
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+      # What runs once is not worth the seconds that LLVM takes to make it fast.
+      options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
+      self._init = jax.jit(
+        init_function(self.experiment, self.optimizer),
+        out_shardings=shardings,
+        compiler_options=options,
+      )
+    return self._init(jax.random.key(seed))
+
+  def whole(self, leaves: Leaves) -> TrainState:
+    """The state of these leaves (`jax.tree.leaves(state)`)."""
+    return jax.tree.unflatten(jax.tree.structure(self.abstract), leaves)
+
+  def train_step(self, tokenizer: Any) -> TrainStep:
+    """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; the leaves are donated.
+
+    Leaves, because to take modules apart and put them together again takes Python longer than a
+    small step takes the device. `whole` makes a state of them.
+
+    Args:
+      tokenizer: the runs' fitted tokenizer, the same for all of them.
+    """
+    if self._train_step is None:
+      _, task, trainer = self.experiment.complete()
+      step = make_train_step(task.bound(tokenizer), trainer, self.optimizer, self.layout)
+
+      def train_step(leaves, batch):
+        state, sums, norms = step(self.whole(leaves), batch)
+        return jax.tree.leaves(state), sums, norms
+
+      shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
+      self._train_step = jax.jit(
+        train_step, donate_argnums=0, out_shardings=(shardings, None, None)
+      )
+    return self._train_step
+
+  def eval_step(self, tokenizer: Any) -> EvalStep:
+    """The jitted evaluation step, `(model, batch) -> sums`."""
+    if self._eval_step is None:
+      _, task, trainer = self.experiment.complete()
+      self._eval_step = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
+    return self._eval_step
+
+  def memory_bytes(self) -> int | None:
+    """What the train step takes of each device's memory: state, batch and all that lies between.
+
+    Asks what was compiled for the first step; None: no step was taken.
+    """
+    if self._train_step is None:
+      return None
+    _, task, trainer = self.experiment.complete()
+    sharding = batch_sharding(self.mesh)
+    batch = {
+      name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
+      for name, one in task.spec(trainer.batch_size).items()
+    }
+    found = (
+      self._train_step.lower(jax.tree.leaves(self.abstract), batch).compile().memory_analysis()
+    )
+    return (
+      found.argument_size_in_bytes
+      + found.output_size_in_bytes
+      + found.temp_size_in_bytes
+      - found.alias_size_in_bytes
+    )

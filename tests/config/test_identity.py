@@ -1,0 +1,58 @@
+"""Equal configs have one identity, whatever says so; different ones have different identities."""
+
+import pytest
+
+from t2x.config import identity, load
+from t2x.errors import UserError
+
+MODEL = """
+  Experiment:
+    model = @Model
+  Model.d_model = 8
+  Stack.num_layers = 2
+  Attention.num_heads = 1
+  MLP.hidden_dim = 4
+"""
+
+
+def test_files_macros_defaults_and_order_make_no_difference(read):
+  same = [
+    MODEL,
+    MODEL.replace('= 8', '= %d') + '  d = 8\n',
+    '  MLP.dropout_rate = 0.0\n' + MODEL,
+    MODEL + '  MLP.activation = @gelu\n',
+    MODEL.replace('  MLP.hidden_dim = 4\n', '')
+    + '  Experiment/MLP.hidden_dim = 4\n'.replace('Experiment/', ''),
+  ]
+  assert len({identity(read(text)) for text in same}) == 1
+
+
+@pytest.mark.parametrize(
+  'override',
+  ['Model.d_model=9', 'MLP.dropout_rate=0.1', 'MLP.activation=@relu', 'Experiment.name=a'],
+)
+def test_a_value_makes_one(read, override):
+  assert identity(read(MODEL)) != identity(read(MODEL, override))
+
+
+def test_what_is_left_out_makes_none(read):
+  configs = [
+    read(
+      MODEL + f'  Experiment.trainer = @Trainer()\n  Trainer.num_steps = 5\n  Trainer.seed = {i}\n'
+    )
+    for i in range(2)
+  ]
+  assert identity(configs[0]) != identity(configs[1])
+  assert len({identity(config, without=['Trainer.seed']) for config in configs}) == 1
+
+
+def test_a_part_that_replaces_another_may_leave_its_bindings_unused(read, tmp_path):
+  base = read(MODEL)
+  override = ['Block.feed_forward=@GatedMLP', 'GatedMLP.hidden_dim=4']
+  files = [tmp_path / 'x.gin']
+  with pytest.raises(UserError, match=r'x.gin:\d+: nothing uses MLP.hidden_dim'):
+    load(files, override, ['fake_parts'])
+  assert load(files, override, ['fake_parts'], base=load(files, (), ['fake_parts'])).build()
+  assert base.build()
+  with pytest.raises(UserError, match=r'nothing uses Window\.size'):
+    load(files, ['Window.size=3'], ['fake_parts'], base=load(files, (), ['fake_parts']))

@@ -1,0 +1,49 @@
+"""A sweep that takes seconds: tiny vision transformers on the digits that scikit-learn brings."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+BASE = f"""
+include '{ROOT}/configs/runs/vit_digits.gin'
+d_model = 16
+num_layers = 1
+MLP.hidden_dim = 32
+MultiHeadAttention.num_heads = 2
+Trainer:
+  num_steps = 12
+  batch_size = 32
+  eval_every = 0
+  checkpoint_every = 4
+  log_every = 4
+  ema_decay = None
+  keep_last = 1
+  keep_best = 0
+  optimizer = @AdamW()
+Cosine:
+  peak = 1e-2
+  warmup_steps = 2
+"""
+
+VARIANTS = """{
+    'gelu': {},
+    'relu': {'MLP.activation': @relu},
+    'gated': {'Block.feed_forward': @GatedMLP, 'GatedMLP.activation': @gelu, 'GatedMLP.hidden_dim': 32},
+  }"""
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+  """`sweep_file(variants, extra)` writes a sweep file beside its base."""
+
+  def write(variants: str = VARIANTS, extra: str = '') -> Path:
+    (tmp_path / 'base.gin').write_text(BASE)
+    path = tmp_path / 'study.gin'
+    path.write_text(
+      f"Sweep:\n  base = 'base.gin'\n  baseline = 'gelu'\n  variants = {variants}\n  seeds = 2\n{extra}"
+    )
+    return path
+
+  return write

@@ -1,0 +1,165 @@
+"""Trials of a sweep: what they are, what they cost, and that budgets are equal."""
+
+import math
+
+import jax
+import pytest
+from flax import nnx
+
+from t2x.commands import load
+from t2x.config import calls
+from t2x.errors import UserError
+from t2x.sweeps.plan import make_plan
+from t2x.sweeps.records import read_plan, write_plan
+from t2x.sweeps.sweep import read_sweep
+from t2x.sweeps.table import plan_table
+
+PARAMETERS = """
+  match = 'parameters'
+  knob = ['MLP.hidden_dim', 'GatedMLP.hidden_dim']
+"""
+
+
+@pytest.fixture
+def plan(sweep_file):
+  """`plan(extra, *overrides)`: the plan of the sweep with more lines."""
+
+  def plan(extra='', *overrides, step_seconds=None, **replaced):
+    file = sweep_file(extra=extra, **replaced)
+    return make_plan(read_sweep(file, overrides), load, step_seconds)
+
+  return plan
+
+
+def by_variant(made):
+  return {trial.variant: trial for trial in made.trials}
+
+
+def count(text, tmp_path):
+  """Parameters of a config, counted by building it."""
+  path = tmp_path / 'one.gin'
+  path.write_text(text)
+  model = load([path]).build().model(rngs=nnx.Rngs(0))
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))
+
+
+def test_every_variant_has_every_seed_and_differs_as_it_says(plan, tmp_path):
+  made, configs = plan()
+  assert [(t.variant, t.seed) for t in made.trials] == [
+    (variant, seed) for variant in ('gelu', 'relu', 'gated') for seed in (0, 1)
+  ]
+  assert by_variant(made)['relu'].changes == ('MLP.activation = @relu',)
+  for trial in made.trials:
+    text = configs[trial.folder]
+    assert f'seed = {trial.seed}' in text
+    assert trial.parameters == count(text, tmp_path)
+  assert len({trial.identity for trial in made.trials}) == 3
+  assert len(configs) == 6
+
+
+def test_parameters_are_matched_by_the_knob_that_a_variant_has(plan):
+  made, _ = plan(PARAMETERS)
+  found = by_variant(made)
+  assert found['relu'].knob == ''
+  assert found['gated'].knob.startswith('GatedMLP.hidden_dim = ')
+  for trial in made.trials:
+    assert abs(trial.parameters / found['gelu'].parameters - 1) <= 0.01
+    assert trial.gap == trial.parameters / found['gelu'].parameters - 1
+  # The knob's binding stands in the place of the one that it moved.
+  assert len(found['gated'].changes) == 3
+
+
+def test_training_flops_are_matched_by_steps(plan):
+  made, _ = plan("  match = 'flops'\n  knob = 'Trainer.num_steps'\n", 'Trainer.num_steps=1000')
+  found = by_variant(made)
+  flops = {n: t.flops_per_token * t.tokens_per_step * t.num_steps for n, t in found.items()}
+  assert found['gated'].num_steps < 1000
+  assert flops['gated'] == pytest.approx(flops['gelu'], rel=0.01)
+
+
+def test_seconds_are_matched_as_measured(plan):
+  def step_seconds(config, identity):
+    return 3.0 if any(call.part.name == 'GatedMLP' for call in calls(config.root)) else 1.0
+
+  made, _ = plan(
+    "  match = 'seconds'\n  knob = 'Trainer.num_steps'\n",
+    'Trainer.num_steps=300',
+    step_seconds=step_seconds,
+  )
+  assert by_variant(made)['gated'].num_steps == 100
+
+
+def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
+  made, _ = plan("  match = 'parameters'\n  knob = 'MLP.hidden_dim'\n")
+  gated = by_variant(made)['gated']
+  assert 'more parameters than the baseline, and it has no MLP.hidden_dim to move' in gated.problem
+  table = plan_table(made, tmp_path)
+  assert 'gated is not run: ' in table and '4 of 4 trials to run, 2 programs to compile' in table
+
+
+def test_a_variant_with_other_steps_is_said_where_steps_are_to_match(plan):
+  made, _ = plan('', variants="{'gelu': {}, 'long': {'Trainer.num_steps': 24}}")
+  assert 'steps' in by_variant(made)['long'].problem
+
+
+def test_a_grid_has_a_baseline_at_every_point(plan):
+  made, _ = plan("  grid = {'d_model': [16, 32]}\n" + PARAMETERS)
+  assert len(made.trials) == 3 * 2 * 2
+  for width in (16, 32):
+    here = [t for t in made.trials if t.point == {'d_model': width}]
+    assert here[0].variant == 'gelu'
+    assert all(abs(t.parameters / here[0].parameters - 1) <= 0.01 for t in here)
+
+
+def test_equal_variants_are_one_trial(plan):
+  made, configs = plan('', variants="{'gelu': {}, 'same': {'MLP.activation': @gelu}}")
+  assert len({trial.folder for trial in made.trials}) == 2 == len(configs)
+
+
+def test_more_seeds_keep_the_trials_that_were(plan):
+  few, _ = plan()
+  many, _ = plan('', 'Sweep.seeds=4')
+  assert {t.folder for t in few.trials} < {t.folder for t in many.trials}
+
+
+def test_a_variant_may_be_a_file(plan, tmp_path):
+  (tmp_path / 'wide.gin').write_text('d_model = 32\n')
+  made, _ = plan('', variants="{'gelu': {}, 'wide': 'wide.gin'}")
+  found = by_variant(made)
+  assert found['wide'].parameters > found['gelu'].parameters
+  assert found['wide'].changes[0].endswith('wide.gin')
+
+
+def test_a_plan_is_kept_whole(plan, tmp_path):
+  made, _ = plan(PARAMETERS)
+  write_plan(tmp_path / 'kept', made)
+  assert read_plan(tmp_path / 'kept') == made
+  with pytest.raises(UserError, match=r'did you mean .*kept'):
+    read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('variants', 'overrides', 'lines'),
+  [
+    ("{'gelu': {}, 'a': {'MLP.actvation': @relu}}", (), ["variant 'a': MLP has no parameter 'actvation'"]),
+    ("{'gelu': {}, 'a': {'MLP.hidden_dim': 'x'}}", (), ["variant 'a': MLP.hidden_dim wants"]),
+    ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 3}}", (), ["variant 'a': "]),
+    ("{'gelu': {}, 'a': {'GatedMLP.hidden_dim': 3}}", (), ['nothing uses GatedMLP.hidden_dim']),
+    ("{'gelu': {}, 'a': {'Cosine.warmup_steps': 99}}", (), ["variant 'a': Cosine.warmup_steps = 99"]),
+    ("{'relu': {}}", (), ["Sweep.baseline = 'gelu' is none of relu"]),
+    ("{'gelu': 3}", (), ["Sweep.variants['gelu'] is neither"]),
+    ("{'gelu': 'no.gin'}", (), ["there is no file 'no.gin'"]),
+    ("{'gelu': {}}", ('Sweep.sedes=3',), ["Sweep has no parameter 'sedes'; did you mean 'seeds'?"]),
+    ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds is empty']),
+    ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['holds a seed twice']),
+    ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
+    ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
+    ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
+  ],
+)  # fmt: skip
+def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):
+  with pytest.raises(UserError) as caught:
+    plan('', *overrides, variants=variants)
+  assert caught.value.exit_code == 2
+  for line in lines:
+    assert line in str(caught.value)
