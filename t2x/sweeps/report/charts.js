@@ -235,7 +235,9 @@ function band(runs) {
     const points = runs.map((run) => run.at.get(step));
     const values = points.map((one) => one.value);
     const mean = (list) => list.reduce((sum, one) => sum + one, 0) / list.length;
-    return { x: mean(points.map((one) => one.x)), mean: mean(values), low: Math.min(...values), high: Math.max(...values) };
+    // The seed that compiled for all starts late: seconds are the median's.
+    const xs = points.map((one) => one.x).sort((a, b) => a - b);
+    return { x: xs[Math.floor((xs.length - 1) / 2)], mean: mean(values), low: Math.min(...values), high: Math.max(...values) };
   });
 }
 

@@ -147,7 +147,10 @@ def _costs(results: Results) -> str:
         ', '.join(fronts),
       ]
     )
-  return '## Cost\n\nMeans over the finished seeds.\n\n' + _table(header, rows, 'lrrrrl')
+  return (
+    '## Cost\n\nMedians over the finished seeds (the first may have compiled for all).\n\n'
+    + _table(header, rows, 'lrrrrl')
+  )
 
 
 def _unfinished(results: Results) -> str:

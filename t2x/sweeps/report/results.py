@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ class Entry:
   """A trial and what became of it.
 
   Attributes:
-    status: 'finished', 'diverged', 'failed', 'running' or 'waiting'.
+    status: 'finished', 'diverged', 'failed', 'running' (it has begun; it may stand still after an
+      interruption) or 'waiting'.
     reason: why it diverged or failed.
   """
 
@@ -56,7 +58,8 @@ class Row:
   Attributes:
     point: index into `Results.points`.
     comparison: with the baseline at the same point; None: it is the baseline.
-    costs: by name, of `COSTS` and tokens_per_second, means over its finished seeds; None: unknown.
+    costs: by name, of `COSTS` and tokens_per_second, medians over its finished seeds,
+      since the first may have compiled for all; None: unknown.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
   """
 
@@ -172,7 +175,8 @@ def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
     return Entry(trial, folder, outcome.status, outcome.reason, outcome)
   if trial.problem:
     return Entry(trial, folder, 'failed', trial.problem, None)
-  return Entry(trial, folder, 'running' if folder.exists() else 'waiting', '', None)
+  begun = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
+  return Entry(trial, folder, 'running' if begun else 'waiting', '', None)
 
 
 def _is_number(value: Any) -> bool:
@@ -219,7 +223,7 @@ def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:
     'tokens_per_second': [one.tokens_per_second for one in done],
   }
   known = {name: [one for one in values if one is not None] for name, values in told.items()}
-  return {name: sum(ones) / len(ones) if ones else None for name, ones in known.items()}
+  return {name: float(statistics.median(ones)) if ones else None for name, ones in known.items()}
 
 
 def _with_fronts(rows: Sequence[Row], plan: Plan) -> list[Row]:

@@ -105,10 +105,12 @@ def make_sweep(
     elif (trial.variant, trial.seed) == failed:
       status = 'failed'
     if ended is not None and number >= ended:
-      if number > ended:
-        break
       status = 'running'
     folder = out / 'trials' / trial.folder
+    if ended is not None and number > ended:
+      folder.mkdir(parents=True)
+      (folder / 'config.gin').write_text('')
+      continue
     write_run(folder, trial, effects[trial.variant], status, steps, every)
   return out / 'study'
 
