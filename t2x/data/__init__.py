@@ -3,6 +3,7 @@ what is done to them. NumPy only."""
 
 from t2x.data.batches import Batches, Chain, evaluation_batches
 from t2x.data.cache import Rows, labelled_rows, token_rows
+from t2x.data.corruption import CorruptSpans
 from t2x.data.fetch import fetch
 from t2x.data.images import PrepareImage
 from t2x.data.inspect import inspect_batches
@@ -58,6 +59,7 @@ __all__ = [
   'Chain',
   'Characters',
   'ConcatenateAndSplit',
+  'CorruptSpans',
   'Digits',
   'FactbookSpans',
   'FashionMNIST',

@@ -17,10 +17,12 @@ from t2x.layers.activations import (
 )
 from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param, split_key
+from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.feed_forward import MLP, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
+  fixup,
   he_normal,
   lecun_normal,
   normal,
@@ -55,7 +57,15 @@ from t2x.layers.positions import (
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
-from t2x.layers.wiring import PostNorm, PreNorm
+from t2x.layers.shaw import ShawPositions
+from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
+from t2x.layers.synthetic_scores import (
+  DenseScores,
+  FactorizedDenseScores,
+  FactorizedRandomScores,
+  RandomScores,
+)
+from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
@@ -71,7 +81,12 @@ __all__ = [
   'Context',
   'CrossCache',
   'Dense',
+  'DenseScores',
+  'DynamicConvolution',
   'FactorisedEmbedding',
+  'FactorizedDenseScores',
+  'FactorizedRandomScores',
+  'FixupWiring',
   'Full',
   'GatedMLP',
   'Global',
@@ -80,6 +95,7 @@ __all__ = [
   'LayerNorm',
   'LearnedGrid',
   'LearnedPositions',
+  'LightweightConvolution',
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
@@ -89,15 +105,22 @@ __all__ = [
   'Or',
   'PatchEmbedding',
   'Pattern',
+  'Plus',
+  'PlusAlpha',
   'PositionEncoding',
   'PostNorm',
   'PreNorm',
   'Prefix',
   'RMSNorm',
+  'RandomScores',
+  'ReZero',
+  'Replace',
   'RoPE',
   'RoPEScaling',
+  'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
+  'Synthesizer',
   'T5Bias',
   'TokenEmbedding',
   'Tokens',
@@ -105,6 +128,7 @@ __all__ = [
   'attention_mask',
   'dropout',
   'elu',
+  'fixup',
   'gelu',
   'gelu_exact',
   'he_normal',

@@ -32,8 +32,8 @@ class AttentionCache:
   """Keys and values of what was read so far; the slot of a token is its position.
 
   Attributes:
-    k: keys, already rotated, [batch, slots, kv_heads, head_dim].
-    v: values, of the same shape.
+    k: keys, already rotated, [batch, slots, kv_heads, head_dim]; None for a mixer without keys.
+    v: values, of the same shape; of another mixer, whatever it reads of a token: [batch, slots, ...].
     segments: segment of the token in each slot, int [batch, slots]; 0: the slot is empty.
     prefix: bool [batch, slots]: does the pattern `Prefix()` let everybody see the token?
   """
@@ -42,6 +42,29 @@ class AttentionCache:
   v: Any
   segments: Any
   prefix: Any
+
+  def write(self, k: Array | None, v: Array, tokens: Tokens) -> 'AttentionCache':
+    """The cache with new keys and values at the slots of their positions, padding left out."""
+    batch, length = v.shape[:2]
+    num_slots = self.v.shape[1]
+    ones = jnp.ones((1, length), jnp.int32)
+    segments = ones if tokens.segments is None else tokens.segments
+    prefix = jnp.zeros_like(ones) if tokens.prefix is None else tokens.prefix
+    # A slot out of range is not written: `drop` below.
+    slots = jnp.where(segments == 0, num_slots, tokens.index(length))
+    slots = jnp.broadcast_to(slots, (batch, length))
+    rows = jnp.arange(batch)[:, None]
+
+    def put(old, new):
+      new = jnp.broadcast_to(new.astype(old.dtype), (batch, length, *old.shape[2:]))
+      return old.at[rows, slots].set(new, mode='drop')
+
+    return AttentionCache(
+      None if k is None else put(self.k, k),
+      put(self.v, v),
+      put(self.segments, segments),
+      put(self.prefix, prefix),
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -198,7 +221,7 @@ class MultiHeadAttention(nnx.Module):
       positions = tokens.index(q.shape[1]), k_tokens.index(k.shape[1])
       q, k = encoding.rotate(q, k, *positions)
     if isinstance(cache, AttentionCache):
-      cache = _write(cache, k, v, tokens)
+      cache = cache.write(k, v, tokens)
       k, v = cache.k, cache.v
       k_tokens = Tokens(None, cache.segments, cache.prefix)
     # Queries stay where their tokens are; every one may look at any key.
@@ -221,27 +244,6 @@ class MultiHeadAttention(nnx.Module):
   def _keys_and_values(self, x: Array) -> tuple[Array, Array]:
     k = self.k(x)
     return k if self.k_norm is None else self.k_norm(k), self.v(x)
-
-
-def _write(cache: AttentionCache, k: Array, v: Array, tokens: Tokens) -> AttentionCache:
-  """The cache with new keys and values at the slots of their positions, padding left out."""
-  batch, length = k.shape[:2]
-  num_slots = cache.k.shape[1]
-  ones = jnp.ones((1, length), jnp.int32)
-  segments = ones if tokens.segments is None else tokens.segments
-  prefix = jnp.zeros_like(ones) if tokens.prefix is None else tokens.prefix
-  # A slot out of range is not written: `drop` below.
-  slots = jnp.where(segments == 0, num_slots, tokens.index(length))
-  slots = jnp.broadcast_to(slots, (batch, length))
-  rows = jnp.arange(batch)[:, None]
-
-  def put(old, new):
-    new = jnp.broadcast_to(new.astype(old.dtype), (batch, length, *old.shape[2:]))
-    return old.at[rows, slots].set(new, mode='drop')
-
-  return AttentionCache(
-    put(cache.k, k), put(cache.v, v), put(cache.segments, segments), put(cache.prefix, prefix)
-  )
 
 
 def _check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:

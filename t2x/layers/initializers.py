@@ -4,14 +4,17 @@ A projection hands in its two-dimensional matrix [inputs, outputs], so fans are 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from t2x.errors import UserError
+
 __all__ = [
+  'fixup',
   'he_normal',
   'lecun_normal',
   'normal',
@@ -102,3 +105,32 @@ class ones:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jnp.ones(tuple(shape), dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class fixup:
+  """Another initialiser times num_branches^(-1 / (2 branch_layers - 2)), for all but the last layer of
+  the residual branches of a network without norms; the last one starts with `zeros`
+  (https://arxiv.org/abs/1901.09321).
+
+  Attributes:
+    num_branches: residual branches one after the other: two for each layer of an encoder, three
+      for each of a decoder with cross-attention.
+    branch_layers: weight layers in a branch; at least 2. Attention has two as well: values and output.
+    init: what is scaled.
+  """
+
+  num_branches: int
+  branch_layers: int = 2
+  init: Callable[..., Array] = he_normal()
+
+  def __post_init__(self):
+    if self.num_branches < 1 or self.branch_layers < 2:
+      raise UserError(
+        f'fixup.num_branches = {self.num_branches}, fixup.branch_layers = {self.branch_layers}: '
+        'at least 1, and at least 2'
+      )
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    scale = self.num_branches ** (-1 / (2 * self.branch_layers - 2))
+    return self.init(key, shape, dtype) * scale

@@ -33,11 +33,13 @@ class PositionEncoding(nnx.Module):
 
   Attributes:
     max_length: longest sequence it can serve; None: any.
-    has_bias: whether `bias` is to be added to attention scores.
+    has_bias: whether something is to be added to attention scores.
+    reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
   """
 
   max_length: int | None = None
   has_bias: bool = False
+  reads_queries: bool = False
 
   def embed(
     self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']
@@ -62,6 +64,15 @@ class PositionEncoding(nnx.Module):
   ) -> Float[Array, '#batch heads queries keys']:
     """What is added to scores, in float32. Only asked for when `has_bias`."""
     raise NotImplementedError(f'{type(self).__name__} has no bias')
+
+  def query_bias(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'],
+    q_positions: Int[Array, '#batch queries'],
+    k_positions: Int[Array, '#batch keys'],
+  ) -> Float[Array, 'batch heads queries keys']:
+    """What is added to q k' before it is scaled. Only asked for when `reads_queries`."""
+    raise NotImplementedError(f'{type(self).__name__} has no bias that reads queries')
 
 
 class NoPositions(PositionEncoding):

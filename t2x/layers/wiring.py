@@ -1,5 +1,7 @@
 """How a sublayer is put around the residual stream: norm before it
-(https://arxiv.org/abs/2002.04745) or after the addition (https://arxiv.org/abs/1706.03762)."""
+(https://arxiv.org/abs/2002.04745) or after the addition (https://arxiv.org/abs/1706.03762), a
+learned scalar that starts at 0 (https://arxiv.org/abs/2003.04887), or scalars and an initialisation
+in the place of norms (https://arxiv.org/abs/1901.09321)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +9,11 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers.base import dropout
+from t2x.layers.base import dropout, param
+from t2x.layers.initializers import ones, zeros
 from t2x.layers.norms import LayerNorm
 
-__all__ = ['PostNorm', 'PreNorm']
+__all__ = ['FixupWiring', 'PostNorm', 'PreNorm', 'ReZero']
 
 # Takes the sublayer's input; gives its output and whatever else the caller wants back.
 Sublayer = Callable[[Array], tuple[Array, Any]]
@@ -78,6 +81,76 @@ class PostNorm(nnx.Module):
     """As `PreNorm`."""
     y, rest = sublayer(x)
     return self.norm(x + _branch(y, self.dropout_rate, key, keep)), rest
+
+
+class ReZero(nnx.Module):
+  """x + alpha * dropout(sublayer(x)), alpha a learned scalar of this sublayer that starts at 0
+  (https://arxiv.org/abs/2003.04887).
+
+  Narang et al. 2021 (https://arxiv.org/abs/2102.11972) also try it with a norm before the sublayer.
+  Adafactor's steps are relative to a parameter's size: alpha wants AdamW.
+
+  Args:
+    d_model: width of the residual stream.
+    norm: builds the norm before the sublayer; None leaves it out.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., nnx.Module] | None = None,
+    dropout_rate: float = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    self.norm: Any = norm and norm(d_model, rngs=rngs)
+    self.alpha = param(zeros(), (), (), rngs)
+    self.dropout_rate = dropout_rate
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    sublayer: Sublayer,
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+    """As `PreNorm`."""
+    y, rest = sublayer(x if self.norm is None else self.norm(x))
+    y = y * self.alpha[...].astype(y.dtype)
+    return x + _branch(y, self.dropout_rate, key, keep), rest
+
+
+class FixupWiring(nnx.Module):
+  """x + dropout(scale * sublayer(x + before) + after), with three learned scalars and no norm (Fixup,
+  https://arxiv.org/abs/1901.09321).
+
+  What lets it train is the initialisation: `fixup` for the first projections of each sublayer
+  (`MLP.kernel_init`, `MultiHeadAttention.kernel_init`), `zeros` for the last one (`out_init`). The
+  scalar biases inside of a sublayer are its projections' own.
+
+  Args:
+    d_model: width of the residual stream.
+    dropout_rate: dropout on the branch.
+  """
+
+  def __init__(self, d_model: int, *, dropout_rate: float = 0.0, rngs: nnx.Rngs):
+    self.before = param(zeros(), (), (), rngs)
+    self.scale = param(ones(), (), (), rngs)
+    self.after = param(zeros(), (), (), rngs)
+    self.dropout_rate = dropout_rate
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    sublayer: Sublayer,
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+    """As `PreNorm`."""
+    y, rest = sublayer(x + self.before[...].astype(x.dtype))
+    y = y * self.scale[...].astype(y.dtype) + self.after[...].astype(y.dtype)
+    return x + _branch(y, self.dropout_rate, key, keep), rest
 
 
 def _branch(y: Array, rate: float, key: Array | None, keep: Array | None) -> Array:

@@ -18,6 +18,7 @@ from t2x.models.heads import (
   mean_tokens,
 )
 from t2x.models.language_model import LanguageModel
+from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
 from t2x.models.stack import Stack
 from t2x.models.vision import VisionTransformer
 
@@ -30,6 +31,7 @@ __all__ = [
   'LMHead',
   'LanguageModel',
   'MaskedLMHead',
+  'MixtureOfSoftmaxes',
   'Output',
   'ParallelBlock',
   'PooledClassifier',

@@ -7,6 +7,7 @@ from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.masked_lm import MaskedLM
 from t2x.tasks.sequence_classification import SequenceClassification
+from t2x.tasks.span_corruption import SpanCorruption
 from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.translation import Translation
 from t2x.tasks.word_classification import WordClassification
@@ -18,6 +19,7 @@ __all__ = [
   'LanguageModelling',
   'MaskedLM',
   'SequenceClassification',
+  'SpanCorruption',
   'SpanPrediction',
   'Task',
   'TextTask',

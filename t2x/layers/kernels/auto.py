@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 from t2x.layers.base import Tokens
-from t2x.layers.kernels.base import Kernel
+from t2x.layers.kernels.base import Kernel, reads_queries
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
 from t2x.layers.kernels.xla import XLA
@@ -57,6 +57,8 @@ class Auto(Kernel):
     )
     if refusal is None:
       return cudnn, f'cuDNN takes {pattern}'
+    if reads_queries(bias):
+      return Dense(), f'{type(bias).__name__} reads the queries; {refusal}'
     q_len, k_len = q.shape[1], k.shape[1]
     if q_len * k_len <= self.dense_scores:
       return Dense(), f'{q_len} x {k_len} scores are few; {refusal}'

@@ -17,7 +17,10 @@ __all__ = ['Bias', 'Kernel']
 
 @runtime_checkable
 class Bias(Protocol):
-  """What adds to the scores: a pytree, so that gradients reach its parameters."""
+  """What adds to the scores: a pytree, so that gradients reach its parameters.
+
+  One with `reads_queries` true is asked for `query_bias` instead, as `PositionEncoding` tells.
+  """
 
   def bias(self, q_pos: Any, k_pos: Any) -> Any:
     """[#batch, q] and [#batch, k] integer positions -> [#batch, heads, q, k]."""
@@ -50,7 +53,7 @@ class Kernel(abc.ABC):
     A query that sees nothing gives zeros. Softmax is in float32, or wider where the inputs are.
 
     Args:
-      bias: an object with `bias(q_pos, k_pos)`, or None.
+      bias: a `Bias`, or None.
       scale: multiplies q k'.
       dropout_rate: share of the probabilities dropped, when `key` is given.
     """
@@ -74,6 +77,18 @@ def slots(q_tokens: Tokens, k_tokens: Tokens) -> Slots:
     return Slots.POSITIONS
   shared = q_tokens.positions is k_tokens.positions and q_tokens.segments is k_tokens.segments
   return Slots.PACKED if shared and q_tokens.segments is not None else Slots.UNKNOWN
+
+
+def reads_queries(bias: Any) -> bool:
+  """Whether what `bias` adds depends on the queries."""
+  return getattr(bias, 'reads_queries', False)
+
+
+def added_scores(bias: Any, q: Any, q_pos: Any, k_pos: Any, scale: float) -> Any:
+  """What `bias` adds to scale q k': [#batch, heads, q, k]."""
+  if reads_queries(bias):
+    return bias.query_bias(q, q_pos, k_pos) * scale
+  return bias.bias(q_pos, k_pos)
 
 
 def group_size(q: Any, k: Any) -> int:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
 from t2x.layers.constraints import constrain
-from t2x.layers.kernels.base import Kernel, Slots, group_size, slots, softmax_dtype
+from t2x.layers.kernels.base import Kernel, Slots, group_size, reads_queries, slots, softmax_dtype
 from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, visible
 
 __all__ = ['Blockwise', 'tile_dropout']
@@ -29,7 +29,7 @@ class Blockwise(Kernel):
   """Attends in tiles of `q_block` queries by `k_block` keys, skipping what the pattern rules out.
 
   Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. A bias is
-  computed tile by tile. Positions that are the same array for queries and keys, with segments,
+  computed tile by tile; one that reads the queries is refused. Positions that are the same array for queries and keys, with segments,
   must count slots within each segment, as those of packed rows do. Not differentiable twice.
   """
 
@@ -54,6 +54,10 @@ class Blockwise(Kernel):
     dropout_rate: float = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
+    if reads_queries(bias):
+      raise UserError(
+        f'{self} has no {type(bias).__name__}, which reads the queries; use Dense() or Auto()'
+      )
     q_len, k_len, groups = q.shape[1], k.shape[1], group_size(q, k)
     leaves, structure = jax.tree.flatten(bias)
     trained = [_is_float(leaf) for leaf in leaves]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.layers.base import Tokens, dropout
-from t2x.layers.kernels.base import Kernel, group_size, hide_blind, softmax_dtype
+from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import Pattern, attention_mask
 
 __all__ = ['Dense']
@@ -36,13 +36,15 @@ class Dense(Kernel):
     batch, q_len, heads, head_dim = q.shape
     k_len, kv_heads, dtype = k.shape[1], k.shape[2], softmax_dtype(q)
     groups = group_size(q, k)
+    added = None
+    if bias is not None:
+      added = added_scores(bias, q, q_tokens.index(q_len), k_tokens.index(k_len), scale)
     # The heads of a group stand in line as so many more queries of their one key head.
     q = q.reshape(batch, q_len, kv_heads, groups, head_dim).swapaxes(2, 3)
     q = q.reshape(batch, q_len * groups, kv_heads, head_dim)
     scores = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype) * scale
-    if bias is not None:
-      added = bias.bias(q_tokens.index(q_len), k_tokens.index(k_len)).astype(dtype)
-      added = added.reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
+    if added is not None:
+      added = added.astype(dtype).reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
       scores += added.reshape(-1, kv_heads, q_len * groups, k_len)
     mask = attention_mask(pattern, q_tokens, k_tokens, q_len, k_len)
     if mask is not None:

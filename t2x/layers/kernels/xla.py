@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
 from t2x.layers.constraints import num_parts
-from t2x.layers.kernels.base import Kernel, group_size, hide_blind, softmax_dtype
+from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
 
 __all__ = ['XLA']
@@ -95,7 +95,8 @@ class XLA(Kernel):
     q_len, k_len = q.shape[1], k.shape[1]
     mask = attention_mask(pattern, q_tokens, k_tokens, q_len, k_len)
     if bias is not None:
-      bias = bias.bias(q_tokens.index(q_len), k_tokens.index(k_len)).astype(softmax_dtype(q))
+      q_pos, k_pos = q_tokens.index(q_len), k_tokens.index(k_len)
+      bias = added_scores(bias, q, q_pos, k_pos, scale).astype(softmax_dtype(q))
     out = jax.nn.dot_product_attention(
       q, k, v, bias=bias, mask=mask, scale=scale, implementation='xla'
     )

@@ -1,0 +1,118 @@
+"""Span corruption, T5's pre-training: the decoder writes what the encoder's text has lost (Raffel et al.
+2020, https://arxiv.org/abs/1910.10683)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans
+from t2x.errors import UserError
+from t2x.layers import Tokens
+from t2x.tasks.base import TextTask
+from t2x.tasks.causal_lm import shift_right
+from t2x.tasks.losses import classification_sums
+
+__all__ = ['SpanCorruption']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SpanCorruption(TextTask):
+  """Fills the gaps of a row of text, for an encoder-decoder.
+
+  Documents are joined and cut into rows that fill a source once spans are hidden (568 tokens for
+  512 of the source and 114 of the target). A row is one example: the end of a document in it is a
+  token like others, and may be hidden.
+
+  Attributes:
+    source_length: tokens of the source, sentinels and eos included.
+    rate: part of the tokens that are hidden.
+    mean_span: mean length of a hidden span.
+    num_sentinels: ids that are sentinels.
+    first_sentinel: the first of them, which the others count down from (32099 in T5's own
+      tokenizers). None: they follow the tokenizer's ids, and the first is the last of all.
+
+  Raises:
+    UserError: more spans than sentinels, or what `CorruptSpans` refuses.
+  """
+
+  source_length: int
+  rate: float = 0.15
+  mean_span: float = 3.0
+  num_sentinels: int = 100
+  first_sentinel: int | None = None
+
+  def __post_init__(self):
+    spans = self._corruption(0, self.num_sentinels).num_spans
+    if spans > self.num_sentinels:
+      raise UserError(
+        f'rows of {self.source_length} tokens have {spans} gaps: set SpanCorruption.num_sentinels '
+        f'= {self.num_sentinels} to at least {spans}'
+      )
+    if self.first_sentinel is not None and self.first_sentinel < self.num_sentinels:
+      raise UserError(
+        f'SpanCorruption.first_sentinel = {self.first_sentinel}: {self.num_sentinels} sentinels '
+        'cannot count down from it'
+      )
+
+  def _corruption(self, eos_id: int, vocab_size: int) -> CorruptSpans:
+    behind = vocab_size + self.num_sentinels - 1
+    return CorruptSpans(
+      source_length=self.source_length,
+      eos_id=eos_id,
+      first_sentinel=behind if self.first_sentinel is None else self.first_sentinel,
+      rate=self.rate,
+      mean_span=self.mean_span,
+    )
+
+  @property
+  def _shapes(self) -> CorruptSpans:
+    """What the lengths are read from: ids do not matter."""
+    return self._corruption(0, 0)
+
+  @property
+  def target_length(self) -> int:
+    """Tokens of the target, sentinels and eos included."""
+    return self._shapes.target_length
+
+  @property
+  def plan(self):
+    """Rows of text without padding."""
+    return ConcatenateAndSplit(self.planned(self._shapes.text_length))
+
+  def transform(self, tokenizer, *, train):
+    """Hides spans; evaluation draws from a fixed seed, so that its gaps are always the same."""
+    corruption = self._corruption(tokenizer.eos_id, tokenizer.vocab_size)
+    first = self.resegment(tokenizer, {'tokens': corruption.text_length}, train)
+    return corruption if first is None else Chain((first, corruption))
+
+  def spec(self, batch_size):
+    """ids and segments of both sides: int32 [batch, source_length or target_length]."""
+    lengths = {'source': self.source_length, 'target': self.target_length}
+    return {
+      side + field: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
+      for side, length in lengths.items()
+      for field in ('', '_segments')
+    }
+
+  def check_model(self, model):
+    """The model needs a row of its table for each token and each sentinel."""
+    super().check_model(model)
+    largest = self._corruption(0, self.tokenizer.vocab_size).first_sentinel
+    if model.vocab_size <= largest:
+      raise UserError(
+        f'the model has {model.vocab_size} rows in its token embedding, the last sentinel is '
+        f'{largest}: set TokenEmbedding.vocab_size to at least {largest + 1}'
+      )
+
+  def sums(self, model, batch, key):
+    """Loss and accuracy of each target token, sentinels and eos included."""
+    target, segments = batch['target'], batch['target_segments']
+    out = model(
+      batch['source'],
+      shift_right(target, segments, self.tokenizer.ids.start_id),
+      source_tokens=Tokens(segments=batch['source_segments']),
+      target_tokens=Tokens(segments=segments),
+      key=key,
+    )
+    return classification_sums(out.x, target, (segments != 0).astype(jnp.float32)), out.aux

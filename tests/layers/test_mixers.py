@@ -1,0 +1,175 @@
+"""What holds for every mixer that is not attention: packing, padding, caches, gradients, training."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from t2x.layers import (
+  MLP,
+  Causal,
+  DenseScores,
+  DynamicConvolution,
+  FactorizedDenseScores,
+  FactorizedRandomScores,
+  Full,
+  LightweightConvolution,
+  MultiHeadAttention,
+  NoPositions,
+  Plus,
+  PlusAlpha,
+  Prefix,
+  RandomScores,
+  RoPE,
+  ShawPositions,
+  Synthesizer,
+  T5Bias,
+  TokenEmbedding,
+  Tokens,
+  Window,
+)
+from t2x.models import Block, Decoder, LanguageModel, Stack
+
+WIDTH, LENGTH = 12, 7
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
+
+synthesizer = functools.partial(Synthesizer, num_heads=2)
+random = functools.partial(RandomScores, max_length=9)
+dense = functools.partial(DenseScores, max_length=9)
+MIXERS = {
+  'dense': functools.partial(synthesizer, scores=dense),
+  'dense_plus': functools.partial(synthesizer, scores=dense, mix=Plus),
+  'factorized_dense': functools.partial(
+    synthesizer, scores=functools.partial(FactorizedDenseScores, factors=(3, 3))
+  ),
+  'random': functools.partial(synthesizer, scores=random),
+  'factorized_random': functools.partial(
+    synthesizer, scores=functools.partial(FactorizedRandomScores, max_length=9, rank=2)
+  ),
+  'random_plus_alpha': functools.partial(synthesizer, scores=random, mix=PlusAlpha),
+  'lightweight': functools.partial(LightweightConvolution, num_heads=3, kernel_size=4),
+  'dynamic': functools.partial(DynamicConvolution, num_heads=2, kernel_size=3),
+  'shaw': functools.partial(MultiHeadAttention, num_heads=2),
+}
+ENCODINGS = {
+  'shaw': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
+  'dense': functools.partial(T5Bias, num_heads=2),
+  'dense_plus': RoPE,
+  'random_plus_alpha': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
+}
+
+
+def moved(module):
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(0.4 * rng.normal(size=leaf.shape), leaf.dtype), module
+  )
+
+
+def build(name, **settings):
+  mixer = moved(MIXERS[name](WIDTH, rngs=nnx.Rngs(0), **settings))
+  return mixer, moved(ENCODINGS.get(name, NoPositions)(WIDTH, rngs=nnx.Rngs(1)))
+
+
+run = jax.jit(lambda mixer, *args, pattern, **kwargs: mixer(*args, pattern=pattern, **kwargs),
+              static_argnames='pattern')  # fmt: skip
+
+
+@pytest.mark.parametrize('name', MIXERS)
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+def test_packed_equals_unpacked_and_padding_is_not_read(name, pattern):
+  mixer, encoding = build(name)
+  tokens = Tokens(jnp.asarray([[0, 1, 2, 3, 0, 1, 0]]), jnp.asarray([[1, 1, 1, 1, 2, 2, 0]]))
+  packed, _ = run(mixer, X[:1], pattern=pattern, tokens=tokens, encoding=encoding)
+  first, _ = run(mixer, X[:1, :4], pattern=pattern, encoding=encoding)
+  second, _ = run(mixer, X[:1, 4:6], pattern=pattern, encoding=encoding)
+  np.testing.assert_allclose(packed[:, :6], jnp.concatenate([first, second], 1), atol=1e-5)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+@pytest.mark.parametrize('pattern', [Causal(), Causal() & Window(2), Causal() | Prefix()], ids=str)
+def test_cached_decoding_equals_full_forward(name, pattern):
+  mixer, encoding = build(name)
+  prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (2, LENGTH))
+  full, _ = run(mixer, X, pattern=pattern, tokens=Tokens(prefix=prefix), encoding=encoding)
+  cache, outputs = mixer.init_cache(2, LENGTH + 2), []
+  for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
+    positions = jnp.broadcast_to(jnp.arange(start, stop), (2, stop - start))
+    tokens = Tokens(positions, jnp.ones_like(positions), prefix[:, start:stop])
+    y, cache = run(
+      mixer, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, cache=cache
+    )
+    outputs.append(y)
+  np.testing.assert_allclose(jnp.concatenate(outputs, 1), full, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_rows_padded_on_the_left_decode_as_each_alone(name):
+  mixer, encoding = build(name)
+  alone, _ = run(mixer, X[:, :5], pattern=Causal(), encoding=encoding)
+  # The second row has three tokens, after two of padding.
+  prompt = X[:, :4].at[1].set(jnp.roll(X[1, :4], 1, axis=0))
+  positions, segments = (
+    jnp.asarray([[0, 1, 2, 3], [0, 0, 1, 2]]),
+    jnp.asarray([[1] * 4, [0, 1, 1, 1]]),
+  )
+  settings = {'pattern': Causal(), 'encoding': encoding}
+  cache = mixer.init_cache(2, 5)
+  first, cache = run(mixer, prompt, tokens=Tokens(positions, segments), cache=cache, **settings)
+  np.testing.assert_allclose(first[0], alone[0, :4], atol=1e-5)
+  np.testing.assert_allclose(first[1, 1:], alone[1, :3], atol=1e-5)
+  step = jnp.stack([X[0, 4], X[1, 3]])[:, None]
+  tokens = Tokens(jnp.asarray([[4], [3]]), jnp.ones((2, 1), jnp.int32))
+  last, _ = run(mixer, step, tokens=tokens, cache=cache, **settings)
+  np.testing.assert_allclose(last[:, 0], jnp.stack([alone[0, 4], alone[1, 3]]), atol=1e-5)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_dropout_needs_a_key(name):
+  mixer, encoding = build(name, dropout_rate=0.5)
+  y, _ = run(mixer, X, pattern=Full(), encoding=encoding)
+  np.testing.assert_array_equal(y, run(build(name)[0], X, pattern=Full(), encoding=encoding)[0])
+  one, two = (
+    run(mixer, X, pattern=Full(), encoding=encoding, key=jax.random.key(i))[0] for i in (0, 1)
+  )
+  assert not np.allclose(one, two) and not np.allclose(one, y)
+
+
+@pytest.mark.parametrize('name', MIXERS)
+def test_language_model_trains_a_step(name):
+  """The loss falls, and every parameter has a finite gradient that is not zero."""
+  block = functools.partial(
+    Block, mixer=MIXERS[name], feed_forward=functools.partial(MLP, hidden_dim=16)
+  )
+  model = LanguageModel(
+    d_model=WIDTH,
+    embedding=functools.partial(TokenEmbedding, vocab_size=11),
+    body=functools.partial(
+      Decoder,
+      stack=functools.partial(Stack, num_layers=2, blocks=[block]),
+      encoding=ENCODINGS.get(name, NoPositions),
+    ),
+    rngs=nnx.Rngs(0),
+  )
+  ids = jax.random.randint(jax.random.key(0), (2, LENGTH), 0, 11)
+  segments = jnp.asarray([[1] * LENGTH, [1] * 4 + [2] * 3])
+  positions = jnp.asarray([list(range(LENGTH)), [0, 1, 2, 3, 0, 1, 2]])
+
+  def loss(model):
+    logits = model(ids, tokens=Tokens(positions, segments)).x
+    return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], ids[:, 1:]).mean()
+
+  step = jax.jit(jax.value_and_grad(loss))
+  model = moved(model)
+  before, gradients = step(model)
+  for path, gradient in jax.tree.leaves_with_path(gradients):
+    name = jax.tree_util.keystr(path)
+    assert jnp.isfinite(gradient).all(), name
+    # A bias on keys adds the same to all scores of a query.
+    assert (gradient != 0).any() or '.k.bias' in name, name
+  after, _ = step(jax.tree.map(lambda p, g: p - 0.01 * g, model, gradients))
+  assert after < before

@@ -1,0 +1,99 @@
+"""Shaw's relative positions: the formula, and which kernels take it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.errors import UserError
+from t2x.layers import (
+  XLA,
+  Auto,
+  Blockwise,
+  Causal,
+  Dense,
+  Full,
+  MultiHeadAttention,
+  ShawPositions,
+  Tokens,
+  attention_mask,
+  normal,
+)
+
+WIDTH, HEADS, SIZE, LENGTH, DISTANCE = 12, 4, 3, 7, 2
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
+TOKENS = Tokens(
+  jnp.asarray([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 0, 0]]),
+  jnp.asarray([[1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0, 0]]),
+)
+
+
+def build(kernel, num_kv_heads=2):
+  settings = {'num_heads': HEADS, 'num_kv_heads': num_kv_heads, 'kernel_init': normal(0.5)}
+  attention = MultiHeadAttention(WIDTH, kernel=kernel, use_bias=False, rngs=nnx.Rngs(0), **settings)
+  encoding = ShawPositions(
+    WIDTH, head_dim=SIZE, max_distance=DISTANCE, init=normal(1.0), rngs=nnx.Rngs(1)
+  )
+  return attention, encoding
+
+
+def double(array):
+  return np.asarray(array, np.float64)
+
+
+def oracle(attention, encoding, x, mask, positions):
+  """Equations 2, 4 and 5 of the paper without a^V, pair by pair in float64."""
+  x, table = double(x), double(encoding.table[...])
+  q, k, v = (
+    np.einsum('bld,dhe->blhe', x, double(linear.kernel[...]))
+    for linear in (attention.q, attention.k, attention.v)
+  )
+  y = np.tile(double(attention.out.bias[...]), (*x.shape[:2], 1))
+  for row, head, i in np.ndindex(x.shape[0], HEADS, x.shape[1]):
+    group = head // (HEADS // k.shape[2])
+    keys = np.flatnonzero(mask[row, i])
+    if not len(keys):
+      continue
+    scores = []
+    for j in keys:
+      distance = max(-DISTANCE, min(DISTANCE, positions[row, j] - positions[row, i]))
+      scores.append(q[row, i, head] @ (k[row, j, group] + table[distance + DISTANCE]))
+    weights = np.exp(np.asarray(scores) / np.sqrt(SIZE))
+    read = (weights / weights.sum()) @ v[row, keys, group]
+    y[row, i] += read @ double(attention.out.kernel[...])[head]
+  return y
+
+
+@pytest.mark.parametrize('kernel', [Dense(), XLA(), Auto(), Auto(dense_scores=1)], ids=str)
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+@pytest.mark.parametrize('num_kv_heads', [4, 2])
+def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
+  attention, encoding = build(kernel, num_kv_heads)
+  settings = {'pattern': pattern, 'tokens': TOKENS}
+  y, _ = jax.jit(lambda a, e: a(X, encoding=e, **settings))(attention, encoding)
+  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS, LENGTH, LENGTH))[:, 0]
+  expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+def test_shaw_does_not_see_a_shift():
+  attention, encoding = build(Dense())
+  positions = jnp.arange(LENGTH)[None]
+  y, _ = attention(X, pattern=Full(), tokens=Tokens(positions), encoding=encoding)
+  shifted, _ = attention(X, pattern=Full(), tokens=Tokens(positions + 30), encoding=encoding)
+  np.testing.assert_allclose(shifted, y, atol=1e-5)
+
+
+def test_kernels_that_cannot_take_it_say_so():
+  attention, encoding = build(Blockwise(4, 4))
+  with pytest.raises(UserError, match='ShawPositions, which reads the queries'):
+    attention(X, pattern=Full(), encoding=encoding)
+  attention, _ = build(Dense())
+  wrong = ShawPositions(WIDTH, head_dim=5, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match='head_dim = 5'):
+    attention(X, pattern=Full(), encoding=wrong)
+  with pytest.raises(NotImplementedError, match='ShawPositions has no bias'):
+    encoding.bias(jnp.arange(3)[None], jnp.arange(3)[None])
+  with pytest.raises(UserError, match='max_distance'):
+    ShawPositions(WIDTH, head_dim=5, max_distance=0, rngs=nnx.Rngs(0))
