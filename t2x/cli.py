@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | sweep | convert | data`.
+"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
 
 This file only parses, so that `t2x --help` is quick; t2x/commands.py does the work.
 """
@@ -255,6 +255,22 @@ def _convert(commands) -> None:
   export.add_argument('--family', help='as config.json names it (default: the one that fits)')
 
 
+def _report(commands) -> None:
+  parser = commands.add_parser(
+    'report', help='results.csv, report.md and report.html of a sweep, also while it runs'
+  )
+  parser.add_argument('sweep', metavar='SWEEP', help='a sweep folder: the one with sweep.json')
+  parser.add_argument(
+    '--watch',
+    nargs='?',
+    type=float,
+    const=30.0,
+    metavar='SECONDS',
+    help='write again when trials go on, looking every SECONDS (default: 30), until all have ended',
+  )
+  parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
+
+
 def parser() -> argparse.ArgumentParser:
   """The whole command line but for `--gin.` bindings."""
   top = argparse.ArgumentParser(
@@ -263,7 +279,7 @@ def parser() -> argparse.ArgumentParser:
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
   commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
-  for add in (_train, _eval, _generate, _config, _sweep, _convert, _data):
+  for add in (_train, _eval, _generate, _config, _sweep, _report, _convert, _data):
     add(commands)
   return top
 

@@ -332,6 +332,18 @@ def _task(args: argparse.Namespace) -> Any:
   return experiment.task
 
 
+def report(args: argparse.Namespace) -> int:
+  """`t2x report`: the report of a sweep, of what has ended so far."""
+  from t2x.sweeps import report as reports
+
+  for results in reports.watch(Path(args.sweep), args.watch):
+    if args.json:
+      print(json.dumps(reports.told(results), ensure_ascii=False), flush=True)
+    else:
+      print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
+  return 0
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'train': train,
   'eval': evaluate,
@@ -342,4 +354,5 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
   'sweep': sweep,
   'convert': convert,
   'data': data,
+  'report': report,
 }

@@ -38,7 +38,9 @@ main(['train', 'some.gin'])
   assert 'run the same command again' in done.stderr
 
 
-@pytest.mark.parametrize('command', ['train', 'eval', 'generate', 'check', 'show', 'diff', 'data'])
+@pytest.mark.parametrize(
+  'command', ['train', 'eval', 'generate', 'check', 'show', 'diff', 'data', 'report']
+)
 def test_every_command_has_help(command, capsys):
   with pytest.raises(SystemExit) as stop:
     main([command, '--help'])

@@ -3,7 +3,7 @@ gin-config's parser; names, types and use are checked before anything is built."
 
 from t2x.config.diff import diff
 from t2x.config.hints import problem
-from t2x.config.identity import canonical, identity
+from t2x.config.identity import canonical, floats, identity
 from t2x.config.load import Config, load
 from t2x.config.parse import Import, Statement, parse_files
 from t2x.config.registry import Registry
@@ -37,6 +37,7 @@ __all__ = [
   'calls',
   'canonical',
   'diff',
+  'floats',
   'identity',
   'leaves',
   'load',

@@ -1,16 +1,16 @@
 """A name for what a config builds, whatever files, macros and order of bindings said so."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from t2x.config.load import Config
 from t2x.config.render import plain
-from t2x.config.resolve import Call, Shared
+from t2x.config.resolve import Call, Shared, calls, key_of
 from t2x.config.signature import MISSING
 from t2x.config.values import map_leaves, to_gin
 
-__all__ = ['canonical', 'identity']
+__all__ = ['canonical', 'floats', 'identity']
 
 
 def canonical(config: Config, without: Collection[str] = ()) -> str:
@@ -18,7 +18,7 @@ def canonical(config: Config, without: Collection[str] = ()) -> str:
 
   Args:
     config: a resolved config.
-    without: parameters left out, as 'Trainer.seed'.
+    without: parameters left out, as 'Trainer.seed' or 'encoder/MLP.dropout_rate'.
   """
   return to_gin(_written(config.root, config, frozenset(without)))
 
@@ -35,6 +35,32 @@ class _Text(str):
     return str(self)
 
 
+def floats(config: Config, named: Callable[[str], bool]) -> dict[str, float]:
+  """The floats that a config gives to some parameters, zeros left out, by 'scope/Name.param'.
+
+  A zero says that something is not there at all, so it is no number among others.
+
+  Args:
+    config: a resolved config.
+    named: whether a parameter of this name is asked for.
+  """
+  found: dict[str, float] = {}
+  for call in calls(config.root):
+    for param, value in _given(call).items():
+      if named(param) and isinstance(value, float) and value != 0.0:
+        found[key_of(call, param)] = value
+  return found
+
+
+def _given(call: Call) -> dict[str, Any]:
+  """What a part gets, by parameter: bindings, and the defaults of the others."""
+  given = {param: argument.value for param, argument in call.arguments.items()}
+  for param, parameter in call.part.parameters.items():
+    if param not in given and parameter.default is not MISSING:
+      given[param] = parameter.default
+  return given
+
+
 def _written(value: Any, config: Config, without: frozenset[str]) -> Any:
   def one(leaf):
     # An object that a macro builds and one built in place are equal: parts have no identity.
@@ -42,14 +68,11 @@ def _written(value: Any, config: Config, without: frozenset[str]) -> Any:
     if not isinstance(call, Call):
       return plain(leaf, config)
     name = config.bindings.registry.name_of(call.part)
-    given = {p: a.value for p, a in call.arguments.items()}
-    for param, parameter in call.part.parameters.items():
-      if param not in given and parameter.default is not MISSING:
-        given[param] = parameter.default
+    given = _given(call)
     told = ', '.join(
       f'{param}={to_gin(_written(given[param], config, without))}'
       for param in sorted(given)
-      if f'{name}.{param}' not in without
+      if key_of(call, param) not in without
     )
     return _Text(f'{name}({told})' if call.evaluate else f'@{name}({told})')
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings
@@ -52,9 +52,12 @@ class Config:
           pending.append(statement.value)
     return [statement for statement in self.statements if statement in used]
 
-  def build(self) -> Any:
-    """The object that the config describes; a new one at each call."""
-    return build(self.root)
+  def build(self, stand_ins: Mapping[str, Any] | None = None) -> Any:
+    """The object that the config describes; a new one at each call.
+
+    `stand_ins` are given in the place of some values, by 'scope/Name.param' (see `floats`).
+    """
+    return build(self.root, stand_ins)
 
 
 def load(

@@ -9,7 +9,7 @@ once, outside any scope, and shared by all its uses.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t2x.config.bindings import Bindings, Scope, split_scope
@@ -19,7 +19,7 @@ from t2x.config.signature import GIVEN, Parameter, Part
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 from t2x.errors import UserError
 
-__all__ = ['Argument', 'Call', 'Resolver', 'Shared', 'build', 'calls']
+__all__ = ['Argument', 'Call', 'Resolver', 'Shared', 'build', 'calls', 'key_of']
 
 
 @dataclasses.dataclass(eq=False)
@@ -240,9 +240,18 @@ def calls(value: Any) -> Iterator[Call]:
   yield from walk(value)
 
 
-def build(value: Any) -> Any:
-  """Makes the objects of a resolved value. Raises UserError, with its place, for what a part refuses."""
+def build(value: Any, stand_ins: Mapping[str, Any] | None = None) -> Any:
+  """Makes the objects of a resolved value.
+
+  Args:
+    value: literals, containers, Calls and Shared.
+    stand_ins: what some parameters get instead, by `key_of`.
+
+  Raises:
+    UserError: with its place, for what a part refuses.
+  """
   made: dict[int, Any] = {}
+  standing = stand_ins or {}
 
   def one(leaf):
     if isinstance(leaf, Shared):
@@ -256,6 +265,9 @@ def build(value: Any) -> Any:
       for name, argument in leaf.arguments.items()
       if not (argument.statement is None and _is_bare(argument.value))
     }
+    for name in leaf.part.parameters if standing else ():
+      if (key := key_of(leaf, name)) in standing:
+        given[name] = standing[key]
     if not leaf.evaluate:
       return functools.partial(leaf.obj, **given) if given else leaf.obj
     try:
@@ -265,3 +277,8 @@ def build(value: Any) -> Any:
       raise UserError(message, getattr(error, 'exit_code', 2)) from error
 
   return map_leaves(one, value)
+
+
+def key_of(call: Call, param: str) -> str:
+  """'scope/Name.param', the name of what a parameter of a part in its place is given."""
+  return '/'.join((*call.scope, f'{call.part.name}.{param}'))

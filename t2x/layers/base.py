@@ -73,7 +73,7 @@ def dropout(x: Float[Array, '*shape'], rate: float, key: Key | None) -> Float[Ar
   """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate)."""
   if key is None or rate == 0.0:
     return x
-  keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+  keep = jax.random.bernoulli(key, jnp.asarray(1.0 - rate, jnp.float32), x.shape)
   return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 

@@ -18,10 +18,10 @@ __all__ = ['Ray', 'Slurm']
 _Load = Callable[..., config_lib.Config]
 
 
-def _run(folder: str, load: _Load) -> Outcome | None:
+def _run(trial: Trial, folder: Path, load: _Load) -> Outcome | None:
   """One trial as a job; None: another one is at it."""
   try:
-    return run_trial(Path(folder), load)
+    return run_trial(trial, folder, load)
   except Busy:
     return None
 
@@ -54,7 +54,7 @@ class Slurm(Runner):
       executor = submitit.AutoExecutor(folder=self.logs, cluster=settings.pop('cluster', None))
       executor.update_parameters(**settings)
       jobs = executor.map_array(
-        functools.partial(_run, load=self.load), [str(folder / one.folder) for one in waiting]
+        functools.partial(_run, folder=folder.resolve(), load=self.load), waiting
       )
     except (RuntimeError, NameError, TypeError, submitit.core.utils.FailedJobError) as error:
       raise UserError(f'Slurm took no job: {str(error).splitlines()[0]}', 1) from error
@@ -107,7 +107,7 @@ class Ray(Runner):
       ray.init(address=settings.pop('address', None), log_to_driver=False)
     settings.pop('address', None)
     remote = ray.remote(**settings)(_run)
-    jobs = {remote.remote(str((folder / one.folder).resolve()), self.load): one for one in waiting}
+    jobs = {remote.remote(one, folder.resolve(), self.load): one for one in waiting}
     while jobs:
       done, _ = ray.wait(list(jobs), num_returns=1)
       trial = jobs.pop(done[0])

@@ -1,10 +1,11 @@
 """From a sweep file to trials: resolved, matched in budget, each with an identity."""
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from t2x import config as config_lib
 from t2x.errors import UserError
@@ -21,6 +22,13 @@ Load = Callable[..., config_lib.Config]
 StepSeconds = Callable[[config_lib.Config, str], float]
 
 _SEED = 'Trainer.seed'
+# A program, and the numbers of a config that could be its inputs.
+_Numbers = tuple[str, dict[str, float]]
+
+
+def _is_number(param: str) -> bool:
+  """Whether a parameter changes no shape: learning rates, weight decay, smoothing, dropout."""
+  return param in ('peak', 'end', 'weight_decay', 'label_smoothing') or 'dropout' in param
 
 
 def make_plan(
@@ -72,9 +80,22 @@ def make_plan(
     config=config_lib.render(planner.base),
     versions=versions(),
     commit=commit(),
-    trials=tuple(trials),
+    trials=tuple(_sharing(trials, planner.numbers)),
   )
   return plan, configs
+
+
+def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
+  """The trials, those that differ in numbers alone with one program and with these numbers."""
+  groups: dict[str, dict[str, dict[str, float]]] = {}
+  for trial in trials:
+    program, values = numbers[trial.identity]
+    groups.setdefault(program, {})[trial.identity] = values
+  for trial in trials:
+    program, values = numbers[trial.identity]
+    others = groups[program].values()
+    differ = {k: v for k, v in values.items() if any(one[k] != v for one in others)}
+    yield dataclasses.replace(trial, program=program if differ else trial.identity, numbers=differ)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,6 +141,7 @@ class _Planner:
     # Complete in itself, so that a variant may leave its parts unused.
     self.base = load(sweep.base_files, sweep.shared)
     self._costs: dict[str, Cost] = {}
+    self.numbers: dict[str, _Numbers] = {}
     self._target = 0.0
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
@@ -130,6 +152,11 @@ class _Planner:
     identity = config_lib.identity(config, without=[_SEED])
     if identity not in self._costs:
       self._costs[identity] = cost_of(config.build())
+      numbers = config_lib.floats(config, _is_number)
+      same = config_lib.identity(config, without=[_SEED, *numbers])
+      # Zeros stand in the identity, and which numbers there are is told by their names.
+      digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
+      self.numbers[identity] = digest[:12], numbers
     return _Resolved(config, identity, self._costs[identity], knob)
 
   def aim(self, baseline: _Resolved) -> None:

@@ -28,6 +28,8 @@ class Trial:
     seed: of initialisation, data order, masks and dropout.
     identity: hash of the resolved config without seed and output paths: trials that differ only in
       the seed share it.
+    program: trials of one program share what is compiled; they differ in seed and `numbers` alone.
+    numbers: what they differ in beside the seed, by 'scope/Name.param' (a learning rate).
     folder: name of the run folder under OUT/trials: identity and seed.
     changes: what the variant, the grid and the matched budget bind, a gin line each.
     parameters: number of scalars.
@@ -44,6 +46,8 @@ class Trial:
   seed: int
   identity: str
   folder: str
+  program: str = ''
+  numbers: Mapping[str, float] = dataclasses.field(default_factory=dict)
   changes: tuple[str, ...] = ()
   parameters: int = 0
   flops_per_token: float = 0.0

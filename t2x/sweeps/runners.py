@@ -84,7 +84,7 @@ class Here(Runner):
       busy = []
       for trial in waiting:
         try:
-          outcome = run_trial(folder / trial.folder, self.load, programs)
+          outcome = run_trial(trial, folder, self.load, programs)
         except Busy:
           busy.append(trial)
           continue
@@ -94,11 +94,11 @@ class Here(Runner):
       waiting = busy
 
   def _order(self, trials: Sequence[Trial]) -> Iterator[Trial]:
-    """By identity, beginning with this worker's share: the others' come last."""
+    """By program, beginning with this worker's share: the others' come last."""
     index, count = self.turn
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
-      groups.setdefault(trial.identity, []).append(trial)
+      groups.setdefault(trial.program, []).append(trial)
     shares = [list(groups.values())[i::count] for i in range(count)]
     own, *others = [*shares[index:], *shares[:index]]
     for group in own:

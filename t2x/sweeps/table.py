@@ -73,8 +73,8 @@ def _total(plan: Plan, folder: Path) -> str:
   trials = distinct(plan.trials)
   outcomes = {one.folder: read_outcome(folder / one.folder) for one in trials}
   left = [one for one in trials if outcomes[one.folder] is None]
-  programs = len({one.identity for one in left})
-  flops = sum(map(_flops, left))
+  programs = len({one.program for one in left})
+  flops = sum(map(_flops, left), 0.0)
   told = (
     f'{len(left)} of {len(trials)} trials to run, {programs} programs to compile, {flops:.3g} FLOPs'
   )

@@ -12,8 +12,9 @@ from t2x import config as config_lib
 from t2x.errors import EXIT_INTERRUPTED, UserError
 from t2x.files import locked
 from t2x.run_folder import claimed
-from t2x.sweeps.records import Outcome, read_outcome, write_outcome
+from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
 from t2x.train import Diverged, Program, train
+from t2x.train.numbers import Fixed, Number
 
 __all__ = ['Busy', 'Programs', 'run_trial']
 
@@ -25,28 +26,38 @@ class Busy(Exception):
 
 
 class Programs:
-  """What was compiled last, for the trials of one identity, which follow each other."""
+  """What was compiled last, for trials of one program, which follow each other.
+
+  The numbers in which they differ are inputs of it whether or not there are others: so a trial's
+  metrics are the same, bit for bit, whoever runs it and after whom. (To the constants that `t2x train`
+  compiles they are equal to rounding.)
+  """
 
   def __init__(self):
-    self._identity, self._program = '', None
+    self._name, self._program = '', None
 
-  def of(self, identity: str, make: Callable[[], Program]) -> Program:
-    """The program of an identity; `make` makes it where it is another than the last one's."""
-    if self._program is None or identity != self._identity:
+  def of(self, trial: Trial, config: config_lib.Config) -> Program:
+    """The program of a trial, made anew where it is another than the last one's."""
+    if self._program is None or trial.program != self._name:
       self._program = None  # Let go of the last one's memory first.
-      self._identity, self._program = identity, make()
-    return self._program
+      numbers = {key: Number(key) for key in trial.numbers}
+      self._program, self._name = Program(config.build(numbers)), trial.program
+    return self._program.at(trial.numbers)
 
 
 def run_trial(
-  folder: Path, load: Callable[..., config_lib.Config], programs: Programs | None = None
+  trial: Trial,
+  folder: Path,
+  load: Callable[..., config_lib.Config],
+  programs: Programs | None = None,
 ) -> Outcome:
-  """Trains the config.gin of a run folder, or what is left of it, and notes the outcome.
+  """Trains the config.gin of a trial's run folder, or what is left of it, and notes the outcome.
 
   What the training says is in log.txt.
 
   Args:
-    folder: OUT/trials/ID, with its config.gin.
+    trial: which one.
+    folder: OUT/trials, with its run folder and config.gin.
     load: reads gin files.
     programs: what earlier trials of this process compiled.
 
@@ -54,12 +65,13 @@ def run_trial(
     Busy: another process is at it.
     Interrupted: the process was asked to stop; the trial goes on next time.
   """
-  with locked(folder / '.trial', _busy):
-    outcome = read_outcome(folder)
+  run = folder / trial.folder
+  with locked(run / '.trial', _busy):
+    outcome = read_outcome(run)
     if outcome is None:
-      with _told_to(folder / 'log.txt'):
-        outcome = _train(folder, load, programs or Programs())
-      write_outcome(folder, outcome)
+      with _told_to(run / 'log.txt'):
+        outcome = _train(trial, run, load, programs)
+      write_outcome(run, outcome)
     return outcome
 
 
@@ -67,15 +79,22 @@ def _busy() -> None:
   raise Busy
 
 
-def _train(folder: Path, load: Callable[..., config_lib.Config], programs: Programs) -> Outcome:
+def _train(
+  trial: Trial, run: Path, load: Callable[..., config_lib.Config], programs: Programs | None
+) -> Outcome:
   began = time.monotonic()
   try:
-    config = load([folder / 'config.gin'])
+    config = load([run / 'config.gin'])
     experiment = config.build()
-    identity = folder.name.rpartition('-')[0]
-    with claimed(folder, config, load, fresh=False):
-      program = programs.of(identity, lambda: Program(experiment))
-      metrics = train(experiment, folder, config_lib.render(config), program=program)
+    with claimed(run, config, load, fresh=False):
+      text = config_lib.render(config)
+      program = (programs or Programs()).of(trial, config)
+      try:
+        metrics = train(experiment, run, text, program=program)
+      except Fixed as error:
+        log.warning('%s: compiled apart', error)
+        program = Program(experiment)
+        metrics = train(experiment, run, text, program=program)
     memory = program.memory_bytes()
   except Exception as error:
     if getattr(error, 'exit_code', None) == EXIT_INTERRUPTED:
@@ -85,10 +104,10 @@ def _train(folder: Path, load: Callable[..., config_lib.Config], programs: Progr
     if isinstance(error, Diverged):
       return Outcome(status='diverged', reason=error.reason, seconds=seconds)
     return Outcome(status='failed', reason=_line(error), seconds=seconds)
-  timing = _lines(folder / 'timing.jsonl')
+  timing = _lines(run / 'timing.jsonl')
   rates = [
     value
-    for line in _lines(folder / 'metrics.jsonl')
+    for line in _lines(run / 'metrics.jsonl')
     if line['split'] == 'train'
     for name, value in line.items()
     if name.endswith('_per_second')

@@ -1,14 +1,17 @@
 """What is traced and compiled for an experiment: shapes, and the jitted functions over them."""
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from t2x.parallel import Activations, batch_sharding
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_fit
+from t2x.train.numbers import Inputs
 from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
 
@@ -20,7 +23,11 @@ EvalStep = Callable[[Any, Mapping[str, jax.Array]], Sums]
 
 
 class Program:
-  """The compiled side of an experiment, for all runs whose configs differ in the seed alone.
+  """The compiled side of an experiment, for all runs whose configs differ in the seed alone, or in
+  numbers that are its inputs.
+
+  Args:
+    experiment: what is compiled; a `Number` may stand where a float would.
 
   Attributes:
     mesh: the devices.
@@ -41,22 +48,28 @@ class Program:
     task.check_model(self.abstract.model)
     check_fit(experiment, self.mesh, self.abstract.model)
     self.layout = Activations.of(self.mesh, experiment.mesh)
-    self._init: Any = None
-    self._train_step: Any = None
-    self._eval_step: Any = None
+    self._compiled: dict[str, Any] = {}
+    self._inputs = Inputs()
+    self._values: Mapping[str, float] = {}
+
+  def at(self, values: Mapping[str, float]) -> 'Program':
+    """The same program for a run with these values of its numbers."""
+    other = copy.copy(self)
+    other._values = values
+    return other
 
   def init(self, seed: int) -> TrainState:
     """A new state: every parameter is made where it will live."""
-    if self._init is None:
+    if 'init' not in self._compiled:
       shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
       # What runs once is not worth the seconds that LLVM takes to make it fast.
       options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
-      self._init = jax.jit(
+      self._compiled['init'] = jax.jit(
         init_function(self.experiment, self.optimizer),
         out_shardings=shardings,
         compiler_options=options,
       )
-    return self._init(jax.random.key(seed))
+    return self._compiled['init'](jax.random.key(seed))
 
   def whole(self, leaves: Leaves) -> TrainState:
     """The state of these leaves (`jax.tree.leaves(state)`)."""
@@ -71,43 +84,55 @@ class Program:
     Args:
       tokenizer: the runs' fitted tokenizer, the same for all of them.
     """
-    if self._train_step is None:
-      _, task, trainer = self.experiment.complete()
-      step = make_train_step(task.bound(tokenizer), trainer, self.optimizer, self.layout)
+    if 'train' not in self._compiled:
+      self._compiled['train'] = self._jitted(tokenizer)
+    step = self._compiled['train']
+    if not self._values:
+      return lambda leaves, batch: step(leaves, batch, ())
+    # Traced now, so that it is known what has become of the numbers.
+    jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), np.zeros(Inputs.SIZE, 'f4'))
+    vector = jax.device_put(self._inputs.vector(self._values))
+    return lambda leaves, batch: step(leaves, batch, vector)
 
-      def train_step(leaves, batch):
+  def _jitted(self, tokenizer: Any) -> Any:
+    _, task, trainer = self.experiment.complete()
+    step = make_train_step(task.bound(tokenizer), trainer, self.optimizer, self.layout)
+
+    def train_step(leaves, batch, vector):
+      with self._inputs.given(vector):
         state, sums, norms = step(self.whole(leaves), batch)
-        return jax.tree.leaves(state), sums, norms
+      return jax.tree.leaves(state), sums, norms
 
-      shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
-      self._train_step = jax.jit(
-        train_step, donate_argnums=0, out_shardings=(shardings, None, None)
-      )
-    return self._train_step
+    shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None, None))
+
+  def _batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a batch, as they come to the devices."""
+    _, task, trainer = self.experiment.complete()
+    sharding = batch_sharding(self.mesh)
+    return {
+      name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
+      for name, one in task.spec(trainer.batch_size).items()
+    }
 
   def eval_step(self, tokenizer: Any) -> EvalStep:
     """The jitted evaluation step, `(model, batch) -> sums`."""
-    if self._eval_step is None:
+    if 'eval' not in self._compiled:
       _, task, trainer = self.experiment.complete()
-      self._eval_step = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
-    return self._eval_step
+      self._compiled['eval'] = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
+    return self._compiled['eval']
 
   def memory_bytes(self) -> int | None:
     """What the train step takes of each device's memory: state, batch and all that lies between.
 
     Asks what was compiled for the first step; None: no step was taken.
     """
-    if self._train_step is None:
+    step = self._compiled.get('train')
+    if step is None:
       return None
-    _, task, trainer = self.experiment.complete()
-    sharding = batch_sharding(self.mesh)
-    batch = {
-      name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
-      for name, one in task.spec(trainer.batch_size).items()
-    }
-    found = (
-      self._train_step.lower(jax.tree.leaves(self.abstract), batch).compile().memory_analysis()
-    )
+    vector = np.zeros(Inputs.SIZE, 'f4') if self._values else ()
+    compiled = step.lower(jax.tree.leaves(self.abstract), self._batch(), vector).compile()
+    found = compiled.memory_analysis()
     return (
       found.argument_size_in_bytes
       + found.output_size_in_bytes

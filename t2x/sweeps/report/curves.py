@@ -1,0 +1,120 @@
+"""Learning curves of all runs, thinned out so that the page that holds them stays small."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from t2x.sweeps.report.results import Results
+
+__all__ = ['curves']
+
+# Numbers of all curves together, about 8 bytes each on the page.
+MOST_NUMBERS = 250_000
+MOST_POINTS = 200
+UNSEEN = ('step', 'split', 'learning_rate')
+
+Lines = list[dict[str, Any]]
+
+
+def curves(results: Results) -> dict[str, Any]:
+  """The curves of every trial that has begun.
+
+  Returns:
+    metrics: names, '<split>/<metric>', the deciding one first.
+    steps: lists of steps, which runs refer to.
+    runs: row (index into `results.rows`), seed, status, work (FLOPs of a step), and by split:
+      steps (index), seconds (None where unknown) and values by metric (None where not finite).
+  """
+  told = {
+    entry.folder: _read(entry.folder)
+    for row in results.rows
+    for entry in row.entries
+    if entry.folder.name and (entry.folder / 'metrics.jsonl').exists()
+  }
+  limit = _points(list(told.values()))
+  strides = {
+    split: max(1, -(-max(len(one.get(split, ())) for one in told.values()) // limit))
+    for split in {split for one in told.values() for split in one}
+  }
+  steps: dict[tuple[int, ...], int] = {}
+  metrics: dict[str, None] = {}
+  runs = []
+  for index, row in enumerate(results.rows):
+    for entry in row.entries:
+      splits = {}
+      for split, lines in told.get(entry.folder, {}).items():
+        splits[split] = one = _thinned(lines, strides[split])
+        one['steps'] = steps.setdefault(tuple(one['steps']), len(steps))
+        metrics |= dict.fromkeys(f'{split}/{name}' for name in one['values'])
+      if splits:
+        work = entry.trial.flops_per_token * entry.trial.tokens_per_step
+        run = {'row': index, 'seed': entry.trial.seed, 'status': entry.status, 'work': work}
+        runs.append(run | {'splits': splits})
+  decides = f'eval/{results.plan.metric}'
+  order = sorted(metrics, key=lambda name: (name != decides, not name.startswith('eval/'), name))
+  return {'metrics': order, 'steps': [list(one) for one in steps], 'runs': runs}
+
+
+def _read(folder: Path) -> dict[str, Lines]:
+  """Lines of metrics.jsonl by split, each with the seconds that timing.jsonl has for it."""
+  seconds: dict[tuple[str, int], float] = {
+    (line['split'], line['step']): line['seconds']
+    for line in _lines(folder / 'timing.jsonl')
+    if 'seconds' in line
+  }
+  found: dict[str, Lines] = {}
+  for line in _lines(folder / 'metrics.jsonl'):
+    split = line['split']
+    line['seconds'] = seconds.get((split, line['step']))
+    found.setdefault(split, []).append(line)
+  return found
+
+
+def _lines(path: Path) -> Lines:
+  """The whole lines; the run may be writing the last one."""
+  if not path.exists():
+    return []
+  found = []
+  for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
+    try:
+      one = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(one, dict) and 'step' in one and 'split' in one:
+      found.append(one)
+  return found
+
+
+def _points(runs: Sequence[dict[str, Lines]]) -> int:
+  """How many points a curve may have."""
+  columns = sum(len(_names(lines)) + 1 for one in runs for lines in one.values())
+  return max(8, min(MOST_POINTS, MOST_NUMBERS // max(1, columns)))
+
+
+def _names(lines: Lines) -> list[str]:
+  return [
+    name
+    for name in dict.fromkeys(name for line in lines for name in line)
+    if name not in (*UNSEEN, 'seconds')
+    and not name.endswith('_per_second')
+    and any(isinstance(line.get(name), int | float) for line in lines)
+  ]
+
+
+def _thinned(lines: Lines, stride: int) -> dict[str, Any]:
+  """Every `stride`-th line and the last: the same steps for runs of one schedule."""
+  names = _names(lines)
+  kept = [line for index, line in enumerate(lines) if not index % stride or index == len(lines) - 1]
+  return {
+    'steps': [line['step'] for line in kept],
+    'seconds': [_short(line['seconds'], 4) for line in kept],
+    'values': {name: [_short(line.get(name), 5) for line in kept] for name in names},
+  }
+
+
+def _short(value: Any, digits: int) -> float | int | None:
+  if not isinstance(value, int | float) or value != value or value in (float('inf'), -float('inf')):
+    return None
+  short = float(f'{value:.{digits}g}')
+  return int(short) if short.is_integer() else short

@@ -1,0 +1,105 @@
+"""report.html: one file with its data, style and script inside; it asks no network for anything."""
+
+import html
+import json
+import re
+from importlib import resources
+from typing import Any
+
+from t2x.sweeps.report.curves import curves
+from t2x.sweeps.report.markdown import METHOD, decimals, label
+from t2x.sweeps.report.results import Results, Row
+
+__all__ = ['page', 'told']
+
+
+def told(results: Results) -> dict[str, Any]:
+  """What the page shows but for the curves, as JSON: also what `t2x report --json` prints."""
+  plan = results.plan
+  return {
+    'name': plan.name,
+    'metric': plan.metric,
+    'goal': plan.goal,
+    'baseline': plan.baseline,
+    'matched': plan.matched,
+    'progress': results.progress(),
+    'ended': results.ended,
+    'trials': len(results.entries),
+    'points': [
+      ', '.join(f'{axis} = {value}' for axis, value in point.items()) for point in results.points
+    ],
+    'taus': [one.tau for one in results.rankings],
+    'rows': [_row(results, row) for row in results.rows],
+    'unfinished': [
+      {
+        'variant': label(results, row),
+        'seed': entry.trial.seed,
+        'status': entry.status,
+        'reason': entry.reason,
+      }
+      for row in results.rows
+      for entry in row.entries
+      if entry.status in ('diverged', 'failed')
+    ],
+    'versions': dict(plan.versions) | {'commit': plan.commit or 'unknown'},
+  }
+
+
+def _row(results: Results, row: Row) -> dict[str, Any]:
+  summary, comparison, trial = row.summary, row.comparison, row.entries[0].trial
+  return {
+    'variant': row.variant,
+    'label': label(results, row),
+    'point': row.point,
+    'n': summary.n,
+    'trials': len(row.entries),
+    'diverged': row.count('diverged'),
+    'failed': row.count('failed'),
+    'mean': summary.mean,
+    'std': summary.std,
+    'low': summary.low,
+    'high': summary.high,
+    'pairs': comparison and comparison.pairs,
+    'difference': comparison and comparison.difference,
+    'difference_low': comparison and comparison.low,
+    'difference_high': comparison and comparison.high,
+    'effect': comparison and comparison.effect,
+    'p': comparison and comparison.p_holm,
+    'verdict': row.verdict,
+    'more_seeds': comparison and comparison.more_seeds,
+    'note': comparison.note if comparison else '',
+    'costs': dict(row.costs),
+    'fronts': [name for name, front in row.fronts.items() if front],
+    'ranks': list(row.ranks) if row.ranks else None,
+    'num_steps': trial.num_steps,
+    'knob': trial.knob,
+    'gap': trial.gap,
+    'changes': list(trial.changes),
+  }
+
+
+def page(results: Results) -> str:
+  """The whole file."""
+  data = told(results) | {
+    'digits': decimals(results),
+    'method': METHOD,
+    'config': results.plan.config,
+    'curves': curves(results),
+  }
+  files = resources.files('t2x.sweeps.report')
+  parts = {
+    'title': html.escape(f'{results.plan.name}: sweep report'),
+    'style': files.joinpath('report.css').read_text('utf-8'),
+    'script': '\n'.join(
+      files.joinpath(name).read_text('utf-8') for name in ('charts.js', 'report.js')
+    ),
+    'data': _inside_script(data),
+  }
+  template = files.joinpath('template.html').read_text('utf-8')
+  return re.sub(r'\{\{(\w+)\}\}', lambda found: parts[found[1]], template)
+
+
+def _inside_script(data: Any) -> str:
+  """JSON that no HTML parser takes for the end of the script."""
+  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
+  return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')

@@ -1,0 +1,243 @@
+"""What a sweep has found so far: each trial with its outcome, each variant with its verdict."""
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan
+from t2x.sweeps.statistics import (
+  Comparison,
+  Ranking,
+  Sample,
+  Summary,
+  compare,
+  pareto_front,
+  ranking,
+  summarise,
+)
+
+__all__ = ['COSTS', 'Entry', 'Results', 'Row', 'read_results']
+
+ENDED = ('finished', 'diverged', 'failed')
+# Of a row, what its quality is held against.
+COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """A trial and what became of it.
+
+  Attributes:
+    status: 'finished', 'diverged', 'failed', 'running' (it has begun; it may stand still after an
+      interruption) or 'waiting'.
+    reason: why it diverged or failed.
+  """
+
+  trial: Trial
+  folder: Path
+  status: str
+  reason: str
+  outcome: Outcome | None
+
+  def value(self, metric: str) -> float | None:
+    """The metric, where it finished with one that is a number."""
+    if self.status != 'finished' or self.outcome is None:
+      return None
+    value = self.outcome.metrics.get(metric)
+    return float(value) if value is not None and _is_number(value) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A variant at a point of the grid.
+
+  Attributes:
+    point: index into `Results.points`.
+    comparison: with the baseline at the same point; None: it is the baseline.
+    costs: by name, of `COSTS` and tokens_per_second, medians over its finished seeds,
+      since the first may have compiled for all; None: unknown.
+    fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
+  """
+
+  variant: str
+  point: int
+  entries: tuple[Entry, ...]
+  summary: Summary
+  comparison: Comparison | None
+  costs: Mapping[str, float | None]
+  fronts: Mapping[str, bool]
+  ranks: tuple[int, int] | None
+
+  @property
+  def verdict(self) -> str:
+    """'baseline', or that of the comparison."""
+    return self.comparison.verdict if self.comparison else 'baseline'
+
+  def count(self, status: str) -> int:
+    """How many of its trials have this status."""
+    return sum(entry.status == status for entry in self.entries)
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+  """All that a report tells.
+
+  Attributes:
+    points: the points of the grid, in the order of the plan; one empty one without a grid.
+    rows: by point, then in the order of the variants.
+    rankings: one a point.
+  """
+
+  plan: Plan
+  points: Sequence[Mapping[str, Any]]
+  entries: Sequence[Entry]
+  rows: Sequence[Row]
+  rankings: Sequence[Ranking]
+
+  @property
+  def ended(self) -> int:
+    """How many trials have ended."""
+    return sum(entry.status in ENDED for entry in self.entries)
+
+  @property
+  def axes(self) -> list[str]:
+    """Names of the grid's axes."""
+    return list(dict.fromkeys(axis for point in self.points for axis in point))
+
+  def progress(self) -> str:
+    """'37 of 220 trials ended: 30 finished, ...'."""
+    counts = dict.fromkeys((*ENDED, 'running', 'waiting'), 0)
+    for entry in self.entries:
+      counts[entry.status] += 1
+    told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+    return f'{self.ended} of {len(self.entries)} trials ended: {told}'
+
+
+def read_results(folder: Path) -> Results:
+  """Reads sweep.json in `folder` and what there is of its trials.
+
+  Raises:
+    UserError: no sweep folder, or a file in it that cannot be read.
+  """
+  plan = read_plan(folder)
+  entries = [_entry(folder.parent / 'trials' / trial.folder, trial, plan) for trial in plan.trials]
+  keys = list(dict.fromkeys(_key(trial.point) for trial in plan.trials))
+  points = [json.loads(key) for key in keys]
+  cells: dict[tuple[int, str], list[Entry]] = {}
+  for entry in entries:
+    cells.setdefault((keys.index(_key(entry.trial.point)), entry.trial.variant), []).append(entry)
+  order = [
+    (point, variant)
+    for point in range(len(points))
+    for variant in plan.variants
+    if (point, variant) in cells
+  ]
+  samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
+  planned = [(point, variant) for point, variant in order if variant != plan.baseline]
+  against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
+  verdicts = dict(zip(planned, compare(against, plan.goal), strict=True))
+  rankings = [
+    ranking(
+      {variant: samples[at, variant].values for at, variant in order if at == point}, plan.goal
+    )
+    for point in range(len(points))
+  ]
+  rows = [
+    Row(
+      variant,
+      point,
+      tuple(cells[point, variant]),
+      summarise(list(samples[point, variant].values.values())),
+      _noted(
+        verdicts.get((point, variant)), cells[point, variant], cells.get((point, plan.baseline))
+      ),
+      _costs(cells[point, variant]),
+      {},
+      rankings[point].ranks.get(variant),
+    )
+    for point, variant in order
+  ]
+  return Results(plan, points, entries, _with_fronts(rows, plan), rankings)
+
+
+def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
+  outcome = read_outcome(folder)
+  if outcome is not None:
+    if outcome.status == 'finished' and plan.metric not in outcome.metrics:
+      missing = f"its evaluation has no metric '{plan.metric}'"
+      return Entry(trial, folder, 'failed', missing, outcome)
+    if outcome.status == 'finished' and not _is_number(outcome.metrics[plan.metric]):
+      return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
+    return Entry(trial, folder, outcome.status, outcome.reason, outcome)
+  if trial.problem:
+    return Entry(trial, folder, 'failed', trial.problem, None)
+  begun = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
+  return Entry(trial, folder, 'running' if begun else 'waiting', '', None)
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _key(point: Mapping[str, Any]) -> str:
+  return json.dumps(point, sort_keys=True)
+
+
+def _sample(entries: Iterable[Entry], metric: str) -> Sample:
+  entries = list(entries)
+  values = {entry.trial.seed: entry.value(metric) for entry in entries}
+  return Sample(
+    {seed: value for seed, value in values.items() if value is not None},
+    sum(entry.status == 'diverged' for entry in entries),
+  )
+
+
+def _noted(
+  comparison: Comparison | None, entries: Sequence[Entry], baseline: Sequence[Entry] | None
+) -> Comparison | None:
+  """Adds what the numbers do not know: failed seeds, a config that is the baseline's."""
+  if comparison is None:
+    return None
+  failed = sum(entry.status == 'failed' for entry in entries)
+  notes = [f'{failed} of {len(entries)} seeds failed'] if failed else []
+  same = baseline and entries[0].trial.identity == baseline[0].trial.identity
+  if same and entries[0].trial.identity:
+    notes.append('the config is that of the baseline')
+  notes += [comparison.note] if comparison.note else []
+  return dataclasses.replace(comparison, note='; '.join(notes))
+
+
+def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:
+  trial = entries[0].trial
+  done = [entry.outcome for entry in entries if entry.status == 'finished' and entry.outcome]
+  told: dict[str, list[Any]] = {
+    'parameters': [trial.parameters or None],
+    'flops_per_token': [trial.flops_per_token or None],
+    'flops': [(trial.flops_per_token * trial.tokens_per_step * trial.num_steps) or None],
+    'seconds': [one.seconds or None for one in done],
+    'memory_bytes': [one.memory_bytes for one in done],
+    'tokens_per_second': [one.tokens_per_second for one in done],
+  }
+  known = {name: [one for one in values if one is not None] for name, values in told.items()}
+  return {name: float(statistics.median(ones)) if ones else None for name, ones in known.items()}
+
+
+def _with_fronts(rows: Sequence[Row], plan: Plan) -> list[Row]:
+  fronts: list[dict[str, bool]] = [{} for _ in rows]
+  for cost in COSTS:
+    for point in {row.point for row in rows}:
+      placed = [
+        (number, value, row.summary.mean)
+        for number, row in enumerate(rows)
+        if row.point == point
+        and (value := row.costs[cost]) is not None
+        and row.summary.mean is not None
+      ]
+      values = [value for _, value, _ in placed], [mean for *_, mean in placed]
+      for (number, *_), on_front in zip(placed, pareto_front(*values, plan.goal), strict=True):
+        fronts[number][cost] = on_front
+  return [dataclasses.replace(row, fronts=front) for row, front in zip(rows, fronts, strict=True)]

@@ -1,0 +1,140 @@
+"""results.csv, costs.csv and report.md of made-up sweeps."""
+
+import csv
+import io
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from t2x.errors import UserError
+from t2x.sweeps.records import Outcome, write_outcome
+from t2x.sweeps.report import read_results, write_report
+
+
+def rows(path):
+  return list(csv.DictReader(io.StringIO(path.read_text())))
+
+
+def test_results_are_tidy(sweep):
+  folder = sweep()
+  write_report(folder)
+  table = rows(folder / 'results.csv')
+  finished = [row for row in table if row['status'] == 'finished']
+  assert len(finished) == 21 * 2
+  assert [row['metric'] for row in finished[:2]] == ['accuracy', 'loss']
+  told = json.loads((folder.parent / 'trials' / '0100abcdef-2' / 'trial.json').read_text())
+  (one,) = (
+    row
+    for row in finished
+    if (row['variant'], row['seed'], row['metric']) == ('geglu', '2', 'loss')
+  )
+  assert float(one['value']) == told['metrics']['loss']
+  assert one['parameters'] == '104321'
+  assert not {'seconds', 'tokens_per_second', 'memory_bytes'} & set(one)
+  costs = rows(folder / 'costs.csv')
+  assert len(costs) == 25
+  assert float(costs[0]['seconds']) == 5.3
+
+
+def test_results_do_not_depend_on_clock_or_history(sweep):
+  folder = sweep()
+  write_report(folder)
+  before = (folder / 'results.csv').read_bytes()
+  whole = {path: path.read_text() for path in folder.parent.glob('trials/*/trial.json')}
+  for path in list(whole)[::2]:
+    path.unlink()
+  write_report(folder)
+  assert (folder / 'results.csv').read_bytes() != before
+  for path, text in whole.items():
+    slower = json.loads(text) | {'seconds': 99.5, 'tokens_per_second': 3.0, 'memory_bytes': 7}
+    slower['metrics'] = dict(reversed(slower['metrics'].items())) | {'tokens_per_second': 5.5}
+    path.write_text(json.dumps(slower))
+  write_report(folder)
+  assert (folder / 'results.csv').read_bytes() == before
+
+
+def test_grid_axes_are_columns_and_each_point_has_its_baseline(sweep):
+  points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
+  folder = sweep(points=points, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3)
+  write_report(folder)
+  table = rows(folder / 'results.csv')
+  assert {row['Stack.num_layers'] for row in table} == {'2', '4'}
+  results = read_results(folder)
+  assert [(row.point, row.variant) for row in results.rows] == [
+    (0, 'vanilla'),
+    (0, 'geglu'),
+    (1, 'vanilla'),
+    (1, 'geglu'),
+  ]
+  value = {(row['Stack.num_layers'], row['variant'], row['seed']): float(row['value'])
+           for row in table if row['metric'] == 'loss'}  # fmt: skip
+  differences = [value['4', 'geglu', seed] - value['4', 'vanilla', seed] for seed in '012']
+  np.testing.assert_allclose(results.rows[3].comparison.difference, np.mean(differences))
+
+
+def test_a_partial_sweep_gives_a_partial_report(sweep):
+  folder = sweep(ended=7)
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert 'A partial report: 7 of 25 trials ended: 7 finished, 1 running, 17 waiting.' in text
+  assert '| geglu | 2 |' in text
+  statuses = [row['status'] for row in rows(folder / 'results.csv') if row['metric'] != 'accuracy']
+  assert statuses == ['finished'] * 7 + ['running'] + ['waiting'] * 17
+
+
+def test_nothing_has_begun(sweep):
+  folder = sweep(ended=0)
+  shutil.rmtree(folder.parent / 'trials')
+  write_report(folder)
+  assert '0 of 25 trials ended: 25 waiting' in (folder / 'report.md').read_text()
+
+
+def test_the_report_tells_verdicts_reasons_and_origin(sweep):
+  folder = sweep()
+  write_report(folder)
+  lines = (folder / 'report.md').read_text().splitlines()
+  verdict = {line.split(' | ')[0]: line for line in lines if line.count(' | ') == 11}
+  assert '| helps |' in verdict['| geglu']
+  assert '| hurts |' in verdict['| rezero']
+  assert '3 of 5 seeds diverged' in verdict['| fixup']
+  assert '1 of 5 seeds failed' in verdict['| relu']
+  text = '\n'.join(lines)
+  assert '&lt;/script>&lt;b>loss' in text and 'step 30 \\| of 100' in text
+  assert 'Matched: parameters; the largest gap is 0.80%.' in text
+  assert 'Kendall tau' in text
+  assert '| commit | 0123abc+ |' in text
+  assert 'Block.feed_forward = @Geglu' in text
+
+
+def test_what_finished_without_a_number_diverged(sweep):
+  folder = sweep()
+  write_outcome(
+    folder.parent / 'trials' / '0100abcdef-0', Outcome(status='finished', metrics={'loss': np.nan})
+  )
+  write_outcome(
+    folder.parent / 'trials' / '0100abcdef-1', Outcome(status='finished', metrics={'other': 1.0})
+  )
+  results = read_results(folder)
+  geglu = next(row for row in results.rows if row.variant == 'geglu')
+  assert [entry.status for entry in geglu.entries[:2]] == ['diverged', 'failed']
+  assert "no metric 'loss'" in geglu.entries[1].reason
+  assert geglu.comparison.pairs == 3
+
+
+def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  for trial in plan['trials']:
+    if trial['variant'] == 'relu':
+      trial |= {'identity': '0000abcdef', 'folder': f'0000abcdef-{trial["seed"]}'}
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  relu = next(row for row in read_results(folder).rows if row.variant == 'relu')
+  assert relu.verdict == 'cannot tell'
+  assert relu.comparison.note.startswith('the config is that of the baseline')
+
+
+def test_no_sweep_folder(tmp_path):
+  with pytest.raises(UserError, match='no sweep folder'):
+    write_report(tmp_path)

@@ -1,0 +1,231 @@
+"""Sweeps run: each trial once, whoever runs it and however often it was cut short."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from t2x.cli import main
+from t2x.commands import load
+from t2x.sweeps.records import read_outcome, read_plan
+from t2x.sweeps.runners import Here, distinct
+from t2x.sweeps.trial import Busy, run_trial
+from t2x.train import Program, train
+
+TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
+
+
+@pytest.fixture
+def sweep(sweep_file, capsys):
+  """`sweep(...)` runs `t2x sweep` and returns its exit code, and what it printed."""
+
+  def run(*arguments, extra='', variants=TWO, out='out'):
+    file = sweep_file(variants, extra)
+    code = main(['sweep', str(file), '--out', str(file.parent / out), *arguments])
+    return code, capsys.readouterr()
+
+  return run
+
+
+def outcomes(out):
+  plan = read_plan(out / 'study')
+  return {t.folder: read_outcome(out / 'trials' / t.folder) for t in distinct(plan.trials)}
+
+
+def ends(out):
+  """What must not depend on how the trials came to their ends."""
+  return {name: (one.status, one.reason, one.metrics) for name, one in outcomes(out).items()}
+
+
+def times(out):
+  return {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
+
+
+@pytest.fixture
+def command(sweep_file, tmp_path):
+  """`t2x sweep` in a process of its own, into `out`."""
+  file = sweep_file(TWO)
+
+  def start(out='out', *arguments):
+    line = [sys.executable, '-m', 't2x', 'sweep', str(file), '--out', str(tmp_path / out)]
+    return subprocess.Popen(
+      [*line, *arguments], env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+  return start
+
+
+def wait_for(out, count, process, timeout=120):
+  """Until so many trials have ended."""
+  end = time.monotonic() + timeout
+  while len(times(out)) < count:
+    assert process.poll() is None, process.stderr.read().decode()
+    assert time.monotonic() < end
+    time.sleep(0.02)
+
+
+def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
+  code, _ = sweep()
+  assert code == 0
+  for trial in read_plan(tmp_path / 'out' / 'study').trials:
+    folder = tmp_path / 'out' / 'trials' / trial.folder
+    config = load([folder / 'config.gin'])
+    alone = tmp_path / 'alone' / trial.folder
+    train(config.build(), alone, (folder / 'config.gin').read_text())
+    assert metrics(folder) == metrics(alone)
+    outcome = read_outcome(folder)
+    assert outcome.status == 'finished'
+    assert outcome.metrics == {
+      name: value for name, value in metrics(alone)[-1].items() if name not in ('step', 'split')
+    }
+    assert outcome.memory_bytes > 4 * trial.parameters * 3
+    assert outcome.seconds > 0 and outcome.tokens_per_second > 0
+
+
+def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tmp_path):
+  sweep()
+  before = times(tmp_path / 'out')
+  code, told = sweep()
+  assert code == 0, told
+  assert '0 of 4 trials to run' in told.out
+  assert times(tmp_path / 'out') == before
+  _, told = sweep('--gin.Sweep.seeds=3')
+  assert '2 of 6 trials to run' in told.out
+  after = times(tmp_path / 'out')
+  assert before.items() < after.items() and len(after) == 6
+
+
+def test_a_dry_run_leaves_nothing(sweep, tmp_path):
+  code, told = sweep('--dry-run')
+  assert code == 0 and 'relu' in told.out and 'estimated time' in told.out
+  assert not (tmp_path / 'out').exists()
+
+
+def test_trials_that_fail_are_noted_and_the_others_go_on(sweep, tmp_path):
+  variants = """{
+    'gelu': {},
+    'wild': {'Cosine.peak': 1e30, 'Trainer.clip_norm': None},
+    'broken': {'ImageClassification.train_split': 'nowhere'},
+  }"""
+  code, told = sweep(variants=variants)
+  assert code == 1
+  assert '2 finished, 2 diverged, 2 failed' in told.out
+  found = outcomes(tmp_path / 'out')
+  reasons = {
+    trial.variant: found[trial.folder].reason for trial in read_plan(tmp_path / 'out/study').trials
+  }
+  assert 'not finite' in reasons['wild'] and len(reasons['wild']) < 200
+  assert "no split 'nowhere'" in reasons['broken']
+  assert reasons['gelu'] == ''
+  assert "no split 'nowhere'" in told.err
+  before = times(tmp_path / 'out')
+  sweep('--retry', variants=variants)
+  again = {path for path, when in times(tmp_path / 'out').items() if before[path] != when}
+  assert {read_outcome(path.parent).status for path in again} == {'failed'} and len(again) == 2
+
+
+def test_seeds_share_what_is_compiled(sweep, monkeypatch):
+  made = []
+  monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))
+  sweep()
+  assert len(made) == 2
+
+
+def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
+  sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
+  (folder,) = (tmp_path / 'out' / 'trials').iterdir()
+  (folder / 'trial.json').unlink()
+  (trial,) = read_plan(tmp_path / 'out' / 'study').trials
+  holder = subprocess.Popen(
+    [sys.executable, '-c', f"import fcntl, time; f = open('{folder}/.trial', 'w'); "
+     "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"],
+    stdout=subprocess.PIPE,
+  )  # fmt: skip
+  assert holder.stdout.readline() == b'held\n'
+  try:
+    with pytest.raises(Busy):
+      run_trial(trial, folder.parent, load)
+  finally:
+    holder.kill()
+    holder.wait()
+  assert run_trial(trial, folder.parent, load).status == 'finished'
+
+
+def test_workers_begin_in_different_places_and_between_them_run_all():
+  plan = [
+    type('T', (), {'program': str(i // 2), 'folder': f'{i // 2}-{i % 2}', 'problem': ''})()
+    for i in range(12)
+  ]
+  orders = [[t.folder for t in Here(load, (i, 3))._order(plan)] for i in range(3)]
+  assert len({order[0] for order in orders}) == 3
+  for order in orders:
+    assert sorted(order) == sorted(t.folder for t in plan)
+
+
+@pytest.mark.slow
+def test_killed_three_times_it_ends_as_if_it_had_not_been(command, sweep, tmp_path):
+  sweep(out='whole')
+  for count in (1, 2, 3):
+    process = command()
+    wait_for(tmp_path / 'out', count, process)
+    process.kill()
+    process.wait()
+  process = command()
+  assert process.wait() == 0
+  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_two_side_by_side_run_no_trial_twice(command, sweep, tmp_path):
+  sweep(out='whole')
+  both = [command(), command()]
+  assert [process.wait() for process in both] == [0, 0]
+  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+  starts = [path.read_text().count('run folder') for path in tmp_path.glob('out/trials/*/log.txt')]
+  assert starts == [1] * 4
+
+
+@pytest.mark.slow
+def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path):
+  sweep(out='whole')
+  process = command('out', '--processes', '2')
+  wait_for(tmp_path / 'out', 1, process)
+  process.send_signal(signal.SIGTERM)
+  assert process.wait() == 75
+  process = command('out', '--processes', '2')
+  assert process.wait() == 0
+  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, 'executable', '/bin/false')
+  code, told = sweep('--processes', '2')
+  assert code == 1 and 'worker-*.log say why' in told.err
+
+
+@pytest.mark.slow
+def test_slurm_through_submitit_without_a_cluster(sweep, tmp_path):
+  sweep('--gin.Sweep.seeds=1', out='whole')
+  # Its local executor: a process a job, as on a node.
+  settings = ('--setting', 'cluster=local', '--setting', 'timeout_min=5')
+  code, _ = sweep('--gin.Sweep.seeds=1', '--runner', 'slurm', *settings)
+  assert code == 0
+  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+
+
+def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ray', None)
+  code, told = sweep('--runner', 'ray')
+  assert code == 2 and "pip install 't2x[ray]'" in told.err
+
+
+def test_an_outcome_that_cannot_be_read_is_said(sweep, tmp_path):
+  sweep()
+  path = next(tmp_path.glob('out/trials/*/trial.json'))
+  path.write_text('{')
+  code, told = sweep()
+  assert code == 2 and f'{path} cannot be read' in told.err
