@@ -203,10 +203,15 @@ def _sweep(commands) -> None:
   parser.add_argument(
     '--processes',
     type=int,
-    default=1,
     metavar='N',
     dest='workers',
-    help='of the local runner (default: 1)',
+    help='of the local runner, each with its cores or GPU (default: by the device)',
+  )
+  parser.add_argument(
+    '--together',
+    type=int,
+    metavar='N',
+    help='trials of one program trained at once by vmap (default: by the device)',
   )
   parser.add_argument(
     '--setting',

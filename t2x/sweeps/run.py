@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -23,6 +25,9 @@ from t2x.sweeps.table import plan_table
 
 __all__ = ['sweep']
 
+_MOST_PROCESSES = 8
+_MOST_TOGETHER = 8
+
 
 def sweep(args: argparse.Namespace, load: Load) -> int:
   """Plans and runs a sweep. Exit code 1 when a trial failed (diverged ones are results)."""
@@ -30,7 +35,9 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
   trials_folder = Path(args.out) / 'trials'
   if args.worker:
     index, count = map(int, args.worker.split('/'))
-    Here(load, (index, count)).run(read_plan(folder).trials, trials_folder, lambda *_: None)
+    Here(load, (index, count), args.together or 1).run(
+      read_plan(folder).trials, trials_folder, lambda *_: None
+    )
     return 0
   plan, configs = _planned(args, load, folder)
   print(plan_table(plan, trials_folder))
@@ -73,14 +80,32 @@ def _runner(args: argparse.Namespace, load: Load, folder: Path) -> Runner:
     return Ray(load, settings)
   if settings:
     raise UserError('--setting is for --runner slurm and ray')
-  if args.workers < 2:
-    return Here(load)
+  processes, together = _local(args)
+  if processes == 1:
+    return Here(load, together=together)
 
   def command(index: int, count: int) -> list[str]:
-    worker = ['--out', args.out, '--worker', f'{index}/{count}']
+    worker = ['--out', args.out, '--worker', f'{index}/{count}', '--together', str(together)]
     return [sys.executable, '-m', 't2x', 'sweep', args.file, *worker]
 
-  return Pool(command, args.workers, folder)
+  return Pool(command, processes, folder)
+
+
+def _local(args: argparse.Namespace) -> tuple[int, int]:
+  """How many processes, and how many trials each trains together: as given, or by the device.
+
+  A CPU's cores do more for a process each than for one vmapped step (facts: 1.3 to 2 times); an
+  accelerator is filled by the latter.
+  """
+  device = jax.devices()[0]
+  on_cpu = device.platform == 'cpu'
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+  processes = args.workers or (min(cores, _MOST_PROCESSES) if on_cpu else jax.local_device_count())
+  together = args.together or (1 if on_cpu else _MOST_TOGETHER)
+  way = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
+  count = 'one process' if processes == 1 else f'{processes} processes'
+  print(f'on {device.device_kind}: {count}, trials {way} (--processes, --together)')
+  return processes, together
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:

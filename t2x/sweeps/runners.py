@@ -6,6 +6,7 @@ another process holds is passed over. So any number of them can work on one swee
 
 import abc
 import dataclasses
+import itertools
 import os
 import subprocess
 import time
@@ -17,6 +18,7 @@ from t2x import config as config_lib
 from t2x.errors import EXIT_INTERRUPTED, UserError
 from t2x.signals import answered_by
 from t2x.sweeps.records import Outcome, Trial, read_outcome
+from t2x.sweeps.together import run_together
 from t2x.sweeps.trial import Busy, Programs, run_trial
 
 __all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct', 'pending', 'tell_ended']
@@ -66,15 +68,18 @@ class Runner(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Here(Runner):
-  """One after another in this process; the seeds of a variant share what is compiled.
+  """In this process; the seeds of a variant share what is compiled.
 
   Attributes:
     load: reads gin files.
     turn: of how many workers, which one this is: (0, 1) alone. Each starts elsewhere.
+    together: how many trials of one program are trained at once, by vmap; 1: one after another.
+    wait_seconds: between looks at trials that others hold.
   """
 
   load: Callable[..., config_lib.Config]
   turn: tuple[int, int] = (0, 1)
+  together: int = 1
   wait_seconds: float = 2.0
 
   def run(self, trials, folder, ended):
@@ -82,16 +87,33 @@ class Here(Runner):
     waiting = list(self._order(distinct(trials)))
     while waiting:
       busy = []
-      for trial in waiting:
-        try:
-          outcome = run_trial(trial, folder, self.load, programs)
-        except Busy:
-          busy.append(trial)
-          continue
-        ended(trial, outcome)
+      for group in self._groups(waiting):
+        outcomes = self._run(group, folder, programs)
+        for trial in group:
+          if trial.folder in outcomes:
+            ended(trial, outcomes[trial.folder])
+          else:
+            busy.append(trial)
       if len(busy) == len(waiting):
         time.sleep(self.wait_seconds)
       waiting = busy
+
+  def _run(self, group: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
+    """What became of them; those that others hold are left out."""
+    if len(group) > 1:
+      return run_together(group, folder, self.load, programs)
+    (trial,) = group
+    try:
+      return {trial.folder: run_trial(trial, folder, self.load, programs)}
+    except Busy:
+      return {}
+
+  def _groups(self, trials: Sequence[Trial]) -> Iterator[list[Trial]]:
+    """Neighbours of one program, `together` at a time."""
+    for _, same in itertools.groupby(trials, key=lambda trial: trial.program):
+      members = list(same)
+      for i in range(0, len(members), self.together):
+        yield members[i : i + self.together]
 
   def _order(self, trials: Sequence[Trial]) -> Iterator[Trial]:
     """By program, beginning with this worker's share: the others' come last."""

@@ -16,7 +16,7 @@ from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
 from t2x.train import Diverged, Program, train
 from t2x.train.numbers import Fixed, Number
 
-__all__ = ['Busy', 'Programs', 'run_trial']
+__all__ = ['Busy', 'Programs', 'held', 'run_trial', 'told_to', 'train_trial']
 
 log = logging.getLogger('t2x')
 
@@ -66,29 +66,47 @@ def run_trial(
     Interrupted: the process was asked to stop; the trial goes on next time.
   """
   run = folder / trial.folder
-  with locked(run / '.trial', _busy):
+  shared = programs or Programs()
+  with held(run):
     outcome = read_outcome(run)
     if outcome is None:
-      with _told_to(run / 'log.txt'):
-        outcome = _train(trial, run, load, programs)
-      write_outcome(run, outcome)
+      with told_to(run / 'log.txt'):
+        outcome = train_trial(run, load, lambda config: shared.of(trial, config))
     return outcome
 
 
-def _busy() -> None:
-  raise Busy
+def held(run: Path) -> contextlib.AbstractContextManager[None]:
+  """Keeps other processes from a trial; raises Busy where one has it."""
+
+  def busy():
+    raise Busy
+
+  return locked(run / '.trial', busy)
 
 
-def _train(
-  trial: Trial, run: Path, load: Callable[..., config_lib.Config], programs: Programs | None
+def train_trial(
+  run: Path,
+  load: Callable[..., config_lib.Config],
+  program_of: Callable[[config_lib.Config], Program],
 ) -> Outcome:
+  """Trains in a run folder that is held, and writes the outcome there.
+
+  Raises:
+    Interrupted: the process was asked to stop.
+  """
+  outcome = _trained(run, load, program_of)
+  write_outcome(run, outcome)
+  return outcome
+
+
+def _trained(run: Path, load: Callable, program_of: Callable) -> Outcome:
   began = time.monotonic()
   try:
     config = load([run / 'config.gin'])
     experiment = config.build()
     with claimed(run, config, load, fresh=False):
       text = config_lib.render(config)
-      program = (programs or Programs()).of(trial, config)
+      program = program_of(config)
       try:
         metrics = train(experiment, run, text, program=program)
       except Fixed as error:
@@ -134,7 +152,7 @@ def _lines(path: Path) -> list[dict]:
 
 
 @contextlib.contextmanager
-def _told_to(path: Path) -> Iterator[None]:
+def told_to(path: Path) -> Iterator[None]:
   """What is printed and logged meanwhile goes to the end of a file."""
   handlers = [one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler]
   streams = [one.stream for one in handlers]

@@ -119,7 +119,7 @@ def _train(
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         began = time.monotonic()
         with watchdog.waiting(f'the checkpoint of step {step}'):
-          run.checkpoints.save(step, state, saved, metrics if evaluates else None)
+          run.save(step, state, saved, metrics if evaluates else None)
         report.saved(step, time.monotonic() - began)
         clock.restart()
       if stops:

@@ -1,5 +1,6 @@
 """What is traced and compiled for an experiment: shapes, and the jitted functions over them."""
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,8 @@ from t2x.train.step import make_eval_step, make_train_step
 
 __all__ = ['Program']
 
-Leaves = list[jax.Array]
+# `jax.tree.leaves(state)`, or what a program that keeps them elsewhere gives out in their place.
+Leaves = Any
 TrainStep = Callable[[Leaves, Mapping[str, jax.Array]], tuple[Leaves, Sums, jax.Array]]
 EvalStep = Callable[[Any, Mapping[str, jax.Array]], Sums]
 
@@ -75,6 +77,10 @@ class Program:
     """The state of these leaves (`jax.tree.leaves(state)`)."""
     return jax.tree.unflatten(jax.tree.structure(self.abstract), leaves)
 
+  def at_disk(self, finish: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Held by a run that saves or restores; `finish` returns when nothing is under way."""
+    return contextlib.nullcontext()
+
   def train_step(self, tokenizer: Any) -> TrainStep:
     """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; the leaves are donated.
 
@@ -85,16 +91,24 @@ class Program:
       tokenizer: the runs' fitted tokenizer, the same for all of them.
     """
     if 'train' not in self._compiled:
-      self._compiled['train'] = self._jitted(tokenizer)
+      shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
+      self._compiled['train'] = jax.jit(
+        self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None, None)
+      )
     step = self._compiled['train']
-    if not self._values:
-      return lambda leaves, batch: step(leaves, batch, ())
-    # Traced now, so that it is known what has become of the numbers.
-    jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), np.zeros(Inputs.SIZE, 'f4'))
-    vector = jax.device_put(self._inputs.vector(self._values))
+    vector = self.vector(step)
     return lambda leaves, batch: step(leaves, batch, vector)
 
-  def _jitted(self, tokenizer: Any) -> Any:
+  def vector(self, step: Callable) -> Any:
+    """The last argument of `step` for this run; () without numbers."""
+    if not self._values:
+      return ()
+    # Traced now, so that it is known what has become of the numbers.
+    jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), np.zeros(Inputs.SIZE, 'f4'))
+    return jax.device_put(self._inputs.vector(self._values))
+
+  def step(self, tokenizer: Any) -> Callable:
+    """`(leaves, batch, vector) -> (leaves, sums, norms)`, to be jitted."""
     _, task, trainer = self.experiment.complete()
     step = make_train_step(task.bound(tokenizer), trainer, self.optimizer, self.layout)
 
@@ -103,8 +117,7 @@ class Program:
         state, sums, norms = step(self.whole(leaves), batch)
       return jax.tree.leaves(state), sums, norms
 
-    shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None, None))
+    return train_step
 
   def _batch(self) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of a batch, as they come to the devices."""

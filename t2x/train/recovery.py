@@ -20,7 +20,7 @@ class Diverged(UserError):
 
   def __init__(self, reason: str, advice: str):
     super().__init__(f'{reason}; {advice}', exit_code=1)
-    self.reason = reason
+    self.reason = reason.partition(';')[0]
 
 
 def skips_of(run: Run) -> list[tuple[int, int]]:

@@ -128,7 +128,19 @@ class Run:
     self, which: Literal['best', 'last'] | int = 'last'
   ) -> tuple[TrainState, dict[str, Any]]:
     """A saved state and what was saved beside it."""
-    return self.checkpoints.restore(self.abstract, which)
+    with self.program.at_disk(self.checkpoints.wait):
+      return self.checkpoints.restore(self.abstract, which)
+
+  def save(
+    self,
+    step: int,
+    state: TrainState,
+    extra: Mapping[str, Any],
+    metrics: Mapping[str, float] | None,
+  ) -> None:
+    """A checkpoint, as `Checkpoints.save` makes it."""
+    with self.program.at_disk(self.checkpoints.wait):
+      self.checkpoints.save(step, state, extra, metrics)
 
   def restore_model(self, which: Literal['best', 'last'] | int = 'last') -> tuple[nnx.Module, int]:
     """The parameters that evaluation uses, and their step: nothing else of the state is read."""

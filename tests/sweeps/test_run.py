@@ -1,6 +1,7 @@
 """Sweeps run: each trial once, whoever runs it and however often it was cut short."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
-from t2x.sweeps.records import read_outcome, read_plan
+from t2x.sweeps.records import Trial, read_outcome, read_plan
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
 from t2x.train import Program, train
@@ -24,7 +25,9 @@ def sweep(sweep_file, capsys):
 
   def run(*arguments, extra='', variants=TWO, out='out'):
     file = sweep_file(variants, extra)
-    code = main(['sweep', str(file), '--out', str(file.parent / out), *arguments])
+    # One process, unless the test says otherwise: a worker takes seconds to start.
+    line = ['sweep', str(file), '--out', str(file.parent / out), '--processes', '1', *arguments]
+    code = main(line)
     return code, capsys.readouterr()
 
   return run
@@ -52,7 +55,10 @@ def command(sweep_file, tmp_path):
   def start(out='out', *arguments):
     line = [sys.executable, '-m', 't2x', 'sweep', str(file), '--out', str(tmp_path / out)]
     return subprocess.Popen(
-      [*line, *arguments], env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+      [*line, '--processes', '1', *arguments],
+      env=os.environ,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
     )
 
   return start
@@ -65,6 +71,13 @@ def wait_for(out, count, process, timeout=120):
     assert process.poll() is None, process.stderr.read().decode()
     assert time.monotonic() < end
     time.sleep(0.02)
+
+
+def assert_close(lines, others, tolerance):
+  """Equal metrics, to a relative tolerance."""
+  for one, other in zip(lines, others, strict=True):
+    assert one.pop('split') == other.pop('split')
+    assert one == pytest.approx(other, rel=tolerance)
 
 
 def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
@@ -134,6 +147,31 @@ def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   assert len(made) == 2
 
 
+@pytest.mark.parametrize('together', [2, 3])
+def test_trained_together_they_are_the_same_to_rounding(together, sweep, metrics, tmp_path):
+  seeds = '--gin.Sweep.seeds=3'
+  sweep(seeds, out='apart')
+  code, told = sweep(seeds, '--together', str(together))
+  assert code == 0 and f'up to {together} of a program together' in told.out
+  for trial in read_plan(tmp_path / 'out' / 'study').trials:
+    ours, theirs = (metrics(tmp_path / out / 'trials' / trial.folder) for out in ('out', 'apart'))
+    assert_close(ours, theirs, 1e-4)
+
+
+def test_one_that_diverges_leaves_the_others_going(sweep, tmp_path):
+  # The seeds of one program; a fault in one of them alone.
+  sweep('--gin.Sweep.seeds=3', '--gin.Trainer.clip_norm=None', '--gin.Cosine.peak=1e4', out='apart')
+  sweep(
+    '--gin.Sweep.seeds=3',
+    '--gin.Trainer.clip_norm=None',
+    '--gin.Cosine.peak=1e4',
+    '--together',
+    '3',
+  )
+  status = {name: one.status for name, one in outcomes(tmp_path / 'out').items()}
+  assert status == {name: one.status for name, one in outcomes(tmp_path / 'apart').items()}
+
+
 def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
   sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
   (folder,) = (tmp_path / 'out' / 'trials').iterdir()
@@ -155,14 +193,62 @@ def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
 
 
 def test_workers_begin_in_different_places_and_between_them_run_all():
-  plan = [
-    type('T', (), {'program': str(i // 2), 'folder': f'{i // 2}-{i % 2}', 'problem': ''})()
+  trials = [
+    Trial(
+      variant='v',
+      point={},
+      seed=i % 2,
+      identity='',
+      folder=f'{i // 2}-{i % 2}',
+      program=f'{i // 2}',
+    )
     for i in range(12)
   ]
-  orders = [[t.folder for t in Here(load, (i, 3))._order(plan)] for i in range(3)]
+  orders = [[t.folder for t in Here(load, (i, 3))._order(trials)] for i in range(3)]
   assert len({order[0] for order in orders}) == 3
   for order in orders:
-    assert sorted(order) == sorted(t.folder for t in plan)
+    assert sorted(order) == sorted(t.folder for t in trials)
+
+
+@pytest.mark.slow
+def test_numbers_share_a_program_and_give_what_each_gives_alone(
+  command, sweep_file, metrics, tmp_path
+):
+  # In processes of their own: the annotations that the tests check say float.
+  variants = """{
+    'gelu': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.1},
+    'rate': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.1, 'Cosine.peak': 3e-3},
+    'decay': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.4},
+    'dropout': {'PreNorm.dropout_rate': 0.3, 'AdamW.weight_decay': 0.1},
+    'smooth': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.1, 'ImageClassification.label_smoothing': 0.1},
+    'smoother': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.1, 'ImageClassification.label_smoothing': 0.2},
+  }"""
+  sweep_file(variants)
+  assert command('shared', '--gin.Sweep.seeds=1').wait() == 0
+  plan = read_plan(tmp_path / 'shared' / 'study')
+  programs = {trial.variant: trial.program for trial in plan.trials}
+  # Nothing is not a little: without smoothing the program is another.
+  assert len(set(programs.values())) == 2
+  assert programs['gelu'] == programs['dropout'] != programs['smooth'] == programs['smoother']
+  losses = set()
+  for trial in plan.trials:
+    shared = tmp_path / 'shared' / 'trials' / trial.folder
+    assert 'compiled apart' not in (shared / 'log.txt').read_text()
+    alone = tmp_path / 'alone' / trial.folder
+    line = ['train', str(shared / 'config.gin'), '--out', str(alone)]
+    subprocess.run([sys.executable, '-m', 't2x', *line], check=True, capture_output=True)
+    assert_close(metrics(shared), metrics(alone), 1e-5)
+    losses.add(metrics(shared)[-1]['loss'])
+  assert len(losses) == 6
+  # The last in line, run without the others, is the same bit for bit.
+  (tmp_path / 'again').mkdir()
+  shutil.copytree(tmp_path / 'shared', tmp_path / 'again', dirs_exist_ok=True)
+  last = tmp_path / 'again' / 'trials' / plan.trials[-1].folder
+  for path in [*last.glob('*.json*'), *last.glob('.*')]:
+    path.unlink()
+  shutil.rmtree(last / 'checkpoints')
+  assert command('again', '--gin.Sweep.seeds=1').wait() == 0
+  assert metrics(last) == metrics(tmp_path / 'shared' / 'trials' / plan.trials[-1].folder)
 
 
 @pytest.mark.slow

@@ -1,0 +1,191 @@
+"""Trials of one program trained together: one step of all of them is one vmapped step.
+
+Each trial is an ordinary training in a thread of its own, with its own batches, metrics and
+checkpoints. Where it would take a step it waits for the others, and one of them takes the step of
+all. A trial that ends, well or badly, leaves the others going.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t2x import config as config_lib
+from t2x.errors import UserError
+from t2x.sweeps.records import Outcome, Trial, read_outcome
+from t2x.sweeps.trial import Busy, Programs, held, told_to, train_trial
+from t2x.train import Program
+
+__all__ = ['Lockstep', 'run_together']
+
+
+def run_together(
+  trials: Sequence[Trial],
+  folder: Path,
+  load: Callable[..., config_lib.Config],
+  programs: Programs,
+) -> dict[str, Outcome]:
+  """Trains trials of one program in lockstep, as `run_trial` would one after another.
+
+  Arguments are those of `run_trial`. What the trials say is in the log.txt of the first.
+
+  Returns:
+    The outcomes by run folder, those that there were before included; trials that another process
+    holds have none.
+  """
+  outcomes: dict[str, Outcome] = {}
+  with contextlib.ExitStack() as stack:
+    mine: list[Trial] = []
+    for trial in trials:
+      with contextlib.suppress(Busy):
+        stack.enter_context(held(folder / trial.folder))
+        outcome = read_outcome(folder / trial.folder)
+        if outcome is None:
+          mine.append(trial)
+        else:
+          outcomes[trial.folder] = outcome
+    if mine:
+      stack.enter_context(told_to(folder / mine[0].folder / 'log.txt'))
+      outcomes |= _in_threads(mine, folder, load, programs)
+  return outcomes
+
+
+def _in_threads(
+  trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
+) -> dict[str, Outcome]:
+  program = programs.of(trials[0], load([folder / trials[0].folder / 'config.gin']))
+  lockstep = Lockstep(program, [trial.numbers for trial in trials])
+
+  def run(index: int) -> Outcome:
+    try:
+      member = lockstep.members[index]
+      return train_trial(folder / trials[index].folder, load, lambda _: member)
+    finally:
+      lockstep.leave(index)
+
+  with futures.ThreadPoolExecutor(len(trials)) as pool:
+    outcomes = list(pool.map(run, range(len(trials))))
+  return {trial.folder: outcome for trial, outcome in zip(trials, outcomes, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+  """Stands for a trial's leaves, which lie among those of the others."""
+
+  index: int
+
+
+class Lockstep:
+  """What trials that are trained together share.
+
+  Args:
+    program: theirs; on one device.
+    values: the numbers of each trial.
+  """
+
+  def __init__(self, program: Program, values: Sequence[Mapping[str, float]]):
+    if program.mesh.size > 1:
+      raise UserError(
+        'trials are trained together on one device: use --together 1 on a larger mesh'
+      )
+    self.program = program
+    self.members = [_Member.of(program, self, i, one) for i, one in enumerate(values)]
+    self.disk = threading.Lock()
+    self._turn = threading.Condition()
+    self._active = set(range(len(values)))
+    self._order: list[int] = []  # The trials that took a first step: the rows of what is stacked.
+    self._given: dict[int, tuple[Any, Any, Any]] = {}
+    self._arrived: set[int] = set()
+    self._steps = 0
+    self._stacked: list[jax.Array] = []
+    self._out: Any = None
+    self._error: Exception | None = None
+    self._jitted: Any = None
+
+  def leave(self, index: int) -> None:
+    """The trial takes no more steps."""
+    with self._turn:
+      self._active.discard(index)
+      self._advance_if_all()
+
+  def step(self, index: int, function: Callable, leaves: Any, batch: Any, vector: Any) -> Any:
+    """Waits for the others, and gives the trial's part of the step of all."""
+    with self._turn:
+      self._given[index] = leaves, batch, vector
+      self._arrived.add(index)
+      number = self._steps
+      self._jitted = self._jitted or _vmapped(function)
+      self._advance_if_all()
+      self._turn.wait_for(lambda: self._steps > number or self._error)
+      if self._error is not None:
+        raise self._error
+      row = self._order.index(index)
+      sums, norms = jax.tree.map(lambda a: a[row], self._out)
+      return _Slot(row), sums, norms
+
+  def leaves(self, slot: _Slot) -> list[jax.Array]:
+    """A trial's own leaves."""
+    return [leaf[slot.index] for leaf in self._stacked]
+
+  def _advance_if_all(self) -> None:
+    if not self._active or self._arrived < self._active:
+      return
+    try:
+      if not self._stacked:
+        self._order = sorted(self._arrived)
+        states = [self._given[i][0] for i in self._order]
+        self._stacked = [jnp.stack(one) for one in zip(*states, strict=True)]
+      # The last batch of a trial that has left goes in once more, for nothing.
+      batches, vectors = ([self._given[i][k] for i in self._order] for k in (1, 2))
+      self._stacked, *self._out = self._jitted(self._stacked, batches, vectors)
+    except Exception as error:
+      self._error = error
+    self._arrived.clear()
+    self._steps += 1
+    self._turn.notify_all()
+
+
+def _vmapped(function: Callable) -> Callable:
+  def step(leaves, batches, vectors):
+    batch, vector = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, vectors))
+    return jax.vmap(function)(leaves, batch, vector)
+
+  return jax.jit(step, donate_argnums=0)
+
+
+class _Member(Program):
+  """The program as one trial sees it."""
+
+  lockstep: Lockstep
+  index: int
+
+  @classmethod
+  def of(
+    cls, program: Program, lockstep: Lockstep, index: int, values: Mapping[str, float]
+  ) -> '_Member':
+    """A view on `program`, which shares all that is compiled."""
+    member = cls.__new__(cls)
+    vars(member).update(vars(copy.copy(program.at(values))), lockstep=lockstep, index=index)
+    return member
+
+  def whole(self, leaves):
+    return super().whole(self.lockstep.leaves(leaves) if isinstance(leaves, _Slot) else leaves)
+
+  @contextlib.contextmanager
+  def at_disk(self, finish):
+    # Orbax counts its saves in one place for all threads: they must not meet.
+    with self.lockstep.disk:
+      yield
+      finish()
+
+  def train_step(self, tokenizer):
+    function = self.step(tokenizer)
+    vector = self.vector(function)
+    return lambda leaves, batch: self.lockstep.step(self.index, function, leaves, batch, vector)
