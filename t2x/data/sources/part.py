@@ -11,19 +11,19 @@ __all__ = ['Part']
 
 
 class Spread(Sequence):
-  """`count` examples, as far from each other as can be."""
+  """`size` examples, as far from each other as can be."""
 
-  def __init__(self, examples: Sequence[Example], count: int):
-    self.examples, self.count = examples, count
+  def __init__(self, examples: Sequence[Example], size: int):
+    self.examples, self.size = examples, size
 
   def __len__(self) -> int:
-    return self.count
+    return self.size
 
   def __getitem__(self, index):
     """The example at `index`."""
-    if not -self.count <= index < self.count:
-      raise IndexError(f'example {index} of {self.count}')
-    return self.examples[index % self.count * len(self.examples) // self.count]
+    if not -self.size <= index < self.size:
+      raise IndexError(f'example {index} of {self.size}')
+    return self.examples[index % self.size * len(self.examples) // self.size]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
