@@ -5,12 +5,13 @@ from t2x.data.batches import Batches, Chain, evaluation_batches
 from t2x.data.cache import Rows, labelled_rows, token_rows
 from t2x.data.corruption import CorruptSpans
 from t2x.data.fetch import fetch
-from t2x.data.images import PrepareImage
+from t2x.data.images import Augmentation, PrepareImage
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
 from t2x.data.packing import ConcatenateAndSplit, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
+from t2x.data.rand_augment import RandAugment
 from t2x.data.resegmenting import Resegment, SampledPieces
 from t2x.data.skipping import Skipping
 from t2x.data.sources import (
@@ -24,6 +25,7 @@ from t2x.data.sources import (
   JsonLines,
   LibreOfficeHelp,
   NoData,
+  Part,
   Resized,
   SentimentSnippets,
   Source,
@@ -52,6 +54,7 @@ __all__ = [
   'BPE',
   'TFDS',
   'TSV',
+  'Augmentation',
   'BabelDates',
   'Batches',
   'BrownWords',
@@ -73,7 +76,9 @@ __all__ = [
   'NoData',
   'PackPairs',
   'PadPairs',
+  'Part',
   'PrepareImage',
+  'RandAugment',
   'Resegment',
   'Resized',
   'Rows',

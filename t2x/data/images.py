@@ -1,13 +1,22 @@
 """Images made ready for a model: normalised, and in training cropped and mirrored at random
 (He et al. 2016, https://arxiv.org/abs/1512.03385)."""
 
+import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ['PrepareImage']
+__all__ = ['Augmentation', 'PrepareImage']
+
+
+class Augmentation(abc.ABC):
+  """A transform of raw images in training, before they are cropped, mirrored and normalised."""
+
+  @abc.abstractmethod
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+    """The row with another `image`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from t2x.tasks.base import Task, TextTask
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.masked_lm import MaskedLM
+from t2x.tasks.mixing import Mixing, MixUp
 from t2x.tasks.sequence_classification import SequenceClassification
 from t2x.tasks.span_corruption import SpanCorruption
 from t2x.tasks.span_prediction import SpanPrediction
@@ -18,6 +19,8 @@ __all__ = [
   'ImageClassification',
   'LanguageModelling',
   'MaskedLM',
+  'MixUp',
+  'Mixing',
   'SequenceClassification',
   'SpanCorruption',
   'SpanPrediction',

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import PrepareImage
+from t2x.data import Augmentation, Chain, PrepareImage
 from t2x.errors import UserError
 from t2x.tasks.base import Task
 from t2x.tasks.losses import classification_sums
+from t2x.tasks.mixing import Mixing
 
 __all__ = ['ImageClassification']
 
@@ -27,6 +28,8 @@ class ImageClassification(Task):
     flip: mirrors half of the images.
     mean: subtracted from pixels scaled to 0..1.
     std: what the difference is divided by.
+    augmentation: changes the images of training before all else; None: nothing does.
+    mixing: mixes the images of a training batch and their labels; None: they stay apart.
   """
 
   image_shape: tuple[int, int, int]
@@ -36,6 +39,8 @@ class ImageClassification(Task):
   flip: bool = False
   mean: float = 0.5
   std: float = 0.5
+  augmentation: Augmentation | None = None
+  mixing: Mixing | None = None
   eval_split: str = 'test'
 
   unit: ClassVar[str] = 'examples'
@@ -46,13 +51,16 @@ class ImageClassification(Task):
     return self.source.load(split)
 
   def transform(self, tokenizer, *, train):
-    """Normalises; in training also crops and mirrors."""
-    return PrepareImage(
+    """Normalises; in training also augments, crops and mirrors."""
+    prepare = PrepareImage(
       mean=self.mean,
       std=self.std,
       crop_padding=self.crop_padding if train else 0,
       flip=self.flip and train,
     )
+    if self.augmentation is None or not train:
+      return prepare
+    return Chain((self.augmentation, prepare))
 
   def spec(self, batch_size):
     """image float32 [batch, height, width, channels]; label int32 and weight float32 [batch]."""
@@ -71,14 +79,25 @@ class ImageClassification(Task):
       )
 
   def sums(self, model, batch, key):
-    """Loss, accuracy (top-1) and top-5 accuracy of the examples with weight 1."""
-    out = model(batch['image'], key=key)
-    labels, weights = batch['label'], batch['weight']
-    smoothing = 0.0 if key is None else self.label_smoothing
-    sums = classification_sums(out.x, labels, weights, smoothing)
-    _, best = jax.lax.top_k(out.x, min(5, self.num_classes))
+    """Loss, accuracy (top-1) and top-5 accuracy of the examples with weight 1; of mixed ones, those
+    of both labels, each with its share."""
+    images, labels, weights = batch['image'], batch['label'], batch['weight']
+    if key is None or self.mixing is None:
+      out = model(images, key=key)
+      return self._sums(out.x, labels, weights, train=key is not None), out.aux
+    key, mixing_key = jax.random.split(key)
+    images, other, share = self.mixing(images, mixing_key)
+    out = model(images, key=key)
+    own = self._sums(out.x, labels, share * weights, train=True)
+    others = self._sums(out.x, labels[other], (1 - share) * weights, train=True)
+    return jax.tree.map(jnp.add, own, others), out.aux
+
+  def _sums(self, logits, labels, weights, train):
+    smoothing = self.label_smoothing if train else 0.0
+    sums = classification_sums(logits, labels, weights, smoothing)
+    _, best = jax.lax.top_k(logits, min(5, self.num_classes))
     hit = (best == labels[:, None]).any(axis=-1) * weights
-    return sums | {'top5_accuracy': (hit.sum(), weights.sum())}, out.aux
+    return sums | {'top5_accuracy': (hit.sum(), weights.sum())}
 
   def count(self, batch):
     """Examples that are not padding."""

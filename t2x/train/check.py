@@ -13,7 +13,7 @@ from t2x.layers import Pattern
 from t2x.layers.picture import draw
 from t2x.parallel import Activations
 from t2x.train.experiment import Experiment
-from t2x.train.fit import check_fit
+from t2x.train.fit import check_evaluations, check_fit
 from t2x.train.init_from import InitFrom
 from t2x.train.state import abstract_state, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
@@ -54,6 +54,7 @@ def check_experiment(experiment: Experiment, num_devices: int | None = None) -> 
   layout = Activations.of(mesh, experiment.mesh)
   jax.eval_shape(make_train_step(experiment.task, trainer, optimizer, layout), state, batch)
   jax.eval_shape(make_eval_step(experiment.task, trainer, layout), state.model, batch)
+  check_evaluations(experiment, mesh, state.model, layout)
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   return f'{report}, train state {size / 2**30:.2f} GiB'
 

@@ -1,7 +1,7 @@
 """An experiment: what is learnt, by which model, trained how, on which devices."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from flax import nnx
@@ -99,6 +99,8 @@ class Experiment:
     trainer: how.
     mesh: on which devices.
     init_from: another run whose parameters a new run starts with; a resumed one has its own.
+    evaluations: tasks that the last step evaluates too, by name; their metrics stand beside the
+      task's own as NAME/METRIC. Their text is cut by the run's tokenizer.
   """
 
   model: Callable[..., nnx.Module] | None = None
@@ -106,6 +108,7 @@ class Experiment:
   trainer: Trainer | None = None
   mesh: Mesh = Mesh()
   init_from: InitFrom | None = None
+  evaluations: Mapping[str, Task] = dataclasses.field(default_factory=dict)
 
   def complete(self) -> tuple[Callable[..., nnx.Module], Task, Trainer]:
     """Model, task and trainer.

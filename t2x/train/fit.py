@@ -1,14 +1,19 @@
-"""Whether an experiment fits a mesh: what does not divide is told before anything is compiled."""
+"""Whether an experiment fits a mesh, and a model its evaluations: told before anything is compiled."""
 
+import dataclasses
 from typing import Any
 
+import jax
 from flax import nnx
 
+from t2x.errors import UserError
+from t2x.layers.constraints import Layout
 from t2x.parallel import check_batch, check_length
 from t2x.tasks import Task
 from t2x.train.experiment import Experiment
+from t2x.train.step import make_eval_step
 
-__all__ = ['check_fit', 'row_lengths']
+__all__ = ['check_evaluations', 'check_fit', 'row_lengths']
 
 
 def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
@@ -44,3 +49,28 @@ def check_fit(experiment: Experiment, mesh: Any, model: nnx.Module) -> None:
   for part, length in row_lengths(task, model).items():
     name = f'a row of the {part or "model"}'
     check_length(mesh, experiment.mesh.activation_rules, length, name)
+
+
+def check_evaluations(
+  experiment: Experiment, mesh: Any, model: nnx.Module, layout: Layout | None
+) -> None:
+  """Shapes an evaluation step of each of `Experiment.evaluations`.
+
+  Args:
+    experiment: with task and trainer.
+    mesh: the devices, which need not be there.
+    model: the model's shapes.
+    layout: where activations are split.
+
+  Raises:
+    UserError: the model cannot be evaluated on one of them, such as rows that are too long.
+  """
+  _, _, trainer = experiment.complete()
+  for name, task in experiment.evaluations.items():
+    try:
+      task.check_model(model)
+      check_fit(dataclasses.replace(experiment, task=task), mesh, model)
+      batch = task.spec(trainer.batch_size)
+      jax.eval_shape(make_eval_step(task, trainer, layout), model, batch)
+    except UserError as error:
+      raise UserError(f"Experiment.evaluations['{name}']: {error}") from error

@@ -115,6 +115,8 @@ def _train(
           metrics, samples = run.evaluate(
             state.evaluated, max_batches=limit, max_generated=generated
           )
+          if last:
+            metrics |= run.evaluate_further(state.evaluated)
           report.evaluation(step, metrics, samples)
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         began = time.monotonic()

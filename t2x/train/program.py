@@ -11,7 +11,7 @@ import numpy as np
 from t2x.parallel import Activations, batch_sharding
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Experiment
-from t2x.train.fit import check_fit
+from t2x.train.fit import check_evaluations, check_fit
 from t2x.train.numbers import Inputs
 from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
@@ -50,6 +50,7 @@ class Program:
     task.check_model(self.abstract.model)
     check_fit(experiment, self.mesh, self.abstract.model)
     self.layout = Activations.of(self.mesh, experiment.mesh)
+    check_evaluations(experiment, self.mesh, self.abstract.model, self.layout)
     self._compiled: dict[str, Any] = {}
     self._inputs = Inputs()
     self._values: Mapping[str, float] = {}
@@ -127,6 +128,15 @@ class Program:
       name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
       for name, one in task.spec(trainer.batch_size).items()
     }
+
+  def evaluation_step(self, name: str, tokenizer: Any) -> EvalStep:
+    """The jitted evaluation step of one of `Experiment.evaluations`."""
+    key = f'evaluation {name}'
+    if key not in self._compiled:
+      _, _, trainer = self.experiment.complete()
+      task = self.experiment.evaluations[name].bound(tokenizer)
+      self._compiled[key] = jax.jit(make_eval_step(task, trainer, self.layout))
+    return self._compiled[key]
 
   def eval_step(self, tokenizer: Any) -> EvalStep:
     """The jitted evaluation step, `(model, batch) -> sums`."""

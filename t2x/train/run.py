@@ -18,6 +18,7 @@ from flax import nnx
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
 from t2x.parallel import Processes, batch_sharding, leaf_name, process_part
+from t2x.tasks import Task
 from t2x.train.checkpoints import Checkpoints, named_leaves
 from t2x.train.experiment import Experiment
 from t2x.train.program import EvalStep, Leaves, Program, TrainStep
@@ -81,11 +82,12 @@ class Run:
       tokenizer.save(folder)
     return tokenizer
 
-  def rows(self, split: str) -> Any:
-    """The model-ready rows of a split, prepared by the first process where the cache is shared."""
+  def rows(self, split: str, task: Task | None = None) -> Any:
+    """The model-ready rows of a split (of another task where one is given), prepared by the first
+    process where the cache is shared."""
     tokenizer = self.tokenizer
     with self.processes.first_alone():
-      return self.task.rows(split, tokenizer)
+      return (task or self.task).rows(split, tokenizer)
 
   def batches(self, rows: Any) -> Batches:
     """The train batches: `batches[step]` is a function of the seed and the step."""
@@ -198,18 +200,24 @@ class Run:
     model: nnx.Module,
     split: str | None = None,
     *,
+    evaluation: str | None = None,
     max_batches: int | None = None,
     max_generated: int | None = 0,
   ) -> tuple[dict[str, float], list[dict[str, str]]]:
     """Metrics over a split, every example once, and samples where the task generates.
 
-    `max_generated` limits the examples that are generated for (0: none, None: all).
+    `evaluation` names one of `Experiment.evaluations`; None: the run's own task. `max_generated`
+    limits the examples that are generated for (0: none, None: all).
     """
-    split = split or self.task.eval_split
-    rows = self.rows(split)
+    task, eval_step = self.task, self.eval_step
+    if evaluation is not None:
+      task = self.experiment.evaluations[evaluation]
+      eval_step = self.program.evaluation_step(evaluation, self.tokenizer)
+    split = split or task.eval_split
+    rows = self.rows(split, task)
     if not len(rows):
       raise UserError(f"the split '{split}' is empty: nothing to evaluate")
-    transform = self.task.transform(self.tokenizer, train=False)
+    transform = task.transform(self.tokenizer, train=False)
     totals: dict[str, np.ndarray] = {}
     pending = []
     batches = evaluation_batches(
@@ -222,13 +230,21 @@ class Run:
     for index, batch in enumerate(batches):
       if index == max_batches:
         break
-      pending.append(self.eval_step(model, self.on_device(batch)))
+      pending.append(eval_step(model, self.on_device(batch)))
     for sums in jax.device_get(pending):
       for name, pair in sums.items():
         totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
     whole = max_batches is None or len(pending) < max_batches
     info = getattr(rows, 'info', None) if whole else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
-    metrics = self.task.summarise(means, info)
-    generated, samples = self.task.generation_metrics(model, self.tokenizer, split, max_generated)
+    metrics = task.summarise(means, info)
+    generated, samples = task.generation_metrics(model, self.tokenizer, split, max_generated)
     return metrics | generated, samples
+
+  def evaluate_further(self, model: nnx.Module) -> dict[str, float]:
+    """The metrics of `Experiment.evaluations`, as NAME/METRIC."""
+    found: dict[str, float] = {}
+    for name, task in self.experiment.evaluations.items():
+      metrics, _ = self.evaluate(model, evaluation=name, max_generated=task.eval_examples)
+      found |= {f'{name}/{metric}': value for metric, value in metrics.items()}
+    return found

@@ -9,6 +9,7 @@ from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.files import TSV, JsonLines, TextFiles
 from t2x.data.sources.libreoffice import LibreOfficeHelp
 from t2x.data.sources.no_data import NoData
+from t2x.data.sources.part import Part
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
 from t2x.data.sources.standard_library import StandardLibrary
@@ -26,6 +27,7 @@ __all__ = [
   'JsonLines',
   'LibreOfficeHelp',
   'NoData',
+  'Part',
   'Resized',
   'SentimentSnippets',
   'Source',

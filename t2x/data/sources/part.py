@@ -1,0 +1,71 @@
+"""A part of another source's examples."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from t2x.data.folders import fingerprint
+from t2x.data.sources.base import Example, Source
+from t2x.errors import UserError
+
+__all__ = ['Part']
+
+
+class Spread(Sequence):
+  """`size` examples, as far from each other as can be."""
+
+  def __init__(self, examples: Sequence[Example], size: int):
+    self.examples, self.size = examples, size
+
+  def __len__(self) -> int:
+    return self.size
+
+  def __getitem__(self, index):
+    """The example at `index`."""
+    if not -self.size <= index < self.size:
+      raise IndexError(f'example {index} of {self.size}')
+    return self.examples[index % self.size * len(self.examples) // self.size]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part(Source):
+  """Some of the examples of `source`, spread evenly over each split, whatever its order is.
+
+  A part a whole number of times smaller than another is a part of that one.
+
+  Attributes:
+    source: has the examples.
+    examples: how many of them by split; a split that is not named is whole.
+  """
+
+  source: Source
+  examples: Mapping[str, int]
+
+  def __post_init__(self):
+    for split, count in self.examples.items():
+      if split not in self.source.splits() or count < 1:
+        raise UserError(
+          f"Part.examples = {dict(self.examples)}: '{split}' must be one of "
+          f'{self.source.splits()}, its number at least 1'
+        )
+
+  def splits(self) -> tuple[str, ...]:
+    """Those of the source."""
+    return self.source.splits()
+
+  def load(self, split: str) -> Sequence[Example]:
+    """Some of the source's split.
+
+    Raises:
+      UserError: it has fewer examples.
+    """
+    examples = self.source.load(split)
+    count = self.examples.get(split, len(examples))
+    if count > len(examples):
+      raise UserError(
+        f"Part.examples['{split}'] = {count}: {self.source.describe()} has {len(examples)}"
+      )
+    return Spread(examples, count)
+
+  def fingerprint(self) -> str:
+    """Of the source and the numbers."""
+    return fingerprint('Part', self.source.fingerprint(), sorted(self.examples.items()))

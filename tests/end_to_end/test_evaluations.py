@@ -1,0 +1,71 @@
+"""A run whose last evaluation reads its text in longer rows too."""
+
+import json
+import math
+
+import pytest
+
+from t2x.train import Run
+
+LENGTHS = """
+Experiment.evaluations = {'2x': @twice/CausalLM(), 'masked': @MaskedLM()}
+twice/CausalLM.length = 128
+MaskedLM:
+  source = @TextFiles()
+  tokenizer = @Bytes()
+  length = 32
+"""
+
+
+@pytest.fixture
+def config(experiment):
+  return experiment('causal_lm', LENGTHS)
+
+
+def test_the_last_step_alone_has_the_metrics_of_further_tasks(config, t2x, metrics, tmp_path):
+  out = tmp_path / 'run'
+  code, _, told = t2x('train', config, '--out', out)
+  assert code == 0, told
+  first, last = (line for line in metrics(out) if line['split'] == 'eval')
+  assert not any('/' in name for name in first)
+  further = {name for name in last if '/' in name}
+  own = {'loss', 'accuracy', 'perplexity', 'bits_per_byte'}
+  assert further == {f'2x/{name}' for name in own} | {
+    f'masked/{name}' for name in ('loss', 'masked_accuracy', 'perplexity')
+  }
+  assert last['2x/loss'] != last['loss']
+  # Evaluated on its own, at that length, with the same model and tokenizer: the same numbers.
+  code, told, _ = t2x('eval', out, '--json', '--checkpoint', 'last', '--gin.CausalLM.length=128')
+  assert code == 0
+  alone = json.loads(told)
+  for name in own:
+    assert math.isclose(alone[name], last[f'2x/{name}'], rel_tol=1e-6), name
+
+
+def test_a_run_that_died_in_them_goes_on_to_the_same_metrics(
+  config, t2x, metrics, tmp_path, monkeypatch
+):
+  def die(*args):
+    raise RuntimeError('died')
+
+  assert t2x('train', config, '--out', tmp_path / 'whole')[0] == 0
+  with monkeypatch.context() as patch:
+    patch.setattr(Run, 'evaluate_further', die)
+    assert t2x('train', config, '--out', tmp_path / 'run')[0] not in (0, 2, 75)
+  assert t2x('train', config, '--out', tmp_path / 'run')[0] == 0
+  assert metrics(tmp_path / 'run') == metrics(tmp_path / 'whole')
+  code, _, told = t2x('train', config, '--out', tmp_path / 'run')
+  assert code == 0
+  assert '2x/loss' in told
+
+
+def test_a_model_that_cannot_serve_a_length_is_refused_before_it_trains(experiment, t2x, tmp_path):
+  positions = """
+  Decoder.encoding = @LearnedPositions
+  LearnedPositions.max_length = 64
+  """.replace('\n  ', '\n')
+  config = experiment('causal_lm', LENGTHS + positions)
+  for command in (['check', config], ['train', config, '--out', tmp_path / 'run']):
+    code, _, told = t2x(*command)
+    assert code == 2
+    assert "Experiment.evaluations['2x']: a sequence of 128 tokens is longer" in told

@@ -1,0 +1,69 @@
+"""Every variant of every study resolves, and every one that differs in shape shapes."""
+
+import csv
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from t2x.commands import load
+from t2x.sweeps.sweep import read_sweep
+from t2x.train import check_experiment
+
+STUDIES = Path(__file__).parents[2] / 'experiments'
+SWEEPS = {
+  'positions/causal_lm': 7,
+  'positions/masked_lm': 7,
+  'norm_and_warmup/sweep': 4,
+  'vit_regularisation/sweep': 7,
+}
+
+
+def sweep_of(name):
+  return read_sweep(STUDIES / f'{name}.gin')
+
+
+@pytest.mark.parametrize('name', SWEEPS)
+def test_every_variant_resolves_at_every_point(name):
+  sweep = sweep_of(name)
+  assert len(sweep.variants) == SWEEPS[name]
+  assert len(sweep.seed_list) == 3
+  configs = {arm.title: load(arm.files, arm.bindings).build() for arm in sweep.arms()}
+  # No two are the same experiment.
+  assert len({repr(config) for config in configs.values()}) == len(configs)
+
+
+# The smallest point of the grid: the others have more of the same layers, or of the same images.
+@pytest.mark.parametrize(
+  ('name', 'variant'),
+  [(name, variant) for name in SWEEPS for variant in sweep_of(name).variants],
+)
+def test_every_variant_shapes(name, variant):
+  arm = next(arm for arm in sweep_of(name).arms() if arm.variant == variant)
+  assert 'parameters' in check_experiment(load(arm.files, arm.bindings).build())
+
+
+@pytest.mark.parametrize('study', sorted({name.split('/')[0] for name in SWEEPS}))
+def test_the_readme_names_the_commands(study):
+  text = (STUDIES / study / 'README.md').read_text()
+  for name in SWEEPS:
+    if name.startswith(f'{study}/'):
+      assert f't2x sweep experiments/{name}.gin' in text
+  assert '## What was found' in text
+
+
+def test_the_kept_gradients_are_whole(monkeypatch):
+  monkeypatch.syspath_prepend(str(STUDIES / 'norm_and_warmup'))
+  import gradients
+
+  results = STUDIES / 'norm_and_warmup' / 'results'
+  text = (results / 'gradients.csv').read_text()
+  lines = list(csv.DictReader(io.StringIO(text)))
+  seeds, depths = len(gradients.SEEDS), gradients.DEPTHS
+  assert len(lines) == len(gradients.WIRINGS) * seeds * sum(depths)
+  for line in lines:
+    line |= {'depth': int(line['depth']), 'layer': int(line['layer'])}
+    line['second_matrix'] = float(line['second_matrix'])
+  assert gradients.table(lines) == (results / 'gradients.md').read_text()
+  sys.modules.pop('gradients')
