@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 BLOCKS = re.findall(r'```bash\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
 LINES = [line.split('  #')[0].strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [part.strip() for line in LINES if line for part in line.split('&&')]
-# What makes training short; a file that lacks one of these names would be refused.
-SHORT = [
+# What makes commands short; a file that lacks one of these names would be refused.
+TRAIN = [
   'Trainer.num_steps=3',
   'Trainer.eval_every=0',
   'Trainer.eval_batches=1',
@@ -24,6 +24,8 @@ SHORT = [
   'SentencePiece.sample_megabytes=0.5',
   'CausalLM.sample_tokens=4',
 ]
+TWO = "Sweep.variants={'gelu': {}, 'relu': {'MLP.activation': @relu}}"
+SHORT = {'train': TRAIN, 'sweep': [*TRAIN, TWO, 'Sweep.seeds=2', "Part.examples={'validation': 2}"]}
 # Commands that say by their exit code that there is something to tell.
 CODES = {'diff': 1}
 
@@ -41,14 +43,14 @@ def test_extras_exist(command):
 
 @pytest.mark.slow
 def test_every_command_works(tmp_path):
-  (tmp_path / 'configs').symlink_to(ROOT / 'configs')
+  for folder in ('configs', 'experiments'):
+    (tmp_path / folder).symlink_to(ROOT / folder)
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(tmp_path / 'cache')}
   for command in COMMANDS:
     words = shlex.split(command)
     if words[0] != 't2x' or (words[1:3] == ['data', 'fetch'] and not shutil.which('apt-get')):
       continue
-    if words[1] == 'train':
-      words += [f'--gin.{binding}' for binding in SHORT]
+    words += [f'--gin.{binding}' for binding in SHORT.get(words[1], [])]
     done = subprocess.run(
       [sys.executable, '-m', 't2x.cli', *words[1:]],
       cwd=tmp_path,
