@@ -103,7 +103,7 @@ def _file(gin: str) -> Iterator[Path]:
 def _use(theirs: Path, folder: Path, run: Path, model: Any) -> str:
   """Takes the tokenizer along, and gives the gin text of a run that generates."""
   from t2x.data import load_hub_tokenizer
-  from t2x.interop.generation import gin_of, strategy_of
+  from t2x.decode.generation_config import strategy_of
   from t2x.models import Decoder
 
   try:
@@ -128,7 +128,7 @@ def _use(theirs: Path, folder: Path, run: Path, model: Any) -> str:
     lengths='\n'.join(f'  {name} = {length}' for name in lengths),
     run=str(run),
     vocab_size=tokenizer.vocab_size,
-    strategy=gin_of(f'{task}.strategy', strategy),
+    strategy=config_lib.gin_of(f'{task}.strategy', strategy),
   )
 
 
@@ -143,10 +143,11 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
   import numpy as np
   from flax import nnx
 
+  from t2x.arrays import named_leaves
   from t2x.data import load_tokenizer
   from t2x.data.folders import write_folder
   from t2x.interop import export
-  from t2x.train.checkpoints import Checkpoints, named_leaves
+  from t2x.train.checkpoints import Checkpoints
 
   if to.exists() and (not to.is_dir() or any(to.iterdir())):
     raise UserError(f'{to} is there already: remove it, or use another --to')

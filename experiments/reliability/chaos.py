@@ -81,7 +81,8 @@ def end_of(folder: Path) -> dict[str, bytes]:
   import numpy as np
   import orbax.checkpoint as ocp
 
-  from t2x.train.checkpoints import Checkpoints, named_leaves
+  from t2x.arrays import named_leaves
+  from t2x.train.checkpoints import Checkpoints
 
   step = Checkpoints(folder / 'checkpoints').intact_step('last')
   reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())

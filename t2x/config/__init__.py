@@ -5,6 +5,7 @@ from t2x.config.diff import diff
 from t2x.config.hints import problem
 from t2x.config.identity import canonical, floats, identity
 from t2x.config.load import Config, load
+from t2x.config.objects import gin_of
 from t2x.config.parse import Import, Statement, parse_files
 from t2x.config.registry import Registry
 from t2x.config.render import render, show
@@ -38,6 +39,7 @@ __all__ = [
   'canonical',
   'diff',
   'floats',
+  'gin_of',
   'identity',
   'leaves',
   'load',

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from flax import nnx
 
+from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.interop.families import FAMILIES
 from t2x.interop.family import Family, Fields
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
-from t2x.train.checkpoints import named_leaves
 
 __all__ = ['export']
 

@@ -11,13 +11,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
+from t2x.arrays import Lazy, named_leaves
 from t2x.errors import UserError
 from t2x.interop.families import family_of
 from t2x.interop.family import Fields
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import read_tensors
-from t2x.train.checkpoints import named_leaves
-from t2x.train.streaming import Lazy
 
 __all__ = ['Source']
 

@@ -11,22 +11,22 @@ import math
 import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, EveryNSteps, LatestN
 
+from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.train.checksums import damage_of, write_checksums
 
-__all__ = ['Checkpoints', 'named_leaves', 'nest', 'quiet_orbax']
+__all__ = ['Checkpoints', 'nest', 'quiet_orbax']
 
 State = TypeVar('State')
 
@@ -356,21 +356,6 @@ def _not_orbax(record: logging.LogRecord) -> bool:
   raised = record.exc_info[2] if record.exc_info else None
   where = ''.join(traceback.format_tb(raised))
   return 'orbax' not in record.pathname + record.getMessage() + where
-
-
-def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-  """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
-
-  def parts(path):
-    return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)
-
-  flat, _ = jax.tree_util.tree_flatten_with_path(
-    tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )
-  for path, variable in flat:
-    leaves = jax.tree.leaves(variable)
-    for number, leaf in enumerate(leaves):
-      yield parts(path) if len(leaves) == 1 else f'{parts(path)}/{number}', leaf
 
 
 def nest(named: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from t2x.arrays import named_leaves
 from t2x.data import load_tokenizer
 from t2x.errors import UserError
-from t2x.train.checkpoints import Checkpoints, named_leaves
+from t2x.train.checkpoints import Checkpoints
 from t2x.train.resizing import Resize
 
 __all__ = ['InitFrom']

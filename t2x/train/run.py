@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t2x.arrays import named_leaves
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.errors import UserError
 from t2x.parallel import Processes, batch_sharding, leaf_name, process_part
 from t2x.tasks import Task
-from t2x.train.checkpoints import Checkpoints, named_leaves
+from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
 from t2x.train.program import EvalStep, Leaves, Program, TrainStep
 from t2x.train.state import TrainState

@@ -1,10 +1,8 @@
 """Saving a model that never is in memory as a whole, nor any of its arrays."""
 
-import dataclasses
 import json
-import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +10,16 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
-from jax.sharding import Sharding
 from orbax.checkpoint import type_handlers
 
+from t2x.arrays import Lazy
 from t2x.train.checkpoints import nest, quiet_orbax
 from t2x.train.checksums import write_checksums
 
-__all__ = ['Lazy', 'save_streamed']
+__all__ = ['save_streamed']
 
 # Bytes that are read and written at once, and that a process reads back at least.
 PIECE = 1 << 26
-
-
-@dataclasses.dataclass(frozen=True)
-class Lazy:
-  """An array of which parts are read when they are wanted.
-
-  Attributes:
-    shape: of the array.
-    dtype: of the array.
-    read: index (a slice for each dimension) -> that part.
-  """
-
-  shape: tuple[int, ...]
-  dtype: Any
-  read: Callable[[Any], np.ndarray]
-
-  @property
-  def size(self) -> int:
-    """Number of elements."""
-    return math.prod(self.shape)
-
-  def on(self, sharding: Sharding) -> jax.Array:
-    """On devices, each of which is given its part alone."""
-    return jax.make_array_from_callback(self.shape, sharding, self.read)
 
 
 class _PieceByPiece(type_handlers.NumpyHandler):

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.arrays import named_leaves
 from t2x.commands import load
 from t2x.errors import UserError
 from t2x.interop import FAMILIES, Source, export
 from t2x.interop.family import Fields
 from t2x.interop.safetensors import read_tensors, write_tensors
-from t2x.train.checkpoints import named_leaves
 
 BERT = {
   'hidden_size': 8,

@@ -13,7 +13,7 @@ from t2x.commands import load
 from t2x.interop import Source
 from t2x.interop.safetensors import write_tensors
 from t2x.parallel import Mesh, state_shardings
-from t2x.train.checkpoints import named_leaves
+from t2x.arrays import named_leaves
 
 folder = pathlib.Path(sys.argv[1])
 d, hidden, vocab = 16, 32, 64

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.arrays import named_leaves
 from t2x.commands import load
 from t2x.interop import Source, export
 from t2x.interop.rules import Table
-from t2x.train.checkpoints import named_leaves
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t2x.decode import generate
-from t2x.interop.generation import strategy_of
+from t2x.decode.generation_config import strategy_of
 from t2x.layers import Tokens
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")

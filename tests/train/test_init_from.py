@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.layers import LearnedGrid, param
-from t2x.train.checkpoints import Checkpoints, named_leaves
+from t2x.train.checkpoints import Checkpoints
 from t2x.train.init_from import InitFrom
 from t2x.train.resizing import InterpolateGrid, InterpolatePositions, KeepNew, ResizeVocabulary
 

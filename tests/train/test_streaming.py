@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
+from t2x.arrays import Lazy
 from t2x.train import streaming
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.streaming import Lazy, save_streamed
+from t2x.train.streaming import save_streamed
 
 
 def lazy(array, taken=None):

@@ -1,30 +1,25 @@
 """How a model of theirs wants to be decoded: generation_config.json as a strategy of ours."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from t2x.decode import (
-  AtCurrentLength,
-  AverageLength,
-  Beam,
+from t2x.decode.beam import Beam
+from t2x.decode.penalties import AverageLength
+from t2x.decode.processors import (
   ForceFirst,
   ForceLast,
-  Greedy,
   MinLength,
   MinNewTokens,
   NoRepeatNGram,
   Processor,
   RepetitionPenalty,
-  Sampling,
-  Stopping,
-  Strategy,
   SuppressTokens,
-  WhenCertain,
-  WhenFull,
 )
+from t2x.decode.sampling import Greedy, Sampling
+from t2x.decode.stopping import AtCurrentLength, Stopping, WhenCertain, WhenFull
+from t2x.decode.strategy import Strategy
 
-__all__ = ['gin_of', 'strategy_of']
+__all__ = ['strategy_of']
 
 STOPPING: Mapping[Any, Stopping] = {
   False: AtCurrentLength(),
@@ -125,31 +120,3 @@ def _ids(given: int | list[int] | None) -> list[int]:
   if given is None:
     return []
   return [given] if isinstance(given, int) else list(given)
-
-
-def gin_of(name: str, part: Any) -> str:
-  """Gin text that binds `name` to a frozen dataclass, which has no two parts of one class."""
-  lines = [f'{name} = {_reference(part)}']
-  for one in _parts(part):
-    for field in dataclasses.fields(one):
-      value = getattr(one, field.name)
-      if value != field.default:
-        lines.append(f'{type(one).__name__}.{field.name} = {_reference(value)}')
-  return '\n'.join(lines) + '\n'
-
-
-def _parts(part):
-  yield part
-  for field in dataclasses.fields(part):
-    value = getattr(part, field.name)
-    for one in value if isinstance(value, tuple) else (value,):
-      if dataclasses.is_dataclass(one) and value != field.default:
-        yield from _parts(one)
-
-
-def _reference(value):
-  if dataclasses.is_dataclass(value):
-    return f'@{type(value).__name__}()'
-  if isinstance(value, tuple):
-    return f'[{", ".join(map(_reference, value))}]'
-  return repr(value)

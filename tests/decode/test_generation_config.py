@@ -3,6 +3,7 @@
 import pytest
 
 from t2x.commands import load
+from t2x.config import gin_of
 from t2x.decode import (
   AtCurrentLength,
   AverageLength,
@@ -17,7 +18,7 @@ from t2x.decode import (
   SuppressTokens,
   WhenFull,
 )
-from t2x.interop.generation import gin_of, strategy_of
+from t2x.decode.generation_config import strategy_of
 
 SUMMARY = {
   'num_beams': 4,

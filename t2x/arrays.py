@@ -1,0 +1,52 @@
+"""Arrays by name, and arrays that are read part by part: what checkpoints and conversion share."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Sharding
+
+__all__ = ['Lazy', 'named_leaves']
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy:
+  """An array of which parts are read when they are wanted.
+
+  Attributes:
+    shape: of the array.
+    dtype: of the array.
+    read: index (a slice for each dimension) -> that part.
+  """
+
+  shape: tuple[int, ...]
+  dtype: Any
+  read: Callable[[Any], np.ndarray]
+
+  @property
+  def size(self) -> int:
+    """Number of elements."""
+    return math.prod(self.shape)
+
+  def on(self, sharding: Sharding) -> jax.Array:
+    """On devices, each of which is given its part alone."""
+    return jax.make_array_from_callback(self.shape, sharding, self.read)
+
+
+def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+  """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
+
+  def parts(path):
+    return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+  flat, _ = jax.tree_util.tree_flatten_with_path(
+    tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )
+  for path, variable in flat:
+    leaves = jax.tree.leaves(variable)
+    for number, leaf in enumerate(leaves):
+      yield parts(path) if len(leaves) == 1 else f'{parts(path)}/{number}', leaf
