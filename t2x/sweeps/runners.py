@@ -161,7 +161,7 @@ class Pool(Runner):
         idle = waiting and all(worker.poll() is not None for worker in workers)
         if idle and not any(read_outcome(folder / one) for one in waiting):
           raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)
-        time.sleep(0.2)
+        time.sleep(0.5)
 
   def _start(self, index: int) -> subprocess.Popen:
     environment = os.environ | _share(index, self.num_processes)
