@@ -165,6 +165,7 @@ class Pool(Runner):
 
   def _start(self, index: int) -> subprocess.Popen:
     environment = os.environ | _share(index, self.num_processes)
+    environment.pop('XLA_PYTHON_CLIENT_PREALLOCATE', None)
     log = (self.logs / f'worker-{index}.log').open('ab')
     return subprocess.Popen(
       self.command(index, self.num_processes),
