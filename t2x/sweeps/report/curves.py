@@ -21,7 +21,7 @@ def curves(results: Results) -> dict[str, Any]:
   """The curves of every trial that has begun.
 
   Returns:
-    metrics: names, '<split>/<metric>', the deciding one first.
+    metrics: names, '<split>/<metric>', those with curves first, the deciding one before the others.
     steps: lists of steps, which runs refer to.
     runs: row (index into `results.rows`), seed, status, work (FLOPs of a step), and by split:
       steps (index), seconds (None where unknown) and values by metric (None where not finite).
@@ -51,8 +51,14 @@ def curves(results: Results) -> dict[str, Any]:
         work = entry.trial.flops_per_token * entry.trial.tokens_per_step
         run = {'row': index, 'seed': entry.trial.seed, 'status': entry.status, 'work': work}
         runs.append(run | {'splits': splits})
-  decides = f'eval/{results.plan.metric}'
-  order = sorted(metrics, key=lambda name: (name != decides, not name.startswith('eval/'), name))
+  # One evaluation at the end is a dot and no curve.
+  drawn = {split for one in told.values() for split, lines in one.items() if len(lines) > 1}
+
+  def rank(metric: str) -> tuple[bool, bool, bool, str]:
+    split, _, name = metric.partition('/')
+    return split not in drawn, name != results.plan.metric, split != 'eval', name
+
+  order = sorted(metrics, key=rank)
   return {'metrics': order, 'steps': [list(one) for one in steps], 'runs': runs}
 
 

@@ -40,7 +40,7 @@ def test_the_page_asks_no_network_and_escapes_what_users_wrote(sweep):
 def test_curves_are_those_of_the_runs(sweep):
   folder = sweep(seeds=2)
   found = curves(read_results(folder))
-  assert found['metrics'] == ['eval/loss', 'eval/accuracy', 'train/loss']
+  assert found['metrics'] == ['eval/loss', 'train/loss', 'eval/accuracy']
   run = next(run for run in found['runs'] if (run['row'], run['seed']) == (1, 1))
   lines = (folder.parent / 'trials' / '0100abcdef-1' / 'metrics.jsonl').read_text().splitlines()
   evaluated = [one for one in map(json.loads, lines) if one['split'] == 'eval']
@@ -52,6 +52,16 @@ def test_curves_are_those_of_the_runs(sweep):
     [0.055 * one['step'] + 0.01 for one in evaluated], rel=1e-3
   )
   assert run['work'] == 6.1e5 * 1024
+
+
+def test_where_there_is_one_evaluation_the_curve_shown_is_that_of_training(sweep):
+  folder = sweep(seeds=1)
+  for path in folder.parent.glob('trials/*/metrics.jsonl'):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    last = max(line['step'] for line in lines)
+    kept = [line for line in lines if line['split'] == 'train' or line['step'] == last]
+    path.write_text(''.join(json.dumps(line) + '\n' for line in kept))
+  assert curves(read_results(folder))['metrics'][0] == 'train/loss'
 
 
 def test_long_curves_are_thinned_to_common_steps(sweep):
