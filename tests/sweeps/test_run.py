@@ -11,6 +11,7 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
+from t2x.sweeps.report import write_report
 from t2x.sweeps.records import Trial, read_outcome, read_plan
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
@@ -262,6 +263,9 @@ def test_killed_three_times_it_ends_as_if_it_had_not_been(command, sweep, tmp_pa
   process = command()
   assert process.wait() == 0
   assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+  results = [write_report(tmp_path / out / 'study')[0].read_bytes() for out in ('out', 'whole')]
+  assert results[0] == results[1]
+  assert results[0].count(b'finished') >= 4
 
 
 @pytest.mark.slow
