@@ -61,7 +61,8 @@ def flops_per_token(module: nnx.Module, lengths: Mapping[str, int]) -> tuple[flo
   6 N + 12 L d T (PaLM, https://arxiv.org/abs/2204.02311, appendix B), forward and backward:
   N parameters of matrices (a table counts where it gives the logits), L layers of attention with
   d = num_heads * head_dim features to T tokens (all of them: a causal or narrower pattern needs
-  less). Layers that share parameters count as often as they are used. Of an encoder-decoder, each
+  less). Layers that share parameters count as often as they are used, and so does a table of logits
+  that a mixture of softmaxes asks several times. Of an encoder-decoder, each
   side's parameters are weighted by its part of the tokens.
 
   Args:
@@ -77,8 +78,10 @@ def flops_per_token(module: nnx.Module, lengths: Mapping[str, int]) -> tuple[flo
     side = path[0] if path[0] in lengths else list(lengths)[-1]
     share = lengths[side] / total
     times = math.prod(count for prefix, count in uses.items() if path[: len(prefix)] == prefix)
-    size = math.prod(shape) * times * share
     own = [axis for axis in axes if axis != 'layers']
+    if 'vocab' in own:
+      times *= getattr(getattr(module, 'head', None), 'num_products', 1)
+    size = math.prod(shape) * times * share
     if len(own) < 2 or path[-1] == 'bias' or _is_lookup(path, own, untied):
       continue
     matrices += size

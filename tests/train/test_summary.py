@@ -25,6 +25,7 @@ from t2x.models import (
   EncoderDecoder,
   LanguageModel,
   LMHead,
+  MixtureOfSoftmaxes,
   Stack,
   TiedHead,
   VisionTransformer,
@@ -85,6 +86,15 @@ def test_flops_of_a_decoder_are_6n_plus_12ldt(head):
 
 def test_layers_that_share_parameters_cost_as_often_as_they_are_used():
   assert flops_per_token(decoder(num_groups=1), {'': 32}) == flops_per_token(decoder(), {'': 32})
+
+
+def test_a_mixture_asks_the_table_once_a_softmax():
+  def flops(count):
+    head = functools.partial(MixtureOfSoftmaxes, num_softmaxes=count)
+    return flops_per_token(decoder(head), {'': 32})[0]
+
+  # Each: the table, a projection to the hidden vector that asks it, a prior.
+  assert flops(4) - flops(1) == 6 * 3 * (261 * 16 + 16 * 16 + 16)
 
 
 def test_each_side_of_an_encoder_decoder_costs_its_own_tokens():
