@@ -298,12 +298,11 @@ def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatc
 
 
 @pytest.mark.slow
-def test_slurm_through_submitit_without_a_cluster(sweep, tmp_path):
+def test_slurm_through_submitit_without_a_cluster(command, sweep, tmp_path):
   sweep('--gin.Sweep.seeds=1', out='whole')
   # Its local executor: a process a job, as on a node.
-  settings = ('--setting', 'cluster=local', '--setting', 'timeout_min=5')
-  code, _ = sweep('--gin.Sweep.seeds=1', '--runner', 'slurm', *settings)
-  assert code == 0
+  engine = ('--runner', 'slurm', '--setting', 'cluster=local', '--setting', 'timeout_min=5')
+  assert command('out', '--gin.Sweep.seeds=1', *engine).wait() == 0
   assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
 
 
