@@ -5,6 +5,10 @@
 
 The separate processes find everything that they compile in a warm persistent cache, the sweep compiles
 from nothing; both start Python as often as they must. Times alternate; medians are told.
+
+Measured 2026-11-22 on two hyperthreads of one core (jax 0.10.2), the command above with --repeats 1: 126.9 s
+apart, 115.1 s as a sweep in one process, 56.8 s as a sweep of two processes, which is what it chooses
+here: 2.23 times as fast.
 """
 
 import argparse
