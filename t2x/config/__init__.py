@@ -1,6 +1,7 @@
 """Gin files -> checked plain Python calls: the only code that knows gin. Files are read by
 gin-config's parser; names, types and use are checked before anything is built."""
 
+from t2x.config.bindings import did_you_mean, split_scope
 from t2x.config.diff import diff
 from t2x.config.hints import problem
 from t2x.config.identity import canonical, floats, identity
@@ -37,6 +38,7 @@ __all__ = [
   'Statement',
   'calls',
   'canonical',
+  'did_you_mean',
   'diff',
   'floats',
   'gin_of',
@@ -49,5 +51,6 @@ __all__ = [
   'raise_findings',
   'render',
   'show',
+  'split_scope',
   'to_gin',
 ]

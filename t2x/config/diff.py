@@ -7,7 +7,6 @@ from typing import Any
 from t2x.config.load import Config
 from t2x.config.render import plain
 from t2x.config.resolve import Call, Shared, build
-from t2x.config.signature import MISSING
 from t2x.config.values import to_gin
 
 __all__ = ['diff']
@@ -47,8 +46,9 @@ class _Diff:
         yield f'{path}: {left} -> {right}'
 
   def _arguments(self, path: str, a: Call, b: Call) -> Iterator[str]:
+    left, right = a.given, b.given
     for name in dict.fromkeys([*a.part.parameters, *a.arguments, *b.arguments]):
-      yield from self.value(f'{path}.{name}', _given(a, name), _given(b, name))
+      yield from self.value(f'{path}.{name}', left.get(name, _ABSENT), right.get(name, _ABSENT))
 
 
 class _Absent:
@@ -59,13 +59,6 @@ class _Absent:
 
 
 _ABSENT = _Absent()
-
-
-def _given(call: Call, name: str) -> Any:
-  if name in call.arguments:
-    return call.arguments[name].value
-  parameter = call.part.parameters.get(name)
-  return _ABSENT if parameter is None or parameter.default is MISSING else parameter.default
 
 
 def _call_of(value: Any) -> Any:

@@ -5,9 +5,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from t2x.config.load import Config
-from t2x.config.render import plain
+from t2x.config.render import Text, plain
 from t2x.config.resolve import Call, Shared, calls, key_of
-from t2x.config.signature import MISSING
 from t2x.config.values import map_leaves, to_gin
 
 __all__ = ['canonical', 'floats', 'identity']
@@ -28,13 +27,6 @@ def identity(config: Config, without: Collection[str] = ()) -> str:
   return hashlib.sha256(canonical(config, without).encode()).hexdigest()[:12]
 
 
-class _Text(str):
-  """Text that stands for itself."""
-
-  def __repr__(self) -> str:
-    return str(self)
-
-
 def floats(config: Config, named: Callable[[str], bool]) -> dict[str, float]:
   """The floats that a config gives to some parameters, zeros left out, by 'scope/Name.param'.
 
@@ -46,19 +38,10 @@ def floats(config: Config, named: Callable[[str], bool]) -> dict[str, float]:
   """
   found: dict[str, float] = {}
   for call in calls(config.root):
-    for param, value in _given(call).items():
+    for param, value in call.given.items():
       if named(param) and isinstance(value, float) and value != 0.0:
         found[key_of(call, param)] = value
   return found
-
-
-def _given(call: Call) -> dict[str, Any]:
-  """What a part gets, by parameter: bindings, and the defaults of the others."""
-  given = {param: argument.value for param, argument in call.arguments.items()}
-  for param, parameter in call.part.parameters.items():
-    if param not in given and parameter.default is not MISSING:
-      given[param] = parameter.default
-  return given
 
 
 def _written(value: Any, config: Config, without: frozenset[str]) -> Any:
@@ -68,12 +51,12 @@ def _written(value: Any, config: Config, without: frozenset[str]) -> Any:
     if not isinstance(call, Call):
       return plain(leaf, config)
     name = config.bindings.registry.name_of(call.part)
-    given = _given(call)
+    given = call.given
     told = ', '.join(
       f'{param}={to_gin(_written(given[param], config, without))}'
       for param in sorted(given)
       if key_of(call, param) not in without
     )
-    return _Text(f'{name}({told})' if call.evaluate else f'@{name}({told})')
+    return Text(f'{name}({told})' if call.evaluate else f'@{name}({told})')
 
   return map_leaves(one, value)

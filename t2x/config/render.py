@@ -9,7 +9,7 @@ from t2x.config.resolve import Argument, Call, Shared, calls
 from t2x.config.signature import MISSING, Part
 from t2x.config.values import Macro, Reference, leaves, map_leaves, to_gin
 
-__all__ = ['plain', 'render', 'show']
+__all__ = ['Text', 'plain', 'render', 'show']
 
 _WIDTH = 100
 
@@ -136,7 +136,7 @@ def _origin(statement: Statement, config: Config) -> str:
   return ', '.join(parts)
 
 
-class _Text(str):
+class Text(str):
   """Text that stands for itself."""
 
   def __repr__(self) -> str:
@@ -157,7 +157,7 @@ def plain(value: Any, config: Config) -> Any:
       return Reference('', config.bindings.registry.name_of(part), False)
     text = repr(leaf)
     is_address = ' at 0x' in text
-    return _Text(getattr(leaf, '__qualname__', type(leaf).__name__) if is_address else text)
+    return Text(getattr(leaf, '__qualname__', type(leaf).__name__) if is_address else text)
 
   return map_leaves(one, value)
 

@@ -15,7 +15,7 @@ from typing import Any
 from t2x.config.bindings import Bindings, Scope, split_scope
 from t2x.config.hints import convert
 from t2x.config.parse import Statement
-from t2x.config.signature import GIVEN, Parameter, Part
+from t2x.config.signature import GIVEN, MISSING, Parameter, Part
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 from t2x.errors import UserError
 
@@ -43,6 +43,16 @@ class Call:
   evaluate: bool
   place: Place
   arguments: dict[str, Argument]
+
+  @property
+  def given(self) -> dict[str, Any]:
+    """What each parameter gets: bindings, and the defaults of the others."""
+    defaults = {
+      name: parameter.default
+      for name, parameter in self.part.parameters.items()
+      if parameter.default is not MISSING
+    }
+    return defaults | {name: argument.value for name, argument in self.arguments.items()}
 
   @property
   def bare(self) -> bool:

@@ -43,6 +43,17 @@ class AttentionCache:
   segments: Any
   prefix: Any
 
+  @staticmethod
+  def empty(k: Array | None, v: Array) -> 'AttentionCache':
+    """A cache of these zeros, with nothing written."""
+    segments = jnp.zeros(v.shape[:2], jnp.int32)
+    return AttentionCache(k, v, segments, segments.astype(bool))
+
+  @property
+  def tokens(self) -> Tokens:
+    """What is known of the slots."""
+    return Tokens(None, self.segments, self.prefix)
+
   def write(self, k: Array | None, v: Array, tokens: Tokens) -> 'AttentionCache':
     """The cache with new keys and values at the slots of their positions, padding left out."""
     batch, length = v.shape[:2]
@@ -164,10 +175,7 @@ class MultiHeadAttention(nnx.Module):
   def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
     """An empty cache with `length` slots."""
     shape = (batch, length, self.num_kv_heads, self.head_dim)
-    segments = jnp.zeros((batch, length), jnp.int32)
-    return AttentionCache(
-      jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), segments, segments.astype(bool)
-    )
+    return AttentionCache.empty(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
   def cross_cache(self, context: Context) -> CrossCache:
     """Keys and values of a context, computed once for a whole generation."""
@@ -223,7 +231,7 @@ class MultiHeadAttention(nnx.Module):
     if isinstance(cache, AttentionCache):
       cache = cache.write(k, v, tokens)
       k, v = cache.k, cache.v
-      k_tokens = Tokens(None, cache.segments, cache.prefix)
+      k_tokens = cache.tokens
     # Queries stay where their tokens are; every one may look at any key.
     q = constrain(q, 'batch', 'length', 'heads', None)
     k, v = (constrain(a.astype(q.dtype), 'batch', None, 'kv_heads', None) for a in (k, v))

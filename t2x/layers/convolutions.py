@@ -54,9 +54,7 @@ class _Convolution(nnx.Module):
 
   def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
     """An empty cache with `length` slots for what the kernels are laid over."""
-    segments = jnp.zeros((batch, length), jnp.int32)
-    x = jnp.zeros((batch, length, self.d_model), dtype)
-    return AttentionCache(None, x, segments, segments.astype(bool))
+    return AttentionCache.empty(None, jnp.zeros((batch, length, self.d_model), dtype))
 
   def __call__(
     self,
@@ -189,7 +187,7 @@ class _Row:
     self.positions = tokens.index(self.length)
     self.has_cache = cache is not None
     self.x = x if cache is None else cache.v.astype(x.dtype)
-    self.of_keys = tokens if cache is None else Tokens(None, cache.segments, cache.prefix)
+    self.of_keys = tokens if cache is None else cache.tokens
 
   def at(
     self, offset: int, pattern: Pattern

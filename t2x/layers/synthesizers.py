@@ -152,8 +152,7 @@ class Synthesizer(nnx.Module):
     """An empty cache with `length` slots; it has keys where there are dot products."""
     self._check_length(length)
     v = jnp.zeros((batch, length, *self.head_shape), dtype)
-    segments = jnp.zeros((batch, length), jnp.int32)
-    return AttentionCache(None if self.k is None else v, v, segments, segments.astype(bool))
+    return AttentionCache.empty(None if self.k is None else v, v)
 
   def __call__(
     self,
@@ -186,7 +185,7 @@ class Synthesizer(nnx.Module):
     if cache is not None:
       cache = cache.write(k, v, tokens)
       k, v = cache.k, cache.v
-      k_tokens = Tokens(None, cache.segments, cache.prefix)
+      k_tokens = cache.tokens
     v = constrain(v.astype(x.dtype), 'batch', None, 'heads', None)
     k_positions = k_tokens.index(v.shape[1])
     dots = None if k is None else self._dots(turned, k, encoding, positions, k_positions)

@@ -48,13 +48,11 @@ def _value(config: config_lib.Config, knob: str) -> object:
     macros = {s.macro_name for s in config.bindings_used if s.is_macro}
     statement = config.bindings.macros.get(knob)
     return statement.value if statement is not None and knob in macros else None
-  inner = tuple(scope.split('/')) if scope else ()
+  inner = config_lib.split_scope(scope)
   for call in config_lib.calls(config.root):
     # Several modules may export a class of one name: any spelling of this one counts.
     if config.bindings.known_part(part) is call.part and call.scope[: len(inner)] == inner:
-      if param in call.arguments:
-        return call.arguments[param].value
-      return call.part.parameters[param].default if param in call.part.parameters else None
+      return call.given.get(param)
   return None
 
 

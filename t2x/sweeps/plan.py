@@ -12,7 +12,7 @@ from t2x.errors import UserError
 from t2x.sweeps.budgets import knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.records import Plan, Trial
-from t2x.sweeps.sweep import Arm, Sweep
+from t2x.sweeps.sweep import Arm, Sweep, shown
 
 __all__ = ['Load', 'make_plan']
 
@@ -121,14 +121,14 @@ class _Resolved:
       flops_per_token=self.cost.flops_per_token,
       tokens_per_step=self.cost.tokens_per_step,
       num_steps=self.cost.num_steps,
-      knob=''.join(line.replace('=', ' = ', 1) for line in self.knob),
+      knob=''.join(map(shown, self.knob)),
       gap=self.gap,
       problem=self.problem,
     )
 
   def _changes(self, arm: Arm) -> tuple[str, ...]:
     """What sets the arm apart, the knob's own binding replaced where it moved."""
-    moved = [line.replace('=', ' = ', 1) for line in self.knob]
+    moved = [*map(shown, self.knob)]
     names = [line.partition(' = ')[0] for line in moved]
     return (*(one for one in arm.changes if one.partition(' = ')[0] not in names), *moved)
 

@@ -1,7 +1,6 @@
 """A sweep file: what is varied, over which seeds, and what is kept equal."""
 
 import dataclasses
-import difflib
 import itertools
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,10 +10,12 @@ from typing import Any, Literal
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-__all__ = ['QUANTITIES', 'Arm', 'Sweep', 'read_sweep']
+__all__ = ['Arm', 'Sweep', 'read_sweep', 'shown']
 
-# What variants may be matched in.
-QUANTITIES = ('steps', 'parameters', 'flops_per_token', 'flops', 'seconds')
+
+def shown(binding: str) -> str:
+  """`NAME=VALUE` as a gin file has it: `NAME = VALUE`."""
+  return binding.replace('=', ' = ', 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Sweep:
         if isinstance(given, str):
           own, given = (self._find(given, f"Sweep.variants['{name}']"),), {}
         bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(given)).items())
-        changes = (*own, *(line.replace('=', ' = ', 1) for line in bindings))
+        changes = (*own, *map(shown, bindings))
         yield Arm(name, point, (*files, *own), (*self.shared, *bindings), changes)
 
   def _find(self, name: str, what: str) -> str:
@@ -157,9 +158,8 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
       continue
     name, value = statement.param, statement.value
     if name not in known:
-      guess = difflib.get_close_matches(name, known, 1)
-      hint = f"did you mean '{guess[0]}'?" if guess else f'it has {", ".join(sorted(known))}'
-      message = f"Sweep has no parameter '{name}'; {hint}"
+      hint = config_lib.did_you_mean(name, known) or f'; it has {", ".join(sorted(known))}'
+      message = f"Sweep has no parameter '{name}'{hint}"
       findings.append(config_lib.Finding(statement.place, message))
       continue
     used |= {leaf.name for leaf in config_lib.leaves(value) if isinstance(leaf, config_lib.Macro)}
