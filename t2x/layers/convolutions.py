@@ -26,11 +26,12 @@ class _Convolution(nnx.Module):
   def __init__(
     self,
     d_model: int,
+    *,
     num_heads: int,
-    kernel_size: int,
-    use_bias: bool,
-    dropout_rate: float,
-    kernel_init: Initializer,
+    kernel_size: int = 9,
+    use_bias: bool = True,
+    dropout_rate: float = 0.0,
+    kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
     name = type(self).__name__
@@ -45,6 +46,11 @@ class _Convolution(nnx.Module):
     linear = functools.partial(Linear, init=kernel_init, use_bias=use_bias, rngs=rngs)
     self.gate = linear((d_model,), (2, d_model), ('embed', None, 'mlp'))
     self.out = linear((d_model,), (d_model,), ('mlp', 'embed'))
+    self.kernel: Any = self.make_kernel(kernel_init, rngs)
+
+  def make_kernel(self, init: Initializer, rngs: nnx.Rngs) -> nnx.Param | Linear:
+    """What `logits` makes the kernels of."""
+    raise NotImplementedError
 
   def logits(
     self, x: Float[Array, 'batch length d_model']
@@ -125,19 +131,9 @@ class LightweightConvolution(_Convolution):
     UserError: num_heads does not divide d_model, or there are no taps.
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    num_heads: int,
-    kernel_size: int = 9,
-    use_bias: bool = True,
-    dropout_rate: float = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    rngs: nnx.Rngs,
-  ):
-    super().__init__(d_model, num_heads, kernel_size, use_bias, dropout_rate, kernel_init, rngs)
-    self.kernel = param(kernel_init, (num_heads, kernel_size), ('heads', None), rngs)
+  def make_kernel(self, init, rngs):
+    """The kernels themselves."""
+    return param(init, (self.num_heads, self.kernel_size), ('heads', None), rngs)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, '1 1 heads taps']:
     """The same kernels everywhere."""
@@ -150,26 +146,10 @@ class DynamicConvolution(_Convolution):
   Arguments are the same; the projection, without a bias, is [d_model, num_heads, kernel_size].
   """
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    num_heads: int,
-    kernel_size: int = 9,
-    use_bias: bool = True,
-    dropout_rate: float = 0.0,
-    kernel_init: Initializer = xavier_uniform(),
-    rngs: nnx.Rngs,
-  ):
-    super().__init__(d_model, num_heads, kernel_size, use_bias, dropout_rate, kernel_init, rngs)
-    self.kernel = Linear(
-      (d_model,),
-      (num_heads, kernel_size),
-      ('embed', 'heads', None),
-      init=kernel_init,
-      use_bias=False,
-      rngs=rngs,
-    )
+  def make_kernel(self, init, rngs):
+    """The projection that predicts them."""
+    shape, axes = (self.num_heads, self.kernel_size), ('embed', 'heads', None)
+    return Linear((self.d_model,), shape, axes, init=init, use_bias=False, rngs=rngs)
 
   def logits(
     self, x: Float[Array, 'batch length d_model']

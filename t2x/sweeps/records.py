@@ -15,7 +15,7 @@ from typing import Any, Literal
 from t2x.errors import UserError
 from t2x.files import write_whole
 
-__all__ = ['Outcome', 'Plan', 'Trial', 'read_outcome', 'read_plan', 'write_outcome', 'write_plan']
+__all__ = ['Outcome', 'Plan', 'Trial', 'metric_lines', 'read_outcome', 'read_plan', 'write_outcome', 'write_plan']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,6 +151,21 @@ def read_outcome(run: Path) -> Outcome | None:
     raise UserError(
       f'{run / "trial.json"} cannot be read: {error}; delete it to run again'
     ) from error
+
+
+def metric_lines(path: Path) -> list[dict[str, Any]]:
+  """The whole lines of metrics.jsonl or timing.jsonl; the run may be writing the last one."""
+  if not path.exists():
+    return []
+  found = []
+  for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
+    try:
+      one = json.loads(line)
+    except ValueError:
+      continue
+    if isinstance(one, dict) and 'step' in one and 'split' in one:
+      found.append(one)
+  return found
 
 
 def _write(path: Path, content: Any) -> None:

@@ -1,7 +1,6 @@
 """One trial: an ordinary training in its run folder, and a note of how it ended."""
 
 import contextlib
-import json
 import logging
 import statistics
 import time
@@ -12,7 +11,7 @@ from t2x import config as config_lib
 from t2x.errors import EXIT_INTERRUPTED, UserError
 from t2x.files import locked
 from t2x.run_folder import claimed
-from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
+from t2x.sweeps.records import Outcome, Trial, metric_lines, read_outcome, write_outcome
 from t2x.train import Diverged, Program, train
 from t2x.train.numbers import Fixed, Number
 
@@ -122,10 +121,10 @@ def _trained(run: Path, load: Callable, program_of: Callable) -> Outcome:
     if isinstance(error, Diverged):
       return Outcome(status='diverged', reason=error.reason, seconds=seconds)
     return Outcome(status='failed', reason=_line(error), seconds=seconds)
-  timing = _lines(run / 'timing.jsonl')
+  timing = metric_lines(run / 'timing.jsonl')
   rates = [
     value
-    for line in _lines(run / 'metrics.jsonl')
+    for line in metric_lines(run / 'metrics.jsonl')
     if line['split'] == 'train'
     for name, value in line.items()
     if name.endswith('_per_second')
@@ -143,12 +142,6 @@ def _line(error: Exception) -> str:
   """The first line of what an error says, with its kind where it is no user's mistake."""
   text = (str(error).splitlines() or [''])[0]
   return text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'
-
-
-def _lines(path: Path) -> list[dict]:
-  if not path.exists():
-    return []
-  return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
 """Learning curves of all runs, thinned out so that the page that holds them stays small."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.sweeps.records import metric_lines
 from t2x.sweeps.report.results import Results
 
 __all__ = ['curves']
@@ -66,29 +66,14 @@ def _read(folder: Path) -> dict[str, Lines]:
   """Lines of metrics.jsonl by split, each with the seconds that timing.jsonl has for it."""
   seconds: dict[tuple[str, int], float] = {
     (line['split'], line['step']): line['seconds']
-    for line in _lines(folder / 'timing.jsonl')
+    for line in metric_lines(folder / 'timing.jsonl')
     if 'seconds' in line
   }
   found: dict[str, Lines] = {}
-  for line in _lines(folder / 'metrics.jsonl'):
+  for line in metric_lines(folder / 'metrics.jsonl'):
     split = line['split']
     line['seconds'] = seconds.get((split, line['step']))
     found.setdefault(split, []).append(line)
-  return found
-
-
-def _lines(path: Path) -> Lines:
-  """The whole lines; the run may be writing the last one."""
-  if not path.exists():
-    return []
-  found = []
-  for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
-    try:
-      one = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(one, dict) and 'step' in one and 'split' in one:
-      found.append(one)
   return found
 
 
