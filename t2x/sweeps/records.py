@@ -15,7 +15,16 @@ from typing import Any, Literal
 from t2x.errors import UserError
 from t2x.files import write_whole
 
-__all__ = ['Outcome', 'Plan', 'Trial', 'metric_lines', 'read_outcome', 'read_plan', 'write_outcome', 'write_plan']
+__all__ = [
+  'Outcome',
+  'Plan',
+  'Trial',
+  'metric_lines',
+  'read_outcome',
+  'read_plan',
+  'write_outcome',
+  'write_plan',
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

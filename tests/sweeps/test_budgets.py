@@ -13,7 +13,9 @@ def nearest(measure, target, limit=5000):
 
 
 @pytest.mark.parametrize(
-  'measure', [lambda v: 7 * v + 1000, lambda v: v * v, lambda v: 1e3 * np.sqrt(v)], ids=['linear', 'square', 'root']
+  'measure',
+  [lambda v: 7 * v + 1000, lambda v: v * v, lambda v: 1e3 * np.sqrt(v)],
+  ids=['linear', 'square', 'root'],
 )
 @pytest.mark.parametrize('start', [1, 40, 900])
 @pytest.mark.parametrize('target', [2200.0, 9100.0])

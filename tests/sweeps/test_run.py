@@ -11,8 +11,8 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
-from t2x.sweeps.report import write_report
 from t2x.sweeps.records import Trial, read_outcome, read_plan
+from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
 from t2x.train import Program, train
