@@ -82,7 +82,7 @@ def load(
   """
   files = [files] if isinstance(files, (str, os.PathLike)) else list(files)
   parsed = parse_files(files, overrides)
-  registry = Registry(registry_modules)
+  registry = Registry.of(registry_modules)
   import_findings = registry.load(parsed.imports, parsed.folders)
   complete = parsed.complete and not import_findings
   if import_findings and not parsed.findings:

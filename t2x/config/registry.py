@@ -1,5 +1,6 @@
 """The names that a config may use: what t2x's packages export, and the user's own modules."""
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -24,11 +25,17 @@ class Registry:
   export the same name.
   """
 
-  def __init__(self, modules: Iterable[str] = ()):
+  def __init__(self):
     self._names: dict[str, dict[str, Any]] = {}
     self._parts: dict[int, Part] = {}
-    for module in modules:
-      self.add(importlib.import_module(module))
+
+  @classmethod
+  def of(cls, modules: Iterable[str]) -> 'Registry':
+    """What these modules export. They are read once: describing them takes longer than a config."""
+    known, registry = _read(tuple(modules)), cls()
+    registry._names = {name: dict(fulls) for name, fulls in known._names.items()}
+    registry._parts = dict(known._parts)
+    return registry
 
   def add(self, module: types.ModuleType, alias: str | None = None) -> None:
     """Adds all that a module exports: its `__all__`, else what public it defines itself."""
@@ -101,6 +108,14 @@ class Registry:
     self.add(module)
     if statement.alias:
       self.add(module, statement.alias)
+
+
+@functools.cache
+def _read(modules: tuple[str, ...]) -> Registry:
+  registry = Registry()
+  for module in modules:
+    registry.add(importlib.import_module(module))
+  return registry
 
 
 def _exported(module: types.ModuleType) -> list[str]:

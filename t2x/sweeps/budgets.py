@@ -99,9 +99,9 @@ def _next(known: dict[int, float | None], last: int, least: int, most: int) -> i
     return None
   if below is None or above is None:
     value, off = below or above or (last, 0.0)
-    # No further than to 16 times the value at once: the quantity may grow faster than it.
-    guess = round(value / max(1 + off, 1 / 16))
+    guess = _further(valid)
     guess = guess if guess != value else value + (1 if off < 0 else -1)
+    guess = min(max(guess, least), most)
     # Past values that were refused, away from the known side.
     step = 1 if off <= 0 else -1
     while guess in known:
@@ -112,3 +112,16 @@ def _next(known: dict[int, float | None], last: int, least: int, most: int) -> i
     return None
   line = below[0] + (above[0] - below[0]) * -below[1] / (above[1] - below[1])
   return min(inside, key=lambda v: abs(v - line))
+
+
+def _further(valid: Sequence[tuple[int, float]]) -> int:
+  """Where the target would be, all known values lying on one side of it.
+
+  On the line through the two nearest, or in proportion to the only one; not beyond 16 times the
+  nearest, which may be all that fits.
+  """
+  (value, off), *others = sorted(valid, key=lambda pair: abs(pair[1]))
+  guess = value / max(1 + off, 1 / 16)
+  if others and others[0][1] != off:
+    guess = value - off * (others[0][0] - value) / (others[0][1] - off)
+  return round(min(max(guess, value / 16), 16 * value))

@@ -5,6 +5,7 @@ another process holds is passed over. So any number of them can work on one swee
 """
 
 import abc
+import contextlib
 import dataclasses
 import itertools
 import os
@@ -12,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import EXIT_INTERRUPTED, UserError
@@ -166,15 +166,14 @@ class Pool(Runner):
   def _start(self, index: int) -> subprocess.Popen:
     environment = os.environ | _share(index, self.num_processes)
     environment.pop('XLA_PYTHON_CLIENT_PREALLOCATE', None)
-    log = (self.logs / f'worker-{index}.log').open('ab')
-    return subprocess.Popen(
-      self.command(index, self.num_processes),
-      stdin=subprocess.DEVNULL,
-      stdout=log,
-      stderr=log,
-      env=environment,
-      preexec_fn=_pin(index, self.num_processes),
-    )
+    with (self.logs / f'worker-{index}.log').open('ab') as log, _pinned(index, self.num_processes):
+      return subprocess.Popen(
+        self.command(index, self.num_processes),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+      )
 
   def _stop(self, workers: Sequence[subprocess.Popen]) -> None:
     for worker in workers:
@@ -199,12 +198,16 @@ def _share(index: int, count: int) -> dict[str, str]:
   return share
 
 
-def _pin(index: int, count: int) -> Callable[[], Any] | None:
-  """Keeps a worker on its share of the cores, so that its threads do not wait for another's."""
-  if not hasattr(os, 'sched_setaffinity'):
-    return None
-  cores = sorted(os.sched_getaffinity(0))
+@contextlib.contextmanager
+def _pinned(index: int, count: int) -> Iterator[None]:
+  """A process started meanwhile keeps to its share of the cores: no thread waits for another's."""
+  cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   if len(cores) < count:
-    return None
-  own = cores[index::count]
-  return lambda: os.sched_setaffinity(0, own)
+    yield
+    return
+  # Of this thread alone, and of what it starts.
+  os.sched_setaffinity(0, cores[index::count])
+  try:
+    yield
+  finally:
+    os.sched_setaffinity(0, cores)

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
-  'Mixer', 'Model', 'Normal', 'Pattern', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
+  'Mixer', 'Model', 'Normal', 'Pattern', 'PresetBlock', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
   'gelu', 'relu', 'scaled', 'zero',
 ]
 
@@ -138,6 +138,13 @@ class Block(Module):
                pattern: Pattern = Pattern(), rngs: Rngs):
     super().__init__(mixer=mixer(d_model, rngs=rngs), feed_forward=feed_forward(d_model, rngs=rngs),
                      cross=cross and cross(d_model, rngs=rngs), pattern=pattern)
+
+
+class PresetBlock(Block):
+  def __init__(self, d_model: int, *,
+               mixer: Callable[..., Mixer] = functools.partial(Attention, num_heads=3),
+               feed_forward: Callable[..., MLP] = MLP, rngs: Rngs):
+    super().__init__(d_model, mixer=mixer, feed_forward=feed_forward, rngs=rngs)
 
 
 class Stack(Module):

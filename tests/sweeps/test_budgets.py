@@ -31,9 +31,10 @@ def test_a_start_within_the_tolerance_stays():
   assert solve(lambda v: 100.0 * v, 100, 10_050.0, tolerance=0.01).value == 100
 
 
-def test_few_values_are_tried():
+@pytest.mark.parametrize('fixed', [1e3, 5e5])
+def test_few_values_are_tried(fixed):
   tried = []
-  solve(lambda v: tried.append(v) or 1000.0 + 3 * v, 256, 1_000_000.0, tolerance=0.001)
+  solve(lambda v: tried.append(v) or fixed + 3 * v, 256, 1_000_000.0, tolerance=0.001)
   assert len(tried) < 8
 
 
