@@ -148,6 +148,19 @@ def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   assert len(made) == 2
 
 
+def test_numbers_that_cannot_be_inputs_are_constants(sweep, monkeypatch, tmp_path, caplog):
+  # The annotations, which the tests check, say float: so these cannot.
+  made = []
+  monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))
+  code, _ = sweep(variants="{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}")
+  plan = read_plan(tmp_path / 'out' / 'study')
+  assert code == 0 and len({trial.program for trial in plan.trials}) == 1
+  assert {one.status for one in outcomes(tmp_path / 'out').values()} == {'finished'}
+  # Seeds still share what is compiled.
+  assert [one.trainer.schedule.peak for one in made] == [1e-2, 3e-3]
+  assert sum('compiled apart' in line for line in caplog.messages) == 1
+
+
 @pytest.mark.parametrize('together', [2, 3])
 def test_trained_together_they_are_the_same_to_rounding(together, sweep, metrics, tmp_path):
   seeds = '--gin.Sweep.seeds=3'
