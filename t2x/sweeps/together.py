@@ -101,7 +101,8 @@ class Lockstep:
     self._turn = threading.Condition()
     self._active = set(range(len(values)))
     self._order: list[int] = []  # The trials that took a first step: the rows of what is stacked.
-    self._given: dict[int, tuple[Any, Any, Any]] = {}
+    self._given: dict[int, tuple[Any, Any]] = {}
+    self._own: dict[int, Any] = {}  # Leaves that do not lie among the others': new or restored.
     self._arrived: set[int] = set()
     self._steps = 0
     self._stacked: list[jax.Array] = []
@@ -118,7 +119,9 @@ class Lockstep:
   def step(self, index: int, function: Callable, leaves: Any, batch: Any, vector: Any) -> Any:
     """Waits for the others, and gives the trial's part of the step of all."""
     with self._turn:
-      self._given[index] = leaves, batch, vector
+      self._given[index] = batch, vector
+      if not isinstance(leaves, _Slot):
+        self._own[index] = leaves
       self._arrived.add(index)
       number = self._steps
       self._jitted = self._jitted or _vmapped(function)
@@ -138,18 +141,28 @@ class Lockstep:
     if not self._active or self._arrived < self._active:
       return
     try:
-      if not self._stacked:
-        self._order = sorted(self._arrived)
-        states = [self._given[i][0] for i in self._order]
-        self._stacked = [jnp.stack(one) for one in zip(*states, strict=True)]
+      self._gather()
       # The last batch of a trial that has left goes in once more, for nothing.
-      batches, vectors = ([self._given[i][k] for i in self._order] for k in (1, 2))
+      batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
       self._stacked, *self._out = self._jitted(self._stacked, batches, vectors)
     except Exception as error:
       self._error = error
     self._arrived.clear()
     self._steps += 1
     self._turn.notify_all()
+
+  def _gather(self) -> None:
+    """What the trials have of their own goes to their rows."""
+    own, self._own = self._own, {}
+    if not self._stacked:
+      self._order = sorted(own)
+      states = [own[i] for i in self._order]
+      self._stacked = [jnp.stack(one) for one in zip(*states, strict=True)]
+      return
+    for index, leaves in own.items():
+      row = self._order.index(index)
+      for i, leaf in enumerate(leaves):
+        self._stacked[i] = self._stacked[i].at[row].set(leaf)
 
 
 def _vmapped(function: Callable) -> Callable:
