@@ -2,12 +2,14 @@
 
 Each trial is an ordinary training in a thread of its own, with its own batches, metrics and
 checkpoints. Where it would take a step it waits for the others, and one of them takes the step of
-all. A trial that ends, well or badly, leaves the others going.
+all. A trial that ends, well or badly, leaves the others going. Trials that cannot be trained together
+(one number must be a constant, memory does not suffice for all) are trained one after another.
 """
 
 import contextlib
 import copy
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -20,10 +22,29 @@ import jax.numpy as jnp
 from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.sweeps.records import Outcome, Trial, read_outcome
-from t2x.sweeps.trial import Busy, Programs, held, told_to, train_trial
+from t2x.sweeps.trial import (
+  Busy,
+  Programs,
+  held,
+  in_a_line,
+  told_to,
+  train_alone,
+  train_trial,
+)
 from t2x.train import Program
+from t2x.train.numbers import Fixed
 
-__all__ = ['Lockstep', 'run_together']
+__all__ = ['Lockstep', 'Parted', 'run_together']
+
+log = logging.getLogger('t2x')
+
+
+class Parted(Exception):
+  """The step of all failed: each is to go on alone."""
+
+
+# What may fail for the company alone.
+_APART = (Parted, Fixed, jax.errors.JaxRuntimeError)
 
 
 def run_together(
@@ -34,7 +55,7 @@ def run_together(
 ) -> dict[str, Outcome]:
   """Trains trials of one program in lockstep, as `run_trial` would one after another.
 
-  Arguments are those of `run_trial`. What the trials say is in the log.txt of the first.
+  Arguments are those of `run_trial`. What the trials say together is in the log.txt of the first.
 
   Returns:
     The outcomes by run folder, those that there were before included; trials that another process
@@ -53,26 +74,58 @@ def run_together(
           outcomes[trial.folder] = outcome
     if mine:
       stack.enter_context(told_to(folder / mine[0].folder / 'log.txt'))
-      outcomes |= _in_threads(mine, folder, load, programs)
+      outcomes |= _trained(mine, folder, load, programs)
   return outcomes
 
 
-def _in_threads(
+def _trained(
   trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
 ) -> dict[str, Outcome]:
-  program = programs.of(trials[0], load([folder / trials[0].folder / 'config.gin']))
-  lockstep = Lockstep(program, [trial.numbers for trial in trials])
+  """In lockstep, and those that cannot be, one after another."""
+  try:
+    lockstep = _lockstep(trials, folder, load, programs)
+  except Exception as error:
+    found: dict[str, Outcome | str] = {trial.folder: in_a_line(error) for trial in trials}
+  else:
+    found = _in_threads(lockstep, trials, folder, load)
+  outcomes = {name: one for name, one in found.items() if isinstance(one, Outcome)}
+  left = [trial for trial in trials if trial.folder not in outcomes]
+  if left:
+    reason = found[left[0].folder]
+    log.warning('%s: %d trials are trained one after another instead', reason, len(left))
+  for trial in left:
+    run = folder / trial.folder
+    with told_to(run / 'log.txt'):
+      outcomes[trial.folder] = train_alone(trial, run, load, programs)
+  return outcomes
 
-  def run(index: int) -> Outcome:
+
+def _lockstep(
+  trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
+) -> 'Lockstep':
+  if trials[0].program in programs.apart:
+    raise Fixed('the numbers that they differ in are constants')
+  program = programs.of(trials[0], load([folder / trials[0].folder / 'config.gin']))
+  return Lockstep(program, [trial.numbers for trial in trials])
+
+
+def _in_threads(
+  lockstep: 'Lockstep', trials: Sequence[Trial], folder: Path, load: Callable
+) -> dict[str, Outcome | str]:
+  """What became of each, or why it is to be trained alone."""
+
+  def run(index: int) -> Outcome | str:
     try:
       member = lockstep.members[index]
-      return train_trial(folder / trials[index].folder, load, lambda _: member)
+      return train_trial(folder / trials[index].folder, load, lambda _: member, passes=_APART)
+    except _APART as error:
+      return in_a_line(error)
     finally:
       lockstep.leave(index)
 
   with futures.ThreadPoolExecutor(len(trials)) as pool:
-    outcomes = list(pool.map(run, range(len(trials))))
-  return {trial.folder: outcome for trial, outcome in zip(trials, outcomes, strict=True)}
+    found = list(pool.map(run, range(len(trials))))
+  return {trial.folder: one for trial, one in zip(trials, found, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +160,7 @@ class Lockstep:
     self._steps = 0
     self._stacked: list[jax.Array] = []
     self._out: Any = None
-    self._error: Exception | None = None
+    self._error = ''
     self._jitted: Any = None
 
   def leave(self, index: int) -> None:
@@ -115,9 +168,16 @@ class Lockstep:
     with self._turn:
       self._active.discard(index)
       self._advance_if_all()
+      if not self._active:  # What comes next may want the memory.
+        self._stacked, self._out = [], None
+        self._given.clear()
 
   def step(self, index: int, function: Callable, leaves: Any, batch: Any, vector: Any) -> Any:
-    """Waits for the others, and gives the trial's part of the step of all."""
+    """Waits for the others, and gives the trial's part of the step of all.
+
+    Raises:
+      Parted: it failed.
+    """
     with self._turn:
       self._given[index] = batch, vector
       if not isinstance(leaves, _Slot):
@@ -127,8 +187,8 @@ class Lockstep:
       self._jitted = self._jitted or _vmapped(function)
       self._advance_if_all()
       self._turn.wait_for(lambda: self._steps > number or self._error)
-      if self._error is not None:
-        raise self._error
+      if self._error:
+        raise Parted(self._error)
       row = self._order.index(index)
       sums, norms = jax.tree.map(lambda a: a[row], self._out)
       return _Slot(row), sums, norms
@@ -138,7 +198,7 @@ class Lockstep:
     return [leaf[slot.index] for leaf in self._stacked]
 
   def _advance_if_all(self) -> None:
-    if not self._active or self._arrived < self._active:
+    if self._error or not self._active or self._arrived < self._active:
       return
     try:
       self._gather()
@@ -146,7 +206,7 @@ class Lockstep:
       batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
       self._stacked, *self._out = self._jitted(self._stacked, batches, vectors)
     except Exception as error:
-      self._error = error
+      self._error = in_a_line(error)
     self._arrived.clear()
     self._steps += 1
     self._turn.notify_all()

@@ -15,7 +15,16 @@ from t2x.sweeps.records import Outcome, Trial, metric_lines, read_outcome, write
 from t2x.train import Diverged, Program, train
 from t2x.train.numbers import Fixed, Number, blamed
 
-__all__ = ['Busy', 'Programs', 'held', 'run_trial', 'told_to', 'train_alone', 'train_trial']
+__all__ = [
+  'Busy',
+  'Programs',
+  'held',
+  'in_a_line',
+  'run_trial',
+  'told_to',
+  'train_alone',
+  'train_trial',
+]
 
 log = logging.getLogger('t2x')
 
@@ -144,7 +153,7 @@ def _trained(
     seconds = time.monotonic() - began
     if isinstance(error, Diverged):
       return Outcome(status='diverged', reason=error.reason, seconds=seconds)
-    return Outcome(status='failed', reason=_line(error), seconds=seconds)
+    return Outcome(status='failed', reason=in_a_line(error), seconds=seconds)
   timing = metric_lines(run / 'timing.jsonl')
   rates = [
     value
@@ -162,7 +171,7 @@ def _trained(
   )
 
 
-def _line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
   """The first line of what an error says, with its kind where it is no user's mistake."""
   text = (str(error).splitlines() or [''])[0]
   return text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'

@@ -11,6 +11,7 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
+from t2x.sweeps import together
 from t2x.sweeps.records import Trial, read_outcome, read_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
@@ -161,15 +162,48 @@ def test_numbers_that_cannot_be_inputs_are_constants(sweep, monkeypatch, tmp_pat
   assert sum('compiled apart' in line for line in caplog.messages) == 1
 
 
-@pytest.mark.parametrize('together', [2, 3])
-def test_trained_together_they_are_the_same_to_rounding(together, sweep, metrics, tmp_path):
+@pytest.mark.parametrize('count', [2, 3])
+def test_trained_together_they_are_the_same_to_rounding(count, sweep, metrics, tmp_path):
   seeds = '--gin.Sweep.seeds=3'
   sweep(seeds, out='apart')
-  code, told = sweep(seeds, '--together', str(together))
-  assert code == 0 and f'up to {together} of a program together' in told.out
+  code, told = sweep(seeds, '--together', str(count))
+  assert code == 0 and f'up to {count} of a program together' in told.out
   for trial in read_plan(tmp_path / 'out' / 'study').trials:
     ours, theirs = (metrics(tmp_path / out / 'trials' / trial.folder) for out in ('out', 'apart'))
     assert_close(ours, theirs, 1e-4)
+
+
+def test_a_step_of_all_that_fails_leaves_each_to_itself(
+  sweep, metrics, tmp_path, monkeypatch, caplog
+):
+  whole, steps = together._vmapped, []
+
+  def breaking(function):
+    step = whole(function)
+
+    def one(*arguments):
+      steps.append(1)
+      if len(steps) == 6:
+        raise MemoryError('too large for all')
+      return step(*arguments)
+
+    return one
+
+  monkeypatch.setattr(together, '_vmapped', breaking)
+  sweep(variants="{'gelu': {}}", out='apart')
+  code, told = sweep('--together', '2', variants="{'gelu': {}}")
+  assert code == 0 and '2 finished' in told.out
+  lines = [line for line in caplog.messages if 'one after another' in line]
+  assert len(lines) == 1 and 'too large for all: 2 trials' in lines[0]
+  for folder in (tmp_path / 'apart' / 'trials').iterdir():
+    assert_close(metrics(tmp_path / 'out' / 'trials' / folder.name), metrics(folder), 1e-4)
+
+
+def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, tmp_path):
+  # Its number can be no input while annotations are checked.
+  variants = "{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}"
+  code, told = sweep('--together', '2', '--gin.Sweep.seeds=1', variants=variants)
+  assert code == 0 and '2 finished' in told.out
 
 
 def test_one_that_diverges_leaves_the_others_going(sweep, tmp_path):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from t2x.sweeps.together import Lockstep
+from t2x.sweeps.together import Lockstep, Parted
 
 STEPS = 3
 
@@ -50,3 +50,16 @@ def test_leaves_that_were_restored_are_gone_on_from(lockstep):
   first, second = run_all(lockstep, run)
   assert first[0].tolist() == [3.0, 3.0] and second[0].tolist() == [501.0, 501.0]
   assert second[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
+
+
+def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(lockstep):
+  def broken(leaves, batch, vector):
+    raise MemoryError('too much')
+
+  def run(index):
+    with pytest.raises(Parted, match='MemoryError: too much'):
+      lockstep.step(index, broken, [jnp.ones(2), jax.random.key(0)], jnp.ones(2), ())
+    return True
+
+  assert run_all(lockstep, run) == [True, True]
+  assert not lockstep._stacked and not lockstep._given
