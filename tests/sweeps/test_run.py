@@ -206,18 +206,26 @@ def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, tmp_path
   assert code == 0 and '2 finished' in told.out
 
 
-def test_one_that_diverges_leaves_the_others_going(sweep, tmp_path):
-  # The seeds of one program; a fault in one of them alone.
-  sweep('--gin.Sweep.seeds=3', '--gin.Trainer.clip_norm=None', '--gin.Cosine.peak=1e4', out='apart')
-  sweep(
-    '--gin.Sweep.seeds=3',
-    '--gin.Trainer.clip_norm=None',
-    '--gin.Cosine.peak=1e4',
-    '--together',
-    '3',
-  )
-  status = {name: one.status for name, one in outcomes(tmp_path / 'out').items()}
-  assert status == {name: one.status for name, one in outcomes(tmp_path / 'apart').items()}
+def test_one_that_diverges_leaves_the_others_going(sweep, metrics, tmp_path, unchecked):
+  variants = "{'gelu': {}, 'mild': {'Cosine.peak': 3e-3}, 'wild': {'Cosine.peak': 1e30}}"
+  arguments = ('--gin.Sweep.seeds=1', '--gin.Trainer.clip_norm=None')
+  sweep(*arguments, variants=variants, out='apart')
+  sweep(*arguments, '--together', '3', variants=variants)
+  plan, found = read_plan(tmp_path / 'out' / 'study'), outcomes(tmp_path / 'out')
+  assert len({trial.program for trial in plan.trials}) == 1
+  assert {trial.variant: found[trial.folder].status for trial in plan.trials} == {
+    'gelu': 'finished',
+    'mild': 'finished',
+    'wild': 'diverged',
+  }
+  logs = [path.read_text() for path in tmp_path.glob('out/trials/*/log.txt')]
+  assert len(logs) == 1  # Together to the end.
+  for trial in plan.trials:
+    ours, theirs = (metrics(tmp_path / out / 'trials' / trial.folder) for out in ('out', 'apart'))
+    if trial.variant == 'wild':
+      assert len(ours) == len(theirs) < 4
+    else:
+      assert_close(ours, theirs, 1e-4)
 
 
 def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
