@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.signals import passed_on
 from t2x.sweeps.records import Outcome, Trial, read_outcome
 from t2x.sweeps.trial import (
   Busy,
@@ -60,6 +61,9 @@ def run_together(
   Returns:
     The outcomes by run folder, those that there were before included; trials that another process
     holds have none.
+
+  Raises:
+    UserError: the process was asked to stop; the trials go on next time.
   """
   outcomes: dict[str, Outcome] = {}
   with contextlib.ExitStack() as stack:
@@ -112,7 +116,11 @@ def _lockstep(
 def _in_threads(
   lockstep: 'Lockstep', trials: Sequence[Trial], folder: Path, load: Callable
 ) -> dict[str, Outcome | str]:
-  """What became of each, or why it is to be trained alone."""
+  """What became of each, or why it is to be trained alone.
+
+  Raises:
+    UserError: the process was asked to stop; the trials have saved and go on next time.
+  """
 
   def run(index: int) -> Outcome | str:
     try:
@@ -123,8 +131,10 @@ def _in_threads(
     finally:
       lockstep.leave(index)
 
-  with futures.ThreadPoolExecutor(len(trials)) as pool:
+  with passed_on() as signals, futures.ThreadPoolExecutor(len(trials)) as pool:
     found = list(pool.map(run, range(len(trials))))
+    if signals:  # That came when all were at their ends.
+      raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
   return {trial.folder: one for trial, one in zip(trials, found, strict=True)}
 
 

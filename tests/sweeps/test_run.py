@@ -346,6 +346,32 @@ def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path):
 
 
 @pytest.mark.slow
+def test_trained_together_they_stop_when_asked_save_and_go_on(
+  command, sweep_file, metrics, tmp_path
+):
+  sweep_file("{'gelu': {}}")
+  # Nothing is saved but at the end, or when asked.
+  line = ('--together', '2', '--gin.Trainer.num_steps=400', '--gin.Trainer.checkpoint_every=0')
+  process = command('out', *line)
+  end = time.monotonic() + 120
+  while len(list(tmp_path.glob('out/trials/*/metrics.jsonl'))) < 2:
+    assert process.poll() is None and time.monotonic() < end
+    time.sleep(0.02)
+  process.send_signal(signal.SIGTERM)
+  _, told = process.communicate()
+  assert process.returncode == 75 and b'interrupted' in told
+  assert not times(tmp_path / 'out')
+  assert len({path.parent for path in tmp_path.glob('out/trials/*/checkpoints/*')}) == 2
+  assert command('out', *line).wait() == 0
+  assert command('whole', *line).wait() == 0
+  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+  for folder in (tmp_path / 'whole' / 'trials').iterdir():
+    assert metrics(tmp_path / 'out' / 'trials' / folder.name) == metrics(folder)
+  results = [write_report(tmp_path / out / 'study')[0].read_bytes() for out in ('out', 'whole')]
+  assert results[0] == results[1]
+
+
+@pytest.mark.slow
 def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'executable', '/bin/false')
   code, told = sweep('--processes', '2')
