@@ -110,6 +110,8 @@ class Outcome:
     seconds: of training, evaluation and compilation, pauses between restarts left out.
     tokens_per_second: median over the log intervals of training.
     memory_bytes: of the device's memory in use at most, or of the process where devices do not tell.
+    together: how many trials were trained at once, by one step. `seconds` and `memory_bytes` are then
+      this trial's equal share, and `tokens_per_second` is that of all: tokens / seconds, as alone.
   """
 
   status: Literal['finished', 'diverged', 'failed']
@@ -118,6 +120,7 @@ class Outcome:
   seconds: float = 0.0
   tokens_per_second: float | None = None
   memory_bytes: int | None = None
+  together: int = 1
 
 
 def write_plan(folder: Path, plan: Plan) -> None:

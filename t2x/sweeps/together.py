@@ -34,6 +34,7 @@ from t2x.sweeps.trial import (
 )
 from t2x.train import Program
 from t2x.train.numbers import Fixed
+from t2x.train.program import memory_of
 
 __all__ = ['Lockstep', 'Parted', 'run_together']
 
@@ -124,8 +125,8 @@ def _in_threads(
 
   def run(index: int) -> Outcome | str:
     try:
-      member = lockstep.members[index]
-      return train_trial(folder / trials[index].folder, load, lambda _: member, passes=_APART)
+      path, member = folder / trials[index].folder, lockstep.members[index]
+      return train_trial(path, load, lambda _: member, passes=_APART, together=len(trials))
     except _APART as error:
       return in_a_line(error)
     finally:
@@ -172,6 +173,7 @@ class Lockstep:
     self._out: Any = None
     self._error = ''
     self._jitted: Any = None
+    self._shapes: Any = None  # Of the arguments of its first call.
 
   def leave(self, index: int) -> None:
     """The trial takes no more steps."""
@@ -207,6 +209,11 @@ class Lockstep:
     """A trial's own leaves."""
     return [leaf[slot.index] for leaf in self._stacked]
 
+  def memory_bytes(self) -> int | None:
+    """What the step of all takes of the device's memory; None: there was none."""
+    with self._turn:
+      return None if self._shapes is None else memory_of(self._jitted, *self._shapes)
+
   def _advance_if_all(self) -> None:
     if self._error or not self._active or self._arrived < self._active:
       return
@@ -214,7 +221,9 @@ class Lockstep:
       self._gather()
       # The last batch of a trial that has left goes in once more, for nothing.
       batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
-      self._stacked, *self._out = self._jitted(self._stacked, batches, vectors)
+      arguments = self._stacked, batches, vectors
+      self._shapes = self._shapes or jax.tree.map(_shape, arguments)
+      self._stacked, *self._out = self._jitted(*arguments)
     except Exception as error:
       self._error = in_a_line(error)
     self._arrived.clear()
@@ -233,6 +242,13 @@ class Lockstep:
       row = self._order.index(index)
       for i, leaf in enumerate(leaves):
         self._stacked[i] = self._stacked[i].at[row].set(leaf)
+
+
+def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
+  sharding = array.sharding if array.committed else None
+  return jax.ShapeDtypeStruct(
+    array.shape, array.dtype, sharding=sharding, weak_type=getattr(array, 'weak_type', False)
+  )
 
 
 def _vmapped(function: Callable) -> Callable:
@@ -260,6 +276,9 @@ class _Member(Program):
 
   def whole(self, leaves):
     return super().whole(self.lockstep.leaves(leaves) if isinstance(leaves, _Slot) else leaves)
+
+  def memory_bytes(self):
+    return self.lockstep.memory_bytes()
 
   @contextlib.contextmanager
   def at_disk(self, finish):

@@ -1,6 +1,7 @@
 """One trial: an ordinary training in its run folder, and a note of how it ended."""
 
 import contextlib
+import dataclasses
 import logging
 import statistics
 import time
@@ -122,20 +123,27 @@ def train_trial(
   load: Callable[..., config_lib.Config],
   program_of: Callable[[config_lib.Config], Program],
   passes: tuple[type[Exception], ...] = (),
+  together: int = 1,
 ) -> Outcome:
   """Trains in a run folder that is held, and writes the outcome there.
+
+  `together` is the number of trials that each step is one of.
 
   Raises:
     Interrupted: the process was asked to stop.
     passes: errors that are the caller's to mend, and no outcome.
   """
-  outcome = _trained(run, load, program_of, passes)
+  outcome = _trained(run, load, program_of, passes, together)
   write_outcome(run, outcome)
   return outcome
 
 
 def _trained(
-  run: Path, load: Callable, program_of: Callable, passes: tuple[type[Exception], ...]
+  run: Path,
+  load: Callable,
+  program_of: Callable,
+  passes: tuple[type[Exception], ...],
+  together: int,
 ) -> Outcome:
   began = time.monotonic()
   try:
@@ -150,10 +158,12 @@ def _trained(
     if isinstance(error, passes) or getattr(error, 'exit_code', None) == EXIT_INTERRUPTED:
       raise
     log.error('%s: %s', type(error).__name__, error, exc_info=not isinstance(error, UserError))
-    seconds = time.monotonic() - began
+    seconds = (time.monotonic() - began) / together
     if isinstance(error, Diverged):
-      return Outcome(status='diverged', reason=error.reason, seconds=seconds)
-    return Outcome(status='failed', reason=in_a_line(error), seconds=seconds)
+      ended = Outcome(status='diverged', reason=error.reason)
+    else:
+      ended = Outcome(status='failed', reason=in_a_line(error))
+    return dataclasses.replace(ended, seconds=seconds, together=together)
   timing = metric_lines(run / 'timing.jsonl')
   rates = [
     value
@@ -165,9 +175,10 @@ def _trained(
   return Outcome(
     status='finished',
     metrics=metrics,
-    seconds=max((line['seconds'] for line in timing), default=0.0),
-    tokens_per_second=statistics.median(rates) if rates else None,
-    memory_bytes=memory,
+    seconds=max((line['seconds'] for line in timing), default=0.0) / together,
+    tokens_per_second=statistics.median(rates) * together if rates else None,
+    memory_bytes=None if memory is None else memory // together,
+    together=together,
   )
 
 

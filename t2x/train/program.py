@@ -16,7 +16,7 @@ from t2x.train.numbers import Inputs, blamed
 from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
 
-__all__ = ['Program']
+__all__ = ['Program', 'memory_of']
 
 # `jax.tree.leaves(state)`, or what a program that keeps them elsewhere gives out in their place.
 Leaves = Any
@@ -164,11 +164,15 @@ class Program:
     if step is None:
       return None
     vector = np.zeros(Inputs.SIZE, 'f4') if self._values else ()
-    compiled = step.lower(jax.tree.leaves(self.abstract), self._batch(), vector).compile()
-    found = compiled.memory_analysis()
-    return (
-      found.argument_size_in_bytes
-      + found.output_size_in_bytes
-      + found.temp_size_in_bytes
-      - found.alias_size_in_bytes
-    )
+    return memory_of(step, jax.tree.leaves(self.abstract), self._batch(), vector)
+
+
+def memory_of(step: Any, *arguments: Any) -> int:
+  """What a jitted function takes of each device's memory, given the shapes of its arguments."""
+  found = step.lower(*arguments).compile().memory_analysis()
+  return (
+    found.argument_size_in_bytes
+    + found.output_size_in_bytes
+    + found.temp_size_in_bytes
+    - found.alias_size_in_bytes
+  )

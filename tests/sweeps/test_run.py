@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 from t2x.cli import main
 from t2x.commands import load
 from t2x.sweeps import together
-from t2x.sweeps.records import Trial, read_outcome, read_plan
+from t2x.sweeps.records import Trial, metric_lines, read_outcome, read_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
@@ -168,9 +169,24 @@ def test_trained_together_they_are_the_same_to_rounding(count, sweep, metrics, t
   sweep(seeds, out='apart')
   code, told = sweep(seeds, '--together', str(count))
   assert code == 0 and f'up to {count} of a program together' in told.out
+  found = outcomes(tmp_path / 'out')
+  sizes = sorted(one.together for one in found.values())
+  assert sizes == ([1, 1, 2, 2, 2, 2] if count == 2 else [3] * 6)
   for trial in read_plan(tmp_path / 'out' / 'study').trials:
     ours, theirs = (metrics(tmp_path / out / 'trials' / trial.folder) for out in ('out', 'apart'))
     assert_close(ours, theirs, 1e-4)
+    # Its share of what all cost.
+    outcome = found[trial.folder]
+    lines = metric_lines(tmp_path / 'out' / 'trials' / trial.folder / 'timing.jsonl')
+    assert outcome.seconds * outcome.together == pytest.approx(lines[-1]['seconds'])
+    rates = [
+      value
+      for line in metric_lines(tmp_path / 'out' / 'trials' / trial.folder / 'metrics.jsonl')
+      for name, value in line.items()
+      if name.endswith('_per_second')
+    ]
+    assert outcome.tokens_per_second == pytest.approx(outcome.together * statistics.median(rates))
+    assert outcome.memory_bytes > 4 * trial.parameters * 3
 
 
 def test_a_step_of_all_that_fails_leaves_each_to_itself(
