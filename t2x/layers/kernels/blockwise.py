@@ -82,7 +82,6 @@ class Blockwise(Kernel):
       prefix=_cut(k_tokens.prefix, plan.k_block, 1),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
       key=key if drops else None,
-      # An array: the functions below are traced once for all rates.
       share=jnp.asarray(1.0 - dropout_rate, jnp.float32) if drops else None,
     )
     parameters = [leaf for leaf, is_trained in zip(leaves, trained, strict=True) if is_trained]
@@ -160,7 +159,7 @@ class _Plan:
 @dataclasses.dataclass(frozen=True)
 class _Known:
   """What has no gradient: [blocks, #batch, block] of each token, the bias's integers, dropout's
-  key and the share that it keeps."""
+  key and the share that it keeps (an array: functions are traced once for all rates)."""
 
   q_pos: Any
   k_pos: Any
