@@ -23,7 +23,7 @@ __all__ = [
 
 def relu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
   """max(x, 0)."""
-  return jnp.maximum(x, 0)
+  return jax.nn.relu(x)
 
 
 def gelu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:

@@ -116,8 +116,22 @@ def test_macros_of_a_size_keep_the_number_of_parameters(name):
   for variant, count in counts.items():
     assert abs(count / counts['vanilla'] - 1) < 0.01, variant
   fixup = experiments(name, {'fixup'})['fixup'].model.keywords
-  for body, sublayers in (('encoder', 2), ('decoder', 3)):
-    stack = fixup[body].keywords['stack'].keywords
-    block = stack['blocks'][0].keywords
-    branches = block['feed_forward'].keywords['kernel_init'].num_branches
-    assert branches == sublayers * stack['num_layers'], body
+  branches = 5 * fixup['encoder'].keywords['stack'].keywords['num_layers']
+  for body in ('encoder', 'decoder'):
+    block = fixup[body].keywords['stack'].keywords['blocks'][0].keywords
+    assert block['feed_forward'].keywords['kernel_init'].num_branches == branches, body
+    assert block['mixer'].keywords['kernel_init'].branch_layers == 4, body
+
+
+def test_what_adam_trains_starts_at_its_scale():
+  # Logits of size 1 at either scale, and inputs as well.
+  for name, variants in (('paper_steps', {'vanilla', 'rezero'}), ('tiny_steps', None)):
+    for variant, experiment in experiments(name, variants).items():
+      adam = 'adam' in type(experiment.trainer.optimizer).__name__.lower()
+      model = experiment.model.keywords
+      embedding, d_model = model['embedding'].keywords, model['d_model']
+      assert embedding['scaled'] == adam, variant
+      size = d_model**-0.5 if adam else 1.0
+      assert embedding['init'].stddev == pytest.approx(size, rel=1e-3), variant
+      if model['head'].func.__name__ == 'TiedHead':
+        assert model['head'].keywords['scaled'] != adam, variant
