@@ -1,8 +1,13 @@
 """A sweep that takes seconds: tiny vision transformers on the digits that scikit-learn brings."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from t2x.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,6 +39,9 @@ VARIANTS = """{
   }"""
 
 
+TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
+
+
 @pytest.fixture
 def sweep_file(tmp_path):
   """`sweep_file(variants, extra)` writes a sweep file beside its base."""
@@ -47,3 +55,34 @@ def sweep_file(tmp_path):
     return path
 
   return write
+
+
+@pytest.fixture
+def sweep(sweep_file, capsys):
+  """`sweep(...)` runs `t2x sweep` and returns its exit code, and what it printed."""
+
+  def run(*arguments, extra='', variants=TWO, out='out'):
+    file = sweep_file(variants, extra)
+    # One process, unless the test says otherwise: a worker takes seconds to start.
+    line = ['sweep', str(file), '--out', str(file.parent / out), '--processes', '1', *arguments]
+    code = main(line)
+    return code, capsys.readouterr()
+
+  return run
+
+
+@pytest.fixture
+def command(sweep_file, tmp_path):
+  """`t2x sweep` in a process of its own, into `out`."""
+  file = sweep_file(TWO)
+
+  def start(out='out', *arguments):
+    line = [sys.executable, '-m', 't2x', 'sweep', str(file), '--out', str(tmp_path / out)]
+    return subprocess.Popen(
+      [*line, '--processes', '1', *arguments],
+      env=os.environ,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
+
+  return start

@@ -1,6 +1,5 @@
 """Sweeps run: each trial once, whoever runs it and however often it was cut short."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -9,7 +8,6 @@ import time
 
 import pytest
 
-from t2x.cli import main
 from t2x.commands import load
 from t2x.sweeps.records import Trial, read_outcome, read_plan
 from t2x.sweeps.report import write_report
@@ -18,20 +16,6 @@ from t2x.sweeps.trial import Busy, run_trial
 from t2x.train import Program, train
 
 TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
-
-
-@pytest.fixture
-def sweep(sweep_file, capsys):
-  """`sweep(...)` runs `t2x sweep` and returns its exit code, and what it printed."""
-
-  def run(*arguments, extra='', variants=TWO, out='out'):
-    file = sweep_file(variants, extra)
-    # One process, unless the test says otherwise: a worker takes seconds to start.
-    line = ['sweep', str(file), '--out', str(file.parent / out), '--processes', '1', *arguments]
-    code = main(line)
-    return code, capsys.readouterr()
-
-  return run
 
 
 def outcomes(out):
@@ -46,23 +30,6 @@ def ends(out):
 
 def times(out):
   return {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
-
-
-@pytest.fixture
-def command(sweep_file, tmp_path):
-  """`t2x sweep` in a process of its own, into `out`."""
-  file = sweep_file(TWO)
-
-  def start(out='out', *arguments):
-    line = [sys.executable, '-m', 't2x', 'sweep', str(file), '--out', str(tmp_path / out)]
-    return subprocess.Popen(
-      [*line, '--processes', '1', *arguments],
-      env=os.environ,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
-    )
-
-  return start
 
 
 def wait_for(out, count, process, timeout=120):
@@ -295,21 +262,6 @@ def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatc
   monkeypatch.setattr(sys, 'executable', '/bin/false')
   code, told = sweep('--processes', '2')
   assert code == 1 and 'worker-*.log say why' in told.err
-
-
-@pytest.mark.slow
-def test_slurm_through_submitit_without_a_cluster(command, sweep, tmp_path):
-  sweep('--gin.Sweep.seeds=1', out='whole')
-  # Its local executor: a process a job, as on a node.
-  engine = ('--runner', 'slurm', '--setting', 'cluster=local', '--setting', 'timeout_min=5')
-  assert command('out', '--gin.Sweep.seeds=1', *engine).wait() == 0
-  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
-
-
-def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'ray', None)
-  code, told = sweep('--runner', 'ray')
-  assert code == 2 and "pip install 't2x[ray]'" in told.err
 
 
 def test_an_outcome_that_cannot_be_read_is_said(sweep, tmp_path):
