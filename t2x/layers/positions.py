@@ -251,7 +251,7 @@ class T5Bias(PositionEncoding):
     d_model: not used; every encoding is built alike.
     num_heads: heads of the attention.
     num_buckets: rows of the table.
-    max_distance: where the last bucket begins.
+    max_distance: distances from there on share the last bucket.
     bidirectional: True: half of the buckets for keys after the query (encoders). False: those keys
       count as distance 0 (decoders).
     init: initialiser of the table [num_buckets, num_heads].
