@@ -85,13 +85,14 @@ def _matrices(module: nnx.Module, parts: Parts, lengths: Mapping[str, int]) -> f
   """Parameters that a token is multiplied with, those that `multiply_adds` tells of left out."""
   everything = list(parameters(module))
   untied = any(len(axes) > 1 and axes[-1] == 'vocab' for _, axes, _ in everything)
+  has_target = getattr(module, 'target_embedding', None) is not None
   telling = {path for path, part in parts if hasattr(part, 'multiply_adds')}
   total = 0.0
   for path, axes, shape in everything:
     own = [axis for axis in axes if axis != 'layers']
     if len(own) < 2 or path[-1] == 'bias' or path[:-1] in telling:
       continue
-    if _is_lookup(path, own, untied):
+    if _is_lookup(path, own, untied or (has_target and path[0] == 'embedding')):
       continue
     times = math.prod(
       one.num_repeats // one.num_groups for one in _around(parts, path, 'num_groups')

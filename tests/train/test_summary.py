@@ -126,6 +126,16 @@ def test_each_side_of_an_encoder_decoder_costs_its_own_tokens():
   assert flops == pytest.approx((24 * source + 8 * target) / 32)
 
 
+def test_the_source_table_beside_one_of_the_target_is_only_looked_up():
+  def flops(**settings):
+    return flops_per_token(encoder_decoder(**settings), {'encoder': 24, 'decoder': 8})[0]
+
+  same, small = (functools.partial(TokenEmbedding, vocab_size=size) for size in (261, 100))
+  assert flops(target_embedding=same) == flops()
+  assert flops() - flops(target_embedding=small) == 6 * (261 - 100) * 16 * 8 / 32
+  assert flops(target_embedding=same, head=LMHead) == flops()
+
+
 def synthesizer(scores, **settings):
   return functools.partial(Synthesizer, num_heads=2, scores=scores, **settings)
 
