@@ -42,7 +42,7 @@ def make_plan(
     step_seconds: measures a step, for a match in seconds.
 
   Returns:
-    The plan, and the resolved config of each run folder, by its name.
+    The plan, and the resolved config of each run folder that is to be run, by its name.
 
   Raises:
     UserError: configs that do not resolve or fit, a line each, led by the variant's name. (A budget
@@ -68,7 +68,9 @@ def make_plan(
     for seed in sweep.seed_list:
       folder = f'{resolved.identity}-{seed}'
       trials.append(resolved.trial(arm, seed, folder))
-      configs[folder] = config_lib.render(planner.load(arm, (*resolved.knob, f'{_SEED}={seed}')))
+      if not resolved.problem:
+        config = planner.load(arm, (*resolved.knob, f'{_SEED}={seed}'))
+        configs[folder] = config_lib.render(config)
   if problems:
     raise UserError('\n'.join(problems))
   plan = Plan(

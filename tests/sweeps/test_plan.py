@@ -10,7 +10,7 @@ from t2x.commands import load
 from t2x.config import calls
 from t2x.errors import UserError
 from t2x.sweeps.plan import make_plan
-from t2x.sweeps.records import read_plan, write_plan
+from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
 
@@ -90,10 +90,16 @@ def test_seconds_are_matched_as_measured(plan):
 
 
 def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
-  made, _ = plan("  match = 'parameters'\n  knob = 'MLP.hidden_dim'\n")
+  made, configs = plan("  match = 'parameters'\n  knob = 'MLP.hidden_dim'\n")
   gated = by_variant(made)['gated']
+  # Nor does its config lie where a sweep that runs it would take it for its own.
+  assert gated.folder not in configs and len(configs) == 4
+  (tmp_path / gated.folder).mkdir()
+  write_outcome(tmp_path / gated.folder, Outcome(status='finished'))
   assert 'more parameters than the baseline, and it has no MLP.hidden_dim to move' in gated.problem
   table = plan_table(made, tmp_path)
+  (row,) = (line for line in table.splitlines() if line.startswith('gated  '))
+  assert row.split()[4:6] == ['cannot', '-']
   assert 'gated is not run: ' in table and '4 of 4 trials to run, 2 programs to compile' in table
 
 

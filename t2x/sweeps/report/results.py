@@ -35,6 +35,7 @@ class Entry:
     status: 'finished', 'diverged', 'failed', 'running' (it has begun; it may stand still after an
       interruption) or 'waiting'.
     reason: why it diverged or failed.
+    folder: its run folder; the empty path where the sweep does not run it.
   """
 
   trial: Trial
@@ -165,6 +166,9 @@ def read_results(folder: Path) -> Results:
 
 
 def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
+  if trial.problem:
+    # Its config is unmatched, and may be that of a trial of another sweep, which was run.
+    return Entry(trial, Path(), 'failed', trial.problem, None)
   outcome = read_outcome(folder)
   if outcome is not None:
     if outcome.status == 'finished' and plan.metric not in outcome.metrics:
@@ -173,8 +177,6 @@ def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
     if outcome.status == 'finished' and not _is_number(outcome.metrics[plan.metric]):
       return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
     return Entry(trial, folder, outcome.status, outcome.reason, outcome)
-  if trial.problem:
-    return Entry(trial, folder, 'failed', trial.problem, None)
   begun = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
   return Entry(trial, folder, 'running' if begun else 'waiting', '', None)
 

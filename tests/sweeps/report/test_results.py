@@ -11,6 +11,7 @@ import pytest
 from t2x.errors import UserError
 from t2x.sweeps.records import Outcome, write_outcome
 from t2x.sweeps.report import read_results, write_report
+from t2x.sweeps.report.curves import curves
 
 
 def rows(path):
@@ -121,6 +122,20 @@ def test_what_finished_without_a_number_diverged(sweep):
   assert [entry.status for entry in geglu.entries[:2]] == ['diverged', 'failed']
   assert "no metric 'loss'" in geglu.entries[1].reason
   assert geglu.comparison.pairs == 3
+
+
+def test_a_variant_that_cannot_be_matched_has_no_verdict_of_another_sweeps_trial(sweep):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  for trial in plan['trials']:
+    if trial['variant'] == 'geglu':
+      trial['problem'] = '9.0% more parameters than the baseline'
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  results = read_results(folder)
+  geglu = next(row for row in results.rows if row.variant == 'geglu')
+  assert (geglu.verdict, geglu.summary.n, geglu.count('failed')) == ('cannot tell', 0, 5)
+  assert {entry.reason for entry in geglu.entries} == {'9.0% more parameters than the baseline'}
+  assert results.rows.index(geglu) not in {run['row'] for run in curves(results)['runs']}
 
 
 def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
