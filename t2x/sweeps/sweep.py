@@ -147,14 +147,14 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   parsed = config_lib.parse_files([file], overrides)
   config_lib.raise_findings(parsed.findings)
   macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
+  _refuse_loops(macros)
   hints = typing.get_type_hints(Sweep)
   known = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
   given: dict[str, Any] = {}
-  findings, shared = [], []
-  used: set[str] = set()  # Macros of the sweep itself: not the trials' affair.
+  findings, shared, own = [], [], []
   for statement in parsed.statements:
     if statement.name != 'Sweep' or statement.is_macro:
-      shared.append(f'{statement.target}={config_lib.to_gin(statement.value)}')
+      shared.append(statement)
       continue
     name, value = statement.param, statement.value
     if name not in known:
@@ -162,7 +162,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
       message = f"Sweep has no parameter '{name}'{hint}"
       findings.append(config_lib.Finding(statement.place, message))
       continue
-    used |= {leaf.name for leaf in config_lib.leaves(value) if isinstance(leaf, config_lib.Macro)}
+    own.append(value)
     value = _expanded(value, macros)
     if problem := config_lib.problem(value, hints[name], lambda _: None):
       findings.append(config_lib.Finding(statement.place, f'Sweep.{name} {problem}'))
@@ -172,14 +172,51 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   if missing:
     needs = ', '.join(f'Sweep.{name}' for name in sorted(missing))
     raise UserError(f'{file}: a sweep needs {needs}')
-  kept = tuple(line for line in shared if line.partition('=')[0] not in used)
   try:
-    return Sweep(**given, file=Path(file), shared=kept)
+    sweep = Sweep(**given, file=Path(file))
   except UserError as error:
     raise UserError(f'{file}: {error}') from error
+  dropped = _named(own, macros) - _of_trials(sweep, shared, _named(own, macros), macros)
+  kept = [one for one in shared if not (one.is_macro and one.macro_name in dropped)]
+  lines = tuple(f'{one.target}={config_lib.to_gin(one.value)}' for one in kept)
+  return dataclasses.replace(sweep, shared=lines)
 
 
-def _expanded(value: Any, macros: Mapping[str, Any]) -> Any:
+_Macros = Mapping[str, config_lib.Statement]
+
+
+def _of_trials(
+  sweep: Sweep, shared: Sequence[config_lib.Statement], own: set[str], macros: _Macros
+) -> set[str]:
+  """The macros that the base, or what the sweep file binds beside `Sweep`, defines or uses.
+
+  `own`: the macros that `Sweep` uses, which tell nothing of those that they use themselves.
+  """
+  base = config_lib.parse_files(sweep.base_files).statements
+  values = [one.value for one in (*base, *shared) if not (one.is_macro and one.macro_name in own)]
+  values += [config_lib.Macro(one.macro_name) for one in base if one.is_macro]
+  return _named(values, macros)
+
+
+def _named(values: Sequence[Any], macros: _Macros) -> set[str]:
+  """Names of the macros within values, also by way of macros."""
+  found: set[str] = set()
+  pending = list(values)
+  while pending:
+    for leaf in config_lib.leaves(pending.pop()):
+      if isinstance(leaf, config_lib.Macro) and leaf.name not in found:
+        found.add(leaf.name)
+        pending += [macros[leaf.name].value] if leaf.name in macros else []
+  return found
+
+
+def _refuse_loops(macros: _Macros) -> None:
+  for name, statement in macros.items():
+    if name in _named([statement.value], macros):
+      raise UserError(f'{statement.place}: macro %{name} is defined by way of itself')
+
+
+def _expanded(value: Any, macros: _Macros) -> Any:
   """The value with the sweep file's own macros replaced."""
 
   def one(leaf):

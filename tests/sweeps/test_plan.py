@@ -108,6 +108,23 @@ def test_a_variant_with_other_steps_is_said_where_steps_are_to_match(plan):
   assert 'steps' in by_variant(made)['long'].problem
 
 
+def test_macros_of_the_sweep_file_hold_for_trials_whose_base_knows_them(plan):
+  variants = "{'gelu': {}, 'warm': {'Cosine.warmup_steps': %warm}}"
+  file = '\nwarm = %steps\nsteps = 6\ncount = %number\nnumber = 1\nSweep.seeds = %count\n'
+  base = 'Trainer.num_steps = %steps\nsteps = 12\n'
+  made, configs = plan(file, base=base, variants=variants)
+  assert {trial.num_steps for trial in made.trials} == {6}
+  assert 'warmup_steps = 6' in configs[by_variant(made)['warm'].folder]
+  # What `Sweep` alone uses is nothing to them.
+  assert len(made.trials) == 2 and 'number' not in made.config
+
+
+def test_a_macro_that_only_the_other_bindings_know_holds_too(plan):
+  file = '\nwarm = 3\nSweep.seeds = %warm\nCosine.warmup_steps = %warm\n'
+  made, _ = plan(file)
+  assert 'warmup_steps = %warm' in made.config and len(made.trials) == 9
+
+
 def test_a_grid_has_a_baseline_at_every_point(plan):
   made, _ = plan("  grid = {'d_model': [16, 32]}\n" + PARAMETERS)
   assert len(made.trials) == 3 * 2 * 2
@@ -161,6 +178,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
+    ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x is defined by way of itself']),
   ],
 )  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):
