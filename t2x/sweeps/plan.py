@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError
@@ -53,11 +54,12 @@ def make_plan(
   configs: dict[str, str] = {}
   problems: list[str] = []
   target: Cost | None = None
+  goal = sweep.goal
   for arm in sweep.arms():
     try:
       resolved = planner.resolve(arm)
       if arm.variant == sweep.baseline:
-        target = resolved.cost
+        target, goal = resolved.cost, goal or _goal(sweep, resolved.config)
         planner.aim(resolved)
       elif target is not None:
         resolved = planner.matched(arm, resolved)
@@ -77,7 +79,7 @@ def make_plan(
     name=sweep.name,
     baseline=sweep.baseline,
     metric=sweep.metric,
-    goal=sweep.goal,
+    goal=goal or 'min',
     matched=sweep.match or '',
     config=config_lib.render(planner.base),
     versions=versions(),
@@ -85,6 +87,16 @@ def make_plan(
     trials=tuple(_sharing(trials, planner.numbers)),
   )
   return plan, configs
+
+
+def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
+  """Which way the metric is better, as the task knows."""
+  task = config.build().task
+  if sweep.metric == task.best_metric:
+    return task.best_mode
+  if sweep.metric.rpartition('/')[2] == 'loss':
+    return 'min'
+  raise UserError(f"Sweep.goal is missing: is '{sweep.metric}' better at its 'min' or its 'max'?")
 
 
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:

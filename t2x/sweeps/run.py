@@ -13,12 +13,13 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.plan import Load, make_plan
 from t2x.sweeps.probe import step_seconds
-from t2x.sweeps.records import Plan, Trial, read_outcome, read_plan, write_plan
+from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan, write_plan
 from t2x.sweeps.runners import Here, Pool, Runner, distinct, pending
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
@@ -139,7 +140,10 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
   with Progress(*columns, console=console, transient=True) as progress:
     task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(left))
 
+    seen: list[Outcome] = []
+
     def ended(trial, outcome):
+      _check_metric(plan, outcome, seen)
       if trial.folder not in left:
         return
       left.discard(trial.folder)
@@ -154,12 +158,32 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
     runner.run(plan.trials, folder, ended)
 
 
+def _lacks(plan: Plan, outcome: Outcome) -> bool:
+  return outcome.status == 'finished' and plan.metric not in outcome.metrics
+
+
+def _check_metric(plan: Plan, outcome: Outcome, seen: list[Outcome]) -> None:
+  """Ends a sweep whose metric the first finished trial has not; `seen` are those that have it."""
+  if outcome.status != 'finished' or seen:
+    return
+  if _lacks(plan, outcome):
+    hint = config_lib.did_you_mean(plan.metric, outcome.metrics)
+    has = ', '.join(sorted(outcome.metrics))
+    raise UserError(
+      f"no metric '{plan.metric}' in a trial that finished{hint}: set Sweep.metric to one of {has}"
+    )
+  seen.append(outcome)
+
+
 def _summary(plan: Plan, folder: Path, report: Path) -> int:
   outcomes = [read_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
   counts = {
     status: sum(1 for one in outcomes if one is not None and one.status == status)
     for status in ('finished', 'diverged', 'failed')
   }
+  counts[f"without '{plan.metric}'"] = missing = sum(
+    1 for one in outcomes if one is not None and _lacks(plan, one)
+  )
   told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
   print(f'{told or "nothing to run"}; now: t2x report {report}')
-  return 1 if counts['failed'] else 0
+  return 1 if counts['failed'] or missing else 0

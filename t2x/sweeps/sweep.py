@@ -55,7 +55,8 @@ class Sweep:
     seeds: their number, or the seeds themselves.
     grid: name -> values; every variant is run at every point, and compared with the baseline there.
     metric: which of the evaluation's metrics decides.
-    goal: 'min' or 'max': the better way.
+    goal: 'min' or 'max': the better way; None: as the task has it for the metric that chooses its
+      best checkpoint, 'min' for a loss; for others it is needed.
     match: what every variant has in common with the baseline: 'steps' (nothing moves), 'parameters',
       'flops_per_token', 'flops' (per token times tokens), 'seconds' (measured); None: not looked at.
     knob: the binding or macro, an integer, that moves until it matches ('MLP.hidden_dim',
@@ -69,7 +70,7 @@ class Sweep:
   seeds: int | Sequence[int] = 5
   grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
   metric: str = 'loss'
-  goal: Literal['min', 'max'] = 'min'
+  goal: Literal['min', 'max'] | None = None
   match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
   knob: str | Sequence[str] = ()
   tolerance: float = 0.01

@@ -13,6 +13,7 @@ from t2x.sweeps.plan import make_plan
 from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
+from t2x.tasks import ImageClassification
 
 PARAMETERS = """
   match = 'parameters'
@@ -125,6 +126,24 @@ def test_a_macro_that_only_the_other_bindings_know_holds_too(plan):
   assert 'warmup_steps = %warm' in made.config and len(made.trials) == 9
 
 
+@pytest.mark.parametrize(
+  ('metric', 'goal', 'found'),
+  [
+    ('loss', None, 'min'),
+    ('far/loss', None, 'min'),
+    ('accuracy', None, 'max'),
+    ('accuracy', 'min', 'min'),
+    ('perplexity', 'min', 'min'),
+  ],
+)
+def test_the_task_knows_which_way_its_metric_is_better(plan, monkeypatch, metric, goal, found):
+  monkeypatch.setattr(ImageClassification, 'best_metric', 'accuracy')
+  monkeypatch.setattr(ImageClassification, 'best_mode', 'max')
+  overrides = [f'Sweep.metric="{metric}"', f'Sweep.goal={goal}']
+  made, _ = plan('', *overrides, variants="{'gelu': {}}")
+  assert made.goal == found
+
+
 def test_a_grid_has_a_baseline_at_every_point(plan):
   made, _ = plan("  grid = {'d_model': [16, 32]}\n" + PARAMETERS)
   assert len(made.trials) == 3 * 2 * 2
@@ -176,6 +195,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds is empty']),
     ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['holds a seed twice']),
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
+    ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
     ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x is defined by way of itself']),

@@ -11,7 +11,7 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
-from t2x.sweeps.records import Trial, read_outcome, read_plan
+from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
@@ -139,6 +139,25 @@ def test_trials_that_fail_are_noted_and_the_others_go_on(sweep, tmp_path):
   sweep('--retry', variants=variants)
   again = {path for path, when in times(tmp_path / 'out').items() if before[path] != when}
   assert {read_outcome(path.parent).status for path in again} == {'failed'} and len(again) == 2
+
+
+def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp_path):
+  metric = ('--gin.Sweep.metric=acuracy', '--gin.Sweep.goal=max')
+  for _ in range(2):
+    code, told = sweep(*metric)
+    assert code == 2
+    assert "no metric 'acuracy' in a trial that finished; did you mean 'accuracy'?" in told.err
+    assert 'one of accuracy, loss' in told.err
+    assert len(times(tmp_path / 'out')) == 1
+
+
+def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
+  sweep()
+  trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
+  path = tmp_path / 'out' / 'trials' / trials[-1].folder
+  write_outcome(path, Outcome(status='finished', metrics={'other': 1.0}))
+  code, told = sweep()
+  assert code == 1 and "4 finished, 1 without 'loss'; now" in told.out.splitlines()[-1]
 
 
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
@@ -288,6 +307,17 @@ def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path):
   process = command('out', '--processes', '2')
   assert process.wait() == 0
   assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+
+
+@pytest.mark.slow
+def test_a_pool_leaves_no_worker_when_the_sweep_ends_early(command, tmp_path):
+  process = command('out', '--processes', '2', '--gin.Sweep.metric=los', '--gin.Sweep.goal=min')
+  _, told = process.communicate(timeout=300)
+  assert process.returncode == 2 and b"no metric 'los'" in told
+  ended = times(tmp_path / 'out')
+  assert 0 < len(ended) < 4
+  time.sleep(5)
+  assert times(tmp_path / 'out') == ended
 
 
 @pytest.mark.slow
