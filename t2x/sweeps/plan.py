@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError
@@ -99,6 +99,12 @@ def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
   raise UserError(f"Sweep.goal is missing: is '{sweep.metric}' better at its 'min' or its 'max'?")
 
 
+def _plain(value: Any) -> Any:
+  """A value of the grid as a plan keeps it: gin text where it is no plain scalar."""
+  plain = value is None or isinstance(value, bool | int | float | str)
+  return value if plain else config_lib.to_gin(value)
+
+
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
   """The trials, those that differ in numbers alone with one program and with these numbers."""
   groups: dict[str, dict[str, dict[str, float]]] = {}
@@ -126,7 +132,7 @@ class _Resolved:
   def trial(self, arm: Arm, seed: int, folder: str) -> Trial:
     return Trial(
       variant=arm.variant,
-      point=arm.point,
+      point={name: _plain(value) for name, value in arm.point.items()},
       seed=seed,
       identity=self.identity,
       folder=folder,

@@ -33,7 +33,8 @@ class Trial:
 
   Attributes:
     variant: its name.
-    point: the grid's values, by axis ({'Stack.num_layers': 6}); {} without a grid.
+    point: the grid's values, by axis ({'Stack.num_layers': 6}), as gin text where they are no plain
+      scalars; {} without a grid.
     seed: of initialisation, data order, masks and dropout.
     identity: hash of the resolved config without seed and output paths: trials that differ only in
       the seed share it.

@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -93,9 +94,15 @@ class Sweep:
     for name, values in self.grid.items():
       if not isinstance(values, (list, tuple)) or not values:
         raise UserError(f"Sweep.grid['{name}'] wants a list of values, got {values!r}")
+      texts = [config_lib.to_gin(value) for value in values]
+      if twice := [text for text in texts if texts.count(text) > 1]:
+        raise UserError(f"Sweep.grid['{name}'] holds {twice[0]} twice")
+      _refuse_seed(name, f"Sweep.grid['{name}']")
     for name, given in self.variants.items():
       if not isinstance(given, (dict, str)):
         raise UserError(f"Sweep.variants['{name}'] is neither a dict of bindings nor a gin file")
+      if isinstance(given, dict):
+        self._check_bound(name, given)
 
   @property
   def seed_list(self) -> tuple[int, ...]:
@@ -128,15 +135,31 @@ class Sweep:
         own: tuple[str, ...] = ()
         if isinstance(given, str):
           own, given = (self._find(given, f"Sweep.variants['{name}']"),), {}
+          # What it includes may be the base once more.
+          read = config_lib.parse_files(own).statements
+          self._check_bound(name, (one.target for one in read if one.place.file == own[0]))
         bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(given)).items())
         changes = (*own, *map(shown, bindings))
         yield Arm(name, point, (*files, *own), (*self.shared, *bindings), changes)
+
+  def _check_bound(self, variant: str, names: Iterable[str]) -> None:
+    """Refuses what the grid or the seeds bind."""
+    where = f"Sweep.variants['{variant}']"
+    for name in names:
+      _refuse_seed(name, where)
+      if name in self.grid:
+        raise UserError(f'{where} binds {name}, an axis of Sweep.grid: leave it to one of them')
 
   def _find(self, name: str, what: str) -> str:
     for path in (self.file.parent / name, Path(name)):
       if path.is_file():
         return str(path)
     raise UserError(f"{self.file}: {what}: there is no file '{name}'")
+
+
+def _refuse_seed(name: str, where: str) -> None:
+  if re.fullmatch(r'(.*[/.])?Trainer\.seed', name):
+    raise UserError(f'{where} binds {name}: seeds are those of Sweep.seeds')
 
 
 def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:

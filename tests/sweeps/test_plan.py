@@ -11,6 +11,7 @@ from t2x.config import calls
 from t2x.errors import UserError
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
+from t2x.sweeps.report import write_report
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
 from t2x.tasks import ImageClassification
@@ -153,6 +154,35 @@ def test_a_grid_has_a_baseline_at_every_point(plan):
     assert all(abs(t.parameters / here[0].parameters - 1) <= 0.01 for t in here)
 
 
+def test_a_grid_of_references_and_lists_is_kept_whole(plan, tmp_path):
+  shapes = "'ImageClassification.image_shape': [(8, 8, 1)], 'Trainer.writers': [[]]"
+  made, _ = plan(
+    f"  grid = {{'MLP.activation': [@gelu, @relu], {shapes}}}\n",
+    variants="{'gelu': {}, 'narrow': {'d_model': 8}}",
+  )
+  assert made.trials[0].point == {
+    'MLP.activation': '@gelu',
+    'ImageClassification.image_shape': '(8, 8, 1)',
+    'Trainer.writers': '[]',
+  }
+  assert 'MLP.activation=@relu' in plan_table(made, tmp_path)
+  write_plan(tmp_path / 'kept', made)
+  assert read_plan(tmp_path / 'kept') == made
+  write_report(tmp_path / 'kept')
+  assert 'activation = @relu' in (tmp_path / 'kept' / 'report.md').read_text()
+
+
+def test_a_variant_in_a_file_binds_no_axis_but_by_what_it_includes(plan, tmp_path):
+  grid = "  grid = {'d_model': [16, 32]}\n"
+  variants = "{'gelu': {}, 'own': 'own.gin'}"
+  (tmp_path / 'own.gin').write_text("include 'base.gin'\nMLP.hidden_dim = 8\n")
+  made, _ = plan(grid, variants=variants)
+  assert len(made.trials) == 8
+  (tmp_path / 'own.gin').write_text('d_model = 8\n')
+  with pytest.raises(UserError, match=r"variants\['own'\] binds d_model, an axis of Sweep.grid"):
+    plan(grid, variants=variants)
+
+
 def test_equal_variants_are_one_trial(plan):
   made, configs = plan('', variants="{'gelu': {}, 'same': {'MLP.activation': @gelu}}")
   assert len({trial.folder for trial in made.trials}) == 2 == len(configs)
@@ -194,6 +224,10 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.sedes=3',), ["Sweep has no parameter 'sedes'; did you mean 'seeds'?"]),
     ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds is empty']),
     ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['holds a seed twice']),
+    ("{'gelu': {}}", ('Sweep.grid={"d_model": [2, 4, 2]}',), ["Sweep.grid['d_model'] holds 2 twice"]),
+    ("{'gelu': {}, 'a': {'d_model': 8}}", ('Sweep.grid={"d_model": [2, 4]}',), ["['a'] binds d_model, an axis"]),
+    ("{'gelu': {}, 'a': {'Trainer.seed': 8}}", (), ["['a'] binds Trainer.seed: seeds are those of"]),
+    ("{'gelu': {}}", ('Sweep.grid={"Trainer.seed": [0, 1]}',), ["binds Trainer.seed: seeds are"]),
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),

@@ -194,7 +194,7 @@ def _sample(entries: Iterable[Entry], metric: str) -> Sample:
   values = {entry.trial.seed: entry.value(metric) for entry in entries}
   return Sample(
     {seed: value for seed, value in values.items() if value is not None},
-    sum(entry.status == 'diverged' for entry in entries),
+    len({entry.trial.seed for entry in entries if entry.status == 'diverged'}),
   )
 
 

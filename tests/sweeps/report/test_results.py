@@ -124,6 +124,15 @@ def test_what_finished_without_a_number_diverged(sweep):
   assert geglu.comparison.pairs == 3
 
 
+def test_a_seed_diverged_once_whatever_number_of_lines_the_plan_has_for_it(sweep):
+  folder = sweep(failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  plan['trials'] *= 2
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  fixup = next(row for row in read_results(folder).rows if row.variant == 'fixup')
+  assert fixup.comparison.note.startswith('3 of 5 seeds diverged')
+
+
 def test_a_variant_that_cannot_be_matched_has_no_verdict_of_another_sweeps_trial(sweep):
   folder = sweep(diverged=('', 0), failed=('', 0))
   plan = json.loads((folder / 'sweep.json').read_text())
