@@ -2,9 +2,6 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,6 +9,7 @@ from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.sweeps.budgets import knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
+from t2x.sweeps.origin import commit, versions
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Arm, Sweep, shown
 
@@ -217,27 +215,3 @@ class _Planner:
     if abs(found.gap) > sweep.tolerance:
       problem = f'{wanted}; the nearest, {knob} = {found.value}, is {found.gap:+.1%} off'
     return dataclasses.replace(moved, gap=found.gap, problem=problem)
-
-
-def versions() -> dict[str, str]:
-  """What the results may depend on."""
-  import jax
-
-  found = {'python': platform.python_version()}
-  for name in ('t2x', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'):
-    found[name] = importlib.metadata.version(name)
-  return found | {'device': jax.devices()[0].device_kind}
-
-
-def commit() -> str:
-  """Of the working directory's repository; '+' when files differ from it, '' without one."""
-
-  def git(*arguments: str) -> str:
-    done = subprocess.run(['git', *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-  try:
-    dirty = git('status', '--porcelain', '--untracked-files=no')
-    return git('rev-parse', '--short=12', 'HEAD') + ('+' if dirty else '')
-  except (OSError, subprocess.CalledProcessError):
-    return ''

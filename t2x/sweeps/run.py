@@ -17,6 +17,7 @@ from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.engines import Ray, Slurm
+from t2x.sweeps.origin import origin
 from t2x.sweeps.plan import Load, make_plan
 from t2x.sweeps.probe import step_seconds
 from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan, write_plan
@@ -36,6 +37,7 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
   folder = Path(args.out) / Path(args.file).stem
   trials_folder = Path(args.out) / 'trials'
   if args.worker:
+    origin()  # Now: the commit may be another when the first trial ends.
     index, count = map(int, args.worker.split('/'))
     Here(load, (index, count), args.together or 1).run(
       read_plan(folder).trials, trials_folder, lambda *_: None
@@ -43,6 +45,7 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
     return 0
   # What plans and waits leaves the accelerator's memory to the workers.
   os.environ.setdefault(_PREALLOCATE, 'false')
+  origin()
   plan, configs = _planned(args, load, folder)
   print(plan_table(plan, trials_folder))
   if args.dry_run:

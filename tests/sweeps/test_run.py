@@ -11,6 +11,7 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
+from t2x.sweeps.origin import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
@@ -97,6 +98,7 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
     }
     assert outcome.memory_bytes > 4 * trial.parameters * 3
     assert outcome.seconds > 0 and outcome.tokens_per_second > 0
+    assert outcome.made_by == origin() and {'jax', 'device', 'commit'} <= outcome.made_by.keys()
 
 
 def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tmp_path):

@@ -31,6 +31,7 @@ def markdown(results: Results) -> str:
     f'Against `{plan.baseline}` by {plan.metric} ({better} is better), {matched}. '
     + ('' if results.ended == len(results.entries) else 'A partial report: ')
     + f'{results.progress()}.',
+    f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
     _verdicts(results),
     METHOD,
     _matched(results),
@@ -191,6 +192,5 @@ def _changes(results: Results) -> str:
 
 
 def _origin(results: Results) -> str:
-  versions = [[name, version] for name, version in results.plan.versions.items()]
-  rows = [*versions, ['commit', results.plan.commit or 'unknown']]
+  rows = [[name, ', '.join(found)] for name, found in results.origins.items()]
   return '## Versions\n\n' + _table(['what', 'version'], rows)

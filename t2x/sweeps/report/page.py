@@ -41,7 +41,8 @@ def told(results: Results) -> dict[str, Any]:
       for entry in row.entries
       if entry.status in ('diverged', 'failed')
     ],
-    'versions': dict(plan.versions) | {'commit': plan.commit or 'unknown'},
+    'versions': {name: ', '.join(found) for name, found in results.origins.items()},
+    'warning': results.warning(),
   }
 
 

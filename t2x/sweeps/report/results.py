@@ -109,6 +109,26 @@ class Results:
     """Names of the grid's axes."""
     return list(dict.fromkeys(axis for point in self.points for axis in point))
 
+  @property
+  def origins(self) -> dict[str, list[str]]:
+    """Versions, device and commit of the trials that have ended: all that there are, by name.
+
+    Those of the plan where no trial tells them.
+    """
+    made = [dict(one.outcome.made_by) for one in self.entries if one.outcome]
+    if not any(made):
+      made = [dict(self.plan.versions) | {'commit': self.plan.commit or 'unknown'}]
+    names = dict.fromkeys(name for one in made for name in one)
+    return {name: sorted({one.get(name, 'unknown') for one in made}) for name in names}
+
+  def warning(self) -> str:
+    """One line where the trials were not all made alike, '' where they were."""
+    mixed = {name: found for name, found in self.origins.items() if len(found) > 1}
+    if not mixed:
+      return ''
+    told = '; '.join(f'{name} {", ".join(found)}' for name, found in mixed.items())
+    return f'The trials were not all made alike, which may be what differs: {told}.'
+
   def progress(self) -> str:
     """'37 of 220 trials ended: 30 finished, ...'."""
     counts = dict.fromkeys((*ENDED, 'running', 'waiting'), 0)

@@ -109,6 +109,33 @@ def test_the_report_tells_verdicts_reasons_and_origin(sweep):
   assert 'Block.feed_forward = @Geglu' in text
 
 
+def test_versions_are_those_of_the_trials(sweep):
+  folder = sweep()
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert '| jax | 0.10.0 |' in text and '999ffff' not in text and 'Warning' not in text
+  path = folder.parent / 'trials' / '0100abcdef-2' / 'trial.json'
+  told = json.loads(path.read_text())
+  path.write_text(json.dumps(told | {'made_by': told['made_by'] | {'commit': '456def'}}))
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert '| commit | 0123abc+, 456def |' in text and '| jax | 0.10.0 |' in text
+  warning = 'not all made alike, which may be what differs: commit 0123abc+, 456def.'
+  assert warning in text and warning in (folder / 'report.html').read_text()
+
+
+def test_trials_that_do_not_say_what_made_them_can_be_read(sweep):
+  folder = sweep()
+  paths = list(folder.parent.glob('trials/*/trial.json'))
+  for path in paths:
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({name: one for name, one in told.items() if name != 'made_by'}))
+  results = read_results(folder)
+  assert results.origins['commit'] == ['999ffff'] and not results.warning()
+  write_outcome(paths[0].parent, Outcome(status='finished', metrics={'loss': 1.0}))
+  assert 'unknown' in read_results(folder).warning()
+
+
 def test_what_finished_without_a_number_diverged(sweep):
   folder = sweep()
   write_outcome(
