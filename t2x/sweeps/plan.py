@@ -83,6 +83,7 @@ def make_plan(
     versions=versions(),
     commit=commit(),
     trials=tuple(_sharing(trials, planner.numbers)),
+    file=str(sweep.file.resolve()),
   )
   return plan, configs
 

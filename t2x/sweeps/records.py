@@ -83,6 +83,7 @@ class Plan:
     versions: of python, jax, flax, optax, numpy, t2x, and the device, where it was planned.
     commit: of the repository, '' where there is none; '+' is appended to one with changes.
     trials: in the order in which they are run.
+    file: the sweep file, '' in what older versions wrote.
   """
 
   name: str
@@ -94,6 +95,7 @@ class Plan:
   versions: Mapping[str, str]
   commit: str
   trials: tuple[Trial, ...]
+  file: str = ''
 
   @property
   def variants(self) -> list[str]:

@@ -1,6 +1,7 @@
 """`t2x sweep`: plans the trials of a sweep file, prints them, runs those that have not ended."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -43,6 +44,7 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
       read_plan(folder).trials, trials_folder, lambda *_: None
     )
     return 0
+  _check_name(Path(args.file), folder)
   # What plans and waits leaves the accelerator's memory to the workers.
   os.environ.setdefault(_PREALLOCATE, 'false')
   origin()
@@ -57,6 +59,22 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
     _forget_failures(plan.trials, trials_folder)
   _run(_runner(args, load, folder), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
+
+
+def _check_name(file: Path, folder: Path) -> None:
+  """Refuses a sweep file whose folder is that of another one, or of the trials."""
+  if folder.name == 'trials':
+    raise UserError(
+      f'{file}: its results would go to {folder}, where trials are: name it otherwise'
+    )
+  before = Path()
+  with contextlib.suppress(UserError):
+    before = Path(read_plan(folder).file)
+  # One that is there no more was moved.
+  if before.is_file() and before != file.resolve():
+    raise UserError(
+      f'{folder} holds the sweep of {before}: rename {file}, or give it another folder with --out'
+    )
 
 
 def _planned(args: argparse.Namespace, load: Load, folder: Path) -> tuple[Plan, dict[str, str]]:

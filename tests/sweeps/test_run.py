@@ -1,5 +1,6 @@
 """Sweeps run: each trial once, whoever runs it and however often it was cut short."""
 
+import json
 import os
 import shutil
 import signal
@@ -112,6 +113,32 @@ def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tm
   assert '2 of 6 trials to run' in told.out
   after = times(tmp_path / 'out')
   assert before.items() < after.items() and len(after) == 6
+
+
+def test_a_sweep_file_does_not_take_the_folder_of_another(sweep, tmp_path, capsys):
+  sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
+  plan = tmp_path / 'out' / 'study' / 'sweep.json'
+  before = plan.read_text()
+  (tmp_path / 'other').mkdir()
+  other = tmp_path / 'other' / 'study.gin'
+  other.write_text("include '../study.gin'\nSweep.base = '../base.gin'\n")
+
+  def run(file):
+    code = main(['sweep', str(file), '--out', str(tmp_path / 'out'), '--dry-run'])
+    return code, capsys.readouterr().err
+
+  code, told = run(other)
+  assert code == 2 and f'holds the sweep of {tmp_path}/study.gin: rename {other}' in told
+  assert plan.read_text() == before
+  trials = tmp_path / 'trials.gin'
+  trials.write_text(other.read_text())
+  code, told = run(trials)
+  assert code == 2 and 'where trials are' in told
+  # One that was moved here is the same; so is what an older version wrote.
+  plan.write_text(before.replace(f'{tmp_path}/study.gin', f'{tmp_path}/moved.gin'))
+  assert run(other)[0] == 0
+  plan.write_text(json.dumps({k: v for k, v in json.loads(before).items() if k != 'file'}))
+  assert run(other)[0] == 0
 
 
 def test_a_dry_run_leaves_nothing(sweep, tmp_path):
