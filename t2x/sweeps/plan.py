@@ -104,6 +104,18 @@ def _plain(value: Any) -> Any:
   return value if plain else config_lib.to_gin(value)
 
 
+def _cost(config: config_lib.Config) -> Cost:
+  """Raises UserError whatever keeps it from being built."""
+  try:
+    return cost_of(config.build())
+  except UserError:
+    raise
+  except Exception as error:
+    # Parts check what they can name; sizes such as 0 and -1 fail wherever they are first used.
+    line = next(iter(str(error).splitlines()), '')
+    raise UserError(f'it cannot be built: {type(error).__name__}: {line}') from error
+
+
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
   """The trials, those that differ in numbers alone with one program and with these numbers."""
   groups: dict[str, dict[str, dict[str, float]]] = {}
@@ -170,7 +182,7 @@ class _Planner:
     config = self.load(arm, (*knob, f'{_SEED}=0'))
     identity = config_lib.identity(config, without=[_SEED])
     if identity not in self._costs:
-      self._costs[identity] = cost_of(config.build())
+      self._costs[identity] = _cost(config)
       numbers = config_lib.floats(config, _is_number)
       same = config_lib.identity(config, without=[_SEED, *numbers])
       # Zeros stand in the identity, and which numbers there are is told by their names.

@@ -34,7 +34,15 @@ _MOST_TOGETHER = 8
 
 
 def sweep(args: argparse.Namespace, load: Load) -> int:
-  """Plans and runs a sweep. Exit code 1 when a trial failed (diverged ones are results)."""
+  """Plans and runs a sweep.
+
+  Returns:
+    The exit code: 1 where a trial failed (diverged ones are results), has no such metric, or cannot
+    be matched in its budget.
+  """
+  for option, number in (('--processes', args.workers), ('--together', args.together)):
+    if number is not None and number < 1:
+      raise UserError(f'{option} {number} is less than one')
   folder = Path(args.out) / Path(args.file).stem
   trials_folder = Path(args.out) / 'trials'
   if args.worker:
@@ -206,5 +214,7 @@ def _summary(plan: Plan, folder: Path, report: Path) -> int:
     1 for one in outcomes if one is not None and _lacks(plan, one)
   )
   told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+  if names := dict.fromkeys(trial.variant for trial in plan.trials if trial.problem):
+    told = f'{told}; not run, as no budget matches: {", ".join(names)}'
   print(f'{told or "nothing to run"}; now: t2x report {report}')
-  return 1 if counts['failed'] or missing else 0
+  return 1 if counts['failed'] or missing or names else 0

@@ -175,7 +175,9 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   hints = typing.get_type_hints(Sweep)
   known = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
   given: dict[str, Any] = {}
-  findings, shared, own = [], [], []
+  message = 'what a sweep file imports reaches no trial: import it in a file of Sweep.base'
+  findings = [config_lib.Finding(one.place, f'{one.text}: {message}') for one in parsed.imports]
+  shared, own = [], []
   for statement in parsed.statements:
     if statement.name != 'Sweep' or statement.is_macro:
       shared.append(statement)
@@ -237,7 +239,7 @@ def _named(values: Sequence[Any], macros: _Macros) -> set[str]:
 def _refuse_loops(macros: _Macros) -> None:
   for name, statement in macros.items():
     if name in _named([statement.value], macros):
-      raise UserError(f'{statement.place}: macro %{name} is defined by way of itself')
+      raise UserError(f'{statement.place}: macro %{name} holds itself')
 
 
 def _expanded(value: Any, macros: _Macros) -> Any:

@@ -9,6 +9,7 @@ from flax import nnx
 from t2x.commands import load
 from t2x.config import calls
 from t2x.errors import UserError
+from t2x.sweeps.cost import cost_of
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.report import write_report
@@ -89,6 +90,20 @@ def test_seconds_are_matched_as_measured(plan):
     step_seconds=step_seconds,
   )
   assert by_variant(made)['gated'].num_steps == 100
+
+
+def test_values_of_a_knob_that_nothing_can_be_built_with_are_passed_over(plan, monkeypatch):
+  tried = []
+
+  def cost(experiment):
+    tried.append(experiment)
+    # The baseline, two variants, and what the search tries first.
+    return cost_of(experiment) if len(tried) != 4 else 1 // 0
+
+  monkeypatch.setattr('t2x.sweeps.plan.cost_of', cost)
+  made, _ = plan(PARAMETERS)
+  gated = by_variant(made)['gated']
+  assert gated.knob and not gated.problem and len(tried) > 4
 
 
 def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
@@ -228,11 +243,17 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}, 'a': {'d_model': 8}}", ('Sweep.grid={"d_model": [2, 4]}',), ["['a'] binds d_model, an axis"]),
     ("{'gelu': {}, 'a': {'Trainer.seed': 8}}", (), ["['a'] binds Trainer.seed: seeds are those of"]),
     ("{'gelu': {}}", ('Sweep.grid={"Trainer.seed": [0, 1]}',), ["binds Trainer.seed: seeds are"]),
+    ("{'gelu': {}, 'a': {'MLP.hidden_dim': 0}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {'MLP.hidden_dim': -1}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {'num_layers': 0}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 0}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: cannot be read: the dict has the key 'a' twice"]),
+    ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: what a sweep file imports reaches no trial']),
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
-    ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x is defined by way of itself']),
+    ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x holds itself']),
   ],
 )  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):

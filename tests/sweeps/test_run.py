@@ -189,6 +189,22 @@ def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
   assert code == 1 and "4 finished, 1 without 'loss'; now" in told.out.splitlines()[-1]
 
 
+def test_variants_that_are_not_run_are_said_in_the_end(sweep):
+  variants = "{'gelu': {}, 'long': {'Trainer.num_steps': 24}}"
+  code, told = sweep('--gin.Sweep.seeds=1', variants=variants)
+  assert code == 1
+  assert told.out.splitlines()[-1].startswith(
+    '1 finished; not run, as no budget matches: long; now'
+  )
+
+
+@pytest.mark.parametrize('option', ['--processes', '--together'])
+def test_less_than_one_is_refused(sweep, option):
+  code, told = sweep('--dry-run', option, '-1')
+  assert code == 2 and f'{option} -1 is less than one' in told.err
+  assert sweep('--dry-run', option, '0')[0] == 2
+
+
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   made = []
   monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))
