@@ -106,14 +106,12 @@ def _verdicts(results: Results) -> str:
     told = [label(results, row), str(one.n), _number(one.mean, fixed), _number(one.std, fixed)]
     told.append(interval(one.low, one.high, fixed))
     if of is None:
-      diverged = row.count('diverged')
-      note = f'{diverged} of {len(row.entries)} seeds diverged' if diverged else ''
-      told += ['', '', '', '', 'baseline', '', note]
+      told += ['', '', '', '', 'baseline', '']
     else:
       told += [_number(of.difference, signed), interval(of.low, of.high, signed)]
       told += [_number(of.effect, '+.2f'), _probability(of.p_holm), of.verdict]
-      told += [_more(of.more_seeds), of.note]
-    rows.append(told)
+      told += [_more(of.more_seeds)]
+    rows.append([*told, row.note])
   return '## Verdicts\n\n' + _table(header, rows, 'lrrrrrrrrlrl')
 
 

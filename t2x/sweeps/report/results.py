@@ -62,6 +62,7 @@ class Row:
     costs: by name, of `COSTS` and tokens_per_second, medians over its finished seeds,
       since the first may have compiled for all; None: unknown.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
+    note: what else is to be known, '' if nothing.
   """
 
   variant: str
@@ -72,6 +73,7 @@ class Row:
   costs: Mapping[str, float | None]
   fronts: Mapping[str, bool]
   ranks: tuple[int, int] | None
+  note: str
 
   @property
   def verdict(self) -> str:
@@ -173,12 +175,16 @@ def read_results(folder: Path) -> Results:
       point,
       tuple(cells[point, variant]),
       summarise(list(samples[point, variant].values.values())),
-      _noted(
-        verdicts.get((point, variant)), cells[point, variant], cells.get((point, plan.baseline))
-      ),
+      verdicts.get((point, variant)),
       _costs(cells[point, variant]),
       {},
       rankings[point].ranks.get(variant),
+      _note(
+        verdicts.get((point, variant)),
+        cells[point, variant],
+        cells.get((point, plan.baseline), []),
+        len(samples[point, variant].values),
+      ),
     )
     for point, variant in order
   ]
@@ -214,23 +220,29 @@ def _sample(entries: Iterable[Entry], metric: str) -> Sample:
   values = {entry.trial.seed: entry.value(metric) for entry in entries}
   return Sample(
     {seed: value for seed, value in values.items() if value is not None},
-    len({entry.trial.seed for entry in entries if entry.status == 'diverged'}),
+    _seeds(entries, 'diverged'),
   )
 
 
-def _noted(
-  comparison: Comparison | None, entries: Sequence[Entry], baseline: Sequence[Entry] | None
-) -> Comparison | None:
-  """Adds what the numbers do not know: failed seeds, a config that is the baseline's."""
+def _note(
+  comparison: Comparison | None, entries: Sequence[Entry], baseline: Sequence[Entry], finished: int
+) -> str:
+  """What the numbers do not tell: failed seeds, seeds without a pair, a config that is the baseline's."""
+  counts = {status: _seeds(entries, status) for status in ('failed', 'diverged')}
+  of = len({entry.trial.seed for entry in entries})
+  told = {status: f'{count} of {of} seeds {status}' for status, count in counts.items() if count}
   if comparison is None:
-    return None
-  failed = sum(entry.status == 'failed' for entry in entries)
-  notes = [f'{failed} of {len(entries)} seeds failed'] if failed else []
-  same = baseline and entries[0].trial.identity == baseline[0].trial.identity
-  if same and entries[0].trial.identity:
+    return '; '.join(told.values())
+  notes = [told['failed']] if 'failed' in told else []
+  if baseline and entries[0].trial.identity == baseline[0].trial.identity != '':
     notes.append('the config is that of the baseline')
-  notes += [comparison.note] if comparison.note else []
-  return dataclasses.replace(comparison, note='; '.join(notes))
+  if 0 < comparison.pairs < finished:
+    notes.append(f'{comparison.pairs} {"pair" if comparison.pairs == 1 else "pairs"}')
+  return '; '.join([*notes, *([comparison.note] if comparison.note else [])])
+
+
+def _seeds(entries: Iterable[Entry], status: str) -> int:
+  return len({entry.trial.seed for entry in entries if entry.status == status})
 
 
 def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ import pytest
 
 from t2x.errors import UserError
 from t2x.sweeps.records import Outcome, write_outcome
-from t2x.sweeps.report import read_results, write_report
+from t2x.sweeps.report import read_results, told, write_report
 from t2x.sweeps.report.curves import curves
 
 
@@ -136,6 +136,19 @@ def test_trials_that_do_not_say_what_made_them_can_be_read(sweep):
   assert 'unknown' in read_results(folder).warning()
 
 
+def test_seeds_that_the_baseline_lacks_are_told(sweep):
+  folder = sweep(failed=('vanilla', 4), diverged=('vanilla', 2))
+  results = read_results(folder)
+  notes = {row.variant: row.note for row in results.rows}
+  assert notes['vanilla'] == '1 of 5 seeds failed; 2 of 5 seeds diverged'
+  assert notes['geglu'] == '2 pairs'
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert '| baseline |  | 1 of 5 seeds failed; 2 of 5 seeds diverged |' in text
+  assert '| 2 pairs |' in text
+  assert [row['note'] for row in told(results)['rows'][:2]] == [notes['vanilla'], '2 pairs']
+
+
 def test_what_finished_without_a_number_diverged(sweep):
   folder = sweep()
   write_outcome(
@@ -157,7 +170,7 @@ def test_a_seed_diverged_once_whatever_number_of_lines_the_plan_has_for_it(sweep
   plan['trials'] *= 2
   (folder / 'sweep.json').write_text(json.dumps(plan))
   fixup = next(row for row in read_results(folder).rows if row.variant == 'fixup')
-  assert fixup.comparison.note.startswith('3 of 5 seeds diverged')
+  assert fixup.note.startswith('3 of 5 seeds diverged')
 
 
 def test_a_variant_that_cannot_be_matched_has_no_verdict_of_another_sweeps_trial(sweep):
@@ -183,7 +196,7 @@ def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
   (folder / 'sweep.json').write_text(json.dumps(plan))
   relu = next(row for row in read_results(folder).rows if row.variant == 'relu')
   assert relu.verdict == 'cannot tell'
-  assert relu.comparison.note.startswith('the config is that of the baseline')
+  assert relu.note.startswith('the config is that of the baseline')
 
 
 def test_no_sweep_folder(tmp_path):
