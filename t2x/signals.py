@@ -6,17 +6,29 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ['answered_by']
+__all__ = ['answered_by', 'passed_on']
+
+Handler = Callable[[int, Any], None]
+
+# Of threads other than the main one; and what has come to them, for those that begin later.
+_threads: list[Handler] = []
+_passed: list[int] = []
 
 
 @contextlib.contextmanager
-def answered_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def answered_by(handler: Handler) -> Iterator[None]:
   """SIGTERM and SIGINT go to `handler` meanwhile, and afterwards to whom they went before.
 
-  Only the main thread can say so; elsewhere they go where they went.
+  In other threads than the main one they come where that has them `passed_on`, and only there.
   """
   if threading.current_thread() is not threading.main_thread():
-    yield
+    _threads.append(handler)
+    for number in tuple(_passed):
+      handler(number, None)
+    try:
+      yield
+    finally:
+      _threads.remove(handler)
     return
   before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
@@ -24,3 +36,22 @@ def answered_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
   finally:
     for number, old in before.items():
       signal.signal(number, old)
+
+
+@contextlib.contextmanager
+def passed_on() -> Iterator[list[int]]:
+  """Meanwhile SIGTERM and SIGINT go to the handlers of all other threads.
+
+  Yields those that have come.
+  """
+
+  def pass_on(number: int, frame: Any) -> None:
+    _passed.append(number)
+    for handler in tuple(_threads):
+      handler(number, frame)
+
+  with answered_by(pass_on):
+    try:
+      yield _passed
+    finally:
+      _passed.clear()

@@ -72,6 +72,14 @@ def tell(request):
 
 
 @pytest.fixture
+def unchecked():
+  """Annotations are not checked: where they say float, something that stands in for one may come."""
+  jaxtyping.config.update('jaxtyping_disable', True)
+  yield
+  jaxtyping.config.update('jaxtyping_disable', False)
+
+
+@pytest.fixture
 def metrics():
   """`metrics(folder)` reads metrics.jsonl without what depends on the clock."""
 

@@ -115,6 +115,8 @@ class Outcome:
     tokens_per_second: median over the log intervals of training.
     memory_bytes: of the device's memory in use at most, or of the process where devices do not tell.
     made_by: versions, device and commit (see t2x.sweeps.origin); {} in what older versions wrote.
+    together: how many trials were trained at once, by one step. `seconds` and `memory_bytes` are then
+      this trial's equal share, and `tokens_per_second` is that of all: tokens / seconds, as alone.
   """
 
   status: Literal['finished', 'diverged', 'failed']
@@ -124,6 +126,7 @@ class Outcome:
   tokens_per_second: float | None = None
   memory_bytes: int | None = None
   made_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  together: int = 1
 
 
 def write_plan(folder: Path, plan: Plan) -> None:

@@ -2,12 +2,14 @@
 
 Each trial is an ordinary training in a thread of its own, with its own batches, metrics and
 checkpoints. Where it would take a step it waits for the others, and one of them takes the step of
-all. A trial that ends, well or badly, leaves the others going.
+all. A trial that ends, well or badly, leaves the others going. Trials that cannot be trained together
+(one number must be a constant, memory does not suffice for all) are trained one after another.
 """
 
 import contextlib
 import copy
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
@@ -18,12 +20,33 @@ import jax
 import jax.numpy as jnp
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.signals import passed_on
 from t2x.sweeps.records import Outcome, Trial, read_outcome
-from t2x.sweeps.trial import Busy, Programs, held, told_to, train_trial
+from t2x.sweeps.trial import (
+  Busy,
+  Programs,
+  held,
+  in_a_line,
+  told_to,
+  train_alone,
+  train_trial,
+)
 from t2x.train import Program
+from t2x.train.numbers import Fixed
+from t2x.train.program import memory_of
 
-__all__ = ['Lockstep', 'run_together']
+__all__ = ['Lockstep', 'Parted', 'run_together']
+
+log = logging.getLogger('t2x')
+
+
+class Parted(Exception):
+  """The step of all failed: each is to go on alone."""
+
+
+# What may fail for the company alone.
+_APART = (Parted, Fixed, jax.errors.JaxRuntimeError)
 
 
 def run_together(
@@ -34,11 +57,14 @@ def run_together(
 ) -> dict[str, Outcome]:
   """Trains trials of one program in lockstep, as `run_trial` would one after another.
 
-  Arguments are those of `run_trial`. What the trials say is in the log.txt of the first.
+  Arguments are those of `run_trial`. What the trials say together is in the log.txt of the first.
 
   Returns:
     The outcomes by run folder, those that there were before included; trials that another process
     holds have none.
+
+  Raises:
+    UserError: the process was asked to stop; the trials go on next time.
   """
   outcomes: dict[str, Outcome] = {}
   with contextlib.ExitStack() as stack:
@@ -53,26 +79,64 @@ def run_together(
           outcomes[trial.folder] = outcome
     if mine:
       stack.enter_context(told_to(folder / mine[0].folder / 'log.txt'))
-      outcomes |= _in_threads(mine, folder, load, programs)
+      outcomes |= _trained(mine, folder, load, programs)
   return outcomes
 
 
-def _in_threads(
+def _trained(
   trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
 ) -> dict[str, Outcome]:
-  program = programs.of(trials[0], load([folder / trials[0].folder / 'config.gin']))
-  lockstep = Lockstep(program, [trial.numbers for trial in trials])
+  """In lockstep, and those that cannot be, one after another."""
+  try:
+    lockstep = _lockstep(trials, folder, load, programs)
+  except Exception as error:
+    found: dict[str, Outcome | str] = {trial.folder: in_a_line(error) for trial in trials}
+  else:
+    found = _in_threads(lockstep, trials, folder, load)
+  outcomes = {name: one for name, one in found.items() if isinstance(one, Outcome)}
+  left = [trial for trial in trials if trial.folder not in outcomes]
+  if left:
+    reason = found[left[0].folder]
+    log.warning('%s: %d trials are trained one after another instead', reason, len(left))
+  for trial in left:
+    run = folder / trial.folder
+    with told_to(run / 'log.txt'):
+      outcomes[trial.folder] = train_alone(trial, run, load, programs)
+  return outcomes
 
-  def run(index: int) -> Outcome:
+
+def _lockstep(
+  trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
+) -> 'Lockstep':
+  if trials[0].program in programs.apart:
+    raise Fixed('the numbers that they differ in are constants')
+  program = programs.of(trials[0], load([folder / trials[0].folder / 'config.gin']))
+  return Lockstep(program, [trial.numbers for trial in trials])
+
+
+def _in_threads(
+  lockstep: 'Lockstep', trials: Sequence[Trial], folder: Path, load: Callable
+) -> dict[str, Outcome | str]:
+  """What became of each, or why it is to be trained alone.
+
+  Raises:
+    UserError: the process was asked to stop; the trials have saved and go on next time.
+  """
+
+  def run(index: int) -> Outcome | str:
     try:
-      member = lockstep.members[index]
-      return train_trial(folder / trials[index].folder, load, lambda _: member)
+      path, member = folder / trials[index].folder, lockstep.members[index]
+      return train_trial(path, load, lambda _: member, passes=_APART, together=len(trials))
+    except _APART as error:
+      return in_a_line(error)
     finally:
       lockstep.leave(index)
 
-  with futures.ThreadPoolExecutor(len(trials)) as pool:
-    outcomes = list(pool.map(run, range(len(trials))))
-  return {trial.folder: outcome for trial, outcome in zip(trials, outcomes, strict=True)}
+  with passed_on() as signals, futures.ThreadPoolExecutor(len(trials)) as pool:
+    found = list(pool.map(run, range(len(trials))))
+    if signals:  # That came when all were at their ends.
+      raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
+  return {trial.folder: one for trial, one in zip(trials, found, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,31 +165,42 @@ class Lockstep:
     self._turn = threading.Condition()
     self._active = set(range(len(values)))
     self._order: list[int] = []  # The trials that took a first step: the rows of what is stacked.
-    self._given: dict[int, tuple[Any, Any, Any]] = {}
+    self._given: dict[int, tuple[Any, Any]] = {}
+    self._own: dict[int, Any] = {}  # Leaves that do not lie among the others': new or restored.
     self._arrived: set[int] = set()
     self._steps = 0
     self._stacked: list[jax.Array] = []
     self._out: Any = None
-    self._error: Exception | None = None
+    self._error = ''
     self._jitted: Any = None
+    self._shapes: Any = None  # Of the arguments of its first call.
 
   def leave(self, index: int) -> None:
     """The trial takes no more steps."""
     with self._turn:
       self._active.discard(index)
       self._advance_if_all()
+      if not self._active:  # What comes next may want the memory.
+        self._stacked, self._out = [], None
+        self._given.clear()
 
   def step(self, index: int, function: Callable, leaves: Any, batch: Any, vector: Any) -> Any:
-    """Waits for the others, and gives the trial's part of the step of all."""
+    """Waits for the others, and gives the trial's part of the step of all.
+
+    Raises:
+      Parted: it failed.
+    """
     with self._turn:
-      self._given[index] = leaves, batch, vector
+      self._given[index] = batch, vector
+      if not isinstance(leaves, _Slot):
+        self._own[index] = leaves
       self._arrived.add(index)
       number = self._steps
       self._jitted = self._jitted or _vmapped(function)
       self._advance_if_all()
       self._turn.wait_for(lambda: self._steps > number or self._error)
-      if self._error is not None:
-        raise self._error
+      if self._error:
+        raise Parted(self._error)
       row = self._order.index(index)
       sums, norms = jax.tree.map(lambda a: a[row], self._out)
       return _Slot(row), sums, norms
@@ -134,22 +209,46 @@ class Lockstep:
     """A trial's own leaves."""
     return [leaf[slot.index] for leaf in self._stacked]
 
+  def memory_bytes(self) -> int | None:
+    """What the step of all takes of the device's memory; None: there was none."""
+    with self._turn:
+      return None if self._shapes is None else memory_of(self._jitted, *self._shapes)
+
   def _advance_if_all(self) -> None:
-    if not self._active or self._arrived < self._active:
+    if self._error or not self._active or self._arrived < self._active:
       return
     try:
-      if not self._stacked:
-        self._order = sorted(self._arrived)
-        states = [self._given[i][0] for i in self._order]
-        self._stacked = [jnp.stack(one) for one in zip(*states, strict=True)]
+      self._gather()
       # The last batch of a trial that has left goes in once more, for nothing.
-      batches, vectors = ([self._given[i][k] for i in self._order] for k in (1, 2))
-      self._stacked, *self._out = self._jitted(self._stacked, batches, vectors)
+      batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
+      arguments = self._stacked, batches, vectors
+      self._shapes = self._shapes or jax.tree.map(_shape, arguments)
+      self._stacked, *self._out = self._jitted(*arguments)
     except Exception as error:
-      self._error = error
+      self._error = in_a_line(error)
     self._arrived.clear()
     self._steps += 1
     self._turn.notify_all()
+
+  def _gather(self) -> None:
+    """What the trials have of their own goes to their rows."""
+    own, self._own = self._own, {}
+    if not self._stacked:
+      self._order = sorted(own)
+      states = [own[i] for i in self._order]
+      self._stacked = [jnp.stack(one) for one in zip(*states, strict=True)]
+      return
+    for index, leaves in own.items():
+      row = self._order.index(index)
+      for i, leaf in enumerate(leaves):
+        self._stacked[i] = self._stacked[i].at[row].set(leaf)
+
+
+def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
+  sharding = array.sharding if array.committed else None
+  return jax.ShapeDtypeStruct(
+    array.shape, array.dtype, sharding=sharding, weak_type=getattr(array, 'weak_type', False)
+  )
 
 
 def _vmapped(function: Callable) -> Callable:
@@ -177,6 +276,9 @@ class _Member(Program):
 
   def whole(self, leaves):
     return super().whole(self.lockstep.leaves(leaves) if isinstance(leaves, _Slot) else leaves)
+
+  def memory_bytes(self):
+    return self.lockstep.memory_bytes()
 
   @contextlib.contextmanager
   def at_disk(self, finish):

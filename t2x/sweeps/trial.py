@@ -1,6 +1,7 @@
 """One trial: an ordinary training in its run folder, and a note of how it ended."""
 
 import contextlib
+import dataclasses
 import logging
 import statistics
 import time
@@ -13,9 +14,18 @@ from t2x.files import locked
 from t2x.run_folder import claimed
 from t2x.sweeps.records import Outcome, Trial, metric_lines, read_outcome, write_outcome
 from t2x.train import Diverged, Program, train
-from t2x.train.numbers import Fixed, Number
+from t2x.train.numbers import Fixed, Number, blamed
 
-__all__ = ['Busy', 'Programs', 'held', 'run_trial', 'told_to', 'train_trial']
+__all__ = [
+  'Busy',
+  'Programs',
+  'held',
+  'in_a_line',
+  'run_trial',
+  'told_to',
+  'train_alone',
+  'train_trial',
+]
 
 log = logging.getLogger('t2x')
 
@@ -34,14 +44,28 @@ class Programs:
 
   def __init__(self):
     self._name, self._program = '', None
+    # Names of the programs whose numbers are constants after all.
+    self.apart: set[str] = set()
 
   def of(self, trial: Trial, config: config_lib.Config) -> Program:
-    """The program of a trial, made anew where it is another than the last one's."""
-    if self._program is None or trial.program != self._name:
+    """The program of a trial, made anew where it is another than the last one's.
+
+    Raises:
+      Fixed: its numbers cannot be inputs; see `part`.
+    """
+    apart = trial.program in self.apart
+    name, numbers = (trial.identity, {}) if apart else (trial.program, trial.numbers)
+    if self._program is None or name != self._name:
       self._program = None  # Let go of the last one's memory first.
-      numbers = {key: Number(key) for key in trial.numbers}
-      self._program, self._name = Program(config.build(numbers)), trial.program
-    return self._program.at(trial.numbers)
+      with blamed(numbers):
+        self._program = Program(config.build({key: Number(key) for key in numbers}))
+      self._name = name
+    return self._program.at(numbers)
+
+  def part(self, trial: Trial, error: Fixed) -> None:
+    """From now on the numbers of the trial's program are constants."""
+    log.warning('%s: compiled apart', error)
+    self.apart.add(trial.program)
 
 
 def run_trial(
@@ -70,8 +94,19 @@ def run_trial(
     outcome = read_outcome(run)
     if outcome is None:
       with told_to(run / 'log.txt'):
-        outcome = train_trial(run, load, lambda config: shared.of(trial, config))
+        outcome = train_alone(trial, run, load, shared)
     return outcome
+
+
+def train_alone(
+  trial: Trial, run: Path, load: Callable[..., config_lib.Config], programs: Programs
+) -> Outcome:
+  """`train_trial` with the trial's program: with constants where its numbers cannot be inputs."""
+  try:
+    return train_trial(run, load, lambda config: programs.of(trial, config), passes=(Fixed,))
+  except Fixed as error:
+    programs.part(trial, error)
+  return train_trial(run, load, lambda config: programs.of(trial, config))
 
 
 def held(run: Path) -> contextlib.AbstractContextManager[None]:
@@ -87,18 +122,29 @@ def train_trial(
   run: Path,
   load: Callable[..., config_lib.Config],
   program_of: Callable[[config_lib.Config], Program],
+  passes: tuple[type[Exception], ...] = (),
+  together: int = 1,
 ) -> Outcome:
   """Trains in a run folder that is held, and writes the outcome there.
 
+  `together` is the number of trials that each step is one of.
+
   Raises:
     Interrupted: the process was asked to stop.
+    passes: errors that are the caller's to mend, and no outcome.
   """
-  outcome = _trained(run, load, program_of)
+  outcome = _trained(run, load, program_of, passes, together)
   write_outcome(run, outcome)
   return outcome
 
 
-def _trained(run: Path, load: Callable, program_of: Callable) -> Outcome:
+def _trained(
+  run: Path,
+  load: Callable,
+  program_of: Callable,
+  passes: tuple[type[Exception], ...],
+  together: int,
+) -> Outcome:
   began = time.monotonic()
   try:
     config = load([run / 'config.gin'])
@@ -106,21 +152,18 @@ def _trained(run: Path, load: Callable, program_of: Callable) -> Outcome:
     with claimed(run, config, load, fresh=False):
       text = config_lib.render(config)
       program = program_of(config)
-      try:
-        metrics = train(experiment, run, text, program=program)
-      except Fixed as error:
-        log.warning('%s: compiled apart', error)
-        program = Program(experiment)
-        metrics = train(experiment, run, text, program=program)
+      metrics = train(experiment, run, text, program=program)
     memory = program.memory_bytes()
   except Exception as error:
-    if getattr(error, 'exit_code', None) == EXIT_INTERRUPTED:
+    if isinstance(error, passes) or getattr(error, 'exit_code', None) == EXIT_INTERRUPTED:
       raise
     log.error('%s: %s', type(error).__name__, error, exc_info=not isinstance(error, UserError))
-    seconds = time.monotonic() - began
+    seconds = (time.monotonic() - began) / together
     if isinstance(error, Diverged):
-      return Outcome(status='diverged', reason=error.reason, seconds=seconds)
-    return Outcome(status='failed', reason=_line(error), seconds=seconds)
+      ended = Outcome(status='diverged', reason=error.reason)
+    else:
+      ended = Outcome(status='failed', reason=in_a_line(error))
+    return dataclasses.replace(ended, seconds=seconds, together=together)
   timing = metric_lines(run / 'timing.jsonl')
   rates = [
     value
@@ -132,13 +175,14 @@ def _trained(run: Path, load: Callable, program_of: Callable) -> Outcome:
   return Outcome(
     status='finished',
     metrics=metrics,
-    seconds=max((line['seconds'] for line in timing), default=0.0),
-    tokens_per_second=statistics.median(rates) if rates else None,
-    memory_bytes=memory,
+    seconds=max((line['seconds'] for line in timing), default=0.0) / together,
+    tokens_per_second=statistics.median(rates) * together if rates else None,
+    memory_bytes=None if memory is None else memory // together,
+    together=together,
   )
 
 
-def _line(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
   """The first line of what an error says, with its kind where it is no user's mistake."""
   text = (str(error).splitlines() or [''])[0]
   return text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'

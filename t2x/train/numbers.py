@@ -9,20 +9,32 @@ far becomes an input of the function that is being traced.
 import contextlib
 import contextvars
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ['Fixed', 'Inputs', 'Number']
+__all__ = ['Fixed', 'Inputs', 'Number', 'blamed']
 
 Values = Mapping[str, float]
 
 
 class Fixed(TypeError):
   """A number was needed where only a constant will do: its trials cannot share a program."""
+
+
+@contextlib.contextmanager
+def blamed(numbers: Collection[str]) -> Iterator[None]:
+  """Where numbers stand in for constants, they may be why something fails meanwhile: raises Fixed."""
+  try:
+    yield
+  except Exception as error:
+    if not numbers or isinstance(error, Fixed):
+      raise
+    text = (str(error).splitlines() or [''])[0]
+    raise Fixed(f'{type(error).__name__}: {text}') from error
 
 
 class Inputs:
@@ -70,26 +82,36 @@ _GIVEN: contextvars.ContextVar[tuple[Inputs, Any] | None] = contextvars.ContextV
 class Number:
   """A float that differs between trials, never zero: what a zero leaves out stays left out.
 
+  What would need its value raises `Fixed`: an order, a branch on what is computed of it. But `==` says
+  whether it is the same number, so to every float it is unequal.
+
   Args:
     text: what it is, 'PreNorm.dropout_rate' or '(1.0 - PreNorm.dropout_rate)'; equal texts are equal.
     compute: its value, given those of a trial by name.
   """
 
+  # Arrays of NumPy leave arithmetic with it to it.
+  __array_ufunc__ = None
+
   def __init__(self, text: str, compute: Callable[[Values], float] | None = None):
-    self.text = text
+    self.text, self.is_given = text, compute is None
     self.compute = compute or (lambda values: values[text])
 
   def __repr__(self) -> str:
+    return self.text
+
+  def __format__(self, spec: str) -> str:
     return self.text
 
   def __hash__(self) -> int:
     return hash(self.text)
 
   def __eq__(self, other: object) -> bool:
+    # Never Fixed: jit compares the static fields of modules so, with those of programs before.
     return isinstance(other, Number) and self.text == other.text
 
   def __bool__(self) -> bool:
-    return True
+    return self.is_given or self._refuse()
 
   def __float__(self) -> float:
     raise Fixed(f'{self} differs between the trials: it cannot be a constant here')
@@ -97,7 +119,7 @@ class Number:
   def _refuse(self, *_: Any) -> Any:
     return self.__float__()
 
-  __int__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+  __int__ = __index__ = __round__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
   def __jax_array__(self) -> jax.Array:
     return self._array(jnp.float32)
@@ -109,7 +131,7 @@ class Number:
     inputs, vector = given
     # As a Python number would, it takes the type of what it meets.
     dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.float32
-    return vector[inputs.index(self)].astype(dtype)
+    return vector[inputs.index(self)].astype(jax.dtypes.canonicalize_dtype(dtype))
 
   def _with(self, other: Any, symbol: str, function: Callable, swapped: bool = False) -> Any:
     if isinstance(other, (int, float, Number)) and not isinstance(other, bool):
@@ -143,9 +165,18 @@ class Number:
   def __rtruediv__(self, other: Any) -> Any:
     return self._with(other, '/', operator.truediv, swapped=True)
 
+  def __pow__(self, other: Any) -> Any:
+    return self._with(other, '**', operator.pow)
+
+  def __rpow__(self, other: Any) -> Any:
+    return self._with(other, '**', operator.pow, swapped=True)
+
   def __neg__(self) -> 'Number':
     return self._with(-1.0, '*', operator.mul)
 
+  def __abs__(self) -> 'Number':
+    return Number(f'abs({self})', lambda values: abs(self.compute(values)))
+
 
 def _value(one: Any, values: Values) -> float:
-  return one.compute(values) if isinstance(one, Number) else one
+  return one.compute(values) if isinstance(one, Number) else float(one)

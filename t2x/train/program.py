@@ -12,11 +12,11 @@ from t2x.parallel import Activations, batch_sharding
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_evaluations, check_fit
-from t2x.train.numbers import Inputs
+from t2x.train.numbers import Inputs, blamed
 from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
 from t2x.train.step import make_eval_step, make_train_step
 
-__all__ = ['Program']
+__all__ = ['Program', 'memory_of']
 
 # `jax.tree.leaves(state)`, or what a program that keeps them elsewhere gives out in their place.
 Leaves = Any
@@ -101,11 +101,17 @@ class Program:
     return lambda leaves, batch: step(leaves, batch, vector)
 
   def vector(self, step: Callable) -> Any:
-    """The last argument of `step` for this run; () without numbers."""
+    """The last argument of `step` for this run; () without numbers.
+
+    Raises:
+      Fixed: numbers cannot stand where they stand.
+    """
     if not self._values:
       return ()
     # Traced now, so that it is known what has become of the numbers.
-    jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), np.zeros(Inputs.SIZE, 'f4'))
+    zeros = np.zeros(Inputs.SIZE, 'f4')
+    with blamed(self._values):
+      jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), zeros)
     return jax.device_put(self._inputs.vector(self._values))
 
   def step(self, tokenizer: Any) -> Callable:
@@ -136,14 +142,18 @@ class Program:
       _, _, trainer = self.experiment.complete()
       task = self.experiment.evaluations[name].bound(tokenizer)
       self._compiled[key] = jax.jit(make_eval_step(task, trainer, self.layout))
-    return self._compiled[key]
+    return self._blaming(self._compiled[key])
 
   def eval_step(self, tokenizer: Any) -> EvalStep:
     """The jitted evaluation step, `(model, batch) -> sums`."""
     if 'eval' not in self._compiled:
       _, task, trainer = self.experiment.complete()
       self._compiled['eval'] = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
-    return self._compiled['eval']
+    return self._blaming(self._compiled['eval'])
+
+  def _blaming(self, step: EvalStep) -> EvalStep:
+    """What raises Fixed where the numbers may be why it fails."""
+    return blamed(self._values)(step) if self._values else step
 
   def memory_bytes(self) -> int | None:
     """What the train step takes of each device's memory: state, batch and all that lies between.
@@ -154,11 +164,15 @@ class Program:
     if step is None:
       return None
     vector = np.zeros(Inputs.SIZE, 'f4') if self._values else ()
-    compiled = step.lower(jax.tree.leaves(self.abstract), self._batch(), vector).compile()
-    found = compiled.memory_analysis()
-    return (
-      found.argument_size_in_bytes
-      + found.output_size_in_bytes
-      + found.temp_size_in_bytes
-      - found.alias_size_in_bytes
-    )
+    return memory_of(step, jax.tree.leaves(self.abstract), self._batch(), vector)
+
+
+def memory_of(step: Any, *arguments: Any) -> int:
+  """What a jitted function takes of each device's memory, given the shapes of its arguments."""
+  found = step.lower(*arguments).compile().memory_analysis()
+  return (
+    found.argument_size_in_bytes
+    + found.output_size_in_bytes
+    + found.temp_size_in_bytes
+    - found.alias_size_in_bytes
+  )

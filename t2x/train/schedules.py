@@ -104,7 +104,8 @@ class ReciprocalSqrt(Schedule):
 
   def after_warmup(self, step, num_steps):
     scale = max(self.warmup_steps, 1) if self.timescale is None else self.timescale
-    return jnp.maximum(self.peak * jnp.sqrt(scale / (scale + step)), self.end)
+    rate = self.peak * jnp.sqrt(scale / (scale + step))
+    return jnp.maximum(rate, jnp.full_like(rate, self.end))
 
 
 @dataclasses.dataclass(frozen=True)

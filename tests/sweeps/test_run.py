@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -10,8 +11,9 @@ import time
 import pytest
 
 from t2x.commands import load
+from t2x.sweeps import together
 from t2x.sweeps.origin import origin
-from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
+from t2x.sweeps.records import Outcome, Trial, metric_lines, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
@@ -179,29 +181,98 @@ def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   assert len(made) == 2
 
 
-@pytest.mark.parametrize('together', [2, 3])
-def test_trained_together_they_are_the_same_to_rounding(together, sweep, metrics, tmp_path):
+def test_numbers_that_cannot_be_inputs_are_constants(sweep, monkeypatch, tmp_path, caplog):
+  # The annotations, which the tests check, say float: so these cannot.
+  made = []
+  monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))
+  code, _ = sweep(variants="{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}")
+  plan = read_plan(tmp_path / 'out' / 'study')
+  assert code == 0 and len({trial.program for trial in plan.trials}) == 1
+  assert {one.status for one in outcomes(tmp_path / 'out').values()} == {'finished'}
+  # Seeds still share what is compiled.
+  assert [one.trainer.schedule.peak for one in made] == [1e-2, 3e-3]
+  assert sum('compiled apart' in line for line in caplog.messages) == 1
+
+
+@pytest.mark.parametrize('count', [2, 3])
+def test_trained_together_they_are_the_same_to_rounding(count, sweep, metrics, tmp_path):
   seeds = '--gin.Sweep.seeds=3'
   sweep(seeds, out='apart')
-  code, told = sweep(seeds, '--together', str(together))
-  assert code == 0 and f'up to {together} of a program together' in told.out
+  code, told = sweep(seeds, '--together', str(count))
+  assert code == 0 and f'up to {count} of a program together' in told.out
+  found = outcomes(tmp_path / 'out')
+  sizes = sorted(one.together for one in found.values())
+  assert sizes == ([1, 1, 2, 2, 2, 2] if count == 2 else [3] * 6)
   for trial in read_plan(tmp_path / 'out' / 'study').trials:
     ours, theirs = (metrics(tmp_path / out / 'trials' / trial.folder) for out in ('out', 'apart'))
     assert_close(ours, theirs, 1e-4)
+    # Its share of what all cost.
+    outcome = found[trial.folder]
+    lines = metric_lines(tmp_path / 'out' / 'trials' / trial.folder / 'timing.jsonl')
+    assert outcome.seconds * outcome.together == pytest.approx(lines[-1]['seconds'])
+    rates = [
+      value
+      for line in metric_lines(tmp_path / 'out' / 'trials' / trial.folder / 'metrics.jsonl')
+      for name, value in line.items()
+      if name.endswith('_per_second')
+    ]
+    assert outcome.tokens_per_second == pytest.approx(outcome.together * statistics.median(rates))
+    assert outcome.memory_bytes > 4 * trial.parameters * 3
 
 
-def test_one_that_diverges_leaves_the_others_going(sweep, tmp_path):
-  # The seeds of one program; a fault in one of them alone.
-  sweep('--gin.Sweep.seeds=3', '--gin.Trainer.clip_norm=None', '--gin.Cosine.peak=1e4', out='apart')
-  sweep(
-    '--gin.Sweep.seeds=3',
-    '--gin.Trainer.clip_norm=None',
-    '--gin.Cosine.peak=1e4',
-    '--together',
-    '3',
-  )
-  status = {name: one.status for name, one in outcomes(tmp_path / 'out').items()}
-  assert status == {name: one.status for name, one in outcomes(tmp_path / 'apart').items()}
+def test_a_step_of_all_that_fails_leaves_each_to_itself(
+  sweep, metrics, tmp_path, monkeypatch, caplog
+):
+  whole, steps = together._vmapped, []
+
+  def breaking(function):
+    step = whole(function)
+
+    def one(*arguments):
+      steps.append(1)
+      if len(steps) == 6:
+        raise MemoryError('too large for all')
+      return step(*arguments)
+
+    return one
+
+  monkeypatch.setattr(together, '_vmapped', breaking)
+  sweep(variants="{'gelu': {}}", out='apart')
+  code, told = sweep('--together', '2', variants="{'gelu': {}}")
+  assert code == 0 and '2 finished' in told.out
+  lines = [line for line in caplog.messages if 'one after another' in line]
+  assert len(lines) == 1 and 'too large for all: 2 trials' in lines[0]
+  for folder in (tmp_path / 'apart' / 'trials').iterdir():
+    assert_close(metrics(tmp_path / 'out' / 'trials' / folder.name), metrics(folder), 1e-4)
+
+
+def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, tmp_path):
+  # Its number can be no input while annotations are checked.
+  variants = "{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}"
+  code, told = sweep('--together', '2', '--gin.Sweep.seeds=1', variants=variants)
+  assert code == 0 and '2 finished' in told.out
+
+
+def test_one_that_diverges_leaves_the_others_going(sweep, metrics, tmp_path, unchecked):
+  variants = "{'gelu': {}, 'mild': {'Cosine.peak': 3e-3}, 'wild': {'Cosine.peak': 1e30}}"
+  arguments = ('--gin.Sweep.seeds=1', '--gin.Trainer.clip_norm=None')
+  sweep(*arguments, variants=variants, out='apart')
+  sweep(*arguments, '--together', '3', variants=variants)
+  plan, found = read_plan(tmp_path / 'out' / 'study'), outcomes(tmp_path / 'out')
+  assert len({trial.program for trial in plan.trials}) == 1
+  assert {trial.variant: found[trial.folder].status for trial in plan.trials} == {
+    'gelu': 'finished',
+    'mild': 'finished',
+    'wild': 'diverged',
+  }
+  logs = [path.read_text() for path in tmp_path.glob('out/trials/*/log.txt')]
+  assert len(logs) == 1  # Together to the end.
+  for trial in plan.trials:
+    ours, theirs = (metrics(tmp_path / out / 'trials' / trial.folder) for out in ('out', 'apart'))
+    if trial.variant == 'wild':
+      assert len(ours) == len(theirs) < 4
+    else:
+      assert_close(ours, theirs, 1e-4)
 
 
 def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
@@ -330,6 +401,31 @@ def test_a_pool_leaves_no_worker_when_the_sweep_ends_early(command, tmp_path):
   assert 0 < len(ended) < 4
   time.sleep(5)
   assert times(tmp_path / 'out') == ended
+
+
+def test_trained_together_they_stop_when_asked_save_and_go_on(
+  command, sweep_file, metrics, tmp_path
+):
+  sweep_file("{'gelu': {}}")
+  # Nothing is saved but at the end, or when asked.
+  line = ('--together', '2', '--gin.Trainer.num_steps=400', '--gin.Trainer.checkpoint_every=0')
+  process = command('out', *line)
+  end = time.monotonic() + 120
+  while len(list(tmp_path.glob('out/trials/*/metrics.jsonl'))) < 2:
+    assert process.poll() is None and time.monotonic() < end
+    time.sleep(0.02)
+  process.send_signal(signal.SIGTERM)
+  _, told = process.communicate()
+  assert process.returncode == 75 and b'interrupted' in told
+  assert not times(tmp_path / 'out')
+  assert len({path.parent for path in tmp_path.glob('out/trials/*/checkpoints/*')}) == 2
+  assert command('out', *line).wait() == 0
+  assert command('whole', *line).wait() == 0
+  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
+  for folder in (tmp_path / 'whole' / 'trials').iterdir():
+    assert metrics(tmp_path / 'out' / 'trials' / folder.name) == metrics(folder)
+  results = [write_report(tmp_path / out / 'study')[0].read_bytes() for out in ('out', 'whole')]
+  assert results[0] == results[1]
 
 
 @pytest.mark.slow

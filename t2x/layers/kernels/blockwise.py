@@ -69,11 +69,11 @@ class Blockwise(Kernel):
       k_block=min(self.k_block, k_len),
       slots=slots(q_tokens, k_tokens),
       scale=float(scale),
-      dropout_rate=dropout_rate if key is not None else 0.0,
       has_bias=bias is not None,
       bias=structure,
       trained=tuple(trained),
     )
+    drops = key is not None and dropout_rate != 0.0
     known = _Known(
       q_pos=_cut(q_tokens.index(q_len), plan.q_block, 1),
       k_pos=_cut(k_tokens.index(k_len), plan.k_block, 1),
@@ -81,7 +81,9 @@ class Blockwise(Kernel):
       k_segments=_cut(k_tokens.segments, plan.k_block, 1),
       prefix=_cut(k_tokens.prefix, plan.k_block, 1),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
-      key=key if plan.dropout_rate else None,
+      key=key if drops else None,
+      # An array: the functions below are traced once for all rates.
+      share=jnp.asarray(1.0 - dropout_rate, jnp.float32) if drops else None,
     )
     parameters = [leaf for leaf, is_trained in zip(leaves, trained, strict=True) if is_trained]
     q = q.reshape(*q.shape[:2], k.shape[2], groups, -1).transpose(0, 2, 3, 1, 4)
@@ -102,11 +104,12 @@ class Blockwise(Kernel):
 
 
 def tile_dropout(
-  key: jax.Array, i: Any, j: Any, rate: float, shape: Sequence[int]
+  key: jax.Array, i: Any, j: Any, share: Any, shape: Sequence[int]
 ) -> Float[Array, '...']:
-  """What multiplies the probabilities of tile (i, j): 0 or 1 / (1 - rate), the same each time."""
-  keep = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), j), 1 - rate, shape)
-  return keep / (1 - rate)
+  """What multiplies the probabilities of tile (i, j), the same each time: 1 / share for this share of
+  them, 0 for the rest."""
+  kept = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), j), share, shape)
+  return kept / share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +123,6 @@ class _Plan:
   k_block: int
   slots: Slots
   scale: float
-  dropout_rate: float
   has_bias: bool
   bias: Any
   trained: tuple[bool, ...]
@@ -152,12 +154,13 @@ class _Plan:
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['q_pos', 'k_pos', 'q_segments', 'k_segments', 'prefix', 'fixed', 'key'],
+  data_fields=['q_pos', 'k_pos', 'q_segments', 'k_segments', 'prefix', 'fixed', 'key', 'share'],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class _Known:
-  """What has no gradient: [blocks, #batch, block] of each token, the bias's integers, the key."""
+  """What has no gradient: [blocks, #batch, block] of each token, the bias's integers, dropout's
+  key and the share that it keeps."""
 
   q_pos: Any
   k_pos: Any
@@ -166,6 +169,7 @@ class _Known:
   prefix: Any
   fixed: Any
   key: Any
+  share: Any
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -190,8 +194,8 @@ def _forward(plan, q, k, v, parameters, known):
     probabilities = jnp.exp(scores - base[..., None])
     shrink = jnp.exp(largest - base)
     total = total * shrink + probabilities.sum(-1)
-    if plan.dropout_rate:
-      probabilities *= tile_dropout(known.key, i, j, plan.dropout_rate, scores.shape)
+    if known.key is not None:
+      probabilities *= tile_dropout(known.key, i, j, known.share, scores.shape)
     values = _at(v, j)
     added = _dot('bkgqs,bksd->bkgqd', probabilities.astype(values.dtype), values, dtype)
     updated = out * shrink[..., None] + added, new, total
@@ -239,8 +243,8 @@ def _backward(plan, saved, d_out):
     probabilities = jnp.exp(scores - _at(logsumexp, i)[..., None])
     d_probabilities = _dot('bkgqd,bksd->bkgqs', d_rows, values, dtype)
     dropped = probabilities
-    if plan.dropout_rate:
-      kept = tile_dropout(known.key, i, j, plan.dropout_rate, scores.shape)
+    if known.key is not None:
+      kept = tile_dropout(known.key, i, j, known.share, scores.shape)
       d_probabilities *= kept
       dropped = probabilities * kept
     d_scores = probabilities * (d_probabilities - _at(weighted, i)[..., None])

@@ -254,7 +254,7 @@ def test_dropout_of_dense_is_unbiased_and_needs_a_key():
 def test_blockwise_dropout_is_the_same_in_both_passes():
   q, k, v = arrays(np.random.default_rng(10), q_len=20, k_len=15, kv_heads=4)
   key, rate = jax.random.key(3), 0.4
-  tiles = jit(jax.vmap(lambda n: tile_dropout(key, n // 3, n % 3, rate, (2, 4, 1, 8, 5))))
+  tiles = jit(jax.vmap(lambda n: tile_dropout(key, n // 3, n % 3, 1 - rate, (2, 4, 1, 8, 5))))
   kept = tiles(jnp.arange(9)).reshape(3, 3, 2, 4, 8, 5).transpose(2, 3, 0, 4, 1, 5)
   kept = kept.reshape(2, 4, 24, 15)[:, :, :20]
 
