@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +14,17 @@ log = logging.getLogger('t2x')
 
 
 def write_whole(path: Path, content: bytes) -> None:
-  """Writes beside `path` and renames: whoever is killed meanwhile leaves the old file."""
-  temporary = path.with_name(path.name + '.tmp')
-  temporary.write_bytes(content)
-  os.replace(temporary, path)
+  """Writes beside `path` and renames: whoever is killed meanwhile leaves the old file.
+
+  Several may write it at once: the file is that of one of them, whole.
+  """
+  temporary = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.tmp')
+  try:
+    temporary.write_bytes(content)
+    os.replace(temporary, path)
+  except BaseException:
+    temporary.unlink(missing_ok=True)
+    raise
 
 
 @contextlib.contextmanager

@@ -89,6 +89,28 @@ class _Delegate(config_parser.ParserDelegate):
     return Macro(macro_name)
 
 
+class _Parser(config_parser.ConfigParser):
+  """Refuses a key that a dict has twice: the last one would win in silence."""
+
+  def __init__(self, text: str):
+    self._keys: list[list[Any]] = []
+    super().__init__(text, _Delegate())
+
+  def _maybe_parse_container(self):
+    self._keys.append([])
+    found = super()._maybe_parse_container()
+    self._keys.pop()
+    return found
+
+  def _parse_dict_item(self):
+    line = self.current_token.start[0]
+    key, value = super()._parse_dict_item()
+    if key in self._keys[-1]:
+      raise SyntaxError(f'the dict has the key {key!r} twice', (None, line, None, None))
+    self._keys[-1].append(key)
+    return key, value
+
+
 def parse_value(text: str) -> Any:
   """The value of one gin expression. Raises SyntaxError."""
   statements = list(_statements(f'x = {text}\n'))
@@ -102,7 +124,7 @@ def _statements(text: str):
   line = 1
   parser = None
   try:
-    parser = config_parser.ConfigParser(text, _Delegate())
+    parser = _Parser(text)
     while (statement := parser.parse_statement()) is not None:
       yield statement
   except SyntaxError as error:

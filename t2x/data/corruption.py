@@ -1,6 +1,7 @@
 """Replaces spans of text by sentinels (T5, https://arxiv.org/abs/1910.10683, section 3.1.4), drawn anew
 each epoch. Lengths and spans are those of T5's own `random_spans_helper` and
-`random_spans_noise_mask` (https://github.com/google-research/text-to-text-transfer-transformer)."""
+`random_spans_noise_mask` (https://github.com/google-research/text-to-text-transfer-transformer), but
+that the helper counts no span in a text too short for one, where the mask hides one all the same."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -49,17 +50,13 @@ class CorruptSpans:
 
   @property
   def text_length(self) -> int:
-    """Tokens of text that fill a source: as many as fit."""
-    # One token more that is hidden in a span that is there makes the source no longer.
-    length = self.source_length - 1
-    while self._lengths(length + 1)[0] <= self.source_length:
-      length += 1
-    return length
+    """Tokens of text that fill a source: as many as fit, or T5's one less at a rate of one half."""
+    return self._filled()[0]
 
   @property
   def target_length(self) -> int:
     """Tokens of the target, sentinels and eos included."""
-    return self._lengths(self.text_length)[1]
+    return self._filled()[1]
 
   @property
   def num_spans(self) -> int:
@@ -98,6 +95,17 @@ class CorruptSpans:
     """Tokens of source and target."""
     noise, spans = self._counts(length)
     return length - noise + spans + 1, noise + spans + 1
+
+  def _filled(self) -> tuple[int, int]:
+    """Tokens of text that fill a source, and of its target."""
+    # One token more that is hidden in a span that is there makes the source no longer.
+    length = self.source_length - 1
+    while self._lengths(length + 1)[0] <= self.source_length:
+      length += 1
+    source, target = self._lengths(length)
+    # As T5: at one half the target shall be no longer than the source.
+    less = int(self.rate == 0.5 and target > source)
+    return length - less, target - less
 
   def _marked(
     self, tokens: Int[np.ndarray, 'length'], replaced: Bool[np.ndarray, 'length']

@@ -22,8 +22,8 @@ __all__ = [
 
 
 def relu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """max(x, 0)."""
-  return jnp.maximum(x, 0)
+  """max(x, 0), its gradient 0 at 0."""
+  return jax.nn.relu(x)
 
 
 def gelu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
@@ -83,4 +83,4 @@ def linear(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
 
 def relu_squared(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
   """max(x, 0) squared, as in Primer (https://arxiv.org/abs/2109.08668)."""
-  return jnp.square(jnp.maximum(x, 0))
+  return jnp.square(relu(x))

@@ -13,7 +13,7 @@ from t2x.layers.base import Initializer, Linear, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import lecun_normal, normal, xavier_uniform, zeros
 
-__all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding']
+__all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding', 'float32_logits']
 
 
 class TokenEmbedding(nnx.Module):
@@ -54,7 +54,7 @@ class TokenEmbedding(nnx.Module):
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Logits x table^T, in float32."""
-    return _logits(x, self.table[...].astype(x.dtype))
+    return float32_logits(x, self.table[...].astype(x.dtype))
 
 
 class FactorisedEmbedding(nnx.Module):
@@ -102,7 +102,7 @@ class FactorisedEmbedding(nnx.Module):
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Logits, back through the transposed projection, in float32."""
     narrow = x @ self.projection.kernel[...].astype(x.dtype).T
-    return _logits(narrow, self.table[...].astype(x.dtype))
+    return float32_logits(narrow, self.table[...].astype(x.dtype))
 
 
 class PatchEmbedding(nnx.Module):
@@ -184,8 +184,8 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
 
 
 @jax.custom_vjp
-def _logits(x: Array, table: Array) -> Array:
-  """x table^T accumulated and given back in float32.
+def float32_logits(x: Array, table: Array) -> Array:
+  """x table^T, of a table [vocab, width], accumulated and given back in float32.
 
   The gradient comes back in float32 too; it is rounded to the compute type before the two
   backward products, which would otherwise both run in float32.
@@ -194,15 +194,15 @@ def _logits(x: Array, table: Array) -> Array:
   return jax.lax.dot_general(x, table, (contracted, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _logits_forward(x: Array, table: Array) -> tuple[Array, Sequence[Array]]:
-  return _logits(x, table), (x, table)
+def _forward(x: Array, table: Array) -> tuple[Array, Sequence[Array]]:
+  return float32_logits(x, table), (x, table)
 
 
-def _logits_backward(saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
+def _backward(saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
   x, table = saved
   gradient = gradient.astype(x.dtype)
   rest = tuple(range(x.ndim - 1))
   return gradient @ table, jax.lax.dot_general(gradient, x, ((rest, rest), ((), ())))
 
 
-_logits.defvjp(_logits_forward, _logits_backward)
+float32_logits.defvjp(_forward, _backward)

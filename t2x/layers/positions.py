@@ -35,11 +35,13 @@ class PositionEncoding(nnx.Module):
     max_length: longest sequence it can serve; None: any.
     has_bias: whether something is to be added to attention scores.
     reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
+    query_multiply_adds: multiply-adds of `query_bias` for a query of one head.
   """
 
   max_length: int | None = None
   has_bias: bool = False
   reads_queries: bool = False
+  query_multiply_adds: int = 0
 
   def embed(
     self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']
@@ -251,7 +253,7 @@ class T5Bias(PositionEncoding):
     d_model: not used; every encoding is built alike.
     num_heads: heads of the attention.
     num_buckets: rows of the table.
-    max_distance: where the last bucket begins.
+    max_distance: distances from there on share the last bucket.
     bidirectional: True: half of the buckets for keys after the query (encoders). False: those keys
       count as distance 0 (decoders).
     init: initialiser of the table [num_buckets, num_heads].

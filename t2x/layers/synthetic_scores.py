@@ -1,6 +1,7 @@
 """Scores that a query gives to positions, whatever stands there, and scores from a table
 (Synthesizers: Tay et al. 2020, https://arxiv.org/abs/2005.00743)."""
 
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jaxtyping import Array, Float, Int
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.positions import PositionEncoding
 
 __all__ = [
   'DenseScores',
@@ -40,6 +42,10 @@ class SyntheticScores(nnx.Module):
     """The scores of each pair; `q` is None unless `reads_queries`. Positions are below max_length."""
     raise NotImplementedError
 
+  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
+    """For a token's scores of `length` keys; its own parameters are counted by nothing else."""
+    raise NotImplementedError
+
 
 class DenseScores(SyntheticScores):
   """relu(x W1) W2: a query has a score for each position, whatever stands there.
@@ -49,7 +55,7 @@ class DenseScores(SyntheticScores):
   (https://arxiv.org/abs/2102.11972) report.
 
   Args:
-    num_heads: not used.
+    num_heads: heads, which share the matrices.
     head_dim: features of a head's query.
     max_length: longest sequence.
     init: initialiser of W2 [head_dim, max_length].
@@ -67,6 +73,7 @@ class DenseScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
+    self.head_shape = num_heads, head_dim
     self.kernel = param(init, (head_dim, max_length), ('head_dim', None), rngs)
 
   def __call__(
@@ -78,12 +85,16 @@ class DenseScores(SyntheticScores):
     """The scores that each query gives to the positions of the keys."""
     return _pick(_project(q, self.kernel), k_positions)
 
+  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
+    """W2 meets the query of every head, and gives the scores of all positions."""
+    return math.prod(self.head_shape) * self.max_length
+
 
 class FactorizedDenseScores(SyntheticScores):
   """As `DenseScores`, the score of position i b + j being the product of scores i of a and j of b.
 
   Args:
-    num_heads: not used.
+    num_heads: heads, which share the matrices.
     head_dim: features of a head's query.
     factors: sizes a and b; a b is the longest sequence.
     init: initialiser of the two matrices [head_dim, a] and [head_dim, b].
@@ -101,6 +112,8 @@ class FactorizedDenseScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = factors[0] * factors[1]
+    self.head_shape = num_heads, head_dim
+    self.num_scores = factors[0] + factors[1]
     self.a = param(init, (head_dim, factors[0]), ('head_dim', None), rngs)
     self.b = param(init, (head_dim, factors[1]), ('head_dim', None), rngs)
 
@@ -113,6 +126,10 @@ class FactorizedDenseScores(SyntheticScores):
     """The products for the positions of the keys."""
     a, b = _project(q, self.a), _project(q, self.b)
     return _pick((a[..., :, None] * b[..., None, :]).reshape(*a.shape[:-1], -1), k_positions)
+
+  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
+    """Both matrices meet the query of every head; what multiplies their scores adds nothing up."""
+    return math.prod(self.head_shape) * self.num_scores
 
 
 class RandomScores(SyntheticScores):
@@ -148,6 +165,10 @@ class RandomScores(SyntheticScores):
     pairs = self.table[...][:, q_positions[:, :, None], k_positions[:, None, :]]
     return jnp.moveaxis(pairs, 0, 1)
 
+  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
+    """None: they are looked up."""
+    return 0
+
 
 class FactorizedRandomScores(SyntheticScores):
   """A learned table of low rank for each head: R1 R2'. This is Narang et al.'s "factorized", of rank 16.
@@ -171,6 +192,8 @@ class FactorizedRandomScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
+    self.num_heads = num_heads
+    self.rank = rank
     shape, axes = (num_heads, max_length, rank), ('heads', None, None)
     self.rows = param(init, shape, axes, rngs)
     self.columns = param(init, shape, axes, rngs)
@@ -184,6 +207,10 @@ class FactorizedRandomScores(SyntheticScores):
     """Products of the rows of the queries' positions and those of the keys'."""
     rows, columns = self.rows[...][:, q_positions], self.columns[...][:, k_positions]
     return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)
+
+  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
+    """A token's row of R1 R2', for each row of a batch, as packed rows have their own positions."""
+    return self.num_heads * self.rank * length
 
 
 def _project(q: Any, kernel: nnx.Param) -> Array:

@@ -22,6 +22,7 @@ from t2x.layers import (
   split_key,
   zeros,
 )
+from t2x.layers.embeddings import float32_logits
 
 __all__ = [
   'Classifier',
@@ -66,7 +67,7 @@ class TiedHead(nnx.Module):
 
 
 class LMHead(nnx.Module):
-  """Logits by a projection of its own."""
+  """Logits by a projection of its own, in float32 as those of `TiedHead`."""
 
   def __init__(
     self,
@@ -82,7 +83,8 @@ class LMHead(nnx.Module):
     )
 
   def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
-    return self.out(x)
+    logits = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
+    return logits if self.out.bias is None else logits + self.out.bias[...].astype(logits.dtype)
 
 
 class MaskedLMHead(nnx.Module):

@@ -1,19 +1,21 @@
 """Trials through engines that have a queue of their own: Slurm (submitit) and Ray, both extras."""
 
+import abc
 import dataclasses
 import functools
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.sweeps.records import Outcome, Trial, read_outcome
-from t2x.sweeps.runners import Ended, Runner, pending, tell_ended
-from t2x.sweeps.trial import Busy, run_trial
+from t2x.sweeps.runners import Runner, pending, tell_ended
+from t2x.sweeps.trial import Busy, held, run_trial
 
-__all__ = ['Ray', 'Slurm']
+__all__ = ['Engine', 'Ray', 'Slurm']
 
 _Load = Callable[..., config_lib.Config]
 
@@ -26,8 +28,60 @@ def _run(trial: Trial, folder: Path, load: _Load) -> Outcome | None:
     return None
 
 
+class Engine(Runner):
+  """What runs a trial as a job, elsewhere: the shared folder tells what became of it."""
+
+  poll_seconds: float
+
+  @abc.abstractmethod
+  def start(self, trials: Sequence[Trial], folder: Path) -> list[Callable[[], bool]]:
+    """Hands trials over, and gives for each what tells whether its job is over."""
+
+  def run(self, trials, folder, ended):
+    waiting = pending(trials, folder)
+    tell_ended(trials, waiting, folder, ended)
+    left = {trial.folder: trial for trial in waiting}
+    jobs: dict[str, Callable[[], bool]] = {}
+    over: set[str] = set()
+    lost = []
+    while left:
+      free = [one for one in left.values() if one.folder not in jobs and not _is_held(folder, one)]
+      if free:
+        jobs |= zip((one.folder for one in free), self.start(free, folder), strict=True)
+      time.sleep(self.poll_seconds)
+      for name, trial in list(left.items()):
+        if outcome := read_outcome(folder / name):
+          ended(left.pop(name), outcome)
+        elif name not in jobs:
+          continue  # Another machine has it.
+        elif name not in over:
+          # What a job wrote last may be seen here a little later.
+          over |= {name} if jobs[name]() else set()
+        elif _is_held(folder, trial):
+          over.discard(name)
+          del jobs[name]
+        else:
+          lost.append(left.pop(name).folder)
+    if lost:
+      names = ', '.join(lost[:3]) + (' ...' if len(lost) > 3 else '')
+      raise UserError(
+        f'{len(lost)} jobs ended without an outcome ({names}): their logs say why; '
+        'run the same command again to go on',
+        1,
+      )
+
+
+def _is_held(folder: Path, trial: Trial) -> bool:
+  """Whether another process runs a trial."""
+  try:
+    with held(folder / trial.folder):
+      return False
+  except Busy:
+    return True
+
+
 @dataclasses.dataclass(frozen=True)
-class Slurm(Runner):
+class Slurm(Engine):
   """A job array, a task a trial, through submitit.
 
   Attributes:
@@ -43,77 +97,53 @@ class Slurm(Runner):
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   poll_seconds: float = 5.0
 
-  def run(self, trials, folder, ended):
-    submitit = _import('submitit', 'slurm')
-    waiting = pending(trials, folder)
-    tell_ended(trials, waiting, folder, ended)
-    if not waiting:
-      return
+  def start(self, trials, folder):
     settings = dict(self.settings)
-    try:
-      executor = submitit.AutoExecutor(folder=self.logs, cluster=settings.pop('cluster', None))
-      executor.update_parameters(**settings)
-      jobs = executor.map_array(
-        functools.partial(_run, folder=folder.resolve(), load=self.load), waiting
+    cluster = settings.pop('cluster', None)
+    # Without it submitit would run the jobs here.
+    if cluster is None and shutil.which('sbatch') is None:
+      raise UserError(
+        'there is no sbatch on this machine; --setting cluster=local runs the jobs here, all at once'
       )
+    submitit = _import('submitit', 'slurm')
+    try:
+      executor = submitit.AutoExecutor(folder=self.logs, cluster=cluster)
+      executor.update_parameters(**settings)
+      job = functools.partial(_run, folder=folder.resolve(), load=self.load)
+      jobs = executor.map_array(job, trials)
     except (RuntimeError, NameError, TypeError, submitit.core.utils.FailedJobError) as error:
       raise UserError(f'Slurm took no job: {str(error).splitlines()[0]}', 1) from error
-    _watch(dict(zip(jobs, waiting, strict=True)), folder, ended, self.poll_seconds, self.logs)
-
-
-def _watch(
-  jobs: dict[Any, Trial], folder: Path, ended: Ended, poll_seconds: float, logs: Path
-) -> None:
-  """Until every job is done. A job that ended without a note of it was killed or refused."""
-  lost = []
-  while jobs:
-    for job, trial in list(jobs.items()):
-      done = job.done()
-      if outcome := read_outcome(folder / trial.folder):
-        ended(trial, outcome)
-      elif not done:
-        continue
-      else:
-        lost.append(trial.folder)
-      del jobs[job]
-    if jobs:
-      time.sleep(poll_seconds)
-  if lost:
-    raise UserError(
-      f'{len(lost)} jobs ended without an outcome ({", ".join(lost[:3])} ...): {logs} says why; '
-      'run the same command again to go on',
-      1,
-    )
+    print(f'{len(jobs)} jobs submitted; their logs are in {self.logs}')
+    return [job.done for job in jobs]
 
 
 @dataclasses.dataclass(frozen=True)
-class Ray(Runner):
-  """Tasks of a Ray cluster, one a trial.
+class Ray(Engine):
+  """Tasks of a Ray cluster, one a trial. A task that is lost leaves the others going.
 
   Attributes:
     load: reads gin files.
     settings: of `ray.remote`: {'num_cpus': 1, 'num_gpus': 0.5}; 'address' is the cluster's.
+    poll_seconds: between looks at the folder.
   """
 
   load: _Load
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  poll_seconds: float = 1.0
 
-  def run(self, trials, folder, ended):
+  def start(self, trials, folder):
     ray = _import('ray', 'ray')
-    waiting = pending(trials, folder)
-    tell_ended(trials, waiting, folder, ended)
     settings = {'num_cpus': 1} | dict(self.settings)
+    address = settings.pop('address', None)
     if not ray.is_initialized():
-      ray.init(address=settings.pop('address', None), log_to_driver=False)
-    settings.pop('address', None)
+      ray.init(address=address, log_to_driver=False)
     remote = ray.remote(**settings)(_run)
-    jobs = {remote.remote(one, folder.resolve(), self.load): one for one in waiting}
-    while jobs:
-      done, _ = ray.wait(list(jobs), num_returns=1)
-      trial = jobs.pop(done[0])
-      outcome = ray.get(done[0])
-      if outcome is not None:
-        ended(trial, outcome)
+    jobs = [remote.remote(one, folder.resolve(), self.load) for one in trials]
+    return [functools.partial(_is_over, ray, job) for job in jobs]
+
+
+def _is_over(ray: Any, job: Any) -> bool:
+  return bool(ray.wait([job], timeout=0)[0])
 
 
 def _import(name: str, extra: str) -> Any:

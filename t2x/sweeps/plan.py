@@ -2,15 +2,14 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.sweeps.budgets import knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
+from t2x.sweeps.origin import commit, versions
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Arm, Sweep, shown
 
@@ -42,7 +41,7 @@ def make_plan(
     step_seconds: measures a step, for a match in seconds.
 
   Returns:
-    The plan, and the resolved config of each run folder, by its name.
+    The plan, and the resolved config of each run folder that is to be run, by its name.
 
   Raises:
     UserError: configs that do not resolve or fit, a line each, led by the variant's name. (A budget
@@ -53,11 +52,12 @@ def make_plan(
   configs: dict[str, str] = {}
   problems: list[str] = []
   target: Cost | None = None
+  goal = sweep.goal
   for arm in sweep.arms():
     try:
       resolved = planner.resolve(arm)
       if arm.variant == sweep.baseline:
-        target = resolved.cost
+        target, goal = resolved.cost, goal or _goal(sweep, resolved.config)
         planner.aim(resolved)
       elif target is not None:
         resolved = planner.matched(arm, resolved)
@@ -68,21 +68,52 @@ def make_plan(
     for seed in sweep.seed_list:
       folder = f'{resolved.identity}-{seed}'
       trials.append(resolved.trial(arm, seed, folder))
-      configs[folder] = config_lib.render(planner.load(arm, (*resolved.knob, f'{_SEED}={seed}')))
+      if not resolved.problem:
+        config = planner.load(arm, (*resolved.knob, f'{_SEED}={seed}'))
+        configs[folder] = config_lib.render(config)
   if problems:
     raise UserError('\n'.join(problems))
   plan = Plan(
     name=sweep.name,
     baseline=sweep.baseline,
     metric=sweep.metric,
-    goal=sweep.goal,
+    goal=goal or 'min',
     matched=sweep.match or '',
     config=config_lib.render(planner.base),
     versions=versions(),
     commit=commit(),
     trials=tuple(_sharing(trials, planner.numbers)),
+    file=str(sweep.file.resolve()),
   )
   return plan, configs
+
+
+def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
+  """Which way the metric is better, as the task knows."""
+  task = config.build().task
+  if sweep.metric == task.best_metric:
+    return task.best_mode
+  if sweep.metric.rpartition('/')[2] == 'loss':
+    return 'min'
+  raise UserError(f"Sweep.goal is missing: is '{sweep.metric}' better at its 'min' or its 'max'?")
+
+
+def _plain(value: Any) -> Any:
+  """A value of the grid as a plan keeps it: gin text where it is no plain scalar."""
+  plain = value is None or isinstance(value, bool | int | float | str)
+  return value if plain else config_lib.to_gin(value)
+
+
+def _cost(config: config_lib.Config) -> Cost:
+  """Raises UserError whatever keeps it from being built."""
+  try:
+    return cost_of(config.build())
+  except UserError:
+    raise
+  except Exception as error:
+    # Parts check what they can name; sizes such as 0 and -1 fail wherever they are first used.
+    line = next(iter(str(error).splitlines()), '')
+    raise UserError(f'it cannot be built: {type(error).__name__}: {line}') from error
 
 
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
@@ -112,7 +143,7 @@ class _Resolved:
   def trial(self, arm: Arm, seed: int, folder: str) -> Trial:
     return Trial(
       variant=arm.variant,
-      point=arm.point,
+      point={name: _plain(value) for name, value in arm.point.items()},
       seed=seed,
       identity=self.identity,
       folder=folder,
@@ -151,7 +182,7 @@ class _Planner:
     config = self.load(arm, (*knob, f'{_SEED}=0'))
     identity = config_lib.identity(config, without=[_SEED])
     if identity not in self._costs:
-      self._costs[identity] = cost_of(config.build())
+      self._costs[identity] = _cost(config)
       numbers = config_lib.floats(config, _is_number)
       same = config_lib.identity(config, without=[_SEED, *numbers])
       # Zeros stand in the identity, and which numbers there are is told by their names.
@@ -197,27 +228,3 @@ class _Planner:
     if abs(found.gap) > sweep.tolerance:
       problem = f'{wanted}; the nearest, {knob} = {found.value}, is {found.gap:+.1%} off'
     return dataclasses.replace(moved, gap=found.gap, problem=problem)
-
-
-def versions() -> dict[str, str]:
-  """What the results may depend on."""
-  import jax
-
-  found = {'python': platform.python_version()}
-  for name in ('t2x', 'jax', 'jaxlib', 'flax', 'optax', 'numpy'):
-    found[name] = importlib.metadata.version(name)
-  return found | {'device': jax.devices()[0].device_kind}
-
-
-def commit() -> str:
-  """Of the working directory's repository; '+' when files differ from it, '' without one."""
-
-  def git(*arguments: str) -> str:
-    done = subprocess.run(['git', *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-  try:
-    dirty = git('status', '--porcelain', '--untracked-files=no')
-    return git('rev-parse', '--short=12', 'HEAD') + ('+' if dirty else '')
-  except (OSError, subprocess.CalledProcessError):
-    return ''

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from t2x.errors import UserError
 from t2x.files import write_whole
+from t2x.sweeps.origin import origin
 
 __all__ = [
   'Outcome',
@@ -33,7 +34,8 @@ class Trial:
 
   Attributes:
     variant: its name.
-    point: the grid's values, by axis ({'Stack.num_layers': 6}); {} without a grid.
+    point: the grid's values, by axis ({'Stack.num_layers': 6}), as gin text where they are no plain
+      scalars; {} without a grid.
     seed: of initialisation, data order, masks and dropout.
     identity: hash of the resolved config without seed and output paths: trials that differ only in
       the seed share it.
@@ -78,9 +80,10 @@ class Plan:
     goal: which way it is better.
     matched: what is equal for all variants: 'steps', 'parameters', 'flops', ... or ''.
     config: the base config, resolved, as gin text.
-    versions: of python, jax, flax, optax, numpy, t2x, and the device.
+    versions: of python, jax, flax, optax, numpy, t2x, and the device, where it was planned.
     commit: of the repository, '' where there is none; '+' is appended to one with changes.
     trials: in the order in which they are run.
+    file: the sweep file, '' in what older versions wrote.
   """
 
   name: str
@@ -92,6 +95,7 @@ class Plan:
   versions: Mapping[str, str]
   commit: str
   trials: tuple[Trial, ...]
+  file: str = ''
 
   @property
   def variants(self) -> list[str]:
@@ -110,6 +114,7 @@ class Outcome:
     seconds: of training, evaluation and compilation, pauses between restarts left out.
     tokens_per_second: median over the log intervals of training.
     memory_bytes: of the device's memory in use at most, or of the process where devices do not tell.
+    made_by: versions, device and commit (see t2x.sweeps.origin); {} in what older versions wrote.
     together: how many trials were trained at once, by one step. `seconds` and `memory_bytes` are then
       this trial's equal share, and `tokens_per_second` is that of all: tokens / seconds, as alone.
   """
@@ -120,6 +125,7 @@ class Outcome:
   seconds: float = 0.0
   tokens_per_second: float | None = None
   memory_bytes: int | None = None
+  made_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
   together: int = 1
 
 
@@ -149,8 +155,9 @@ def read_plan(folder: Path) -> Plan:
 
 
 def write_outcome(run: Path, outcome: Outcome) -> None:
-  """Writes OUT/trials/ID/trial.json."""
-  _write(run / 'trial.json', dataclasses.asdict(outcome))
+  """Writes OUT/trials/ID/trial.json; an outcome that says nothing else was made here and now."""
+  made_by = outcome.made_by or origin()
+  _write(run / 'trial.json', dataclasses.asdict(dataclasses.replace(outcome, made_by=made_by)))
 
 
 def read_outcome(run: Path) -> Outcome | None:

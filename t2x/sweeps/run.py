@@ -1,6 +1,7 @@
 """`t2x sweep`: plans the trials of a sweep file, prints them, runs those that have not ended."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -13,12 +14,14 @@ import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.engines import Ray, Slurm
+from t2x.sweeps.origin import origin
 from t2x.sweeps.plan import Load, make_plan
 from t2x.sweeps.probe import step_seconds
-from t2x.sweeps.records import Plan, Trial, read_outcome, read_plan, write_plan
+from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan, write_plan
 from t2x.sweeps.runners import Here, Pool, Runner, distinct, pending
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
@@ -31,17 +34,28 @@ _MOST_TOGETHER = 8
 
 
 def sweep(args: argparse.Namespace, load: Load) -> int:
-  """Plans and runs a sweep. Exit code 1 when a trial failed (diverged ones are results)."""
+  """Plans and runs a sweep.
+
+  Returns:
+    The exit code: 1 where a trial failed (diverged ones are results), has no such metric, or cannot
+    be matched in its budget.
+  """
+  for option, number in (('--processes', args.workers), ('--together', args.together)):
+    if number is not None and number < 1:
+      raise UserError(f'{option} {number} is less than one')
   folder = Path(args.out) / Path(args.file).stem
   trials_folder = Path(args.out) / 'trials'
   if args.worker:
+    origin()  # Now: the commit may be another when the first trial ends.
     index, count = map(int, args.worker.split('/'))
     Here(load, (index, count), args.together or 1).run(
       read_plan(folder).trials, trials_folder, lambda *_: None
     )
     return 0
+  _check_name(Path(args.file), folder)
   # What plans and waits leaves the accelerator's memory to the workers.
   os.environ.setdefault(_PREALLOCATE, 'false')
+  origin()
   plan, configs = _planned(args, load, folder)
   print(plan_table(plan, trials_folder))
   if args.dry_run:
@@ -53,6 +67,22 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
     _forget_failures(plan.trials, trials_folder)
   _run(_runner(args, load, folder), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
+
+
+def _check_name(file: Path, folder: Path) -> None:
+  """Refuses a sweep file whose folder is that of another one, or of the trials."""
+  if folder.name == 'trials':
+    raise UserError(
+      f'{file}: its results would go to {folder}, where trials are: name it otherwise'
+    )
+  before = Path()
+  with contextlib.suppress(UserError):
+    before = Path(read_plan(folder).file)
+  # One that is there no more was moved.
+  if before.is_file() and before != file.resolve():
+    raise UserError(
+      f'{folder} holds the sweep of {before}: rename {file}, or give it another folder with --out'
+    )
 
 
 def _planned(args: argparse.Namespace, load: Load, folder: Path) -> tuple[Plan, dict[str, str]]:
@@ -139,7 +169,10 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
   with Progress(*columns, console=console, transient=True) as progress:
     task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(left))
 
+    seen: list[Outcome] = []
+
     def ended(trial, outcome):
+      _check_metric(plan, outcome, seen)
       if trial.folder not in left:
         return
       left.discard(trial.folder)
@@ -154,12 +187,34 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
     runner.run(plan.trials, folder, ended)
 
 
+def _lacks(plan: Plan, outcome: Outcome) -> bool:
+  return outcome.status == 'finished' and plan.metric not in outcome.metrics
+
+
+def _check_metric(plan: Plan, outcome: Outcome, seen: list[Outcome]) -> None:
+  """Ends a sweep whose metric the first finished trial has not; `seen` are those that have it."""
+  if outcome.status != 'finished' or seen:
+    return
+  if _lacks(plan, outcome):
+    hint = config_lib.did_you_mean(plan.metric, outcome.metrics)
+    has = ', '.join(sorted(outcome.metrics))
+    raise UserError(
+      f"no metric '{plan.metric}' in a trial that finished{hint}: set Sweep.metric to one of {has}"
+    )
+  seen.append(outcome)
+
+
 def _summary(plan: Plan, folder: Path, report: Path) -> int:
   outcomes = [read_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
   counts = {
     status: sum(1 for one in outcomes if one is not None and one.status == status)
     for status in ('finished', 'diverged', 'failed')
   }
+  counts[f"without '{plan.metric}'"] = missing = sum(
+    1 for one in outcomes if one is not None and _lacks(plan, one)
+  )
   told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+  if names := dict.fromkeys(trial.variant for trial in plan.trials if trial.problem):
+    told = f'{told}; not run, as no budget matches: {", ".join(names)}'
   print(f'{told or "nothing to run"}; now: t2x report {report}')
-  return 1 if counts['failed'] else 0
+  return 1 if counts['failed'] or missing or names else 0

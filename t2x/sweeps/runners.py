@@ -151,17 +151,19 @@ class Pool(Runner):
     stopped: list[int] = []
     with answered_by(lambda number, frame: stopped.append(number)):
       workers = [self._start(i) for i in range(min(self.num_processes, len(waiting)))]
-      while waiting or any(worker.poll() is None for worker in workers):
-        for name in list(waiting):
-          if outcome := read_outcome(folder / name):
-            ended(waiting.pop(name), outcome)
-        if stopped:
-          self._stop(workers)
-          raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
-        idle = waiting and all(worker.poll() is not None for worker in workers)
-        if idle and not any(read_outcome(folder / one) for one in waiting):
-          raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)
-        time.sleep(0.5)
+      try:
+        while waiting or any(worker.poll() is None for worker in workers):
+          for name in list(waiting):
+            if outcome := read_outcome(folder / name):
+              ended(waiting.pop(name), outcome)
+          if stopped:
+            raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
+          idle = waiting and all(worker.poll() is not None for worker in workers)
+          if idle and not any(read_outcome(folder / one) for one in waiting):
+            raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)
+          time.sleep(0.5)
+      finally:
+        self._stop(workers)
 
   def _start(self, index: int) -> subprocess.Popen:
     environment = os.environ | _share(index, self.num_processes)

@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,7 +56,8 @@ class Sweep:
     seeds: their number, or the seeds themselves.
     grid: name -> values; every variant is run at every point, and compared with the baseline there.
     metric: which of the evaluation's metrics decides.
-    goal: 'min' or 'max': the better way.
+    goal: 'min' or 'max': the better way; None: as the task has it for the metric that chooses its
+      best checkpoint, 'min' for a loss; for others it is needed.
     match: what every variant has in common with the baseline: 'steps' (nothing moves), 'parameters',
       'flops_per_token', 'flops' (per token times tokens), 'seconds' (measured); None: not looked at.
     knob: the binding or macro, an integer, that moves until it matches ('MLP.hidden_dim',
@@ -69,7 +71,7 @@ class Sweep:
   seeds: int | Sequence[int] = 5
   grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
   metric: str = 'loss'
-  goal: Literal['min', 'max'] = 'min'
+  goal: Literal['min', 'max'] | None = None
   match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
   knob: str | Sequence[str] = ()
   tolerance: float = 0.01
@@ -92,9 +94,15 @@ class Sweep:
     for name, values in self.grid.items():
       if not isinstance(values, (list, tuple)) or not values:
         raise UserError(f"Sweep.grid['{name}'] wants a list of values, got {values!r}")
+      texts = [config_lib.to_gin(value) for value in values]
+      if twice := [text for text in texts if texts.count(text) > 1]:
+        raise UserError(f"Sweep.grid['{name}'] holds {twice[0]} twice")
+      _refuse_seed(name, f"Sweep.grid['{name}']")
     for name, given in self.variants.items():
       if not isinstance(given, (dict, str)):
         raise UserError(f"Sweep.variants['{name}'] is neither a dict of bindings nor a gin file")
+      if isinstance(given, dict):
+        self._check_bound(name, given)
 
   @property
   def seed_list(self) -> tuple[int, ...]:
@@ -127,15 +135,31 @@ class Sweep:
         own: tuple[str, ...] = ()
         if isinstance(given, str):
           own, given = (self._find(given, f"Sweep.variants['{name}']"),), {}
+          # What it includes may be the base once more.
+          read = config_lib.parse_files(own).statements
+          self._check_bound(name, (one.target for one in read if one.place.file == own[0]))
         bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(given)).items())
         changes = (*own, *map(shown, bindings))
         yield Arm(name, point, (*files, *own), (*self.shared, *bindings), changes)
+
+  def _check_bound(self, variant: str, names: Iterable[str]) -> None:
+    """Refuses what the grid or the seeds bind."""
+    where = f"Sweep.variants['{variant}']"
+    for name in names:
+      _refuse_seed(name, where)
+      if name in self.grid:
+        raise UserError(f'{where} binds {name}, an axis of Sweep.grid: leave it to one of them')
 
   def _find(self, name: str, what: str) -> str:
     for path in (self.file.parent / name, Path(name)):
       if path.is_file():
         return str(path)
     raise UserError(f"{self.file}: {what}: there is no file '{name}'")
+
+
+def _refuse_seed(name: str, where: str) -> None:
+  if re.fullmatch(r'(.*[/.])?Trainer\.seed', name):
+    raise UserError(f'{where} binds {name}: seeds are those of Sweep.seeds')
 
 
 def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -147,14 +171,16 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   parsed = config_lib.parse_files([file], overrides)
   config_lib.raise_findings(parsed.findings)
   macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
+  _refuse_loops(macros)
   hints = typing.get_type_hints(Sweep)
   known = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
   given: dict[str, Any] = {}
-  findings, shared = [], []
-  used: set[str] = set()  # Macros of the sweep itself: not the trials' affair.
+  message = 'what a sweep file imports reaches no trial: import it in a file of Sweep.base'
+  findings = [config_lib.Finding(one.place, f'{one.text}: {message}') for one in parsed.imports]
+  shared, own = [], []
   for statement in parsed.statements:
     if statement.name != 'Sweep' or statement.is_macro:
-      shared.append(f'{statement.target}={config_lib.to_gin(statement.value)}')
+      shared.append(statement)
       continue
     name, value = statement.param, statement.value
     if name not in known:
@@ -162,7 +188,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
       message = f"Sweep has no parameter '{name}'{hint}"
       findings.append(config_lib.Finding(statement.place, message))
       continue
-    used |= {leaf.name for leaf in config_lib.leaves(value) if isinstance(leaf, config_lib.Macro)}
+    own.append(value)
     value = _expanded(value, macros)
     if problem := config_lib.problem(value, hints[name], lambda _: None):
       findings.append(config_lib.Finding(statement.place, f'Sweep.{name} {problem}'))
@@ -172,14 +198,51 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   if missing:
     needs = ', '.join(f'Sweep.{name}' for name in sorted(missing))
     raise UserError(f'{file}: a sweep needs {needs}')
-  kept = tuple(line for line in shared if line.partition('=')[0] not in used)
   try:
-    return Sweep(**given, file=Path(file), shared=kept)
+    sweep = Sweep(**given, file=Path(file))
   except UserError as error:
     raise UserError(f'{file}: {error}') from error
+  dropped = _named(own, macros) - _of_trials(sweep, shared, _named(own, macros), macros)
+  kept = [one for one in shared if not (one.is_macro and one.macro_name in dropped)]
+  lines = tuple(f'{one.target}={config_lib.to_gin(one.value)}' for one in kept)
+  return dataclasses.replace(sweep, shared=lines)
 
 
-def _expanded(value: Any, macros: Mapping[str, Any]) -> Any:
+_Macros = Mapping[str, config_lib.Statement]
+
+
+def _of_trials(
+  sweep: Sweep, shared: Sequence[config_lib.Statement], own: set[str], macros: _Macros
+) -> set[str]:
+  """The macros that the base, or what the sweep file binds beside `Sweep`, defines or uses.
+
+  `own`: the macros that `Sweep` uses, which tell nothing of those that they use themselves.
+  """
+  base = config_lib.parse_files(sweep.base_files).statements
+  values = [one.value for one in (*base, *shared) if not (one.is_macro and one.macro_name in own)]
+  values += [config_lib.Macro(one.macro_name) for one in base if one.is_macro]
+  return _named(values, macros)
+
+
+def _named(values: Sequence[Any], macros: _Macros) -> set[str]:
+  """Names of the macros within values, also by way of macros."""
+  found: set[str] = set()
+  pending = list(values)
+  while pending:
+    for leaf in config_lib.leaves(pending.pop()):
+      if isinstance(leaf, config_lib.Macro) and leaf.name not in found:
+        found.add(leaf.name)
+        pending += [macros[leaf.name].value] if leaf.name in macros else []
+  return found
+
+
+def _refuse_loops(macros: _Macros) -> None:
+  for name, statement in macros.items():
+    if name in _named([statement.value], macros):
+      raise UserError(f'{statement.place}: macro %{name} holds itself')
+
+
+def _expanded(value: Any, macros: _Macros) -> Any:
   """The value with the sweep file's own macros replaced."""
 
   def one(leaf):

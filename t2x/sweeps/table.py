@@ -49,7 +49,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
         f'{one.flops_per_token:.4g}',
         f'{one.num_steps:,}',
         'cannot' if one.problem else f'{one.gap:+.2%}',
-        f'{done}/{len(trials)}',
+        '-' if one.problem else f'{done}/{len(trials)}',
         '; '.join(one.changes) or '(the base)',
       )
     )

@@ -58,39 +58,49 @@ def model_table(module: nnx.Module) -> str:
 def flops_per_token(module: nnx.Module, lengths: Mapping[str, int]) -> tuple[float, str]:
   """Floating-point operations of training on one token, and how they were reckoned.
 
-  6 N + 12 L d T (PaLM, https://arxiv.org/abs/2204.02311, appendix B), forward and backward:
-  N parameters of matrices (a table counts where it gives the logits), L layers of attention with
-  d = num_heads * head_dim features to T tokens (all of them: a causal or narrower pattern needs
-  less). Layers that share parameters count as often as they are used, and so does a table of logits
-  that a mixture of softmaxes asks several times. Of an encoder-decoder, each
-  side's parameters are weighted by its part of the tokens.
+  6 (N + P), forward and backward: N parameters of matrices (a table counts where it gives the
+  logits), each multiplied once, and P multiply-adds that parts tell themselves. A part that has
+  `multiply_adds(length, encoding)` is counted by it in place of its own parameters, beside those of
+  its parts, for a token that meets `length` others (all of them: a causal or narrower pattern needs
+  less). For attention it is 2 L d T: 6 N + 12 L d T in all, as in PaLM
+  (https://arxiv.org/abs/2204.02311, appendix B). Elementwise work is left out. Layers that share
+  parameters count as often as they are used, and so does a table of logits that a mixture of
+  softmaxes asks several times. Of an encoder-decoder, each side is weighted by its part of the tokens.
 
   Args:
     module: the model or its shapes.
     lengths: tokens in a row, by top-level part; '' is any other part.
   """
-  uses = _uses(module)
+  parts = [(tuple(map(str, path)), part) for path, part in nnx.iter_modules(module)]
+  matrices = _matrices(module, parts, lengths)
+  products = _products(parts, lengths)
+  told = ', '.join(f'{name or "T"} = {length}' for name, length in lengths.items())
+  return 6 * (matrices + products), f'6 (N + P), N = {matrices:,.0f}, P = {products:,.0f}, {told}'
+
+
+Parts = Sequence[tuple[tuple[str, ...], Any]]
+
+
+def _matrices(module: nnx.Module, parts: Parts, lengths: Mapping[str, int]) -> float:
+  """Parameters that a token is multiplied with, those that `multiply_adds` tells of left out."""
   everything = list(parameters(module))
   untied = any(len(axes) > 1 and axes[-1] == 'vocab' for _, axes, _ in everything)
-  total = sum(lengths.values())
-  matrices, attention = 0.0, 0.0
+  has_target = getattr(module, 'target_embedding', None) is not None
+  telling = {path for path, part in parts if hasattr(part, 'multiply_adds')}
+  total = 0.0
   for path, axes, shape in everything:
-    side = path[0] if path[0] in lengths else list(lengths)[-1]
-    share = lengths[side] / total
-    times = math.prod(count for prefix, count in uses.items() if path[: len(prefix)] == prefix)
     own = [axis for axis in axes if axis != 'layers']
+    if len(own) < 2 or path[-1] == 'bias' or path[:-1] in telling:
+      continue
+    if _is_lookup(path, own, untied or (has_target and path[0] == 'embedding')):
+      continue
+    times = math.prod(
+      one.num_repeats // one.num_groups for one in _around(parts, path, 'num_groups')
+    )
     if 'vocab' in own:
       times *= getattr(getattr(module, 'head', None), 'num_products', 1)
-    size = math.prod(shape) * times * share
-    if len(own) < 2 or path[-1] == 'bias' or _is_lookup(path, own, untied):
-      continue
-    matrices += size
-    if own == ['embed', 'heads', 'head_dim']:
-      other = next(iter(lengths)) if 'cross' in path else side
-      attention += size / shape[axes.index('embed')] * lengths[other]
-  told = ', '.join(f'{name or "T"} = {length}' for name, length in lengths.items())
-  flops = 6 * matrices + 12 * attention
-  return flops, f'6 N + 12 L d T, N = {matrices:,.0f}, L d T = {attention:,.0f}, {told}'
+    total += math.prod(shape) * times * _share(path, lengths)
+  return total
 
 
 def _is_lookup(path: tuple[str, ...], axes: Sequence[str | None], untied: bool) -> bool:
@@ -98,13 +108,35 @@ def _is_lookup(path: tuple[str, ...], axes: Sequence[str | None], untied: bool) 
   return untied if axes[0] == 'vocab' else path[-1] in ('table', 'types')
 
 
-def _uses(module: nnx.Module) -> dict[tuple[str, ...], int]:
-  """How often shared layers are used, by the path of their stack."""
-  return {
-    tuple(map(str, path)): part.num_repeats // part.num_groups
-    for path, part in nnx.iter_modules(module)
-    if hasattr(part, 'num_repeats') and hasattr(part, 'num_groups')
-  }
+def _products(parts: Parts, lengths: Mapping[str, int]) -> float:
+  """What `multiply_adds` tells, for a token."""
+  total = 0.0
+  for path, part in parts:
+    if not hasattr(part, 'multiply_adds'):
+      continue
+    if 'cross' in path:
+      told = part.multiply_adds(next(iter(lengths.values())))
+    else:
+      encodings = [body.encoding for body in _around(parts, path, 'encoding')]
+      told = part.multiply_adds(lengths[_side(path, lengths)], *encodings)
+    times = math.prod(one.num_repeats for one in _around(parts, path, 'num_groups'))
+    total += told * times * _share(path, lengths)
+  return total
+
+
+def _around(parts: Parts, path: tuple[str, ...], name: str) -> list[Any]:
+  """Those of the parts with an attribute `name` that `path` leads through."""
+  return [one for prefix, one in parts if path[: len(prefix)] == prefix and hasattr(one, name)]
+
+
+def _side(path: tuple[str, ...], lengths: Mapping[str, int]) -> str:
+  """The top-level part whose tokens `path` meets; what is of no side is of the last."""
+  return path[0] if path[:1] and path[0] in lengths else list(lengths)[-1]
+
+
+def _share(path: tuple[str, ...], lengths: Mapping[str, int]) -> float:
+  """The part of all tokens that `path` meets."""
+  return lengths[_side(path, lengths)] / sum(lengths.values())
 
 
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
@@ -134,10 +166,9 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
 def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, dtype: str) -> str:
   """What Auto picks for rows of `length` packed tokens, and why."""
   chosen: list[str] = []
-  num_heads = mixer.q.kernel.get_raw_value().shape[-2]
 
   def ask():
-    q = jnp.zeros((1, length, num_heads, mixer.head_dim), dtype)
+    q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
     whole = jnp.ones((1, length), jnp.int32)
     tokens = Tokens(positions=whole, segments=whole)

@@ -220,6 +220,7 @@ def test_undefined_macros_are_told_with_the_one_that_was_meant(errors):
     ("Types.i = x\n", 1),
     ("Types:\n  i = 3\n s = 'x'\n", 3),
     ("Types.table = {[1]: 2}\n", 1),
+    ("Types.table = {\n  'a': 1,\n  'b': {'a': 3},\n  'a': 2,\n}\n", 4),
     ("Types.i = @\n", 1),
     ("a b\n", 1),
   ],

@@ -21,8 +21,8 @@ def test_files_macros_defaults_and_order_make_no_difference(read):
     MODEL.replace('= 8', '= %d') + '  d = 8\n',
     '  MLP.dropout_rate = 0.0\n' + MODEL,
     MODEL + '  MLP.activation = @gelu\n',
-    MODEL.replace('  MLP.hidden_dim = 4\n', '')
-    + '  Experiment/MLP.hidden_dim = 4\n'.replace('Experiment/', ''),
+    MODEL.replace('  MLP.hidden', '  m/MLP.hidden').replace('= @Model', '= @m/Model'),
+    '  MLP.hidden_dim = 4\n' + MODEL.replace('  MLP.hidden_dim = 4\n', ''),
   ]
   assert len({identity(read(text)) for text in same}) == 1
 

@@ -12,11 +12,12 @@ from t2x.sweeps.sweep import read_sweep
 from t2x.train import check_experiment
 
 STUDIES = Path(__file__).parents[2] / 'experiments'
+# Variants and seeds.
 SWEEPS = {
-  'positions/causal_lm': 7,
-  'positions/masked_lm': 7,
-  'norm_and_warmup/sweep': 4,
-  'vit_regularisation/sweep': 7,
+  'positions/causal_lm': (7, 3),
+  'positions/masked_lm': (7, 3),
+  'norm_and_warmup/sweep': (4, 3),
+  'vit_regularisation/sweep': (7, 6),
 }
 
 
@@ -27,8 +28,7 @@ def sweep_of(name):
 @pytest.mark.parametrize('name', SWEEPS)
 def test_every_variant_resolves_at_every_point(name):
   sweep = sweep_of(name)
-  assert len(sweep.variants) == SWEEPS[name]
-  assert len(sweep.seed_list) == 3
+  assert (len(sweep.variants), len(sweep.seed_list)) == SWEEPS[name]
   configs = {arm.title: load(arm.files, arm.bindings).build() for arm in sweep.arms()}
   # No two are the same experiment.
   assert len({repr(config) for config in configs.values()}) == len(configs)

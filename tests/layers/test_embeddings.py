@@ -8,6 +8,7 @@ from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, ones
+from t2x.models import LMHead
 
 IDS = jnp.asarray([[0, 3, 10], [4, 4, 1]])
 
@@ -33,13 +34,40 @@ def test_tied_logits_are_products_with_the_table():
   np.testing.assert_allclose(embedding.attend(x[0, 0]), embedding.attend(x)[0, 0], atol=1e-6)
 
 
-def test_bfloat16_logits_are_accumulated_in_float32():
+def tied():
   embedding = TokenEmbedding(256, vocab_size=11, rngs=nnx.Rngs(0))
+  return embedding.attend, embedding.table[...].T, 0.0
+
+
+def untied(use_bias=False):
+  head = LMHead(256, 11, use_bias=use_bias, rngs=nnx.Rngs(0))
+  bias = jnp.linspace(0.1, 0.3, 11)
+  if use_bias:
+    head.out.bias[...] = bias
+  return lambda x: head(x, None), head.out.kernel[...], bias if use_bias else 0.0
+
+
+@pytest.mark.parametrize('make', [tied, untied, lambda: untied(True)], ids=['tied', 'own', 'bias'])
+def test_bfloat16_logits_are_accumulated_in_float32(make):
+  attend, matrix, bias = make()
   x = jax.random.normal(jax.random.key(1), (2, 3, 256), jnp.bfloat16)
-  logits = embedding.attend(x)
-  rounded = embedding.table[...].astype(jnp.bfloat16).astype(jnp.float32)
+  logits = attend(x)
+  rounded = matrix.astype(jnp.bfloat16).astype(jnp.float32)
   assert logits.dtype == jnp.float32
-  np.testing.assert_allclose(logits, x.astype(jnp.float32) @ rounded.T, rtol=1e-5, atol=1e-6)
+  expected = x.astype(jnp.float32) @ rounded + bias
+  np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_untied_head_has_the_gradients_of_its_product():
+  head = LMHead(16, 11, use_bias=True, rngs=nnx.Rngs(0))
+  x = jax.random.normal(jax.random.key(1), (2, 3, 16))
+  weights = jax.random.normal(jax.random.key(2), (2, 3, 11))
+  own = jax.grad(lambda head, x: (head(x, None) * weights).sum(), (0, 1))(head, x)
+  np.testing.assert_allclose(head(x, None), x @ head.out.kernel[...], atol=1e-6)
+  by_kernel = jnp.einsum('bld,blv->dv', x, weights)
+  np.testing.assert_allclose(own[0].out.kernel[...], by_kernel, atol=1e-5)
+  np.testing.assert_allclose(own[0].out.bias[...], weights.sum((0, 1)), atol=1e-5)
+  np.testing.assert_allclose(own[1], weights @ head.out.kernel[...].T, atol=1e-5)
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])

@@ -36,6 +36,21 @@ def test_activation_is_its_formula(name):
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
 
 
+# As PyTorch's: of two slopes that meet at 0 the one from below.
+@pytest.mark.parametrize(
+  ('name', 'slope'),
+  [
+    ('relu', 0.0),
+    ('relu_squared', 0.0),
+    ('elu', 1.0),
+    ('selu', 1.0507009873554805 * 1.6732632423543772),
+  ],
+)
+def test_gradient_at_the_kink_is_that_from_below(name, slope):
+  gradient = jax.vmap(jax.grad(getattr(layers, name)))(jnp.array([0.0, -0.0]))
+  np.testing.assert_allclose(gradient, [slope, slope], rtol=1e-6)
+
+
 def weights(module):
   """The parameters of a feed-forward layer with random biases, in float64."""
   rng = np.random.default_rng(1)

@@ -39,12 +39,15 @@ VARIANTS = """{
   }"""
 
 
+TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
+
+
 @pytest.fixture
 def sweep_file(tmp_path):
-  """`sweep_file(variants, extra)` writes a sweep file beside its base."""
+  """`sweep_file(variants, extra)` writes a sweep file beside its base; `base`: the latter's macros."""
 
-  def write(variants: str = VARIANTS, extra: str = '') -> Path:
-    (tmp_path / 'base.gin').write_text(BASE)
+  def write(variants: str = VARIANTS, extra: str = '', base: str = '') -> Path:
+    (tmp_path / 'base.gin').write_text(BASE + base)
     path = tmp_path / 'study.gin'
     path.write_text(
       f"Sweep:\n  base = 'base.gin'\n  baseline = 'gelu'\n  variants = {variants}\n  seeds = 2\n{extra}"
@@ -52,9 +55,6 @@ def sweep_file(tmp_path):
     return path
 
   return write
-
-
-TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
 
 
 @pytest.fixture

@@ -9,10 +9,13 @@ from flax import nnx
 from t2x.commands import load
 from t2x.config import calls
 from t2x.errors import UserError
+from t2x.sweeps.cost import cost_of
 from t2x.sweeps.plan import make_plan
-from t2x.sweeps.records import read_plan, write_plan
+from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
+from t2x.sweeps.report import write_report
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
+from t2x.tasks import ImageClassification
 
 PARAMETERS = """
   match = 'parameters'
@@ -89,17 +92,72 @@ def test_seconds_are_matched_as_measured(plan):
   assert by_variant(made)['gated'].num_steps == 100
 
 
-def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
-  made, _ = plan("  match = 'parameters'\n  knob = 'MLP.hidden_dim'\n")
+def test_values_of_a_knob_that_nothing_can_be_built_with_are_passed_over(plan, monkeypatch):
+  tried = []
+
+  def cost(experiment):
+    tried.append(experiment)
+    # The baseline, two variants, and what the search tries first.
+    return cost_of(experiment) if len(tried) != 4 else 1 // 0
+
+  monkeypatch.setattr('t2x.sweeps.plan.cost_of', cost)
+  made, _ = plan(PARAMETERS)
   gated = by_variant(made)['gated']
+  assert gated.knob and not gated.problem and len(tried) > 4
+
+
+def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
+  made, configs = plan("  match = 'parameters'\n  knob = 'MLP.hidden_dim'\n")
+  gated = by_variant(made)['gated']
+  # Nor does its config lie where a sweep that runs it would take it for its own.
+  assert gated.folder not in configs and len(configs) == 4
+  (tmp_path / gated.folder).mkdir()
+  write_outcome(tmp_path / gated.folder, Outcome(status='finished'))
   assert 'more parameters than the baseline, and it has no MLP.hidden_dim to move' in gated.problem
   table = plan_table(made, tmp_path)
+  (row,) = (line for line in table.splitlines() if line.startswith('gated  '))
+  assert row.split()[4:6] == ['cannot', '-']
   assert 'gated is not run: ' in table and '4 of 4 trials to run, 2 programs to compile' in table
 
 
 def test_a_variant_with_other_steps_is_said_where_steps_are_to_match(plan):
   made, _ = plan('', variants="{'gelu': {}, 'long': {'Trainer.num_steps': 24}}")
   assert 'steps' in by_variant(made)['long'].problem
+
+
+def test_macros_of_the_sweep_file_hold_for_trials_whose_base_knows_them(plan):
+  variants = "{'gelu': {}, 'warm': {'Cosine.warmup_steps': %warm}}"
+  file = '\nwarm = %steps\nsteps = 6\ncount = %number\nnumber = 1\nSweep.seeds = %count\n'
+  base = 'Trainer.num_steps = %steps\nsteps = 12\n'
+  made, configs = plan(file, base=base, variants=variants)
+  assert {trial.num_steps for trial in made.trials} == {6}
+  assert 'warmup_steps = 6' in configs[by_variant(made)['warm'].folder]
+  # What `Sweep` alone uses is nothing to them.
+  assert len(made.trials) == 2 and 'number' not in made.config
+
+
+def test_a_macro_that_only_the_other_bindings_know_holds_too(plan):
+  file = '\nwarm = 3\nSweep.seeds = %warm\nCosine.warmup_steps = %warm\n'
+  made, _ = plan(file)
+  assert 'warmup_steps = %warm' in made.config and len(made.trials) == 9
+
+
+@pytest.mark.parametrize(
+  ('metric', 'goal', 'found'),
+  [
+    ('loss', None, 'min'),
+    ('far/loss', None, 'min'),
+    ('accuracy', None, 'max'),
+    ('accuracy', 'min', 'min'),
+    ('perplexity', 'min', 'min'),
+  ],
+)
+def test_the_task_knows_which_way_its_metric_is_better(plan, monkeypatch, metric, goal, found):
+  monkeypatch.setattr(ImageClassification, 'best_metric', 'accuracy')
+  monkeypatch.setattr(ImageClassification, 'best_mode', 'max')
+  overrides = [f'Sweep.metric="{metric}"', f'Sweep.goal={goal}']
+  made, _ = plan('', *overrides, variants="{'gelu': {}}")
+  assert made.goal == found
 
 
 def test_a_grid_has_a_baseline_at_every_point(plan):
@@ -109,6 +167,35 @@ def test_a_grid_has_a_baseline_at_every_point(plan):
     here = [t for t in made.trials if t.point == {'d_model': width}]
     assert here[0].variant == 'gelu'
     assert all(abs(t.parameters / here[0].parameters - 1) <= 0.01 for t in here)
+
+
+def test_a_grid_of_references_and_lists_is_kept_whole(plan, tmp_path):
+  shapes = "'ImageClassification.image_shape': [(8, 8, 1)], 'Trainer.writers': [[]]"
+  made, _ = plan(
+    f"  grid = {{'MLP.activation': [@gelu, @relu], {shapes}}}\n",
+    variants="{'gelu': {}, 'narrow': {'d_model': 8}}",
+  )
+  assert made.trials[0].point == {
+    'MLP.activation': '@gelu',
+    'ImageClassification.image_shape': '(8, 8, 1)',
+    'Trainer.writers': '[]',
+  }
+  assert 'MLP.activation=@relu' in plan_table(made, tmp_path)
+  write_plan(tmp_path / 'kept', made)
+  assert read_plan(tmp_path / 'kept') == made
+  write_report(tmp_path / 'kept')
+  assert 'activation = @relu' in (tmp_path / 'kept' / 'report.md').read_text()
+
+
+def test_a_variant_in_a_file_binds_no_axis_but_by_what_it_includes(plan, tmp_path):
+  grid = "  grid = {'d_model': [16, 32]}\n"
+  variants = "{'gelu': {}, 'own': 'own.gin'}"
+  (tmp_path / 'own.gin').write_text("include 'base.gin'\nMLP.hidden_dim = 8\n")
+  made, _ = plan(grid, variants=variants)
+  assert len(made.trials) == 8
+  (tmp_path / 'own.gin').write_text('d_model = 8\n')
+  with pytest.raises(UserError, match=r"variants\['own'\] binds d_model, an axis of Sweep.grid"):
+    plan(grid, variants=variants)
 
 
 def test_equal_variants_are_one_trial(plan):
@@ -152,9 +239,21 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.sedes=3',), ["Sweep has no parameter 'sedes'; did you mean 'seeds'?"]),
     ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds is empty']),
     ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['holds a seed twice']),
+    ("{'gelu': {}}", ('Sweep.grid={"d_model": [2, 4, 2]}',), ["Sweep.grid['d_model'] holds 2 twice"]),
+    ("{'gelu': {}, 'a': {'d_model': 8}}", ('Sweep.grid={"d_model": [2, 4]}',), ["['a'] binds d_model, an axis"]),
+    ("{'gelu': {}, 'a': {'Trainer.seed': 8}}", (), ["['a'] binds Trainer.seed: seeds are those of"]),
+    ("{'gelu': {}}", ('Sweep.grid={"Trainer.seed": [0, 1]}',), ["binds Trainer.seed: seeds are"]),
+    ("{'gelu': {}, 'a': {'MLP.hidden_dim': 0}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {'MLP.hidden_dim': -1}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {'num_layers': 0}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 0}}", (), ["variant 'a': it cannot be built: "]),
+    ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: cannot be read: the dict has the key 'a' twice"]),
+    ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: what a sweep file imports reaches no trial']),
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
+    ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
+    ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x holds itself']),
   ],
 )  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):

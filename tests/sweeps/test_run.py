@@ -1,5 +1,6 @@
 """Sweeps run: each trial once, whoever runs it and however often it was cut short."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -9,7 +10,8 @@ import time
 import pytest
 
 from t2x.commands import load
-from t2x.sweeps.records import Trial, read_outcome, read_plan
+from t2x.sweeps.origin import origin
+from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
@@ -62,6 +64,7 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
     }
     assert outcome.memory_bytes > 4 * trial.parameters * 3
     assert outcome.seconds > 0 and outcome.tokens_per_second > 0
+    assert outcome.made_by == origin() and {'jax', 'device', 'commit'} <= outcome.made_by.keys()
 
 
 def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tmp_path):
@@ -75,6 +78,32 @@ def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tm
   assert '2 of 6 trials to run' in told.out
   after = times(tmp_path / 'out')
   assert before.items() < after.items() and len(after) == 6
+
+
+def test_a_sweep_file_does_not_take_the_folder_of_another(sweep, tmp_path, capsys):
+  sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
+  plan = tmp_path / 'out' / 'study' / 'sweep.json'
+  before = plan.read_text()
+  (tmp_path / 'other').mkdir()
+  other = tmp_path / 'other' / 'study.gin'
+  other.write_text("include '../study.gin'\nSweep.base = '../base.gin'\n")
+
+  def run(file):
+    code = main(['sweep', str(file), '--out', str(tmp_path / 'out'), '--dry-run'])
+    return code, capsys.readouterr().err
+
+  code, told = run(other)
+  assert code == 2 and f'holds the sweep of {tmp_path}/study.gin: rename {other}' in told
+  assert plan.read_text() == before
+  trials = tmp_path / 'trials.gin'
+  trials.write_text(other.read_text())
+  code, told = run(trials)
+  assert code == 2 and 'where trials are' in told
+  # One that was moved here is the same; so is what an older version wrote.
+  plan.write_text(before.replace(f'{tmp_path}/study.gin', f'{tmp_path}/moved.gin'))
+  assert run(other)[0] == 0
+  plan.write_text(json.dumps({k: v for k, v in json.loads(before).items() if k != 'file'}))
+  assert run(other)[0] == 0
 
 
 def test_a_dry_run_leaves_nothing(sweep, tmp_path):
@@ -104,6 +133,41 @@ def test_trials_that_fail_are_noted_and_the_others_go_on(sweep, tmp_path):
   sweep('--retry', variants=variants)
   again = {path for path, when in times(tmp_path / 'out').items() if before[path] != when}
   assert {read_outcome(path.parent).status for path in again} == {'failed'} and len(again) == 2
+
+
+def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp_path):
+  metric = ('--gin.Sweep.metric=acuracy', '--gin.Sweep.goal=max')
+  for _ in range(2):
+    code, told = sweep(*metric)
+    assert code == 2
+    assert "no metric 'acuracy' in a trial that finished; did you mean 'accuracy'?" in told.err
+    assert 'one of accuracy, loss' in told.err
+    assert len(times(tmp_path / 'out')) == 1
+
+
+def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
+  sweep()
+  trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
+  path = tmp_path / 'out' / 'trials' / trials[-1].folder
+  write_outcome(path, Outcome(status='finished', metrics={'other': 1.0}))
+  code, told = sweep()
+  assert code == 1 and "4 finished, 1 without 'loss'; now" in told.out.splitlines()[-1]
+
+
+def test_variants_that_are_not_run_are_said_in_the_end(sweep):
+  variants = "{'gelu': {}, 'long': {'Trainer.num_steps': 24}}"
+  code, told = sweep('--gin.Sweep.seeds=1', variants=variants)
+  assert code == 1
+  assert told.out.splitlines()[-1].startswith(
+    '1 finished; not run, as no budget matches: long; now'
+  )
+
+
+@pytest.mark.parametrize('option', ['--processes', '--together'])
+def test_less_than_one_is_refused(sweep, option):
+  code, told = sweep('--dry-run', option, '-1')
+  assert code == 2 and f'{option} -1 is less than one' in told.err
+  assert sweep('--dry-run', option, '0')[0] == 2
 
 
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
@@ -244,25 +308,21 @@ def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_pool_leaves_no_worker_when_the_sweep_ends_early(command, tmp_path):
+  process = command('out', '--processes', '2', '--gin.Sweep.metric=los', '--gin.Sweep.goal=min')
+  _, told = process.communicate(timeout=300)
+  assert process.returncode == 2 and b"no metric 'los'" in told
+  ended = times(tmp_path / 'out')
+  assert 0 < len(ended) < 4
+  time.sleep(5)
+  assert times(tmp_path / 'out') == ended
+
+
+@pytest.mark.slow
 def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'executable', '/bin/false')
   code, told = sweep('--processes', '2')
   assert code == 1 and 'worker-*.log say why' in told.err
-
-
-@pytest.mark.slow
-def test_slurm_through_submitit_without_a_cluster(command, sweep, tmp_path):
-  sweep('--gin.Sweep.seeds=1', out='whole')
-  # Its local executor: a process a job, as on a node.
-  engine = ('--runner', 'slurm', '--setting', 'cluster=local', '--setting', 'timeout_min=5')
-  assert command('out', '--gin.Sweep.seeds=1', *engine).wait() == 0
-  assert ends(tmp_path / 'out') == ends(tmp_path / 'whole')
-
-
-def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'ray', None)
-  code, told = sweep('--runner', 'ray')
-  assert code == 2 and "pip install 't2x[ray]'" in told.err
 
 
 def test_an_outcome_that_cannot_be_read_is_said(sweep, tmp_path):

@@ -94,10 +94,14 @@ def test_a_tiny_effect_needs_more_seeds_than_anyone_has():
 
 def test_a_large_effect_of_two_seeds_needs_few():
   (one,) = compare([(sample([1.0, 1.3]), sample([3.0, 3.2]))], 'min')
-  assert one.effect is None
-  assert one.verdict == 'cannot tell' or one.p <= 0.05
+  # Differences of 2.0 and 1.9: t is 39 with one degree of freedom.
+  assert one.p == pytest.approx(1 - 2 * np.arctan(39.0) / np.pi)
+  assert (one.effect, one.verdict, one.more_seeds) == (None, 'helps', 0)
   (one,) = compare([(sample([1.0, 2.3]), sample([3.0, 3.2]))], 'min')
-  assert 1 <= one.more_seeds < 20
+  effect = 1.45 / np.std([2.0, 0.9], ddof=1)
+  few, enough = (TTestPower().power(effect, pairs, 0.05) for pairs in (4, 5))
+  assert few < 0.8 <= enough
+  assert (one.verdict, one.more_seeds) == ('cannot tell', 3)
 
 
 def test_equal_runs_are_no_difference():

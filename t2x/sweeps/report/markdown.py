@@ -31,6 +31,7 @@ def markdown(results: Results) -> str:
     f'Against `{plan.baseline}` by {plan.metric} ({better} is better), {matched}. '
     + ('' if results.ended == len(results.entries) else 'A partial report: ')
     + f'{results.progress()}.',
+    f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
     _verdicts(results),
     METHOD,
     _matched(results),
@@ -105,14 +106,12 @@ def _verdicts(results: Results) -> str:
     told = [label(results, row), str(one.n), _number(one.mean, fixed), _number(one.std, fixed)]
     told.append(interval(one.low, one.high, fixed))
     if of is None:
-      diverged = row.count('diverged')
-      note = f'{diverged} of {len(row.entries)} seeds diverged' if diverged else ''
-      told += ['', '', '', '', 'baseline', '', note]
+      told += ['', '', '', '', 'baseline', '']
     else:
       told += [_number(of.difference, signed), interval(of.low, of.high, signed)]
       told += [_number(of.effect, '+.2f'), _probability(of.p_holm), of.verdict]
-      told += [_more(of.more_seeds), of.note]
-    rows.append(told)
+      told += [_more(of.more_seeds)]
+    rows.append([*told, row.note])
   return '## Verdicts\n\n' + _table(header, rows, 'lrrrrrrrrlrl')
 
 
@@ -191,6 +190,5 @@ def _changes(results: Results) -> str:
 
 
 def _origin(results: Results) -> str:
-  versions = [[name, version] for name, version in results.plan.versions.items()]
-  rows = [*versions, ['commit', results.plan.commit or 'unknown']]
+  rows = [[name, ', '.join(found)] for name, found in results.origins.items()]
   return '## Versions\n\n' + _table(['what', 'version'], rows)

@@ -41,7 +41,8 @@ def told(results: Results) -> dict[str, Any]:
       for entry in row.entries
       if entry.status in ('diverged', 'failed')
     ],
-    'versions': dict(plan.versions) | {'commit': plan.commit or 'unknown'},
+    'versions': {name: ', '.join(found) for name, found in results.origins.items()},
+    'warning': results.warning(),
   }
 
 
@@ -67,7 +68,7 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'p': comparison and comparison.p_holm,
     'verdict': row.verdict,
     'more_seeds': comparison and comparison.more_seeds,
-    'note': comparison.note if comparison else '',
+    'note': row.note,
     'costs': dict(row.costs),
     'fronts': [name for name, front in row.fronts.items() if front],
     'ranks': list(row.ranks) if row.ranks else None,

@@ -220,6 +220,7 @@ function tell() {
   const bar = html('div', {});
   bar.style.width = `${100 * data.ended / Math.max(1, data.trials)}%`;
   byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'A partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
+  if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
   byId('method').textContent = data.method;
   byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with 95 % intervals (not corrected). Filled: the verdict stands after correction. In the order of the table.`;
   byId('scatter-caption').textContent = 'Mean quality and median cost of the finished seeds. Dashed: the Pareto front; off it, another variant is at least as good and costs no more.';

@@ -35,6 +35,7 @@ class Entry:
     status: 'finished', 'diverged', 'failed', 'running' (it has begun; it may stand still after an
       interruption) or 'waiting'.
     reason: why it diverged or failed.
+    folder: its run folder; the empty path where the sweep does not run it.
   """
 
   trial: Trial
@@ -61,6 +62,7 @@ class Row:
     costs: by name, of `COSTS` and tokens_per_second, medians over its finished seeds,
       since the first may have compiled for all; None: unknown.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
+    note: what else is to be known, '' if nothing.
   """
 
   variant: str
@@ -71,6 +73,7 @@ class Row:
   costs: Mapping[str, float | None]
   fronts: Mapping[str, bool]
   ranks: tuple[int, int] | None
+  note: str
 
   @property
   def verdict(self) -> str:
@@ -107,6 +110,26 @@ class Results:
   def axes(self) -> list[str]:
     """Names of the grid's axes."""
     return list(dict.fromkeys(axis for point in self.points for axis in point))
+
+  @property
+  def origins(self) -> dict[str, list[str]]:
+    """Versions, device and commit of the trials that have ended: all that there are, by name.
+
+    Those of the plan where no trial tells them.
+    """
+    made = [dict(one.outcome.made_by) for one in self.entries if one.outcome]
+    if not any(made):
+      made = [dict(self.plan.versions) | {'commit': self.plan.commit or 'unknown'}]
+    names = dict.fromkeys(name for one in made for name in one)
+    return {name: sorted({one.get(name, 'unknown') for one in made}) for name in names}
+
+  def warning(self) -> str:
+    """One line where the trials were not all made alike, '' where they were."""
+    mixed = {name: found for name, found in self.origins.items() if len(found) > 1}
+    if not mixed:
+      return ''
+    told = '; '.join(f'{name} {", ".join(found)}' for name, found in mixed.items())
+    return f'The trials were not all made alike, which may be what differs: {told}.'
 
   def progress(self) -> str:
     """'37 of 220 trials ended: 30 finished, ...'."""
@@ -152,12 +175,16 @@ def read_results(folder: Path) -> Results:
       point,
       tuple(cells[point, variant]),
       summarise(list(samples[point, variant].values.values())),
-      _noted(
-        verdicts.get((point, variant)), cells[point, variant], cells.get((point, plan.baseline))
-      ),
+      verdicts.get((point, variant)),
       _costs(cells[point, variant]),
       {},
       rankings[point].ranks.get(variant),
+      _note(
+        verdicts.get((point, variant)),
+        cells[point, variant],
+        cells.get((point, plan.baseline), []),
+        len(samples[point, variant].values),
+      ),
     )
     for point, variant in order
   ]
@@ -165,6 +192,9 @@ def read_results(folder: Path) -> Results:
 
 
 def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
+  if trial.problem:
+    # Its config is unmatched, and may be that of a trial of another sweep, which was run.
+    return Entry(trial, Path(), 'failed', trial.problem, None)
   outcome = read_outcome(folder)
   if outcome is not None:
     if outcome.status == 'finished' and plan.metric not in outcome.metrics:
@@ -173,8 +203,6 @@ def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
     if outcome.status == 'finished' and not _is_number(outcome.metrics[plan.metric]):
       return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
     return Entry(trial, folder, outcome.status, outcome.reason, outcome)
-  if trial.problem:
-    return Entry(trial, folder, 'failed', trial.problem, None)
   begun = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
   return Entry(trial, folder, 'running' if begun else 'waiting', '', None)
 
@@ -192,23 +220,29 @@ def _sample(entries: Iterable[Entry], metric: str) -> Sample:
   values = {entry.trial.seed: entry.value(metric) for entry in entries}
   return Sample(
     {seed: value for seed, value in values.items() if value is not None},
-    sum(entry.status == 'diverged' for entry in entries),
+    _seeds(entries, 'diverged'),
   )
 
 
-def _noted(
-  comparison: Comparison | None, entries: Sequence[Entry], baseline: Sequence[Entry] | None
-) -> Comparison | None:
-  """Adds what the numbers do not know: failed seeds, a config that is the baseline's."""
+def _note(
+  comparison: Comparison | None, entries: Sequence[Entry], baseline: Sequence[Entry], finished: int
+) -> str:
+  """What the numbers do not tell: failed seeds, seeds without a pair, a config that is the baseline's."""
+  counts = {status: _seeds(entries, status) for status in ('failed', 'diverged')}
+  of = len({entry.trial.seed for entry in entries})
+  told = {status: f'{count} of {of} seeds {status}' for status, count in counts.items() if count}
   if comparison is None:
-    return None
-  failed = sum(entry.status == 'failed' for entry in entries)
-  notes = [f'{failed} of {len(entries)} seeds failed'] if failed else []
-  same = baseline and entries[0].trial.identity == baseline[0].trial.identity
-  if same and entries[0].trial.identity:
+    return '; '.join(told.values())
+  notes = [told['failed']] if 'failed' in told else []
+  if baseline and entries[0].trial.identity == baseline[0].trial.identity != '':
     notes.append('the config is that of the baseline')
-  notes += [comparison.note] if comparison.note else []
-  return dataclasses.replace(comparison, note='; '.join(notes))
+  if 0 < comparison.pairs < finished:
+    notes.append(f'{comparison.pairs} {"pair" if comparison.pairs == 1 else "pairs"}')
+  return '; '.join([*notes, *([comparison.note] if comparison.note else [])])
+
+
+def _seeds(entries: Iterable[Entry], status: str) -> int:
+  return len({entry.trial.seed for entry in entries if entry.status == status})
 
 
 def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:

@@ -11,6 +11,7 @@ from t2x.sweeps.records import Outcome, Plan, Trial, write_outcome, write_plan
 
 # Variants, and by how much their loss differs from the baseline's.
 EFFECTS = {'vanilla': 0.0, 'geglu': -0.12, 'rezero': 0.15, 'relu': 0.003, 'fixup': 0.0}
+MADE_BY = {'python': '3.11.2', 'jax': '0.10.0', 'device': 'cpu x 2', 'commit': '0123abc+'}
 NASTY = '</script><b>loss</b> & "nan" at step 30 | of 100'
 
 
@@ -69,6 +70,7 @@ def write_run(folder: Path, trial: Trial, effect: float, status: str, steps: int
     seconds=0.05 * steps * (1 + 0.1 * trial.seed) + 0.3 * trial.parameters / 1e5,
     tokens_per_second=2e4 - trial.seed,
     memory_bytes=2**28 + trial.parameters * 16,
+    made_by=MADE_BY,
   )
   write_outcome(folder, outcome)
 
@@ -93,8 +95,8 @@ def make_sweep(
     goal='min',
     matched='parameters',
     config='Stack.num_layers = 2\nTrainer.num_steps = 100\n',
-    versions={'python': '3.11.2', 'jax': '0.10.0', 't2x': '0.1.0', 'device': 'cpu x 2'},
-    commit='0123abc+',
+    versions={'python': '3.11.2', 'jax': '0.11.0', 'device': 'gpu'},
+    commit='999ffff',
     trials=tuple(trials(effects, seeds, points, steps)),
   )
   write_plan(out / 'study', plan)

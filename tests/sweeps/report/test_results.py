@@ -10,7 +10,8 @@ import pytest
 
 from t2x.errors import UserError
 from t2x.sweeps.records import Outcome, write_outcome
-from t2x.sweeps.report import read_results, write_report
+from t2x.sweeps.report import read_results, told, write_report
+from t2x.sweeps.report.curves import curves
 
 
 def rows(path):
@@ -108,6 +109,46 @@ def test_the_report_tells_verdicts_reasons_and_origin(sweep):
   assert 'Block.feed_forward = @Geglu' in text
 
 
+def test_versions_are_those_of_the_trials(sweep):
+  folder = sweep()
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert '| jax | 0.10.0 |' in text and '999ffff' not in text and 'Warning' not in text
+  path = folder.parent / 'trials' / '0100abcdef-2' / 'trial.json'
+  told = json.loads(path.read_text())
+  path.write_text(json.dumps(told | {'made_by': told['made_by'] | {'commit': '456def'}}))
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert '| commit | 0123abc+, 456def |' in text and '| jax | 0.10.0 |' in text
+  warning = 'not all made alike, which may be what differs: commit 0123abc+, 456def.'
+  assert warning in text and warning in (folder / 'report.html').read_text()
+
+
+def test_trials_that_do_not_say_what_made_them_can_be_read(sweep):
+  folder = sweep()
+  paths = list(folder.parent.glob('trials/*/trial.json'))
+  for path in paths:
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({name: one for name, one in told.items() if name != 'made_by'}))
+  results = read_results(folder)
+  assert results.origins['commit'] == ['999ffff'] and not results.warning()
+  write_outcome(paths[0].parent, Outcome(status='finished', metrics={'loss': 1.0}))
+  assert 'unknown' in read_results(folder).warning()
+
+
+def test_seeds_that_the_baseline_lacks_are_told(sweep):
+  folder = sweep(failed=('vanilla', 4), diverged=('vanilla', 2))
+  results = read_results(folder)
+  notes = {row.variant: row.note for row in results.rows}
+  assert notes['vanilla'] == '1 of 5 seeds failed; 2 of 5 seeds diverged'
+  assert notes['geglu'] == '2 pairs'
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  assert '| baseline |  | 1 of 5 seeds failed; 2 of 5 seeds diverged |' in text
+  assert '| 2 pairs |' in text
+  assert [row['note'] for row in told(results)['rows'][:2]] == [notes['vanilla'], '2 pairs']
+
+
 def test_what_finished_without_a_number_diverged(sweep):
   folder = sweep()
   write_outcome(
@@ -123,6 +164,29 @@ def test_what_finished_without_a_number_diverged(sweep):
   assert geglu.comparison.pairs == 3
 
 
+def test_a_seed_diverged_once_whatever_number_of_lines_the_plan_has_for_it(sweep):
+  folder = sweep(failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  plan['trials'] *= 2
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  fixup = next(row for row in read_results(folder).rows if row.variant == 'fixup')
+  assert fixup.note.startswith('3 of 5 seeds diverged')
+
+
+def test_a_variant_that_cannot_be_matched_has_no_verdict_of_another_sweeps_trial(sweep):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  for trial in plan['trials']:
+    if trial['variant'] == 'geglu':
+      trial['problem'] = '9.0% more parameters than the baseline'
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  results = read_results(folder)
+  geglu = next(row for row in results.rows if row.variant == 'geglu')
+  assert (geglu.verdict, geglu.summary.n, geglu.count('failed')) == ('cannot tell', 0, 5)
+  assert {entry.reason for entry in geglu.entries} == {'9.0% more parameters than the baseline'}
+  assert results.rows.index(geglu) not in {run['row'] for run in curves(results)['runs']}
+
+
 def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
   folder = sweep(diverged=('', 0), failed=('', 0))
   plan = json.loads((folder / 'sweep.json').read_text())
@@ -132,7 +196,7 @@ def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
   (folder / 'sweep.json').write_text(json.dumps(plan))
   relu = next(row for row in read_results(folder).rows if row.variant == 'relu')
   assert relu.verdict == 'cannot tell'
-  assert relu.comparison.note.startswith('the config is that of the baseline')
+  assert relu.note.startswith('the config is that of the baseline')
 
 
 def test_no_sweep_folder(tmp_path):

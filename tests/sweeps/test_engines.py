@@ -1,0 +1,102 @@
+"""Trials as jobs of an engine: the shared folder tells what became of them."""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from t2x.errors import UserError
+from t2x.sweeps.engines import Engine
+from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
+from t2x.sweeps.trial import held
+
+
+def trial(name):
+  return Trial(variant=name, point={}, seed=0, identity=name, folder=name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Jobs(Engine):
+  """Jobs that do `work` when they are first asked whether they are over."""
+
+  work: Callable
+  poll_seconds: float = 0.01
+  started: list = dataclasses.field(default_factory=list)
+
+  def start(self, trials, folder):
+    self.started.append([one.folder for one in trials])
+    return [lambda one=one: self.work(folder / one.folder) for one in trials]
+
+
+@pytest.fixture
+def folder(tmp_path):
+  for name in 'abc':
+    (tmp_path / name).mkdir()
+  return tmp_path
+
+
+def finish(run):
+  write_outcome(run, Outcome(status='finished'))
+  return True
+
+
+def test_each_trial_is_a_job_and_what_had_ended_is_told(folder):
+  told = []
+  finish(folder / 'b')
+  jobs = Jobs(finish)
+  jobs.run([trial(name) for name in 'abc'], folder, lambda one, outcome: told.append(one.folder))
+  assert jobs.started == [['a', 'c']]
+  assert sorted(told) == ['a', 'b', 'c']
+
+
+def test_a_job_that_is_lost_leaves_the_others_and_is_named(folder):
+  told = []
+  jobs = Jobs(lambda run: run.name == 'a' or finish(run))
+  with pytest.raises(UserError, match=r'1 jobs ended without an outcome \(a\)'):
+    jobs.run([trial(name) for name in 'abc'], folder, lambda one, outcome: told.append(one.folder))
+  assert sorted(told) == ['b', 'c']
+
+
+def test_a_trial_that_another_machine_has_is_waited_for_and_run_when_it_is_free(folder):
+  held_elsewhere = held(folder / 'a')
+  held_elsewhere.__enter__()
+  told = []
+
+  def ended(one, outcome):
+    told.append(one.folder)
+    if one.folder == 'b':
+      held_elsewhere.__exit__(None, None, None)
+
+  jobs = Jobs(finish)
+  jobs.run([trial('a'), trial('b')], folder, ended)
+  assert jobs.started == [['b'], ['a']]
+  assert told == ['b', 'a']
+
+
+def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'ray', None)
+  code, told = sweep('--runner', 'ray')
+  assert code == 2 and "pip install 't2x[ray]'" in told.err
+
+
+def test_a_machine_without_slurm_is_said(sweep, monkeypatch):
+  monkeypatch.setenv('PATH', '')
+  code, told = sweep('--runner', 'slurm')
+  assert code == 2 and 'there is no sbatch on this machine' in told.err
+
+
+@pytest.mark.slow
+def test_slurm_through_submitit_without_a_cluster(command, sweep, tmp_path):
+  sweep('--gin.Sweep.seeds=1', out='whole')
+  # Its local executor: a process a job, as on a node.
+  engine = ('--runner', 'slurm', '--setting', 'cluster=local', '--setting', 'timeout_min=5')
+  assert command('out', '--gin.Sweep.seeds=1', *engine).wait() == 0
+  ends = [
+    {
+      run.parent.name: read_outcome(run.parent).metrics
+      for run in (tmp_path / out).rglob('trial.json')
+    }
+    for out in ('out', 'whole')
+  ]
+  assert ends[0] == ends[1] and len(ends[0]) == 2

@@ -1,0 +1,42 @@
+"""Files that several write at once are whole."""
+
+import threading
+
+import pytest
+
+from t2x.files import write_whole
+
+
+def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
+  path, contents = tmp_path / 'file', [bytes([i]) * 100_000 for i in range(4)]
+  errors = []
+
+  def write(content):
+    try:
+      for _ in range(50):
+        write_whole(path, content)
+        assert path.read_bytes() in contents
+    except Exception as error:
+      errors.append(error)
+
+  threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert not errors
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
+  path = tmp_path / 'file'
+  write_whole(path, b'old')
+
+  def fail(*_):
+    raise OSError('the disk is full')
+
+  monkeypatch.setattr('os.replace', fail)
+  with pytest.raises(OSError, match='full'):
+    write_whole(path, b'new')
+  assert [one.name for one in tmp_path.iterdir()] == ['file']
+  assert path.read_bytes() == b'old'
