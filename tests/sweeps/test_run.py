@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from t2x.cli import main
 from t2x.commands import load
 from t2x.sweeps.origin import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
