@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ['answered_by', 'passed_on']
+__all__ = ['answered_by', 'asked_to_stop', 'passed_on']
 
 Handler = Callable[[int, Any], None]
 
 # Of threads other than the main one; and what has come to them, for those that begin later.
 _threads: list[Handler] = []
 _passed: list[int] = []
+# All that came to a handler of the main thread, whether or not it could still do something about it.
+_received: list[int] = []
 
 
 @contextlib.contextmanager
@@ -30,12 +32,27 @@ def answered_by(handler: Handler) -> Iterator[None]:
     finally:
       _threads.remove(handler)
     return
-  before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+
+  def answer(number: int, frame: Any) -> None:
+    _received.append(number)
+    handler(number, frame)
+
+  before = {number: signal.signal(number, answer) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
     yield
   finally:
     for number, old in before.items():
       signal.signal(number, old)
+
+
+def asked_to_stop() -> Callable[[], bool]:
+  """What says whether SIGTERM or SIGINT has come since, to whomever.
+
+  A run that is asked in its last step or while it evaluates ends well: what would begin the next
+  one looks here.
+  """
+  before = len(_received)
+  return lambda: len(_received) > before
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ import dataclasses
 import itertools
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.errors import EXIT_INTERRUPTED, UserError
-from t2x.signals import answered_by
+from t2x.signals import answered_by, asked_to_stop
 from t2x.sweeps.records import Outcome, Trial, read_outcome
 from t2x.sweeps.together import run_together
 from t2x.sweeps.trial import Busy, Programs, run_trial
@@ -83,7 +84,7 @@ class Here(Runner):
   wait_seconds: float = 2.0
 
   def run(self, trials, folder, ended):
-    programs = Programs()
+    programs, stopped = Programs(), asked_to_stop()
     waiting = list(self._order(distinct(trials)))
     while waiting:
       busy = []
@@ -94,6 +95,8 @@ class Here(Runner):
             ended(trial, outcomes[trial.folder])
           else:
             busy.append(trial)
+        if stopped():
+          raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
       if len(busy) == len(waiting):
         time.sleep(self.wait_seconds)
       waiting = busy
@@ -178,10 +181,12 @@ class Pool(Runner):
       )
 
   def _stop(self, workers: Sequence[subprocess.Popen]) -> None:
-    for worker in workers:
-      if worker.poll() is None:
-        worker.terminate()
-    for worker in workers:
+    running = [worker for worker in workers if worker.poll() is None]
+    if running:
+      print(f'stopping: {len(running)} workers end their step and save', file=sys.stderr)
+    for worker in running:
+      worker.terminate()
+    for worker in running:
       worker.wait()
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from t2x.cli import main
 from t2x.commands import load
+from t2x.errors import UserError
+from t2x.signals import answered_by
 from t2x.sweeps.origin import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
@@ -209,6 +211,26 @@ def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
     holder.kill()
     holder.wait()
   assert run_trial(trial, folder.parent, load).status == 'finished'
+
+
+def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, monkeypatch):
+  begun = []
+
+  def last_step(trial, *_):
+    begun.append(trial.folder)
+    with answered_by(lambda *_: None):
+      signal.raise_signal(signal.SIGTERM)
+    return Outcome(status='finished')
+
+  monkeypatch.setattr('t2x.sweeps.runners.run_trial', last_step)
+  trials = [
+    Trial(variant=name, point={}, seed=0, identity=name, folder=name, program=name)
+    for name in ('one', 'two')
+  ]
+  told = []
+  with pytest.raises(UserError, match='interrupted'):
+    Here(load).run(trials, tmp_path, lambda trial, outcome: told.append(trial.folder))
+  assert begun == told == ['one']
 
 
 def test_workers_begin_in_different_places_and_between_them_run_all():
