@@ -266,12 +266,10 @@ def _report(commands) -> None:
   )
   parser.add_argument('sweep', metavar='SWEEP', help='a sweep folder: the one with sweep.json')
   parser.add_argument(
-    '--watch',
-    nargs='?',
-    type=float,
-    const=30.0,
-    metavar='SECONDS',
-    help='write again when trials go on, looking every SECONDS (default: 30), until all have ended',
+    '--watch', action='store_true', help='write again when trials go on, until all have ended'
+  )
+  parser.add_argument(
+    '--every', type=float, default=30.0, metavar='SECONDS', help='between two looks (default: 30)'
   )
   parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
 

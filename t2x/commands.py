@@ -336,7 +336,7 @@ def report(args: argparse.Namespace) -> int:
   """`t2x report`: the report of a sweep, of what has ended so far."""
   from t2x.sweeps import report as reports
 
-  for results in reports.watch(Path(args.sweep), args.watch):
+  for results in reports.watch(Path(args.sweep), args.every if args.watch else None):
     if args.json:
       print(json.dumps(reports.told(results), ensure_ascii=False), flush=True)
     else:

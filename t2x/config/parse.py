@@ -129,7 +129,7 @@ def _statements(text: str):
       yield statement
   except SyntaxError as error:
     line = error.lineno or line
-    raise SyntaxError(_first_line(error.msg), (None, line, None, None)) from None
+    raise SyntaxError(_told(error.msg), (None, line, None, None)) from None
   except tokenize.TokenError as error:
     message, (line, _) = error.args
     if opened := _open_bracket(text):
@@ -139,6 +139,13 @@ def _statements(text: str):
     token = parser.current_token if parser else None
     line = token.start[0] if token else line
     raise SyntaxError(_first_line(str(error)), (None, line, None, None)) from None
+
+
+def _told(message: str | None) -> str:
+  word = re.search(r"Failed to parse token '([A-Za-z_]\w*)'", message or '')
+  if word is None:
+    return _first_line(message)
+  return f"{word[1]} is no value: @{word[1]} is a part, %{word[1]} a macro, '{word[1]}' a text"
 
 
 def _first_line(message: str | None) -> str:

@@ -164,7 +164,7 @@ def read_outcome(run: Path) -> Outcome | None:
   """Reads OUT/trials/ID/trial.json; None: the trial has not ended."""
   try:
     return Outcome(**json.loads((run / 'trial.json').read_text()))
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):
     return None
   except (ValueError, TypeError) as error:
     raise UserError(

@@ -57,14 +57,18 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
   os.environ.setdefault(_PREALLOCATE, 'false')
   origin()
   plan, configs = _planned(args, load, folder)
+  if args.retry and not args.dry_run:
+    _forget_failures(plan.trials, trials_folder)
   print(plan_table(plan, trials_folder))
   if args.dry_run:
     return 0
-  write_plan(folder, plan)
+  try:
+    write_plan(folder, plan)
+    trials_folder.mkdir(exist_ok=True)
+  except OSError as error:
+    raise UserError(f'--out {args.out} cannot be written: {error.strerror}') from error
   for name, text in configs.items():
     _keep(trials_folder / name / 'config.gin', text)
-  if args.retry:
-    _forget_failures(plan.trials, trials_folder)
   _run(_runner(args, load, folder), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
 
@@ -102,7 +106,7 @@ def _forget_failures(trials: Sequence[Trial], folder: Path) -> None:
   for trial in distinct(trials):
     outcome = read_outcome(folder / trial.folder)
     if outcome is not None and outcome.status == 'failed':
-      (folder / trial.folder / 'trial.json').unlink()
+      (folder / trial.folder / 'trial.json').unlink(missing_ok=True)
 
 
 def _runner(args: argparse.Namespace, load: Load, folder: Path) -> Runner:
@@ -214,6 +218,8 @@ def _summary(plan: Plan, folder: Path, report: Path) -> int:
     1 for one in outcomes if one is not None and _lacks(plan, one)
   )
   told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+  if counts['failed']:
+    told += ' (--retry runs those that failed again)'
   if names := dict.fromkeys(trial.variant for trial in plan.trials if trial.problem):
     told = f'{told}; not run, as no budget matches: {", ".join(names)}'
   print(f'{told or "nothing to run"}; now: t2x report {report}')

@@ -238,6 +238,13 @@ def test_a_syntax_error_hides_no_error_of_other_files(errors):
   ]
 
 
+def test_a_word_that_lacks_its_sign_is_told(errors):
+  for text in ('Types.s = relu', "Types.table = {'a': relu}"):
+    assert errors(TYPES, files=('x.gin', 'bad.gin'), bad=text) == [
+      "bad.gin:1: cannot be read: relu is no value: @relu is a part, %relu a macro, 'relu' a text"
+    ]
+
+
 def test_include_loops_are_refused(errors):
   assert errors("include 'a.gin'", a="\ninclude 'b.gin'", b="include 'x.gin'") == [
     'b.gin:1: include loop: x.gin -> a.gin -> b.gin -> x.gin'

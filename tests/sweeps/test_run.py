@@ -157,6 +157,12 @@ def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
   assert code == 1 and "4 finished, 1 without 'loss'; now" in told.out.splitlines()[-1]
 
 
+def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
+  (tmp_path / 'out').write_text('a file')
+  code, told = sweep()
+  assert code == 2 and f'--out {tmp_path / "out"} cannot be written: ' in told.err
+
+
 def test_variants_that_are_not_run_are_said_in_the_end(sweep):
   variants = "{'gelu': {}, 'long': {'Trainer.num_steps': 24}}"
   code, told = sweep('--gin.Sweep.seeds=1', variants=variants)
