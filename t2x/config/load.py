@@ -7,7 +7,7 @@ from typing import Any
 
 from t2x.config.bindings import Bindings
 from t2x.config.check import check_unused, check_values
-from t2x.config.parse import Import, Statement, parse_files, parse_value
+from t2x.config.parse import Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
 from t2x.config.values import Finding, Macro, Place, Reference, leaves, raise_findings
@@ -43,13 +43,7 @@ class Config:
       for argument in call.arguments.values()
       if argument.statement is not None
     }
-    pending: list[Any] = [statement.value for statement in used]
-    while pending:
-      for leaf in leaves(pending.pop()):
-        statement = self.bindings.macros.get(leaf.name) if isinstance(leaf, Macro) else None
-        if statement is not None and statement not in used:
-          used.add(statement)
-          pending.append(statement.value)
+    used |= set(macros_in([one.value for one in used], self.bindings.macros).values())
     return [statement for statement in self.statements if statement in used]
 
   def build(self, stand_ins: Mapping[str, Any] | None = None) -> Any:

@@ -10,15 +10,15 @@ import io
 import os
 import re
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from gin import config_parser
 
-from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference
+from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves
 
-__all__ = ['Import', 'Parsed', 'Statement', 'parse_files', 'parse_value']
+__all__ = ['Import', 'Parsed', 'Statement', 'macros_in', 'parse_files', 'parse_value']
 
 # A folder that rendered configs name, so that a run folder finds the user's modules again.
 SEARCH_COMMENT = '# modules in: '
@@ -76,6 +76,18 @@ class Parsed:
   def error(self, place: Place, message: str) -> None:
     self.findings.append(Finding(place, message))
     self.complete = False
+
+
+def macros_in(values: Iterable[Any], macros: Mapping[str, Statement]) -> dict[str, Statement]:
+  """Those of `macros`, by name, that values hold, also by way of others."""
+  found: dict[str, Statement] = {}
+  waiting = list(values)
+  while waiting:
+    for leaf in leaves(waiting.pop()):
+      if isinstance(leaf, Macro) and leaf.name in macros and leaf.name not in found:
+        found[leaf.name] = macros[leaf.name]
+        waiting.append(macros[leaf.name].value)
+  return found
 
 
 class _Delegate(config_parser.ParserDelegate):

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from t2x.config.load import Config
-from t2x.config.parse import SEARCH_COMMENT, Statement
+from t2x.config.parse import SEARCH_COMMENT, Statement, macros_in
 from t2x.config.resolve import Argument, Call, Shared, calls
 from t2x.config.signature import MISSING, Part
-from t2x.config.values import Macro, Reference, leaves, map_leaves, to_gin
+from t2x.config.values import Reference, map_leaves, to_gin
 
 __all__ = ['Text', 'plain', 'render', 'show']
 
@@ -124,16 +124,9 @@ def _value(argument: Argument, config: Config) -> str:
 
 
 def _origin(statement: Statement, config: Config) -> str:
-  parts = [str(statement.place)]
-  pending, seen = [statement.value], set()
-  while pending:
-    for leaf in leaves(pending.pop()):
-      if isinstance(leaf, Macro) and leaf.name not in seen:
-        seen.add(leaf.name)
-        macro = config.bindings.macros[leaf.name]
-        parts.append(f'%{leaf.name} {macro.place}')
-        pending.append(macro.value)
-  return ', '.join(parts)
+  macros = macros_in([statement.value], config.bindings.macros)
+  parts = (f'%{name} {one.place}' for name, one in macros.items())
+  return ', '.join([str(statement.place), *parts])
 
 
 class Text(str):

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import re
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,7 +202,8 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     sweep = Sweep(**given, file=Path(file))
   except UserError as error:
     raise UserError(f'{file}: {error}') from error
-  dropped = _named(own, macros) - _of_trials(sweep, shared, _named(own, macros), macros)
+  mine = config_lib.macros_in(own, macros).keys()
+  dropped = mine - _of_trials(sweep, shared, mine, macros)
   kept = [one for one in shared if not (one.is_macro and one.macro_name in dropped)]
   lines = tuple(f'{one.target}={config_lib.to_gin(one.value)}' for one in kept)
   return dataclasses.replace(sweep, shared=lines)
@@ -212,8 +213,8 @@ _Macros = Mapping[str, config_lib.Statement]
 
 
 def _of_trials(
-  sweep: Sweep, shared: Sequence[config_lib.Statement], own: set[str], macros: _Macros
-) -> set[str]:
+  sweep: Sweep, shared: Sequence[config_lib.Statement], own: Set[str], macros: _Macros
+) -> Set[str]:
   """The macros that the base, or what the sweep file binds beside `Sweep`, defines or uses.
 
   `own`: the macros that `Sweep` uses, which tell nothing of those that they use themselves.
@@ -221,24 +222,12 @@ def _of_trials(
   base = config_lib.parse_files(sweep.base_files).statements
   values = [one.value for one in (*base, *shared) if not (one.is_macro and one.macro_name in own)]
   values += [config_lib.Macro(one.macro_name) for one in base if one.is_macro]
-  return _named(values, macros)
-
-
-def _named(values: Sequence[Any], macros: _Macros) -> set[str]:
-  """Names of the macros within values, also by way of macros."""
-  found: set[str] = set()
-  pending = list(values)
-  while pending:
-    for leaf in config_lib.leaves(pending.pop()):
-      if isinstance(leaf, config_lib.Macro) and leaf.name not in found:
-        found.add(leaf.name)
-        pending += [macros[leaf.name].value] if leaf.name in macros else []
-  return found
+  return config_lib.macros_in(values, macros).keys()
 
 
 def _refuse_loops(macros: _Macros) -> None:
   for name, statement in macros.items():
-    if name in _named([statement.value], macros):
+    if name in config_lib.macros_in([statement.value], macros):
       raise UserError(f'{statement.place}: macro %{name} holds itself')
 
 
