@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line
 from t2x.signals import answered_by
 
 __all__ = ['main']
@@ -324,9 +324,7 @@ def _run_command(args: argparse.Namespace) -> int:
   except KeyboardInterrupt as error:
     return _fail(args, error, 'interrupted', 130)
   except Exception as error:
-    first = (str(error).splitlines() or [''])[0]
-    message = f'{type(error).__name__}: {first} (--traceback shows where)'
-    return _fail(args, error, message, 1)
+    return _fail(args, error, f'{in_a_line(error)} (--traceback shows where)', 1)
 
 
 @contextlib.contextmanager

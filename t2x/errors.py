@@ -1,6 +1,6 @@
 """Errors that a user can mend: told in one line, without a traceback."""
 
-__all__ = ['EXIT_INTERRUPTED', 'UserError']
+__all__ = ['EXIT_INTERRUPTED', 'Interrupted', 'UserError', 'first_line', 'in_a_line']
 
 # The exit code of a run that was stopped and goes on when the same command is run again.
 EXIT_INTERRUPTED = 75
@@ -16,3 +16,21 @@ class UserError(Exception):
   def __init__(self, message: str, exit_code: int = 2):
     super().__init__(message)
     self.exit_code = exit_code
+
+
+class Interrupted(UserError):
+  """The process was asked to stop; what it had done is saved. `told`: how it ended, in a few words."""
+
+  def __init__(self, told: str = 'interrupted'):
+    super().__init__(f'{told}: run the same command again to go on', EXIT_INTERRUPTED)
+
+
+def first_line(error: BaseException) -> str:
+  """The first line of what an error says; '' where it says nothing."""
+  return (str(error).strip().splitlines() or [''])[0]
+
+
+def in_a_line(error: BaseException) -> str:
+  """`first_line`, led by the error's kind where it is no user's mistake."""
+  line = first_line(error)
+  return line if isinstance(error, UserError) else f'{type(error).__name__}: {line}'

@@ -56,11 +56,8 @@ def asked_to_stop() -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def passed_on() -> Iterator[list[int]]:
-  """Meanwhile SIGTERM and SIGINT go to the handlers of all other threads.
-
-  Yields those that have come.
-  """
+def passed_on() -> Iterator[None]:
+  """Meanwhile SIGTERM and SIGINT go to the handlers of all other threads."""
 
   def pass_on(number: int, frame: Any) -> None:
     _passed.append(number)
@@ -69,6 +66,6 @@ def passed_on() -> Iterator[list[int]]:
 
   with answered_by(pass_on):
     try:
-      yield _passed
+      yield
     finally:
       _passed.clear()

@@ -14,6 +14,7 @@ from typing import Any
 from t2x.config.parse import Import
 from t2x.config.signature import Part, describe
 from t2x.config.values import Finding
+from t2x.errors import in_a_line
 
 __all__ = ['Registry']
 
@@ -166,5 +167,4 @@ def _import_problem(module: str, error: Exception) -> str:
       f"no module named '{error.name}': it is not installed, and neither in the working "
       'directory nor beside the config'
     )
-  lines = str(error).splitlines() or ['']
-  return f"cannot import '{module}': {type(error).__name__}: {lines[0]}"
+  return f"cannot import '{module}': {in_a_line(error)}"

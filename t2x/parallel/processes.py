@@ -15,7 +15,7 @@ import jax
 from jax._src import distributed
 from jax.sharding import Sharding
 
-from t2x.errors import UserError
+from t2x.errors import UserError, first_line
 from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
@@ -142,8 +142,8 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
       heartbeat_timeout_seconds=int(2 * lost_after) + 10,
     )
   except (RuntimeError, ValueError) as error:
-    first = (str(error).splitlines() or [''])[0]
-    raise UserError(f'no connection through {cluster.coordinator}: {first}', 1) from error
+    told = f'no connection through {cluster.coordinator}: {first_line(error)}'
+    raise UserError(told, 1) from error
   arrived.set()
   client = distributed.global_state.client
   watch = Watch(client, cluster.index, cluster.count, lost_after)

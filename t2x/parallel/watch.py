@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from t2x.errors import first_line
+
 __all__ = ['Watch']
 
 # Seconds between two looks at the others.
@@ -93,9 +95,8 @@ class Watch:
         self._look(number)
       except Exception as error:
         # The coordinator does not answer; jax's client notices by itself when it is gone.
-        first = (str(error).splitlines() or [''])[0]
         if self._silent('coordinator', '', time.monotonic()):
-          self._leave(f'the coordinator does not answer ({first})', 1)
+          self._leave(f'the coordinator does not answer ({first_line(error)})', 1)
 
   def _look(self, number: int) -> None:
     folder = 't2x/run' if self.index == 0 else 't2x/beat'

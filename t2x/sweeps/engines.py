@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.errors import UserError, first_line
 from t2x.sweeps.records import Outcome, Trial, read_outcome
-from t2x.sweeps.runners import Runner, pending, tell_ended
+from t2x.sweeps.runners import Runner
 from t2x.sweeps.trial import Busy, held, run_trial
 
 __all__ = ['Engine', 'Ray', 'Slurm']
@@ -38,9 +38,7 @@ class Engine(Runner):
     """Hands trials over, and gives for each what tells whether its job is over."""
 
   def run(self, trials, folder, ended):
-    waiting = pending(trials, folder)
-    tell_ended(trials, waiting, folder, ended)
-    left = {trial.folder: trial for trial in waiting}
+    left = {trial.folder: trial for trial in trials}
     jobs: dict[str, Callable[[], bool]] = {}
     over: set[str] = set()
     lost = []
@@ -112,7 +110,7 @@ class Slurm(Engine):
       job = functools.partial(_run, folder=folder.resolve(), load=self.load)
       jobs = executor.map_array(job, trials)
     except (RuntimeError, NameError, TypeError, submitit.core.utils.FailedJobError) as error:
-      raise UserError(f'Slurm took no job: {str(error).splitlines()[0]}', 1) from error
+      raise UserError(f'Slurm took no job: {first_line(error)}', 1) from error
     print(f'{len(jobs)} jobs submitted; their logs are in {self.logs}')
     return [job.done for job in jobs]
 

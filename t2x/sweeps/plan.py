@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.errors import UserError, in_a_line
 from t2x.sweeps.budgets import knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.origin import commit, versions
@@ -112,8 +112,7 @@ def _cost(config: config_lib.Config) -> Cost:
     raise
   except Exception as error:
     # Parts check what they can name; sizes such as 0 and -1 fail wherever they are first used.
-    line = next(iter(str(error).splitlines()), '')
-    raise UserError(f'it cannot be built: {type(error).__name__}: {line}') from error
+    raise UserError(f'it cannot be built: {in_a_line(error)}') from error
 
 
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:

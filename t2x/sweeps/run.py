@@ -22,7 +22,7 @@ from t2x.sweeps.origin import origin
 from t2x.sweeps.plan import Load, make_plan
 from t2x.sweeps.probe import step_seconds
 from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan, write_plan
-from t2x.sweeps.runners import Here, Pool, Runner, distinct, pending
+from t2x.sweeps.runners import Here, Pool, Runner, distinct
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
 
@@ -48,9 +48,8 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
   if args.worker:
     origin()  # Now: the commit may be another when the first trial ends.
     index, count = map(int, args.worker.split('/'))
-    Here(load, (index, count), args.together or 1).run(
-      read_plan(folder).trials, trials_folder, lambda *_: None
-    )
+    trials = distinct(read_plan(folder).trials)
+    Here(load, (index, count), args.together or 1).run(trials, trials_folder, lambda *_: None)
     return 0
   _check_name(Path(args.file), folder)
   # What plans and waits leaves the accelerator's memory to the workers.
@@ -168,18 +167,17 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
     MofNCompleteColumn(),
     TimeElapsedColumn(),
   )
-  left = {one.folder for one in pending(plan.trials, folder)}
   trials = distinct(plan.trials)
+  before = [read_outcome(folder / trial.folder) for trial in trials]
+  left = [trial for trial, outcome in zip(trials, before, strict=True) if outcome is None]
+  seen: list[Outcome] = []
+  for outcome in filter(None, before):
+    _check_metric(plan, outcome, seen)
   with Progress(*columns, console=console, transient=True) as progress:
     task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(left))
 
-    seen: list[Outcome] = []
-
     def ended(trial, outcome):
       _check_metric(plan, outcome, seen)
-      if trial.folder not in left:
-        return
-      left.discard(trial.folder)
       progress.advance(task)
       value = outcome.metrics.get(plan.metric)
       told = outcome.reason if value is None else f'{plan.metric} {value:.5g}'
@@ -188,7 +186,7 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
       line = f'{name}, seed {trial.seed}: {outcome.status}, {told} ({outcome.seconds:.1f} s)'
       progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    runner.run(plan.trials, folder, ended)
+    runner.run(left, folder, ended)
 
 
 def _lacks(plan: Plan, outcome: Outcome) -> bool:

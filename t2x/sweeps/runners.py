@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from t2x import config as config_lib
-from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.errors import Interrupted, UserError
 from t2x.signals import answered_by, asked_to_stop
 from t2x.sweeps.records import Outcome, Trial, read_outcome
 from t2x.sweeps.together import run_together
 from t2x.sweeps.trial import Busy, Programs, run_trial
 
-__all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct', 'pending', 'tell_ended']
+__all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct']
 
 # Called with each trial that has ended.
 Ended = Callable[[Trial, Outcome], None]
@@ -37,22 +37,6 @@ def distinct(trials: Sequence[Trial]) -> list[Trial]:
   return list(found.values())
 
 
-def pending(trials: Sequence[Trial], folder: Path) -> list[Trial]:
-  """Those of `distinct` that have not ended; `folder` is OUT/trials."""
-  return [one for one in distinct(trials) if read_outcome(folder / one.folder) is None]
-
-
-def tell_ended(
-  trials: Sequence[Trial], waiting: Sequence[Trial], folder: Path, ended: Ended
-) -> None:
-  """Tells of the trials that had ended before."""
-  names = {one.folder for one in waiting}
-  for trial in distinct(trials):
-    outcome = None if trial.folder in names else read_outcome(folder / trial.folder)
-    if outcome is not None:
-      ended(trial, outcome)
-
-
 class Runner(abc.ABC):
   """Runs trials whose config.gin stands in their folders."""
 
@@ -61,9 +45,9 @@ class Runner(abc.ABC):
     """Runs those of `trials` that have not ended, and returns when all have.
 
     Args:
-      trials: of a plan.
+      trials: each once (see `distinct`).
       folder: OUT/trials.
-      ended: told of each trial that has ended, whoever ran it.
+      ended: told of each trial when it has ended, whoever ran it.
     """
 
 
@@ -85,7 +69,7 @@ class Here(Runner):
 
   def run(self, trials, folder, ended):
     programs, stopped = Programs(), asked_to_stop()
-    waiting = list(self._order(distinct(trials)))
+    waiting = list(self._order(trials))
     while waiting:
       busy = []
       for group in self._groups(waiting):
@@ -96,7 +80,7 @@ class Here(Runner):
           else:
             busy.append(trial)
         if stopped():
-          raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
+          raise Interrupted
       if len(busy) == len(waiting):
         time.sleep(self.wait_seconds)
       waiting = busy
@@ -149,18 +133,17 @@ class Pool(Runner):
   logs: Path
 
   def run(self, trials, folder, ended):
-    waiting = {trial.folder: trial for trial in pending(trials, folder)}
-    tell_ended(trials, list(waiting.values()), folder, ended)
-    stopped: list[int] = []
-    with answered_by(lambda number, frame: stopped.append(number)):
+    waiting = {trial.folder: trial for trial in trials}
+    stopped = asked_to_stop()
+    with answered_by(lambda *_: None):
       workers = [self._start(i) for i in range(min(self.num_processes, len(waiting)))]
       try:
         while waiting or any(worker.poll() is None for worker in workers):
           for name in list(waiting):
             if outcome := read_outcome(folder / name):
               ended(waiting.pop(name), outcome)
-          if stopped:
-            raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
+          if stopped():
+            raise Interrupted
           idle = waiting and all(worker.poll() is not None for worker in workers)
           if idle and not any(read_outcome(folder / one) for one in waiting):
             raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)

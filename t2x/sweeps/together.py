@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 
 from t2x import config as config_lib
-from t2x.errors import EXIT_INTERRUPTED, UserError
-from t2x.signals import passed_on
+from t2x.errors import Interrupted, UserError, in_a_line
+from t2x.signals import asked_to_stop, passed_on
 from t2x.sweeps.records import Outcome, Trial, read_outcome
 from t2x.sweeps.trial import (
   Busy,
   Programs,
   held,
-  in_a_line,
   told_to,
   train_alone,
   train_trial,
@@ -64,7 +63,7 @@ def run_together(
     holds have none.
 
   Raises:
-    UserError: the process was asked to stop; the trials go on next time.
+    Interrupted: the process was asked to stop; the trials go on next time.
   """
   outcomes: dict[str, Outcome] = {}
   with contextlib.ExitStack() as stack:
@@ -120,7 +119,7 @@ def _in_threads(
   """What became of each, or why it is to be trained alone.
 
   Raises:
-    UserError: the process was asked to stop; the trials have saved and go on next time.
+    Interrupted: the process was asked to stop; the trials have saved and go on next time.
   """
 
   def run(index: int) -> Outcome | str:
@@ -132,10 +131,11 @@ def _in_threads(
     finally:
       lockstep.leave(index)
 
-  with passed_on() as signals, futures.ThreadPoolExecutor(len(trials)) as pool:
+  stopped = asked_to_stop()
+  with passed_on(), futures.ThreadPoolExecutor(len(trials)) as pool:
     found = list(pool.map(run, range(len(trials))))
-    if signals:  # That came when all were at their ends.
-      raise UserError('interrupted: run the same command again to go on', EXIT_INTERRUPTED)
+  if stopped():  # When all were at their ends.
+    raise Interrupted
   return {trial.folder: one for trial, one in zip(trials, found, strict=True)}
 
 

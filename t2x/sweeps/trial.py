@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
-from t2x.errors import EXIT_INTERRUPTED, UserError
+from t2x.errors import Interrupted, UserError, in_a_line
 from t2x.files import locked
 from t2x.run_folder import claimed
 from t2x.sweeps.records import Outcome, Trial, metric_lines, read_outcome, write_outcome
@@ -20,7 +20,6 @@ __all__ = [
   'Busy',
   'Programs',
   'held',
-  'in_a_line',
   'run_trial',
   'told_to',
   'train_alone',
@@ -155,7 +154,7 @@ def _trained(
       metrics = train(experiment, run, text, program=program)
     memory = program.memory_bytes()
   except Exception as error:
-    if isinstance(error, passes) or getattr(error, 'exit_code', None) == EXIT_INTERRUPTED:
+    if isinstance(error, (Interrupted, *passes)):
       raise
     log.error('%s: %s', type(error).__name__, error, exc_info=not isinstance(error, UserError))
     seconds = (time.monotonic() - began) / together
@@ -180,12 +179,6 @@ def _trained(
     memory_bytes=None if memory is None else memory // together,
     together=together,
   )
-
-
-def in_a_line(error: Exception) -> str:
-  """The first line of what an error says, with its kind where it is no user's mistake."""
-  text = (str(error).splitlines() or [''])[0]
-  return text if isinstance(error, UserError) else f'{type(error).__name__}: {text}'
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, EveryNSteps, LatestN
 
 from t2x.arrays import named_leaves
-from t2x.errors import UserError
+from t2x.errors import UserError, first_line
 from t2x.train.checksums import damage_of, write_checksums
 
 __all__ = ['Checkpoints', 'nest', 'quiet_orbax']
@@ -329,7 +329,7 @@ class Checkpoints:
       shutil.rmtree(folder, ignore_errors=True)
     last = self.latest_step()
     good = 'there is no earlier one' if last is None else f'the one of step {last} is still good'
-    first = (str(error).splitlines() or [''])[0] or type(error).__name__
+    first = first_line(error) or type(error).__name__
     return UserError(
       f'a checkpoint could not be saved in {self.folder}: {first}; {good}. '
       'Make room, then run the same command again',

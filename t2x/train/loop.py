@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from t2x.data import Batches, Skipping
-from t2x.errors import UserError
+from t2x.errors import Interrupted, UserError
 from t2x.files import write_whole
 from t2x.parallel import Processes, check_shardings
 from t2x.train.experiment import Experiment
@@ -19,7 +19,7 @@ from t2x.train.recovery import go_back, kept_for_replay, skips_of
 from t2x.train.report import Report
 from t2x.train.run import Run
 from t2x.train.state import TrainState
-from t2x.train.stopping import Clock, Interrupted, interruptible
+from t2x.train.stopping import Clock, interruptible
 from t2x.train.watchdog import Watchdog
 
 __all__ = ['train']
@@ -126,7 +126,7 @@ def _train(
         clock.restart()
       if stops:
         run.checkpoints.wait()
-        raise Interrupted(step)
+        raise Interrupted(f'interrupted and saved at step {step}')
     run.checkpoints.wait()
   return metrics
 

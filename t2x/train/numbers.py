@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.errors import in_a_line
+
 __all__ = ['Fixed', 'Inputs', 'Number', 'blamed']
 
 Values = Mapping[str, float]
@@ -33,8 +35,7 @@ def blamed(numbers: Collection[str]) -> Iterator[None]:
   except Exception as error:
     if not numbers or isinstance(error, Fixed):
       raise
-    text = (str(error).splitlines() or [''])[0]
-    raise Fixed(f'{type(error).__name__}: {text}') from error
+    raise Fixed(in_a_line(error)) from error
 
 
 class Inputs:

@@ -8,21 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from jax.experimental import multihost_utils
 
-from t2x.errors import EXIT_INTERRUPTED, UserError
 from t2x.parallel import Processes
 from t2x.signals import answered_by
 
-__all__ = ['Clock', 'Interrupted', 'interruptible']
-
-
-class Interrupted(UserError):
-  """The run was told to stop; it saved and can be run again."""
-
-  def __init__(self, step: int):
-    super().__init__(
-      f'interrupted and saved at step {step}: run the same command again to go on',
-      EXIT_INTERRUPTED,
-    )
+__all__ = ['Clock', 'interruptible']
 
 
 @contextlib.contextmanager

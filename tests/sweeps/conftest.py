@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from t2x.cli import main
+from t2x.sweeps.records import read_outcome, read_plan
+from t2x.sweeps.runners import distinct
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,3 +88,26 @@ def command(sweep_file, tmp_path):
     )
 
   return start
+
+
+@pytest.fixture
+def outcomes(tmp_path):
+  """`outcomes(out)`: how each trial of a sweep in `out` ended, by run folder; None: it has not."""
+
+  def read(out='out'):
+    trials = distinct(read_plan(tmp_path / out / 'study').trials)
+    return {one.folder: read_outcome(tmp_path / out / 'trials' / one.folder) for one in trials}
+
+  return read
+
+
+@pytest.fixture
+def assert_close():
+  """`assert_close(lines, others, tolerance)`: equal metrics, to a relative tolerance."""
+
+  def check(lines, others, tolerance):
+    for one, other in zip(lines, others, strict=True):
+      assert one.pop('split') == other.pop('split')
+      assert one == pytest.approx(other, rel=tolerance)
+
+  return check

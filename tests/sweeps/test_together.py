@@ -1,5 +1,6 @@
 """Trials in lockstep: they end as alone, also where one of them, or the step of all, goes another way."""
 
+import os
 import signal
 import statistics
 import time
@@ -10,25 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from t2x.signals import asked_to_stop
 from t2x.sweeps import together
-from t2x.sweeps.records import metric_lines, read_outcome, read_plan
+from t2x.sweeps.records import metric_lines, read_plan
 from t2x.sweeps.report import write_report
-from t2x.sweeps.runners import distinct
 from t2x.sweeps.together import Lockstep, Parted
 
 STEPS = 3
-
-
-def outcomes(out):
-  plan = read_plan(out / 'study')
-  return {t.folder: read_outcome(out / 'trials' / t.folder) for t in distinct(plan.trials)}
-
-
-def assert_close(lines, others, tolerance):
-  """Equal metrics, to a relative tolerance."""
-  for one, other in zip(lines, others, strict=True):
-    assert one.pop('split') == other.pop('split')
-    assert one == pytest.approx(other, rel=tolerance)
 
 
 def step(leaves, batch, vector):
@@ -55,6 +44,24 @@ def run_all(lockstep, run):
 
   with futures.ThreadPoolExecutor(2) as pool:
     return list(pool.map(one, range(2)))
+
+
+def before_step(monkeypatch, number, action):
+  """Calls `action` before a step of all; the first is 1."""
+  whole, steps = together._vmapped, []
+
+  def vmapped(function):
+    step = whole(function)
+
+    def one(*arguments):
+      steps.append(1)
+      if len(steps) == number:
+        action()
+      return step(*arguments)
+
+    return one
+
+  monkeypatch.setattr(together, '_vmapped', vmapped)
 
 
 def test_leaves_that_were_restored_are_gone_on_from(lockstep):
@@ -85,12 +92,14 @@ def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(lockstep):
 
 
 @pytest.mark.parametrize('count', [2, 3])
-def test_trained_together_they_are_the_same_to_rounding(count, sweep, metrics, tmp_path):
+def test_trained_together_they_are_the_same_to_rounding(
+  count, sweep, metrics, tmp_path, outcomes, assert_close
+):
   seeds = '--gin.Sweep.seeds=3'
   sweep(seeds, out='apart')
   code, told = sweep(seeds, '--together', str(count))
   assert code == 0 and f'up to {count} of a program together' in told.out
-  found = outcomes(tmp_path / 'out')
+  found = outcomes()
   sizes = sorted(one.together for one in found.values())
   assert sizes == ([1, 1, 2, 2, 2, 2] if count == 2 else [3] * 6)
   for trial in read_plan(tmp_path / 'out' / 'study').trials:
@@ -111,22 +120,12 @@ def test_trained_together_they_are_the_same_to_rounding(count, sweep, metrics, t
 
 
 def test_a_step_of_all_that_fails_leaves_each_to_itself(
-  sweep, metrics, tmp_path, monkeypatch, caplog
+  sweep, metrics, tmp_path, monkeypatch, caplog, assert_close
 ):
-  whole, steps = together._vmapped, []
+  def fail():
+    raise MemoryError('too large for all')
 
-  def breaking(function):
-    step = whole(function)
-
-    def one(*arguments):
-      steps.append(1)
-      if len(steps) == 6:
-        raise MemoryError('too large for all')
-      return step(*arguments)
-
-    return one
-
-  monkeypatch.setattr(together, '_vmapped', breaking)
+  before_step(monkeypatch, 6, fail)
   sweep(variants="{'gelu': {}}", out='apart')
   code, told = sweep('--together', '2', variants="{'gelu': {}}")
   assert code == 0 and '2 finished' in told.out
@@ -143,12 +142,14 @@ def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, tmp_path
   assert code == 0 and '2 finished' in told.out
 
 
-def test_one_that_diverges_leaves_the_others_going(sweep, metrics, tmp_path, unchecked):
+def test_one_that_diverges_leaves_the_others_going(
+  sweep, metrics, tmp_path, unchecked, outcomes, assert_close
+):
   variants = "{'gelu': {}, 'mild': {'Cosine.peak': 3e-3}, 'wild': {'Cosine.peak': 1e30}}"
   arguments = ('--gin.Sweep.seeds=1', '--gin.Trainer.clip_norm=None')
   sweep(*arguments, variants=variants, out='apart')
   sweep(*arguments, '--together', '3', variants=variants)
-  plan, found = read_plan(tmp_path / 'out' / 'study'), outcomes(tmp_path / 'out')
+  plan, found = read_plan(tmp_path / 'out' / 'study'), outcomes()
   assert len({trial.program for trial in plan.trials}) == 1
   assert {trial.variant: found[trial.folder].status for trial in plan.trials} == {
     'gelu': 'finished',
@@ -165,25 +166,26 @@ def test_one_that_diverges_leaves_the_others_going(sweep, metrics, tmp_path, unc
       assert_close(ours, theirs, 1e-4)
 
 
-@pytest.mark.slow
 def test_trained_together_they_stop_when_asked_save_and_go_on(
-  command, sweep_file, metrics, tmp_path
+  sweep, metrics, tmp_path, monkeypatch
 ):
-  sweep_file("{'gelu': {}}")
   # Nothing is saved but at the end, or when asked.
-  line = ('--together', '2', '--gin.Trainer.num_steps=400', '--gin.Trainer.checkpoint_every=0')
-  process = command('out', *line)
-  end = time.monotonic() + 120
-  while len(list(tmp_path.glob('out/trials/*/metrics.jsonl'))) < 2:
-    assert process.poll() is None and time.monotonic() < end
-    time.sleep(0.02)
-  process.send_signal(signal.SIGTERM)
-  _, told = process.communicate()
-  assert process.returncode == 75 and b'interrupted' in told
+  line = {'variants': "{'gelu': {}}"}
+  more = ('--together', '2', '--gin.Trainer.checkpoint_every=0')
+
+  def ask():
+    stopped = asked_to_stop()
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not stopped():
+      time.sleep(0.01)
+
+  with monkeypatch.context() as patched:
+    before_step(patched, 6, ask)
+    code, told = sweep(*more, **line)
+  assert code == 75 and 'interrupted' in told.err
   assert not list(tmp_path.glob('out/trials/*/trial.json'))
-  assert len({path.parent for path in tmp_path.glob('out/trials/*/checkpoints/*')}) == 2
-  assert command('out', *line).wait() == 0
-  assert command('whole', *line).wait() == 0
+  assert len({path.parent for path in tmp_path.glob('out/trials/*/checkpoints/6')}) == 2
+  assert sweep(*more, **line)[0] == sweep(*more, **line, out='whole')[0] == 0
   for folder in (tmp_path / 'whole' / 'trials').iterdir():
     assert metrics(tmp_path / 'out' / 'trials' / folder.name) == metrics(folder)
   results = [write_report(tmp_path / out / 'study')[0].read_bytes() for out in ('out', 'whole')]

@@ -14,13 +14,12 @@ import pytest
 from flax import nnx
 
 from t2x.data import Batches, TextFiles
-from t2x.errors import UserError
+from t2x.errors import Interrupted, UserError
 from t2x.layers import param
 from t2x.parallel import Mesh
 from t2x.tasks import Task
 from t2x.train import SGD, Constant, Experiment, Rollback, Skip, Trainer, train
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.stopping import Interrupted
 
 BATCH = 4
 

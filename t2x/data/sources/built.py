@@ -10,7 +10,7 @@ from typing import Any
 
 from t2x.data.folders import cache_folder, prepare
 from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.tfds_source import DataSource, first_line, quiet_tfds
+from t2x.data.sources.tfds_source import DataSource, quiet_tfds, shortened
 from t2x.errors import UserError
 
 __all__ = ['BuiltSource']
@@ -46,7 +46,7 @@ class BuiltSource(Source):
           data[0]
         return data
     except Exception as error:
-      raise UserError(f'{folder} cannot be read ({first_line(error)}): remove it') from error
+      raise UserError(f'{folder} cannot be read ({shortened(error)}): remove it') from error
 
   def _builder(self, folder: Path) -> Any:
     from t2x.data.sources.builder import Prepared, SourceConfig

@@ -18,9 +18,9 @@ import numpy as np
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Source
-from t2x.errors import UserError
+from t2x.errors import UserError, first_line
 
-__all__ = ['TFDS', 'DataSource', 'first_line', 'quiet_tfds']
+__all__ = ['TFDS', 'DataSource', 'quiet_tfds', 'shortened']
 
 log = logging.getLogger('t2x')
 
@@ -137,7 +137,7 @@ class TFDS(Source):
     except Exception as error:
       known = ', '.join(builder.info.splits)
       raise UserError(
-        f"TFDS data set '{self.name}', split '{split}': {first_line(error)} (it has {known})"
+        f"TFDS data set '{self.name}', split '{split}': {shortened(error)} (it has {known})"
       ) from error
     self._check_fields(builder.info.features)
     return DataSource(data, self.fields)
@@ -164,7 +164,7 @@ class TFDS(Source):
     except Exception as error:
       close = difflib.get_close_matches(self.name.split('/')[0], _known_names(), n=1)
       hint = f'; did you mean {close[0]!r}?' if close else ''
-      raise UserError(f"TFDS.name = '{self.name}': {first_line(error)}{hint}") from error
+      raise UserError(f"TFDS.name = '{self.name}': {shortened(error)}{hint}") from error
 
   def _prepared(self) -> Any:
     builder = self._builder()
@@ -176,7 +176,7 @@ class TFDS(Source):
         builder.download_and_prepare(file_format='array_record')
       except Exception as error:
         raise UserError(
-          f"TFDS could not prepare '{self.name}' in {builder.data_dir}: {first_line(error)}"
+          f"TFDS could not prepare '{self.name}' in {builder.data_dir}: {shortened(error)}"
         ) from error
     return builder
 
@@ -204,9 +204,9 @@ def _known_names() -> list[str]:
   return tfds.list_builders(with_community_datasets=False)
 
 
-def first_line(error: BaseException) -> str:
+def shortened(error: BaseException) -> str:
   """The first line that an error says, cut where it runs on, or its name; no full stop."""
-  line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+  line = first_line(error) or type(error).__name__
   return textwrap.shorten(line.rstrip('.'), 300)
 
 
