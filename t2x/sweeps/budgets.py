@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-__all__ = ['Match', 'knob_of', 'solve']
+__all__ = ['Match', 'has_knob', 'integers', 'knob_of', 'solve']
 
 # Values tried beyond those that a straight line through two of them gives.
 _MOST = 40
@@ -39,6 +39,20 @@ def knob_of(config: config_lib.Config, knobs: Sequence[str]) -> tuple[str, int]:
       raise UserError(f'the knob {knob} = {value!r} is no integer')
     return knob, value
   raise UserError(f'it has no {" or ".join(knobs)} to move')
+
+
+def has_knob(config: config_lib.Config, knob: str) -> bool:
+  """Whether a config has something of that name."""
+  return _value(config, knob) is not None
+
+
+def integers(config: config_lib.Config) -> set[str]:
+  """What could be a knob of a config, scopes left out."""
+  given = (
+    (call.part.name, *one) for call in config_lib.calls(config.root) for one in call.given.items()
+  )
+  found = {f'{part}.{name}' for part, name, value in given if type(value) is int}
+  return found | {one.macro_name for one in config.bindings_used if type(one.value) is int}
 
 
 def _value(config: config_lib.Config, knob: str) -> object:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError, in_a_line
-from t2x.sweeps.budgets import knob_of, solve
+from t2x.sweeps.budgets import has_knob, integers, knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.origin import commit, versions
 from t2x.sweeps.records import Plan, Trial
@@ -71,6 +71,8 @@ def make_plan(
       if not resolved.problem:
         config = planner.load(arm, (*resolved.knob, f'{_SEED}={seed}'))
         configs[folder] = config_lib.render(config)
+  if not problems:
+    problems = list(planner.knob_problems())
   if problems:
     raise UserError('\n'.join(problems))
   plan = Plan(
@@ -96,6 +98,11 @@ def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
   if sweep.metric.rpartition('/')[2] == 'loss':
     return 'min'
   raise UserError(f"Sweep.goal is missing: is '{sweep.metric}' better at its 'min' or its 'max'?")
+
+
+def _bound(config: config_lib.Config) -> list[str]:
+  """What a config binds and uses, macros left out."""
+  return [one.target for one in config.bindings_used if not one.is_macro]
 
 
 def _plain(value: Any) -> Any:
@@ -138,6 +145,7 @@ class _Resolved:
   knob: tuple[str, ...] = ()
   gap: float = 0.0
   problem: str = ''
+  unused: tuple[str, ...] = ()
 
   def trial(self, arm: Arm, seed: int, folder: str) -> Trial:
     return Trial(
@@ -147,6 +155,7 @@ class _Resolved:
       identity=self.identity,
       folder=folder,
       changes=self._changes(arm),
+      unused=self.unused,
       parameters=self.cost.parameters,
       flops_per_token=self.cost.flops_per_token,
       tokens_per_step=self.cost.tokens_per_step,
@@ -170,6 +179,9 @@ class _Planner:
     self.sweep, self._load, self.step_seconds = sweep, load, step_seconds
     # Complete in itself, so that a variant may leave its parts unused.
     self.base = load(sweep.base_files, sweep.shared)
+    self._base_bound = _bound(self.base)
+    # Those that no config had yet.
+    self._unknown_knobs = set(sweep.knobs)
     self._costs: dict[str, Cost] = {}
     self.numbers: dict[str, _Numbers] = {}
     self._target = 0.0
@@ -187,12 +199,21 @@ class _Planner:
       # Zeros stand in the identity, and which numbers there are is told by their names.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers
-    return _Resolved(config, identity, self._costs[identity], knob)
+    used = set(_bound(config))
+    unused = tuple(one for one in self._base_bound if one not in used)
+    self._unknown_knobs -= {one for one in self._unknown_knobs if has_knob(config, one)}
+    return _Resolved(config, identity, self._costs[identity], knob, unused=unused)
 
   def aim(self, baseline: _Resolved) -> None:
     """What the other variants are to match."""
     if self.sweep.match is not None:
       self._target = self._quantity(baseline)
+
+  def knob_problems(self) -> Iterator[str]:
+    """A line for each knob that no arm has."""
+    for knob in sorted(self._unknown_knobs):
+      hint = config_lib.did_you_mean(knob, integers(self.base))
+      yield f"{self.sweep.file}: Sweep.knob: no variant has '{knob}'{hint}"
 
   def _quantity(self, resolved: _Resolved) -> float:
     if self.sweep.match != 'seconds':

@@ -43,6 +43,7 @@ class Trial:
     numbers: what they differ in beside the seed, by 'scope/Name.param' (a learning rate).
     folder: name of the run folder under OUT/trials: identity and seed.
     changes: what the variant, the grid and the matched budget bind, a gin line each.
+    unused: bindings of the base that nothing uses any more, as their part was replaced, by target.
     parameters: number of scalars.
     flops_per_token: of training, forward and backward (see t2x.train.summary.flops_per_token).
     tokens_per_step: tokens (images: patches) of a batch, padding included.
@@ -60,6 +61,7 @@ class Trial:
   program: str = ''
   numbers: Mapping[str, float] = dataclasses.field(default_factory=dict)
   changes: tuple[str, ...] = ()
+  unused: tuple[str, ...] = ()
   parameters: int = 0
   flops_per_token: float = 0.0
   tokens_per_step: int = 0
@@ -67,6 +69,12 @@ class Trial:
   knob: str = ''
   gap: float = 0.0
   problem: str = ''
+
+  @property
+  def differences(self) -> list[str]:
+    """To the base config: gin lines, and what they leave unused as a comment."""
+    lost = [f'# no longer used: {", ".join(self.unused)}'] if self.unused else []
+    return [*self.changes, *lost]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,10 +156,14 @@ def read_plan(folder: Path) -> Plan:
     raise UserError(f'{folder} is no sweep folder: it has no sweep.json{hint}')
   try:
     given = json.loads(path.read_text())
-    trials = tuple(Trial(**{**one, 'changes': tuple(one['changes'])}) for one in given['trials'])
-    return Plan(**{**given, 'trials': trials})
+    return Plan(**{**given, 'trials': tuple(map(_trial, given['trials']))})
   except (ValueError, TypeError, KeyError) as error:
     raise UserError(f'{path} is no plan of a sweep: {error}') from error
+
+
+def _trial(given: Mapping[str, Any]) -> Trial:
+  lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+  return Trial(**{**given, **lists})
 
 
 def write_outcome(run: Path, outcome: Outcome) -> None:

@@ -50,7 +50,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
         f'{one.num_steps:,}',
         'cannot' if one.problem else f'{one.gap:+.2%}',
         '-' if one.problem else f'{done}/{len(trials)}',
-        '; '.join(one.changes) or '(the base)',
+        '; '.join(one.differences) or '(the base)',
       )
     )
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]

@@ -52,6 +52,8 @@ def test_every_variant_has_every_seed_and_differs_as_it_says(plan, tmp_path):
     (variant, seed) for variant in ('gelu', 'relu', 'gated') for seed in (0, 1)
   ]
   assert by_variant(made)['relu'].changes == ('MLP.activation = @relu',)
+  assert by_variant(made)['relu'].unused == ()
+  assert by_variant(made)['gated'].unused == ('MLP.activation', 'MLP.hidden_dim')
   for trial in made.trials:
     text = configs[trial.folder]
     assert f'seed = {trial.seed}' in text
@@ -253,6 +255,8 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
+    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=["d_model", "MLP.hiden_dim"]'), ["no variant has 'MLP.hiden_dim'; did you mean 'MLP.hidden_dim'?"]),
+    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=dmodel'), ["no variant has 'dmodel'; did you mean 'd_model'?"]),
     ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x holds itself']),
   ],
 )  # fmt: skip

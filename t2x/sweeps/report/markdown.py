@@ -184,7 +184,7 @@ def _stability(results: Results) -> str:
 def _changes(results: Results) -> str:
   parts = ['## What differs from the base config']
   for row in results.rows:
-    lines = '\n'.join(row.entries[0].trial.changes) or '# nothing'
+    lines = '\n'.join(row.entries[0].trial.differences) or '# nothing'
     parts.append(f'{_text(label(results, row))}\n\n```\n{lines}\n```')
   return '\n\n'.join(parts)
 

@@ -75,7 +75,8 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'num_steps': trial.num_steps,
     'knob': trial.knob,
     'gap': trial.gap,
-    'changes': list(trial.changes),
+    'changes': len(trial.changes),
+    'differences': trial.differences,
   }
 
 

@@ -235,7 +235,7 @@ function tell() {
   });
   if (!data.taus.some(isNumber)) byId('tau').textContent = 'Two variants at two seeds are needed to tell.';
   for (const row of data.rows) {
-    byId('changes').append(html('details', {}, html('summary', {}, `${row.label}: ${row.changes.length || 'no'} ${row.changes.length === 1 ? 'difference' : 'differences'}`), html('pre', {}, row.changes.join('\n') || '# the base config')));
+    byId('changes').append(html('details', {}, html('summary', {}, `${row.label}: ${row.changes || 'no'} ${row.changes === 1 ? 'difference' : 'differences'}`), html('pre', {}, row.differences.join('\n') || '# the base config')));
   }
   byId('config').textContent = data.config;
   for (const [name, version] of Object.entries(data.versions)) byId('versions').append(html('dt', {}, name), html('dd', {}, version));
