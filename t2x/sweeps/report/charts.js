@@ -63,6 +63,12 @@ function extent(values, margin) {
   return [low - room, high + room];
 }
 
+/** Where the middle of a text is at most so near to `x` that all of it is within `width`. */
+function within(x, told, width) {
+  const half = 4.3 * told.length;
+  return Math.max(half, Math.min(x, width - half));
+}
+
 const scale = ([low, high], from, to) => (value) => from + ((value - low) / (high - low || 1)) * (to - from);
 
 /** An empty chart with its axes: {root, body, X, Y, box}. */
@@ -79,7 +85,7 @@ function frame(width, height, x, y, right) {
   const xTicks = ticks(x.range[0], x.range[1], Math.max(2, Math.floor((box.right - box.left) / 90)));
   tickLabels(xTicks).forEach((told, index) => root.append(
     svg('line', { class: 'axis', x1: X(xTicks[index]), x2: X(xTicks[index]), y1: box.bottom, y2: box.bottom + 4 }),
-    svg('text', { x: X(xTicks[index]), y: box.bottom + 17, 'text-anchor': 'middle' }, told)));
+    svg('text', { x: within(X(xTicks[index]), told, width), y: box.bottom + 17, 'text-anchor': 'middle' }, told)));
   const clip = `clip-${(frame.count = (frame.count || 0) + 1)}`;
   const body = svg('g', { 'clip-path': `url(#${clip})` });
   root.append(
@@ -150,7 +156,7 @@ function drawForest(figure, rows, told) {
   const at = ticks(range[0], range[1], Math.max(4, Math.floor((width - names) / 80)));
   tickLabels(at).forEach((text, index) => root.append(
     svg('line', { class: at[index] ? 'grid' : 'axis', x1: X(at[index]), x2: X(at[index]), y1: 20, y2: bottom }),
-    svg('text', { x: X(at[index]), y: bottom + 16, 'text-anchor': 'middle' }, text)));
+    svg('text', { x: within(X(at[index]), text, width), y: bottom + 16, 'text-anchor': 'middle' }, text)));
   const [left, right] = told.goal === 'min' ? ['\u2190 better', 'worse \u2192'] : ['\u2190 worse', 'better \u2192'];
   root.append(
     svg('text', { x: X(0) - 10, y: 12, 'text-anchor': 'end' }, left),

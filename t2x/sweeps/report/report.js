@@ -223,7 +223,7 @@ function tell() {
   if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
   byId('method').textContent = data.method;
   byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with 95 % intervals (not corrected). Filled: the verdict stands after correction. In the order of the table.`;
-  byId('scatter-caption').textContent = 'Mean quality and median cost of the finished seeds. Dashed: the Pareto front; off it, another variant is at least as good and costs no more.';
+  byId('scatter-caption').textContent = `Mean quality and median cost of the finished seeds. Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}; off it, another variant is at least as good and costs no more.`;
   const gap = Math.max(0, ...data.rows.map((row) => Math.abs(row.gap)));
   byId('matched').textContent = data.matched ? `Matched: ${data.matched}. The largest gap to the baseline is ${(100 * gap).toFixed(2)} %.` : 'Nothing was matched.';
   if (data.unfinished.length) {

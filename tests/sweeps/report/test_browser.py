@@ -168,6 +168,18 @@ def test_a_phone_shows_the_page_without_scrolling_sideways(visit, width):
   page.wait_for_selector('#curves svg[viewBox^="0 0 11"]')
 
 
+def test_a_phone_shows_the_labels_at_the_edges_whole(visit):
+  page = visit(width=390)
+  # The outermost ticks lie next to the edges.
+  row = "{label: 'one', difference: 0.0001, difference_low: -0.0005, difference_high: 0.0005}"
+  page.evaluate(f"drawForest(byId('forest'), [{row}], {{goal: 'min', lines: () => []}})")
+  chart = page.locator('#forest svg').bounding_box()
+  labels = page.locator('#forest text[text-anchor=middle]').all()
+  assert labels[0].text_content() == '\u22125.0e\u22124'
+  for box in (one.bounding_box() for one in labels):
+    assert chart['x'] <= box['x'] and box['x'] + box['width'] <= chart['x'] + chart['width']
+
+
 def test_dark_mode_changes_the_colours(visit):
   page = visit(scheme='dark')
   colours = 'one => [getComputedStyle(one).backgroundColor, getComputedStyle(one).color]'
