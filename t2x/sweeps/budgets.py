@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-__all__ = ['Match', 'has_knob', 'integers', 'knob_of', 'solve']
+__all__ = ['Match', 'integers', 'is_known', 'knob_of', 'solve']
 
 # Values tried beyond those that a straight line through two of them gives.
 _MOST = 40
@@ -41,9 +41,13 @@ def knob_of(config: config_lib.Config, knobs: Sequence[str]) -> tuple[str, int]:
   raise UserError(f'it has no {" or ".join(knobs)} to move')
 
 
-def has_knob(config: config_lib.Config, knob: str) -> bool:
-  """Whether a config has something of that name."""
-  return _value(config, knob) is not None
+def is_known(config: config_lib.Config, knob: str) -> bool:
+  """Whether a knob is a macro of a config, or a parameter of a part, which the config need not have."""
+  part, _, param = knob.rpartition('/')[2].rpartition('.')
+  if not part:
+    return knob in config.bindings.macros
+  known = config.bindings.known_part(part)
+  return known is not None and param in known.parameters
 
 
 def integers(config: config_lib.Config) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError, in_a_line
-from t2x.sweeps.budgets import has_knob, integers, knob_of, solve
+from t2x.sweeps.budgets import integers, is_known, knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.origin import commit, versions
 from t2x.sweeps.records import Plan, Trial
@@ -178,9 +178,14 @@ class _Planner:
   def __init__(self, sweep: Sweep, load: Load, step_seconds: StepSeconds | None):
     self.sweep, self._load, self.step_seconds = sweep, load, step_seconds
     # Complete in itself, so that a variant may leave its parts unused.
-    self.base = load(sweep.base_files, sweep.shared)
+    try:
+      self.base = load(sweep.base_files, sweep.shared)
+    except UserError as error:
+      # To the loader the sweep file's own bindings are overrides.
+      told = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
+      raise UserError(told) from error
     self._base_bound = _bound(self.base)
-    # Those that no config had yet.
+    # Those whose names no config has known yet.
     self._unknown_knobs = set(sweep.knobs)
     self._costs: dict[str, Cost] = {}
     self.numbers: dict[str, _Numbers] = {}
@@ -201,7 +206,7 @@ class _Planner:
       self.numbers[identity] = digest[:12], numbers
     used = set(_bound(config))
     unused = tuple(one for one in self._base_bound if one not in used)
-    self._unknown_knobs -= {one for one in self._unknown_knobs if has_knob(config, one)}
+    self._unknown_knobs -= {one for one in self._unknown_knobs if is_known(config, one)}
     return _Resolved(config, identity, self._costs[identity], knob, unused=unused)
 
   def aim(self, baseline: _Resolved) -> None:
@@ -210,10 +215,10 @@ class _Planner:
       self._target = self._quantity(baseline)
 
   def knob_problems(self) -> Iterator[str]:
-    """A line for each knob that no arm has."""
+    """A line for each knob that is nothing."""
     for knob in sorted(self._unknown_knobs):
       hint = config_lib.did_you_mean(knob, integers(self.base))
-      yield f"{self.sweep.file}: Sweep.knob: no variant has '{knob}'{hint}"
+      yield f"{self.sweep.file}: Sweep.knob: there is no '{knob}'{hint}"
 
   def _quantity(self, resolved: _Resolved) -> float:
     if self.sweep.match != 'seconds':

@@ -255,8 +255,9 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
-    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=["d_model", "MLP.hiden_dim"]'), ["no variant has 'MLP.hiden_dim'; did you mean 'MLP.hidden_dim'?"]),
-    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=dmodel'), ["no variant has 'dmodel'; did you mean 'd_model'?"]),
+    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=["d_model", "MLP.hiden_dim"]'), ["there is no 'MLP.hiden_dim'; did you mean 'MLP.hidden_dim'?"]),
+    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=dmodel'), ["there is no 'dmodel'; did you mean 'd_model'?"]),
+    ("{'gelu': {}}\n\nMLP.actvation = @relu\n\nSweep:\n", (), ["study.gin or --gin: MLP has no parameter 'actvation'"]),
     ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x holds itself']),
   ],
 )  # fmt: skip
