@@ -24,12 +24,25 @@ class Interval:
   """Sums of the steps of one log interval, still on the device until `totals` is asked.
 
   `saved` is what a checkpoint in the middle of the interval had summed so far.
+
+  Attributes:
+    steps: number, sums and gradient norms of each.
+    units: tokens or images of its steps since the process began.
+    done: when its last step was, of time.monotonic(); None: it was not when last looked at.
   """
 
   def __init__(self, faults: Faults, saved: Mapping[str, Any] | None = None):
     self.faults = faults
     self.totalled = {name: np.array(pair, np.float64) for name, pair in (saved or {}).items()}
     self.steps: list[tuple[int, Sums, jax.Array]] = []
+    self.units = 0
+    self.done: float | None = None
+
+  def look(self) -> None:
+    """Notes whether its last step is done, without waiting."""
+    norms: Any = self.steps[-1][2]
+    if self.done is None and norms.is_ready():
+      self.done = time.monotonic()
 
   def totals(self) -> dict[str, tuple[float, float]]:
     """(sum, weight) by name over the whole interval, summed in float64 in the order of the steps,
@@ -47,8 +60,8 @@ class Report(contextlib.AbstractContextManager):
 
   Of several processes the first one alone writes.
 
-  timing.jsonl says after how many seconds of running (pauses between restarts left out) each line
-  of metrics.jsonl was due, and how long the loop stood still for each checkpoint (`waited`, in
+  timing.jsonl says after how many seconds of running (pauses between restarts left out) what each
+  line of metrics.jsonl tells was done, and how long the loop stood still for each checkpoint (`waited`, in
   TensorBoard too); it is apart from the metrics, which are the same at every repetition.
 
   Args:
@@ -73,8 +86,9 @@ class Report(contextlib.AbstractContextManager):
     self.faults = Faults(run.parameter_names, trainer.nonfinite, trainer.rollback)
     self.faults.restore(saved.get('faults', {}))
     self.current = Interval(self.faults, saved.get('interval'))
-    self.late: tuple[int, Interval, float] | None = None
-    self.units, self.clock = 0, time.monotonic()
+    self.late: tuple[int, Interval] | None = None
+    # Up to when the time is accounted for.
+    self.clock = time.monotonic()
 
   def _open_writers(self) -> None:
     run, start = self.run, self.start
@@ -109,27 +123,32 @@ class Report(contextlib.AbstractContextManager):
       Fault, Spike: see `Faults`.
     """
     self.current.steps.append((step, sums, norms))
-    self.units += count
+    self.current.units += count
     self.terminal.step(step)
+    if self.late is not None:
+      # Python may be far ahead of the device: an interval ends when the device is done.
+      self.late[1].look()
     if log:
       # The interval before this one is surely done: reading it does not wait for the device.
       self._write_late()
-      rate = self.units / (time.monotonic() - self.clock)
-      self.late, self.current = (step, self.current, rate), Interval(self.faults)
-      self.units, self.clock = 0, time.monotonic()
+      self.late, self.current = (step, self.current), Interval(self.faults)
 
   def _write_late(self) -> None:
     if self.late is None:
       return
-    (step, interval, rate), self.late = self.late, None
-    metrics = self.run.task.summarise(interval.totals())
+    (step, interval), self.late = self.late, None
+    totals = interval.totals()
+    done = interval.done or time.monotonic()
+    metrics = self.run.task.summarise(totals)
     metrics['learning_rate'] = float(self.schedule(step - 1))
-    self._write(step, 'train', metrics | {f'{self.run.task.unit}_per_second': rate})
+    metrics[f'{self.run.task.unit}_per_second'] = interval.units / (done - self.clock)
+    self._write(step, 'train', metrics, done)
+    self.clock = done
 
-  def _write(self, step: int, split: str, metrics: Mapping[str, float]) -> None:
+  def _write(self, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
     for writer in self.writers:
       writer.write(step, split, metrics)
-    self.timing.write(step, split, {'seconds': round(self._seconds(), 3)})
+    self.timing.write(step, split, {'seconds': round(at - self.began, 3)})
 
   def _seconds(self) -> float:
     return time.monotonic() - self.began
@@ -138,6 +157,7 @@ class Report(contextlib.AbstractContextManager):
   def paused(self) -> Iterator[None]:
     """Writes what is late; what happens inside does not count as training time."""
     self._write_late()
+    jax.block_until_ready([norms for _, _, norms in self.current.steps[-1:]])
     before = time.monotonic()
     yield
     self.clock += time.monotonic() - before
@@ -157,7 +177,7 @@ class Report(contextlib.AbstractContextManager):
     self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, str]]
   ) -> None:
     """Writes an evaluation's metrics, and shows some of what the model generated."""
-    self._write(step, 'eval', metrics)
+    self._write(step, 'eval', metrics, time.monotonic())
     for sample in samples:
       self.samples.write(step, 'eval', sample)
     for sample in samples[:3]:
