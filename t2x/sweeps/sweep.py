@@ -53,6 +53,7 @@ class Sweep:
     variants: name -> bindings ({'MLP.activation': @gelu}: any name and value of a config, scopes
       included), or a gin file laid over the base. They win over the base, scoped bindings included.
     baseline: the variant that the others are compared with.
+    only: names of variants that are to be run alone, beside the baseline; (): all.
     seeds: their number, or the seeds themselves.
     grid: name -> values; every variant is run at every point, and compared with the baseline there.
     metric: which of the evaluation's metrics decides.
@@ -68,6 +69,7 @@ class Sweep:
   base: str | Sequence[str]
   variants: Mapping[str, Any]
   baseline: str
+  only: Sequence[str] = ()
   seeds: int | Sequence[int] = 5
   grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
   metric: str = 'loss'
@@ -82,6 +84,10 @@ class Sweep:
   def __post_init__(self):
     if self.baseline not in self.variants:
       raise UserError(f"Sweep.baseline = '{self.baseline}' is none of {', '.join(self.variants)}")
+    for name in self.only:
+      if name not in self.variants:
+        hint = config_lib.did_you_mean(name, self.variants)
+        raise UserError(f"Sweep.only holds '{name}', which is none of Sweep.variants{hint}")
     if not self.seed_list:
       raise UserError('Sweep.seeds is empty: there is nothing to run')
     if len(set(self.seed_list)) < len(self.seed_list):
@@ -127,7 +133,8 @@ class Sweep:
 
   def arms(self) -> Iterator[Arm]:
     """Every variant at every point of the grid; at each point the baseline comes first."""
-    order = sorted(self.variants, key=lambda name: name != self.baseline)
+    chosen = [one for one in self.variants if one in (self.baseline, *(self.only or self.variants))]
+    order = sorted(chosen, key=lambda name: name != self.baseline)
     for values in itertools.product(*self.grid.values()):
       point = dict(zip(self.grid, values, strict=True))
       for name in order:

@@ -88,11 +88,11 @@ def _time(left: Sequence[Trial], ended: Sequence[tuple[Trial, Outcome]], flops: 
   if not left:
     return 'nothing is left'
   if rates:
-    rate, how = statistics.median(rates), f'as the {len(rates)} that have finished'
+    rate, least, how = statistics.median(rates), '', f'as the {len(rates)} that have finished'
   else:
-    rate = _PART_OF_PEAK * _matmul_rate()
+    rate, least = _PART_OF_PEAK * _matmul_rate(), 'at least '
     how = f'at {_PART_OF_PEAK:.0%} of what a matrix product reaches here, compilation left out'
-  return f'estimated time {flops / rate / 60:.2g} minutes in one process ({how})'
+  return f'estimated time {least}{flops / rate / 60:.2g} minutes in one process ({how})'
 
 
 def _matmul_rate() -> float:

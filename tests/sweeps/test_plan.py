@@ -62,6 +62,13 @@ def test_every_variant_has_every_seed_and_differs_as_it_says(plan, tmp_path):
   assert len(configs) == 6
 
 
+def test_some_variants_are_run_alone_beside_the_baseline(plan):
+  made, configs = plan('', 'Sweep.only=["gated"]')
+  assert [trial.variant for trial in made.trials] == ['gelu', 'gelu', 'gated', 'gated']
+  _, every = plan('')
+  assert configs == {one.folder: every[one.folder] for one in made.trials}
+
+
 def test_parameters_are_matched_by_the_knob_that_a_variant_has(plan):
   made, _ = plan(PARAMETERS)
   found = by_variant(made)
@@ -239,6 +246,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': 3}", (), ["Sweep.variants['gelu'] is neither"]),
     ("{'gelu': 'no.gin'}", (), ["there is no file 'no.gin'"]),
     ("{'gelu': {}}", ('Sweep.sedes=3',), ["Sweep has no parameter 'sedes'; did you mean 'seeds'?"]),
+    ("{'gelu': {}, 'relu': {}}", ('Sweep.only=["rulu"]',), ["Sweep.only holds 'rulu', which is none of Sweep.variants; did you mean 'relu'?"]),
     ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds is empty']),
     ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['holds a seed twice']),
     ("{'gelu': {}}", ('Sweep.grid={"d_model": [2, 4, 2]}',), ["Sweep.grid['d_model'] holds 2 twice"]),
