@@ -1,6 +1,7 @@
 """The study after Narang et al. 2021 (https://arxiv.org/abs/2102.11972): every variant resolves and runs
 at every size, and at the paper's has as many parameters as its Table 1 says."""
 
+import csv
 from pathlib import Path
 
 import jax
@@ -145,3 +146,12 @@ def test_what_adam_trains_starts_at_its_scale():
       assert embedding['init'].stddev == pytest.approx(size, rel=1e-3), variant
       if model['head'].func.__name__ == 'TiedHead':
         assert model['head'].keywords['scaled'] != adam, variant
+
+
+@pytest.mark.parametrize('name', ['tiny_steps', 'tiny_parameters', 'tiny_again'])
+def test_the_kept_results_are_of_every_variant_and_seed(name):
+  sweep = read_sweep(FOLDER / f'{name}.gin')
+  planned = {(arm.variant, str(seed)) for arm in sweep.arms() for seed in sweep.seed_list}
+  lines = csv.DictReader((FOLDER / 'results' / name / 'results.csv').read_text().splitlines())
+  found = {(line['variant'], line['seed']) for line in lines if line['metric'] == sweep.metric}
+  assert found == planned
