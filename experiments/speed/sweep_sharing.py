@@ -50,15 +50,10 @@ def main() -> None:
   args = arguments()
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
-    whole = read_sweep(args.sweep)
-    file = folder / 'some.gin'
-    file.write_text(
-      f"include '{Path(args.sweep).resolve()}'\n"
-      f'Sweep.base = {[str(Path(one).resolve()) for one in whole.base_files]!r}\n'
-      f'Sweep.only = {args.variants or []!r}\nSweep.seeds = {args.seeds}\n'
-    )
-    plan, configs = make_plan(read_sweep(file), load)
+    some = [f'Sweep.only={args.variants or []!r}', f'Sweep.seeds={args.seeds}']
+    plan, configs = make_plan(read_sweep(args.sweep, some), load)
     trials = distinct(plan.trials)
+    programs = {one.program: one for one in trials}
     for trial in trials:
       (folder / f'{trial.folder}.gin').write_text(configs[trial.folder])
     cache = {
@@ -66,14 +61,15 @@ def main() -> None:
       'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
     }
 
-    def separate(some=trials) -> float:
+    def separate(chosen=trials) -> float:
       return sum(
         t2x('train', folder / f'{one.folder}.gin', '--out', folder / 'runs' / one.folder, **cache)
-        for one in some
+        for one in chosen
       )
 
     def swept(*more: str, **environment: str) -> float:
-      return t2x('sweep', file, '--out', folder / 'out', *more, **environment)
+      bindings = [f'--gin.{one}' for one in some]
+      return t2x('sweep', args.sweep, '--out', folder / 'out', *bindings, *more, **environment)
 
     ways = {
       'separate processes, warm cache': separate,
@@ -81,7 +77,7 @@ def main() -> None:
       'sweep, as it chooses': swept,
       'sweep, as it chooses, warm cache': lambda: swept(**cache),
     }
-    separate({one.program: one for one in trials}.values())  # Warms the cache.
+    separate(programs.values())  # Warms the cache.
     times: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(args.repeats):
       for way, run in ways.items():
@@ -91,9 +87,7 @@ def main() -> None:
         load_now = os.getloadavg()[0]
         print(f'{way}: {times[way][-1]:.1f} s (load {load_now:.1f})', flush=True)
   reference = statistics.median(times['separate processes, warm cache'])
-  print(
-    f'{len(trials)} trials of {len({one.program for one in trials})} programs; medians of {args.repeats}:'
-  )
+  print(f'{len(trials)} trials of {len(programs)} programs; medians of {args.repeats}:')
   for way, seconds in times.items():
     median = statistics.median(seconds)
     print(f'{way:32} {median:7.1f} s  {reference / median:.2f} times as fast')

@@ -65,9 +65,10 @@ def make_plan(
       lines = str(error).replace('command line: ', '').splitlines()
       problems += [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
       continue
+    unused = planner.unused(resolved.config)
     for seed in sweep.seed_list:
       folder = f'{resolved.identity}-{seed}'
-      trials.append(resolved.trial(arm, seed, folder))
+      trials.append(resolved.trial(arm, seed, folder, unused))
       if not resolved.problem:
         config = planner.load(arm, (*resolved.knob, f'{_SEED}={seed}'))
         configs[folder] = config_lib.render(config)
@@ -145,9 +146,8 @@ class _Resolved:
   knob: tuple[str, ...] = ()
   gap: float = 0.0
   problem: str = ''
-  unused: tuple[str, ...] = ()
 
-  def trial(self, arm: Arm, seed: int, folder: str) -> Trial:
+  def trial(self, arm: Arm, seed: int, folder: str, unused: tuple[str, ...]) -> Trial:
     return Trial(
       variant=arm.variant,
       point={name: _plain(value) for name, value in arm.point.items()},
@@ -155,7 +155,7 @@ class _Resolved:
       identity=self.identity,
       folder=folder,
       changes=self._changes(arm),
-      unused=self.unused,
+      unused=unused,
       parameters=self.cost.parameters,
       flops_per_token=self.cost.flops_per_token,
       tokens_per_step=self.cost.tokens_per_step,
@@ -204,10 +204,13 @@ class _Planner:
       # Zeros stand in the identity, and which numbers there are is told by their names.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers
-    used = set(_bound(config))
-    unused = tuple(one for one in self._base_bound if one not in used)
     self._unknown_knobs -= {one for one in self._unknown_knobs if is_known(config, one)}
-    return _Resolved(config, identity, self._costs[identity], knob, unused=unused)
+    return _Resolved(config, identity, self._costs[identity], knob)
+
+  def unused(self, config: config_lib.Config) -> tuple[str, ...]:
+    """What the base binds and uses, and this config does not use."""
+    used = set(_bound(config))
+    return tuple(one for one in self._base_bound if one not in used)
 
   def aim(self, baseline: _Resolved) -> None:
     """What the other variants are to match."""
