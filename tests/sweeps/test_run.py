@@ -71,6 +71,21 @@ def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tm
   assert before.items() < after.items() and len(after) == 6
 
 
+def test_a_runner_is_handed_what_is_left_and_what_had_ended_is_looked_at(
+  sweep, tmp_path, monkeypatch
+):
+  sweep()
+  trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
+  (tmp_path / 'out' / 'trials' / trials[2].folder / 'trial.json').unlink()
+  handed = []
+  monkeypatch.setattr(Here, 'run', lambda self, trials, *_: handed.extend(trials))
+  sweep()
+  assert handed == [trials[2]]
+  handed.clear()
+  code, told = sweep('--gin.Sweep.metric=los', '--gin.Sweep.goal=min')
+  assert code == 2 and "no metric 'los'" in told.err and not handed
+
+
 def test_a_sweep_file_does_not_take_the_folder_of_another(sweep, tmp_path, capsys):
   sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
   plan = tmp_path / 'out' / 'study' / 'sweep.json'
