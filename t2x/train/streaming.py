@@ -1,5 +1,6 @@
 """Saving a model that never is in memory as a whole, nor any of its arrays."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Mapping
@@ -25,7 +26,16 @@ PIECE = 1 << 26
 class _PieceByPiece(type_handlers.NumpyHandler):
   """Writes one piece of one array after the other."""
 
+  def __init__(self):
+    super().__init__(deepcopy_host_arrays=False)
+    # Orbax asks for all arrays at once.
+    self._one_array = asyncio.Lock()
+
   async def _open_and_write(self, value: Any, tspec: Any, ts_context: Any) -> None:
+    async with self._one_array:
+      await self._write(value, tspec, ts_context)
+
+  async def _write(self, value: Any, tspec: Any, ts_context: Any) -> None:
     store = await tensorstore.open(
       tensorstore.Spec(tspec), create=True, open=True, context=ts_context
     )
@@ -56,8 +66,7 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
   shutil.rmtree(temporary, ignore_errors=True)
   about = {'extra': dict(extra), 'metrics': None, 'best': ['loss', 'min']}
   about['arrays'] = {name: list(lazy.shape) for name, lazy in arrays.items()}
-  handler = _PieceByPiece(deepcopy_host_arrays=False)
-  registry = type_handlers.create_type_handler_registry((Lazy, handler))
+  registry = type_handlers.create_type_handler_registry((Lazy, _PieceByPiece()))
   handlers = ocp.CompositeCheckpointHandler(
     state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
     about=ocp.JsonCheckpointHandler(),

@@ -1,5 +1,7 @@
 """Arrays saved in pieces are those that `Checkpoints` reads, and never whole in memory."""
 
+import itertools
+
 import jax
 import numpy as np
 import pytest
@@ -47,6 +49,23 @@ def test_what_is_streamed_is_read_back(tmp_path, monkeypatch):
     np.testing.assert_array_equal(read[name], array)
   assert max(taken) <= 128
   assert sum(taken) == sum(array.nbytes for array in wanted.values())
+
+
+def test_an_array_is_begun_when_the_one_before_is_written(tmp_path, monkeypatch):
+  monkeypatch.setattr(streaming, 'PIECE', 1 << 10)
+  order = []
+
+  def named(name):
+    def read(index):
+      order.append(name)
+      return np.ones((64, 64), np.float32)[index]
+
+    return Lazy((64, 64), np.dtype('float32'), read)
+
+  names = [f'model/{i}' for i in range(12)]
+  save_streamed(tmp_path, {name: named(name) for name in names}, {})
+  assert len(order) == 16 * len(names)
+  assert [name for name, _ in itertools.groupby(order)] == sorted(names)
 
 
 def test_a_streamed_file_that_is_damaged_is_told(tmp_path):
