@@ -29,10 +29,17 @@ os.environ.update(
   | os.environ
 )
 
+import hypothesis
 import jaxtyping
 import pytest
 
 jaxtyping.install_import_hook('t2x', 'beartype.beartype')
+
+# How long an example takes is the machine's affair. (Where CI is set, examples are the same each time.)
+hypothesis.settings.register_profile(
+  't2x', deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile('t2x')
 
 
 def pytest_collection_modifyitems(items):

@@ -240,13 +240,14 @@ def first_pieces(
 
 
 def _parts(first: np.ndarray, num_pieces: int, room: int) -> Iterator[tuple[int, int, int, int]]:
-  """Words begin..end and pieces low..high of each part of a sentence, no longer than the room; a word
-  that is longer keeps its first pieces."""
+  """Words begin..end and pieces low..high of each part of a sentence, neither more than the room; a
+  word that is longer keeps its first pieces."""
   # Words without a piece of their own share one.
   ends = np.maximum(np.append(first[1:], num_pieces), first + 1)
   begin = 0
   while begin < len(first):
     low = int(first[begin])
-    end = begin + max(1, int(np.searchsorted(ends[begin:], low + room, side='right')))
+    fitting = int(np.searchsorted(ends[begin : begin + room], low + room, side='right'))
+    end = begin + max(1, fitting)
     yield begin, end, low, min(int(ends[end - 1]), low + room)
     begin = end

@@ -142,9 +142,7 @@ def drop_empty_blocks(text):
   return '\n'.join(lines)
 
 
-@settings(
-  max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=programs())
 def test_parsing_and_resolution_agree_with_gin(fakes, tmp_path, lines):
   file = tmp_path / 'x.gin'

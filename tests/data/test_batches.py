@@ -139,7 +139,7 @@ def test_the_fingerprint_follows_what_batches_depend_on():
   assert masked().fingerprint == masked().fingerprint
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 20), st.sampled_from([4, 8]), st.sampled_from([1, 2, 4]))
 def test_evaluation_reads_every_row_once_and_pads_with_zeros(count, batch_size, processes):
   rows = text_rows(count)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from t2x.data import Batches, CorruptSpans
 from t2x.errors import UserError
 
-EOS, FIRST = 1, 999
+EOS, FIRST = 1, 9999
 
 
 def t5_lengths(inputs_length, density, mean):

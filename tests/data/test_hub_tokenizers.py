@@ -119,7 +119,7 @@ AWKWARD = "\t\n  ab\u00e9e\u0301\u4e2d\ufb01\u00bd\u2581\0\U0001f600.'`</s>[MASK
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text() | st.text(alphabet=AWKWARD))
 def test_spans_are_in_the_text_and_in_order(tokenizers, name, text):
   tokenizer = tokenizers[name]
@@ -146,7 +146,7 @@ def test_the_first_piece_of_a_word_is_found_by_its_span(tokenizers, family):
     place += len(word) + 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text())
 def test_t5_cuts_text_as_sentencepiece_does(folders, tokenizers, text):
   model = sentencepiece.SentencePieceProcessor(model_file=str(folders['t5'] / 'spiece.model'))

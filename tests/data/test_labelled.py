@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from t2x.data import Bytes, LabelledTexts, LabelledWords, labelled_rows
@@ -70,6 +70,7 @@ def test_of_a_pair_the_longer_text_is_cut_first(first, second, length):
 @given(
   st.lists(st.text('ab#', min_size=1, max_size=8), min_size=1, max_size=12), st.integers(3, 12)
 )
+@example(['a', '#', '#', '#'], 3)  # More words than a row has places.
 def test_every_word_is_told_once_by_its_first_piece(words, length):
   plan = LabelledWords(length=length, labels=tuple('0123456789AB'))
   labels = list('0123456789AB'[: len(words)])

@@ -39,7 +39,7 @@ def tokenizer(request, fitted):
   return fitted[request.param]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(), rate=st.floats(0, 1), seed=st.integers(0, 99))
 @pytest.mark.parametrize('name', list(CONFIGS))
 def test_drawn_pieces_spell_the_text(fitted, name, text, rate, seed):

@@ -56,7 +56,7 @@ LOSSLESS = ['bpe', 'byte-level', 'unigram', 'bytes']
 
 
 @pytest.mark.parametrize('name', LOSSLESS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text() | st.text(alphabet=AWKWARD))
 def test_any_text_comes_back_unchanged(fitted, name, text):
   _, tokenizer = fitted[name]
@@ -65,7 +65,7 @@ def test_any_text_comes_back_unchanged(fitted, name, text):
   assert all(5 <= i < tokenizer.vocab_size for i in ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text() | st.text(alphabet=AWKWARD))
 @pytest.mark.parametrize('name', [*LOSSLESS, 'characters'])
 def test_spans_leave_out_white_space_alone(fitted, name, text):
@@ -100,7 +100,7 @@ def word_pieces(library):
   ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=WORDS)
 def test_word_pieces_come_back_with_other_white_space(word_pieces, text):
   for tokenizer in word_pieces:
@@ -205,7 +205,7 @@ def test_words_begin_at_white_space(config_and_tokenizer):
   assert [word.strip() for word in words if word.strip()] == ['return', 'queue', 'raise', 'Empty']
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.text(max_size=300), max_size=20), st.integers(1, 2000))
 def test_a_sample_is_small_and_taken_from_all_of_the_text(texts, limit):
   kept = sample(texts, limit / 1e6)

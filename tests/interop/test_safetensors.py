@@ -20,9 +20,7 @@ TENSORS = st.dictionaries(
   min_size=1,
   max_size=4,
 )
-MANY = settings(
-  max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(folder, tensors, **more):

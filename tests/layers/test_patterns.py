@@ -52,7 +52,7 @@ def assert_never_wrong(schedule, mask, q_block, k_block):
   assert ((schedule == PARTIAL) | (schedule == truth)).all()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(patterns, lengths, lengths, small, small, st.integers(0, 2**32))
 def test_schedule_never_skips_an_allowed_pair_nor_calls_a_forbidden_one_full(
   pattern, q_len, k_len, q_block, k_block, seed
@@ -64,7 +64,7 @@ def test_schedule_never_skips_an_allowed_pair_nor_calls_a_forbidden_one_full(
   assert_never_wrong(schedule, pattern.mask(q_len, k_len), q_block, k_block)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(patterns, st.lists(small, min_size=1, max_size=5), small, small)
 def test_schedule_of_a_packed_row_holds_within_segments(pattern, sizes, q_block, k_block):
   positions = np.concatenate([np.arange(n) for n in sizes])
@@ -80,7 +80,7 @@ def test_schedule_of_a_packed_row_holds_within_segments(pattern, sizes, q_block,
   assert not (holes & (schedule == FULL)).any()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
   st.one_of(
     st.builds(Window, small, st.integers(1, 4)),
@@ -127,7 +127,7 @@ def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
   np.testing.assert_array_equal((Causal() | Prefix()).mask(4, 4), Causal().mask(4, 4))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(patterns)
 def test_patterns_are_values_that_print_as_python(pattern):
   names = {c.__name__: c for c in (Full, Causal, Prefix, Window, Global, Blocks)}
@@ -135,7 +135,7 @@ def test_patterns_are_values_that_print_as_python(pattern):
   assert again == pattern and hash(again) == hash(pattern)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(patterns)
 def test_relative_patterns_are_those_that_depend_on_the_difference(pattern):
   if pattern.relative:

@@ -190,7 +190,7 @@ def test_t5_bias_reads_the_table_by_head_and_bucket():
   extra=st.integers(1, 200),
   bidirectional=st.booleans(),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_t5_buckets_grow_with_distance_and_stay_in_the_table(num_buckets, extra, bidirectional):
   encoding = T5Bias(
     8,

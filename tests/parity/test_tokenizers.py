@@ -95,21 +95,21 @@ def test_special_tokens_have_their_ids(both, name):
 
 
 @pytest.mark.parametrize('name', ['minilm', *LIBRARY])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=st.text())
 def test_any_text_has_their_ids(both, name, text):
   same(*both(name), text)
 
 
 @pytest.mark.parametrize('name', ['t5', 'albert', 'marian'])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(text=PLAIN)
 def test_plain_text_has_their_ids(both, name, text):
   same(*both(name), text)
 
 
 @pytest.mark.parametrize('name', ['minilm', *FAMILIES])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(numbers=st.lists(st.floats(0, 1, exclude_max=True)))
 def test_any_ids_have_their_text(both, name, numbers):
   ours, theirs = both(name)
@@ -118,7 +118,7 @@ def test_any_ids_have_their_text(both, name, numbers):
 
 
 @pytest.mark.parametrize('name', ['minilm', *LIBRARY])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.text())
 def test_spans_are_theirs(both, name, text):
   ours, theirs = both(name)

@@ -54,7 +54,7 @@ sentences = st.integers(1, LENGTH).flatmap(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sentences)
 def test_entities_are_those_of_the_rule(pair):
   told, true = (by_hand(labels) for labels in pair)
