@@ -1,9 +1,16 @@
 """Pieces drawn at random spell the same text, and are the same for the same seed, epoch and row."""
 
+import collections
+import itertools
+import pickle
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 from tiny_source import Texts
 
 from t2x.data import (
@@ -50,11 +57,62 @@ def test_drawn_pieces_spell_the_text(fitted, name, text, rate, seed):
   assert tokenizer.sample(text, 0.0, np.random.default_rng(seed)) == tokenizer.encode(text)
 
 
-def test_merging_by_hand_is_the_librarys(fitted, library):
+@pytest.mark.parametrize('name', ['byte-level', 'bpe', 'bpe without bytes'])
+def test_merging_by_hand_is_the_librarys(fitted, library, name):
+  tokenizer = fitted.get(name) or SentencePiece(500, byte_fallback=False).train(library)
   # A rate that leaves nothing out, but is not 0, which would not merge by hand.
-  for line in library[0].splitlines():
-    ids = fitted['byte-level'].sample(line, 1e-12, np.random.default_rng(0))
-    assert ids == fitted['byte-level'].encode(line)
+  for line in [
+    *library[0].splitlines(),
+    '\u4e2d\u4e2d  a\u4e2d ',
+    '   ',
+    'a   b',
+    'a\0b\n\t <eos>c<0x41>',
+  ]:
+    ids = tokenizer.sample(line, 1e-12, np.random.default_rng(0))
+    assert ids == tokenizer.encode(line), line
+
+
+def test_segmentations_are_drawn_by_their_likelihood(fitted):
+  """All ways to cut a word are cut and weighed here; SentencePiece is asked for its scores alone."""
+  tokenizer, word = fitted['unigram'], 'therefore'
+  scores = {tokenizer.pieces([i])[0]: tokenizer._scores[i] for i in range(5, tokenizer.vocab_size)}
+  known = {}
+  for cuts in itertools.product([False, True], repeat=len(word) - 1):
+    pieces = ''.join(c + ' ' * cut for c, cut in zip(word, [*cuts, False], strict=True)).split()
+    if all(piece in scores for piece in pieces):
+      known[tuple(pieces)] = np.exp(0.2 * sum(scores[piece] for piece in pieces))
+  assert 8 < len(known) <= 64
+  rng, draws = np.random.default_rng(0), 4000
+  found = collections.Counter(
+    tuple(tokenizer.pieces(tokenizer.sample(word, 1.0, rng))) for _ in range(draws)
+  )
+  expected = {pieces: draws * weight / sum(known.values()) for pieces, weight in known.items()}
+  assert found.keys() <= known.keys()
+  rare = [pieces for pieces, count in expected.items() if count < 5]
+  assert len(rare) < len(known) / 2
+  observed = [found[pieces] for pieces in known if pieces not in rare]
+  wanted = np.array([expected[pieces] for pieces in known if pieces not in rare])
+  assert chisquare(observed, wanted * sum(observed) / wanted.sum()).pvalue > 1e-3
+
+
+def test_what_is_drawn_is_the_same_in_every_process(tokenizer):
+  text = 'considered presenting consistent identifier monotonic references originally therefore'
+  code = (
+    'import pickle, sys; import numpy as np\n'
+    'tokenizer, text = pickle.load(sys.stdin.buffer)\n'
+    'rng = np.random.default_rng(3)\n'
+    'print([tokenizer.sample(word, 0.9, rng) for word in text.split()])'
+  )
+  rng = np.random.default_rng(3)
+  expected = [tokenizer.sample(word, 0.9, rng) for word in text.split()]
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    input=pickle.dumps((tokenizer, text)),
+    capture_output=True,
+    check=True,
+  )
+  assert done.stdout.decode().strip() == str(expected)
+  assert expected != [tokenizer.encode(word) for word in text.split()]
 
 
 def test_merges_are_left_out_at_the_rate():

@@ -1,5 +1,5 @@
 """BPE by hand, with merges left out at random (Provilkov et al. 2020,
-https://arxiv.org/abs/1910.13267): the library's own dropout cannot be seeded."""
+https://arxiv.org/abs/1910.13267): the libraries' own dropout is not the same in every process."""
 
 import itertools
 from collections.abc import Mapping, Sequence

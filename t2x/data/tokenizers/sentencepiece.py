@@ -6,14 +6,15 @@ import functools
 import io
 import os
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import numpy as np
 import sentencepiece
 
 from t2x.data.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
+from t2x.data.tokenizers.merging import merged
 from t2x.data.tokenizers.simple import with_specials
 from t2x.data.tokenizers.words import Words
 from t2x.errors import UserError
@@ -21,7 +22,6 @@ from t2x.errors import UserError
 __all__ = ['SPACE', 'SentencePiece', 'SentencePieceTokenizer', 'shared']
 
 SPACE = '\u2581'
-SEED = threading.Lock()
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -33,10 +33,8 @@ class SentencePieceTokenizer(Tokenizer):
     self._model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.vocab_size = self._processor.vocab_size()
-    to_id, unk = self._processor.piece_to_id, self.unk_id
-    ids = [to_id(f'<0x{byte:02X}>') for byte in SPACE.encode()]
     # SentencePiece writes a space as U+2581; that character itself is spelt in bytes.
-    self._space_ids = [unk] if unk in ids else ids
+    self._space_ids = self._in_bytes(SPACE)
 
   def __reduce__(self):
     return type(self), (self._model,)
@@ -57,23 +55,55 @@ class SentencePieceTokenizer(Tokenizer):
 
   def sample(self, text, rate, rng):
     """BPE: part `rate` of the merges left out (https://arxiv.org/abs/1910.13267). Unigram: with
-    probability `rate` one of all segmentations, its likelihood to the power of 0.2
-    (https://arxiv.org/abs/1804.10959, section 5)."""
-    plain = rate == 0 or not text
-    if plain or SPACE in text or (self._unigram and rng.random() >= rate):
+    probability `rate` one of the 64 likeliest segmentations, its likelihood to the power of 0.2
+    (https://arxiv.org/abs/1804.10959, section 3.2). The library draws too, but not the same in
+    every process."""
+    if rate == 0 or not text or SPACE in text:
       return self.encode(text)
-    alpha = 0.2 if self._unigram else rate
-    seed = int(rng.integers(1, 1 << 31))
-    # SentencePiece has one seed for all that a process draws.
-    with SEED:
-      sentencepiece.SetRandomGeneratorSeed(seed)
-      return self._processor.encode(text, enable_sampling=True, nbest_size=-1, alpha=alpha)
+    if self._is_bpe:
+      return self._with_merges_left_out(text, rate, rng)
+    if rng.random() >= rate:
+      return self.encode(text)
+    likeliest = self._processor.nbest_encode(text, nbest_size=64, return_type=int)
+    # An unknown character is spelt alike in all of them: what its bytes weigh makes no difference.
+    scores = 0.2 * np.array([self._scores[ids].sum() for ids in likeliest])
+    weights = np.exp(scores - scores.max())
+    return likeliest[rng.choice(len(weights), p=weights / weights.sum())]
+
+  def _with_merges_left_out(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
+    ids: list[int] = []
+    for word in re.findall(f'{SPACE}*[^{SPACE}]+|{SPACE}+$', text.replace(' ', SPACE)):
+      for piece in merged(word, self._ranks, rate, rng):
+        known = self._processor.piece_to_id(piece)
+        spelt = [known] if known != self.unk_id else self._in_bytes(piece)
+        # Of characters that are unknown one after the other the library makes one unk.
+        ids += spelt if spelt != [self.unk_id] or ids[-1:] != spelt else []
+    return ids
+
+  def _in_bytes(self, character: str) -> list[int]:
+    """A character that is no piece: the ids of its bytes, or unk where these are none either."""
+    ids = [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in character.encode()]
+    return [self.unk_id] if self.unk_id in ids else ids
 
   @functools.cached_property
-  def _unigram(self) -> bool:
-    """Whether the model is no BPE model: BPE's scores are the negative ranks of merges."""
-    scores = [self._processor.get_score(i) for i in range(self.vocab_size)]
-    return any(score != int(score) for score in scores)
+  def _scores(self) -> np.ndarray:
+    return np.array([self._processor.get_score(i) for i in range(self.vocab_size)])
+
+  @functools.cached_property
+  def _is_bpe(self) -> bool:
+    """BPE's scores are the negative ranks of merges."""
+    return bool((self._scores == np.trunc(self._scores)).all())
+
+  @functools.cached_property
+  def _ranks(self) -> dict[tuple[str, str], int]:
+    """Any two strings that make a piece can be merged to it."""
+    ranks = (-self._scores).astype(int).tolist()
+    return {
+      (piece[:k], piece[k:]): ranks[i]
+      for i, piece in enumerate(self._pieces)
+      if not (self.special[i] or self._processor.is_byte(i))
+      for k in range(1, len(piece))
+    }
 
   def locate(self, text):
     """The bytes of a character have that character as their span."""
