@@ -10,7 +10,7 @@ from t2x.config.check import check_unused, check_values
 from t2x.config.parse import Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
-from t2x.config.values import Finding, Macro, Place, Reference, leaves, raise_findings
+from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
 from t2x.errors import UserError
 
 __all__ = ['Config', 'load']
@@ -114,4 +114,4 @@ def _root_place(root: str, statements: Sequence[Statement], files: Sequence[Any]
   for statement in statements:
     if statement.name == name:
       return statement.place
-  return Place(os.fspath(files[0]), 1) if files else Place('command line', 0)
+  return Place(os.fspath(files[0]), 1) if files else COMMAND_LINE

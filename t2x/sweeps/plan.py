@@ -62,7 +62,7 @@ def make_plan(
       elif target is not None:
         resolved = planner.matched(arm, resolved)
     except UserError as error:
-      lines = str(error).replace('command line: ', '').splitlines()
+      lines = str(error).replace(f'{config_lib.COMMAND_LINE}: ', '').splitlines()
       problems += [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
       continue
     unused = planner.unused(resolved.config)

@@ -72,12 +72,14 @@ class SentencePieceTokenizer(Tokenizer):
 
   def _with_merges_left_out(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
     ids: list[int] = []
+    # No piece goes on after a word.
     for word in re.findall(f'{SPACE}*[^{SPACE}]+|{SPACE}+$', text.replace(' ', SPACE)):
       for piece in merged(word, self._ranks, rate, rng):
         known = self._processor.piece_to_id(piece)
         spelt = [known] if known != self.unk_id else self._in_bytes(piece)
         # Of characters that are unknown one after the other the library makes one unk.
-        ids += spelt if spelt != [self.unk_id] or ids[-1:] != spelt else []
+        if spelt != [self.unk_id] or ids[-1:] != [self.unk_id]:
+          ids += spelt
     return ids
 
   def _in_bytes(self, character: str) -> list[int]:
