@@ -6,6 +6,7 @@ A model is anything with
 - `decode(ids, tokens, cache, last=None) -> (logits, cache)`: `ids` [batch, n] extend what the cache
   holds at `tokens.positions`, those with `tokens.segments` 0 are padding, and `last` [batch] asks
   for the logits of that token of each row alone, [batch, 1, vocab];
+- `patterns`: the attention patterns of its blocks; a pattern that reads a prefix sees the prompt as it;
 - optionally `max_length`: how many positions it knows.
 
 It is an argument of the compiled function. That is compiled again for another batch size, padded
@@ -248,8 +249,9 @@ def _prefill(model, prompts, lengths, cache):
   """
   slots = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
   segments = (slots < lengths[:, None]).astype(jnp.int32)
-  # The prompt is what a prefix language model sees as its prefix.
-  tokens = Tokens(positions=slots, segments=segments, prefix=segments.astype(bool))
+  # The prompt is the prefix of a prefix language model.
+  has_prefix = any('prefix' in pattern.reads for pattern in model.patterns)
+  tokens = Tokens(slots, segments, segments.astype(bool) if has_prefix else None)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 

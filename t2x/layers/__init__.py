@@ -16,7 +16,16 @@ from t2x.layers.activations import (
   tanh,
 )
 from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
-from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param, split_key
+from t2x.layers.base import (
+  Context,
+  Initializer,
+  Layout,
+  Linear,
+  Tokens,
+  dropout,
+  param,
+  split_key,
+)
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.feed_forward import MLP, GatedMLP
@@ -93,6 +102,7 @@ __all__ = [
   'Initializer',
   'Kernel',
   'LayerNorm',
+  'Layout',
   'LearnedGrid',
   'LearnedPositions',
   'LightweightConvolution',

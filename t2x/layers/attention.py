@@ -224,7 +224,7 @@ class MultiHeadAttention(nnx.Module):
     if isinstance(cache, CrossCache):
       k, v, k_tokens = cache.k, cache.v, cache.tokens
     else:
-      source = Context(x, tokens) if context is None else context
+      source = Context(x, tokens) if context is None else context.elsewhere()
       k_tokens = source.tokens
       k, v = self._keys_and_values(source.x)
     if encoding is not None:

@@ -2,6 +2,8 @@
 known of a token beside its vector."""
 
 import dataclasses
+import enum
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -10,12 +12,16 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from t2x.errors import UserError
+
 __all__ = [
   'Context',
+  'Layout',
   'Linear',
   'Tokens',
   'dropout',
   'param',
+  'rows_at',
   'split_key',
 ]
 
@@ -23,20 +29,35 @@ Initializer = Callable[..., Array]
 Key = Array
 
 
-@jax.tree_util.register_dataclass
+class Layout(enum.Enum):
+  """How the positions of a row relate to its slots (indices along the length)."""
+
+  CONTIGUOUS = 'positions are slots'
+  PACKED = 'within a segment, positions differ as slots do'
+  ARBITRARY = 'positions are known at run time only'
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['positions', 'segments', 'prefix'],
+  meta_fields=['layout'],
+)
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """What is known of each token beside its vector. Every field may be None.
+  """Per-token metadata. Every array may be None.
 
   Attributes:
-    positions: place in its own segment, from 0. None: 0 .. length - 1.
+    positions: index of each token inside its segment, from 0. None: 0 .. length - 1.
     segments: 1, 2, ... for the examples packed into a row, 0 for padding. None: one segment.
     prefix: True where the pattern `Prefix()` lets every query see the token.
+    layout: what is static about `positions`; kernels skip tiles of the attention matrix by it. PACKED is
+      stated by whoever packs the rows. None: CONTIGUOUS without positions, else ARBITRARY.
   """
 
   positions: Int[Array, '#batch length'] | None = None
   segments: Int[Array, '#batch length'] | None = None
   prefix: Bool[Array, '#batch length'] | None = None
+  layout: Layout | None = None
 
   def index(self, length: int) -> Int[Array, '#batch length']:
     """The positions, counted from 0 where none were given."""
@@ -46,10 +67,14 @@ class Tokens:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What cross-attention reads: the other sequence's vectors and what is known of its tokens."""
+  """What cross-attention reads: vectors and tokens of another sequence."""
 
   x: Float[Array, 'batch source d_model']
   tokens: Tokens = dataclasses.field(default_factory=Tokens)
+
+  def elsewhere(self) -> 'Context':
+    """The same without PACKED, which holds between tokens of one sequence only."""
+    return dataclasses.replace(self, tokens=dataclasses.replace(self.tokens, layout=None))
 
 
 def param(
@@ -62,6 +87,25 @@ def param(
   if len(axes) != len(shape):
     raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
   return nnx.Param(init(rngs.params(), tuple(shape), jnp.float32), axes=tuple(axes))
+
+
+def rows_at(table: Array, index: Array, name: str) -> Array:
+  """`table[index]`, never another row than the one asked for.
+
+  Args:
+    table: [rows, ...].
+    index: non-negative integers of any shape.
+    name: the parameter that sets the number of rows, for the message.
+
+  Returns:
+    The rows; NaN for an index beyond the table that is known only at run time.
+
+  Raises:
+    UserError: an index beyond the table that is known already.
+  """
+  if not isinstance(index, jax.core.Tracer) and index.size and int(index.max()) >= len(table):
+    raise UserError(f'index {int(index.max())} is beyond the {len(table)} rows that {name} gives')
+  return table.at[index].get(mode='fill', fill_value=jnp.nan)
 
 
 def split_key(key: Key | None, num: int) -> Sequence[Key | None]:

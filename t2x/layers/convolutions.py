@@ -14,7 +14,7 @@ from t2x.layers.attention import AttentionCache, CrossCache
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.patterns import Pattern
+from t2x.layers.patterns import Pattern, check_marks
 from t2x.layers.positions import PositionEncoding
 
 __all__ = ['DynamicConvolution', 'LightweightConvolution']
@@ -105,6 +105,7 @@ class _Convolution(nnx.Module):
     if cache is not None:
       cache = cache.write(None, source, tokens)
     row = _Row(source, tokens, cache)
+    check_marks(pattern, row.of_keys)
     before = _taps_before(pattern, self.kernel_size)
     by_head = (*source.shape[:2], self.num_heads, -1)
     y = jnp.zeros_like(source).reshape(by_head)

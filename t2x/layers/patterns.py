@@ -33,6 +33,7 @@ __all__ = [
   'Prefix',
   'Window',
   'attention_mask',
+  'check_marks',
   'visible',
 ]
 
@@ -85,6 +86,22 @@ class Pattern(abc.ABC):
   @abc.abstractmethod
   def relative(self) -> bool:
     """Whether the answer depends on `q_pos - k_pos` alone."""
+
+  @property
+  def reads(self) -> frozenset[str]:
+    """The marks of `Tokens` that it depends on ('prefix')."""
+    return frozenset()
+
+  def is_causal(self, length: int) -> bool:
+    """Whether no query of a row of `length` tokens sees a later key, where no token has a mark."""
+    block = max(256, length // 2048)
+    schedule = self.schedule(length, length, block, block, has_prefix=False)
+    for i, j in np.argwhere(schedule != SKIP):
+      q = np.arange(i * block, min((i + 1) * block, length))[:, None]
+      k = np.arange(j * block, min((j + 1) * block, length))[None, :]
+      if j >= i and np.any(self.allows(q, k) & (k > q)):
+        return False
+    return True
 
   def schedule(
     self,
@@ -177,6 +194,7 @@ class Prefix(Pattern):
   """Everybody sees the keys of the prefix (`Tokens.prefix`); nobody sees another key."""
 
   relative = False
+  reads = frozenset({'prefix'})
 
   def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
     if prefix is None:
@@ -240,6 +258,10 @@ class And(Pattern):
   def relative(self) -> bool:
     return self.left.relative and self.right.relative
 
+  @property
+  def reads(self) -> frozenset[str]:
+    return self.left.reads | self.right.reads
+
   def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
     return self.left.allows(q_pos, k_pos, prefix) & self.right.allows(q_pos, k_pos, prefix)
 
@@ -261,6 +283,10 @@ class Or(Pattern):
   def relative(self) -> bool:
     return self.left.relative and self.right.relative
 
+  @property
+  def reads(self) -> frozenset[str]:
+    return self.left.reads | self.right.reads
+
   def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
     return self.left.allows(q_pos, k_pos, prefix) | self.right.allows(q_pos, k_pos, prefix)
 
@@ -280,6 +306,10 @@ class Not(Pattern):
   @property
   def relative(self) -> bool:
     return self.pattern.relative
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return self.pattern.reads
 
   def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
     return ~self.pattern.allows(q_pos, k_pos, prefix)
@@ -317,11 +347,25 @@ def visible(
 def attention_mask(
   pattern: Pattern, q: Tokens, k: Tokens, q_len: int, k_len: int
 ) -> Bool[Array, '#batch 1 q_len k_len'] | None:
-  """The dense mask: the pattern, within one segment, no padding. None where all see all."""
+  """The dense mask: the pattern, within one segment, no padding. None where all see all.
+
+  Raises:
+    UserError: as `check_marks`.
+  """
+  check_marks(pattern, k)
   if pattern == Full() and q.segments is None and k.segments is None:
     return None
   q_pos, k_pos = q.index(q_len), k.index(k_len)
   return jnp.asarray(visible(pattern, q_pos, k_pos, k.prefix, q.segments, k.segments))[:, None]
+
+
+def check_marks(pattern: Pattern, k_tokens: Tokens) -> None:
+  """Raises UserError where a pattern reads a mark that the keys' tokens do not carry."""
+  if 'prefix' in pattern.reads and k_tokens.prefix is None:
+    raise UserError(
+      f'the pattern {pattern} reads Tokens.prefix, which this batch does not have, so that Prefix() '
+      'would hide every token: use a task that marks a prefix, or leave Prefix() out'
+    )
 
 
 def _by_offset(pattern: Pattern, grid: _Grid) -> np.ndarray:

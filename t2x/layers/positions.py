@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, param
+from t2x.layers.base import Initializer, param, rows_at
 from t2x.layers.initializers import normal
 from t2x.layers.rope_scaling import RoPEScaling
 
@@ -163,7 +163,8 @@ class LearnedPositions(PositionEncoding):
     """x + table[positions + offset].
 
     Raises:
-      UserError: the sequence is longer than `max_length`.
+      UserError: the sequence is longer than `max_length`, or a position is beyond the table. (A
+        position that is known at run time only makes its vector NaN.)
     """
     length = x.shape[1]
     if self.max_length is not None and length > self.max_length:
@@ -171,7 +172,8 @@ class LearnedPositions(PositionEncoding):
         f'a sequence of {length} tokens is longer than LearnedPositions.max_length = '
         f'{self.max_length}: shorten the sequences or raise max_length'
       )
-    return x + self.table[...][positions + self.offset].astype(x.dtype)
+    rows = rows_at(self.table[...], positions + self.offset, 'LearnedPositions.max_length')
+    return x + rows.astype(x.dtype)
 
 
 class RoPE(PositionEncoding):

@@ -14,7 +14,7 @@ from t2x.layers.attention import AttentionCache, CrossCache
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform, zeros
-from t2x.layers.kernels.base import hide_blind, softmax_dtype
+from t2x.layers.kernels.base import hide_blind, position_bias, softmax_dtype
 from t2x.layers.patterns import Pattern, attention_mask
 from t2x.layers.positions import PositionEncoding
 
@@ -201,7 +201,8 @@ class Synthesizer(nnx.Module):
     dtype = softmax_dtype(x)
     scores = self.mix(dots, self.scores(q, positions, k_positions).astype(dtype))
     if encoding is not None and encoding.has_bias and not encoding.reads_queries:
-      scores = scores + encoding.bias(positions, k_positions).astype(dtype)
+      added = position_bias(encoding, positions, k_positions, self.head_shape[0])
+      scores = scores + added.astype(dtype)
     mask = attention_mask(pattern, tokens, k_tokens, x.shape[1], v.shape[1])
     y = self._read(scores, v, mask, key)
     return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache

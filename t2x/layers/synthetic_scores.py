@@ -162,8 +162,8 @@ class RandomScores(SyntheticScores):
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
     """The table's entries, at the row of the query's position and the column of the key's."""
-    pairs = self.table[...][:, q_positions[:, :, None], k_positions[:, None, :]]
-    return jnp.moveaxis(pairs, 0, 1)
+    pairs = self.table[...].at[:, q_positions[:, :, None], k_positions[:, None, :]]
+    return jnp.moveaxis(pairs.get(mode='fill', fill_value=jnp.nan), 0, 1)
 
   def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
     """None: they are looked up."""
@@ -205,7 +205,10 @@ class FactorizedRandomScores(SyntheticScores):
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
     """Products of the rows of the queries' positions and those of the keys'."""
-    rows, columns = self.rows[...][:, q_positions], self.columns[...][:, k_positions]
+    rows, columns = (
+      table[...].at[:, positions].get(mode='fill', fill_value=jnp.nan)
+      for table, positions in ((self.rows, q_positions), (self.columns, k_positions))
+    )
     return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)
 
   def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
@@ -222,5 +225,5 @@ def _project(q: Any, kernel: nnx.Param) -> Array:
 
 
 def _pick(scores: Array, k_positions: Array) -> Array:
-  """The scores of the keys' positions, out of those of all positions."""
-  return jnp.take_along_axis(scores, k_positions[:, None, None, :], axis=-1, mode='clip')
+  """The scores of the keys' positions, out of those of all positions; NaN beyond them."""
+  return jnp.take_along_axis(scores, k_positions[:, None, None, :], axis=-1, mode='fill')

@@ -1,13 +1,14 @@
 """The residual block: a token mixer, perhaps cross-attention, and a feed-forward layer, each wired
 around the residual stream (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   Context,
@@ -22,15 +23,28 @@ from t2x.layers import (
   split_key,
 )
 
-__all__ = ['Block', 'ParallelBlock']
+__all__ = ['Block', 'ParallelBlock', 'add_aux']
 
 Aux = dict[str, Array]
 
 
 class Layer(Protocol):
-  """What a stack repeats."""
+  """What a stack repeats.
+
+  Attributes:
+    pattern: narrows the body's pattern.
+    reads_context: whether it attends to a context; a layer that does not is never given one.
+  """
+
+  pattern: Pattern
+  reads_context: bool
 
   def __call__(self, x: Any, context: Any = None, **kwargs: Any) -> tuple[Any, Any, Aux]: ...
+
+
+def add_aux(a: Mapping[str, Any], b: Mapping[str, Any]) -> Aux:
+  """Auxiliary losses of two parts of a model, summed by name."""
+  return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
 
 
 class Block(nnx.Module):
@@ -64,6 +78,11 @@ class Block(nnx.Module):
     self.feed_forward: Any = feed_forward(d_model, rngs=rngs)
     self.feed_forward_wiring: Any = wiring(d_model, rngs=rngs)
 
+  @property
+  def reads_context(self) -> bool:
+    """Whether it has cross-attention."""
+    return self.cross is not None
+
   def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
     """An empty cache for `length` tokens; `cross` is filled by `cross_cache`."""
     return {'mixer': self.mixer.init_cache(batch, length, dtype)}
@@ -87,8 +106,18 @@ class Block(nnx.Module):
     """Returns the new residual stream, the new cache and auxiliary losses by name.
 
     `keep` scales each branch by example (stochastic depth); `key` None means no dropout.
+
+    Raises:
+      UserError: cross-attention without a context, or a context without cross-attention.
     """
     old = cache or {}
+    if self.reads_context and context is None and 'cross' not in old:
+      raise UserError(
+        'Block.cross attends to a source, and this model has none: leave Block.cross out, or bind it '
+        'for the decoder of an EncoderDecoder only (decoder/Block.cross)'
+      )
+    if context is not None and not self.reads_context:
+      raise UserError('a context is given to a Block without cross-attention: bind Block.cross')
     new = dict(old)
     keys = split_key(key, 6)
 
@@ -126,6 +155,8 @@ class ParallelBlock(nnx.Module):
   GPT-J (https://github.com/kingoflolz/mesh-transformer-jax) and PaLM
   (https://arxiv.org/abs/2204.02311, section 2); the two share one norm.
   """
+
+  reads_context = False
 
   def __init__(
     self,
@@ -166,7 +197,7 @@ class ParallelBlock(nnx.Module):
   ) -> tuple[Float[Array, 'batch length d_model'], dict[str, Any] | None, Aux]:
     """As `Block`; a context is refused, since nothing here would read it."""
     if context is not None:
-      raise ValueError('ParallelBlock has no cross-attention: use Block in an encoder-decoder')
+      raise UserError('ParallelBlock has no cross-attention: use Block in an encoder-decoder')
     mixer_key, feed_forward_key, dropout_key = split_key(key, 3)
     h = self.norm(x)
     mixed, mixer_cache = self.mixer(

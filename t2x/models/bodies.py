@@ -73,6 +73,11 @@ class Body(nnx.Module):
     self.stack: Any = stack(d_model, rngs=rngs)
     self.final_norm: Any = final_norm and final_norm(d_model, rngs=rngs)
 
+  @property
+  def patterns(self) -> list[Pattern]:
+    """The attention pattern of each block of a repeat."""
+    return self.stack.patterns(self.pattern)
+
   def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
     """An empty cache for `length` tokens of `batch` rows."""
     return self.stack.init_cache(batch, length, dtype)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Context, TokenEmbedding, Tokens, split_key
+from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, split_key
 from t2x.layers.constraints import constrain
+from t2x.models.block import add_aux
 from t2x.models.bodies import Decoder, Encoder, Output
 from t2x.models.heads import TiedHead
 from t2x.models.language_model import select
@@ -61,6 +62,11 @@ class EncoderDecoder(nnx.Module):
     """Target positions that the model knows; None: any number."""
     return self.decoder.encoding.max_length
 
+  @property
+  def patterns(self) -> list[Pattern]:
+    """The attention patterns of the decoder's blocks."""
+    return self.decoder.patterns
+
   def __call__(
     self,
     source: Int[Array, 'batch source'],
@@ -76,11 +82,8 @@ class EncoderDecoder(nnx.Module):
     context = Context(encoded.x, source_tokens)
     embedded = self._target_embedding(target)
     out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
-    aux = {
-      name: encoded.aux.get(name, 0.0) + out.aux.get(name, 0.0) for name in encoded.aux | out.aux
-    }
     logits = constrain(self.head(out.x, self._target_embedding), 'batch', 'length', 'vocab')
-    return Output(logits, None, aux)
+    return Output(logits, None, add_aux(encoded.aux, out.aux))
 
   def init_cache(
     self,

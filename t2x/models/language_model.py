@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import TokenEmbedding, Tokens
+from t2x.layers import Pattern, TokenEmbedding, Tokens
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Output
 from t2x.models.heads import TiedHead
@@ -60,6 +60,11 @@ class LanguageModel(nnx.Module):
   def max_length(self) -> int | None:
     """Positions that the model knows; None: any number."""
     return self.body.encoding.max_length
+
+  @property
+  def patterns(self) -> list[Pattern]:
+    """The attention patterns of the body's blocks."""
+    return self.body.patterns
 
   def hidden(
     self,

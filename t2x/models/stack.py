@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers import Context, Pattern, PositionEncoding, Tokens
 from t2x.layers.constraints import constrain
-from t2x.models.block import Aux, Block
+from t2x.models.block import Aux, Block, add_aux
 
 __all__ = ['Stack']
 
@@ -93,8 +93,25 @@ class Stack(nnx.Module):
     # Caches are shaped by static attributes alone, so the stacked blocks can make them.
     return [jax.tree.map(stack, block.init_cache(batch, length, dtype)) for block in self.blocks]
 
+  def patterns(self, pattern: Pattern) -> list[Pattern]:
+    """The pattern of each block inside a body with `pattern`."""
+    return [pattern & block.pattern for block in self.blocks]
+
+  def _check_context(self) -> None:
+    """Raises UserError where no block would read a context."""
+    if not any(block.reads_context for block in self.blocks):
+      raise UserError(
+        'no block of this stack has cross-attention, so that the source would be ignored: bind '
+        'Block.cross (for the decoder only: decoder/Block.cross = @MultiHeadAttention)'
+      )
+
   def cross_cache(self, context: Context) -> list[Any]:
-    """The context's keys and values for every layer, stacked as in `init_cache`."""
+    """The context's keys and values for every layer, stacked as in `init_cache`.
+
+    Raises:
+      UserError: no block reads a context.
+    """
+    self._check_context()
     per_repeat = self.num_repeats // self.num_groups
 
     def one(block):
@@ -116,7 +133,13 @@ class Stack(nnx.Module):
     cache: list[Any] | None = None,
     key: Array | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], list[Any] | None, Aux]:
-    """Runs all layers. Returns the stream, the caches and the sum of auxiliary losses by name."""
+    """Runs all layers. Returns the stream, the caches and the sum of auxiliary losses by name.
+
+    Raises:
+      UserError: a context that no block reads, or what a block refuses.
+    """
+    if context is not None:
+      self._check_context()
 
     def repeat(blocks, x, per_repeat):
       caches, keys, rates = per_repeat
@@ -126,7 +149,7 @@ class Stack(nnx.Module):
         block_key, keep = self._randomness(x, keys, rates, i)
         x, new_cache, aux = block(
           x,
-          context,
+          context if block.reads_context else None,
           pattern=pattern,
           tokens=tokens,
           encoding=encoding,
@@ -136,7 +159,7 @@ class Stack(nnx.Module):
         )
         x = constrain(x, 'batch', 'length', 'embed')
         new_caches.append(new_cache)
-        total = {name: total.get(name, 0.0) + value for name, value in aux.items()}
+        total = add_aux(total, aux)
       return x, (None if caches is None else new_caches, total)
 
     if self.remat is not None:

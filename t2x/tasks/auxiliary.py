@@ -6,11 +6,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.errors import UserError
+from t2x.tasks.base import check_causal
 from t2x.tasks.losses import Sums, cross_entropy
 
 __all__ = ['Auxiliary', 'LanguageModelling']
@@ -20,8 +19,8 @@ __all__ = ['Auxiliary', 'LanguageModelling']
 class Auxiliary(Protocol):
   """A further loss on the hidden vectors of a task's batch."""
 
-  def check_model(self, model: nnx.Module) -> None:
-    """Raises UserError when the model cannot learn it."""
+  def check_model(self, model: nnx.Module, length: int) -> None:
+    """Raises UserError when the model cannot learn it from rows of `length` tokens."""
 
   def __call__(
     self,
@@ -45,14 +44,9 @@ class LanguageModelling:
 
   weight: float = 0.5
 
-  def check_model(self, model):
-    """The body must not see what it is to predict, and there must be a head over the vocabulary."""
-    pattern = getattr(getattr(model, 'body', None), 'pattern', None)
-    if pattern is None or np.any(pattern.allows(np.array(0), np.array(1))):
-      raise UserError(
-        'LanguageModelling predicts each next token, and the body of this model sees it: '
-        'bind @Decoder as its body, or leave the auxiliary objective out'
-      )
+  def check_model(self, model, length):
+    """No block may see a later token."""
+    check_causal(model, length, 'LanguageModelling')
 
   def __call__(self, model, x, batch, weights):
     """`x` are the hidden vectors of `batch['tokens']`; padding has segment 0."""

@@ -14,9 +14,10 @@ from t2x.data import SampledPieces, Source, Tokenizer, TokenizerConfig, token_ro
 from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
+from t2x.layers import Causal
 from t2x.tasks.losses import Sums
 
-__all__ = ['Task', 'TextTask']
+__all__ = ['Task', 'TextTask', 'check_causal']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
@@ -109,6 +110,22 @@ class Task(abc.ABC):
   ) -> list[list[dict[str, Any]]]:
     """For each prompt `num_return` answers: text, tokens, log_probs, score."""
     raise UserError(f'{type(self).__name__} does not generate text')
+
+
+def check_causal(model: Any, length: int, task: str) -> None:
+  """Raises UserError when a block lets a query see later tokens, which are what `task` predicts.
+
+  Args:
+    model: the model or its shapes.
+    length: tokens in a row of what is predicted.
+    task: its name, for the message.
+  """
+  for pattern in model.patterns:
+    if not pattern.is_causal(length):
+      raise UserError(
+        f'{task} predicts each next token, but the attention pattern {pattern} shows later tokens: '
+        f'use {Causal() & pattern} (Decoder.pattern = @Causal() with Block.pattern for the rest)'
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

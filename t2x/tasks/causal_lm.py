@@ -10,8 +10,8 @@ from flax import nnx
 
 from t2x.data import ConcatenateAndSplit
 from t2x.decode import Sampling, Strategy, generate
-from t2x.layers import Tokens
-from t2x.tasks.base import TextTask
+from t2x.layers import Layout, Tokens
+from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, pad_prompts
 
@@ -58,12 +58,17 @@ class CausalLM(TextTask):
     shape = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
     return {'tokens': shape, 'segments': shape, 'positions': shape}
 
+  def check_model(self, model):
+    """No block may see a later token."""
+    super().check_model(model)
+    check_causal(model, self.length, 'CausalLM')
+
   def sums(self, model, batch, key):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
-    known = Tokens(positions=batch['positions'], segments=segments)
-    out = model(inputs, tokens=known, key=key)
+    packed = Tokens(batch['positions'], segments, layout=Layout.PACKED)
+    out = model(inputs, tokens=packed, key=key)
     weights = (segments != 0).astype(jnp.float32)
     return classification_sums(out.x, tokens, weights), out.aux
 

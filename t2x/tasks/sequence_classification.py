@@ -68,7 +68,7 @@ class SequenceClassification(LabelledTask):
     """Also what the auxiliary objective asks for."""
     super().check_model(model)
     if self.auxiliary is not None:
-      self.auxiliary.check_model(model)
+      self.auxiliary.check_model(model, self.length)
 
   def sums(self, model, batch, key):
     """Loss, accuracy and the parts of F1 of each class over the examples with weight 1."""

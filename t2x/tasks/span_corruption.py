@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans
 from t2x.errors import UserError
 from t2x.layers import Tokens
-from t2x.tasks.base import TextTask
+from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
 
@@ -96,8 +96,9 @@ class SpanCorruption(TextTask):
     }
 
   def check_model(self, model):
-    """The model needs a row of its table for each token and each sentinel."""
+    """A row of the table for each token and each sentinel; no decoder block sees later tokens."""
     super().check_model(model)
+    check_causal(model, self.target_length, 'SpanCorruption')
     largest = self._corruption(0, self.tokenizer.vocab_size).first_sentinel
     if model.vocab_size <= largest:
       raise UserError(

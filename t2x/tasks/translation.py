@@ -10,8 +10,8 @@ import numpy as np
 
 from t2x.data import PackPairs
 from t2x.decode import Beam, Strategy, generate
-from t2x.layers import Tokens
-from t2x.tasks.base import TextTask
+from t2x.layers import Layout, Tokens
+from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, pad_prompts
@@ -58,14 +58,21 @@ class Translation(TextTask):
       for field in ('', '_segments', '_positions')
     }
 
+  def check_model(self, model):
+    """No block of the decoder may see a later token."""
+    super().check_model(model)
+    check_causal(model, self.target_length, 'Translation')
+
   def sums(self, model, batch, key):
     """Loss and accuracy of each target token, the end token included."""
     target, segments = batch['target'], batch['target_segments']
     out = model(
       batch['source'],
       shift_right(target, segments, self.tokenizer.ids.start_id),
-      source_tokens=Tokens(batch['source_positions'], batch['source_segments']),
-      target_tokens=Tokens(batch['target_positions'], segments),
+      source_tokens=Tokens(
+        batch['source_positions'], batch['source_segments'], layout=Layout.PACKED
+      ),
+      target_tokens=Tokens(batch['target_positions'], segments, layout=Layout.PACKED),
       key=key,
     )
     weights = (segments != 0).astype(jnp.float32)

@@ -19,6 +19,7 @@ class HistoryModel:
   """
 
   table: jax.Array
+  patterns: tuple = dataclasses.field(default=(), metadata={'static': True})
   cache_batch_axis: int = dataclasses.field(default=1, metadata={'static': True})
   max_length: int | None = dataclasses.field(default=None, metadata={'static': True})
   seen: object = dataclasses.field(default=None, metadata={'static': True})

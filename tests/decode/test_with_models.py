@@ -117,7 +117,8 @@ def test_the_prompt_is_the_prefix_of_a_prefix_language_model():
   prefix = jnp.asarray(np.arange(LENGTH) < lengths[:, None])
   forward = jax.jit(lambda ids: model(ids, tokens=Tokens(prefix=prefix)).x)
   assert_greedy_equals_argmax(forward, prompts, lengths, generated)
-  causal = log_probs_at_once(lambda ids: model(ids).x, prompts, lengths, [[]] * 4)
+  nothing = Tokens(prefix=jnp.zeros_like(prefix))
+  causal = log_probs_at_once(lambda ids: model(ids, tokens=nothing).x, prompts, lengths, [[]] * 4)
   seen = log_probs_at_once(forward, prompts, lengths, [[]] * 4)
   assert np.abs(causal - seen)[2, 0].max() > 0.01  # The prefix is not seen in vain.
 

@@ -136,6 +136,24 @@ def test_patterns_are_values_that_print_as_python(pattern):
 
 
 @settings(max_examples=50)
+@given(patterns, st.sampled_from([5, 40, 600]))
+def test_a_pattern_is_causal_where_its_mask_has_nothing_above_the_diagonal(pattern, length):
+  assert pattern.is_causal(length) == (not np.triu(pattern.mask(length, length), 1).any())
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'reads'),
+  [
+    (Causal() & Window(3), set()),
+    (Causal() | Prefix(), {'prefix'}),
+    (~(Blocks(4) & ~Prefix()), {'prefix'}),
+  ],
+)
+def test_a_pattern_says_which_marks_it_reads(pattern, reads):
+  assert pattern.reads == reads
+
+
+@settings(max_examples=50)
 @given(patterns)
 def test_relative_patterns_are_those_that_depend_on_the_difference(pattern):
   if pattern.relative:

@@ -75,6 +75,15 @@ def test_sequence_longer_than_learned_positions_is_an_error():
     jax.jit(lambda x: encoding.embed(x, jnp.arange(5)[None]))(jnp.ones((1, 5, 8)))
 
 
+def test_a_position_beyond_the_learned_table_is_never_its_last_row():
+  encoding = LearnedPositions(8, max_length=4, offset=2, rngs=nnx.Rngs(0))
+  x, positions = jnp.zeros((1, 2, 8)), jnp.array([[3, 4]])
+  with pytest.raises(UserError, match=r'index 6 is beyond the 6 rows that LearnedPositions'):
+    encoding.embed(x, positions)
+  out = jax.jit(encoding.embed)(x, positions)
+  assert jnp.isfinite(out[0, 0]).all() and jnp.isnan(out[0, 1]).all()
+
+
 def rotate(encoding, x, positions):
   """One vector [head_dim] at each of `positions`: [positions, head_dim]."""
   positions = jnp.asarray(positions)[None]

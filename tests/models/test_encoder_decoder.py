@@ -5,8 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
+from t2x.errors import UserError
 from t2x.layers import MultiHeadAttention, Sinusoidal, T5Bias, TokenEmbedding, Tokens
 from t2x.models import Decoder, Encoder
 
@@ -31,6 +33,31 @@ def test_packed_pairs_equal_pairs_alone(make):
   second = network(source[:, 4:7], target[:, 2:5]).x
   np.testing.assert_allclose(out[:, :2], first, atol=5e-5)
   np.testing.assert_allclose(out[:, 2:5], second, atol=5e-5)
+
+
+def test_a_decoder_without_cross_attention_refuses_the_source(make):
+  factory = make.encoder_decoder(
+    functools.partial(Encoder, stack=make.stack()), functools.partial(Decoder, stack=make.stack())
+  )
+  network, source = make.built(factory), make.ids((2, 7))
+  with pytest.raises(UserError, match='source would be ignored'):
+    network(source, make.ids((2, 5)))
+  with pytest.raises(UserError, match='source would be ignored'):
+    network.init_cache(2, 5, source)
+
+
+def test_the_source_reaches_the_blocks_that_have_cross_attention_only(make):
+  cross = functools.partial(MultiHeadAttention, num_heads=4)
+  mixed = make.stack([make.block(), make.block(cross=cross)], num_layers=2)
+  factory = make.encoder_decoder(
+    functools.partial(Encoder, stack=make.stack()), functools.partial(Decoder, stack=mixed)
+  )
+  network, source, target = make.built(factory), make.ids((2, 7)), make.ids((2, 5), seed=1)
+  full = network(source, target).x
+  cache = network.init_cache(2, 5, source)
+  np.testing.assert_allclose(network.decode(target, Tokens(), cache)[0], full, atol=5e-5)
+  other = network(source.at[0, 0].add(1), target).x
+  assert jnp.abs(full - other)[0].max() > 1e-3
 
 
 def test_cached_decoding_equals_the_full_forward(make):

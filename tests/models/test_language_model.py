@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.errors import UserError
 from t2x.layers import (
   XLA,
   ALiBi,
@@ -16,6 +17,7 @@ from t2x.layers import (
   Full,
   LayerNorm,
   LearnedPositions,
+  MultiHeadAttention,
   NoPositions,
   Prefix,
   RoPE,
@@ -90,8 +92,23 @@ def test_a_prefix_model_sees_its_whole_prefix(make):
   changed = tokens.at[0, 2].set((tokens[0, 2] + 1) % make.vocab)
   a, b = (model(t, tokens=prefix).x for t in (tokens, changed))
   assert jnp.abs(a[0, 0] - b[0, 0]).max() > 1e-3
-  a, b = (model(t).x for t in (tokens, changed))
+  nothing = Tokens(prefix=jnp.zeros((1, 6), bool))
+  a, b = (model(t, tokens=nothing).x for t in (tokens, changed))
   np.testing.assert_array_equal(a[0, :2], b[0, :2])
+
+
+def test_a_prefix_pattern_refuses_a_batch_without_a_prefix(make):
+  model = make.built(make.language_model(pattern=Causal() | Prefix()))
+  with pytest.raises(UserError, match=r'reads Tokens\.prefix'):
+    model(make.ids((1, 6)))
+
+
+def test_cross_attention_without_a_source_is_refused(make):
+  cross = functools.partial(MultiHeadAttention, num_heads=4)
+  layers = make.stack([make.block(cross=cross)])
+  model = make.built(make.language_model(layers=layers))
+  with pytest.raises(UserError, match=r'Block\.cross attends to a source'):
+    model(make.ids((1, 6)))
 
 
 @pytest.mark.parametrize('encoding', ENCODINGS)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from t2x.errors import UserError
-from t2x.layers import Causal, Tokens, Window
+from t2x.layers import Causal, Context, Tokens, Window
 from t2x.models import ParallelBlock
 
 
@@ -67,6 +68,36 @@ def test_shared_groups_apply_one_set_of_parameters_again(make):
     own = jax.tree.map(lambda leaf, group=repeat // 2: leaf[group], shared.blocks[0])
     expected = own(expected, pattern=Causal(), tokens=Tokens())[0]
   np.testing.assert_allclose(jax.jit(call)(shared, x), expected, atol=2e-5)
+
+
+class WithLoss(nnx.Module):
+  """A feed-forward layer with an auxiliary loss."""
+
+  def __init__(self, d_model, *, name, loss, rngs):
+    self.name, self.loss = name, loss
+
+  def __call__(self, x, key=None):
+    return x, {self.name: jnp.float32(self.loss), 'both': jnp.float32(1.0)}
+
+
+@pytest.mark.parametrize('num_groups', [None, 1])
+def test_auxiliary_losses_of_all_blocks_are_summed_by_name(make, num_groups):
+  blocks = [
+    functools.partial(make.block(), feed_forward=functools.partial(WithLoss, name=name, loss=loss))
+    for name, loss in (('a', 0.5), ('b', 3.0), ('a', 0.25))
+  ]
+  stack = build(make, blocks=blocks, num_layers=6, num_groups=num_groups)
+  aux = stack(x_of(make), pattern=Causal(), tokens=Tokens())[2]
+  assert {name: float(value) for name, value in aux.items()} == {'a': 1.5, 'b': 6.0, 'both': 6.0}
+
+
+def test_a_block_refuses_a_context_that_it_would_not_read(make):
+  block = make.built(functools.partial(make.block(), make.width))
+  x = x_of(make)
+  with pytest.raises(UserError, match='without cross-attention'):
+    block(x, Context(x), pattern=Causal(), tokens=Tokens())
+  with pytest.raises(UserError, match='would be ignored'):
+    build(make)(x, Context(x), pattern=Causal(), tokens=Tokens())
 
 
 def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):

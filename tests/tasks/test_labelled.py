@@ -34,7 +34,7 @@ class Told(nnx.Module):
 
   def __init__(self, logits, pattern=Full()):
     self.head, self.embedding = nnx.static(Head(logits)), nnx.static(None)
-    self.body = nnx.static(type('Body', (), {'pattern': pattern}))
+    self.patterns = [pattern]
 
   def hidden(self, ids, **known):
     return Output(jax.nn.one_hot(ids, 64))
@@ -153,7 +153,7 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
   logits = rng.normal(size=(64, 9))
   weights = jnp.array([1.0, 1.0, 0.0])
   model = Told(logits, Causal())
-  auxiliary.check_model(model)
+  auxiliary.check_model(model, 5)
   sums, aux = auxiliary(
     model,
     model.hidden(tokens).x,
@@ -168,8 +168,8 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
   assert float(sums['lm_loss'][0]) == pytest.approx(sum(by_text), rel=1e-5)
   assert float(sums['lm_loss'][1]) == 2
   assert float(aux['auxiliary']) == pytest.approx(0.5 * np.mean(by_text), rel=1e-5)
-  with pytest.raises(UserError, match='bind @Decoder'):
-    auxiliary.check_model(Told(logits))
+  with pytest.raises(UserError, match=r'LanguageModelling .* Full\(\) shows later tokens'):
+    auxiliary.check_model(Told(logits), 5)
 
 
 @pytest.mark.parametrize(

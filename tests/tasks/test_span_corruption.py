@@ -8,6 +8,7 @@ import pytest
 
 from t2x.data import Batches, Bytes, SampledPieces, SentencePiece, TextFiles
 from t2x.errors import UserError
+from t2x.layers import Causal
 from t2x.models import Output
 from t2x.tasks import SpanCorruption
 
@@ -18,6 +19,7 @@ class Model:
   """Keeps what it reads; every token is as likely."""
 
   vocab_size = 361
+  patterns = (Causal(),)
 
   def __call__(self, source, target, *, source_tokens, target_tokens, key):
     self.read = source, target, source_tokens, target_tokens

@@ -10,8 +10,9 @@ from flax import nnx
 
 from t2x.data import BabelDates, Bytes, Digits, TextFiles
 from t2x.errors import UserError
+from t2x.layers import Causal, Full, Prefix, Window
 from t2x.models import Output
-from t2x.tasks import CausalLM, ImageClassification, MaskedLM, Translation
+from t2x.tasks import CausalLM, ImageClassification, MaskedLM, SpanCorruption, Translation
 
 TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
 
@@ -42,14 +43,47 @@ def batch(task, seed=0):
   return arrays
 
 
+PAIRS = {'source': BabelDates(), 'tokenizer': Bytes()}
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    CausalLM(**TEXT, length=8),
+    Translation(**PAIRS, source_length=8, target_length=8),
+    SpanCorruption(**TEXT, source_length=40),
+  ],
+)
+@pytest.mark.parametrize(
+  ('pattern', 'proposed'),
+  [
+    (Window(3), r'use \(Causal\(\) & Window\(size=3, dilation=1\)\)'),
+    (Full(), r'use Causal\(\)'),
+    (Causal() | Window(2), 'shows later tokens'),
+  ],
+)
+def test_a_pattern_that_shows_later_tokens_is_refused(task, pattern, proposed):
+  model = Uniform()
+  for seen in (Causal(), Causal() & Window(3), Causal() | Prefix()):
+    model.patterns = [seen]
+    task.check_model(model)
+  model.patterns = [Causal(), pattern]
+  with pytest.raises(UserError, match=proposed):
+    task.check_model(model)
+
+
+def test_a_decoder_of_a_task_that_is_not_causal_may_see_everything():
+  model = Uniform()
+  model.patterns = [Full()]
+  MaskedLM(**TEXT, length=16).check_model(model)
+
+
 @pytest.mark.parametrize(
   'task',
   [
     CausalLM(**TEXT, length=8),
     MaskedLM(**TEXT, length=16),
-    Translation(
-      source=BabelDates(), tokenizer=Bytes(), source_length=8, target_length=6, label_smoothing=0.1
-    ),
+    Translation(**PAIRS, source_length=8, target_length=6, label_smoothing=0.1),
   ],
 )
 def test_a_uniform_model_has_the_vocabulary_as_perplexity(task):

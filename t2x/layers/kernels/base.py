@@ -1,7 +1,6 @@
 """What every attention kernel is called with, and what they share."""
 
 import abc
-import enum
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Tokens
+from t2x.layers.base import Layout, Tokens
 from t2x.layers.patterns import Pattern
 
 __all__ = ['Bias', 'Kernel']
@@ -59,24 +58,19 @@ class Kernel(abc.ABC):
     """
 
 
-class Slots(enum.Enum):
-  """How the places of a row (slots) relate to positions."""
+def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> Layout:
+  """What is static about the positions of queries and keys together.
 
-  POSITIONS = 'slots are positions'
-  PACKED = 'within a segment, slots differ as positions do'
-  UNKNOWN = 'nothing is known before run time'
-
-
-def slots(q_tokens: Tokens, k_tokens: Tokens) -> Slots:
-  """What the tokens tell of positions before run time.
-
-  Positions given to both sides as the very same array are those of a packed row, which count
-  slots within each segment. All others, as in decoding with a cache, are left to run time.
+  PACKED on both sides means the same packed rows: cross-attention hands in keys that are ARBITRARY.
   """
-  if q_tokens.positions is None and k_tokens.positions is None:
-    return Slots.POSITIONS
-  shared = q_tokens.positions is k_tokens.positions and q_tokens.segments is k_tokens.segments
-  return Slots.PACKED if shared and q_tokens.segments is not None else Slots.UNKNOWN
+
+  def own(tokens: Tokens) -> Layout:
+    if tokens.layout is not None:
+      return tokens.layout
+    return Layout.CONTIGUOUS if tokens.positions is None else Layout.ARBITRARY
+
+  q_layout, k_layout = own(q_tokens), own(k_tokens)
+  return q_layout if q_layout is k_layout else Layout.ARBITRARY
 
 
 def reads_queries(bias: Any) -> bool:
@@ -85,10 +79,26 @@ def reads_queries(bias: Any) -> bool:
 
 
 def added_scores(bias: Any, q: Any, q_pos: Any, k_pos: Any, scale: float) -> Any:
-  """What `bias` adds to scale q k': [#batch, heads, q, k]."""
+  """What `bias` adds to scale q k': [#batch, heads, q, k]. Raises as `position_bias`."""
   if reads_queries(bias):
     return bias.query_bias(q, q_pos, k_pos) * scale
-  return bias.bias(q_pos, k_pos)
+  return position_bias(bias, q_pos, k_pos, q.shape[2])
+
+
+def position_bias(bias: Any, q_pos: Any, k_pos: Any, num_heads: int) -> Any:
+  """A bias that depends on positions only: [#batch, heads, q, k].
+
+  Raises:
+    UserError: it has another number of heads than the attention.
+  """
+  added = bias.bias(q_pos, k_pos)
+  if added.shape[1] != num_heads:
+    name = type(bias).__name__
+    raise UserError(
+      f'{name} has scores for {added.shape[1]} heads, the attention has {num_heads}: '
+      f'set {name}.num_heads = {num_heads}'
+    )
+  return added
 
 
 def group_size(q: Any, k: Any) -> int:

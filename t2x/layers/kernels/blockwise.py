@@ -16,10 +16,17 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Tokens
+from t2x.layers.base import Layout, Tokens
 from t2x.layers.constraints import constrain
-from t2x.layers.kernels.base import Kernel, Slots, group_size, reads_queries, slots, softmax_dtype
-from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, visible
+from t2x.layers.kernels.base import (
+  Kernel,
+  common_layout,
+  group_size,
+  position_bias,
+  reads_queries,
+  softmax_dtype,
+)
+from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, check_marks, visible
 
 __all__ = ['Blockwise', 'tile_dropout']
 
@@ -29,8 +36,8 @@ class Blockwise(Kernel):
   """Attends in tiles of `q_block` queries by `k_block` keys, skipping what the pattern rules out.
 
   Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. A bias is
-  computed tile by tile; one that reads the queries is refused. Positions that are the same array for queries and keys, with segments,
-  must count slots within each segment, as those of packed rows do. Not differentiable twice.
+  computed tile by tile; a bias that reads the queries is refused. Tiles are skipped where
+  `Tokens.layout` is CONTIGUOUS or PACKED. Not differentiable twice.
   """
 
   q_block: int = 256
@@ -55,10 +62,10 @@ class Blockwise(Kernel):
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
     if reads_queries(bias):
-      raise UserError(
-        f'{self} has no {type(bias).__name__}, which reads the queries; use Dense() or Auto()'
-      )
-    q_len, k_len, groups = q.shape[1], k.shape[1], group_size(q, k)
+      name = type(bias).__name__
+      raise UserError(f'{self} has no {name}, which reads the queries; use Dense() or Auto()')
+    check_marks(pattern, k_tokens)
+    (q_len, k_len), groups = (q.shape[1], k.shape[1]), group_size(q, k)
     leaves, structure = jax.tree.flatten(bias)
     trained = [_is_float(leaf) for leaf in leaves]
     plan = _Plan(
@@ -67,7 +74,7 @@ class Blockwise(Kernel):
       k_len=k_len,
       q_block=min(self.q_block, q_len),
       k_block=min(self.k_block, k_len),
-      slots=slots(q_tokens, k_tokens),
+      layout=common_layout(q_tokens, k_tokens),
       scale=float(scale),
       has_bias=bias is not None,
       bias=structure,
@@ -120,7 +127,7 @@ class _Plan:
   k_len: int
   q_block: int
   k_block: int
-  slots: Slots
+  layout: Layout
   scale: float
   has_bias: bool
   bias: Any
@@ -129,7 +136,7 @@ class _Plan:
   def tiles(self, known: '_Known') -> Iterator[tuple[np.ndarray, bool]]:
     """[tiles, 2] indices of the tiles to visit, once those without and once those with a mask."""
     has_segments = known.q_segments is not None or known.k_segments is not None
-    if self.slots is Slots.UNKNOWN:
+    if self.layout is Layout.ARBITRARY:
       shape = -(-self.q_len // self.q_block), -(-self.k_len // self.k_block)
       schedule = np.full(shape, PARTIAL, np.int8)
     else:
@@ -138,7 +145,7 @@ class _Plan:
         self.k_len,
         self.q_block,
         self.k_block,
-        packed=self.slots is Slots.PACKED,
+        packed=self.layout is Layout.PACKED,
         has_prefix=known.prefix is not None,
       )
     full = schedule == FULL
@@ -286,7 +293,8 @@ def _scores(plan, queries, keys, parameters, known, i, j, is_masked):
   if plan.has_bias:
     trained, fixed = iter(parameters), iter(known.fixed)
     leaves = [next(trained if is_trained else fixed) for is_trained in plan.trained]
-    added = jax.tree.unflatten(plan.bias, leaves).bias(q_pos, k_pos).astype(dtype)
+    bias, num_heads = jax.tree.unflatten(plan.bias, leaves), scores.shape[1] * scores.shape[2]
+    added = position_bias(bias, q_pos, k_pos, num_heads).astype(dtype)
     scores += added.reshape(-1, *scores.shape[1:])
   if not is_masked:
     return scores

@@ -1,5 +1,6 @@
 """Every kernel against `Dense`, and `Dense` against loops over NumPy numbers."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.layers.base import Tokens
+from t2x.errors import UserError
+from t2x.layers.base import Layout, Tokens
 from t2x.layers.kernels import XLA, Blockwise, Dense
 from t2x.layers.kernels.blockwise import tile_dropout
 from t2x.layers.patterns import Blocks, Causal, Full, Global, Prefix, Window
@@ -77,7 +79,7 @@ def packed(rng, length=21, batch=2):
       segments[row, start : start + size] = segment
       positions[row, start : start + size] = np.arange(size)
       start, segment = start + size, segment + 1
-  return Tokens(positions=jnp.asarray(positions), segments=jnp.asarray(segments))
+  return Tokens(jnp.asarray(positions), jnp.asarray(segments), layout=Layout.PACKED)
 
 
 @functools.partial(jit, static_argnums=(0, 1))
@@ -155,7 +157,7 @@ def test_kernels_equal_dense_over_random_patterns(kernel, seed):
   rng = np.random.default_rng(seed)
   pattern = random_pattern(rng)
   prefix = jnp.asarray(rng.random((2, 21)) < 0.3)
-  tokens = Tokens(prefix=prefix) if seed % 2 else Tokens()
+  tokens = Tokens(prefix=prefix) if seed % 2 or pattern.reads else Tokens()
   assert_agree(kernel, pattern, *arrays(rng), None, tokens)
 
 
@@ -166,8 +168,36 @@ def test_kernels_equal_dense_over_random_patterns(kernel, seed):
 def test_kernels_equal_dense_on_packed_rows_with_a_bias(kernel, pattern):
   rng = np.random.default_rng(1)
   tokens = packed(rng)
-  tokens = Tokens(tokens.positions, tokens.segments, jnp.asarray(rng.random((2, 21)) < 0.3))
+  tokens = dataclasses.replace(tokens, prefix=jnp.asarray(rng.random((2, 21)) < 0.3))
   assert_agree(kernel, pattern, *arrays(rng), TableBias(4, nnx.Rngs(1)), tokens)
+
+
+@pytest.mark.parametrize('pattern', [Causal(), Window(3), Causal() & Window(4)], ids=str)
+@pytest.mark.parametrize('order', ['reversed', 'random'])
+def test_blockwise_skips_no_tile_where_positions_are_in_another_order(pattern, order):
+  """Queries and keys with the same arrays of positions and segments, which are not packed rows."""
+  rng = np.random.default_rng(11)
+  positions = np.stack([np.arange(21)[::-1]] * 2)
+  if order == 'random':
+    positions = np.stack([rng.permutation(21) for _ in range(2)])
+  tokens = Tokens(jnp.asarray(positions), jnp.ones((2, 21), int))
+  assert_agree(Blockwise(8, 4), pattern, *arrays(rng), None, tokens)
+
+
+@pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
+@pytest.mark.parametrize('heads', [1, 2, 8])
+def test_a_bias_with_another_number_of_heads_is_refused(kernel, heads):
+  inputs, tokens = arrays(np.random.default_rng(12)), Tokens()
+  bias = TableBias(heads, nnx.Rngs(0))
+  with pytest.raises(UserError, match=f'scores for {heads} heads, the attention has 4'):
+    attend(kernel, Causal(), *inputs, tokens, bias=bias)
+
+
+@pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
+def test_a_pattern_that_reads_a_prefix_needs_one(kernel):
+  inputs = arrays(np.random.default_rng(13))
+  with pytest.raises(UserError, match=r'\(Causal\(\) \| Prefix\(\)\) reads Tokens\.prefix'):
+    attend(kernel, Causal() | Prefix(), *inputs, Tokens())
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
@@ -222,9 +252,8 @@ def test_values_may_have_another_size_than_keys(kernel):
 def test_packed_equals_unpacked(kernel, pattern):
   """Three examples of seven tokens, in one row and in three."""
   rows = [x.reshape(3, 7, *x.shape[2:]) for x in arrays(np.random.default_rng(7), batch=1)]
-  tokens = Tokens(
-    positions=jnp.tile(jnp.arange(7), 3)[None], segments=jnp.arange(3).repeat(7)[None] + 1
-  )
+  positions, segments = jnp.tile(jnp.arange(7), 3)[None], jnp.arange(3).repeat(7)[None] + 1
+  tokens = Tokens(positions, segments, layout=Layout.PACKED)
   together = attend(kernel, pattern, *(x.reshape(1, 21, *x.shape[2:]) for x in rows), tokens)
   alone = attend(kernel, pattern, *rows, Tokens())
   np.testing.assert_allclose(together.reshape(alone.shape), alone, atol=2e-6)
