@@ -62,11 +62,20 @@ class Bindings:
     self._table: dict[tuple[Part, str], dict[Scope, Statement]] = {}
     for statement in statements:
       if statement.is_macro:
+        self._check_twice(self.macros.get(statement.macro_name), statement)
         self.macros[statement.macro_name] = statement
       elif bound := self._bind(statement):
         self.bound.append(bound)
     for bound in self.bound:
       self._enter(bound)
+
+  def _check_twice(self, earlier: Statement | None, statement: Statement) -> None:
+    """Notes a name that one file binds twice: the first value would be lost without a word."""
+    if earlier is not None and earlier.place.line and earlier.place.file == statement.place.file:
+      self.error(
+        statement.place,
+        f'{statement.target} is bound twice: line {earlier.place.line} binds it too',
+      )
 
   def _bind(self, statement: Statement) -> Bound | None:
     found = self.registry.find(statement.name)
@@ -99,6 +108,7 @@ class Bindings:
       ]
       for other in beaten:
         del scopes[other]
+    self._check_twice(scopes.get(scope), bound.statement)
     scopes[scope] = bound.statement
 
   def error(self, place, message: str) -> None:

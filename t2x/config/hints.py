@@ -1,25 +1,29 @@
 """Whether a value fits an annotation, without building anything.
 
-Numbers, strings and containers are checked exactly (an int is a float; a bool is no int).
-`Callable[..., X]` is a factory of X and wants `@Part`; a class wants `@Part()`; protocols are
-compared by the methods they name. What an annotation leaves open is accepted.
+Numbers, strings and containers are checked exactly (an int is a float; a bool is no int), and against
+the ranges of `t2x.ranges`. `Callable[..., X]` is a factory of X and takes `@Part`; a class takes
+`@Part()`; protocols are compared by their methods and properties. What an annotation leaves open is
+accepted.
 """
 
 import collections.abc
 import inspect
-import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from t2x.config.protocols import class_of, is_protocol, protocol_misfit
 from t2x.config.signature import Part
 from t2x.config.values import Reference, to_gin
+from t2x.config.words import plain_hint, with_article, words
+from t2x.ranges import Range
 
-__all__ = ['convert', 'problem', 'show_hint']
+__all__ = ['convert', 'problem']
 
 Find = Callable[[str], 'Part | None']
 _NONE = type(None)
+_UNIONS = (typing.Union, types.UnionType)
 _SCALARS: dict[Any, tuple[type, ...]] = {
   int: (int,),
   float: (int, float),
@@ -27,6 +31,10 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
   str: (str,),
   bytes: (bytes,),
 }
+
+
+class OutOfRange(str):
+  """A problem of a value whose type fits."""
 
 
 def problem(value: Any, hint: Any, find: Find) -> str | None:
@@ -37,11 +45,28 @@ def problem(value: Any, hint: Any, find: Find) -> str | None:
     hint: a resolved annotation.
     find: the part that a reference's name means, None when it means none.
   """
-  hint = _plain(hint)
+  found = _type_problem(value, hint, find)
+  if found is None and not isinstance(value, Reference):
+    for range_ in _ranges(hint):
+      if not range_.holds(value):
+        text = repr(value) if isinstance(value, float) else to_gin(value)
+        return OutOfRange(f'must be {range_}, got {text}')
+  return found
+
+
+def _ranges(hint: Any) -> Iterator[Range]:
+  """The ranges that an annotation states, those of nested `Annotated` included."""
+  while typing.get_origin(hint) is typing.Annotated:
+    yield from (one for one in hint.__metadata__ if isinstance(one, Range))
+    hint = hint.__origin__
+
+
+def _type_problem(value: Any, hint: Any, find: Find) -> str | None:
+  hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if hint is Any or hint is object or hint is inspect.Parameter.empty:
     return None
-  if origin in (typing.Union, types.UnionType):
+  if origin in _UNIONS:
     return _union_problem(value, hint, args, find)
   if isinstance(value, Reference):
     part = find(value.name)
@@ -52,7 +77,7 @@ def problem(value: Any, hint: Any, find: Find) -> str | None:
     fits = any(value == one and type(value) is type(one) for one in args)
     return None if fits else _wants(hint, value)
   if origin is collections.abc.Callable or hint is collections.abc.Callable:
-    return f'wants a factory or function such as @Name, got {to_gin(value)}'
+    return _wants(hint, value)
   if hint is bool:
     return None if isinstance(value, bool) else _wants(hint, value)
   if hint in _SCALARS:
@@ -61,40 +86,16 @@ def problem(value: Any, hint: Any, find: Find) -> str | None:
   return _container_problem(value, hint, origin or hint, args, find)
 
 
-def _plain(hint: Any) -> Any:
-  """Without Annotated, NewType, type aliases and type variables."""
-  while True:
-    if typing.get_origin(hint) in (typing.Annotated, typing.Final, typing.ClassVar):
-      hint = typing.get_args(hint)[0]
-    elif hasattr(hint, '__supertype__'):
-      hint = hint.__supertype__
-    elif type(hint).__name__ == 'TypeAliasType':
-      hint = hint.__value__
-    elif isinstance(hint, typing.TypeVar):
-      hint = hint.__bound__ or Any
-    elif isinstance(hint, (str, typing.ForwardRef)):
-      return Any
-    else:
-      return hint
-
-
-def show_hint(hint: Any) -> str:
-  """An annotation as one would write it, without module names."""
-  if hint is None or hint is _NONE:
-    return 'None'
-  text = hint.__qualname__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
-  text = re.sub(r'\b(?:\w+\.)+(?=\w)', '', text)
-  return re.sub(r'^Optional\[(.*)\]$', r'\1 | None', text)
-
-
 def _wants(hint: Any, value: Any) -> str:
-  return f'wants {show_hint(hint)}, got {to_gin(value)}'
+  return f'must be {words(hint)}, got {to_gin(value)}'
 
 
 def _union_problem(value: Any, hint: Any, args: tuple, find: Find) -> str | None:
   problems = [problem(value, arm, find) for arm in args]
   if None in problems:
     return None
+  if outside := next((one for one in problems if isinstance(one, OutOfRange)), None):
+    return outside
   if isinstance(value, Reference):
     # Say which form to write where one arm takes the part in the other form.
     other = Reference(value.scope, value.name, not value.evaluate)
@@ -112,8 +113,8 @@ def _container_problem(value, hint, origin, args, find) -> str | None:
     return None
   if hasattr(origin, 'array_type'):
     return _wants(hint, value)
-  if _is_protocol(origin):
-    return None if _fits_class(type(value), origin) else _wants(hint, value)
+  if is_protocol(origin):
+    return None if protocol_misfit(type(value), origin) is None else _wants(hint, value)
   if not isinstance(value, origin):
     return _wants(hint, value)
   if isinstance(value, Mapping):
@@ -142,43 +143,52 @@ def _reference_problem(value: Reference, part: Part, hint: Any) -> str | None:
       return _object_as_callable(part, hint, factory, made)
     return _part_as_callable(part, hint, factory, made)
   if value.evaluate:
-    if _assignable(part.returns, hint):
+    reason = _misfit(part.returns, hint)
+    if reason is None:
       return None
-    return f'wants {show_hint(hint)}, but {made} is {show_hint(part.returns)}'
+    return f'must be {words(hint)}, but {made} is {_built(part)}{reason}'
   if part.is_class and typing.get_origin(hint) is type:
     return None
   if not part.is_class and _is_instance(part.obj, hint):
     return None
-  if _assignable(part.returns, hint):
-    return f'wants an object: write {made}, not {factory}'
-  return f'wants {show_hint(hint)}, got {factory}'
+  if _misfit(part.returns, hint) is None:
+    return f'takes an object: write {made}, not {factory}'
+  return f'must be {words(hint)}, got {factory}'
 
 
 def _part_as_callable(part: Part, hint: Any, factory: Reference, made: Reference) -> str | None:
-  """`@Part` where something to call is wanted: calling it must give what is wanted."""
+  """`@Part` where something to call is expected: calling it must give what is expected."""
   arguments, wanted = typing.get_args(hint) or (..., Any)
-  if _assignable(part.returns, wanted):
+  reason = _misfit(part.returns, wanted)
+  if reason is None:
     # What is missing may be bound; what is too much cannot be taken away.
     if _takes(part.obj, arguments, partial=True):
       return None
-    return f'wants {show_hint(hint)}, but {factory} does not take {len(arguments)} by position'
+    return f'must be {words(hint)}, but {factory} does not take {len(arguments)} by position'
   if _gives_callable(part.returns) and not part.is_built_by_another:
-    return f'wants {show_hint(hint)}: write {made}, not {factory}'
-  return f'wants {show_hint(hint)}, but {factory} builds {show_hint(part.returns)}'
+    return f'must be {words(hint)}: write {made}, not {factory}'
+  return f'must be {words(hint)}, but {factory} builds {_built(part)}{reason}'
+
+
+def _built(part: Part) -> str:
+  """What calling a part gives."""
+  returns = plain_hint(part.returns)
+  is_class = isinstance(returns, type) and returns.__module__ != 'builtins'
+  return with_article(returns.__name__) if is_class else words(returns)
 
 
 def _object_as_callable(part: Part, hint: Any, factory: Reference, made: Reference) -> str | None:
-  """`@Part()` where something to call is wanted: the object itself must be callable."""
+  """`@Part()` where something to call is expected: the object itself must be callable."""
   arguments, wanted = typing.get_args(hint) or (..., Any)
-  known = _plain(wanted) is not Any and _plain(part.returns) is not Any
-  if part.is_built_by_another or (known and _assignable(part.returns, wanted)):
-    return f'wants a factory: write {factory}, not {made}'
+  known = plain_hint(wanted) is not Any and plain_hint(part.returns) is not Any
+  if part.is_built_by_another or (known and _misfit(part.returns, wanted) is None):
+    return f'takes the part itself: write {factory}, not {made}'
   if not _gives_callable(part.returns):
-    return f'wants a factory or function: write {factory}, not {made}'
+    return f'takes a part or function: write {factory}, not {made}'
   if part.is_class and isinstance(arguments, list):
     arguments = [part.obj, *arguments]
   if part.is_class and not _takes(part.obj.__call__, arguments):
-    return f'wants {show_hint(hint)}, but {made} does not take {len(arguments) - 1} by position'
+    return f'must be {words(hint)}, but {made} does not take {len(arguments) - 1} by position'
   return None
 
 
@@ -202,81 +212,54 @@ def _is_instance(obj: Any, hint: Any) -> bool:
   origin = typing.get_origin(hint) or hint
   if origin is type or not isinstance(origin, type):
     return True
-  if _is_protocol(origin):
-    return _fits_class(type(obj), origin)
+  if is_protocol(origin):
+    return protocol_misfit(type(obj), origin) is None
   return isinstance(obj, origin)
 
 
 def _gives_callable(returns: Any) -> bool:
   """Whether an object of this annotation can itself be called."""
-  returns = _plain(returns)
+  returns = plain_hint(returns)
   origin = typing.get_origin(returns) or returns
   if not isinstance(origin, type):
     return True
   return origin is collections.abc.Callable or '__call__' in dir(origin)
 
 
-def _assignable(given: Any, wanted: Any) -> bool:
-  """Whether what is annotated `given` may be handed to `wanted`; in doubt, yes."""
-  given, wanted = _plain(given), _plain(wanted)
+def _misfit(given: Any, wanted: Any) -> str | None:
+  """Why what is annotated `given` does not fit `wanted`, after ': ', '' without a reason; None: it fits.
+
+  In doubt it fits.
+  """
+  given, wanted = plain_hint(given), plain_hint(wanted)
   if Any in (given, wanted) or wanted is object:
-    return True
+    return None
   for hint, arms_of_given in ((given, True), (wanted, False)):
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+    if typing.get_origin(hint) in _UNIONS:
       arms = typing.get_args(hint)
-      return any(
-        _assignable(arm, wanted) if arms_of_given else _assignable(given, arm) for arm in arms
-      )
-  given, wanted = _class_of(given), _class_of(wanted)
+      reasons = [_misfit(arm, wanted) if arms_of_given else _misfit(given, arm) for arm in arms]
+      return None if None in reasons else ''
+  given, wanted = class_of(given), class_of(wanted)
   if wanted is collections.abc.Callable:
-    return _gives_callable(given)
+    return None if _gives_callable(given) else ''
   if not isinstance(given, type) or not isinstance(wanted, type):
-    return True
+    return None
   if wanted in (float, complex) and given in (int, float):
-    return True
-  return _fits_class(given, wanted)
-
-
-def _class_of(hint: Any) -> Any:
-  if hint is None:
-    return _NONE
-  origin = typing.get_origin(hint) or hint
-  if origin is typing.Literal:
-    return type(typing.get_args(hint)[0])
-  # jaxtyping: Float[Array, '...'] is an Array.
-  return getattr(origin, 'array_type', origin)
-
-
-def _is_protocol(cls: type) -> bool:
-  return getattr(cls, '_is_protocol', False)
-
-
-def _fits_class(given: type, wanted: type) -> bool:
-  if wanted in given.__mro__:
-    return True
-  if not _is_protocol(wanted):
-    return issubclass(given, wanted)
-  methods = {
-    name
-    for base in wanted.__mro__
-    if _is_protocol(base)
-    for name, value in vars(base).items()
-    if inspect.isfunction(value) and (name == '__call__' or not name.startswith('_'))
-  }
-  return all(hasattr(given, name) for name in methods) and (
-    '__call__' not in methods or '__call__' in dir(given)
-  )
+    return None
+  if wanted in given.__mro__ or (not is_protocol(wanted) and issubclass(given, wanted)):
+    return None
+  return protocol_misfit(given, wanted) if is_protocol(wanted) else ''
 
 
 def convert(value: Any, hint: Any) -> Any:
   """The value with each int that stands for a float made a float."""
-  hint = _plain(hint)
+  hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if type(value) is int:
-    arms = args if origin in (typing.Union, types.UnionType) else (hint,)
+    arms = [plain_hint(arm) for arm in args] if origin in _UNIONS else [hint]
     return float(value) if float in arms and int not in arms else value
-  if origin in (typing.Union, types.UnionType):
-    generic = [arm for arm in args if typing.get_origin(arm) is not None]
+  if origin in _UNIONS:
+    generic = [arm for arm in map(plain_hint, args) if typing.get_origin(arm) is not None]
     return convert(value, generic[0]) if len(generic) == 1 else value
   if type(value) is dict and len(args) == 2:
     return {convert(k, args[0]): convert(v, args[1]) for k, v in value.items()}

@@ -129,7 +129,7 @@ def _resolve(hint: Any, names: Mapping[str, Any]) -> Any:
 
   holder.__annotations__ = {'hint': hint}
   try:
-    resolved = typing.get_type_hints(holder, dict(names))['hint']
+    resolved = typing.get_type_hints(holder, dict(names), include_extras=True)['hint']
   except Exception:
     # An annotation may be any expression; what does not evaluate is not checked.
     return Any

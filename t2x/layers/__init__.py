@@ -19,7 +19,7 @@ from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
 from t2x.layers.base import (
   Context,
   Initializer,
-  Layout,
+  RowLayout,
   Linear,
   Tokens,
   dropout,
@@ -102,7 +102,7 @@ __all__ = [
   'Initializer',
   'Kernel',
   'LayerNorm',
-  'Layout',
+  'RowLayout',
   'LearnedGrid',
   'LearnedPositions',
   'LightweightConvolution',

@@ -16,7 +16,7 @@ from t2x.errors import UserError
 
 __all__ = [
   'Context',
-  'Layout',
+  'RowLayout',
   'Linear',
   'Tokens',
   'dropout',
@@ -29,7 +29,7 @@ Initializer = Callable[..., Array]
 Key = Array
 
 
-class Layout(enum.Enum):
+class RowLayout(enum.Enum):
   """How the positions of a row relate to its slots (indices along the length)."""
 
   CONTIGUOUS = 'positions are slots'
@@ -57,7 +57,7 @@ class Tokens:
   positions: Int[Array, '#batch length'] | None = None
   segments: Int[Array, '#batch length'] | None = None
   prefix: Bool[Array, '#batch length'] | None = None
-  layout: Layout | None = None
+  layout: RowLayout | None = None
 
   def index(self, length: int) -> Int[Array, '#batch length']:
     """The positions, counted from 0 where none were given."""

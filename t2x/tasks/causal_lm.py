@@ -10,7 +10,7 @@ from flax import nnx
 
 from t2x.data import ConcatenateAndSplit
 from t2x.decode import Sampling, Strategy, generate
-from t2x.layers import Layout, Tokens
+from t2x.layers import RowLayout, Tokens
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, pad_prompts
@@ -67,7 +67,7 @@ class CausalLM(TextTask):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
-    packed = Tokens(batch['positions'], segments, layout=Layout.PACKED)
+    packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
     out = model(inputs, tokens=packed, key=key)
     weights = (segments != 0).astype(jnp.float32)
     return classification_sums(out.x, tokens, weights), out.aux

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t2x.data import Chain, ConcatenateAndSplit, MaskTokens
-from t2x.layers import Layout, Tokens
+from t2x.layers import RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.tasks.base import TextTask
@@ -73,7 +73,7 @@ class MaskedLM(TextTask):
 
   def sums(self, model, batch, key):
     """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
-    packed = Tokens(batch['positions'], batch['segments'], layout=Layout.PACKED)
+    packed = Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
     out = model.hidden(batch['tokens'], tokens=packed, key=key)
     logits = model.logits(select(out.x, batch['masked_positions']))
     logits = constrain(logits, 'batch', None, 'vocab')

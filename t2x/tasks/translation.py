@@ -10,7 +10,7 @@ import numpy as np
 
 from t2x.data import PackPairs
 from t2x.decode import Beam, Strategy, generate
-from t2x.layers import Layout, Tokens
+from t2x.layers import RowLayout, Tokens
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
@@ -70,9 +70,9 @@ class Translation(TextTask):
       batch['source'],
       shift_right(target, segments, self.tokenizer.ids.start_id),
       source_tokens=Tokens(
-        batch['source_positions'], batch['source_segments'], layout=Layout.PACKED
+        batch['source_positions'], batch['source_segments'], layout=RowLayout.PACKED
       ),
-      target_tokens=Tokens(batch['target_positions'], segments, layout=Layout.PACKED),
+      target_tokens=Tokens(batch['target_positions'], segments, layout=RowLayout.PACKED),
       key=key,
     )
     weights = (segments != 0).astype(jnp.float32)

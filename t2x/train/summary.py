@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t2x.layers import Layout, Pattern, Tokens
+from t2x.layers import Pattern, RowLayout, Tokens
 from t2x.layers.kernels import Auto
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
@@ -171,7 +171,7 @@ def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, 
     q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
     whole = jnp.ones((1, length), jnp.int32)
-    tokens = Tokens(whole, whole, layout=Layout.PACKED)
+    tokens = Tokens(whole, whole, layout=RowLayout.PACKED)
     one, why = kernel.choose(
       q, k, k, pattern=pattern, q_tokens=tokens, k_tokens=tokens, bias=bias, dropout_rate=0.0
     )

@@ -15,12 +15,14 @@ PARTS = '''
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
+
+from t2x import ranges
 
 __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
   'Mixer', 'Model', 'Normal', 'Pattern', 'PresetBlock', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
-  'gelu', 'relu', 'scaled', 'zero',
+  'gelu', 'relu', 'scaled', 'zero', 'Ranges', 'Strict', 'NoCache', 'FewArguments', 'OneValue', 'Fits',
 ]
 
 
@@ -191,6 +193,52 @@ class Types:
   init: Callable[..., list] = Normal()
   whatever: Any = None
   open: 'NoSuchName' = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranges:
+  rate: ranges.Rate = 0.0
+  maybe_positive: ranges.Positive | None = None
+  count: ranges.Count = 1
+  path: ranges.Text = 'x'
+  counts: Annotated[Sequence[ranges.Count], ranges.NonEmpty] = (1,)
+  finite: ranges.Finite = 0.0
+
+
+class Called(Protocol):
+  @property
+  def cache(self) -> int: ...
+
+  def __call__(self, x: int, *, pattern: int) -> tuple[int, int]: ...
+
+
+class NoCache:
+  def __init__(self, d_model: int, *, rngs: Rngs): ...
+
+  def __call__(self, x, *, pattern): ...
+
+
+class FewArguments(NoCache):
+  cache = 1
+
+  def __call__(self, x): ...
+
+
+class OneValue(NoCache):
+  cache = 1
+
+  def __call__(self, x, *, pattern) -> tuple[int]: ...
+
+
+class Fits(NoCache):
+  cache = 1
+
+  def __call__(self, x, *, pattern, more=None) -> tuple[int, int]: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Strict:
+  mixer: Callable[..., Called] = Fits
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ def test_all_errors_are_told_at_once_sorted_by_file_and_line(errors):
     'a.gin:7: macro %missing is not defined',
     "x.gin:2: MLP has no parameter 'hiden_dim'; did you mean 'hidden_dim'?",
     "x.gin:3: Experiment has no parameter 'nam'; did you mean 'name'?",
-    "x.gin:4: Stack.num_layers wants int, got 'two'",
+    "x.gin:4: Stack.num_layers must be an integer, got 'two'",
     "command line: Experiment has no parameter 'nome'; did you mean 'name'?",
   ]
 
@@ -48,32 +48,32 @@ def test_all_errors_are_told_at_once_sorted_by_file_and_line(errors):
     ("Attention.d_model = 8",
      'Attention.d_model is given by the part that builds it: remove this binding'),
     ("Attention.rngs = None", 'Attention.rngs is given by the part that builds it: remove this binding'),
-    ("Block.mixer = @Attention()", 'Block.mixer wants a factory: write @Attention, not @Attention()'),
-    ("Block.pattern = @Causal", 'Block.pattern wants an object: write @Causal(), not @Causal'),
-    ("Block.pattern = @Dense()", 'Block.pattern wants Pattern, but @Dense() is Dense'),
-    ("Block.mixer = @MLP", 'Block.mixer wants Callable[..., Mixer], but @MLP builds MLP'),
+    ("Block.mixer = @Attention()", 'Block.mixer takes the part itself: write @Attention, not @Attention()'),
+    ("Block.pattern = @Causal", 'Block.pattern takes an object: write @Causal(), not @Causal'),
+    ("Block.pattern = @Dense()", 'Block.pattern must be a Pattern (@Name()), but @Dense() is a Dense'),
+    ("Block.mixer = @MLP", 'Block.mixer must be a part that builds a Mixer (@Name), but @MLP builds an MLP: MLP has no mix'),
     ("Block.cross = @MLP",
-     'Block.cross wants Callable[..., Mixer], but @MLP builds MLP'),
+     'Block.cross must be a part that builds a Mixer (@Name), but @MLP builds an MLP'),
     ("Block.feed_forward = @relu",
-     'Block.feed_forward wants Callable[..., MLP], but @relu builds float'),
-    ("MLP.activation = @relu()", 'MLP.activation wants a factory: write @relu, not @relu()'),
+     'Block.feed_forward must be a part that builds an MLP (@Name), but @relu builds a number'),
+    ("MLP.activation = @relu()", 'MLP.activation takes the part itself: write @relu, not @relu()'),
     ("MLP.init = @Normal",
-     'MLP.init wants Callable[..., list]: write @Normal(), not @Normal'),
-    ("Block.cross = 3", 'Block.cross wants Callable[..., Mixer] | None, got 3'),
+     'MLP.init must be a part or function (@Name): write @Normal(), not @Normal'),
+    ("Block.cross = 3", 'Block.cross must be a part that builds a Mixer (@Name) or None, got 3'),
     ("MLP.activation = @MLP",
-     'MLP.activation wants Callable[[float], float], but @MLP builds MLP'),
-    ("MLP.activation = @scaled", 'MLP.activation wants Callable[[float], float]: write @scaled()'),
+     'MLP.activation must be a function (@Name), but @MLP builds an MLP'),
+    ("MLP.activation = @scaled", 'MLP.activation must be a function (@Name): write @scaled()'),
     ("MLP.activation = @zero",
-     'MLP.activation wants Callable[[float], float], but @zero does not take 1 by position'),
+     'MLP.activation must be a function (@Name), but @zero does not take 1 by position'),
     ("MLP.activation = @add()",
-     'MLP.activation wants Callable[[float], float], but @add() does not take 1 by position'),
+     'MLP.activation must be a function (@Name), but @add() does not take 1 by position'),
     ("Stack.blocks = [@Block, @Causal]",
-     'Stack.blocks wants Callable[..., Block], but @Causal builds Causal'),
-    ("Stack.blocks = @Block", 'Stack.blocks wants Sequence[Callable[..., Block]], got @Block'),
+     'Stack.blocks must be a part that builds a Block (@Name), but @Causal builds a Causal'),
+    ("Stack.blocks = @Block", 'Stack.blocks must be a list of parts that build a Block (@Name), got @Block'),
     ("Experiment.extra = @Block()", 'Block is built by the part that holds it: write @Block, not @Block()'),
     ("Experiment.extra = @Window()",
      'Window needs size: write Window.size = ... (Window is Experiment.extra)'),
-    ("Block.cross = @Block\n", 'Block.cross wants Callable[..., Mixer], but @Block builds Block'),
+    ("Block.cross = @Block\n", 'Block.cross must be a part that builds a Mixer (@Name), but @Block builds a Block'),
     ("Experiment.extra = @Experiment()", 'Experiment holds itself: Experiment -> Experiment'),
     ("num_layers = 3", 'nothing uses macro %num_layers; did you mean Stack.num_layers?'),
     ("MLP = 3", 'nothing uses macro %MLP; to bind a parameter write MLP.param = value'),
@@ -115,30 +115,30 @@ def test_missing_parameters_are_told_with_the_place_that_references_the_part(err
 @pytest.mark.parametrize(
   ('param', 'value', 'message'),
   [
-    ('i', '1.5', 'wants int, got 1.5'),
-    ('i', 'True', 'wants int, got True'),
-    ('i', 'None', 'wants int, got None'),
-    ('f', "'1'", "wants float, got '1'"),
-    ('f', 'False', 'wants float, got False'),
-    ('b', '1', 'wants bool, got 1'),
-    ('s', '1', 'wants str, got 1'),
-    ('maybe', "'x'", "wants int | None, got 'x'"),
-    ('remat', "'ful'", "wants Literal['full', 'dots'] | None, got 'ful'"),
-    ('ints', '[1, 2]', 'wants tuple[int, ...], got [1, 2]'),
-    ('ints', '(1)', 'wants tuple[int, ...], got 1'),
-    ('ints', "(1, 'x')", "wants int, got 'x'"),
-    ('pair', '(1, 2, 3)', 'wants tuple[int, float], got (1, 2, 3)'),
-    ('names', "'abc'", "wants Sequence[str], got 'abc'"),
-    ('listed', '(1, 2)', 'wants list[float], got (1, 2)'),
-    ('table', "{'a': 'b'}", "wants int, got 'b'"),
-    ('table', '{1: 1}', 'wants str, got 1'),
-    ('pattern', '3', 'wants Pattern, got 3'),
-    ('pattern', "'Causal'", "wants Pattern, got 'Causal'"),
-    ('patterns', '[@Causal]', 'wants an object: write @Causal(), not @Causal'),
-    ('mixer', "'Attention'", "wants Callable[..., Mixer] | None, got 'Attention'"),
-    ('mixer', '@Attention()', 'wants a factory: write @Attention, not @Attention()'),
-    ('init', '@Causal()', 'wants a factory or function: write @Causal, not @Causal()'),
-    ('i', '@Causal()', 'wants int, but @Causal() is Causal'),
+    ('i', '1.5', 'must be an integer, got 1.5'),
+    ('i', 'True', 'must be an integer, got True'),
+    ('i', 'None', 'must be an integer, got None'),
+    ('f', "'1'", "must be a number, got '1'"),
+    ('f', 'False', 'must be a number, got False'),
+    ('b', '1', 'must be True or False, got 1'),
+    ('s', '1', 'must be a text in quotes, got 1'),
+    ('maybe', "'x'", "must be an integer or None, got 'x'"),
+    ('remat', "'ful'", "must be 'full' or 'dots' or None, got 'ful'"),
+    ('ints', '[1, 2]', 'must be a tuple of integers, got [1, 2]'),
+    ('ints', '(1)', 'must be a tuple of integers, got 1'),
+    ('ints', "(1, 'x')", "must be an integer, got 'x'"),
+    ('pair', '(1, 2, 3)', 'must be a tuple (an integer, a number), got (1, 2, 3)'),
+    ('names', "'abc'", "must be a list of texts in quotes, got 'abc'"),
+    ('listed', '(1, 2)', 'must be a list of numbers, got (1, 2)'),
+    ('table', "{'a': 'b'}", "must be an integer, got 'b'"),
+    ('table', '{1: 1}', 'must be a text in quotes, got 1'),
+    ('pattern', '3', 'must be a Pattern (@Name()), got 3'),
+    ('pattern', "'Causal'", "must be a Pattern (@Name()), got 'Causal'"),
+    ('patterns', '[@Causal]', 'takes an object: write @Causal(), not @Causal'),
+    ('mixer', "'Attention'", "must be a part that builds a Mixer (@Name) or None, got 'Attention'"),
+    ('mixer', '@Attention()', 'takes the part itself: write @Attention, not @Attention()'),
+    ('init', '@Causal()', 'takes a part or function: write @Causal, not @Causal()'),
+    ('i', '@Causal()', 'must be an integer, but @Causal() is a Causal'),
   ],
 )  # fmt: skip
 def test_wrong_types_are_refused(errors, param, value, message):
@@ -166,6 +166,71 @@ def test_right_types_are_taken(read, param, value, wanted):
   found = getattr(read(TYPES + f'Types.{param} = {value}').build().types, param)
   assert found == wanted
   assert repr(found) == repr(wanted)
+
+
+@pytest.mark.parametrize(
+  ('param', 'value', 'message'),
+  [
+    ('rate', '1.0', 'must be at least 0 and below 1, got 1.0'),
+    ('rate', '-1', 'must be at least 0 and below 1, got -1'),
+    ('rate', '1e999', 'must be at least 0 and below 1, got inf'),
+    ('rate', "'x'", "must be a number, got 'x'"),
+    ('maybe_positive', '0', 'must be above 0, got 0'),
+    ('maybe_positive', '1e999', 'must be above 0, got inf'),
+    ('maybe_positive', "''", "must be a number or None, got ''"),
+    ('count', '0', 'must be at least 1 and at most 2147483647, got 0'),
+    ('count', '10000000000', 'must be at least 1 and at most 2147483647, got 10000000000'),
+    ('path', "''", "must be not empty, got ''"),
+    ('counts', '[]', 'must be not empty, got []'),
+    ('counts', '[1, 0]', 'must be at least 1 and at most 2147483647, got 0'),
+    ('finite', '-1e999', 'must be a finite number, got -inf'),
+  ],
+)  # fmt: skip
+def test_values_out_of_their_range_are_refused(errors, param, value, message):
+  text = f'Experiment.extra = @Ranges()\nRanges.{param} = {value}\n'
+  assert errors(text) == [f'x.gin:2: Ranges.{param} {message}']
+
+
+def test_values_in_their_range_are_taken(read):
+  text = 'Experiment.extra = @Ranges()\n'
+  for param, value in [('rate', 0), ('rate', 0.999), ('maybe_positive', None), ('counts', [3])]:
+    built = read(text + f'Ranges.{param} = {value}\n').build().extra
+    assert getattr(built, param) == value
+
+
+@pytest.mark.parametrize('first', ['Types.i = 1', 'Types:\n  i = 1', 'fake_parts.Types.i = 1'])
+def test_a_parameter_bound_twice_in_one_file_is_refused(errors, first):
+  line = 3 + first.count('\n')
+  (found,) = errors(TYPES + first + '\nTypes.i = 2\n')
+  assert found == f'x.gin:{line}: Types.i is bound twice: line {line - 1} binds it too'
+
+
+def test_a_macro_bound_twice_in_one_file_is_refused(errors):
+  assert errors(TYPES + 'a = 1\nTypes.i = %a\na = 2\n') == [
+    'x.gin:4: a is bound twice: line 2 binds it too'
+  ]
+
+
+def test_another_file_another_scope_and_the_command_line_may_bind_again(read):
+  found = read(
+    "include 'a.gin'\nTypes.i = 2\n", '--gin.Types.i=3', a=TYPES + 'Types.i = 1\n'
+  ).build()
+  assert found.types.i == 3
+
+
+@pytest.mark.parametrize(
+  ('part', 'message'),
+  [
+    ('NoCache', 'builds a NoCache: NoCache has no cache'),
+    ('FewArguments', "FewArguments.__call__ cannot be called as (x, pattern=): got an unexpected"),
+    ('OneValue', 'OneValue.__call__ returns a tuple of 1, not a tuple of 2'),
+  ],
+)  # fmt: skip
+def test_a_part_that_does_not_follow_its_protocol_says_why(errors, part, message):
+  (found,) = errors(f'Experiment.extra = @Strict()\nStrict.mixer = @{part}\n')
+  begins = f'x.gin:2: Strict.mixer must be a part that builds a Called (@Name), but @{part} '
+  assert found.startswith(begins)
+  assert message in found
 
 
 def test_objects_factories_and_functions_are_taken(read, parts):
@@ -198,7 +263,7 @@ Constant.value = 1
 
 def test_a_type_error_behind_a_macro_names_the_macro(errors):
   assert errors('width = "wide"\n' + TYPES + 'Types.i = %width') == [
-    "x.gin:3: Types.i wants int, got 'wide' (%width is from x.gin:1)"
+    "x.gin:3: Types.i must be an integer, got 'wide' (%width is from x.gin:1)"
   ]
 
 
@@ -274,7 +339,7 @@ def test_what_a_part_refuses_is_told_with_the_place_that_asked_for_it(read):
     ('Types.i=', "'--gin.Types.i' needs a value: --gin.NAME=VALUE"),
     ('Ty pes.i=1', "'Ty pes.i' is no name: write --gin.Name.param=VALUE"),
     ('Types.ints=(1,', "--gin.Types.ints=(1, cannot be read: '(' is never closed"),
-    ('Types.i=ten', "Types.i wants int, got 'ten'"),
+    ('Types.i=ten', "Types.i must be an integer, got 'ten'"),
     ('wdth=3', 'nothing uses macro %wdth; did you mean %width?'),
     ('encoder/Types.i=1', "nothing uses encoder/Types.i: no Types stands in scope 'encoder'"),
   ],

@@ -238,7 +238,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
   ('variants', 'overrides', 'lines'),
   [
     ("{'gelu': {}, 'a': {'MLP.actvation': @relu}}", (), ["variant 'a': MLP has no parameter 'actvation'"]),
-    ("{'gelu': {}, 'a': {'MLP.hidden_dim': 'x'}}", (), ["variant 'a': MLP.hidden_dim wants"]),
+    ("{'gelu': {}, 'a': {'MLP.hidden_dim': 'x'}}", (), ["variant 'a': MLP.hidden_dim must be an integer"]),
     ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 3}}", (), ["variant 'a': "]),
     ("{'gelu': {}, 'a': {'GatedMLP.hidden_dim': 3}}", (), ['nothing uses GatedMLP.hidden_dim']),
     ("{'gelu': {}, 'a': {'Cosine.warmup_steps': 99}}", (), ["variant 'a': Cosine.warmup_steps = 99"]),
@@ -259,7 +259,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 0}}", (), ["variant 'a': it cannot be built: "]),
     ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: cannot be read: the dict has the key 'a' twice"]),
     ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: what a sweep file imports reaches no trial']),
-    ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal wants"]),
+    ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal must be 'min' or 'max'"]),
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Layout, Tokens
+from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern
 
 __all__ = ['Bias', 'Kernel']
@@ -58,19 +58,19 @@ class Kernel(abc.ABC):
     """
 
 
-def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> Layout:
+def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
   """What is static about the positions of queries and keys together.
 
   PACKED on both sides means the same packed rows: cross-attention hands in keys that are ARBITRARY.
   """
 
-  def own(tokens: Tokens) -> Layout:
+  def own(tokens: Tokens) -> RowLayout:
     if tokens.layout is not None:
       return tokens.layout
-    return Layout.CONTIGUOUS if tokens.positions is None else Layout.ARBITRARY
+    return RowLayout.CONTIGUOUS if tokens.positions is None else RowLayout.ARBITRARY
 
   q_layout, k_layout = own(q_tokens), own(k_tokens)
-  return q_layout if q_layout is k_layout else Layout.ARBITRARY
+  return q_layout if q_layout is k_layout else RowLayout.ARBITRARY
 
 
 def reads_queries(bias: Any) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Layout, Tokens
+from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.kernels.base import (
   Kernel,
@@ -127,7 +127,7 @@ class _Plan:
   k_len: int
   q_block: int
   k_block: int
-  layout: Layout
+  layout: RowLayout
   scale: float
   has_bias: bool
   bias: Any
@@ -136,7 +136,7 @@ class _Plan:
   def tiles(self, known: '_Known') -> Iterator[tuple[np.ndarray, bool]]:
     """[tiles, 2] indices of the tiles to visit, once those without and once those with a mask."""
     has_segments = known.q_segments is not None or known.k_segments is not None
-    if self.layout is Layout.ARBITRARY:
+    if self.layout is RowLayout.ARBITRARY:
       shape = -(-self.q_len // self.q_block), -(-self.k_len // self.k_block)
       schedule = np.full(shape, PARTIAL, np.int8)
     else:
@@ -145,7 +145,7 @@ class _Plan:
         self.k_len,
         self.q_block,
         self.k_block,
-        packed=self.layout is Layout.PACKED,
+        packed=self.layout is RowLayout.PACKED,
         has_prefix=known.prefix is not None,
       )
     full = schedule == FULL

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from t2x.errors import UserError
-from t2x.layers.base import Layout, Tokens
+from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.kernels import XLA, Blockwise, Dense
 from t2x.layers.kernels.blockwise import tile_dropout
 from t2x.layers.patterns import Blocks, Causal, Full, Global, Prefix, Window
@@ -79,7 +79,7 @@ def packed(rng, length=21, batch=2):
       segments[row, start : start + size] = segment
       positions[row, start : start + size] = np.arange(size)
       start, segment = start + size, segment + 1
-  return Tokens(jnp.asarray(positions), jnp.asarray(segments), layout=Layout.PACKED)
+  return Tokens(jnp.asarray(positions), jnp.asarray(segments), layout=RowLayout.PACKED)
 
 
 @functools.partial(jit, static_argnums=(0, 1))
@@ -253,7 +253,7 @@ def test_packed_equals_unpacked(kernel, pattern):
   """Three examples of seven tokens, in one row and in three."""
   rows = [x.reshape(3, 7, *x.shape[2:]) for x in arrays(np.random.default_rng(7), batch=1)]
   positions, segments = jnp.tile(jnp.arange(7), 3)[None], jnp.arange(3).repeat(7)[None] + 1
-  tokens = Tokens(positions, segments, layout=Layout.PACKED)
+  tokens = Tokens(positions, segments, layout=RowLayout.PACKED)
   together = attend(kernel, pattern, *(x.reshape(1, 21, *x.shape[2:]) for x in rows), tokens)
   alone = attend(kernel, pattern, *rows, Tokens())
   np.testing.assert_allclose(together.reshape(alone.shape), alone, atol=2e-6)

@@ -1,0 +1,100 @@
+"""Annotations in words, for error messages: `int | None` is 'an integer or None'."""
+
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+__all__ = ['plain_hint', 'with_article', 'words']
+
+_NONE = type(None)
+# One value, and several.
+_SCALARS: Mapping[Any, tuple[str, str]] = {
+  bool: ('True or False', 'True or False'),
+  bytes: ('bytes', 'bytes'),
+  complex: ('a complex number', 'complex numbers'),
+  float: ('a number', 'numbers'),
+  int: ('an integer', 'integers'),
+  str: ('a text in quotes', 'texts in quotes'),
+}
+
+
+def plain_hint(hint: Any) -> Any:
+  """The annotation without Annotated, NewType, type aliases and type variables."""
+  while True:
+    if typing.get_origin(hint) in (Annotated, typing.Final, typing.ClassVar):
+      hint = typing.get_args(hint)[0]
+    elif hasattr(hint, '__supertype__'):
+      hint = hint.__supertype__
+    elif type(hint).__name__ == 'TypeAliasType':
+      hint = hint.__value__
+    elif isinstance(hint, typing.TypeVar):
+      hint = hint.__bound__ or Any
+    elif isinstance(hint, (str, typing.ForwardRef)):
+      return Any
+    else:
+      return hint
+
+
+def words(hint: Any) -> str:
+  """What a value of this annotation is, to be put after 'must be '."""
+  hint = plain_hint(hint)
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if hint is None or hint is _NONE:
+    return 'None'
+  if hint in _SCALARS:
+    return _SCALARS[hint][0]
+  if origin in (typing.Union, types.UnionType):
+    return ' or '.join(dict.fromkeys(map(words, args)))
+  if origin is typing.Literal:
+    return ' or '.join(map(repr, args))
+  if collections.abc.Callable in (origin, hint):
+    return f'{_callable(args)} (@Name)'
+  return _container(hint, origin, args)
+
+
+def _callable(args: tuple[Any, ...]) -> str:
+  """A factory of a class, or a function."""
+  built = plain_hint(args[1]) if args else Any
+  if inspect.isclass(built) and not _is_array(built) and built not in (*_SCALARS, list):
+    return f'a part that builds {with_article(built.__name__)}'
+  return 'a function' if isinstance(args[0] if args else None, list) else 'a part or function'
+
+
+def _is_array(hint: Any) -> bool:
+  # jaxtyping: Float[Array, '...'] is an Array.
+  return hasattr(hint, 'array_type') or getattr(hint, '__name__', '').endswith('Array')
+
+
+def _container(hint: Any, origin: Any, args: tuple[Any, ...]) -> str:
+  if origin is tuple and args and args[-1] is not Ellipsis:
+    return f'a tuple ({", ".join(map(words, args))})'
+  if origin is tuple:
+    return f'a tuple of {_several(args[0])}'
+  if isinstance(origin, type) and issubclass(origin, Mapping):
+    return f'a dict of {_several(args[0])} to {_several(args[1])}'
+  if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
+    return f'a list of {_several(args[0])}'
+  name = getattr(hint, '__qualname__', None) or str(hint)
+  return f'{with_article(name)} (@Name())'
+
+
+def _several(hint: Any) -> str:
+  hint = plain_hint(hint)
+  if hint in _SCALARS:
+    return _SCALARS[hint][1]
+  if hint is Any:
+    return 'values'
+  if collections.abc.Callable in (typing.get_origin(hint), hint):
+    return words(hint).replace('a part that builds', 'parts that build').replace('a part', 'parts')
+  if isinstance(hint, type) and typing.get_origin(hint) is None:
+    return f'{hint.__name__} objects (@Name())'
+  return f'values, each {words(hint)}'
+
+
+def with_article(name: str) -> str:
+  """'an MLP', 'a Mixer'."""
+  vowels = 'AEFHILMNORSX' if name[:2].isupper() else 'AEIOU'
+  return f'{"an" if name[:1] in vowels else "a"} {name}'

@@ -1,0 +1,89 @@
+"""What the parts of a block are to each other, as protocols that configs are checked against.
+
+Every part is built as `Part(d_model, *, settings, rngs)`. `key` None means no dropout.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jaxtyping import Array, Float
+
+from t2x.layers.base import Context, Tokens
+from t2x.layers.patterns import Pattern
+from t2x.layers.positions import PositionEncoding
+
+__all__ = ['Aux', 'CrossMixer', 'FeedForward', 'Mixer', 'Norm', 'Sublayer', 'Wiring']
+
+# Auxiliary losses by name.
+Aux = dict[str, Array]
+# A sublayer's input -> its output and a second value, which the wiring hands through.
+Sublayer = Callable[[Array], tuple[Array, Any]]
+
+
+class Mixer(Protocol):
+  """Moves information between the tokens of a sequence."""
+
+  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
+    """An empty cache for `length` tokens."""
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    context: Context | None = None,
+    *,
+    pattern: Pattern,
+    tokens: Tokens,
+    encoding: PositionEncoding | None = None,
+    cache: Any = None,
+    key: Array | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+    """Returns the output and the new cache, or None without one."""
+    ...
+
+
+class CrossMixer(Mixer, Protocol):
+  """A mixer that can read another sequence."""
+
+  def cross_cache(self, context: Context) -> Any:
+    """What is computed of the context once for a whole generation."""
+
+
+class FeedForward(Protocol):
+  """Works on each token by itself."""
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], key: Array | None = None
+  ) -> tuple[Float[Array, 'batch length d_model'], Aux]:
+    """Returns the output and auxiliary losses."""
+    ...
+
+
+class Norm(Protocol):
+  """Normalises over the last dimension."""
+
+  def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
+    """The normalised vectors, in the type of `x`."""
+    ...
+
+
+class Wiring(Protocol):
+  """Puts a sublayer around the residual stream.
+
+  Attributes:
+    ends_with_norm: whether the new stream is normalised.
+  """
+
+  ends_with_norm: bool
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    sublayer: Sublayer,
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+    """Returns the new stream and the second value of `sublayer`.
+
+    `keep` multiplies the branch (stochastic depth).
+    """
+    ...
