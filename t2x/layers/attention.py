@@ -15,6 +15,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Context, Initializer, Linear, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Norm
 from t2x.layers.kernels import Auto, Kernel
 from t2x.layers.patterns import Pattern
 from t2x.layers.positions import PositionEncoding
@@ -136,7 +137,7 @@ class MultiHeadAttention(nnx.Module):
     head_dim: int | None = None,
     use_bias: bool = True,
     out_bias: bool = True,
-    qk_norm: Callable[..., nnx.Module] | None = None,
+    qk_norm: Callable[..., Norm] | None = None,
     kernel: Kernel = Auto(),
     scale: float | None = None,
     dropout_rate: float = 0.0,

@@ -16,8 +16,8 @@ from t2x.errors import UserError
 
 __all__ = [
   'Context',
-  'RowLayout',
   'Linear',
+  'RowLayout',
   'Tokens',
   'dropout',
   'param',

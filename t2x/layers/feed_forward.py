@@ -10,10 +10,9 @@ from t2x.layers.activations import gelu, silu
 from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Aux
 
 __all__ = ['MLP', 'GatedMLP']
-
-Aux = dict[str, Array]
 
 
 class MLP(nnx.Module):

@@ -4,7 +4,7 @@ Every part is built as `Part(d_model, *, settings, rngs)`. `key` None means no d
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 
@@ -20,6 +20,7 @@ Aux = dict[str, Array]
 Sublayer = Callable[[Array], tuple[Array, Any]]
 
 
+@runtime_checkable
 class Mixer(Protocol):
   """Moves information between the tokens of a sequence."""
 
@@ -41,6 +42,7 @@ class Mixer(Protocol):
     ...
 
 
+@runtime_checkable
 class CrossMixer(Mixer, Protocol):
   """A mixer that can read another sequence."""
 
@@ -48,6 +50,7 @@ class CrossMixer(Mixer, Protocol):
     """What is computed of the context once for a whole generation."""
 
 
+@runtime_checkable
 class FeedForward(Protocol):
   """Works on each token by itself."""
 
@@ -58,6 +61,7 @@ class FeedForward(Protocol):
     ...
 
 
+@runtime_checkable
 class Norm(Protocol):
   """Normalises over the last dimension."""
 
@@ -66,14 +70,14 @@ class Norm(Protocol):
     ...
 
 
+@runtime_checkable
 class Wiring(Protocol):
-  """Puts a sublayer around the residual stream.
+  """Puts a sublayer around the residual stream."""
 
-  Attributes:
-    ends_with_norm: whether the new stream is normalised.
-  """
-
-  ends_with_norm: bool
+  @property
+  def ends_with_norm(self) -> bool:
+    """Whether the new stream is normalised."""
+    ...
 
   def __call__(
     self,

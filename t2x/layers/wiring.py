@@ -11,12 +11,10 @@ from jaxtyping import Array, Float
 
 from t2x.layers.base import dropout, param
 from t2x.layers.initializers import ones, zeros
+from t2x.layers.interfaces import Norm, Sublayer
 from t2x.layers.norms import LayerNorm
 
 __all__ = ['FixupWiring', 'PostNorm', 'PreNorm', 'ReZero']
-
-# Takes the sublayer's input; gives its output and whatever else the caller wants back.
-Sublayer = Callable[[Array], tuple[Array, Any]]
 
 
 class PreNorm(nnx.Module):
@@ -28,11 +26,13 @@ class PreNorm(nnx.Module):
     dropout_rate: dropout on the sublayer's output.
   """
 
+  ends_with_norm = False
+
   def __init__(
     self,
     d_model: int,
     *,
-    norm: Callable[..., nnx.Module] = LayerNorm,
+    norm: Callable[..., Norm] = LayerNorm,
     dropout_rate: float = 0.0,
     rngs: nnx.Rngs,
   ):
@@ -60,11 +60,13 @@ class PostNorm(nnx.Module):
   Arguments are those of `PreNorm`.
   """
 
+  ends_with_norm = True
+
   def __init__(
     self,
     d_model: int,
     *,
-    norm: Callable[..., nnx.Module] = LayerNorm,
+    norm: Callable[..., Norm] = LayerNorm,
     dropout_rate: float = 0.0,
     rngs: nnx.Rngs,
   ):
@@ -96,15 +98,17 @@ class ReZero(nnx.Module):
     dropout_rate: dropout on the sublayer's output.
   """
 
+  ends_with_norm = False
+
   def __init__(
     self,
     d_model: int,
     *,
-    norm: Callable[..., nnx.Module] | None = None,
+    norm: Callable[..., Norm] | None = None,
     dropout_rate: float = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.norm: Any = norm and norm(d_model, rngs=rngs)
+    self.norm = norm and norm(d_model, rngs=rngs)
     self.alpha = param(zeros(), (), (), rngs)
     self.dropout_rate = dropout_rate
 
@@ -133,6 +137,8 @@ class FixupWiring(nnx.Module):
     d_model: width of the residual stream.
     dropout_rate: dropout on the branch.
   """
+
+  ends_with_norm = False
 
   def __init__(self, d_model: int, *, dropout_rate: float = 0.0, rngs: nnx.Rngs):
     self.before = param(zeros(), (), (), rngs)

@@ -2,7 +2,7 @@
 tokens and images made of them. Nothing about losses."""
 
 from t2x.models.block import Block, ParallelBlock
-from t2x.models.bodies import Decoder, Encoder, Output
+from t2x.models.bodies import Decoder, Encoder
 from t2x.models.encoder_decoder import EncoderDecoder
 from t2x.models.heads import (
   Classifier,
@@ -17,6 +17,7 @@ from t2x.models.heads import (
   last_token,
   mean_tokens,
 )
+from t2x.models.interfaces import Model, Output
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
 from t2x.models.stack import Stack
@@ -32,6 +33,7 @@ __all__ = [
   'LanguageModel',
   'MaskedLMHead',
   'MixtureOfSoftmaxes',
+  'Model',
   'Output',
   'ParallelBlock',
   'PooledClassifier',

@@ -1,8 +1,8 @@
 """The residual block: a token mixer, perhaps cross-attention, and a feed-forward layer, each wired
 around the residual stream (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,40 +11,25 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  Aux,
   Context,
+  CrossMixer,
+  FeedForward,
   Full,
   LayerNorm,
+  Mixer,
   MultiHeadAttention,
+  Norm,
   Pattern,
   PositionEncoding,
   PreNorm,
   Tokens,
+  Wiring,
   dropout,
   split_key,
 )
 
-__all__ = ['Block', 'ParallelBlock', 'add_aux']
-
-Aux = dict[str, Array]
-
-
-class Layer(Protocol):
-  """What a stack repeats.
-
-  Attributes:
-    pattern: narrows the body's pattern.
-    reads_context: whether it attends to a context; a layer that does not is never given one.
-  """
-
-  pattern: Pattern
-  reads_context: bool
-
-  def __call__(self, x: Any, context: Any = None, **kwargs: Any) -> tuple[Any, Any, Aux]: ...
-
-
-def add_aux(a: Mapping[str, Any], b: Mapping[str, Any]) -> Aux:
-  """Auxiliary losses of two parts of a model, summed by name."""
-  return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
+__all__ = ['Block', 'ParallelBlock']
 
 
 class Block(nnx.Module):
@@ -63,25 +48,30 @@ class Block(nnx.Module):
     self,
     d_model: int,
     *,
-    mixer: Callable[..., nnx.Module] = MultiHeadAttention,
-    feed_forward: Callable[..., nnx.Module] = MLP,
-    cross: Callable[..., nnx.Module] | None = None,
-    wiring: Callable[..., nnx.Module] = PreNorm,
+    mixer: Callable[..., Mixer] = MultiHeadAttention,
+    feed_forward: Callable[..., FeedForward] = MLP,
+    cross: Callable[..., CrossMixer] | None = None,
+    wiring: Callable[..., Wiring] = PreNorm,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
-    self.mixer: Any = mixer(d_model, rngs=rngs)
-    self.mixer_wiring: Any = wiring(d_model, rngs=rngs)
+    self.mixer = mixer(d_model, rngs=rngs)
+    self.mixer_wiring = wiring(d_model, rngs=rngs)
     self.cross: Any = cross and cross(d_model, rngs=rngs)
     self.cross_wiring: Any = cross and wiring(d_model, rngs=rngs)
-    self.feed_forward: Any = feed_forward(d_model, rngs=rngs)
-    self.feed_forward_wiring: Any = wiring(d_model, rngs=rngs)
+    self.feed_forward = feed_forward(d_model, rngs=rngs)
+    self.feed_forward_wiring = wiring(d_model, rngs=rngs)
 
   @property
   def reads_context(self) -> bool:
     """Whether it has cross-attention."""
     return self.cross is not None
+
+  @property
+  def ends_with_norm(self) -> bool:
+    """Whether its output is normalised."""
+    return self.feed_forward_wiring.ends_with_norm
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
     """An empty cache for `length` tokens; `cross` is filled by `cross_cache`."""
@@ -157,23 +147,24 @@ class ParallelBlock(nnx.Module):
   """
 
   reads_context = False
+  ends_with_norm = False
 
   def __init__(
     self,
     d_model: int,
     *,
-    mixer: Callable[..., nnx.Module] = MultiHeadAttention,
-    feed_forward: Callable[..., nnx.Module] = MLP,
-    norm: Callable[..., nnx.Module] = LayerNorm,
+    mixer: Callable[..., Mixer] = MultiHeadAttention,
+    feed_forward: Callable[..., FeedForward] = MLP,
+    norm: Callable[..., Norm] = LayerNorm,
     dropout_rate: float = 0.0,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
     self.dropout_rate = dropout_rate
-    self.norm: Any = norm(d_model, rngs=rngs)
-    self.mixer: Any = mixer(d_model, rngs=rngs)
-    self.feed_forward: Any = feed_forward(d_model, rngs=rngs)
+    self.norm = norm(d_model, rngs=rngs)
+    self.mixer = mixer(d_model, rngs=rngs)
+    self.feed_forward = feed_forward(d_model, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
     """An empty cache for `length` tokens."""

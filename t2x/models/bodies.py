@@ -1,10 +1,8 @@
 """Encoder and Decoder: vectors in, vectors out. Positions, a stack, norms around it."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -15,36 +13,22 @@ from t2x.layers import (
   LayerNorm,
   Linear,
   NoPositions,
+  Norm,
   Pattern,
+  PositionEncoding,
   Tokens,
   dropout,
   normal,
   split_key,
 )
 from t2x.layers.constraints import constrain
-from t2x.models.block import Aux
+from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
 
-__all__ = ['Decoder', 'Encoder', 'Output']
+__all__ = ['Decoder', 'Encoder']
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Output:
-  """What a model gives back.
-
-  Attributes:
-    x: hidden vectors or logits, [batch, length, ...].
-    cache: the new cache when one was handed in.
-    aux: auxiliary losses by name, summed over layers.
-  """
-
-  x: Float[Array, 'batch *rest']
-  cache: Any = None
-  aux: Aux = dataclasses.field(default_factory=dict)
-
-
-class Body(nnx.Module):
+class _Body(nnx.Module):
   """What Encoder and Decoder share; they differ in the pattern they start from."""
 
   def __init__(
@@ -52,11 +36,11 @@ class Body(nnx.Module):
     d_model: int,
     *,
     input_dim: int | None,
-    stack: Callable[..., nnx.Module],
-    encoding: Callable[..., nnx.Module],
-    input_norm: Callable[..., nnx.Module] | None,
+    stack: Callable[..., LayerStack],
+    encoding: Callable[..., PositionEncoding],
+    input_norm: Callable[..., Norm] | None,
     input_dropout: float,
-    final_norm: Callable[..., nnx.Module] | None,
+    final_norm: Callable[..., Norm] | None,
     final_dropout: float,
     pattern: Pattern,
     rngs: nnx.Rngs,
@@ -65,13 +49,14 @@ class Body(nnx.Module):
     self.input_dropout = input_dropout
     self.final_dropout = final_dropout
     width = input_dim or d_model
-    self.encoding: Any = encoding(width, rngs=rngs)
-    self.input_norm: Any = input_norm and input_norm(width, rngs=rngs)
-    self.projection: Any = input_dim and Linear(
-      (width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs
-    )
-    self.stack: Any = stack(d_model, rngs=rngs)
-    self.final_norm: Any = final_norm and final_norm(d_model, rngs=rngs)
+    self.encoding = encoding(width, rngs=rngs)
+    self.input_norm = input_norm and input_norm(width, rngs=rngs)
+    self.projection = None
+    if input_dim is not None:
+      axes = (None, 'embed')
+      self.projection = Linear((width,), (d_model,), axes, init=normal(0.02), rngs=rngs)
+    self.stack = stack(d_model, rngs=rngs)
+    self.final_norm = final_norm and final_norm(d_model, rngs=rngs)
 
   @property
   def patterns(self) -> list[Pattern]:
@@ -119,7 +104,7 @@ class Body(nnx.Module):
     return Output(dropout(x, self.final_dropout, final_key), cache, aux)
 
 
-class Encoder(Body):
+class Encoder(_Body):
   """A bidirectional body: every token sees every other of its segment.
 
   Args:
@@ -140,11 +125,11 @@ class Encoder(Body):
     d_model: int,
     *,
     input_dim: int | None = None,
-    stack: Callable[..., nnx.Module] = Stack,
-    encoding: Callable[..., nnx.Module] = NoPositions,
-    input_norm: Callable[..., nnx.Module] | None = None,
+    stack: Callable[..., LayerStack] = Stack,
+    encoding: Callable[..., PositionEncoding] = NoPositions,
+    input_norm: Callable[..., Norm] | None = None,
     input_dropout: float = 0.0,
-    final_norm: Callable[..., nnx.Module] | None = LayerNorm,
+    final_norm: Callable[..., Norm] | None = LayerNorm,
     final_dropout: float = 0.0,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
@@ -163,7 +148,7 @@ class Encoder(Body):
     )
 
 
-class Decoder(Body):
+class Decoder(_Body):
   """A causal body: a token sees itself and those before it. `Encoder` says what the parts are.
 
   `Causal() | Prefix()` as the pattern makes it a prefix language model; blocks with `cross` make
@@ -175,11 +160,11 @@ class Decoder(Body):
     d_model: int,
     *,
     input_dim: int | None = None,
-    stack: Callable[..., nnx.Module] = Stack,
-    encoding: Callable[..., nnx.Module] = NoPositions,
-    input_norm: Callable[..., nnx.Module] | None = None,
+    stack: Callable[..., LayerStack] = Stack,
+    encoding: Callable[..., PositionEncoding] = NoPositions,
+    input_norm: Callable[..., Norm] | None = None,
     input_dropout: float = 0.0,
-    final_norm: Callable[..., nnx.Module] | None = LayerNorm,
+    final_norm: Callable[..., Norm] | None = LayerNorm,
     final_dropout: float = 0.0,
     pattern: Pattern = Causal(),
     rngs: nnx.Rngs,

@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, split_key
 from t2x.layers.constraints import constrain
-from t2x.models.block import add_aux
-from t2x.models.bodies import Decoder, Encoder, Output
+from t2x.models.bodies import Decoder, Encoder
 from t2x.models.heads import TiedHead
+from t2x.models.interfaces import Body, Output, TextEmbedding, TokenHead, add_aux
 from t2x.models.language_model import select
 
 __all__ = ['EncoderDecoder']
@@ -35,18 +35,18 @@ class EncoderDecoder(nnx.Module):
     self,
     *,
     d_model: int,
-    embedding: Callable[..., nnx.Module] = TokenEmbedding,
-    target_embedding: Callable[..., nnx.Module] | None = None,
-    encoder: Callable[..., nnx.Module] = Encoder,
-    decoder: Callable[..., nnx.Module] = Decoder,
-    head: Callable[..., nnx.Module] = TiedHead,
+    embedding: Callable[..., TextEmbedding] = TokenEmbedding,
+    target_embedding: Callable[..., TextEmbedding] | None = None,
+    encoder: Callable[..., Body] = Encoder,
+    decoder: Callable[..., Body] = Decoder,
+    head: Callable[..., TokenHead] = TiedHead,
     rngs: nnx.Rngs,
   ):
-    self.embedding: Any = embedding(d_model, rngs=rngs)
-    self.target_embedding: Any = target_embedding and target_embedding(d_model, rngs=rngs)
-    self.encoder: Any = encoder(d_model, rngs=rngs)
-    self.decoder: Any = decoder(d_model, rngs=rngs)
-    self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.target_embedding = target_embedding and target_embedding(d_model, rngs=rngs)
+    self.encoder = encoder(d_model, rngs=rngs)
+    self.decoder = decoder(d_model, rngs=rngs)
+    self.head = head(d_model, self.vocab_size, rngs=rngs)
 
   @property
   def vocab_size(self) -> int:
@@ -54,7 +54,7 @@ class EncoderDecoder(nnx.Module):
     return self._target_embedding.vocab_size
 
   @property
-  def _target_embedding(self) -> Any:
+  def _target_embedding(self) -> TextEmbedding:
     return self.embedding if self.target_embedding is None else self.target_embedding
 
   @property

@@ -15,6 +15,7 @@ from t2x.layers import (
   Initializer,
   LayerNorm,
   Linear,
+  Norm,
   dropout,
   gelu_exact,
   normal,
@@ -23,6 +24,7 @@ from t2x.layers import (
   zeros,
 )
 from t2x.layers.embeddings import float32_logits
+from t2x.models.interfaces import ClassHead, TokenHead
 
 __all__ = [
   'Classifier',
@@ -107,7 +109,7 @@ class MaskedLMHead(nnx.Module):
     *,
     embedding_dim: int | None = None,
     activation: Callable[[Array], Array] = gelu_exact,
-    norm: Callable[..., nnx.Module] = LayerNorm,
+    norm: Callable[..., Norm] = LayerNorm,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
@@ -255,13 +257,13 @@ class SequenceClassifier(nnx.Module):
     vocab_size: int,
     *,
     pool: Callable[..., Array] = first_token,
-    classifier: Callable[..., nnx.Module] = Classifier,
-    language_head: Callable[..., nnx.Module] = TiedHead,
+    classifier: Callable[..., ClassHead] = Classifier,
+    language_head: Callable[..., TokenHead] = TiedHead,
     rngs: nnx.Rngs,
   ):
     self.pool = pool
-    self.classifier: Any = classifier(d_model, rngs=rngs)
-    self.language_head: Any = language_head(d_model, vocab_size, rngs=rngs)
+    self.classifier = classifier(d_model, rngs=rngs)
+    self.language_head = language_head(d_model, vocab_size, rngs=rngs)
 
   @property
   def num_classes(self) -> int:

@@ -9,8 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers import Pattern, TokenEmbedding, Tokens
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder, Output
+from t2x.models.bodies import Decoder
 from t2x.models.heads import TiedHead
+from t2x.models.interfaces import Body, Output, TextEmbedding, TokenHead
 
 __all__ = ['LanguageModel', 'select']
 
@@ -42,14 +43,14 @@ class LanguageModel(nnx.Module):
     *,
     d_model: int,
     embedding_dim: int | None = None,
-    embedding: Callable[..., nnx.Module] = TokenEmbedding,
-    body: Callable[..., nnx.Module] = Decoder,
-    head: Callable[..., nnx.Module] = TiedHead,
+    embedding: Callable[..., TextEmbedding] = TokenEmbedding,
+    body: Callable[..., Body] = Decoder,
+    head: Callable[..., TokenHead] = TiedHead,
     rngs: nnx.Rngs,
   ):
-    self.embedding: Any = embedding(embedding_dim or d_model, rngs=rngs)
-    self.body: Any = body(d_model, rngs=rngs)
-    self.head: Any = head(d_model, self.vocab_size, rngs=rngs)
+    self.embedding = embedding(embedding_dim or d_model, rngs=rngs)
+    self.body = body(d_model, rngs=rngs)
+    self.head = head(d_model, self.vocab_size, rngs=rngs)
 
   @property
   def vocab_size(self) -> int:

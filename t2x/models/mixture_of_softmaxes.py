@@ -12,6 +12,7 @@ from t2x.errors import UserError
 from t2x.layers import Initializer, Linear, lecun_normal
 from t2x.layers.constraints import constrain
 from t2x.models.heads import TiedHead
+from t2x.models.interfaces import TokenHead
 
 __all__ = ['MixtureOfSoftmaxes']
 
@@ -40,7 +41,7 @@ class MixtureOfSoftmaxes(nnx.Module):
     vocab_size: int,
     *,
     num_softmaxes: int,
-    head: Callable[..., nnx.Module] = TiedHead,
+    head: Callable[..., TokenHead] = TiedHead,
     init: Initializer = lecun_normal(),
     rngs: nnx.Rngs,
   ):
@@ -55,7 +56,7 @@ class MixtureOfSoftmaxes(nnx.Module):
     self.latent = Linear(
       (d_model,), (num_softmaxes, d_model), ('embed', None, None), init=init, rngs=rngs
     )
-    self.head: Any = head(d_model, vocab_size, rngs=rngs)
+    self.head = head(d_model, vocab_size, rngs=rngs)
 
   def __call__(
     self, x: Float[Array, '*rest d_model'], embedding: Any

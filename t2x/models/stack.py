@@ -14,9 +14,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers import Context, Pattern, PositionEncoding, Tokens
+from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
 from t2x.layers.constraints import constrain
-from t2x.models.block import Aux, Block, add_aux
+from t2x.models.block import Block
+from t2x.models.interfaces import Layer, add_aux
 
 __all__ = ['Stack']
 
@@ -52,7 +53,7 @@ class Stack(nnx.Module):
     d_model: int,
     *,
     num_layers: int,
-    blocks: Sequence[Callable[..., nnx.Module]] = (Block,),
+    blocks: Sequence[Callable[..., Layer]] = (Block,),
     num_groups: int | None = None,
     unroll: int = 1,
     remat: str | None = None,
@@ -96,6 +97,11 @@ class Stack(nnx.Module):
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """The pattern of each block inside a body with `pattern`."""
     return [pattern & block.pattern for block in self.blocks]
+
+  @property
+  def ends_with_norm(self) -> bool:
+    """Whether the last block's output is normalised."""
+    return self.blocks[-1].ends_with_norm
 
   def _check_context(self) -> None:
     """Raises UserError where no block would read a context."""

@@ -1,14 +1,14 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import LearnedGrid, PatchEmbedding, dropout, split_key
-from t2x.models.bodies import Encoder, Output
+from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, split_key
+from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
+from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Output
 
 __all__ = ['VisionTransformer']
 
@@ -31,25 +31,30 @@ class VisionTransformer(nnx.Module):
     self,
     *,
     d_model: int,
-    embedding: Callable[..., nnx.Module] = PatchEmbedding,
-    positions: Callable[..., nnx.Module] = LearnedGrid,
-    body: Callable[..., nnx.Module] = Encoder,
+    embedding: Callable[..., ImageEmbedding] = PatchEmbedding,
+    positions: Callable[..., GridPositions] = LearnedGrid,
+    body: Callable[..., Body] = Encoder,
     pool: Callable[[Array], Array] = first_token,
-    head: Callable[..., nnx.Module] | None = Classifier,
+    head: Callable[..., ClassHead] | None = Classifier,
     input_dropout: float = 0.0,
     rngs: nnx.Rngs,
   ):
-    self.embedding: Any = embedding(d_model, rngs=rngs)
-    self.positions: Any = positions(d_model, rngs=rngs)
-    self.body: Any = body(d_model, rngs=rngs)
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.positions = positions(d_model, rngs=rngs)
+    self.body = body(d_model, rngs=rngs)
     self.pool = pool
     self.input_dropout = input_dropout
-    self.head: Any = head and head(d_model, rngs=rngs)
+    self.head = head and head(d_model, rngs=rngs)
 
   @property
   def num_classes(self) -> int:
     """Number of class logits; 0 without a head."""
     return 0 if self.head is None else self.head.num_classes
+
+  @property
+  def patterns(self) -> list[Pattern]:
+    """The attention patterns of the body's blocks."""
+    return self.body.patterns
 
   def hidden(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None

@@ -2,11 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
-
-from flax import nnx
+from typing import Any, Literal
 
 from t2x.errors import UserError
+from t2x.models import Model
 from t2x.parallel import Mesh
 from t2x.tasks import Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
@@ -103,14 +102,14 @@ class Experiment:
       task's own as NAME/METRIC. Their text is cut by the run's tokenizer.
   """
 
-  model: Callable[..., nnx.Module] | None = None
+  model: Callable[..., Model] | None = None
   task: Task | None = None
   trainer: Trainer | None = None
   mesh: Mesh = Mesh()
   init_from: InitFrom | None = None
   evaluations: Mapping[str, Task] = dataclasses.field(default_factory=dict)
 
-  def complete(self) -> tuple[Callable[..., nnx.Module], Task, Trainer]:
+  def complete(self) -> tuple[Callable[..., Any], Task, Trainer]:
     """Model, task and trainer.
 
     Raises:

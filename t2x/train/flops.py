@@ -64,7 +64,7 @@ class _Counted(Kernel):
   """Dense attention, in the traced program under a name that says whether it is causal."""
 
   def __call__(self, q, k, v, *, pattern, **settings):
-    attend = functools.partial(Dense(), pattern=pattern, **settings)
+    attend: Any = functools.partial(Dense(), pattern=pattern, **settings)
     if q.shape[1] == k.shape[1] and pattern.is_causal(q.shape[1]):
 
       def causal_attention(q, k, v):

@@ -55,7 +55,7 @@ def optimizer_for(experiment: Experiment) -> optax.GradientTransformation:
   )
 
 
-def _trained(experiment: Experiment) -> tuple[Callable[..., nnx.Module], Trainer]:
+def _trained(experiment: Experiment) -> tuple[Callable[..., Any], Trainer]:
   """The parts of an experiment that make a state: the task is none of them."""
   if experiment.model is None or experiment.trainer is None:
     model, _, trainer = experiment.complete()
