@@ -4,8 +4,8 @@ python experiments/speed/throughput.py configs/models/gpt2_small.gin experiments
 python experiments/speed/throughput.py configs/runs/quickstart.gin --gin.Trainer.compute_dtype=bfloat16
 
 Prints one JSON object: tokens (or examples) a second, milliseconds a step, the share of the peak
-that the matrices' 6 N + 12 L d T operations a token reach (MFU; --peak-tflops of the devices
-together), and the device's memory. The loss must fall, for the batch is the same at every step.
+that the model's FLOPs reach (MFU; --peak-tflops of the devices together), and the device's memory.
+The loss must fall, for the batch is the same at every step.
 """
 
 import argparse
@@ -47,7 +47,8 @@ def measure(run, steps: int, peak: float | None) -> dict:
   """Trains on one batch, and says how fast."""
   import jax
 
-  from t2x.train.summary import flops_per_token, row_lengths
+  from t2x.train.fit import row_lengths
+  from t2x.train.flops import flops_per_token
 
   batch, leaves = random_batch(run), jax.tree.leaves(run.init())
   began = time.perf_counter()
@@ -65,7 +66,7 @@ def measure(run, steps: int, peak: float | None) -> dict:
   seconds = statistics.median(times)
   lengths = row_lengths(run.task, run.abstract.model)
   tokens = run.trainer.batch_size * sum(lengths.values())
-  flops = flops_per_token(run.abstract.model, lengths)[0] * tokens
+  flops = flops_per_token(run.task, run.abstract.model).full * tokens
   units = run.trainer.batch_size if run.task.unit == 'examples' else tokens
   memory = jax.local_devices()[0].memory_stats() or {}
   return {

@@ -174,11 +174,6 @@ class MultiHeadAttention(nnx.Module):
     self.q_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
     self.k_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
 
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """For a token, beside the projections: its scores of `length` keys, and their values' sum."""
-    read = 0 if encoding is None else encoding.query_multiply_adds
-    return self.num_heads * (2 * self.head_dim * length + read)
-
   def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
     """An empty cache with `length` slots."""
     shape = (batch, length, self.num_kv_heads, self.head_dim)

@@ -58,10 +58,6 @@ class _Convolution(nnx.Module):
     """The kernels before their softmax; `x` is what they are laid over."""
     raise NotImplementedError
 
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """For a token, beside the projections: a channel's taps, however many channels share them."""
-    return self.d_model * self.kernel_size
-
   def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
     """An empty cache with `length` slots for what the kernels are laid over."""
     return AttentionCache.empty(None, jnp.zeros((batch, length, self.d_model), dtype))

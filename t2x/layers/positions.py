@@ -35,13 +35,11 @@ class PositionEncoding(nnx.Module):
     max_length: longest sequence it can serve; None: any.
     has_bias: whether something is to be added to attention scores.
     reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
-    query_multiply_adds: multiply-adds of `query_bias` for a query of one head.
   """
 
   max_length: int | None = None
   has_bias: bool = False
   reads_queries: bool = False
-  query_multiply_adds: int = 0
 
   def embed(
     self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']

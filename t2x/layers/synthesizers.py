@@ -148,15 +148,6 @@ class Synthesizer(nnx.Module):
       rngs=rngs,
     )
 
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """For a token, beside projections and synthetic scores: dot products if any, values' sum."""
-    heads, size = self.head_shape
-    values = heads * size * length
-    if self.k is None:
-      return values
-    read = 0 if encoding is None else encoding.query_multiply_adds
-    return 2 * values + heads * read
-
   def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
     """An empty cache with `length` slots; it has keys where there are dot products."""
     self._check_length(length)

@@ -1,7 +1,6 @@
 """Scores that a query gives to positions, whatever stands there, and scores from a table
 (Synthesizers: Tay et al. 2020, https://arxiv.org/abs/2005.00743)."""
 
-import math
 from typing import Any
 
 import jax
@@ -12,7 +11,6 @@ from jaxtyping import Array, Float, Int
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.positions import PositionEncoding
 
 __all__ = [
   'DenseScores',
@@ -42,10 +40,6 @@ class SyntheticScores(nnx.Module):
     """The scores of each pair; `q` is None unless `reads_queries`. Positions are below max_length."""
     raise NotImplementedError
 
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """For a token's scores of `length` keys; its own parameters are counted by nothing else."""
-    raise NotImplementedError
-
 
 class DenseScores(SyntheticScores):
   """relu(x W1) W2: a query has a score for each position, whatever stands there.
@@ -73,7 +67,6 @@ class DenseScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
-    self.head_shape = num_heads, head_dim
     self.kernel = param(init, (head_dim, max_length), ('head_dim', None), rngs)
 
   def __call__(
@@ -84,10 +77,6 @@ class DenseScores(SyntheticScores):
   ) -> Float[Array, 'batch heads queries keys']:
     """The scores that each query gives to the positions of the keys."""
     return _pick(_project(q, self.kernel), k_positions)
-
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """W2 meets the query of every head, and gives the scores of all positions."""
-    return math.prod(self.head_shape) * self.max_length
 
 
 class FactorizedDenseScores(SyntheticScores):
@@ -112,8 +101,6 @@ class FactorizedDenseScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = factors[0] * factors[1]
-    self.head_shape = num_heads, head_dim
-    self.num_scores = factors[0] + factors[1]
     self.a = param(init, (head_dim, factors[0]), ('head_dim', None), rngs)
     self.b = param(init, (head_dim, factors[1]), ('head_dim', None), rngs)
 
@@ -126,10 +113,6 @@ class FactorizedDenseScores(SyntheticScores):
     """The products for the positions of the keys."""
     a, b = _project(q, self.a), _project(q, self.b)
     return _pick((a[..., :, None] * b[..., None, :]).reshape(*a.shape[:-1], -1), k_positions)
-
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """Both matrices meet the query of every head; what multiplies their scores adds nothing up."""
-    return math.prod(self.head_shape) * self.num_scores
 
 
 class RandomScores(SyntheticScores):
@@ -165,10 +148,6 @@ class RandomScores(SyntheticScores):
     pairs = self.table[...].at[:, q_positions[:, :, None], k_positions[:, None, :]]
     return jnp.moveaxis(pairs.get(mode='fill', fill_value=jnp.nan), 0, 1)
 
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """None: they are looked up."""
-    return 0
-
 
 class FactorizedRandomScores(SyntheticScores):
   """A learned table of low rank for each head: R1 R2'. This is Narang et al.'s "factorized", of rank 16.
@@ -193,7 +172,6 @@ class FactorizedRandomScores(SyntheticScores):
   ):
     self.max_length = max_length
     self.num_heads = num_heads
-    self.rank = rank
     shape, axes = (num_heads, max_length, rank), ('heads', None, None)
     self.rows = param(init, shape, axes, rngs)
     self.columns = param(init, shape, axes, rngs)
@@ -210,10 +188,6 @@ class FactorizedRandomScores(SyntheticScores):
       for table, positions in ((self.rows, q_positions), (self.columns, k_positions))
     )
     return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)
-
-  def multiply_adds(self, length: int, encoding: PositionEncoding | None = None) -> int:
-    """A token's row of R1 R2', for each row of a batch, as packed rows have their own positions."""
-    return self.num_heads * self.rank * length
 
 
 def _project(q: Any, kernel: nnx.Param) -> Array:

@@ -51,10 +51,11 @@ class _Body(nnx.Module):
     width = input_dim or d_model
     self.encoding = encoding(width, rngs=rngs)
     self.input_norm = input_norm and input_norm(width, rngs=rngs)
-    self.projection = None
-    if input_dim is not None:
-      axes = (None, 'embed')
-      self.projection = Linear((width,), (d_model,), axes, init=normal(0.02), rngs=rngs)
+    self.projection = (
+      None
+      if input_dim is None
+      else Linear((width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs)
+    )
     self.stack = stack(d_model, rngs=rngs)
     self.final_norm = final_norm and final_norm(d_model, rngs=rngs)
 

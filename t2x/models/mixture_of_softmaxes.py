@@ -48,8 +48,6 @@ class MixtureOfSoftmaxes(nnx.Module):
     if num_softmaxes < 1:
       raise UserError(f'MixtureOfSoftmaxes.num_softmaxes = {num_softmaxes}: must be at least 1')
     self.vocab_size = vocab_size
-    # How often a hidden vector is multiplied by the table: what reckons FLOPs asks.
-    self.num_products = num_softmaxes
     self.prior = Linear(
       (d_model,), (num_softmaxes,), ('embed', None), init=init, use_bias=False, rngs=rngs
     )

@@ -1,13 +1,15 @@
 """What an experiment costs, from shapes alone."""
 
 import dataclasses
+import functools
 
 import jax
 from flax import nnx
 
+from t2x.tasks import Task
 from t2x.train import Experiment, num_parameters
 from t2x.train.fit import row_lengths
-from t2x.train.summary import flops_per_token
+from t2x.train.flops import flops_per_token
 
 __all__ = ['Cost', 'cost_of']
 
@@ -18,15 +20,22 @@ class Cost:
 
   Attributes:
     parameters: number of scalars.
-    flops_per_token: of training, forward and backward.
     tokens_per_step: tokens (images: patches) of a batch, padding included.
     num_steps: optimizer steps.
+    task: gives the loss that is traced for the FLOPs.
+    model: the model's shapes.
   """
 
   parameters: int
-  flops_per_token: float
   tokens_per_step: int
   num_steps: int
+  task: Task
+  model: nnx.Module
+
+  @functools.cached_property
+  def flops_per_token(self) -> float:
+    """Of training; see `t2x.train.flops`. Traced when first asked for."""
+    return flops_per_token(self.task, self.model).full
 
   @property
   def flops(self) -> float:
@@ -49,6 +58,5 @@ def cost_of(experiment: Experiment) -> Cost:
   task.check_model(model)
   trainer.schedule.build(trainer.num_steps)
   lengths = row_lengths(task, model)
-  flops, _ = flops_per_token(model, lengths)
   tokens = trainer.batch_size * sum(lengths.values())
-  return Cost(num_parameters(model), flops, tokens, trainer.num_steps)
+  return Cost(num_parameters(model), tokens, trainer.num_steps, task, model)

@@ -45,7 +45,7 @@ class Trial:
     changes: what the variant, the grid and the matched budget bind, a gin line each.
     unused: bindings of the base that nothing uses any more, as their part was replaced, by target.
     parameters: number of scalars.
-    flops_per_token: of training, forward and backward (see t2x.train.summary.flops_per_token).
+    flops_per_token: of training, forward and backward (see t2x.train.flops).
     tokens_per_step: tokens (images: patches) of a batch, padding included.
     num_steps: optimizer steps.
     knob: the binding that matched the budget ('MLP.hidden_dim = 148'); '' where nothing moved.

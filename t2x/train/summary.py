@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ from t2x.layers.kernels import Auto
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.train.fit import row_lengths
+from t2x.train.flops import flops_per_token
 from t2x.train.run import Run
 
-__all__ = ['attention_kernels', 'flops_per_token', 'model_table', 'start_screen']
+__all__ = ['attention_kernels', 'model_table', 'start_screen']
 
 
 Parameter = tuple[tuple[str, ...], tuple[str | None, ...], tuple[int, ...]]
@@ -53,90 +54,6 @@ def model_table(module: nnx.Module) -> str:
     f'{name:{widths[0]}}  {shape:{widths[1]}}  {axes:{widths[2]}}  {count:>{widths[3]}}'
     for name, shape, axes, count in rows
   )
-
-
-def flops_per_token(module: nnx.Module, lengths: Mapping[str, int]) -> tuple[float, str]:
-  """Floating-point operations of training on one token, and how they were reckoned.
-
-  6 (N + P), forward and backward: N parameters of matrices (a table counts where it gives the
-  logits), each multiplied once, and P multiply-adds that parts tell themselves. A part that has
-  `multiply_adds(length, encoding)` is counted by it in place of its own parameters, beside those of
-  its parts, for a token that meets `length` others (all of them: a causal or narrower pattern needs
-  less). For attention it is 2 L d T: 6 N + 12 L d T in all, as in PaLM
-  (https://arxiv.org/abs/2204.02311, appendix B). Elementwise work is left out. Layers that share
-  parameters count as often as they are used, and so does a table of logits that a mixture of
-  softmaxes asks several times. Of an encoder-decoder, each side is weighted by its part of the tokens.
-
-  Args:
-    module: the model or its shapes.
-    lengths: tokens in a row, by top-level part; '' is any other part.
-  """
-  parts = [(tuple(map(str, path)), part) for path, part in nnx.iter_modules(module)]
-  matrices = _matrices(module, parts, lengths)
-  products = _products(parts, lengths)
-  told = ', '.join(f'{name or "T"} = {length}' for name, length in lengths.items())
-  return 6 * (matrices + products), f'6 (N + P), N = {matrices:,.0f}, P = {products:,.0f}, {told}'
-
-
-Parts = Sequence[tuple[tuple[str, ...], Any]]
-
-
-def _matrices(module: nnx.Module, parts: Parts, lengths: Mapping[str, int]) -> float:
-  """Parameters that a token is multiplied with, those that `multiply_adds` tells of left out."""
-  everything = list(parameters(module))
-  untied = any(len(axes) > 1 and axes[-1] == 'vocab' for _, axes, _ in everything)
-  has_target = getattr(module, 'target_embedding', None) is not None
-  telling = {path for path, part in parts if hasattr(part, 'multiply_adds')}
-  total = 0.0
-  for path, axes, shape in everything:
-    own = [axis for axis in axes if axis != 'layers']
-    if len(own) < 2 or path[-1] == 'bias' or path[:-1] in telling:
-      continue
-    if _is_lookup(path, own, untied or (has_target and path[0] == 'embedding')):
-      continue
-    times = math.prod(
-      one.num_repeats // one.num_groups for one in _around(parts, path, 'num_groups')
-    )
-    if 'vocab' in own:
-      times *= getattr(getattr(module, 'head', None), 'num_products', 1)
-    total += math.prod(shape) * times * _share(path, lengths)
-  return total
-
-
-def _is_lookup(path: tuple[str, ...], axes: Sequence[str | None], untied: bool) -> bool:
-  """Rows are picked from it, nothing is multiplied: positions, types, an untied token table."""
-  return untied if axes[0] == 'vocab' else path[-1] in ('table', 'types')
-
-
-def _products(parts: Parts, lengths: Mapping[str, int]) -> float:
-  """What `multiply_adds` tells, for a token."""
-  total = 0.0
-  for path, part in parts:
-    if not hasattr(part, 'multiply_adds'):
-      continue
-    if 'cross' in path:
-      told = part.multiply_adds(next(iter(lengths.values())))
-    else:
-      encodings = [body.encoding for body in _around(parts, path, 'encoding')]
-      told = part.multiply_adds(lengths[_side(path, lengths)], *encodings)
-    times = math.prod(one.num_repeats for one in _around(parts, path, 'num_groups'))
-    total += told * times * _share(path, lengths)
-  return total
-
-
-def _around(parts: Parts, path: tuple[str, ...], name: str) -> list[Any]:
-  """Those of the parts with an attribute `name` that `path` leads through."""
-  return [one for prefix, one in parts if path[: len(prefix)] == prefix and hasattr(one, name)]
-
-
-def _side(path: tuple[str, ...], lengths: Mapping[str, int]) -> str:
-  """The top-level part whose tokens `path` meets; what is of no side is of the last."""
-  return path[0] if path[:1] and path[0] in lengths else list(lengths)[-1]
-
-
-def _share(path: tuple[str, ...], lengths: Mapping[str, int]) -> float:
-  """The part of all tokens that `path` meets."""
-  return lengths[_side(path, lengths)] / sum(lengths.values())
 
 
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
@@ -192,10 +109,10 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, notes: Sequence[str]
   """
   model, trainer, task = run.abstract.model, run.trainer, run.task
   lengths = row_lengths(task, model)
-  flops, how = flops_per_token(model, lengths)
+  flops = flops_per_token(task, model)
   tokens = trainer.batch_size * sum(lengths.values())
   lines = {
-    'FLOPs per token': f'{flops:.3g} ({how}); {flops * tokens:.3g} a step',
+    'FLOPs per token': f'{flops}; {flops.full * tokens:.3g} per step',
     'devices': _devices(),
     'mesh': _mesh(run.mesh, run.experiment.mesh),
     'attention': '; '.join(attention_kernels(model, task, trainer.compute_dtype)) or 'none',

@@ -1,0 +1,255 @@
+"""FLOPs of training: those of the formulas by hand, the same for every kernel, scan and remat policy."""
+
+import functools
+
+import jax
+import pytest
+from flax import nnx
+
+from t2x.data import BabelDates, Bytes, TextFiles
+from t2x.layers import (
+  MLP,
+  XLA,
+  Auto,
+  Blockwise,
+  Dense,
+  DenseScores,
+  DynamicConvolution,
+  FactorisedEmbedding,
+  FactorizedDenseScores,
+  FactorizedRandomScores,
+  Full,
+  LearnedGrid,
+  LearnedPositions,
+  LightweightConvolution,
+  MultiHeadAttention,
+  PatchEmbedding,
+  Plus,
+  PlusAlpha,
+  RandomScores,
+  ShawPositions,
+  Synthesizer,
+  TokenEmbedding,
+)
+from t2x.models import (
+  Block,
+  Classifier,
+  Decoder,
+  Encoder,
+  EncoderDecoder,
+  LanguageModel,
+  LMHead,
+  MixtureOfSoftmaxes,
+  SequenceClassifier,
+  Stack,
+  TiedHead,
+  VisionTransformer,
+)
+from t2x.tasks import (
+  CausalLM,
+  ImageClassification,
+  MaskedLM,
+  SequenceClassification,
+  Translation,
+)
+from t2x.train.flops import Flops, flops_per_token
+
+TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
+CAUSAL = CausalLM(**TEXT, length=32)
+# Multiply-adds of the projections and the feed-forward part of a layer of width 16, hidden width 32.
+FEED_FORWARD = 2 * 16 * 32
+LAYER = 4 * 16 * 16 + FEED_FORWARD
+# Scores of 32 keys and the sum of their values, for one token.
+SCORES = 2 * 16 * 32
+TABLE = 261 * 16
+
+MLP_32 = functools.partial(MLP, hidden_dim=32)
+LEARNED = functools.partial(LearnedPositions, max_length=64)
+SHAW = functools.partial(ShawPositions, head_dim=8, max_distance=5)
+
+
+def attention(**settings):
+  return functools.partial(MultiHeadAttention, num_heads=2, **settings)
+
+
+def stack(mixer=None, cross=None, **settings):
+  block = functools.partial(Block, mixer=mixer or attention(), feed_forward=MLP_32, cross=cross)
+  return functools.partial(Stack, **{'num_layers': 3, 'blocks': [block]} | settings)
+
+
+def language_model(
+  head=TiedHead,
+  encoding=LEARNED,
+  body=Decoder,
+  embedding=None,
+  mixer=None,
+  pattern=None,
+  **settings,
+):
+  own = {} if pattern is None else {'pattern': pattern}
+  return jax.eval_shape(
+    lambda: LanguageModel(
+      d_model=16,
+      embedding=embedding or functools.partial(TokenEmbedding, vocab_size=261, num_types=2),
+      body=functools.partial(body, stack=stack(mixer, **settings), encoding=encoding, **own),
+      head=head,
+      rngs=nnx.Rngs(0),
+    )
+  )
+
+
+def flops(task=CAUSAL, **settings):
+  return flops_per_token(task, language_model(**settings)).full
+
+
+@pytest.mark.parametrize('head', [TiedHead, LMHead])
+def test_a_decoder_costs_6n_plus_12ldt(head):
+  # Positions and types are looked up; the vocabulary is multiplied once, tied or not.
+  assert flops(head=head) == 6 * (3 * LAYER + TABLE) + 12 * 3 * 16 * 32
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {'mixer': attention(kernel=Dense())},
+    {'mixer': attention(kernel=XLA())},
+    {'mixer': attention(kernel=Blockwise(8, 8))},
+    {'mixer': attention(kernel=Auto())},
+    {'remat': 'full'},
+    {'unroll': 3},
+    {'num_groups': 1},
+  ],
+)
+def test_kernels_remat_unrolling_and_sharing_change_nothing(settings):
+  assert flops(**settings) == flops()
+
+
+def test_causal_attention_counts_half_beside_the_whole():
+  found = flops_per_token(CAUSAL, language_model())
+  assert found.full - found.causal == 6 * 3 * SCORES / 2
+  assert str(Flops(3e9, 2e9)) == '3e+09 (2e+09 with causal attention half)'
+  masked = flops_per_token(
+    MaskedLM(**TEXT, length=32), language_model(body=Encoder, pattern=Full())
+  )
+  assert masked.full == masked.causal
+  assert str(masked) == f'{masked.full:.3g}'
+
+
+def test_a_masked_language_model_meets_the_vocabulary_at_its_predictions_only():
+  task = MaskedLM(**TEXT, length=32)
+  assert task.max_predictions == 5
+  expected = 6 * (3 * (LAYER + SCORES) + TABLE * 5 / 32)
+  assert flops(task, body=Encoder) == pytest.approx(expected)
+
+
+def test_a_classifier_does_not_pay_for_its_table():
+  task = SequenceClassification(**TEXT, labels=['a', 'b', 'c'], length=32)
+  head = functools.partial(
+    SequenceClassifier, classifier=functools.partial(Classifier, num_classes=3)
+  )
+  expected = 6 * (3 * (LAYER + SCORES) + 16 * 3 / 32)
+  assert flops(task, body=Encoder, head=head) == pytest.approx(expected)
+
+
+def test_a_tied_factorised_embedding_costs_both_of_its_products_twice():
+  embedding = functools.partial(FactorisedEmbedding, vocab_size=261, factor_dim=4)
+  # Up to d_model once, down from it and through the table once.
+  assert flops(embedding=embedding) == 6 * (3 * (LAYER + SCORES) + 2 * 4 * 16 + 261 * 4)
+
+
+def test_a_mixture_asks_the_table_once_per_softmax():
+  one, four = (
+    flops(head=functools.partial(MixtureOfSoftmaxes, num_softmaxes=count)) for count in (1, 4)
+  )
+  # Each: the table, a projection to the hidden vector that asks it, a prior.
+  assert four - one == 6 * 3 * (TABLE + 16 * 16 + 16)
+
+
+def pair(encoding=LEARNED, **settings):
+  table = functools.partial(TokenEmbedding, vocab_size=261)
+  settings = {
+    'd_model': 16,
+    'embedding': table,
+    'encoder': functools.partial(Encoder, stack=stack(), encoding=encoding),
+    'decoder': functools.partial(Decoder, stack=stack(cross=attention()), encoding=encoding),
+  } | settings
+  model = jax.eval_shape(lambda: EncoderDecoder(**settings, rngs=nnx.Rngs(0)))
+  task = Translation(source=BabelDates(), tokenizer=Bytes(), source_length=24, target_length=8)
+  return flops_per_token(task, model).full
+
+
+def test_each_side_of_an_encoder_decoder_costs_its_own_tokens():
+  # Keys and values of cross-attention are made of the source's tokens.
+  source = 3 * (LAYER + 2 * 16 * 24 + 2 * 16 * 16)
+  target = 3 * (LAYER + 2 * 16 * 16 + 2 * 16 * (8 + 24)) + TABLE
+  assert pair() == pytest.approx(6 * (24 * source + 8 * target) / 32)
+
+
+def test_the_source_table_beside_one_of_the_target_is_only_looked_up():
+  same, small = (functools.partial(TokenEmbedding, vocab_size=size) for size in (261, 100))
+  assert pair(target_embedding=same) == pair() == pair(target_embedding=same, head=LMHead)
+  assert pair() - pair(target_embedding=small) == pytest.approx(6 * (261 - 100) * 16 * 8 / 32)
+
+
+def synthesizer(scores, **settings):
+  return functools.partial(Synthesizer, num_heads=2, scores=scores, **settings)
+
+
+random = functools.partial(RandomScores, max_length=64)
+dense = functools.partial(DenseScores, max_length=64)
+# Multiply-adds for a token: 2 heads of 8 features, 32 tokens. Taps are elementwise work.
+MIXERS = {
+  'random': (synthesizer(random), 2 * 16 * 16 + 16 * 32),
+  'random_plus': (synthesizer(random, mix=Plus), 4 * 16 * 16 + 2 * 16 * 32),
+  'random_plus_alpha': (synthesizer(random, mix=PlusAlpha), 4 * 16 * 16 + 2 * 16 * 32),
+  # One matrix [8, 64] meets the queries of both heads.
+  'dense': (synthesizer(dense), 3 * 16 * 16 + 2 * 8 * 64 + 16 * 32),
+  'dense_plus': (synthesizer(dense, mix=Plus), 4 * 16 * 16 + 2 * 8 * 64 + 2 * 16 * 32),
+  'factorized_dense': (
+    synthesizer(functools.partial(FactorizedDenseScores, factors=(4, 16))),
+    3 * 16 * 16 + 2 * 8 * (4 + 16) + 16 * 32,
+  ),
+  # A row of rank 3 meets the rows of 32 tokens, in both heads.
+  'factorized_random': (
+    synthesizer(functools.partial(FactorizedRandomScores, max_length=64, rank=3)),
+    2 * 16 * 16 + 2 * 3 * 32 + 16 * 32,
+  ),
+  'lightweight': (
+    functools.partial(LightweightConvolution, num_heads=4, kernel_size=5),
+    2 * 16 * 16 + 16 * 16,
+  ),
+  'dynamic': (
+    functools.partial(DynamicConvolution, num_heads=4, kernel_size=5),
+    2 * 16 * 16 + 16 * 4 * 5 + 16 * 16,
+  ),
+}
+
+
+@pytest.mark.parametrize('name', MIXERS)
+@pytest.mark.parametrize('num_groups', [None, 1])
+def test_other_mixers_cost_what_they_multiply(name, num_groups):
+  mixer, products = MIXERS[name]
+  assert flops(mixer=mixer, num_groups=num_groups) == 6 * (3 * (products + FEED_FORWARD) + TABLE)
+
+
+def test_relative_keys_meet_the_queries_of_every_head_and_layer():
+  # Distances -5 .. 5, 8 features, 2 heads, 3 layers; cross-attention and tables have no such keys.
+  products = 6 * 3 * 2 * 11 * 8
+  assert flops(encoding=SHAW) - flops() == pair(SHAW) - pair() == products
+  assert flops(encoding=SHAW, mixer=MIXERS['random'][0]) == flops(mixer=MIXERS['random'][0])
+
+
+def test_images_are_counted_in_patches_and_class_tokens():
+  model = jax.eval_shape(
+    lambda: VisionTransformer(
+      d_model=16,
+      embedding=functools.partial(PatchEmbedding, patch_size=2, channels=1),
+      positions=functools.partial(LearnedGrid, height=4, width=4),
+      body=functools.partial(Encoder, stack=stack()),
+      head=functools.partial(Classifier, num_classes=10),
+      rngs=nnx.Rngs(0),
+    )
+  )
+  task = ImageClassification(source=TEXT['source'], image_shape=(8, 8, 1), num_classes=10)
+  products = 17 * 3 * (LAYER + 2 * 16 * 17) + 16 * 4 * 16 + 16 * 10
+  assert flops_per_token(task, model).full == pytest.approx(6 * products / 17)
