@@ -142,17 +142,22 @@ def _unused_problem(
 def _used_macros(bindings: Bindings, root: Any) -> set[str]:
   """Macros that any binding names, also by way of other macros."""
   used: set[str] = set()
+  definitions: dict[str, list[Any]] = {}
+  for statement in bindings.all_macros:
+    definitions.setdefault(statement.macro_name, []).append(statement.value)
 
   def mark(value):
     for leaf in leaves(value):
-      if isinstance(leaf, Macro) and leaf.name not in used:
-        used.add(leaf.name)
-        # An undefined macro has been told; the one that was meant is no second error.
-        if leaf.name not in bindings.macros:
-          used.add(closest(leaf.name, bindings.macros) or leaf.name)
-        for statement in bindings.all_macros:
-          if statement.macro_name in (leaf.name, closest(leaf.name, bindings.macros)):
-            mark(statement.value)
+      if not isinstance(leaf, Macro):
+        continue
+      name = leaf.name
+      if name not in bindings.macros:
+        # An undefined macro is an error already; the one that was meant is no second error.
+        name = closest(name, bindings.macros) or name
+      if name not in used:
+        used.add(name)
+        for value in definitions.get(name, ()):
+          mark(value)
 
   mark(root)
   for bound in bindings.bound:
