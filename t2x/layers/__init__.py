@@ -31,6 +31,7 @@ from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbe
 from t2x.layers.feed_forward import MLP, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
+  depth_scaled,
   fixup,
   he_normal,
   lecun_normal,
@@ -38,6 +39,7 @@ from t2x.layers.initializers import (
   ones,
   truncated_normal,
   variance_scaling,
+  width_normal,
   xavier_uniform,
   zeros,
 )
@@ -152,6 +154,7 @@ __all__ = [
   'Window',
   'Wiring',
   'attention_mask',
+  'depth_scaled',
   'dropout',
   'elu',
   'fixup',
@@ -176,6 +179,7 @@ __all__ = [
   'tanh',
   'truncated_normal',
   'variance_scaling',
+  'width_normal',
   'xavier_uniform',
   'zeros',
 ]

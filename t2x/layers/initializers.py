@@ -1,10 +1,13 @@
 """How a parameter starts: frozen objects called with (key, shape, dtype), equal when their numbers are.
 
-A projection hands in its two-dimensional matrix [inputs, outputs], so fans are those of the matrix.
+A projection hands in its two-dimensional matrix [inputs, outputs], so fans are those of the matrix. The
+depth comes from the stack that is being built.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -14,6 +17,8 @@ from jaxtyping import Array
 from t2x.errors import UserError
 
 __all__ = [
+  'building',
+  'depth_scaled',
   'fixup',
   'he_normal',
   'lecun_normal',
@@ -21,9 +26,44 @@ __all__ = [
   'ones',
   'truncated_normal',
   'variance_scaling',
+  'width_normal',
   'xavier_uniform',
   'zeros',
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+  """Where parameters are made: in a stack of `num_layers` layers of `num_branches` branches each."""
+
+  num_layers: int | None = None
+  num_branches: int | None = None
+
+
+_NOWHERE = _Place()
+_PLACE: contextvars.ContextVar[_Place] = contextvars.ContextVar('place')
+
+
+@contextlib.contextmanager
+def building(**place: int) -> Iterator[None]:
+  """Parameters made inside know their place: `num_layers` of a stack, `num_branches` of a layer."""
+  token = _PLACE.set(dataclasses.replace(_PLACE.get(_NOWHERE), **place))
+  try:
+    yield
+  finally:
+    _PLACE.reset(token)
+
+
+def _residual_branches(name: str) -> int:
+  """Residual branches, one after the other, of the stack that is being built.
+
+  Raises:
+    UserError: nothing is being built inside a stack.
+  """
+  place = _PLACE.get(_NOWHERE)
+  if place.num_layers is None or place.num_branches is None:
+    raise UserError(f'{name} depends on the depth of a stack: use it in the sublayers of a Block')
+  return place.num_layers * place.num_branches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +74,21 @@ class normal:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jax.random.normal(key, tuple(shape), dtype) * self.stddev
+
+
+@dataclasses.dataclass(frozen=True)
+class width_normal:
+  """Normal with mean 0 and standard deviation width^(-1/2), for embeddings that are multiplied by
+  sqrt(width) (https://arxiv.org/abs/1706.03762, section 3.4).
+
+  Attributes:
+    width: bind it to the macro that sets the model's width.
+  """
+
+  width: int
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return normal(self.width**-0.5)(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,29 +163,47 @@ class ones:
 
 
 @dataclasses.dataclass(frozen=True)
+class depth_scaled:
+  """Another initialiser divided by the square root of the number of residual branches of the stack, for
+  the projections into the residual stream (GPT-2: Radford et al. 2019, section 2.3).
+
+  The branches are two for each layer, three with cross-attention.
+
+  Attributes:
+    init: what is scaled.
+  """
+
+  init: Callable[..., Array] = normal(0.02)
+
+  def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return self.init(key, shape, dtype) * _residual_branches('depth_scaled') ** -0.5
+
+
+@dataclasses.dataclass(frozen=True)
 class fixup:
   """Another initialiser times num_branches^(-1 / (2 branch_layers - 2)), for all but the last layer of
   the residual branches of a network without norms; the last one starts with `zeros`
   (https://arxiv.org/abs/1901.09321).
 
   Attributes:
-    num_branches: residual branches one after the other: two for each layer of an encoder, three
-      for each of a decoder with cross-attention.
+    num_branches: residual branches one after the other. None: those of the stack, two for each layer,
+      three with cross-attention.
     branch_layers: weight layers in a branch; at least 2. Attention has two as well: values and output.
     init: what is scaled.
   """
 
-  num_branches: int
+  num_branches: int | None = None
   branch_layers: int = 2
   init: Callable[..., Array] = he_normal()
 
   def __post_init__(self):
-    if self.num_branches < 1 or self.branch_layers < 2:
+    if (self.num_branches is not None and self.num_branches < 1) or self.branch_layers < 2:
       raise UserError(
         f'fixup.num_branches = {self.num_branches}, fixup.branch_layers = {self.branch_layers}: '
         'at least 1, and at least 2'
       )
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    scale = self.num_branches ** (-1 / (2 * self.branch_layers - 2))
+    num_branches = self.num_branches or _residual_branches('fixup')
+    scale = num_branches ** (-1 / (2 * self.branch_layers - 2))
     return self.init(key, shape, dtype) * scale

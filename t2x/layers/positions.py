@@ -266,9 +266,9 @@ class T5Bias(PositionEncoding):
     d_model: int,
     *,
     num_heads: int,
+    bidirectional: bool,
     num_buckets: int = 32,
     max_distance: int = 128,
-    bidirectional: bool = True,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):

@@ -28,6 +28,7 @@ from t2x.layers import (
   dropout,
   split_key,
 )
+from t2x.layers.initializers import building
 
 __all__ = ['Block', 'ParallelBlock']
 
@@ -56,12 +57,13 @@ class Block(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
-    self.mixer = mixer(d_model, rngs=rngs)
-    self.mixer_wiring = wiring(d_model, rngs=rngs)
-    self.cross: Any = cross and cross(d_model, rngs=rngs)
-    self.cross_wiring: Any = cross and wiring(d_model, rngs=rngs)
-    self.feed_forward = feed_forward(d_model, rngs=rngs)
-    self.feed_forward_wiring = wiring(d_model, rngs=rngs)
+    with building(num_branches=2 if cross is None else 3):
+      self.mixer = mixer(d_model, rngs=rngs)
+      self.mixer_wiring = wiring(d_model, rngs=rngs)
+      self.cross: Any = cross and cross(d_model, rngs=rngs)
+      self.cross_wiring: Any = cross and wiring(d_model, rngs=rngs)
+      self.feed_forward = feed_forward(d_model, rngs=rngs)
+      self.feed_forward_wiring = wiring(d_model, rngs=rngs)
 
   @property
   def reads_context(self) -> bool:
@@ -162,9 +164,10 @@ class ParallelBlock(nnx.Module):
   ):
     self.pattern = pattern
     self.dropout_rate = dropout_rate
-    self.norm = norm(d_model, rngs=rngs)
-    self.mixer = mixer(d_model, rngs=rngs)
-    self.feed_forward = feed_forward(d_model, rngs=rngs)
+    with building(num_branches=2):
+      self.norm = norm(d_model, rngs=rngs)
+      self.mixer = mixer(d_model, rngs=rngs)
+      self.feed_forward = feed_forward(d_model, rngs=rngs)
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
     """An empty cache for `length` tokens."""

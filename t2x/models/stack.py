@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
 from t2x.layers.constraints import constrain
+from t2x.layers.initializers import building
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, add_aux
 
@@ -83,7 +84,8 @@ class Stack(nnx.Module):
       return nnx.List([block(d_model, rngs=keys) for block in blocks])
 
     # One traced construction for all repeats, its parameters stacked on a leading axis.
-    self.blocks = jax.vmap(repeat)(jax.random.split(rngs.params(), num_groups))
+    with building(num_layers=num_layers):
+      self.blocks = jax.vmap(repeat)(jax.random.split(rngs.params(), num_groups))
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> list[Any]:
     """Empty caches: a list over `blocks`, each leaf stacked over the repeats: [repeats, batch, ...]."""

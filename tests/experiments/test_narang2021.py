@@ -143,7 +143,7 @@ def test_what_adam_trains_starts_at_its_scale():
       embedding, d_model = model['embedding'].keywords, model['d_model']
       assert embedding['scaled'] == adam, variant
       size = d_model**-0.5 if adam else 1.0
-      assert embedding['init'].stddev == pytest.approx(size, rel=1e-3), variant
+      assert embedding['init'].width ** -0.5 == pytest.approx(size, rel=1e-3), variant
       if model['head'].func.__name__ == 'TiedHead':
         assert model['head'].keywords['scaled'] != adam, variant
 

@@ -57,7 +57,7 @@ MIXERS = {
 }
 ENCODINGS = {
   'shaw': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
-  'dense': functools.partial(T5Bias, num_heads=2),
+  'dense': functools.partial(T5Bias, num_heads=2, bidirectional=True),
   'dense_plus': RoPE,
   'random_plus_alpha': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
 }

@@ -141,7 +141,7 @@ def test_synthesizer_is_its_formula(source, mix, pattern, tokens):
 @pytest.mark.parametrize('mix', MIXES)
 def test_bias_of_an_encoding_is_added_after_the_mix(mix):
   mixer = build('dense', mix)
-  encoding = T5Bias(WIDTH, num_heads=HEADS, init=normal(1.0), rngs=nnx.Rngs(3))
+  encoding = T5Bias(WIDTH, num_heads=HEADS, bidirectional=True, init=normal(1.0), rngs=nnx.Rngs(3))
   y, _ = run(mixer, X, pattern=Full(), encoding=encoding)
   mask = np.ones((2, LENGTH, LENGTH), bool)
   positions = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))

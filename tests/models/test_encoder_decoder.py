@@ -24,7 +24,7 @@ def model(make, encoding=Sinusoidal, **settings):
 
 
 def test_packed_pairs_equal_pairs_alone(make):
-  network = model(make, functools.partial(T5Bias, num_heads=4))
+  network = model(make, functools.partial(T5Bias, num_heads=4, bidirectional=True))
   source, target = make.ids((1, 8)), make.ids((1, 6), seed=1)
   sources = Tokens(jnp.array([[0, 1, 2, 3, 0, 1, 2, 0]]), jnp.array([[1, 1, 1, 1, 2, 2, 2, 0]]))
   targets = Tokens(jnp.array([[0, 1, 0, 1, 2, 0]]), jnp.array([[1, 1, 2, 2, 2, 0]]))

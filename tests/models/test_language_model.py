@@ -33,7 +33,7 @@ ENCODINGS = {
   'sinusoidal': Sinusoidal,
   'learned': functools.partial(LearnedPositions, max_length=16),
   'rope': RoPE,
-  't5': functools.partial(T5Bias, num_heads=4),
+  't5': functools.partial(T5Bias, num_heads=4, bidirectional=False),
   'alibi': functools.partial(ALiBi, num_heads=4),
 }
 KERNELS = {'dense': Dense(), 'xla': XLA(), 'blockwise': Blockwise(4, 4)}

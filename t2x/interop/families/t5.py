@@ -37,6 +37,7 @@ T5Bias:
   num_heads = {num_heads}
   num_buckets = {relative_attention_num_buckets}
   max_distance = {relative_attention_max_distance}
+  bidirectional = True
 decoder/T5Bias.bidirectional = False
 Stack:
   num_layers = {num_layers}
