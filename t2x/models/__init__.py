@@ -2,7 +2,7 @@
 tokens and images made of them. Nothing about losses."""
 
 from t2x.models.block import Block, ParallelBlock
-from t2x.models.bodies import Decoder, Encoder
+from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed
 from t2x.models.encoder_decoder import EncoderDecoder
 from t2x.models.heads import (
   Classifier,
@@ -43,6 +43,7 @@ __all__ = [
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',
+  'final_norm_if_needed',
   'first_token',
   'last_token',
   'mean_tokens',

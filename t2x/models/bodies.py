@@ -1,5 +1,6 @@
 """Encoder and Decoder: vectors in, vectors out. Positions, a stack, norms around it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,20 @@ from t2x.layers.constraints import constrain
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
 
-__all__ = ['Decoder', 'Encoder']
+__all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
+
+
+def final_norm_if_needed(
+  d_model: int, *, norm: Callable[..., Norm] = LayerNorm, rngs: nnx.Rngs
+) -> Norm:
+  """The default norm after the last layer; a body leaves it out where that layer ends with a norm.
+
+  Args:
+    d_model: width of the residual stream.
+    norm: builds the norm.
+    rngs: for its parameters.
+  """
+  return norm(d_model, rngs=rngs)
 
 
 class _Body(nnx.Module):
@@ -57,6 +71,8 @@ class _Body(nnx.Module):
       else Linear((width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs)
     )
     self.stack = stack(d_model, rngs=rngs)
+    if _function(final_norm) is final_norm_if_needed and self.stack.ends_with_norm:
+      final_norm = None
     self.final_norm = final_norm and final_norm(d_model, rngs=rngs)
 
   @property
@@ -116,7 +132,8 @@ class Encoder(_Body):
     encoding: builds the position encoding that all layers share.
     input_norm: builds a norm after the positions (BERT, BART); None leaves it out.
     input_dropout: rate on the embedded tokens.
-    final_norm: builds the norm after the last layer (pre-norm stacks); None leaves it out.
+    final_norm: builds the norm after the last layer. The default is LayerNorm, or none after a layer that
+      ends with a norm (PostNorm); None leaves it out.
     final_dropout: rate after it (T5).
     pattern: who may see whom; each block may narrow it.
   """
@@ -130,7 +147,7 @@ class Encoder(_Body):
     encoding: Callable[..., PositionEncoding] = NoPositions,
     input_norm: Callable[..., Norm] | None = None,
     input_dropout: float = 0.0,
-    final_norm: Callable[..., Norm] | None = LayerNorm,
+    final_norm: Callable[..., Norm] | None = final_norm_if_needed,
     final_dropout: float = 0.0,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
@@ -165,7 +182,7 @@ class Decoder(_Body):
     encoding: Callable[..., PositionEncoding] = NoPositions,
     input_norm: Callable[..., Norm] | None = None,
     input_dropout: float = 0.0,
-    final_norm: Callable[..., Norm] | None = LayerNorm,
+    final_norm: Callable[..., Norm] | None = final_norm_if_needed,
     final_dropout: float = 0.0,
     pattern: Pattern = Causal(),
     rngs: nnx.Rngs,
@@ -182,3 +199,8 @@ class Decoder(_Body):
       pattern=pattern,
       rngs=rngs,
     )
+
+
+def _function(factory: Any) -> Any:
+  """What a `functools.partial` calls; other factories as they are."""
+  return factory.func if isinstance(factory, functools.partial) else factory
