@@ -78,15 +78,22 @@ class Context:
 
 
 def param(
-  init: Initializer, shape: Sequence[int], axes: Sequence[str | None], rngs: nnx.Rngs
+  init: Initializer,
+  shape: Sequence[int],
+  axes: Sequence[str | None],
+  rngs: nnx.Rngs,
+  *,
+  keep_float32: bool = False,
 ) -> nnx.Param:
   """A float32 parameter that carries its logical axes.
 
-  Stacked layers have one more leading dimension than `axes` has names: it is 'layers'.
+  Stacked layers have one more leading dimension than `axes` has names: it is 'layers'. With
+  `keep_float32` it is not rounded to the compute type of a step.
   """
   if len(axes) != len(shape):
     raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
-  return nnx.Param(init(rngs.params(), tuple(shape), jnp.float32), axes=tuple(axes))
+  value = init(rngs.params(), tuple(shape), jnp.float32)
+  return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32)
 
 
 def rows_at(table: Array, index: Array, name: str) -> Array:

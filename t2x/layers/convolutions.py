@@ -134,7 +134,7 @@ class LightweightConvolution(_Convolution):
 
   def make_kernel(self, init, rngs):
     """The kernels themselves."""
-    return param(init, (self.num_heads, self.kernel_size), ('heads', None), rngs)
+    return param(init, (self.num_heads, self.kernel_size), ('heads', 'taps'), rngs)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, '1 1 heads taps']:
     """The same kernels everywhere."""

@@ -40,7 +40,7 @@ class TokenEmbedding(nnx.Module):
     self.vocab_size = vocab_size
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
-    self.types = param(init, (num_types, d_model), (None, 'embed'), rngs) if num_types else None
+    self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
 
   def __call__(
     self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
@@ -82,7 +82,7 @@ class FactorisedEmbedding(nnx.Module):
     self.vocab_size = vocab_size
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
-    self.types = param(init, (num_types, factor_dim), (None, None), rngs) if num_types else None
+    self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None
     self.projection = Linear(
       (factor_dim,),
       (d_model,),
@@ -133,7 +133,7 @@ class PatchEmbedding(nnx.Module):
     self.projection = Linear(
       (patch_size, patch_size, channels),
       (d_model,),
-      (None, None, None, 'embed'),
+      ('patch', 'patch', None, 'embed'),
       init=init,
       use_bias=use_bias,
       rngs=rngs,

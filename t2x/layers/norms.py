@@ -1,5 +1,6 @@
 """Normalisation over the last dimension: LayerNorm (https://arxiv.org/abs/1607.06450) and RMSNorm
-(https://arxiv.org/abs/1910.07467). Computed in float32, given back in the type of the input."""
+(https://arxiv.org/abs/1910.07467). Computed in float32 with float32 scales, returned in
+the type of the input."""
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +24,10 @@ class LayerNorm(nnx.Module):
 
   def __init__(self, d_model: int, *, epsilon: float = 1e-6, use_bias: bool = True, rngs: nnx.Rngs):
     self.epsilon = epsilon
-    self.scale = param(ones(), (d_model,), ('embed',), rngs)
-    self.bias = param(zeros(), (d_model,), ('embed',), rngs) if use_bias else None
+    self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
+    self.bias = (
+      param(zeros(), (d_model,), ('embed',), rngs, keep_float32=True) if use_bias else None
+    )
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(jnp.float32)
@@ -46,7 +49,7 @@ class RMSNorm(nnx.Module):
 
   def __init__(self, d_model: int, *, epsilon: float = 1e-6, rngs: nnx.Rngs):
     self.epsilon = epsilon
-    self.scale = param(ones(), (d_model,), ('embed',), rngs)
+    self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(jnp.float32)

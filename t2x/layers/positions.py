@@ -280,7 +280,7 @@ class T5Bias(PositionEncoding):
     self.num_buckets = num_buckets
     self.max_distance = max_distance
     self.bidirectional = bidirectional
-    self.table = param(init, (num_buckets, num_heads), (None, 'heads'), rngs)
+    self.table = param(init, (num_buckets, num_heads), ('buckets', 'heads'), rngs)
 
   def bucket(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:
     """The bucket of `distance` = key position - query position."""

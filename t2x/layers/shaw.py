@@ -45,7 +45,7 @@ class ShawPositions(PositionEncoding):
     if max_distance < 1:
       raise UserError(f'ShawPositions.max_distance = {max_distance} must be at least 1')
     self.max_distance = max_distance
-    self.table = param(init, (2 * max_distance + 1, head_dim), (None, 'head_dim'), rngs)
+    self.table = param(init, (2 * max_distance + 1, head_dim), ('buckets', 'head_dim'), rngs)
 
   def query_bias(
     self,

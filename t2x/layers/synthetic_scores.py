@@ -136,7 +136,7 @@ class RandomScores(SyntheticScores):
   ):
     self.max_length = max_length
     shape = (num_heads, max_length, max_length)
-    self.table = param(init, shape, ('heads', None, None), rngs)
+    self.table = param(init, shape, ('heads', 'length', 'length'), rngs)
 
   def __call__(
     self,
@@ -172,7 +172,7 @@ class FactorizedRandomScores(SyntheticScores):
   ):
     self.max_length = max_length
     self.num_heads = num_heads
-    shape, axes = (num_heads, max_length, rank), ('heads', None, None)
+    shape, axes = (num_heads, max_length, rank), ('heads', 'length', None)
     self.rows = param(init, shape, axes, rngs)
     self.columns = param(init, shape, axes, rngs)
 

@@ -168,7 +168,10 @@ def mean_tokens(
   if segments is None:
     return x.mean(axis=1)
   present = (segments != 0).astype(x.dtype)
-  return jnp.einsum('bld,bl->bd', x, present) / jnp.maximum(present.sum(1), 1)[:, None]
+  total = jnp.einsum('bld,bl->bd', x, present, preferred_element_type=jnp.float32)
+  # Counted as integers: bfloat16 cannot count beyond 256.
+  count = jnp.maximum(jnp.count_nonzero(segments, axis=1), 1)
+  return (total / count[:, None]).astype(x.dtype)
 
 
 class Classifier(nnx.Module):
@@ -192,7 +195,7 @@ class Classifier(nnx.Module):
   ):
     self.num_classes = num_classes
     self.dropout_rate = dropout_rate
-    self.out = Linear((d_model,), (num_classes,), ('embed', None), init=init, rngs=rngs)
+    self.out = Linear((d_model,), (num_classes,), ('embed', 'classes'), init=init, rngs=rngs)
 
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
@@ -300,7 +303,7 @@ class TokenClassifier(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.num_classes = num_classes
-    self.out = Linear((d_model,), (num_classes,), ('embed', None), init=init, rngs=rngs)
+    self.out = Linear((d_model,), (num_classes,), ('embed', 'classes'), init=init, rngs=rngs)
 
   def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... classes']:
     return self.out(x)

@@ -30,7 +30,7 @@ class Trainer:
     clip_norm: largest global norm of the gradient; None does not clip.
     accumulate: parts that a batch is worked on in; the result is that of the whole batch.
     ema_decay: keeps an exponential moving average of the parameters, which is then what is
-      evaluated; None keeps none.
+      evaluated; after t updates its decay is min(ema_decay, (1 + t) / (10 + t)). None keeps none.
     compute_dtype: of activations and of the parameters' working copy; parameters stay float32.
     log_every: steps between train lines in metrics.jsonl.
     eval_every: steps between evaluations; 0 evaluates at the end alone.

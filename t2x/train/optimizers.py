@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import optax
 from flax import nnx
+from jaxtyping import Array
 from optax import contrib
 
+from t2x.errors import UserError
 from t2x.train.schedules import Schedule, ScheduleFn
 
 __all__ = [
@@ -27,7 +29,13 @@ __all__ = [
   'Optimizer',
   'build_optimizer',
   'decay_mask',
+  'matrix_dimensions',
+  'updates_applied',
 ]
+
+
+# Logical axes of tables that are looked up, and of projections from data or to the output.
+NO_MATRIX = frozenset({'buckets', 'classes', 'length', 'patch', 'taps', 'types', 'vocab'})
 
 
 def _map_variables(function: Any, params: Any) -> Any:
@@ -173,9 +181,9 @@ class Lion(Optimizer):
 class Muon(Optimizer):
   """Momentum made orthogonal for matrices (https://arxiv.org/abs/2502.16982), AdamW for the rest.
 
-  A matrix is a projection between named axes: heads and their size are merged into the side they
-  belong to, and each of the stacked layers is a matrix of its own. Tables, heads over the
-  vocabulary, patch projections, norms and biases are not.
+  A matrix is a projection: heads and their size are merged into the side they belong to, and each of the
+  stacked layers is a matrix of its own. Tables, the last projection to a vocabulary or to classes,
+  patch projections, kernels of convolutions, norms and biases are not.
 
   Attributes:
     momentum: decay of the mean of gradients.
@@ -198,9 +206,9 @@ class Muon(Optimizer):
   weight_decay: float = 0.1
 
   def direction(self, params):
-    dimensions = _map_variables(_matrix_dimensions, params)
+    dimensions = _map_variables(matrix_dimensions, params)
     labels = _map_variables(
-      lambda *variable: 'adam' if _matrix_dimensions(*variable) is None else 'muon', params
+      lambda *variable: 'adam' if matrix_dimensions(*variable) is None else 'muon', params
     )
     muon = contrib.muon(
       learning_rate=-1.0,  # Up the hill: learning rate and sign come after the decay.
@@ -214,15 +222,34 @@ class Muon(Optimizer):
     return optax.partition({'muon': muon, 'adam': adam}, lambda _: labels)
 
 
-def _matrix_dimensions(
+def matrix_dimensions(
   name: str, axes: tuple[str | None, ...], variable: Any
 ) -> contrib.MuonDimensionNumbers | None:
   """Which dimensions are a matrix's inputs and outputs; None when it is no matrix for Muon."""
-  if _is_vector(name, axes) or not {None, 'length', 'vocab'}.isdisjoint(axes):
+  if _is_vector(name, axes) or not NO_MATRIX.isdisjoint(axes):
     return None
   num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
   dimensions = tuple(range(-len(axes), 0))  # From the end: stacked layers lead.
   return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])
+
+
+def updates_applied(opt_state: Any) -> Array:
+  """Updates that the optimizer has applied, as its schedule counts them; skipped steps do not count.
+
+  Args:
+    opt_state: the state of what `Optimizer.build` gives.
+
+  Raises:
+    UserError: an optimizer of one's own that counts nothing.
+  """
+
+  def counts(state):
+    return isinstance(state, optax.ScaleByScheduleState)
+
+  for state in jax.tree.leaves(opt_state, is_leaf=counts):
+    if counts(state):
+      return state.count
+  raise UserError('Trainer.ema_decay needs an optimizer whose learning rate follows a schedule')
 
 
 def build_optimizer(

@@ -6,11 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from t2x.layers.constraints import Layout, laid_out
 from t2x.tasks import Task
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Trainer
+from t2x.train.optimizers import updates_applied
 from t2x.train.state import TrainState
 
 __all__ = ['cast', 'make_eval_step', 'make_train_step']
@@ -19,10 +21,19 @@ Batch = Mapping[str, jax.Array]
 
 
 def cast(tree: Any, dtype: str) -> Any:
-  """Floating-point leaves as `dtype`: the working copy of float32 parameters."""
-  return jax.tree.map(
-    lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, tree
-  )
+  """Floating-point leaves as `dtype`: the working copy of float32 parameters.
+
+  Parameters made with `keep_float32` (scales and biases of norms) stay as they are.
+  """
+
+  def of(variable):
+    if isinstance(variable, nnx.Variable) and variable.get_metadata().get('keep_float32'):
+      return variable
+    return jax.tree.map(
+      lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, variable
+    )
+
+  return jax.tree.map(of, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
 
 
 def _split(batch: Batch, parts: int) -> Batch:
@@ -85,7 +96,10 @@ def make_train_step(
     model = optax.apply_updates(state.model, updates)
     ema = state.ema
     if ema is not None and trainer.ema_decay is not None:
-      ema = optax.incremental_update(model, ema, 1.0 - trainer.ema_decay)
+      # Without this warm-up the average would keep the initial values for 1 / (1 - decay) steps.
+      count = updates_applied(state.opt_state)
+      decay = jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))
+      ema = optax.incremental_update(model, ema, 1.0 - decay)
     norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(grads)])
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.model, state.opt_state, state.ema)

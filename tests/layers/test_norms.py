@@ -33,6 +33,14 @@ def test_layer_norm_is_its_formula(epsilon, use_bias):
   assert (norm.bias is None) == (not use_bias)
 
 
+@pytest.mark.parametrize('norm', [LayerNorm, RMSNorm])
+def test_parameters_of_norms_are_marked_to_stay_float32(norm):
+  built = norm(8, rngs=nnx.Rngs(0))
+  for name in ('scale', 'bias'):
+    if (variable := getattr(built, name, None)) is not None:
+      assert variable.get_metadata()['keep_float32']
+
+
 @pytest.mark.parametrize('epsilon', [1e-6, 0.1])
 def test_rms_norm_is_its_formula(epsilon):
   norm = RMSNorm(8, epsilon=epsilon, rngs=nnx.Rngs(0))

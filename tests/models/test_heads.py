@@ -35,6 +35,13 @@ def test_the_vectors_are_the_first_the_last_and_the_mean():
   np.testing.assert_allclose(mean_tokens(X, SEGMENTS)[0], X[0, :3].mean(0), rtol=1e-6)
 
 
+def test_the_mean_of_a_long_bfloat16_row_counts_every_token():
+  x = jnp.ones((1, 512, 4), jnp.bfloat16)
+  for count in (257, 300, 511):
+    segments = (jnp.arange(512) < count).astype(jnp.int32)[None]
+    np.testing.assert_array_equal(np.asarray(mean_tokens(x, segments), np.float32), 1.0)
+
+
 def test_a_row_of_padding_has_a_finite_mean():
   assert jnp.isfinite(mean_tokens(X, jnp.zeros_like(SEGMENTS))).all()
 

@@ -1,11 +1,34 @@
 """Update rules on a model as a plain pytree: who is decayed, who is orthogonalised, who is clipped."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
-from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, build_optimizer, decay_mask
+from t2x.layers import (
+  MLP,
+  DynamicConvolution,
+  FactorisedEmbedding,
+  LightweightConvolution,
+  MultiHeadAttention,
+  PatchEmbedding,
+  RandomScores,
+  T5Bias,
+)
+from t2x.models import Block, Encoder, MaskedLMHead, PooledClassifier, Stack
+from t2x.train.optimizers import (
+  SGD,
+  Adafactor,
+  AdamW,
+  Lion,
+  Muon,
+  build_optimizer,
+  decay_mask,
+  matrix_dimensions,
+)
 from t2x.train.schedules import Constant
 
 RULES = [
@@ -98,6 +121,55 @@ def test_clipping_scales_the_gradient_to_the_norm(model):
   change = jax.tree.map(np.subtract, model, new)
   norm = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(change)))
   assert norm == pytest.approx(0.5, rel=1e-4)
+
+
+MODELS = {
+  'body.projection': lambda: Encoder(
+    16, input_dim=8, stack=functools.partial(Stack, num_layers=1, blocks=[BLOCK]), rngs=nnx.Rngs(0)
+  ),
+  'head': lambda: MaskedLMHead(16, 30, rngs=nnx.Rngs(0)),
+  'classifier': lambda: PooledClassifier(16, num_classes=3, rngs=nnx.Rngs(0)),
+  'embedding': lambda: FactorisedEmbedding(
+    16, vocab_size=30, factor_dim=4, num_types=2, rngs=nnx.Rngs(0)
+  ),
+  'dynamic': lambda: DynamicConvolution(16, num_heads=4, rngs=nnx.Rngs(0)),
+  'lightweight': lambda: LightweightConvolution(16, num_heads=4, rngs=nnx.Rngs(0)),
+  'patches': lambda: PatchEmbedding(16, patch_size=2, rngs=nnx.Rngs(0)),
+  't5': lambda: T5Bias(16, num_heads=2, bidirectional=True, rngs=nnx.Rngs(0)),
+  'random': lambda: RandomScores(2, 8, max_length=4, rngs=nnx.Rngs(0)),
+}
+BLOCK = functools.partial(
+  Block,
+  mixer=functools.partial(MultiHeadAttention, num_heads=2),
+  feed_forward=functools.partial(MLP, hidden_dim=8),
+)
+
+
+@pytest.mark.parametrize(
+  ('name', 'expected'),
+  [
+    ('body.projection', {'projection', 'mixer', 'feed_forward'}),
+    ('head', {'transform'}),
+    ('classifier', {'transform'}),
+    ('embedding', {'projection'}),
+    ('dynamic', {'gate', 'kernel', 'out'}),
+    ('lightweight', {'gate', 'out'}),
+    ('patches', set()),
+    ('t5', set()),
+    ('random', set()),
+  ],
+)
+def test_muon_takes_every_projection_and_nothing_that_is_looked_up(name, expected):
+  module = jax.eval_shape(MODELS[name])
+  found = set()
+  for path, variable in jax.tree_util.tree_flatten_with_path(
+    module, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )[0]:
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    axes = variable.get_metadata()['axes']
+    if matrix_dimensions(keys[-1], axes, variable) is not None:
+      found |= {key for key in keys if key in ('mixer', 'feed_forward')} or {keys[0]}
+  assert found == expected
 
 
 @pytest.fixture(scope='module')

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.arrays import named_leaves
 from t2x.data import Bytes, TextFiles
 from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Trainer
+from t2x.train import AdamW, Constant, Experiment, Skip, Trainer
 from t2x.train.state import init_function, optimizer_for
 from t2x.train.step import cast, make_train_step
 
@@ -75,13 +76,45 @@ def test_accumulation_equals_one_batch(parts):
 
 
 def test_ema_is_the_moving_average_of_the_parameters():
-  states = [run(experiment(ema_decay=0.75), num)[0] for num in range(4)]
+  # The decay grows to its value: 1/10, 2/11, 3/12.
+  states = [run(experiment(ema_decay=0.2), num)[0] for num in range(4)]
   expected = jax.tree.map(np.asarray, states[0].model)
-  for state in states[1:]:
-    expected = jax.tree.map(lambda e, p: 0.75 * e + 0.25 * np.asarray(p), expected, state.model)
+  for state, decay in zip(states[1:], (0.1, 2 / 11, 0.2), strict=True):
+    expected = jax.tree.map(
+      lambda e, p, d=decay: d * e + (1 - d) * np.asarray(p), expected, state.model
+    )
   for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(states[-1].ema), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
   assert states[-1].evaluated is states[-1].ema
+
+
+def test_skipped_steps_do_not_count_for_the_moving_average():
+  settings = experiment(ema_decay=0.9, nonfinite=Skip())
+  optimizer = optimizer_for(settings)
+  step = jax.jit(make_train_step(settings.task, settings.trainer, optimizer))
+  first = jax.jit(init_function(settings, optimizer))(jax.random.key(0))
+  (batch,) = batches(1)
+  broken = dataclasses.replace(
+    first, model=jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), first.model)
+  )
+  skipped, _, _ = step(broken, batch)
+  skipped = dataclasses.replace(skipped, model=first.model, step=first.step)
+  for a, b in zip(
+    jax.tree.leaves(step(skipped, batch)[0].ema),
+    jax.tree.leaves(step(first, batch)[0].ema),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_the_moving_average_follows_a_short_run():
+  """With decay 0.9999 an average without warm-up would still be the initial values."""
+  state, _ = run(experiment(ema_decay=0.9999), 3)
+  start, _ = run(experiment(ema_decay=0.9999), 0)
+  for average, model, initial in zip(
+    *map(jax.tree.leaves, (state.ema, state.model, start.model)), strict=True
+  ):
+    assert np.linalg.norm(average - model) < 0.5 * np.linalg.norm(initial - model) + 1e-6
 
 
 def test_the_seed_decides_everything():
@@ -106,6 +139,15 @@ def test_cast_leaves_integers_alone():
   tree = {'a': jnp.zeros(2), 'b': jnp.zeros(2, jnp.int32)}
   dtypes = jax.tree.map(lambda a: str(a.dtype), cast(tree, 'bfloat16'))
   assert dtypes == {'a': 'bfloat16', 'b': 'int32'}
+
+
+def test_scales_and_biases_of_norms_are_not_rounded():
+  built = model()(rngs=nnx.Rngs(0))
+  working = cast(built, 'bfloat16')
+  assert working.body.final_norm.scale[...].dtype == jnp.float32
+  assert working.body.stack.blocks[0].mixer_wiring.norm.bias[...].dtype == jnp.float32
+  rest = {leaf.dtype for name, leaf in named_leaves(working) if 'norm' not in name}
+  assert rest == {jnp.dtype('bfloat16')}
 
 
 def test_trainer_refuses_what_cannot_be():
