@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 __all__ = [
   'Count',
+  'Epsilon',
   'Finite',
   'Fraction',
   'LearningRate',
@@ -76,7 +77,9 @@ Fraction = Annotated[float, Range('0 <= x <= 1')]
 Positive = Annotated[float, Range('0 < x')]
 NonNegative = Annotated[float, Range('0 <= x')]
 Finite = Annotated[float, Range('x')]
-LearningRate = Annotated[float, Range('0 <= x <= 1000')]
+LearningRate = Annotated[float, Range('0 < x <= 1000')]
+# Added to keep a quotient or a root finite.
+Epsilon = Annotated[float, Range('0 < x <= 1')]
 # The length of a dimension of an array.
 Size = Annotated[int, Range('1 <= x <= 16777216')]
 # Steps, batches, layers, examples.

@@ -9,8 +9,9 @@ from t2x.config.parse import Statement
 from t2x.config.resolve import Resolver
 from t2x.config.signature import GIVEN
 from t2x.config.values import Macro, Reference, leaves
+from t2x.config.words import takes_parts
 
-__all__ = ['check_unused', 'check_values']
+__all__ = ['binds_parts', 'check_unused', 'check_values']
 
 
 def check_values(bindings: Bindings) -> set[Statement]:
@@ -28,6 +29,14 @@ def check_values(bindings: Bindings) -> set[Statement]:
       bindings.error(statement.place, message)
       refused.add(statement)
   return refused
+
+
+def binds_parts(bindings: Bindings, statement: Statement) -> bool:
+  """Whether the parameter that a statement binds takes parts."""
+  parameter = next(
+    (b.part.parameters.get(b.param) for b in bindings.bound if b.statement is statement), None
+  )
+  return parameter is not None and takes_parts(parameter.hint)
 
 
 def _check_leaves(bindings: Bindings, statement: Statement) -> bool:

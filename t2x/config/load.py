@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings
-from t2x.config.check import check_unused, check_values
+from t2x.config.check import binds_parts, check_unused, check_values
 from t2x.config.parse import Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
@@ -89,10 +89,15 @@ def load(
   refused = check_values(bindings)
   resolver = Resolver(bindings, refused)
   tree = resolver.value(value, (), place, 'the root')
-  if complete:
+  # Where a refused value should have held parts, what they would use is no second error.
+  if complete and not any(binds_parts(bindings, statement) for statement in refused):
     known = {(s.place, s.target) for s in base.statements} if base else set()
     check_unused(
-      bindings, resolver, value, root.strip('@%()'), lambda s: (s.place, s.target) in known
+      bindings,
+      resolver,
+      value,
+      root.strip('@%()'),
+      lambda s: s in refused or (s.place, s.target) in known,
     )
   raise_findings(bindings.findings)
   return Config(tree, parsed.statements, parsed.imports, parsed.folders, bindings)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-__all__ = ['plain_hint', 'with_article', 'words']
+__all__ = ['plain_hint', 'takes_parts', 'with_article', 'words']
 
 _NONE = type(None)
 # One value, and several.
@@ -36,6 +36,16 @@ def plain_hint(hint: Any) -> Any:
       return Any
     else:
       return hint
+
+
+def takes_parts(hint: Any) -> bool:
+  """Whether values of this annotation may be parts of a model or a run, or hold some."""
+  hint = plain_hint(hint)
+  if hint in _SCALARS or hint in (None, _NONE) or typing.get_origin(hint) is typing.Literal:
+    return False
+  args = [arg for arg in typing.get_args(hint) if arg is not Ellipsis]
+  is_callable = collections.abc.Callable in (typing.get_origin(hint), hint)
+  return is_callable or not args or any(map(takes_parts, args))
 
 
 def words(hint: Any) -> str:

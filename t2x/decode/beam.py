@@ -11,6 +11,7 @@ from t2x.decode.penalties import GNMT, LengthPenalty
 from t2x.decode.stopping import Stopping, WhenCertain
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
+from t2x.ranges import Size
 
 __all__ = ['Beam']
 
@@ -73,7 +74,7 @@ class Beam(Strategy):
     UserError: a width below 1; more sequences to return than `width`.
   """
 
-  width: int = 4
+  width: Size = 4
   length_penalty: LengthPenalty = GNMT(alpha=0.6)
   stopping: Stopping = WhenCertain()
 

@@ -12,6 +12,8 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.ranges import Finite
+
 __all__ = ['GNMT', 'AverageLength', 'LengthPenalty']
 
 
@@ -45,7 +47,7 @@ class GNMT(LengthPenalty):
   Their coverage penalty is left out. `alpha` 0 compares plain log-probabilities.
   """
 
-  alpha: float = 0.6
+  alpha: Finite = 0.6
 
   def divisor(self, length):
     return ((5.0 + length) / 6.0) ** self.alpha
@@ -59,7 +61,7 @@ class AverageLength(LengthPenalty):
   that of `Beam` is GNMT.
   """
 
-  power: float = 1.0
+  power: Finite = 1.0
 
   def divisor(self, length):
     return jnp.asarray(length, jnp.float32) ** self.power

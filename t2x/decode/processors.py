@@ -12,12 +12,14 @@ of a score therefore does not mean the same in both.
 import abc
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
+from t2x.ranges import Count, Natural, NonEmpty, Positive, Size
 
 __all__ = [
   'ForceFirst',
@@ -100,7 +102,7 @@ class RepetitionPenalty(Processor):
   `GeneratedOnly(RepetitionPenalty(1.2))`.
   """
 
-  penalty: float
+  penalty: Positive
 
   def __post_init__(self):
     if not self.penalty > 0:
@@ -122,7 +124,7 @@ class NoRepeatNGram(Processor):
   padding token wherever a prompt of the batch is padded.
   """
 
-  size: int
+  size: Size
 
   def __post_init__(self):
     if self.size < 1:
@@ -150,7 +152,7 @@ class MinLength(Processor):
   Hugging Face's `min_length`, which counts the padding of a prompt as well.
   """
 
-  length: int
+  length: Count
 
   def __call__(self, scores, history):
     short = history.known.sum(axis=-1) < self.length
@@ -162,7 +164,7 @@ class MinNewTokens(Processor):
   """At least `count` tokens are generated before one that ends the sequence: Hugging Face's
   `min_new_tokens`. For an encoder-decoder `MinLength` is one more, for the token that starts it."""
 
-  count: int
+  count: Count
 
   def __call__(self, scores, history):
     return _without(scores, [history.eos_id], history.step < self.count)
@@ -176,7 +178,7 @@ class ForceFirst(Processor):
   token. A forced token has score 0 and costs a hypothesis nothing.
   """
 
-  tokens: Sequence[int]
+  tokens: Annotated[Sequence[Natural], NonEmpty]
 
   def __post_init__(self):
     object.__setattr__(self, 'tokens', tuple(self.tokens))
@@ -205,7 +207,7 @@ class SuppressTokens(Processor):
   """These tokens are never generated: Hugging Face's `suppress_tokens`, and its `bad_words_ids` of
   one token each."""
 
-  tokens: Sequence[int]
+  tokens: Annotated[Sequence[Natural], NonEmpty]
 
   def __post_init__(self):
     object.__setattr__(self, 'tokens', tuple(self.tokens))

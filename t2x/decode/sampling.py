@@ -4,7 +4,7 @@ https://arxiv.org/abs/1904.09751)."""
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.decode.strategy import Generated, Strategy
 from t2x.errors import UserError
+from t2x.ranges import Positive, Range, Size
 
 __all__ = ['Greedy', 'Sampling', 'keep_top_k', 'keep_top_p']
 
@@ -118,9 +119,9 @@ class Sampling(OneByOne):
     UserError: a temperature or top_p that is not positive, top_p above 1, top_k below 1.
   """
 
-  temperature: float = 1.0
-  top_k: int | None = None
-  top_p: float | None = None
+  temperature: Positive = 1.0
+  top_k: Size | None = None
+  top_p: Annotated[float, Range('0 < x <= 1')] | None = None
 
   random: ClassVar[bool] = True
 

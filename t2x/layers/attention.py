@@ -19,6 +19,7 @@ from t2x.layers.interfaces import Norm
 from t2x.layers.kernels import Auto, Kernel
 from t2x.layers.patterns import Pattern
 from t2x.layers.positions import PositionEncoding
+from t2x.ranges import Positive, Rate, Size
 
 __all__ = ['AttentionCache', 'CrossCache', 'MultiHeadAttention']
 
@@ -132,15 +133,15 @@ class MultiHeadAttention(nnx.Module):
     self,
     d_model: int,
     *,
-    num_heads: int,
-    num_kv_heads: int | None = None,
-    head_dim: int | None = None,
+    num_heads: Size,
+    num_kv_heads: Size | None = None,
+    head_dim: Size | None = None,
     use_bias: bool = True,
     out_bias: bool = True,
     qk_norm: Callable[..., Norm] | None = None,
     kernel: Kernel = Auto(),
-    scale: float | None = None,
-    dropout_rate: float = 0.0,
+    scale: Positive | None = None,
+    dropout_rate: Rate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,

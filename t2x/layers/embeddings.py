@@ -12,6 +12,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import lecun_normal, normal, xavier_uniform, zeros
+from t2x.ranges import Natural, Size
 
 __all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding', 'float32_logits']
 
@@ -31,8 +32,8 @@ class TokenEmbedding(nnx.Module):
     self,
     d_model: int,
     *,
-    vocab_size: int,
-    num_types: int = 0,
+    vocab_size: Size,
+    num_types: Natural = 0,
     scaled: bool = False,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
@@ -70,9 +71,9 @@ class FactorisedEmbedding(nnx.Module):
     self,
     d_model: int,
     *,
-    vocab_size: int,
-    factor_dim: int,
-    num_types: int = 0,
+    vocab_size: Size,
+    factor_dim: Size,
+    num_types: Natural = 0,
     scaled: bool = False,
     use_bias: bool = False,
     init: Initializer = normal(0.02),
@@ -122,8 +123,8 @@ class PatchEmbedding(nnx.Module):
     self,
     d_model: int,
     *,
-    patch_size: int,
-    channels: int = 3,
+    patch_size: Size,
+    channels: Size = 3,
     class_token: bool = True,
     use_bias: bool = True,
     init: Initializer = lecun_normal(),

@@ -11,6 +11,7 @@ from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Aux
+from t2x.ranges import Rate, Size
 
 __all__ = ['MLP', 'GatedMLP']
 
@@ -32,10 +33,10 @@ class MLP(nnx.Module):
     self,
     d_model: int,
     *,
-    hidden_dim: int,
+    hidden_dim: Size,
     activation: Callable[[Array], Array] = gelu,
     use_bias: bool = True,
-    dropout_rate: float = 0.0,
+    dropout_rate: Rate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
@@ -65,10 +66,10 @@ class GatedMLP(nnx.Module):
     self,
     d_model: int,
     *,
-    hidden_dim: int,
+    hidden_dim: Size,
     activation: Callable[[Array], Array] = silu,
     use_bias: bool = False,
-    dropout_rate: float = 0.0,
+    dropout_rate: Rate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,

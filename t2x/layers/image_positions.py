@@ -1,6 +1,8 @@
 """Where an image patch stands: a learned table that is interpolated for other image sizes (ViT,
 https://arxiv.org/abs/2010.11929), or sines and cosines of row and column (MoCo v3, MAE)."""
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal
+from t2x.ranges import Natural, Positive, Size
 
 __all__ = ['LearnedGrid', 'SinusoidalGrid', 'resize_grid']
 
@@ -29,9 +32,9 @@ class LearnedGrid(nnx.Module):
     self,
     d_model: int,
     *,
-    height: int,
-    width: int,
-    num_extra: int = 1,
+    height: Size,
+    width: Size,
+    num_extra: Natural = 1,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
@@ -88,9 +91,9 @@ class SinusoidalGrid(nnx.Module):
     self,
     d_model: int,
     *,
-    num_extra: int = 1,
-    max_wavelength: float = 10000.0,
-    exponent_shift: int = 1,
+    num_extra: Natural = 1,
+    max_wavelength: Positive = 10000.0,
+    exponent_shift: Literal[0, 1] = 1,
     rngs: nnx.Rngs,
   ):
     if d_model % 4:

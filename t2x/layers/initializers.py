@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from t2x.errors import UserError
+from t2x.ranges import Positive, Size
 
 __all__ = [
   'building',
@@ -70,7 +71,7 @@ def _residual_branches(name: str) -> int:
 class normal:
   """Normal with mean 0 and standard deviation `stddev`."""
 
-  stddev: float = 0.02
+  stddev: Positive = 0.02
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jax.random.normal(key, tuple(shape), dtype) * self.stddev
@@ -85,7 +86,7 @@ class width_normal:
     width: bind it to the macro that sets the model's width.
   """
 
-  width: int
+  width: Size
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return normal(self.width**-0.5)(key, shape, dtype)
@@ -95,7 +96,7 @@ class width_normal:
 class truncated_normal:
   """Normal cut at two standard deviations, its spread corrected so that it is `stddev` after it."""
 
-  stddev: float = 0.02
+  stddev: Positive = 0.02
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     # The standard deviation of a standard normal truncated to (-2, 2).
@@ -113,7 +114,7 @@ class variance_scaling:
     distribution: 'normal' is not cut, 'truncated_normal' is cut at two standard deviations.
   """
 
-  scale: float
+  scale: Positive
   mode: Literal['fan_in', 'fan_out', 'fan_avg']
   distribution: Literal['normal', 'truncated_normal', 'uniform']
 
@@ -192,8 +193,8 @@ class fixup:
     init: what is scaled.
   """
 
-  num_branches: int | None = None
-  branch_layers: int = 2
+  num_branches: Size | None = None
+  branch_layers: Size = 2
   init: Callable[..., Array] = he_normal()
 
   def __post_init__(self):

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.base import param
 from t2x.layers.initializers import ones, zeros
+from t2x.ranges import Epsilon
 
 __all__ = ['LayerNorm', 'RMSNorm']
 
@@ -22,7 +23,9 @@ class LayerNorm(nnx.Module):
     use_bias: False leaves the bias out (PaLM, Cohere).
   """
 
-  def __init__(self, d_model: int, *, epsilon: float = 1e-6, use_bias: bool = True, rngs: nnx.Rngs):
+  def __init__(
+    self, d_model: int, *, epsilon: Epsilon = 1e-6, use_bias: bool = True, rngs: nnx.Rngs
+  ):
     self.epsilon = epsilon
     self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
     self.bias = (
@@ -47,7 +50,7 @@ class RMSNorm(nnx.Module):
     epsilon: added to the mean square.
   """
 
-  def __init__(self, d_model: int, *, epsilon: float = 1e-6, rngs: nnx.Rngs):
+  def __init__(self, d_model: int, *, epsilon: Epsilon = 1e-6, rngs: nnx.Rngs):
     self.epsilon = epsilon
     self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
 

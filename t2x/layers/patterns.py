@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int8
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
+from t2x.ranges import Size
 
 __all__ = [
   'FULL',
@@ -176,8 +177,8 @@ class Window(Pattern):
   With Causal: `size` keys, its own position among them, as in GPT-Neo and Mistral.
   """
 
-  size: int
-  dilation: int = 1
+  size: Size
+  dilation: Size = 1
   relative = True
 
   def __post_init__(self):
@@ -209,7 +210,7 @@ class Prefix(Pattern):
 class Global(Pattern):
   """The first `n` positions see, and are seen by, all."""
 
-  n: int
+  n: Size
   relative = False
 
   def __post_init__(self):
@@ -229,7 +230,7 @@ class Global(Pattern):
 class Blocks(Pattern):
   """Positions are cut into blocks of `size`; a query sees the keys of its own block."""
 
-  size: int
+  size: Size
   relative = False
 
   def __post_init__(self):

@@ -6,6 +6,7 @@ sinusoids, RoFormer (https://arxiv.org/abs/2104.09864), T5 (https://arxiv.org/ab
 """
 
 import math
+from typing import Annotated, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, param, rows_at
 from t2x.layers.initializers import normal
 from t2x.layers.rope_scaling import RoPEScaling
+from t2x.ranges import Natural, Positive, Range, Size
 
 __all__ = [
   'ALiBi',
@@ -37,7 +39,7 @@ class PositionEncoding(nnx.Module):
     reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
   """
 
-  max_length: int | None = None
+  max_length: Size | None = None
   has_bias: bool = False
   reads_queries: bool = False
 
@@ -105,9 +107,9 @@ class Sinusoidal(PositionEncoding):
     d_model: int,
     *,
     interleaved: bool = False,
-    max_wavelength: float = 10000.0,
-    exponent_shift: int = 0,
-    offset: int = 0,
+    max_wavelength: Positive = 10000.0,
+    exponent_shift: Literal[0, 1] = 0,
+    offset: Natural = 0,
     rngs: nnx.Rngs,
   ):
     if d_model % 2:
@@ -146,9 +148,9 @@ class LearnedPositions(PositionEncoding):
     self,
     d_model: int,
     *,
-    max_length: int,
+    max_length: Size,
     init: Initializer = normal(0.02),
-    offset: int = 0,
+    offset: Natural = 0,
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
@@ -196,8 +198,8 @@ class RoPE(PositionEncoding):
     self,
     d_model: int,
     *,
-    base: float = 10000.0,
-    fraction: float = 1.0,
+    base: Positive = 10000.0,
+    fraction: Annotated[float, Range('0 < x <= 1')] = 1.0,
     interleaved: bool = False,
     scaling: RoPEScaling | None = None,
     rngs: nnx.Rngs,
@@ -265,10 +267,10 @@ class T5Bias(PositionEncoding):
     self,
     d_model: int,
     *,
-    num_heads: int,
+    num_heads: Size,
     bidirectional: bool,
-    num_buckets: int = 32,
-    max_distance: int = 128,
+    num_buckets: Size = 32,
+    max_distance: Size = 128,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):

@@ -6,6 +6,8 @@ import dataclasses
 import numpy as np
 from jaxtyping import Float
 
+from t2x.ranges import Positive, Size
+
 __all__ = ['LinearScaling', 'Llama3Scaling', 'RoPEScaling']
 
 
@@ -21,7 +23,7 @@ class RoPEScaling(abc.ABC):
 class LinearScaling(RoPEScaling):
   """All are divided by `factor`: positions interpolated (https://arxiv.org/abs/2306.15595)."""
 
-  factor: float
+  factor: Positive
 
   def __call__(self, frequencies):
     return frequencies / np.float32(self.factor)
@@ -39,10 +41,10 @@ class Llama3Scaling(RoPEScaling):
       over smoothly.
   """
 
-  factor: float = 8.0
-  max_length: int = 8192
-  low_frequency: float = 1.0
-  high_frequency: float = 4.0
+  factor: Positive = 8.0
+  max_length: Size = 8192
+  low_frequency: Positive = 1.0
+  high_frequency: Positive = 4.0
 
   def __call__(self, frequencies):
     turns = self.max_length * frequencies / (2 * np.pi)

@@ -8,6 +8,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal
 from t2x.layers.positions import PositionEncoding
+from t2x.ranges import Size
 
 __all__ = ['ShawPositions']
 
@@ -37,8 +38,8 @@ class ShawPositions(PositionEncoding):
     self,
     d_model: int,
     *,
-    head_dim: int,
-    max_distance: int = 16,
+    head_dim: Size,
+    max_distance: Size = 16,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):

@@ -17,6 +17,7 @@ from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.kernels.base import hide_blind, position_bias, softmax_dtype
 from t2x.layers.patterns import Pattern, attention_mask
 from t2x.layers.positions import PositionEncoding
+from t2x.ranges import Positive, Rate, Size
 
 __all__ = [
   'Plus',
@@ -106,14 +107,14 @@ class Synthesizer(nnx.Module):
     self,
     d_model: int,
     *,
-    num_heads: int,
-    head_dim: int | None = None,
+    num_heads: Size,
+    head_dim: Size | None = None,
     scores: Callable[..., nnx.Module],
     mix: Callable[..., nnx.Module] = Replace,
     use_bias: bool = True,
     out_bias: bool = True,
-    scale: float | None = None,
-    dropout_rate: float = 0.0,
+    scale: Positive | None = None,
+    dropout_rate: Rate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,

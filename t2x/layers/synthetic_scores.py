@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from t2x.layers.base import Initializer, param
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.kernels.base import softmax_dtype
+from t2x.ranges import Size
 
 __all__ = [
   'DenseScores',
@@ -28,7 +29,7 @@ class SyntheticScores(nnx.Module):
     reads_queries: whether they are computed from the queries.
   """
 
-  max_length: int
+  max_length: Size
   reads_queries: bool = False
 
   def __call__(
@@ -59,10 +60,10 @@ class DenseScores(SyntheticScores):
 
   def __init__(
     self,
-    num_heads: int,
-    head_dim: int,
+    num_heads: Size,
+    head_dim: Size,
     *,
-    max_length: int,
+    max_length: Size,
     init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
@@ -93,10 +94,10 @@ class FactorizedDenseScores(SyntheticScores):
 
   def __init__(
     self,
-    num_heads: int,
-    head_dim: int,
+    num_heads: Size,
+    head_dim: Size,
     *,
-    factors: tuple[int, int],
+    factors: tuple[Size, Size],
     init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
@@ -127,10 +128,10 @@ class RandomScores(SyntheticScores):
 
   def __init__(
     self,
-    num_heads: int,
-    head_dim: int,
+    num_heads: Size,
+    head_dim: Size,
     *,
-    max_length: int,
+    max_length: Size,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
@@ -162,11 +163,11 @@ class FactorizedRandomScores(SyntheticScores):
 
   def __init__(
     self,
-    num_heads: int,
-    head_dim: int,
+    num_heads: Size,
+    head_dim: Size,
     *,
-    max_length: int,
-    rank: int = 16,
+    max_length: Size,
+    rank: Size = 16,
     init: Initializer = normal(0.1),
     rngs: nnx.Rngs,
   ):

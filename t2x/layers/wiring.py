@@ -13,6 +13,7 @@ from t2x.layers.base import dropout, param
 from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm, Sublayer
 from t2x.layers.norms import LayerNorm
+from t2x.ranges import Rate
 
 __all__ = ['FixupWiring', 'PostNorm', 'PreNorm', 'ReZero']
 
@@ -33,7 +34,7 @@ class PreNorm(nnx.Module):
     d_model: int,
     *,
     norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: float = 0.0,
+    dropout_rate: Rate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.norm = norm(d_model, rngs=rngs)
@@ -67,7 +68,7 @@ class PostNorm(nnx.Module):
     d_model: int,
     *,
     norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: float = 0.0,
+    dropout_rate: Rate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.norm = norm(d_model, rngs=rngs)
@@ -105,7 +106,7 @@ class ReZero(nnx.Module):
     d_model: int,
     *,
     norm: Callable[..., Norm] | None = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: Rate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.norm = norm and norm(d_model, rngs=rngs)

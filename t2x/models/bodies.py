@@ -25,6 +25,7 @@ from t2x.layers import (
 from t2x.layers.constraints import constrain
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
+from t2x.ranges import Rate, Size
 
 __all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
 
@@ -49,13 +50,13 @@ class _Body(nnx.Module):
     self,
     d_model: int,
     *,
-    input_dim: int | None,
+    input_dim: Size | None,
     stack: Callable[..., LayerStack],
     encoding: Callable[..., PositionEncoding],
     input_norm: Callable[..., Norm] | None,
-    input_dropout: float,
+    input_dropout: Rate,
     final_norm: Callable[..., Norm] | None,
-    final_dropout: float,
+    final_dropout: Rate,
     pattern: Pattern,
     rngs: nnx.Rngs,
   ):
@@ -142,13 +143,13 @@ class Encoder(_Body):
     self,
     d_model: int,
     *,
-    input_dim: int | None = None,
+    input_dim: Size | None = None,
     stack: Callable[..., LayerStack] = Stack,
     encoding: Callable[..., PositionEncoding] = NoPositions,
     input_norm: Callable[..., Norm] | None = None,
-    input_dropout: float = 0.0,
+    input_dropout: Rate = 0.0,
     final_norm: Callable[..., Norm] | None = final_norm_if_needed,
-    final_dropout: float = 0.0,
+    final_dropout: Rate = 0.0,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):
@@ -177,13 +178,13 @@ class Decoder(_Body):
     self,
     d_model: int,
     *,
-    input_dim: int | None = None,
+    input_dim: Size | None = None,
     stack: Callable[..., LayerStack] = Stack,
     encoding: Callable[..., PositionEncoding] = NoPositions,
     input_norm: Callable[..., Norm] | None = None,
-    input_dropout: float = 0.0,
+    input_dropout: Rate = 0.0,
     final_norm: Callable[..., Norm] | None = final_norm_if_needed,
-    final_dropout: float = 0.0,
+    final_dropout: Rate = 0.0,
     pattern: Pattern = Causal(),
     rngs: nnx.Rngs,
   ):

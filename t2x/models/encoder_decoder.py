@@ -13,6 +13,7 @@ from t2x.models.bodies import Decoder, Encoder
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Output, TextEmbedding, TokenHead, add_aux
 from t2x.models.language_model import select
+from t2x.ranges import Size
 
 __all__ = ['EncoderDecoder']
 
@@ -34,7 +35,7 @@ class EncoderDecoder(nnx.Module):
   def __init__(
     self,
     *,
-    d_model: int,
+    d_model: Size,
     embedding: Callable[..., TextEmbedding] = TokenEmbedding,
     target_embedding: Callable[..., TextEmbedding] | None = None,
     encoder: Callable[..., Body] = Encoder,

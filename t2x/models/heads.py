@@ -25,6 +25,7 @@ from t2x.layers import (
 )
 from t2x.layers.embeddings import float32_logits
 from t2x.models.interfaces import ClassHead, TokenHead
+from t2x.ranges import Rate, Size
 
 __all__ = [
   'Classifier',
@@ -54,7 +55,7 @@ class TiedHead(nnx.Module):
   def __init__(
     self,
     d_model: int,
-    vocab_size: int,
+    vocab_size: Size,
     *,
     use_bias: bool = False,
     scaled: bool = False,
@@ -74,7 +75,7 @@ class LMHead(nnx.Module):
   def __init__(
     self,
     d_model: int,
-    vocab_size: int,
+    vocab_size: Size,
     *,
     use_bias: bool = False,
     init: Initializer = normal(0.02),
@@ -105,9 +106,9 @@ class MaskedLMHead(nnx.Module):
   def __init__(
     self,
     d_model: int,
-    vocab_size: int,
+    vocab_size: Size,
     *,
-    embedding_dim: int | None = None,
+    embedding_dim: Size | None = None,
     activation: Callable[[Array], Array] = gelu_exact,
     norm: Callable[..., Norm] = LayerNorm,
     init: Initializer = normal(0.02),
@@ -188,8 +189,8 @@ class Classifier(nnx.Module):
     self,
     d_model: int,
     *,
-    num_classes: int,
-    dropout_rate: float = 0.0,
+    num_classes: Size,
+    dropout_rate: Rate = 0.0,
     init: Initializer = zeros(),
     rngs: nnx.Rngs,
   ):
@@ -219,9 +220,9 @@ class PooledClassifier(Classifier):
     self,
     d_model: int,
     *,
-    num_classes: int,
-    dropout_rate: float = 0.0,
-    input_dropout: float = 0.0,
+    num_classes: Size,
+    dropout_rate: Rate = 0.0,
+    input_dropout: Rate = 0.0,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
@@ -257,7 +258,7 @@ class SequenceClassifier(nnx.Module):
   def __init__(
     self,
     d_model: int,
-    vocab_size: int,
+    vocab_size: Size,
     *,
     pool: Callable[..., Array] = first_token,
     classifier: Callable[..., ClassHead] = Classifier,
@@ -296,9 +297,9 @@ class TokenClassifier(nnx.Module):
   def __init__(
     self,
     d_model: int,
-    vocab_size: int,
+    vocab_size: Size,
     *,
-    num_classes: int,
+    num_classes: Size,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):

@@ -12,6 +12,7 @@ from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Output, TextEmbedding, TokenHead
+from t2x.ranges import Size
 
 __all__ = ['LanguageModel', 'select']
 
@@ -41,8 +42,8 @@ class LanguageModel(nnx.Module):
   def __init__(
     self,
     *,
-    d_model: int,
-    embedding_dim: int | None = None,
+    d_model: Size,
+    embedding_dim: Size | None = None,
     embedding: Callable[..., TextEmbedding] = TokenEmbedding,
     body: Callable[..., Body] = Decoder,
     head: Callable[..., TokenHead] = TiedHead,

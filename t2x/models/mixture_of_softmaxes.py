@@ -13,6 +13,7 @@ from t2x.layers import Initializer, Linear, lecun_normal
 from t2x.layers.constraints import constrain
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import TokenHead
+from t2x.ranges import Size
 
 __all__ = ['MixtureOfSoftmaxes']
 
@@ -38,9 +39,9 @@ class MixtureOfSoftmaxes(nnx.Module):
   def __init__(
     self,
     d_model: int,
-    vocab_size: int,
+    vocab_size: Size,
     *,
-    num_softmaxes: int,
+    num_softmaxes: Size,
     head: Callable[..., TokenHead] = TiedHead,
     init: Initializer = lecun_normal(),
     rngs: nnx.Rngs,

@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, add_aux
+from t2x.ranges import NonEmpty, Rate, Size
 
 __all__ = ['Stack']
 
@@ -53,12 +54,12 @@ class Stack(nnx.Module):
     self,
     d_model: int,
     *,
-    num_layers: int,
-    blocks: Sequence[Callable[..., Layer]] = (Block,),
-    num_groups: int | None = None,
-    unroll: int = 1,
+    num_layers: Size,
+    blocks: Annotated[Sequence[Callable[..., Layer]], NonEmpty] = (Block,),
+    num_groups: Size | None = None,
+    unroll: Size = 1,
     remat: str | None = None,
-    stochastic_depth: float = 0.0,
+    stochastic_depth: Rate = 0.0,
     rngs: nnx.Rngs,
   ):
     if num_layers % len(blocks):

@@ -9,6 +9,7 @@ from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, split_key
 from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
 from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Output
+from t2x.ranges import Rate, Size
 
 __all__ = ['VisionTransformer']
 
@@ -30,13 +31,13 @@ class VisionTransformer(nnx.Module):
   def __init__(
     self,
     *,
-    d_model: int,
+    d_model: Size,
     embedding: Callable[..., ImageEmbedding] = PatchEmbedding,
     positions: Callable[..., GridPositions] = LearnedGrid,
     body: Callable[..., Body] = Encoder,
     pool: Callable[[Array], Array] = first_token,
     head: Callable[..., ClassHead] | None = Classifier,
-    input_dropout: float = 0.0,
+    input_dropout: Rate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)

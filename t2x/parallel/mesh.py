@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Annotated
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType
 
 from t2x.errors import UserError
+from t2x.ranges import Count, Range
 
 __all__ = ['ACTIVATION_RULES', 'BATCH_AXES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
 
@@ -23,6 +25,9 @@ MESH_AXES = ('data', 'fsdp', 'stage', 'expert', 'context', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
 
 MeshAxes = str | tuple[str, ...] | None
+
+# -1: the devices that are left.
+MeshSize = Annotated[int, Range('-1 <= x <= 16777216')]
 
 _AUTO = (AxisType.Auto,) * len(MESH_AXES)
 
@@ -75,13 +80,13 @@ class Mesh:
       inside.
   """
 
-  data: int = -1
-  fsdp: int = 1
-  stage: int = 1
-  expert: int = 1
-  context: int = 1
-  tensor: int = 1
-  num_devices: int | None = None
+  data: MeshSize = -1
+  fsdp: MeshSize = 1
+  stage: MeshSize = 1
+  expert: MeshSize = 1
+  context: MeshSize = 1
+  tensor: MeshSize = 1
+  num_devices: Count | None = None
   rules: Mapping[str, str | tuple[str, ...] | None] = dataclasses.field(
     default_factory=lambda: dict(RULES)
   )

@@ -2,11 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from t2x.errors import UserError
 from t2x.models import Model
 from t2x.parallel import Mesh
+from t2x.ranges import Count, Natural, NonNegative, Positive, Range, Rate, Seed, Size
 from t2x.tasks import Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
@@ -52,29 +53,29 @@ class Trainer:
     writers: builds further metric writers (`@WandB`), given the run folder.
   """
 
-  num_steps: int
-  batch_size: int
+  num_steps: Count
+  batch_size: Size
   optimizer: Optimizer = AdamW()
   schedule: Schedule = Cosine()
-  seed: int = 0
-  clip_norm: float | None = 1.0
-  accumulate: int = 1
-  ema_decay: float | None = None
+  seed: Seed = 0
+  clip_norm: Positive | None = 1.0
+  accumulate: Size = 1
+  ema_decay: Rate | None = None
   compute_dtype: Literal['float32', 'bfloat16'] = 'float32'
-  log_every: int = 50
-  eval_every: int = 500
-  eval_batches: int | None = None
-  checkpoint_every: int = 0
-  checkpoint_minutes: float = 0.0
-  keep_last: int = 2
-  keep_every: int = 0
-  keep_best: int = 1
-  failed_saves: int = 0
-  num_workers: int = 0
+  log_every: Count = 50
+  eval_every: Natural = 500
+  eval_batches: Count | None = None
+  checkpoint_every: Natural = 0
+  checkpoint_minutes: NonNegative = 0.0
+  keep_last: Count = 2
+  keep_every: Natural = 0
+  keep_best: Natural = 1
+  failed_saves: Natural = 0
+  num_workers: Annotated[int, Range('0 <= x <= 1024')] = 0
   nonfinite: OnNonFinite = Stop()
   rollback: Rollback | None = None
-  max_minutes: float | None = None
-  stall_minutes: float = 30.0
+  max_minutes: Positive | None = None
+  stall_minutes: Positive = 30.0
   writers: Sequence[Callable[..., MetricWriter]] = ()
 
   def __post_init__(self):

@@ -18,6 +18,7 @@ from jaxtyping import Array
 from optax import contrib
 
 from t2x.errors import UserError
+from t2x.ranges import Epsilon, Fraction, NonNegative, Positive, Rate, Size
 from t2x.train.schedules import Schedule, ScheduleFn
 
 __all__ = [
@@ -67,7 +68,7 @@ class Optimizer(abc.ABC):
     weight_decay: a step shrinks matrices and tables by learning rate * weight_decay.
   """
 
-  weight_decay: float = 0.0
+  weight_decay: NonNegative = 0.0
 
   @abc.abstractmethod
   def direction(self, params: Any) -> optax.GradientTransformation:
@@ -97,10 +98,10 @@ class AdamW(Optimizer):
     eps: added to the root of the latter.
   """
 
-  b1: float = 0.9
-  b2: float = 0.999
-  eps: float = 1e-8
-  weight_decay: float = 0.01
+  b1: Rate = 0.9
+  b2: Rate = 0.999
+  eps: Epsilon = 1e-8
+  weight_decay: NonNegative = 0.01
 
   def direction(self, params):
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -122,12 +123,12 @@ class Adafactor(Optimizer):
     eps: added to squared gradients.
   """
 
-  min_dim_size: int = 128
-  decay_rate: float = 0.8
-  clip: float | None = 1.0
+  min_dim_size: Size = 128
+  decay_rate: Fraction = 0.8
+  clip: Positive | None = 1.0
   scale_by_parameter: bool = True
-  momentum: float | None = None
-  eps: float = 1e-30
+  momentum: Rate | None = None
+  eps: Epsilon = 1e-30
 
   def direction(self, params):
     rule = optax.adafactor(
@@ -151,7 +152,7 @@ class SGD(Optimizer):
     nesterov: looks one step ahead (https://jmlr.org/proceedings/papers/v28/sutskever13.html).
   """
 
-  momentum: float = 0.0
+  momentum: Rate = 0.0
   nesterov: bool = False
 
   def direction(self, params):
@@ -169,9 +170,9 @@ class Lion(Optimizer):
     b2: decay of the momentum.
   """
 
-  b1: float = 0.9
-  b2: float = 0.99
-  weight_decay: float = 0.1
+  b1: Rate = 0.9
+  b2: Rate = 0.99
+  weight_decay: NonNegative = 0.1
 
   def direction(self, params):
     return optax.scale_by_lion(self.b1, self.b2)
@@ -196,14 +197,14 @@ class Muon(Optimizer):
     eps: AdamW's.
   """
 
-  momentum: float = 0.95
+  momentum: Rate = 0.95
   nesterov: bool = True
-  num_iterations: int = 5
-  rms: float | None = 0.2
-  b1: float = 0.9
-  b2: float = 0.95
-  eps: float = 1e-8
-  weight_decay: float = 0.1
+  num_iterations: Size = 5
+  rms: Positive | None = 0.2
+  b1: Rate = 0.9
+  b2: Rate = 0.95
+  eps: Epsilon = 1e-8
+  weight_decay: NonNegative = 0.1
 
   def direction(self, params):
     dimensions = _map_variables(matrix_dimensions, params)

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from t2x.errors import UserError
+from t2x.ranges import Count, Fraction, LearningRate, Natural, NonNegative
 
 __all__ = [
   'Constant',
@@ -32,8 +33,8 @@ class Schedule(abc.ABC):
       (warmup_steps + 1), so that the first step already moves.
   """
 
-  peak: float = 1e-3
-  warmup_steps: int = 0
+  peak: LearningRate = 1e-3
+  warmup_steps: Natural = 0
 
   def __post_init__(self):
     if self.warmup_steps < 0:
@@ -77,7 +78,7 @@ class Constant(Schedule):
 class Cosine(Schedule):
   """Half a cosine from `peak` to `end` (https://arxiv.org/abs/1608.03983)."""
 
-  end: float = 0.0
+  end: NonNegative = 0.0
 
   def after_warmup(self, step, num_steps):
     cosine = 0.5 * (1 + jnp.cos(math.pi * _progress(step, num_steps)))
@@ -88,7 +89,7 @@ class Cosine(Schedule):
 class LinearDecay(Schedule):
   """A straight line from `peak` to `end`."""
 
-  end: float = 0.0
+  end: NonNegative = 0.0
 
   def after_warmup(self, step, num_steps):
     return self.peak + (self.end - self.peak) * _progress(step, num_steps)
@@ -99,8 +100,8 @@ class ReciprocalSqrt(Schedule):
   """peak * sqrt(w / (w + steps after the warm-up)), never below `end`; w is `timescale`, or
   `warmup_steps` without one (https://arxiv.org/abs/1706.03762 section 5.3, T5)."""
 
-  end: float = 0.0
-  timescale: int | None = None
+  end: NonNegative = 0.0
+  timescale: Count | None = None
 
   def after_warmup(self, step, num_steps):
     scale = max(self.warmup_steps, 1) if self.timescale is None else self.timescale
@@ -118,8 +119,8 @@ class WarmupStableDecay(Schedule):
     sqrt: decays as 1 - sqrt(x) (https://arxiv.org/abs/2405.18392) instead of 1 - x.
   """
 
-  end: float = 0.0
-  decay_fraction: float = 0.2
+  end: NonNegative = 0.0
+  decay_fraction: Fraction = 0.2
   sqrt: bool = False
 
   def __post_init__(self):

@@ -144,6 +144,6 @@ def test_wrong_number_of_channels_is_an_error():
 
 def test_parameters_name_their_axes():
   token = TokenEmbedding(8, vocab_size=11, num_types=2, init=ones(), rngs=nnx.Rngs(0))
-  assert (token.table.axes, token.types.axes) == (('vocab', 'embed'), (None, 'embed'))
+  assert (token.table.axes, token.types.axes) == (('vocab', 'embed'), ('types', 'embed'))
   patch = PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))
-  assert patch.projection.kernel.axes == (None, None, None, 'embed')
+  assert patch.projection.kernel.axes == ('patch', 'patch', None, 'embed')

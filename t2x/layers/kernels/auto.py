@@ -14,6 +14,7 @@ from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
 from t2x.layers.kernels.xla import XLA
 from t2x.layers.patterns import Pattern
+from t2x.ranges import Size
 
 __all__ = ['Auto']
 
@@ -27,7 +28,7 @@ class Auto(Kernel):
       two CPU cores the two break even at 512 x 512; at 1024 causal blockwise takes half the time.
   """
 
-  dense_scores: int = 512 * 512
+  dense_scores: Size = 512 * 512
 
   def choose(
     self,

@@ -27,6 +27,7 @@ from t2x.layers.kernels.base import (
   softmax_dtype,
 )
 from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, check_marks, visible
+from t2x.ranges import Size
 
 __all__ = ['Blockwise', 'tile_dropout']
 
@@ -40,8 +41,8 @@ class Blockwise(Kernel):
   `Tokens.layout` is CONTIGUOUS or PACKED. Not differentiable twice.
   """
 
-  q_block: int = 256
-  k_block: int = 256
+  q_block: Size = 256
+  k_block: Size = 256
 
   def __post_init__(self):
     if self.q_block < 1 or self.k_block < 1:
