@@ -81,8 +81,8 @@ class Batches:
   def fingerprint(self) -> str:
     """Of the global stream of batches: the same on every process."""
     rows = getattr(self.rows, 'fingerprint', None) or _rows_fingerprint(self.rows)
-    parts = repr(self.transform), self.batch_size, self.seed, self.shuffle
-    return fingerprint(rows, len(self.rows), *parts)
+    settings = self.batch_size, self.seed, self.shuffle
+    return fingerprint(rows, len(self.rows), self.transform, *settings)
 
   def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Epoch and row of each example of this process's part."""
@@ -177,6 +177,8 @@ def _rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
   def contents(row: Mapping[str, Any]) -> Iterator[object]:
     for name in sorted(row):
       array = np.asarray(row[name])
-      yield from (name, array.shape, array.dtype.str, array.tobytes())
+      # The bytes of an array of objects are addresses.
+      content = row[name] if array.dtype.hasobject else array.tobytes()
+      yield from (name, array.shape, array.dtype.str, content)
 
   return fingerprint(*(list(contents(rows[i])) for i in (0, len(rows) // 2, len(rows) - 1)))

@@ -5,16 +5,21 @@ half-valid is left by an interruption, and two processes that prepare the same b
 """
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
+import types
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from t2x.errors import UserError
 from t2x.files import locked
@@ -30,9 +35,50 @@ def cache_folder() -> Path:
 
 
 def fingerprint(*parts: object) -> str:
-  """16 hexadecimal digits that change when the text of any part does."""
-  text = json.dumps([part if isinstance(part, str) else repr(part) for part in parts])
+  """16 hexadecimal digits that change when the text of any part does, the same in every process.
+
+  Raises:
+    UserError: the text of a part differs between processes.
+  """
+  text = json.dumps([part if isinstance(part, str) else _stable_repr(part) for part in parts])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _stable_repr(value: Any) -> str:
+  """`repr`, but with functions by module and name, sets sorted, and no memory addresses."""
+  if isinstance(value, types.FunctionType):
+    return _function_name(value)
+  if isinstance(value, functools.partial):
+    return f'partial{_stable_repr((value.func, value.args, value.keywords))}'
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    shown = [field.name for field in dataclasses.fields(value) if field.repr]
+    settings = ', '.join(f'{name}={_stable_repr(getattr(value, name))}' for name in shown)
+    return f'{type(value).__qualname__}({settings})'
+  if type(value) is dict:
+    items = ', '.join(f'{_stable_repr(k)}: {_stable_repr(v)}' for k, v in value.items())
+    return f'{{{items}}}'
+  if type(value) is list:
+    return f'[{", ".join(map(_stable_repr, value))}]'
+  if type(value) is tuple:
+    return f'({", ".join(map(_stable_repr, value))}{"," if len(value) == 1 else ""})'
+  if type(value) in (set, frozenset):
+    return f'{type(value).__name__}({", ".join(sorted(map(_stable_repr, value)))})'
+  text = repr(value)
+  if not isinstance(value, str) and re.search(r' at 0x[0-9a-fA-F]+', text):
+    raise UserError(
+      f'an object of {type(value).__module__}.{type(value).__qualname__} has no fingerprint: its '
+      'repr contains a memory address; make the class a dataclass, or define __repr__'
+    )
+  return text
+
+
+def _function_name(function: types.FunctionType) -> str:
+  if '<' in function.__qualname__:
+    raise UserError(
+      f'the function {function.__module__}.{function.__qualname__} has no fingerprint: it is a '
+      'lambda or defined inside a function; define it at the top level of a module'
+    )
+  return f'{function.__module__}.{function.__qualname__}'
 
 
 def prepare(folder: Path, write: Callable[[Path], object]) -> None:

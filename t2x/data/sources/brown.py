@@ -93,7 +93,7 @@ class BrownWords(Source):
 
   def fingerprint(self) -> str:
     """Of the labels and the files' bytes."""
-    return fingerprint('BrownWords', self.labels.__name__, SPLITS, digest_of(self._files()))
+    return fingerprint('BrownWords', self.labels, SPLITS, digest_of(self._files()))
 
   def _files(self) -> list[Path]:
     first = find_data('BrownWords.folder', self.folder, 'brown', 'package/c[a-r][0-9][0-9]')
