@@ -17,7 +17,8 @@ from t2x.data import (
   TextFiles,
 )
 
-WORDS = 'the cat sees a red dog and the dog likes a blue house by the old tree'.split()
+TEXT = 'the cat sees a red dog and the dog likes a blue house by the old tree'
+WORDS = TEXT.split()
 COUNT = 24
 
 
