@@ -152,7 +152,10 @@ def _example(batches: Any, epoch: int, index: int) -> Mapping[str, Any]:
     return row
   # The sign of the seed is a word of its own: SeedSequence takes no negative numbers.
   seed = [abs(batches.seed), int(batches.seed < 0), epoch, index]
-  return batches.transform(row, np.random.default_rng(seed))
+  try:
+    return batches.transform(row, np.random.default_rng(seed))
+  except UserError as error:
+    raise UserError(f'row {index}: {error}') from error
 
 
 def _stacked(examples: Sequence[Mapping[str, Any]]) -> Batch:
