@@ -135,6 +135,9 @@ class Task(abc.ABC):
     """
     return {}, []
 
+  def check_prompt(self, prompt: str) -> None:  # noqa: B027
+    """Raises UserError for a prompt that `generate` cannot answer."""
+
   def generate(
     self,
     model: nnx.Module,

@@ -153,11 +153,16 @@ class SpanPrediction(LabelledTask):
     """The best span's text, or the empty answer."""
     return '' if self.null_threshold is not None and null - score > self.null_threshold else text
 
+  def check_prompt(self, prompt):
+    """It needs a context."""
+    if not prompt.partition('\t')[2].strip():
+      raise UserError('a prompt is a question, a tab and the context that holds the answer')
+
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The answer to each prompt: a question, a tab, the context."""
+    for prompt in prompts:
+      self.check_prompt(prompt)
     pairs = [prompt.partition('\t') for prompt in prompts]
-    if not all(text.strip() for _, _, text in pairs):
-      raise UserError('a prompt is a question, a tab and the context that holds the answer')
     none: dict[str, Any] = {'answers': [], 'starts': []}
     examples = [{'question': question, 'context': text} | none for question, _, text in pairs]
     rows = list(self.plan.rows(examples, tokenizer, collections.Counter()))

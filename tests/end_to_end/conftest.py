@@ -1,5 +1,6 @@
 """Tiny experiments, one of each task, on data made in a temporary folder."""
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -181,12 +182,12 @@ def data(tmp_path_factory):
   patch.undo()
 
 
-@pytest.fixture
-def experiment(data, tmp_path):
-  """`experiment(name)` writes the tiny config of that experiment and gives its path."""
+@pytest.fixture(scope='session')
+def write_experiment(data):
+  """`write_experiment(folder, name)` writes the tiny config of that experiment and gives its path."""
 
-  def write(name: str, extra: str = '') -> Path:
-    path = tmp_path / f'{name}.gin'
+  def write(folder: Path, name: str, extra: str = '') -> Path:
+    path = folder / f'{name}.gin'
     text = EXPERIMENTS[name].format(configs=CONFIGS, data=data)
     # Images take a gentler rate: their classifier starts from zero.
     rate = 'Cosine.peak = 1e-3\n' if name == 'image_classification' else ''
@@ -194,6 +195,12 @@ def experiment(data, tmp_path):
     return path
 
   return write
+
+
+@pytest.fixture
+def experiment(write_experiment, tmp_path):
+  """`experiment(name)` writes the tiny config of that experiment and gives its path."""
+  return functools.partial(write_experiment, tmp_path)
 
 
 @pytest.fixture

@@ -132,7 +132,11 @@ class JsonLines(FileSource):
   def _example(self, line: str, where: str) -> Example:
     try:
       found = json.loads(line)
-    except ValueError as error:
+      if '\\u' in line:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+      raise UserError(f'{where}: half of a surrogate pair is no text') from error
+    except (ValueError, RecursionError) as error:
       raise UserError(f'{where}: not JSON ({error}): write one object a line') from error
     if not isinstance(found, dict):
       raise UserError(f'{where}: not a JSON object: write {{"text": "..."}}')

@@ -124,3 +124,16 @@ def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch
   source = TextFiles(train=f'{tmp_path}/a.txt')
   assert 'cannot be read: Permission denied' in message(source.load, 'train')
   assert 'cannot be read: Permission denied' in message(source.fingerprint)
+
+
+@pytest.mark.parametrize(
+  'line', ['{"text": "a\\ud800"}', '{"words": ["\\udc00"], "labels": ["O"]}']
+)
+def test_half_of_a_surrogate_pair_is_told_with_its_line(write, message, line):
+  source = JsonLines(train=write('a.jsonl', '{"text": "\\ud83d\\ude00"}\n' + line))
+  assert 'a.jsonl:2: half of a surrogate pair' in message(source.load, 'train')
+
+
+def test_lines_that_are_nested_too_deep_are_told(write, message):
+  source = JsonLines(train=write('a.jsonl', '[' * 100_000))
+  assert 'a.jsonl:1: not JSON' in message(source.load, 'train')
