@@ -1,15 +1,20 @@
 """Fingerprints that every process agrees on, and folders that are whole or not there."""
 
 import dataclasses
+import errno
 import functools
 import math
+import socket
+import subprocess
+import sys
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from t2x.data import Batches, Chain, LabelledTexts, PackPairs, PrepareImage, RandAugment
-from t2x.data.folders import fingerprint
+from t2x.data.folders import fingerprint, prepare, write_folder
 from t2x.data.sources import BrownWords, Digits
 from t2x.errors import UserError
 
@@ -97,3 +102,87 @@ def test_labels_of_another_module_are_another_source(tmp_path):
 
   marks = {one.fingerprint() for one in (source, relabelled('mine'), relabelled('yours'))}
   assert len(marks) == 3
+
+
+PREPARE = """
+import sys, time
+from pathlib import Path
+from t2x.data.folders import {function}
+
+def write(folder):
+  (folder / 'half').write_text('half')
+  Path({place!r}, 'stalled').touch()
+  while not Path({place!r}, 'go').exists():
+    time.sleep(0.02)
+
+{function}(Path({place!r}, 'cache', 'first'), write)
+"""
+
+
+@pytest.fixture
+def stalled(tmp_path):
+  """`stalled(function)` starts a process that stands still while it fills cache/first."""
+  processes = []
+
+  def start(function='prepare'):
+    code = PREPARE.format(function=function, place=str(tmp_path))
+    process = subprocess.Popen([sys.executable, '-c', code])
+    processes.append(process)
+    while not (tmp_path / 'stalled').exists():
+      assert process.poll() is None
+      time.sleep(0.02)
+    return process
+
+  yield start
+  for process in processes:
+    process.kill()
+    process.wait()
+
+
+def leftovers(folder):
+  return [path.name for path in folder.glob('*.tmp-*')]
+
+
+@pytest.mark.parametrize('function', ['prepare', 'write_folder'])
+def test_what_a_killed_process_left_goes_when_another_folder_is_prepared(
+  stalled, tmp_path, function
+):
+  process, cache = stalled(function), tmp_path / 'cache'
+  process.kill()
+  process.wait()
+  assert len(leftovers(cache)) == 1
+  prepare(cache / 'second', lambda folder: (folder / 'whole').touch())
+  assert leftovers(cache) == []
+  assert (cache / 'second' / 'whole').exists()
+
+
+def test_what_a_living_process_writes_stays(stalled, tmp_path):
+  process, cache = stalled(), tmp_path / 'cache'
+  prepare(cache / 'second', lambda folder: None)
+  assert len(leftovers(cache)) == 1
+  (tmp_path / 'go').touch()
+  assert process.wait(timeout=60) == 0
+  assert (cache / 'first' / 'half').read_text() == 'half'
+  assert leftovers(cache) == []
+
+
+def test_folders_of_other_machines_and_other_names_stay(tmp_path):
+  here = socket.gethostname()
+  kept = [f'a.tmp-not-{here}x-01234567', f'a.tmp-{here}-short', 'mine.tmp-old']
+  for name in (*kept, f'a.tmp-{here}-01234567'):
+    (tmp_path / name).mkdir()
+  write_folder(tmp_path / 'b', lambda folder: None)
+  assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, 'b'])
+
+
+def test_without_file_locks_nothing_is_removed(tmp_path, monkeypatch):
+  left = tmp_path / f'a.tmp-{socket.gethostname()}-01234567'
+  left.mkdir()
+
+  def flock(*args):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr('t2x.data.folders.fcntl.flock', flock)
+  write_folder(tmp_path / 'b', lambda folder: (folder / 'whole').touch())
+  assert left.is_dir()
+  assert (tmp_path / 'b' / 'whole').exists()
