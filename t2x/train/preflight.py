@@ -18,10 +18,12 @@ __all__ = ['check_data', 'check_splits']
 
 def check_splits(run: Run) -> None:
   """Raises UserError unless the sources have the splits of the task and of `Experiment.evaluations`."""
-  run.task.check_split(run.task.train_split)
-  for name, task in _evaluations(run):
-    with _named(name):
-      task.check_split(task.eval_split)
+  # To say which splits there are a source may have to be downloaded.
+  with run.processes.first_alone():
+    run.task.check_split(run.task.train_split)
+    for name, task in _evaluations(run):
+      with _named(name):
+        task.check_split(task.eval_split)
 
 
 def check_data(run: Run, rows: Any, batches: Batches) -> None:
