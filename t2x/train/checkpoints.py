@@ -137,13 +137,15 @@ class Checkpoints:
       UserError: the metric that chooses the best is not among them.
     """
     self.retention.check(metrics)
+    if not self._under_way and not (self.folder / str(step)).is_dir():
+      return  # A failed save, which was endured.
     self.retention.metrics[step], self._not_written = dict(metrics), step
     with contextlib.suppress(OSError):  # `wait` tries again, and raises.
       self._write_metrics()
 
-  def metrics(self, step: int) -> dict[str, float] | None:
+  def metrics(self, step: int) -> Mapping[str, float] | None:
     """The metrics of a checkpoint; None: it has not been evaluated."""
-    return self.retention.read(step)
+    return self.retention.metrics.get(step) or self.retention.read(step)
 
   def _write_metrics(self) -> None:
     """Writes the metrics that are not on disk yet, where their checkpoint is."""
@@ -182,6 +184,8 @@ class Checkpoints:
         self._write_metrics()
         self._remove_old(self._manager)
     except Exception as error:
+      if self._not_written is not None:
+        self.retention.metrics.pop(self._not_written)
       raise self._failed(error) from error
     finally:
       self._not_written = None

@@ -49,7 +49,8 @@ class Trainer:
     rollback: goes back when the loss leaps; None does not.
     max_minutes: after so many minutes the run saves and ends with exit code 75, to be run again;
       None: no limit.
-    stall_minutes: a step or a batch that takes longer ends the process with exit code 1.
+    stall_minutes: a step, or a batch in training or evaluation, that takes longer ends the process
+      with exit code 1.
     writers: builds further metric writers (`@WandB`), given the run folder.
   """
 
