@@ -30,6 +30,22 @@ The same command again runs what has not ended; other processes and machines tha
 """
 
 
+def positive_int(text: str) -> int:
+  """An argument that is a whole number of at least 1."""
+  return _at_least(1, text)
+
+
+def non_negative_int(text: str) -> int:
+  """An argument that is a whole number of at least 0."""
+  return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+  if not text.strip().removeprefix('-').isdecimal() or int(text) < least:
+    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least {least}')
+  return int(text)
+
+
 class _Command(argparse.ArgumentParser):
   """The parser of one command: what all commands share."""
 
@@ -112,11 +128,15 @@ def _generate(commands) -> None:
   parser.add_argument('--prompt', action='append', help='text to continue or translate; repeatable')
   parser.add_argument('--input', metavar='FILE', help='JSON lines with a "prompt" each')
   parser.add_argument('--output', metavar='FILE', help='JSON lines, in the same order')
-  parser.add_argument('--max-new-tokens', type=int, default=128, metavar='N')
-  parser.add_argument('--num-return', type=int, default=1, metavar='N', help='answers a prompt')
+  parser.add_argument('--max-new-tokens', type=positive_int, default=128, metavar='N')
+  parser.add_argument(
+    '--num-return', type=positive_int, default=1, metavar='N', help='answers a prompt'
+  )
   _strategy(parser)
   parser.add_argument('--seed', type=int, default=0, help='of sampling')
-  parser.add_argument('--batch-size', type=int, default=32, metavar='N', help='prompts at once')
+  parser.add_argument(
+    '--batch-size', type=positive_int, default=32, metavar='N', help='prompts at once'
+  )
 
 
 def _strategy(parser: argparse.ArgumentParser) -> None:
@@ -239,8 +259,10 @@ def _data(commands) -> None:
   tokenizer.add_argument('--out', metavar='DIR', help='also write it to this folder')
   inspect = verbs.add_parser('inspect', help='print batches decoded, and throughput', epilog=GIN)
   _files(inspect)
-  inspect.add_argument('--batches', type=int, default=2, metavar='N', help='(default: 2)')
-  inspect.add_argument('--step', type=int, default=0, help='first step shown (default: 0)')
+  inspect.add_argument('--batches', type=positive_int, default=2, metavar='N', help='(default: 2)')
+  inspect.add_argument(
+    '--step', type=non_negative_int, default=0, help='first step shown (default: 0)'
+  )
 
 
 def _convert(commands) -> None:

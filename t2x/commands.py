@@ -12,6 +12,7 @@ from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import UserError
+from t2x.prompts import Prompt, check_output, output_file, read_prompts, told_prompts
 from t2x.run_folder import claimed
 
 __all__ = ['COMMANDS', 'decoding_strategy']
@@ -166,28 +167,16 @@ def _processors(args: argparse.Namespace) -> list[Any]:
   return [make(value) for make, value in made.items() if value is not None]
 
 
-def _prompts(args: argparse.Namespace) -> list[str]:
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
   if bool(args.prompt) == bool(args.input):
     raise UserError('generate needs --prompt TEXT or --input FILE (one of them)')
-  if args.prompt:
-    return args.prompt
-  prompts = []
-  try:
-    lines = Path(args.input).read_text(encoding='utf-8').splitlines()
-  except OSError as error:
-    raise UserError(f'{args.input}: {error.strerror}') from error
-  for number, line in enumerate(lines, 1):
-    try:
-      prompts.append(json.loads(line)['prompt'])
-    except (ValueError, KeyError, TypeError) as error:
-      message = f'{args.input}:{number}: each line is a JSON object with a "prompt"'
-      raise UserError(message) from error
-  return prompts
+  return told_prompts(args.prompt) if args.prompt else read_prompts(args.input)
 
 
-def _answers(args: argparse.Namespace, run: Any, model: Any) -> Iterator[dict[str, Any]]:
+def _answers(
+  args: argparse.Namespace, run: Any, model: Any, prompts: Sequence[str]
+) -> Iterator[dict[str, Any]]:
   """One object a prompt, in order: prompt, text, tokens, log_probs, score, and `others`."""
-  prompts = _prompts(args)
   strategy = decoding_strategy(args, run.task)
   for start in range(0, len(prompts), args.batch_size):
     some = prompts[start : start + args.batch_size]
@@ -206,23 +195,32 @@ def _answers(args: argparse.Namespace, run: Any, model: Any) -> Iterator[dict[st
 
 def generate(args: argparse.Namespace) -> int:
   """`t2x generate`: answers to prompts, on stdout or in a file."""
+  prompts = _prompts(args)
+  if args.output:
+    check_output(args.output)
   run, model, _ = open_run(args)
+  for where, prompt in prompts:
+    try:
+      run.task.check_prompt(prompt)
+    except UserError as error:
+      raise UserError(f'{where}: {error}') from error
+  answers = _answers(args, run, model, [prompt for _, prompt in prompts])
   if not run.processes.first:
     # The answers are every process's work and the first one's to tell.
-    for _ in _answers(args, run, model):
+    for _ in answers:
       pass
     return 0
-  out = open(args.output, 'w', encoding='utf-8') if args.output else sys.stdout  # noqa: SIM115
-  try:
-    for answer in _answers(args, run, model):
-      if args.json or args.output:
-        print(json.dumps(answer, ensure_ascii=False), file=out, flush=True)
-        continue
-      for one in [answer, *answer.get('others', [])]:
-        print(f'{answer["prompt"]!r} -> {one["text"]}')
-  finally:
-    if args.output:
-      out.close()
+  if args.output:
+    with output_file(args.output) as file:
+      for answer in answers:
+        print(json.dumps(answer, ensure_ascii=False), file=file)
+    return 0
+  for answer in answers:
+    if args.json:
+      print(json.dumps(answer, ensure_ascii=False), flush=True)
+      continue
+    for one in [answer, *answer.get('others', [])]:
+      print(f'{answer["prompt"]!r} -> {one["text"]}')
   return 0
 
 

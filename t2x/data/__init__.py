@@ -5,7 +5,7 @@ from t2x.data.batches import Batches, Chain, evaluation_batches
 from t2x.data.cache import Rows, labelled_rows, token_rows
 from t2x.data.corruption import CorruptSpans
 from t2x.data.fetch import fetch
-from t2x.data.images import Augmentation, PrepareImage
+from t2x.data.images import Augmentation, PrepareImage, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
@@ -32,6 +32,7 @@ from t2x.data.sources import (
   StandardLibrary,
   TextFiles,
   brown_tags,
+  label_values,
   name_spans,
   parts_of_speech,
 )
@@ -95,9 +96,11 @@ __all__ = [
   'TokenizerConfig',
   'WordPiece',
   'brown_tags',
+  'check_label',
   'evaluation_batches',
   'fetch',
   'inspect_batches',
+  'label_values',
   'labelled_rows',
   'load_hub_tokenizer',
   'load_tokenizer',

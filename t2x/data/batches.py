@@ -81,8 +81,8 @@ class Batches:
   def fingerprint(self) -> str:
     """Of the global stream of batches: the same on every process."""
     rows = getattr(self.rows, 'fingerprint', None) or _rows_fingerprint(self.rows)
-    parts = repr(self.transform), self.batch_size, self.seed, self.shuffle
-    return fingerprint(rows, len(self.rows), *parts)
+    settings = self.batch_size, self.seed, self.shuffle
+    return fingerprint(rows, len(self.rows), self.transform, *settings)
 
   def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Epoch and row of each example of this process's part."""
@@ -152,7 +152,10 @@ def _example(batches: Any, epoch: int, index: int) -> Mapping[str, Any]:
     return row
   # The sign of the seed is a word of its own: SeedSequence takes no negative numbers.
   seed = [abs(batches.seed), int(batches.seed < 0), epoch, index]
-  return batches.transform(row, np.random.default_rng(seed))
+  try:
+    return batches.transform(row, np.random.default_rng(seed))
+  except UserError as error:
+    raise UserError(f'row {index}: {error}') from error
 
 
 def _stacked(examples: Sequence[Mapping[str, Any]]) -> Batch:
@@ -177,6 +180,8 @@ def _rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
   def contents(row: Mapping[str, Any]) -> Iterator[object]:
     for name in sorted(row):
       array = np.asarray(row[name])
-      yield from (name, array.shape, array.dtype.str, array.tobytes())
+      # The bytes of an array of objects are addresses.
+      content = row[name] if array.dtype.hasobject else array.tobytes()
+      yield from (name, array.shape, array.dtype.str, content)
 
   return fingerprint(*(list(contents(rows[i])) for i in (0, len(rows) // 2, len(rows) - 1)))

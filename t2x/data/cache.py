@@ -6,6 +6,7 @@ fingerprint of the source, the split, the tokenizer and the plan.
 
 import collections
 import functools
+import itertools
 import json
 import logging
 import sys
@@ -255,8 +256,9 @@ def _told_of(examples: Sequence[Any]) -> Iterator[Any]:
   console = Console(stderr=True)
   with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
     task = bar.add_task('preparing', total=len(examples))
-    for i in range(len(examples)):
-      yield examples[i]
+    # Sources may read many at once when they are iterated over.
+    for example in itertools.islice(examples, len(examples)):
+      yield example
       bar.advance(task)
 
 

@@ -9,7 +9,6 @@ import logging
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -182,12 +181,15 @@ def fetch(name: str, out: str | Path | None = None) -> Path:
 
 
 def _fill(packages: Packages, folder: Path) -> None:
-  with tempfile.TemporaryDirectory() as downloads:
-    packages.download(downloads)
-    for archive in sorted(Path(downloads).iterdir()):
-      try:
-        packages.unpack(archive, folder)
-      except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f'{archive.name} from {packages.client} is damaged: {error}', 1) from error
+  # Inside of the folder that is removed when this process is killed.
+  downloads = folder / '.downloads'
+  downloads.mkdir()
+  packages.download(str(downloads))
+  for archive in sorted(downloads.iterdir()):
+    try:
+      packages.unpack(archive, folder)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+      raise UserError(f'{archive.name} from {packages.client} is damaged: {error}', 1) from error
+  shutil.rmtree(downloads)
   if not (folder / packages.holds).exists():
     raise UserError(f'{", ".join(packages.names)} came without {packages.holds}', exit_code=1)

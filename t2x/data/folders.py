@@ -1,20 +1,27 @@
 """Prepared data on disk: folders that are whole or not there at all.
 
 What is prepared is written beside its final place and renamed once complete, so that nothing
-half-valid is left by an interruption, and two processes that prepare the same both end well.
+half-valid is left by an interruption, and two processes that prepare the same both end well. The
+temporary folder of a killed process is removed when another folder is written beside it.
 """
 
 import contextlib
+import dataclasses
 import errno
+import fcntl
+import functools
 import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import socket
+import types
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from t2x.errors import UserError
 from t2x.files import locked
@@ -30,9 +37,50 @@ def cache_folder() -> Path:
 
 
 def fingerprint(*parts: object) -> str:
-  """16 hexadecimal digits that change when the text of any part does."""
-  text = json.dumps([part if isinstance(part, str) else repr(part) for part in parts])
+  """16 hexadecimal digits that change when the text of any part does, the same in every process.
+
+  Raises:
+    UserError: the text of a part differs between processes.
+  """
+  text = json.dumps([part if isinstance(part, str) else _stable_repr(part) for part in parts])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _stable_repr(value: Any) -> str:
+  """`repr`, but with functions by module and name, sets sorted, and no memory addresses."""
+  if isinstance(value, types.FunctionType):
+    return _function_name(value)
+  if isinstance(value, functools.partial):
+    return f'partial{_stable_repr((value.func, value.args, value.keywords))}'
+  if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    shown = [field.name for field in dataclasses.fields(value) if field.repr]
+    settings = ', '.join(f'{name}={_stable_repr(getattr(value, name))}' for name in shown)
+    return f'{type(value).__qualname__}({settings})'
+  if type(value) is dict:
+    items = ', '.join(f'{_stable_repr(k)}: {_stable_repr(v)}' for k, v in value.items())
+    return f'{{{items}}}'
+  if type(value) is list:
+    return f'[{", ".join(map(_stable_repr, value))}]'
+  if type(value) is tuple:
+    return f'({", ".join(map(_stable_repr, value))}{"," if len(value) == 1 else ""})'
+  if type(value) in (set, frozenset):
+    return f'{type(value).__name__}({", ".join(sorted(map(_stable_repr, value)))})'
+  text = repr(value)
+  if not isinstance(value, str) and re.search(r' at 0x[0-9a-fA-F]+', text):
+    raise UserError(
+      f'an object of {type(value).__module__}.{type(value).__qualname__} has no fingerprint: its '
+      'repr contains a memory address; make the class a dataclass, or define __repr__'
+    )
+  return text
+
+
+def _function_name(function: types.FunctionType) -> str:
+  if '<' in function.__qualname__:
+    raise UserError(
+      f'the function {function.__module__}.{function.__qualname__} has no fingerprint: it is a '
+      'lambda or defined inside a function; define it at the top level of a module'
+    )
+  return f'{function.__module__}.{function.__qualname__}'
 
 
 def prepare(folder: Path, write: Callable[[Path], object]) -> None:
@@ -50,15 +98,14 @@ def prepare(folder: Path, write: Callable[[Path], object]) -> None:
     ):
       if folder.exists():
         return
-      _remove_leftovers(folder)
       write_folder(folder, write)
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
   """Fills `folder` with what `write(temporary folder)` writes; what is there is written over."""
   folder.parent.mkdir(parents=True, exist_ok=True)
-  temporary = folder.with_name(f'{_temporary_prefix(folder)}{uuid.uuid4().hex[:8]}')
-  temporary.mkdir()
+  _remove_leftovers(folder.parent)
+  temporary, lock = _temporary_folder(folder)
   try:
     write(temporary)
     for path in temporary.iterdir():
@@ -72,18 +119,44 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
         path.replace(folder / path.name)
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
+    os.close(lock)
 
 
-def _temporary_prefix(folder: Path) -> str:
-  return f'{folder.name}.tmp-{socket.gethostname()}-'
+def _temporary_folder(folder: Path) -> tuple[Path, int]:
+  """A new folder beside `folder`, and the descriptor that holds its lock while this process lives."""
+  while True:
+    name = f'{folder.name}.tmp-{socket.gethostname()}-{uuid.uuid4().hex[:8]}'
+    temporary = folder.with_name(name)
+    temporary.mkdir()
+    lock = os.open(temporary, os.O_RDONLY)
+    # Between the last two lines another process may have taken it for a leftover.
+    if _locked(lock) is not False and temporary.is_dir():
+      return temporary, lock
+    os.close(lock)
 
 
-def _remove_leftovers(folder: Path) -> None:
-  """Removes what killed processes of this machine left; the lock tells that none is at work."""
-  prefix = _temporary_prefix(folder)
-  for path in folder.parent.iterdir():
-    if path.name.startswith(prefix):
-      shutil.rmtree(path, ignore_errors=True)
+def _locked(descriptor: int) -> bool | None:
+  """Locks an open folder. Returns False when another process holds it, None without file locks."""
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return True
+  except BlockingIOError:
+    return False
+  except OSError:
+    return None
+
+
+def _remove_leftovers(parent: Path) -> None:
+  """Removes the temporary folders of this machine that no living process holds."""
+  name = re.compile(rf'.*\.tmp-{re.escape(socket.gethostname())}-[0-9a-f]{{8}}')
+  for path in filter(lambda path: name.fullmatch(path.name), parent.iterdir()):
+    with contextlib.suppress(OSError):  # Another process removes it too.
+      lock = os.open(path, os.O_RDONLY)
+      try:
+        if _locked(lock):
+          shutil.rmtree(path, ignore_errors=True)
+      finally:
+        os.close(lock)
 
 
 @contextlib.contextmanager

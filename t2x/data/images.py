@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ['Augmentation', 'PrepareImage']
+from t2x.errors import UserError
+
+__all__ = ['Augmentation', 'PrepareImage', 'check_label']
 
 
 class Augmentation(abc.ABC):
@@ -17,6 +19,15 @@ class Augmentation(abc.ABC):
   @abc.abstractmethod
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
     """The row with another `image`."""
+
+
+def check_label(label: Any, num_classes: int, where: str) -> None:
+  """Raises UserError unless a label is an integer from 0 to num_classes - 1."""
+  if not isinstance(label, int | np.integer) or not 0 <= label < num_classes:
+    raise UserError(
+      f'{where} has the label {label!r}: labels must be integers from 0 to {num_classes - 1}; set '
+      'ImageClassification.num_classes to the number of classes of the data'
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,16 +39,21 @@ class PrepareImage:
     std: what the difference is divided by, a number or one a channel.
     crop_padding: black pixels put around the image before a random crop of its own size.
     flip: mirrors half of the images.
+    num_classes: labels must be below it; None: any label.
   """
 
   mean: float | Sequence[float] = 0.5
   std: float | Sequence[float] = 0.5
   crop_padding: int = 0
   flip: bool = False
+  # Decides nothing that is drawn or computed.
+  num_classes: int | None = dataclasses.field(default=None, repr=False, compare=False)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """`image` uint8 (or float from 0 to 1) [height, width] or [height, width, channels] -> `image`
     float32 [height, width, channels], `label` int32, `weight` float32 1 (0 on padding rows)."""
+    if self.num_classes is not None:
+      check_label(row['label'], self.num_classes, 'an image')
     image = np.asarray(row['image'])
     if image.ndim == 2:
       image = image[..., None]

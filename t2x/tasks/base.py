@@ -3,24 +3,26 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
 from flax import nnx
 
-from t2x.data import SampledPieces, Source, Tokenizer, TokenizerConfig, token_rows
+from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, token_rows
 from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.layers import Causal
 from t2x.tasks.losses import Sums
 
-__all__ = ['Task', 'TextTask', 'check_causal']
+__all__ = ['Spec', 'Task', 'TextTask', 'Watched', 'check_causal']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
+# Gives the items of an iterable, and watches how long each of them is worked on.
+Watched = Callable[[Iterable], Iterable]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,16 @@ class Task(abc.ABC):
   eval_split: str = 'validation'
   eval_examples: int = 0
 
+  def __post_init__(self):
+    self.require_at_least(0, 'eval_examples')
+
+  def require_at_least(self, least: int, *names: str) -> None:
+    """Raises UserError for a setting below the least."""
+    for name in names:
+      if getattr(self, name) < least:
+        told = f'{type(self).__name__}.{name} = {getattr(self, name)}: must be at least {least}'
+        raise UserError(told)
+
   # What throughput counts: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
   # The metric that says which checkpoint is best, and whether more of it is better.
@@ -55,8 +67,21 @@ class Task(abc.ABC):
 
   def check_split(self, split: str) -> None:
     """Raises UserError unless the source has the split."""
-    if split not in self.source.splits():
-      raise UserError(f"no split '{split}' in {self.source}: it has {self.source.splits()}")
+    splits = self.source.splits()
+    if split not in splits:
+      names = [name for name in ('train_split', 'eval_split') if getattr(self, name) == split]
+      setting = f'; set {type(self).__name__}.{names[0]}' if names else ''
+      known = ', '.join(splits) or 'none'
+      raise UserError(f"no split '{split}' in {self.source}: it has {known}{setting}")
+
+  def check_rows(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError when the rows of a split cannot be used: there are none, or their labels do
+    not fit. Reads no more of them than is quick."""
+    if not len(rows):
+      known = rows.info if isinstance(rows, Rows) else {}
+      dropped = known.get('dropped')
+      why = f': all of its {dropped} examples are longer than a row' if dropped else ''
+      raise UserError(f"the split '{split}' of {self.source} is empty{why}")
 
   @abc.abstractmethod
   def rows(self, split: str, tokenizer: Tokenizer | None) -> Sequence[dict[str, Any]]:
@@ -91,11 +116,28 @@ class Task(abc.ABC):
     """Metrics from summed sums and weights; `info` is what is known of a whole split."""
     return {name: total / max(weight, 1e-9) for name, (total, weight) in means.items()}
 
+  def check_generation(  # noqa: B027
+    self, model: nnx.Module, tokenizer: Tokenizer | None
+  ) -> None:
+    """Raises UserError when `generation_metrics` cannot be computed with a model of these shapes."""
+
   def generation_metrics(
-    self, model: nnx.Module, tokenizer: Tokenizer | None, split: str, limit: int | None
+    self,
+    model: nnx.Module,
+    tokenizer: Tokenizer | None,
+    split: str,
+    limit: int | None,
+    watched: Watched = iter,
   ) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Metrics that need generation, over the first `limit` examples (None: all), and samples."""
+    """Metrics that need generation, over the first `limit` examples (None: all), and samples.
+
+    Each batch that is generated is one item of an iterable that goes through `watched`, so that a
+    device that stands still is told from an evaluation that takes long.
+    """
     return {}, []
+
+  def check_prompt(self, prompt: str) -> None:  # noqa: B027
+    """Raises UserError for a prompt that `generate` cannot answer."""
 
   def generate(
     self,

@@ -9,11 +9,11 @@ import numpy as np
 from flax import nnx
 
 from t2x.data import ConcatenateAndSplit
-from t2x.decode import Sampling, Strategy, generate
+from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.losses import classification_sums
-from t2x.tasks.text import answers, pad_prompts
+from t2x.tasks.text import answers, check_shapes, pad_prompts
 
 __all__ = ['CausalLM']
 
@@ -43,6 +43,10 @@ class CausalLM(TextTask):
   prompts: Sequence[str] = ()
   sample_tokens: int = 64
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.require_at_least(1, 'sample_tokens')
 
   @property
   def plan(self):
@@ -83,33 +87,42 @@ class CausalLM(TextTask):
     self, model: nnx.Module, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0
   ):
     """Continues each prompt; an empty one starts a document."""
+    settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
+    return answers(self._generated(model, tokenizer, prompts, seed, **settings), tokenizer)
+
+  def _generated(self, model, tokenizer, prompts, seed=0, **settings) -> Generated:
     ids, lengths = pad_prompts([tokenizer.prompt(prompt) for prompt in prompts], tokenizer.pad_id)
-    generated = generate(
+    return generate(
       model,
       ids,
       lengths,
-      max_new_tokens=max_new_tokens,
-      strategy=strategy,
       eos_id=tokenizer.eos_id,
       pad_id=tokenizer.pad_id,
-      num_return=num_return,
       key=jax.random.key(seed),
+      **settings,
     )
-    return answers(generated, tokenizer)
 
-  def generation_metrics(self, model, tokenizer, split, limit):
+  def check_generation(self, model, tokenizer):
+    """Shapes the continuation of `prompts`."""
+    if self.prompts:
+      settings = {'strategy': self.strategy, 'max_new_tokens': self.sample_tokens}
+      check_shapes(lambda m: self._generated(m, tokenizer, self.prompts, **settings), model)
+
+  def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
     """No metric; a continuation of each of `prompts`, with a fixed seed."""
     if not self.prompts:
       return {}, []
-    given = self.generate(
-      model,
-      tokenizer,
-      self.prompts,
-      strategy=self.strategy,
-      max_new_tokens=self.sample_tokens,
-    )
-    samples = [
-      {'prompt': prompt, 'output': answer[0]['text']}
-      for prompt, answer in zip(self.prompts, given, strict=True)
-    ]
+    samples = []
+    for prompts in watched([self.prompts]):
+      given = self.generate(
+        model,
+        tokenizer,
+        prompts,
+        strategy=self.strategy,
+        max_new_tokens=self.sample_tokens,
+      )
+      samples += [
+        {'prompt': prompt, 'output': answer[0]['text']}
+        for prompt, answer in zip(prompts, given, strict=True)
+      ]
     return {}, samples

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import Augmentation, Chain, PrepareImage
+from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
 from t2x.errors import UserError
 from t2x.tasks.base import Task
 from t2x.tasks.losses import classification_sums
@@ -50,9 +50,16 @@ class ImageClassification(Task):
     self.check_split(split)
     return self.source.load(split)
 
+  def check_rows(self, split, rows):
+    """Also that the labels are those of the classes, where they are known without reading images."""
+    super().check_rows(split, rows)
+    for label in sorted(label_values(rows) or (), key=repr):
+      check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
+
   def transform(self, tokenizer, *, train):
     """Normalises; in training also augments, crops and mirrors."""
     prepare = PrepareImage(
+      num_classes=self.num_classes,
       mean=self.mean,
       std=self.std,
       crop_padding=self.crop_padding if train else 0,

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.data import LabelledTexts
+from t2x.errors import UserError
 from t2x.layers import split_key
 from t2x.models import Output
 from t2x.tasks.auxiliary import Auxiliary
@@ -95,10 +96,18 @@ class SequenceClassification(LabelledTask):
     metrics['macro_f1'] = float(np.mean(seen)) if seen else 0.0
     return metrics | ({'f1': by_class[1]} if len(by_class) == 2 else {})
 
+  def check_prompt(self, prompt):
+    """A pair needs both of its texts."""
+    if len(self.fields) > 1 and prompt.count('\t') != len(self.fields) - 1:
+      raise UserError(f'a prompt is {len(self.fields)} texts with a tab between them')
+
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The likeliest classes of each prompt; a tab stands between the texts of a pair."""
-    fields = (dict(zip(self.fields, prompt.split('\t'), strict=False)) for prompt in prompts)
-    examples = [texts | {'label': self.labels[0]} for texts in fields]
+    examples = []
+    for prompt in prompts:
+      self.check_prompt(prompt)
+      texts = prompt.split('\t') if len(self.fields) > 1 else [prompt]
+      examples.append(dict(zip(self.fields, texts, strict=True)) | {'label': self.labels[0]})
     _, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, tokenizer, examples)
     log_probs = np.asarray(jax.nn.log_softmax(logits))
 

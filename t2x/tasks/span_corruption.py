@@ -43,6 +43,7 @@ class SpanCorruption(TextTask):
   first_sentinel: int | None = None
 
   def __post_init__(self):
+    super().__post_init__()
     spans = self._corruption(0, self.num_sentinels).num_spans
     if spans > self.num_sentinels:
       raise UserError(

@@ -1,10 +1,12 @@
 """Answers that are a span of a context: where it starts and where it ends (BERT,
-https://arxiv.org/abs/1810.04805, section 4.2; SQuAD, https://arxiv.org/abs/1606.05250)."""
+https://arxiv.org/abs/1810.04805, sections 4.2 and 4.3; SQuAD, https://arxiv.org/abs/1606.05250 and
+https://arxiv.org/abs/1806.03822)."""
 
 import bisect
 import collections
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -16,6 +18,7 @@ from jaxtyping import Array, Float
 from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
+from t2x.tasks.base import Watched
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import Sums, cross_entropy
 from t2x.tasks.squad import exact_match, word_f1
@@ -32,8 +35,10 @@ class SpanPrediction(LabelledTask):
   """Finds the answer to a question in a context; long contexts are read in windows.
 
   The first and the last token are predicted by a softmax each over the tokens of the context and
-  the class token, which stands for an answer that this window does not hold. Of all spans of a
-  context, in any of its windows, the one with the largest sum of the two logits is the answer.
+  the class token, which stands for an answer that this window does not hold, or that there is none.
+  A span's score is the sum of its two logits. The answer is the best span of a context, in any of
+  its windows. It is empty where the score of the class token as start and end, the smallest over the
+  windows, exceeds the best span's by more than `null_threshold`, as in BERT for SQuAD 2.0.
 
   Metrics: loss; span_accuracy, the windows whose start and end both are right; exact_match and f1
   over the first `eval_examples` examples as SQuAD's script computes them, as fractions.
@@ -42,16 +47,23 @@ class SpanPrediction(LabelledTask):
     stride: tokens from the start of a window to that of the next.
     question_length: tokens of a question that are kept.
     answer_length: most tokens of an answer.
+    null_threshold: larger values give fewer empty answers; None: every question has an answer, and
+      none is empty (SQuAD 1.1).
     eval_batch_size: windows that are answered at once.
   """
 
   stride: int
   question_length: int = 64
   answer_length: int = 30
+  null_threshold: float | None = 0.0
   eval_batch_size: int = 64
 
   head: ClassVar[str] = 'TokenClassifier'
   text_fields: ClassVar[tuple[str, ...]] = ('question', 'context')
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.require_at_least(1, 'answer_length', 'eval_batch_size')
 
   @property
   def num_classes(self):
@@ -88,13 +100,14 @@ class SpanPrediction(LabelledTask):
     }
     return sums, out.aux
 
-  def generation_metrics(self, model, tokenizer, split, limit):
+  def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
     """exact_match and f1 over the first `limit` examples, and ten answers."""
     examples = self.source.load(split)
-    wanted = examples if limit is None else examples[:limit]
+    count = len(examples) if limit is None else min(limit, len(examples))
+    wanted = [examples[i] for i in range(count)]
     if not wanted:
       return {}, []
-    told = self.answers(model, self.rows(split, tokenizer), wanted)
+    told = self.answers(model, self.rows(split, tokenizer), wanted, watched)
     pairs = list(zip(told, [list(example['answers']) for example in wanted], strict=True))
     metrics = {
       'exact_match': float(np.mean([exact_match(answer, gold) for answer, gold in pairs])),
@@ -107,10 +120,13 @@ class SpanPrediction(LabelledTask):
     return metrics, samples
 
   def answers(
-    self, model: Any, rows: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]
+    self,
+    model: Any,
+    rows: Sequence[Mapping[str, Any]],
+    examples: Sequence[Mapping[str, Any]],
+    watched: Watched = iter,
   ) -> list[str]:
     """The answer to each of the examples, with which `rows` begin."""
-    best: dict[int, tuple[float, str]] = {}
     # Rows stand in the order of their examples.
     count = bisect.bisect_left(
       range(len(rows)), len(examples), key=lambda i: int(rows[i]['example'])
@@ -119,22 +135,34 @@ class SpanPrediction(LabelledTask):
     batches = evaluation_batches(windows, for_model, self.eval_batch_size)
     spread, gathered = spread_over(model, self.eval_batch_size)
     spans: list[Any] = []
-    for batch in batches:
+    for batch in watched(batches):
       arrays = {name: spread(array) for name, array in batch.items()}
       found = jax.device_get(gathered(_best_spans(model, arrays, self.answer_length)))
       spans += zip(*found, strict=True)
-    for row, (start, end, score) in zip(windows, spans, strict=False):
+    best: dict[int, tuple[float, str]] = {}
+    empty: dict[int, float] = {}
+    for row, (start, end, score, null) in zip(windows, spans, strict=False):
       number = int(row['example'])
+      empty[number] = min(float(null), empty.get(number, math.inf))
       if number not in best or score > best[number][0]:
         context = examples[number]['context']
-        best[number] = score, context[row['char_starts'][start] : row['char_ends'][end]]
-    return [best[number][1] for number in range(len(examples))]
+        best[number] = float(score), context[row['char_starts'][start] : row['char_ends'][end]]
+    return [self._chosen(*best[number], empty[number]) for number in range(len(examples))]
+
+  def _chosen(self, score: float, text: str, null: float) -> str:
+    """The best span's text, or the empty answer."""
+    return '' if self.null_threshold is not None and null - score > self.null_threshold else text
+
+  def check_prompt(self, prompt):
+    """It needs a context."""
+    if not prompt.partition('\t')[2].strip():
+      raise UserError('a prompt is a question, a tab and the context that holds the answer')
 
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The answer to each prompt: a question, a tab, the context."""
+    for prompt in prompts:
+      self.check_prompt(prompt)
     pairs = [prompt.partition('\t') for prompt in prompts]
-    if not all(text.strip() for _, _, text in pairs):
-      raise UserError('a prompt is a question, a tab and the context that holds the answer')
     none: dict[str, Any] = {'answers': [], 'starts': []}
     examples = [{'question': question, 'context': text} | none for question, _, text in pairs]
     rows = list(self.plan.rows(examples, tokenizer, collections.Counter()))
@@ -165,9 +193,11 @@ def _logits(
 @functools.partial(jax.jit, static_argnames='longest')
 def _best_spans(
   model: Any, batch: Mapping[str, jax.Array], longest: int
-) -> tuple[Array, Array, Array]:
-  """Start, end and score of the best span of the context in each row: [batch]."""
+) -> tuple[Array, Array, Array, Array]:
+  """Start, end and score of the best span of the context in each row, and the score of the class
+  token: [batch]."""
   start, end = _logits(model, hidden_of(model, batch, None).x, batch)
+  null = start[:, 0] + end[:, 0]
   inside = batch['context'] != 0
   start, end = (jnp.where(inside, logits, NEVER) for logits in (start, end))
   length = start.shape[1]
@@ -175,4 +205,4 @@ def _best_spans(
   allowed = (after >= 0) & (after < longest)
   scores = jnp.where(allowed, start[:, :, None] + end[:, None, :], 3 * NEVER)
   best = scores.reshape(len(scores), -1).argmax(axis=1)
-  return best // length, best % length, scores.reshape(len(scores), -1).max(axis=1)
+  return best // length, best % length, scores.reshape(len(scores), -1).max(axis=1), null

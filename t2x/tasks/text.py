@@ -1,6 +1,6 @@
 """Between text and id arrays, for several tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from t2x.decode import Generated
 from t2x.layers import Tokens
 from t2x.models import Output
 
-__all__ = ['answers', 'encoded_spec', 'hidden_of', 'pad_prompts']
+__all__ = ['answers', 'check_shapes', 'encoded_spec', 'hidden_of', 'pad_prompts']
 
 
 def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -36,15 +36,22 @@ def hidden_of(model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array 
 
 
 def pad_prompts(
-  prompts: Sequence[Sequence[int]], pad_id: int, multiple: int = 32
+  prompts: Sequence[Sequence[int]], pad_id: int, multiple: int = 32, longest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Ids [batch, length] padded on the right to a multiple (few shapes, few compilations), lengths."""
+  """Ids [batch, length] padded on the right to a multiple (few shapes, few compilations), lengths;
+  to no more than `longest`, which no prompt exceeds."""
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   width = -(-max(int(lengths.max()), 1) // multiple) * multiple
+  width = min(width, longest or width)
   ids = np.full((len(prompts), width), pad_id, np.int32)
   for row, prompt in zip(ids, prompts, strict=True):
     row[: len(prompt)] = prompt
   return ids, lengths
+
+
+def check_shapes(generated: Callable[[Any], Generated], model: nnx.Module) -> None:
+  """Raises what `generated(model)` raises when it is traced with a model of these shapes."""
+  jax.eval_shape(lambda m: jax.tree.leaves(generated(m)), model)
 
 
 def answers(generated: Generated, tokenizer: Tokenizer) -> list[list[dict[str, Any]]]:

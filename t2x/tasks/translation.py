@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.data import PackPairs
-from t2x.decode import Beam, Strategy, generate
+from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
-from t2x.tasks.text import answers, pad_prompts
+from t2x.tasks.text import answers, check_shapes, pad_prompts
 
 __all__ = ['Translation']
 
@@ -38,6 +38,10 @@ class Translation(TextTask):
   eval_batch_size: int = 64
 
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
+
+  def __post_init__(self):
+    super().__post_init__()
+    self.require_at_least(1, 'eval_batch_size')
 
   @property
   def plan(self):
@@ -81,28 +85,36 @@ class Translation(TextTask):
 
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Translates each prompt."""
-    before, eos = tokenizer.before, tokenizer.eos_id
+    before = tokenizer.before
     limit = self.source_length - len(before) - 1
-    sources = [[*before, *tokenizer.encode(prompt)[:limit], eos] for prompt in prompts]
-    ids, lengths = pad_prompts(sources, tokenizer.pad_id)
+    sources = [[*before, *tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
+    settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
+    return answers(self._generated(model, tokenizer, sources, seed, **settings), tokenizer)
+
+  def _generated(self, model, tokenizer, sources, seed=0, **settings) -> Generated:
+    ids, lengths = pad_prompts(sources, tokenizer.pad_id, longest=self.source_length)
     segments = (np.arange(ids.shape[1])[None] < lengths[:, None]).astype(np.int32)
-    start = np.array([[tokenizer.start_id, *before]] * len(prompts), np.int32)
-    generated = generate(
+    start = np.array([[tokenizer.start_id, *tokenizer.before]] * len(sources), np.int32)
+    return generate(
       model,
       start,
-      np.full(len(prompts), start.shape[1], np.int32),
-      max_new_tokens=max_new_tokens,
-      strategy=strategy,
+      np.full(len(sources), start.shape[1], np.int32),
       eos_id=tokenizer.eos_id,
       pad_id=tokenizer.pad_id,
-      num_return=num_return,
       key=jax.random.key(seed),
       source=ids,
       source_tokens=Tokens(segments=jnp.asarray(segments)),
+      **settings,
     )
-    return answers(generated, tokenizer)
 
-  def generation_metrics(self, model, tokenizer, split, limit):
+  def check_generation(self, model, tokenizer):
+    """Shapes the translation of the longest sources."""
+    if self.eval_examples:
+      sources = [[tokenizer.eos_id] * self.source_length] * self.eval_batch_size
+      settings = {'strategy': self.strategy, 'max_new_tokens': self.target_length}
+      check_shapes(lambda m: self._generated(m, tokenizer, sources, **settings), model)
+
+  def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
     """bleu and chrf as sacrebleu gives them, exact_match as a fraction; and ten translations."""
     if limit == 0:
       return {}, []
@@ -114,7 +126,7 @@ class Translation(TextTask):
     # Neighbours of one length share a batch, so that little padding is translated.
     order = sorted(range(count), key=lambda i: len(pairs[i]['source']))
     outputs = [''] * count
-    for start in range(0, count, self.eval_batch_size):
+    for start in watched(range(0, count, self.eval_batch_size)):
       chosen = order[start : start + self.eval_batch_size]
       # The last batch is filled up, so that it needs no compilation of its own.
       prompts = [pairs[i]['source'] for i in chosen]

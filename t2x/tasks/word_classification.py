@@ -84,11 +84,16 @@ class WordClassification(LabelledTask):
     }
     return sums, out.aux
 
+  def check_prompt(self, prompt):
+    """It needs a word."""
+    if not prompt.split():
+      raise UserError('a prompt without a word: there is nothing to classify')
+
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The words of each prompt, as white space parts them, each with its label: `word/label`."""
+    for prompt in prompts:
+      self.check_prompt(prompt)
     words = [prompt.split() for prompt in prompts]
-    if not all(words):
-      raise UserError('a prompt without a word: there is nothing to classify')
     examples = [{'words': one, 'labels': [self.labels[0]] * len(one)} for one in words]
     rows, logits = self.told(
       lambda m, batch: _logits(m, batch, None)[0], model, tokenizer, examples

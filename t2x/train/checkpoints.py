@@ -5,9 +5,9 @@ files do not depend on the classes that held them. Each checkpoint carries check
 one that a crash or a bad disk has damaged is told from a good one, and the one before is used.
 """
 
+import contextlib
 import json
 import logging
-import math
 import shutil
 import sys
 import traceback
@@ -20,11 +20,11 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import SingleDeviceSharding
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, EveryNSteps, LatestN
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError, first_line
 from t2x.train.checksums import damage_of, write_checksums
+from t2x.train.retention import Retention
 
 __all__ = ['Checkpoints', 'nest', 'quiet_orbax']
 
@@ -39,7 +39,7 @@ class Checkpoints:
   Args:
     folder: made at the first save.
     keep_last: newest checkpoints kept.
-    keep_best: best checkpoints kept, of those saved with metrics.
+    keep_best: best checkpoints kept, of those with metrics.
     keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
     best_metric: the metric that decides.
     best_mode: whether it should be small or large.
@@ -59,12 +59,16 @@ class Checkpoints:
     failed_saves: int = 0,
   ):
     self.folder = Path(folder).absolute()
-    self.keep_last, self.keep_best, self.keep_every = keep_last, keep_best, keep_every
     self.best_metric, self.best_mode = best_metric, best_mode
+    self.retention = Retention(
+      self.folder, keep_last, keep_best, keep_every, best_metric, best_mode
+    )
     self.failed_saves = failed_saves
     self._manager: ocp.CheckpointManager | None = None
     self._under_way, self._failures = False, 0
     self._corrupt: set[int] = set()
+    # The step whose metrics are not on disk yet.
+    self._not_written: int | None = None
     quiet_orbax()
 
   def steps(self) -> list[int]:
@@ -94,21 +98,18 @@ class Checkpoints:
       step: optimizer steps taken; larger than all saved steps.
       state: a pytree of arrays, modules and typed PRNG keys.
       extra: what `restore` gives back beside the state; anything that JSON holds.
-      metrics: of an evaluation at this step, to choose the best.
+      metrics: as `attach` takes them, of an evaluation that came before the save.
 
     Raises:
       UserError: this save or the one before failed, after as many as may; the last good checkpoint
         is still there.
     """
-    if metrics is not None and self.best_metric not in metrics:
-      raise UserError(
-        f"the metric '{self.best_metric}', which chooses the best checkpoint, is none of "
-        f'{", ".join(metrics)}'
-      )
+    if metrics is not None:
+      self.retention.check(metrics)
     named = dict(named_leaves(state))
     arrays = {name: list(leaf.shape) for name, leaf in named.items()}
-    about: dict[str, Any] = {'extra': extra or {}, 'metrics': metrics and dict(metrics)}
-    about |= {'arrays': arrays, 'best': [self.best_metric, self.best_mode]}
+    about: dict[str, Any] = {'extra': extra or {}, 'arrays': arrays}
+    about |= {'best': [self.best_metric, self.best_mode]}
     about = json.loads(json.dumps(about, default=float))
     self._end_the_one_before()
     try:
@@ -119,12 +120,40 @@ class Checkpoints:
         args=ocp.args.Composite(
           state=ocp.args.StandardSave(nest(named)), about=ocp.args.JsonSave(about)
         ),
-        metrics=about['metrics'],
         force=True,
       )
       self._under_way = True
     except Exception as error:
       self._endure(self._failed(error))
+    if metrics is not None:
+      self.attach(step, metrics)
+
+  def attach(self, step: int, metrics: Mapping[str, float]) -> None:
+    """Adds the metrics of an evaluation to the checkpoint of the same step, to choose the best.
+
+    They are written as soon as the checkpoint is on disk, at the latest when `wait` returns.
+
+    Raises:
+      UserError: the metric that chooses the best is not among them.
+    """
+    self.retention.check(metrics)
+    if not self._under_way and not (self.folder / str(step)).is_dir():
+      return  # A failed save, which was endured.
+    self.retention.metrics[step], self._not_written = dict(metrics), step
+    with contextlib.suppress(OSError):  # `wait` tries again, and raises.
+      self._write_metrics()
+
+  def metrics(self, step: int) -> Mapping[str, float] | None:
+    """The metrics of a checkpoint; None: it has not been evaluated."""
+    return self.retention.metrics.get(step) or self.retention.read(step)
+
+  def _write_metrics(self) -> None:
+    """Writes the metrics that are not on disk yet, where their checkpoint is."""
+    step = self._not_written
+    if step is not None and (self.folder / str(step)).is_dir():
+      if jax.process_index() == 0:
+        self.retention.write(step)
+      self._not_written = None
 
   def _end_the_one_before(self) -> None:
     if self._under_way:
@@ -152,8 +181,20 @@ class Checkpoints:
     try:
       if self._manager is not None:
         self._manager.wait_until_finished()
+        self._write_metrics()
+        self._remove_old(self._manager)
     except Exception as error:
+      if self._not_written is not None:
+        self.retention.metrics.pop(self._not_written)
       raise self._failed(error) from error
+    finally:
+      self._not_written = None
+
+  def _remove_old(self, manager: ocp.CheckpointManager) -> None:
+    """Removes what is no longer among the best since an evaluation that came after its save."""
+    steps = sorted(manager.all_steps())
+    for step in sorted(set(steps) - self.retention.kept(steps)):
+      manager.delete(step)
 
   def forget_after(self, step: int) -> None:
     """Removes the checkpoints of later steps."""
@@ -162,6 +203,7 @@ class Checkpoints:
       self._manager = self._open()
     for later in [known for known in self.steps() if known > step]:
       self._manager.delete(later)
+      self.retention.metrics.pop(later, None)
     # Opened anew at the next save: a manager saves no step below those it has seen.
     self.close()
 
@@ -236,20 +278,7 @@ class Checkpoints:
 
   def _from_best(self) -> list[int]:
     """Steps with metrics, best first, newer first among equals."""
-    ranked = []
-    for step in self.steps():
-      try:
-        metrics = json.loads((self.folder / str(step) / 'metrics' / 'metrics').read_bytes())
-        ranked.append((self._badness(metrics), -step))
-      except (OSError, ValueError, KeyError):
-        continue  # Saved without metrics, or damaged.
-    return [-step for _, step in sorted(ranked)]
-
-  def _badness(self, metrics: Mapping[str, float]) -> float:
-    """The metric, turned so that smaller is better and not a number is worst."""
-    value = metrics[self.best_metric]
-    value = -value if self.best_mode == 'max' else value
-    return math.inf if math.isnan(value) else value
+    return self.retention.ranked({step: self.metrics(step) for step in self.steps()})
 
   def _open(self) -> ocp.CheckpointManager:
     """The writer; what was cut off while being written is removed, what is corrupt set aside."""
@@ -261,19 +290,10 @@ class Checkpoints:
         (self.folder / str(step)).rename(aside)
     if jax.process_count() > 1:
       multihost_utils.sync_global_devices('t2x checkpoints are tidied')
-    best = BestN(
-      n=self.keep_best,
-      get_metric_fn=self._badness,
-      reverse=True,
-      keep_checkpoints_without_metrics=False,
-    )
-    policies: list[Any] = [LatestN(self.keep_last), best]
-    if self.keep_every:
-      policies.append(EveryNSteps(self.keep_every))
+    saved = {step: metrics for step in self.steps() if (metrics := self.metrics(step))}
+    self.retention.metrics = saved | self.retention.metrics
     options = ocp.CheckpointManagerOptions(
-      best_fn=self._badness,
-      best_mode='min',
-      preservation_policy=AnyPreservationPolicy(policies),
+      preservation_policy=self.retention,
       cleanup_tmp_directories=True,
       async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
     )

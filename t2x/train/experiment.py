@@ -49,7 +49,8 @@ class Trainer:
     rollback: goes back when the loss leaps; None does not.
     max_minutes: after so many minutes the run saves and ends with exit code 75, to be run again;
       None: no limit.
-    stall_minutes: a step or a batch that takes longer ends the process with exit code 1.
+    stall_minutes: a step, or a batch in training or evaluation, that takes longer ends the process
+      with exit code 1.
     writers: builds further metric writers (`@WandB`), given the run folder.
   """
 
@@ -82,6 +83,12 @@ class Trainer:
     for name in ('num_steps', 'batch_size', 'accumulate', 'log_every', 'keep_last'):
       if getattr(self, name) < 1:
         raise UserError(f'Trainer.{name} = {getattr(self, name)}: must be at least 1')
+    for name in ('eval_every', 'checkpoint_every', 'checkpoint_minutes', 'keep_every', 'keep_best'):
+      if getattr(self, name) < 0:
+        raise UserError(f'Trainer.{name} = {getattr(self, name)}: must not be negative')
+    if self.eval_batches is not None and self.eval_batches < 1:
+      told = f'Trainer.eval_batches = {self.eval_batches}: must be at least 1, or None'
+      raise UserError(told)
     if self.batch_size % self.accumulate:
       raise UserError(
         f'Trainer.accumulate = {self.accumulate} does not divide '

@@ -1,8 +1,9 @@
 """The training loop: one for every task, read from top to bottom."""
 
 import contextlib
+import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from t2x.data import Batches, Skipping
 from t2x.errors import Interrupted, UserError
 from t2x.files import write_whole
 from t2x.parallel import Processes, check_shardings
-from t2x.train.experiment import Experiment
+from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import Fault, Spike
+from t2x.train.preflight import check_data, check_splits
 from t2x.train.program import Program
-from t2x.train.recovery import go_back, kept_for_replay, skips_of
+from t2x.train.recovery import forget_evaluation, go_back, kept_for_replay, skips_of
 from t2x.train.report import Report
 from t2x.train.run import Run
 from t2x.train.state import TrainState
@@ -53,10 +55,10 @@ def train(
   began = time.monotonic()
   run = Run(experiment, folder, processes, program)
   _keep_config(run, config_text)
+  check_splits(run)
   rows = run.rows(run.task.train_split)
-  if not len(rows):
-    raise UserError(f"the split '{run.task.train_split}' of {run.task.source} is empty")
   batches = run.batches(rows)
+  check_data(run, rows, batches)
   with (
     _saves_ended(run),
     interruptible(run.processes, run.trainer.max_minutes, began) as interrupted,
@@ -84,6 +86,10 @@ def _train(
   state, saved = _start(run, batches)
   start, leaves = int(state.step), jax.tree.leaves(state)
   metrics: dict[str, float] = saved.get('metrics', {})
+  # Whether the process ended after it had saved an evaluated step, and before it had evaluated it.
+  pending = _evaluates(trainer, start) and run.checkpoints.metrics(start) is None
+  if pending:
+    forget_evaluation(run, start)
   with (
     Report(run, start, saved) as report,
     Watchdog(60 * trainer.stall_minutes, say=report.terminal.print) as watchdog,
@@ -91,6 +97,8 @@ def _train(
   ):
     report.start_screen(rows, notes)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
+    if pending:
+      metrics = _evaluated(run, start, state, report, watchdog)
     for step in range(start + 1, trainer.num_steps + 1):
       with watchdog.waiting(f'the batch of step {step}'):
         count, batch = next(prepared)
@@ -102,32 +110,60 @@ def _train(
           check_shardings(run.abstract, run.whole(leaves))
         report.step(step, sums, norms, count, log=logs)
 
-      evaluates = last or _every(trainer.eval_every, step)
       stops = interrupted(step) and not last
+      # A run that is asked to stop leaves the evaluation to its next start.
+      evaluates = _evaluates(trainer, step) and not stops
       saves = _every(trainer.checkpoint_every, step) or _every(trainer.keep_every, step)
       if not (evaluates or saves or stops or (logs and clock.due())):
         continue
       state = run.whole(leaves)
       with report.paused():
-        if evaluates:
-          limit = None if last else trainer.eval_batches
-          generated = run.task.eval_examples
-          metrics, samples = run.evaluate(
-            state.evaluated, max_batches=limit, max_generated=generated
-          )
-          if last:
-            metrics |= run.evaluate_further(state.evaluated)
-          report.evaluation(step, metrics, samples)
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         began = time.monotonic()
         with watchdog.waiting(f'the checkpoint of step {step}'):
-          run.save(step, state, saved, metrics if evaluates else None)
+          run.save(step, state, saved)
         report.saved(step, time.monotonic() - began)
         clock.restart()
+      if evaluates:
+        metrics = _evaluated(run, step, state, report, watchdog)
       if stops:
         run.checkpoints.wait()
         raise Interrupted(f'interrupted and saved at step {step}')
     run.checkpoints.wait()
+  return metrics
+
+
+def _evaluates(trainer: Trainer, step: int) -> bool:
+  return step > 0 and (step == trainer.num_steps or _every(trainer.eval_every, step))
+
+
+def _evaluated(
+  run: Run, step: int, state: TrainState, report: Report, watchdog: Watchdog
+) -> dict[str, float]:
+  """Evaluates a state that is saved already. Returns the metrics, and adds them to its checkpoint."""
+  last = step == run.trainer.num_steps
+
+  def watched(items: Iterable) -> Iterator:
+    iterator = iter(items)
+    for number in itertools.count(1):
+      with watchdog.waiting(f'batch {number} of the evaluation of step {step}'):
+        try:
+          item = next(iterator)
+        except StopIteration:
+          return
+        yield item  # And what is done with it.
+
+  with report.paused():
+    metrics, samples = run.evaluate(
+      state.evaluated,
+      max_batches=None if last else run.trainer.eval_batches,
+      max_generated=run.task.eval_examples,
+      watched=watched,
+    )
+    if last:
+      metrics |= run.evaluate_further(state.evaluated, watched)
+    report.evaluation(step, metrics, samples)
+    run.attach(step, metrics)
   return metrics
 
 
@@ -160,7 +196,8 @@ def _start(run: Run, batches: Batches) -> tuple[TrainState, dict[str, Any]]:
       f'the data of {run.folder} changed since its checkpoint was saved: '
       'use --fresh to start again, or another --out'
     )
-  return state, saved
+  metrics = run.checkpoints.metrics(int(state.step)) or saved.get('metrics', {})
+  return state, saved | {'metrics': metrics}
 
 
 def _every(interval: int, step: int) -> bool:

@@ -1,4 +1,5 @@
-"""What a run does about a fault that ended it: goes back before a spike, or notes the batch."""
+"""What a run does about a fault or a kill: goes back before a spike, notes the batch of a fault, drops
+the lines of an evaluation that was cut off."""
 
 import contextlib
 import json
@@ -10,7 +11,7 @@ from t2x.files import write_whole
 from t2x.train.faults import Fault, Spike
 from t2x.train.run import Run
 
-__all__ = ['Diverged', 'go_back', 'kept_for_replay', 'skips_of']
+__all__ = ['Diverged', 'forget_evaluation', 'go_back', 'kept_for_replay', 'skips_of']
 
 log = logging.getLogger('t2x')
 
@@ -66,3 +67,21 @@ def kept_for_replay(
     f'{good}; its batch is noted in {path}. Try a lower learning rate, a longer warm-up, '
     'or Trainer.nonfinite = @Skip()',
   )
+
+
+def forget_evaluation(run: Run, step: int) -> None:
+  """Removes the lines of an evaluation from the run's files, where it is going to be repeated."""
+  for name in ('metrics', 'samples', 'timing') if run.processes.first else ():
+    path = run.folder / f'{name}.jsonl'
+    if path.exists():
+      with path.open('rb') as file:
+        lines = list(file)
+      write_whole(path, b''.join(line for line in lines if not _of_evaluation(line, step)))
+
+
+def _of_evaluation(line: bytes, step: int) -> bool:
+  try:
+    found = json.loads(line)
+    return (found['step'], found['split']) == (step, 'eval')
+  except (ValueError, KeyError, TypeError):
+    return False

@@ -3,10 +3,11 @@
 Training, evaluation and generation all start from one.
 """
 
+import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +18,9 @@ from flax import nnx
 
 from t2x.arrays import named_leaves
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
-from t2x.errors import UserError
 from t2x.parallel import Processes, batch_sharding, leaf_name, process_part
 from t2x.tasks import Task
+from t2x.tasks.base import Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
 from t2x.train.program import EvalStep, Leaves, Program, TrainStep
@@ -101,6 +102,16 @@ class Run:
       process_count=self.part[1],
     )
 
+  def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:
+    """This process's part of the batches in which a task reads every row once."""
+    return evaluation_batches(
+      rows,
+      task.transform(self.tokenizer, train=False),
+      self.trainer.batch_size,
+      process_index=self.part[0],
+      process_count=self.part[1],
+    )
+
   def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
     """This process's rows -> the global, sharded batch."""
     if self.processes.count == 1:
@@ -134,16 +145,15 @@ class Run:
     with self.program.at_disk(self.checkpoints.wait):
       return self.checkpoints.restore(self.abstract, which)
 
-  def save(
-    self,
-    step: int,
-    state: TrainState,
-    extra: Mapping[str, Any],
-    metrics: Mapping[str, float] | None,
-  ) -> None:
+  def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
     """A checkpoint, as `Checkpoints.save` makes it."""
     with self.program.at_disk(self.checkpoints.wait):
-      self.checkpoints.save(step, state, extra, metrics)
+      self.checkpoints.save(step, state, extra)
+
+  def attach(self, step: int, metrics: Mapping[str, float]) -> None:
+    """Adds the metrics of an evaluation to the checkpoint of the same step."""
+    with self.program.at_disk(self.checkpoints.wait):
+      self.checkpoints.attach(step, metrics)
 
   def restore_model(self, which: Literal['best', 'last'] | int = 'last') -> tuple[nnx.Module, int]:
     """The parameters that evaluation uses, and their step: nothing else of the state is read."""
@@ -204,11 +214,13 @@ class Run:
     evaluation: str | None = None,
     max_batches: int | None = None,
     max_generated: int | None = 0,
+    watched: Watched = iter,
   ) -> tuple[dict[str, float], list[dict[str, str]]]:
     """Metrics over a split, every example once, and samples where the task generates.
 
     `evaluation` names one of `Experiment.evaluations`; None: the run's own task. `max_generated`
-    limits the examples that are generated for (0: none, None: all).
+    limits the examples that are generated for (0: none, None: all). Each batch is one item of an
+    iterable that goes through `watched`.
     """
     task, eval_step = self.task, self.eval_step
     if evaluation is not None:
@@ -216,36 +228,32 @@ class Run:
       eval_step = self.program.evaluation_step(evaluation, self.tokenizer)
     split = split or task.eval_split
     rows = self.rows(split, task)
-    if not len(rows):
-      raise UserError(f"the split '{split}' is empty: nothing to evaluate")
-    transform = task.transform(self.tokenizer, train=False)
+    task.check_rows(split, rows)
+    batches = self.evaluation_batches(rows, task)
+    count = min(len(batches), len(batches) if max_batches is None else max_batches)
     totals: dict[str, np.ndarray] = {}
-    pending = []
-    batches = evaluation_batches(
-      rows,
-      transform,
-      self.trainer.batch_size,
-      process_index=self.part[0],
-      process_count=self.part[1],
-    )
-    for index, batch in enumerate(batches):
-      if index == max_batches:
-        break
-      pending.append(eval_step(model, self.on_device(batch)))
-    for sums in jax.device_get(pending):
-      for name, pair in sums.items():
-        totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
-    whole = max_batches is None or len(pending) < max_batches
-    info = getattr(rows, 'info', None) if whole else None
+    pending: collections.deque[Any] = collections.deque()
+    for index in watched(range(count + 1)):
+      # The device works on one batch while the next is prepared.
+      if index < count:
+        pending.append(eval_step(model, self.on_device(batches[index])))
+      if index:
+        for name, pair in jax.device_get(pending.popleft()).items():
+          totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
+    info = getattr(rows, 'info', None) if count == len(batches) else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = task.summarise(means, info)
-    generated, samples = task.generation_metrics(model, self.tokenizer, split, max_generated)
+    generated, samples = task.generation_metrics(
+      model, self.tokenizer, split, max_generated, watched
+    )
     return metrics | generated, samples
 
-  def evaluate_further(self, model: nnx.Module) -> dict[str, float]:
+  def evaluate_further(self, model: nnx.Module, watched: Watched = iter) -> dict[str, float]:
     """The metrics of `Experiment.evaluations`, as NAME/METRIC."""
     found: dict[str, float] = {}
     for name, task in self.experiment.evaluations.items():
-      metrics, _ = self.evaluate(model, evaluation=name, max_generated=task.eval_examples)
+      metrics, _ = self.evaluate(
+        model, evaluation=name, max_generated=task.eval_examples, watched=watched
+      )
       found |= {f'{name}/{metric}': value for metric, value in metrics.items()}
     return found

@@ -64,7 +64,7 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
   folder.mkdir(parents=True, exist_ok=True)
   temporary = folder / 'streamed.tmp'
   shutil.rmtree(temporary, ignore_errors=True)
-  about = {'extra': dict(extra), 'metrics': None, 'best': ['loss', 'min']}
+  about = {'extra': dict(extra), 'best': ['loss', 'min']}
   about['arrays'] = {name: list(lazy.shape) for name, lazy in arrays.items()}
   registry = type_handlers.create_type_handler_registry((Lazy, _PieceByPiece()))
   handlers = ocp.CompositeCheckpointHandler(

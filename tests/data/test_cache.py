@@ -1,18 +1,29 @@
 """The token cache is whole or not there, reused while nothing changed, and rebuilt when it did."""
 
+import dataclasses
 import json
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_source import Texts
 
-from t2x.data import Bytes, Characters, ConcatenateAndSplit, PackPairs, Rows, token_rows
+from t2x.data import (
+  Bytes,
+  Characters,
+  ConcatenateAndSplit,
+  LabelledTexts,
+  PackPairs,
+  Rows,
+  labelled_rows,
+  token_rows,
+)
 from t2x.data import cache as cache_module
 from t2x.data.folders import cache_folder, prepare
 from t2x.errors import UserError
@@ -131,6 +142,72 @@ def test_a_full_disk_is_told_in_one_line(tmp_path):
 
   with pytest.raises(UserError, match='No space left on device; set T2X_CACHE'):
     prepare(tmp_path / 'made', write)
+
+
+class Counted(dict):
+  """An example that knows how many of its kind there are."""
+
+  alive = most = 0
+
+  def __init__(self, **fields):
+    super().__init__(**fields)
+    Counted.alive += 1
+    Counted.most = max(Counted.most, Counted.alive)
+
+  def __del__(self):
+    Counted.alive -= 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Streamed:
+  """Many examples, made when they are read: in chunks where they are iterated over."""
+
+  count: int
+  chunk: int = 16
+
+  def fingerprint(self):
+    return f'streamed-{self.count}'
+
+  def load(self, split):
+    return StreamedExamples(self)
+
+
+class StreamedExamples(Sequence):
+  reads = 0
+
+  def __init__(self, source):
+    self.source = source
+
+  def __len__(self):
+    return self.source.count
+
+  def __getitem__(self, i):
+    StreamedExamples.reads += 1
+    return Counted(text=f'word {i}', label='a')
+
+  def __iter__(self):
+    for start in range(0, len(self), self.source.chunk):
+      StreamedExamples.reads += 1
+      stop = min(start + self.source.chunk, len(self))
+      yield from [Counted(text=f'word {i}', label='a') for i in range(start, stop)]
+
+
+@pytest.mark.parametrize('labelled', [False, True])
+def test_examples_are_read_in_order_and_few_are_in_memory(tmp_path, labelled):
+  most = []
+  for count in (100, 1600):
+    Counted.most = StreamedExamples.reads = 0
+    source = Streamed(count)
+    if labelled:
+      plan = LabelledTexts(length=16, labels=('a',))
+      rows = labelled_rows(source, 'train', BYTES, plan, tmp_path)
+    else:
+      rows = token_rows(source, 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+    assert rows.info['examples'] == count
+    # Annotations that are checked at run time look at an example or two.
+    assert StreamedExamples.reads < count / 8
+    most.append(Counted.most)
+  assert most[1] <= most[0] <= 2 * Streamed(1).chunk
 
 
 def test_a_damaged_cache_is_told(tmp_path):

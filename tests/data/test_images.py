@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from t2x.data import PrepareImage
+from t2x.data import Batches, PrepareImage
+from t2x.errors import UserError
 
 IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
 
@@ -47,3 +48,12 @@ def test_crops_are_all_shifts_up_to_the_padding():
     assert sum(same) == 1
     seen.add(same.index(True))
   assert seen == set(range(9))
+
+
+@pytest.mark.parametrize('label', [-1, 5, 'cat', 1.0])
+def test_a_label_that_is_no_class_names_the_row(label):
+  rows = [{'image': IMAGE, 'label': 0}, {'image': IMAGE, 'label': label}]
+  batches = Batches(rows, PrepareImage(num_classes=5), batch_size=2, seed=0)
+  with pytest.raises(UserError, match=rf'row 1: an image has the label {label!r}: .* from 0 to 4'):
+    batches[0]
+  assert batches.fingerprint == Batches(rows, PrepareImage(), batch_size=2, seed=0).fingerprint

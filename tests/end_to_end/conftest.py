@@ -1,5 +1,7 @@
-"""Tiny versions of the four experiments, on data made in a temporary folder."""
+"""Tiny experiments, one of each task, on data made in a temporary folder."""
 
+import functools
+import json
 import random
 from pathlib import Path
 
@@ -40,6 +42,17 @@ TextFiles:
 vocab_size = 261
 """
 
+LABELLED = """
+  source = @JsonLines()
+  tokenizer = @Bytes()
+  length = 48
+JsonLines:
+  train = '{data}/train-NAME.jsonl'
+  validation = '{data}/validation-NAME.jsonl'
+vocab_size = 261
+include '{configs}/models/small_encoder_without_head.gin'
+"""
+
 EXPERIMENTS = {
   'causal_lm': """
 include '{configs}/models/small_decoder.gin'
@@ -77,6 +90,45 @@ include '{configs}/tasks/digits.gin'
 grid = 4
 PatchEmbedding.patch_size = 2
 """,
+  'span_corruption': """
+include '{configs}/models/small_encoder_decoder.gin'
+Experiment.task = @SpanCorruption()
+SpanCorruption:
+  source_length = 32
+  num_sentinels = 4
+"""
+  + TEXT.replace('  length = 64\n', '').replace('261', '265'),
+  'sequence_classification': """
+LanguageModel.head = @SequenceClassifier
+SequenceClassifier:
+  pool = @mean_tokens
+  classifier = @Classifier
+Classifier.num_classes = 2
+Experiment.task = @SequenceClassification()
+SequenceClassification:
+  labels = ['long', 'short']
+"""
+  + LABELLED.replace('NAME', 'texts'),
+  'word_classification': """
+LanguageModel.head = @TokenClassifier
+TokenClassifier.num_classes = 3
+Experiment.task = @WordClassification()
+WordClassification:
+  labels = ['O', 'B-COLOUR', 'I-COLOUR']
+"""
+  + LABELLED.replace('NAME', 'words'),
+  'span_prediction': """
+LanguageModel.head = @TokenClassifier
+TokenClassifier.num_classes = 2
+TokenEmbedding.num_types = 2
+Experiment.task = @SpanPrediction()
+SpanPrediction:
+  stride = 8
+  question_length = 8
+  eval_examples = 4
+  eval_batch_size = 4
+"""
+  + LABELLED.replace('NAME', 'questions'),
 }
 
 
@@ -95,6 +147,28 @@ def write_data(folder: Path) -> None:
     pairs = [(s, s.upper()) for s in (sentence() for _ in range(20 * count))]
     text = ''.join(f'{source[:28]}\t{target[:28]}\n' for source, target in pairs)
     (folder / f'{split}.tsv').write_text(text)
+    objects = [labelled(sentence()) for _ in range(20 * count)]
+    for name in ('texts', 'words', 'questions'):
+      lines = ''.join(json.dumps(one[name]) + '\n' for one in objects)
+      (folder / f'{split}-{name}.jsonl').write_text(lines)
+
+
+def labelled(text: str) -> dict[str, dict]:
+  """One sentence as an example of each labelled task."""
+  words = text.split()
+  return {
+    'texts': {'text': text, 'label': 'long' if len(words) > 3 else 'short'},
+    'words': {
+      'words': words,
+      'labels': ['B-COLOUR' if word in ('red', 'blue') else 'O' for word in words],
+    },
+    'questions': {
+      'question': 'first?',
+      'context': text,
+      'answers': words[:1],
+      'starts': [0],
+    },
+  }
 
 
 @pytest.fixture(scope='session')
@@ -108,12 +182,12 @@ def data(tmp_path_factory):
   patch.undo()
 
 
-@pytest.fixture
-def experiment(data, tmp_path):
-  """`experiment(name)` writes the tiny config of that experiment and gives its path."""
+@pytest.fixture(scope='session')
+def write_experiment(data):
+  """`write_experiment(folder, name)` writes the tiny config of that experiment and gives its path."""
 
-  def write(name: str, extra: str = '') -> Path:
-    path = tmp_path / f'{name}.gin'
+  def write(folder: Path, name: str, extra: str = '') -> Path:
+    path = folder / f'{name}.gin'
     text = EXPERIMENTS[name].format(configs=CONFIGS, data=data)
     # Images take a gentler rate: their classifier starts from zero.
     rate = 'Cosine.peak = 1e-3\n' if name == 'image_classification' else ''
@@ -121,6 +195,12 @@ def experiment(data, tmp_path):
     return path
 
   return write
+
+
+@pytest.fixture
+def experiment(write_experiment, tmp_path):
+  """`experiment(name)` writes the tiny config of that experiment and gives its path."""
+  return functools.partial(write_experiment, tmp_path)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from t2x.data import Bytes, TextFiles
+from t2x.decode import Greedy
 from t2x.errors import UserError
 from t2x.layers import Causal, Full
 from t2x.models import Output
@@ -143,6 +144,46 @@ def test_the_best_span_starts_before_it_ends_and_is_not_too_long():
   logits[4, 0] = 4
   assert answer() == ['a b c']
   assert answer(answer_length=2) == ['c']
+
+
+@pytest.mark.parametrize(
+  ('task', 'good', 'bad', 'told'),
+  [
+    (WordClassification(**TEXT, labels=['a'], length=8), 'one word', ' ', 'without a word'),
+    (SpanPrediction(**TEXT, length=8, stride=2), 'why?\tso', 'why?', 'a question, a tab and the'),
+    (
+      SequenceClassification(**TEXT, labels=['a'], fields=['text', 'second'], length=8),
+      'one\ttwo',
+      'one',
+      '2 texts with a tab between',
+    ),
+    (
+      SequenceClassification(**TEXT, labels=['a'], fields=['text', 'second'], length=8),
+      'one\ttwo',
+      'one\ttwo\tthree',
+      '2 texts with a tab between',
+    ),
+  ],
+)
+def test_prompts_that_cannot_be_answered_are_told(task, good, bad, told):
+  task.check_prompt(good)
+  with pytest.raises(UserError, match=told):
+    task.check_prompt(bad)
+  with pytest.raises(UserError, match=told):
+    task.generate(None, None, [good, bad], strategy=Greedy(), max_new_tokens=1)
+
+
+def test_a_tab_in_a_single_text_belongs_to_it(monkeypatch):
+  read = []
+
+  def told(self, function, model, tokenizer, examples):
+    read.extend(examples)
+    return [], np.zeros((1, 2))
+
+  monkeypatch.setattr(SequenceClassification, 'told', told)
+  task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=8)
+  task.generate(None, None, ['a\tb'], strategy=Greedy(), max_new_tokens=1)
+  assert [example['text'] for example in read] == ['a\tb']
 
 
 def test_the_joint_objective_adds_the_loss_of_the_text():

@@ -107,6 +107,44 @@ def test_best_may_be_the_largest_and_is_never_nan(tmp_path, state):
     checkpoints.save(4, state(4), {}, {'loss': 1.0})
 
 
+def test_metrics_attached_after_the_save_choose_what_is_kept(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+  for step, loss in enumerate([2.0, 1.0, None, 3.0, 0.5], 1):
+    checkpoints.save(step, state(step))
+    if loss is not None:
+      checkpoints.attach(step, {'loss': loss})
+    checkpoints.wait()
+    assert checkpoints.metrics(step) == (None if loss is None else {'loss': loss})
+    kept = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [5]}[step]
+    assert checkpoints.steps() == kept
+    assert checkpoints.best_step() == kept[0]
+  # Another process goes on with what the first one knew.
+  following = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+  save_at(following, state, 6, 0.75)
+  assert following.steps() == [5, 6]
+  assert following.restore(abstract(state()), 'best')[0]['step'] == state()['step']
+
+
+def save_at(checkpoints, state, step, loss):
+  checkpoints.save(step, state(step))
+  checkpoints.attach(step, {'loss': loss})
+  checkpoints.wait()
+
+
+def test_metrics_of_a_checkpoint_that_could_not_be_saved_are_dropped(tmp_path, state, full_disk):
+  checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=9)
+  save_at(checkpoints, state, 1, 1.0)
+  large = {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
+  with full_disk(1 << 16):
+    checkpoints.save(2, large)
+    checkpoints.attach(2, {'loss': 0.5})
+    with pytest.raises(UserError):
+      checkpoints.wait()
+  save_at(checkpoints, state, 3, 2.0)
+  assert (checkpoints.steps(), checkpoints.best_step()) == ([1, 3], 1)
+  assert (checkpoints.metrics(1), checkpoints.metrics(2)) == ({'loss': 1.0}, None)
+
+
 @pytest.mark.parametrize('how', ['truncated', 'flipped', 'removed'])
 def test_a_corrupt_checkpoint_gives_way_to_the_one_before(tmp_path, state, caplog, how):
   save(Checkpoints(tmp_path), state, [2.0, 1.0])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 from multiprocessing import active_children
 from typing import Any
@@ -20,6 +21,9 @@ from t2x.parallel import Mesh
 from t2x.tasks import Task
 from t2x.train import SGD, Constant, Experiment, Rollback, Skip, Trainer, train
 from t2x.train.checkpoints import Checkpoints
+from t2x.train.report import Report
+from t2x.train.run import Run
+from t2x.train.watchdog import Watchdog
 
 BATCH = 4
 
@@ -66,7 +70,10 @@ class Points(Task):
 
 
 def points(bad=(), num_steps=30, **settings):
-  task = Points(source=TextFiles(train='none'), bad=tuple(dict(bad).items()), num_steps=num_steps)
+  source = TextFiles(train='none')
+  task = Points(
+    source=source, eval_split='train', bad=tuple(dict(bad).items()), num_steps=num_steps
+  )
   defaults = {'log_every': 3, 'eval_every': 0, 'checkpoint_every': 5, 'clip_norm': None}
   trainer = Trainer(
     num_steps=num_steps,
@@ -137,6 +144,82 @@ def test_a_run_that_died_anywhere_goes_on_to_the_same_end(tmp_path, whole):
       train(points(writers=(AtStep(at, die),)), tmp_path, '')
   train(points(), tmp_path, '')
   assert metrics(tmp_path) == whole
+
+
+EVALUATES = {'eval_every': 10, 'keep_last': 9}
+
+
+@pytest.fixture(scope='module')
+def evaluated(tmp_path_factory):
+  """The folder of an uninterrupted run with three evaluations."""
+  folder = tmp_path_factory.mktemp('evaluated')
+  train(points(**EVALUATES), folder, '')
+  return folder
+
+
+@pytest.mark.parametrize('at', [10, 30])
+@pytest.mark.parametrize('place', ['Run.evaluate', 'Report.evaluation', 'Checkpoints.attach'])
+def test_an_evaluation_that_fails_costs_no_training(evaluated, tmp_path, at, place, monkeypatch):
+  kind, name = place.split('.')
+  kind = {'Run': Run, 'Report': Report, 'Checkpoints': Checkpoints}[kind]
+  works, seen = getattr(kind, name), []
+
+  def fails(self, *args, **kwargs):
+    seen.append(args)
+    if len(seen) < at // 10 or kind is Report:
+      done = works(self, *args, **kwargs)
+    return die() if len(seen) == at // 10 else done
+
+  with monkeypatch.context() as patch:
+    patch.setattr(kind, name, fails)
+    with pytest.raises(Died):
+      train(points(**EVALUATES), tmp_path, '')
+  checkpoints = Checkpoints(tmp_path / 'checkpoints')
+  assert checkpoints.latest_step() == at
+  assert checkpoints.metrics(at) is None
+  returned = train(points(**EVALUATES), tmp_path, '')
+  assert metrics(tmp_path) == metrics(evaluated)
+  assert returned['loss'] == metrics(evaluated)[-1]['loss'] == checkpoints.metrics(30)['loss']
+  assert checkpoints.best_step() == Checkpoints(evaluated / 'checkpoints').best_step()
+  for file in ('samples.jsonl', 'timing.jsonl'):
+    lines = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
+    written = [line['step'] for line in lines if line['split'] == 'eval']
+    assert written == sorted(set(written))
+
+
+def test_a_finished_run_is_not_evaluated_again(evaluated, tmp_path, monkeypatch):
+  folder = shutil.copytree(evaluated, tmp_path / 'run')
+  monkeypatch.setattr(Run, 'evaluate', die)
+  assert train(points(**EVALUATES), folder, '') == Checkpoints(folder / 'checkpoints').metrics(30)
+  assert metrics(folder) == metrics(evaluated)
+
+
+def test_a_run_that_is_stopped_leaves_the_evaluation_to_its_next_start(evaluated, tmp_path):
+  # The line of step 9 is written at step 10.
+  ask = AtStep(9, lambda: signal.raise_signal(signal.SIGTERM))
+  experiment = points(**EVALUATES | {'log_every': 1}, writers=(ask,))
+  with pytest.raises(Interrupted, match='saved at step 10'):
+    train(experiment, tmp_path, '')
+  assert [line for line in metrics(tmp_path) if line['split'] == 'eval'] == []
+  train(points(**EVALUATES | {'log_every': 1}), tmp_path, '')
+  evals = [
+    [line for line in metrics(one) if line['split'] == 'eval'] for one in (tmp_path, evaluated)
+  ]
+  assert evals[0] == evals[1]
+
+
+def test_the_watchdog_watches_every_batch_of_an_evaluation(tmp_path, monkeypatch):
+  watched = []
+
+  class Listening(Watchdog):
+    def waiting(self, what):
+      watched.append(what)
+      return super().waiting(what)
+
+  monkeypatch.setattr('t2x.train.loop.Watchdog', Listening)
+  train(points(num_steps=2, eval_every=1, eval_batches=2), tmp_path, '')
+  first = [what for what in watched if what.endswith('evaluation of step 1')]
+  assert [what.split()[1] for what in first[:3]] == ['1', '2', '3']
 
 
 def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):

@@ -1,7 +1,7 @@
 """Where raw examples come from: TFDS, your own files, and data that installed packages hold."""
 
 from t2x.data.sources.babel_dates import BabelDates
-from t2x.data.sources.base import Example, Source
+from t2x.data.sources.base import Example, Source, label_values
 from t2x.data.sources.brown import BrownWords, brown_tags, name_spans, parts_of_speech
 from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
@@ -34,6 +34,7 @@ __all__ = [
   'StandardLibrary',
   'TextFiles',
   'brown_tags',
+  'label_values',
   'name_spans',
   'parts_of_speech',
 ]

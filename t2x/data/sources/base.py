@@ -1,22 +1,45 @@
 """What a source of raw examples is."""
 
+import abc
 import dataclasses
 import sys
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
 from t2x.errors import UserError
 
-__all__ = ['Example', 'Source', 'require_split', 'with_progress']
+__all__ = ['Example', 'Examples', 'Source', 'label_values', 'require_split', 'with_progress']
 
 # `text`, or `source` and `target`: str; or `image`: uint8 [height, width, channels] and `label`: int.
 # Labelled text: `text` and `label`: str; `words` and `labels`: lists of str; `question` and `context`:
 # str, with `answers` (list of str) and `starts` (their first characters' places in the context).
 Example = dict[str, Any]
+
+
+class Examples(Sequence[Example]):
+  """Examples that are made when they are read."""
+
+  @abc.abstractmethod
+  def label_values(self) -> set[Any] | None:
+    """The values that `label` may have; None where only reading every example would tell."""
+
+
+def label_values(examples: Sequence[Example]) -> set[Any] | None:
+  """The values of `label` in examples; None where they cannot be told without much reading."""
+  if isinstance(examples, Examples):
+    return examples.label_values()
+  if isinstance(examples, list):
+    return {_scalar(example['label']) for example in examples if 'label' in example}
+  return None
+
+
+def _scalar(label: Any) -> Any:
+  return label.item() if isinstance(label, np.generic | np.ndarray) else label
 
 
 @runtime_checkable

@@ -93,7 +93,7 @@ class BrownWords(Source):
 
   def fingerprint(self) -> str:
     """Of the labels and the files' bytes."""
-    return fingerprint('BrownWords', self.labels.__name__, SPLITS, digest_of(self._files()))
+    return fingerprint('BrownWords', self.labels, SPLITS, digest_of(self._files()))
 
   def _files(self) -> list[Path]:
     first = find_data('BrownWords.folder', self.folder, 'brown', 'package/c[a-r][0-9][0-9]')
@@ -103,7 +103,7 @@ class BrownWords(Source):
 def _sentences(path: Path) -> list[tuple[list[str], list[str]]]:
   """Words and tags by sentence: a line is a sentence of `word/tag`."""
   found = []
-  for number, line in enumerate(path.read_text(encoding='utf-8').splitlines(), 1):
+  for number, line in enumerate(path.read_text(encoding='utf-8').split('\n'), 1):
     pairs = [token.rpartition('/') for token in line.split()]
     if not all(word and tag for word, _, tag in pairs):
       raise UserError(f'{path}:{number}: not words as word/tag: fetch it again')

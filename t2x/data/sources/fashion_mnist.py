@@ -5,13 +5,12 @@ import gzip
 import hashlib
 import math
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from t2x.data.folders import cache_folder, fingerprint
-from t2x.data.sources.base import Source, require_split
+from t2x.data.sources.base import Examples, Source, require_split
 from t2x.errors import UserError
 
 __all__ = ['FashionMNIST']
@@ -19,7 +18,7 @@ __all__ = ['FashionMNIST']
 PREFIXES = {'train': 'train', 'test': 't10k'}
 
 
-class Images(Sequence):
+class Images(Examples):
   """Images and labels held as two arrays."""
 
   def __init__(self, images: np.ndarray, labels: np.ndarray):
@@ -31,6 +30,10 @@ class Images(Sequence):
   def __getitem__(self, index):
     """`image` uint8 [height, width, 1] and `label`."""
     return {'image': self.images[index], 'label': int(self.labels[index])}
+
+  def label_values(self):
+    """Those of all images."""
+    return set(np.unique(self.labels).tolist())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

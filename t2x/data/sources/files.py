@@ -1,16 +1,20 @@
 """Your own files: text, JSON lines, tab-separated values. No registry, no preparation."""
 
 import abc
+import array
+import codecs
+import contextlib
 import dataclasses
 import glob
 import hashlib
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2x.data.folders import fingerprint
-from t2x.data.sources.base import Example, Source
+from t2x.data.sources.base import Example, Examples, Source
 from t2x.errors import UserError
 
 __all__ = ['TSV', 'JsonLines', 'TextFiles']
@@ -34,14 +38,16 @@ class FileSource(Source):
     """Those of train, validation and test that are set."""
     return tuple(name for name in ('train', 'validation', 'test') if getattr(self, name))
 
-  def load(self, split: str) -> Sequence[Example]:
-    """All examples of a split, in memory."""
-    examples: list[Example] = []
+  def load(self, split: str) -> 'FileExamples':
+    """The examples of a split. All are looked at once; each is read from its file when it is used.
+
+    Raises:
+      UserError: a file that cannot be read or has no example, or a line that is none.
+    """
+    examples = FileExamples(self)
     for path in self._paths(split):
-      found = self._read(path)
-      if not found:
+      if not examples.add(path):
         raise UserError(f'{path} is empty: remove it from {type(self).__name__}.{split}')
-      examples += found
     return examples
 
   def fingerprint(self) -> str:
@@ -50,11 +56,22 @@ class FileSource(Source):
     for split in self.splits():
       for path in self._paths(split):
         digest.update(f'{split} {path.name}\0'.encode())
-        digest.update(hashlib.sha256(_bytes(path)).digest())
+        with _opened(path) as file:
+          digest.update(hashlib.file_digest(file, 'sha256').digest())
     return fingerprint(type(self).__name__, self._settings(), digest.hexdigest())
 
+  @property
+  def lines(self) -> bool:
+    """Whether each line is an example; else each file is one."""
+    return True
+
   @abc.abstractmethod
-  def _read(self, path: Path) -> list[Example]: ...
+  def example(self, text: str, path: Path, number: int) -> Example:
+    """The example that a text is, from line `number` of a file.
+
+    Raises:
+      UserError: it is none.
+    """
 
   @abc.abstractmethod
   def _settings(self) -> object:
@@ -78,18 +95,88 @@ class FileSource(Source):
     return paths
 
 
-def _bytes(path: Path) -> bytes:
+class FileExamples(Examples):
+  """Examples in files, of which only the places are in memory."""
+
+  def __init__(self, source: FileSource):
+    self.source = source
+    self.paths: list[Path] = []
+    # For each example: number of its file, first byte, byte after the last, number of its line.
+    self.places = array.array('q')
+
+  def add(self, path: Path) -> int:
+    """Looks at every example of a file. Returns how many there are."""
+    before = len(self)
+    self.paths.append(path)
+    for start, text, number in self._texts(path):
+      if text.strip():
+        self.source.example(text, path, number)
+        size = len(text.encode())
+        self.places.extend((len(self.paths) - 1, start, start + size, number))
+    return len(self) - before
+
+  def _texts(self, path: Path) -> Iterator[tuple[int, str, int]]:
+    """First byte, text and line number of each part of a file.
+
+    Only \\n and \\r\\n end a line: U+2028 and the like may stand in a JSON string.
+    """
+    with _opened(path) as file:
+      start = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
+      file.seek(start)
+      for number, part in enumerate(file if self.source.lines else [file.read()], 1):
+        text = _decoded(part, path, start)
+        if self.source.lines:
+          text = text.removesuffix('\n').removesuffix('\r')
+        yield start, text, number
+        start += len(part)
+
+  def __len__(self) -> int:
+    return len(self.places) // 4
+
+  def __getitem__(self, index):
+    """The example at `index`; negative counts from the end."""
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    i = int(index)
+    if not -len(self) <= i < len(self):
+      raise IndexError(f'example {i} of {len(self)}')
+    with _opened(self.paths[self.places[i % len(self) * 4]]) as file:
+      return self._read(file, i % len(self))
+
+  def __iter__(self):
+    i = 0
+    for number, path in enumerate(self.paths):
+      with _opened(path) as file:
+        while i < len(self) and self.places[4 * i] == number:
+          yield self._read(file, i)
+          i += 1
+
+  def _read(self, file: io.BufferedReader, i: int) -> Example:
+    which, start, stop, number = self.places[4 * i : 4 * i + 4]
+    file.seek(start)
+    text = _decoded(file.read(stop - start), self.paths[which], start)
+    return self.source.example(text, self.paths[which], number)
+
+  def label_values(self):
+    """Not known without reading all."""
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedReader]:
   try:
-    return path.read_bytes()
+    with path.open('rb') as file:
+      yield file
   except OSError as error:
     raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
 
-def _text(path: Path) -> str:
+def _decoded(part: bytes, path: Path, start: int) -> str:
+  """The text of a part of a file that starts at a byte."""
   try:
-    return _bytes(path).decode('utf-8-sig')
+    return part.decode()
   except UnicodeDecodeError as error:
-    raise UserError(f'{path} is not UTF-8 text (byte {error.start}): convert it first') from error
+    byte = start + error.start
+    raise UserError(f'{path} is not UTF-8 text (byte {byte}): convert it first') from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,11 +192,14 @@ class TextFiles(FileSource):
   def _settings(self) -> object:
     return self.per_line
 
-  def _read(self, path: Path) -> list[Example]:
-    text = _text(path)
-    if self.per_line:
-      return [{'text': line, 'name': path.name} for _, line in _lines(text)]
-    return [{'text': text, 'name': path.name}] if text.strip() else []
+  @property
+  def lines(self):
+    """As set."""
+    return self.per_line
+
+  def example(self, text, path, number):
+    """The text as it is."""
+    return {'text': text, 'name': path.name}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,13 +216,16 @@ class JsonLines(FileSource):
   def _settings(self) -> object:
     return sorted(self.fields.items())
 
-  def _read(self, path: Path) -> list[Example]:
-    return [self._example(line, f'{path}:{number}') for number, line in _lines(_text(path))]
-
-  def _example(self, line: str, where: str) -> Example:
+  def example(self, text, path, number):
+    """The object of a line."""
+    where = f'{path}:{number}'
     try:
-      found = json.loads(line)
-    except ValueError as error:
+      found = json.loads(text)
+      if '\\u' in text:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+      raise UserError(f'{where}: half of a surrogate pair is no text') from error
+    except (ValueError, RecursionError) as error:
       raise UserError(f'{where}: not JSON ({error}): write one object a line') from error
     if not isinstance(found, dict):
       raise UserError(f'{where}: not a JSON object: write {{"text": "..."}}')
@@ -177,21 +270,12 @@ class TSV(FileSource):
   def _settings(self) -> object:
     return self.columns
 
-  def _read(self, path: Path) -> list[Example]:
-    examples = []
-    for number, line in _lines(_text(path)):
-      values = line.split('\t')
-      if len(values) != len(self.columns):
-        raise UserError(
-          f'{path}:{number}: {len(values)} columns, but TSV.columns names '
-          f'{len(self.columns)} ({", ".join(self.columns)}): mend the line or the names'
-        )
-      examples.append(dict(zip(self.columns, values, strict=True)))
-    return examples
-
-
-def _lines(text: str) -> list[tuple[int, str]]:
-  """Lines that are not blank, with their numbers. Only \\n and \\r\\n end a line: U+2028 and the
-  like may stand in a JSON string."""
-  lines = (line.removesuffix('\r') for line in text.split('\n'))
-  return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+  def example(self, text, path, number):
+    """The values of a line by column."""
+    values = text.split('\t')
+    if len(values) != len(self.columns):
+      raise UserError(
+        f'{path}:{number}: {len(values)} columns, but TSV.columns names '
+        f'{len(self.columns)} ({", ".join(self.columns)}): mend the line or the names'
+      )
+    return dict(zip(self.columns, values, strict=True))

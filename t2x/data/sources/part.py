@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from t2x.data.folders import fingerprint
-from t2x.data.sources.base import Example, Source
+from t2x.data.sources.base import Example, Examples, Source, label_values
 from t2x.errors import UserError
 
 __all__ = ['Part']
 
 
-class Spread(Sequence):
+class Spread(Examples):
   """`size` examples, as far from each other as can be."""
 
   def __init__(self, examples: Sequence[Example], size: int):
@@ -24,6 +24,10 @@ class Spread(Sequence):
     if not -self.size <= index < self.size:
       raise IndexError(f'example {index} of {self.size}')
     return self.examples[index % self.size * len(self.examples) // self.size]
+
+  def label_values(self):
+    """Those of the whole source, of which some may be missing here."""
+    return label_values(self.examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

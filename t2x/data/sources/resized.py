@@ -7,13 +7,13 @@ import numpy as np
 from jaxtyping import UInt8
 
 from t2x.data.folders import fingerprint
-from t2x.data.sources.base import Source
+from t2x.data.sources.base import Examples, Source, label_values
 from t2x.errors import UserError
 
 __all__ = ['Resized', 'resize']
 
 
-class Images(Sequence):
+class Images(Examples):
   """Examples whose images are resized when they are read."""
 
   def __init__(self, examples: Sequence, height: int, width: int):
@@ -26,6 +26,10 @@ class Images(Sequence):
     """The example at `index`, its `image` uint8 [height, width, channels]."""
     example = self.examples[index]
     return example | {'image': resize(example['image'], self.height, self.width)}
+
+  def label_values(self):
+    """Those of the source."""
+    return label_values(self.examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

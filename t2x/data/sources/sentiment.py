@@ -84,7 +84,7 @@ class SentimentSnippets(Source):
         for kind in self.kinds:
           file = archive.extractfile(contents[FILES[kind]])
           assert file is not None
-          for line in file.read().decode('utf-8').splitlines():
+          for line in file.read().decode('utf-8').split('\n'):
             if line.strip():
               number, rating, text = line.split('\t')
               yield f'{kind} {number.split("_")[0]}', float(rating), ' '.join(text.split())

@@ -11,13 +11,13 @@ import os
 import pickle
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from t2x.data.folders import fingerprint
-from t2x.data.sources.base import Source
+from t2x.data.sources.base import Examples, Source
 from t2x.errors import UserError, first_line
 
 __all__ = ['TFDS', 'DataSource', 'quiet_tfds', 'shortened']
@@ -48,8 +48,11 @@ PACKAGES = [
 ]
 
 
-class DataSource(Sequence):
-  """A TFDS data source with text as str, labels as int and fields under our names."""
+class DataSource(Examples):
+  """A TFDS data source with text as str, labels as int and fields under our names.
+
+  Sequences are lists; the class labels in them are names, as word labels are.
+  """
 
   def __init__(self, data: Any, fields: Mapping[str, str]):
     self.data, self.fields = data, dict(fields)
@@ -75,8 +78,23 @@ class DataSource(Sequence):
       yield from map(self._example, self.data.__getitems__(indices))
 
   def _example(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-    names = self.fields or {name: name for name in raw}
-    return {ours: _plain(_at(raw, theirs)) for ours, theirs in names.items()}
+    features = self.data.dataset_info.features
+    if not self.fields:
+      return {name: _plain(value, features[name]) for name, value in raw.items()}
+    tops = {path if path in raw else path.split('/')[0] for path in self.fields.values()}
+    plain = {name: _plain(raw[name], features[name]) for name in tops}
+    return {ours: _at(plain, theirs) for ours, theirs in self.fields.items()}
+
+  def label_values(self):
+    """All numbers of the class label, whether or not they occur in the split."""
+    from tensorflow_datasets.core.features import ClassLabel
+
+    features = self.data.dataset_info.features
+    path = self.fields.get('label') if self.fields else 'label'
+    if path is None or path.split('/')[0] not in features:
+      return None
+    feature = _at(features, path)
+    return set(range(feature.num_classes)) if isinstance(feature, ClassLabel) else None
 
 
 def _unpickled(data: bytes, fields: Mapping[str, str]) -> DataSource:
@@ -90,12 +108,31 @@ def _at(raw: Any, path: str) -> Any:
   return raw
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, feature: Any, listed: bool = False) -> Any:
+  """A feature's value in Python's own types; `listed`: it is an item of a sequence."""
+  if isinstance(value, Mapping):
+    return {name: _plain(one, feature[name], listed) for name, one in value.items()}
+  if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype.kind in 'OS'):
+    return [_plain(one, _inner(feature), True) for one in value]
   if isinstance(value, bytes):
     return value.decode('utf-8', errors='replace')
   if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
-    return _plain(value.item())
-  return value
+    return _plain(value.item(), feature, listed)
+  return _class_name(value, feature) if listed and isinstance(value, int) else value
+
+
+def _inner(feature: Any) -> Any:
+  from tensorflow_datasets.core.features import Sequence
+
+  return feature.feature if isinstance(feature, Sequence) else feature
+
+
+def _class_name(value: int, feature: Any) -> Any:
+  """The name of a class label; other numbers, and -1 for an unknown label, as they are."""
+  from tensorflow_datasets.core.features import ClassLabel
+
+  known = isinstance(feature, ClassLabel) and value in range(feature.num_classes)
+  return feature.int2str(value) if known else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,8 +144,9 @@ class TFDS(Source):
   Attributes:
     name: as in `tfds.builder`: 'mnist', 'wmt14_translate/de-en'.
     data_dir: where TFDS keeps data; None: its own default.
-    fields: our name -> the data set's ({'source': 'en', 'target': 'de'}; a nested one as 'a/b');
-      empty: as they are.
+    fields: our name -> the data set's ({'source': 'en', 'target': 'de'}; a nested one as 'a/b', also
+      inside a sequence: {'answers': 'answers/text', 'starts': 'answers/answer_start'}); empty: as
+      they are.
     split_names: our split -> one of TFDS's, slices included ({'validation': 'train[90%:]'}); empty:
       the data set's own splits.
   """

@@ -1,6 +1,11 @@
 """Fetching with apt-get, dpkg, pip and npm, here stand-ins of a few lines."""
 
+import os
+import signal
+import subprocess
+import sys
 import tarfile
+import time
 import zipfile
 
 import pytest
@@ -58,6 +63,26 @@ def test_a_failure_leaves_nothing_and_tells_the_last_words(programs, cache, mess
   programs(apt_get=APT_GET.format(more=''), dpkg='#!/bin/sh\nmkdir "$3/usr"; exit 2\n')
   assert '`dpkg -x` failed' in message(fetch, 'fashion_mnist')
   assert not (cache / 'downloads' / 'fashion_mnist').exists()
+
+
+def test_a_killed_download_is_removed_by_the_next_fetch(programs, cache, tmp_path):
+  stalled = APT_GET.format(more=f'touch {tmp_path}/stalled; exec sleep 60')
+  programs(apt_get=stalled)
+  code = "from t2x.data import fetch; fetch('fashion_mnist')"
+  environment = os.environ | {'TMPDIR': str(tmp_path / 'tmp')}
+  (tmp_path / 'tmp').mkdir()
+  process = subprocess.Popen([sys.executable, '-c', code], env=environment, start_new_session=True)
+  while not (tmp_path / 'stalled').exists():
+    assert process.poll() is None
+    time.sleep(0.02)
+  os.killpg(process.pid, signal.SIGKILL)
+  process.wait()
+  assert list((tmp_path / 'tmp').iterdir()) == []
+  assert list((cache / 'downloads').glob('*.tmp-*'))
+  programs(apt_get=APT_GET.format(more=''))
+  folder = fetch('fashion_mnist')
+  assert [path.name for path in (cache / 'downloads').glob('*.tmp-*')] == []
+  assert [path.name for path in folder.iterdir()] == ['usr']
 
 
 def test_without_apt_one_is_told_what_to_do(tmp_path, monkeypatch, message):

@@ -180,3 +180,13 @@ def test_fingerprints_follow_settings_and_content(brown, snippets, factbook):
   assert before != SentimentSnippets(neutral=1.0).fingerprint()
   snippets(tweets=['1\t2.5\tI hate it'])
   assert SentimentSnippets().fingerprint() != before
+
+
+def test_only_a_line_feed_ends_a_line(snippets, brown):
+  snippets(tweets=['1\t2.5\tone\x85two\u2028three'])
+  found = [e for part in everything(SentimentSnippets()).values() for e in part]
+  assert [e['text'] for e in found] == ['one two three']
+  for path in brown.glob('ca*'):
+    path.write_text('The/at\u2028dog/nn\x0bran/vbd\n', encoding='utf-8')
+  sentences = [e['words'] for part in everything(BrownWords()).values() for e in part]
+  assert sentences == [['The', 'dog', 'ran']] * 40

@@ -1,7 +1,9 @@
 """Text, JSON lines and tab-separated files of one's own."""
 
+import gc
 import json
 import pickle
+import tracemalloc
 
 import pytest
 
@@ -117,10 +119,71 @@ def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch
   assert 'TextFiles.test is not set' in message(TextFiles(train='x').load, 'test')
   assert "no split 'fingerprint'" in message(TextFiles(train='x').load, 'fingerprint')
 
-  def refuse(path):
+  def refuse(path, mode):
     raise PermissionError(13, 'Permission denied')
 
-  monkeypatch.setattr('pathlib.Path.read_bytes', refuse)
+  monkeypatch.setattr('pathlib.Path.open', refuse)
   source = TextFiles(train=f'{tmp_path}/a.txt')
   assert 'cannot be read: Permission denied' in message(source.load, 'train')
   assert 'cannot be read: Permission denied' in message(source.fingerprint)
+
+
+@pytest.mark.parametrize(
+  'line', ['{"text": "a\\ud800"}', '{"words": ["\\udc00"], "labels": ["O"]}']
+)
+def test_half_of_a_surrogate_pair_is_told_with_its_line(write, message, line):
+  source = JsonLines(train=write('a.jsonl', '{"text": "\\ud83d\\ude00"}\n' + line))
+  assert 'a.jsonl:2: half of a surrogate pair' in message(source.load, 'train')
+
+
+def test_lines_that_are_nested_too_deep_are_told(write, message):
+  source = JsonLines(train=write('a.jsonl', '[' * 100_000))
+  assert 'a.jsonl:1: not JSON' in message(source.load, 'train')
+
+
+def test_examples_are_read_from_their_files_when_they_are_used(write, tmp_path):
+  write('a.jsonl', '\ufeff{"text": "é one"}\r\n\n{"text": "two"}')
+  write('b.jsonl', '\n{"text": "three"}\n')
+  examples = JsonLines(train=str(tmp_path / '*.jsonl')).load('train')
+  texts = ['é one', 'two', 'three']
+  assert [e['text'] for e in examples] == [e['text'] for e in examples[:]] == texts
+  assert [examples[i]['text'] for i in (-1, 0, 1)] == ['three', 'é one', 'two']
+  assert [e['text'] for e in pickle.loads(pickle.dumps(examples))] == texts
+  for index in (3, -4):
+    with pytest.raises(IndexError):
+      examples[index]
+
+
+def test_a_document_keeps_its_line_ends(write):
+  text = 'one\r\n\ntwo\n'
+  assert TextFiles(train=write('a.txt', text)).load('train')[0]['text'] == text
+
+
+def peak(function):
+  """Bytes that Python holds at most while a function runs, beyond those before."""
+  gc.collect()
+  tracemalloc.start()
+  try:
+    function()
+    return tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize('kind', [JsonLines, TSV, TextFiles])
+def test_memory_does_not_grow_with_the_text(kind, write):
+  settings = {TSV: {'columns': ('text',)}, TextFiles: {'per_line': True}}.get(kind, {})
+
+  def source(size):
+    line = json.dumps({'text': 'x' * size})
+    return kind(train=write(f'{size}.jsonl', f'{line}\n' * 200), **settings)
+
+  small, large = source(100), source(50_000)
+  assert len(list(large.load('train'))) == 200
+
+  def read(source):
+    source.fingerprint()
+    for _ in source.load('train'):
+      pass
+
+  assert peak(lambda: read(large)) - peak(lambda: read(small)) < 1e6

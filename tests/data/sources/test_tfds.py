@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import tiny_builders
 
+from t2x.data import Bytes, LabelledWords, SpanWindows, labelled_rows
 from t2x.data.sources import TFDS
+
+BYTES = Bytes().train([])
 
 
 @pytest.fixture(scope='module')
@@ -97,3 +100,58 @@ def test_data_sets_of_packages_that_tfds_has_not_imported_are_found(tmp_path):
   builder = TFDS(name='wmt14_translate/de-en', data_dir=str(tmp_path))._builder()
   assert builder.info.features.keys() == {'de', 'en'}
   assert 'tensorflow' not in sys.modules
+
+
+SQUAD = {
+  'question': 'question',
+  'context': 'context',
+  'answers': 'answers/text',
+  'starts': 'answers/answer_start',
+}
+
+
+def test_sequences_are_lists_of_texts_and_numbers(folder):
+  found = {
+    e['question']: e for e in TFDS(name='tiny_squad', data_dir=folder, fields=SQUAD).load('train')
+  }
+  context = 'The cat sat on the mat (ä).'
+  assert [found[f'Question {i}?'] for i in range(3)] == [
+    {'question': f'Question {i}?', 'context': context, 'answers': answers, 'starts': starts}
+    for i, (answers, starts) in enumerate(
+      [(['The cat'], [0]), (['the mat', 'mat (ä)'], [15, 19]), ([], [])]
+    )
+  ]
+  assert {type(start) for e in found.values() for start in e['starts']} == {int}
+  whole = TFDS(name='tiny_squad', data_dir=folder).load('train')[0]
+  assert whole['answers'].keys() == {'text', 'answer_start'}
+  assert type(whole['title']) is str
+
+
+def test_class_labels_in_sequences_are_their_names(folder):
+  fields = {'words': 'tokens', 'labels': 'ner'}
+  source = TFDS(name='tiny_conll2003', data_dir=folder, fields=fields)
+  (found,) = (e for e in source.load('train') if e['words'][0] == 'Zoë')
+  assert found == {
+    'words': ['Zoë', 'Lee', 'sees', 'Oslo', '.'],
+    'labels': ['B-PER', 'I-PER', 'O', 'B-LOC', 'O'],
+  }
+  whole = TFDS(name='tiny_conll2003', data_dir=folder).load('train')[0]
+  assert whole['pos'] == ['NNP', 'NNP', 'VBZ', 'NNP', '.']
+
+
+def test_squad_and_conll2003_become_rows(folder):
+  squad = TFDS(name='tiny_squad', data_dir=folder, fields=SQUAD)
+  plan = SpanWindows(length=64, stride=16, question_length=16)
+  rows = labelled_rows(squad, 'train', BYTES, plan)
+  examples = squad.load('train')
+  for row in rows:
+    example = examples[int(row['example'])]
+    places = row['char_starts'][row['start']], row['char_ends'][row['end']]
+    assert [example['context'][slice(*places)]] == (example['answers'] or [''])[:1]
+
+  fields = {'words': 'tokens', 'labels': 'ner'}
+  conll = TFDS(name='tiny_conll2003', data_dir=folder, fields=fields)
+  labels = ('O', 'B-PER', 'I-PER', 'B-LOC')
+  rows = labelled_rows(conll, 'train', BYTES, LabelledWords(length=64, labels=labels))
+  for row in rows:
+    assert row['word_labels'][row['word_weights'] != 0].tolist() == [1, 2, 0, 3, 0]

@@ -1,0 +1,85 @@
+"""What an evaluation could not use is refused before the first step, in one line and with exit code 2."""
+
+import json
+
+import pytest
+
+LEARNED = 'Decoder.encoding = @LearnedPositions\nLearnedPositions.max_length = 64\n'
+FURTHER = "Experiment.evaluations = {'far': @far/CausalLM()}\nfar/CausalLM.eval_split = 'test'\n"
+CASES = {
+  'no evaluation split': (
+    'causal_lm',
+    'TextFiles.validation = None\n',
+    "no split 'validation' in",
+    'set CausalLM.eval_split',
+  ),
+  'a split of another name': ('causal_lm', "CausalLM.eval_split = 'dev'\n", "no split 'dev' in"),
+  'no file': (
+    'causal_lm',
+    "TextFiles.validation = '/nowhere/*.txt'\n",
+    "TextFiles.validation = '/nowhere/*.txt' matches no file",
+  ),
+  'no tokens': ('causal_lm', 'CausalLM.sample_tokens = 0\n', 'CausalLM.sample_tokens = 0'),
+  'no batches': ('causal_lm', 'Trainer.eval_batches = 0\n', 'Trainer.eval_batches = 0'),
+  'a negative interval': ('causal_lm', 'Trainer.eval_every = -1\n', 'Trainer.eval_every = -1'),
+  'a negative number of examples': (
+    'translation',
+    'Translation.eval_examples = -1\n',
+    'Translation.eval_examples = -1',
+  ),
+  'sentences in no batches': (
+    'translation',
+    'Translation.eval_batch_size = 0\n',
+    'Translation.eval_batch_size = 0',
+  ),
+  'continuations beyond the positions': (
+    'causal_lm',
+    LEARNED + 'CausalLM.sample_tokens = 64\n',
+    'CausalLM cannot generate text for its evaluation: ',
+    'need 68 positions, and the model knows 64',
+  ),
+  'a further evaluation without its split': (
+    'causal_lm',
+    FURTHER,
+    "Experiment.evaluations['far']: no split 'test' in",
+  ),
+  'more labels than classes': (
+    'image_classification',
+    'ImageClassification.num_classes = 7\nClassifier.num_classes = 7\n',
+    'has the label 7: labels must be integers from 0 to 6',
+  ),
+  'images of another shape': (
+    'image_classification',
+    'ImageClassification.image_shape = (16, 16, 1)\n',
+    "float32[8, 8, 8, 1] as 'image', and ImageClassification expects float32[8, 16, 16, 1]",
+  ),
+}
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_it_is_refused_before_the_first_step(name, experiment, t2x, tmp_path):
+  task, settings, *told = CASES[name]
+  code, _, err = t2x('train', experiment(task, settings), '--out', tmp_path / 'run')
+  assert code == 2, err
+  for part in told:
+    assert part in err.splitlines()[-1]
+  assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
+  assert not (tmp_path / 'run' / 'checkpoints').exists()
+
+
+def test_an_evaluation_split_whose_examples_are_all_too_long(experiment, t2x, tmp_path):
+  (tmp_path / 'long.tsv').write_text('long ' * 20 + '\tlang\n')
+  file = experiment('translation', f"TSV.validation = '{tmp_path}/long.tsv'\n")
+  code, _, err = t2x('train', file, '--out', tmp_path / 'run')
+  assert code == 2
+  assert 'is empty: all of its 1 examples are longer than a row' in err.splitlines()[-1]
+  assert not (tmp_path / 'run' / 'metrics.jsonl').exists()
+
+
+def test_a_label_that_only_the_evaluation_split_has(experiment, t2x, tmp_path):
+  (tmp_path / 'odd.jsonl').write_text(json.dumps({'text': 'cat', 'label': 'middling'}) + '\n')
+  file = experiment('sequence_classification', f"JsonLines.validation = '{tmp_path}/odd.jsonl'\n")
+  code, _, err = t2x('train', file, '--out', tmp_path / 'run')
+  assert code == 2
+  assert "example 0 has the label 'middling'" in err.splitlines()[-1]
+  assert not (tmp_path / 'run' / 'metrics.jsonl').exists()

@@ -1,0 +1,176 @@
+"""Answers and their metrics against SQuAD 2.0's evaluation script and BERT's choice of the answer,
+both written again here from their sources."""
+
+import collections
+import re
+import string
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.data import Bytes, Source
+from t2x.decode import Greedy
+from t2x.models import Output
+from t2x.tasks import SpanPrediction
+
+BYTES = Bytes().train([])
+WORDS = ('the', 'a', 'Cat', 'sat,', 'on', 'mat.', 'red')
+
+
+class Random(nnx.Module):
+  """Logits drawn at random for each token and place."""
+
+  vocab_size = 512
+
+  def __init__(self, seed):
+    rng = np.random.default_rng(seed)
+    self.by_token = nnx.Param(jnp.asarray(rng.normal(size=(512, 2)) * 2, jnp.float32))
+    by_place = rng.normal(size=(64, 2)) * 2
+    by_place[0] = 3.5  # The class token competes with the best of many spans.
+    self.by_place = nnx.Param(jnp.asarray(by_place, jnp.float32))
+    self.embedding = nnx.static(None)
+
+  def hidden(self, ids, **known):
+    return Output(self.by_token[...][ids] + self.by_place[...][None, : ids.shape[1]])
+
+  def logits(self, x):
+    return x
+
+
+class Questions(Source):
+  """Contexts of a few words; a third of the questions has no answer, others one or two."""
+
+  def __init__(self, seed, count=30):
+    rng = np.random.default_rng(seed)
+    self.examples = []
+    for _ in range(count):
+      words = rng.choice(WORDS, rng.integers(2, 9)).tolist()
+      context, answers, starts = ' '.join(words), [], []
+      for _ in range(rng.integers(0, 3)):
+        first = int(rng.integers(len(words)))
+        answers.append(' '.join(words[first : first + int(rng.integers(1, 3))]))
+        starts.append(len(' '.join(words[:first])) + (first > 0))
+      known = {'question': 'why?', 'context': context, 'answers': answers, 'starts': starts}
+      self.examples.append(known)
+
+  def splits(self):
+    return ('train', 'validation')
+
+  def load(self, split):
+    return self.examples
+
+  def fingerprint(self):
+    return repr(self.examples)
+
+  def describe(self):
+    return 'Questions()'
+
+
+def bert(model, task, rows, examples):
+  """`write_predictions` of BERT's run_squad.py with version_2_with_negative."""
+  predictions = []
+  for number, example in enumerate(examples):
+    score_null, prelim = 1000000, []
+    for row in (row for row in rows if row['example'] == number):
+      logits = np.asarray(model.hidden(row['tokens'][None]).x[0])
+      feature_null_score = logits[0, 0] + logits[0, 1]
+      score_null = min(score_null, feature_null_score)
+      for start in range(task.length):
+        for end in range(start, min(start + task.answer_length, task.length)):
+          if row['context'][start] and row['context'][end]:
+            text = example['context'][row['char_starts'][start] : row['char_ends'][end]]
+            prelim.append((logits[start, 0] + logits[end, 1], text))
+    best_score, text = max(prelim, key=lambda one: one[0])
+    score_diff = score_null - best_score
+    empty = task.null_threshold is not None and score_diff > task.null_threshold
+    predictions.append('' if empty else text)
+  return predictions
+
+
+def normalize_answer(s):
+  """As evaluate-v2.0.py."""
+
+  def remove_articles(text):
+    return re.sub(re.compile(r'\b(a|an|the)\b', re.UNICODE), ' ', text)
+
+  def white_space_fix(text):
+    return ' '.join(text.split())
+
+  def remove_punc(text):
+    return ''.join(ch for ch in text if ch not in set(string.punctuation))
+
+  return white_space_fix(remove_articles(remove_punc(s.lower())))
+
+
+def compute_f1(a_gold, a_pred):
+  """As evaluate-v2.0.py."""
+  gold_toks, pred_toks = normalize_answer(a_gold).split(), normalize_answer(a_pred).split()
+  common = collections.Counter(gold_toks) & collections.Counter(pred_toks)
+  num_same = sum(common.values())
+  if len(gold_toks) == 0 or len(pred_toks) == 0:
+    return int(gold_toks == pred_toks)
+  if num_same == 0:
+    return 0
+  precision, recall = num_same / len(pred_toks), num_same / len(gold_toks)
+  return (2 * precision * recall) / (precision + recall)
+
+
+def official(predictions, examples):
+  """`get_raw_scores` and `make_eval_dict` of evaluate-v2.0.py, as fractions."""
+  exact, f1 = [], []
+  for a_pred, example in zip(predictions, examples, strict=True):
+    gold_answers = [a for a in example['answers'] if normalize_answer(a)] or ['']
+    exact.append(max(normalize_answer(a) == normalize_answer(a_pred) for a in gold_answers))
+    f1.append(max(compute_f1(a, a_pred) for a in gold_answers))
+  return {'exact_match': np.mean(exact), 'f1': np.mean(f1)}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path))
+
+
+@pytest.mark.parametrize('threshold', [None, 0.0, -0.5, 0.5])
+@pytest.mark.parametrize('seed', range(3))
+def test_answers_are_those_of_bert_and_their_metrics_those_of_squad(threshold, seed):
+  source, model = Questions(seed), Random(seed)
+  task = SpanPrediction(
+    source=source,
+    tokenizer=Bytes(),
+    length=24,
+    stride=5,
+    question_length=4,
+    answer_length=9,
+    eval_batch_size=7,
+    null_threshold=threshold,
+  )
+  rows, examples = list(task.rows('validation', BYTES)), source.examples
+  expected = bert(model, task, rows, examples)
+  answers = task.answers(model, rows, examples)
+  assert answers == expected
+  if threshold is not None:  # Both are chosen.
+    assert 0 < answers.count('') < len(answers)
+  metrics, samples = task.generation_metrics(model, BYTES, 'validation', None)
+  assert metrics == pytest.approx(official(expected, examples))
+  assert [sample['output'] for sample in samples] == expected[:10]
+  few, _ = task.generation_metrics(model, BYTES, 'validation', 7)
+  assert few == pytest.approx(official(expected[:7], examples[:7]))
+
+
+def test_an_unanswerable_question_is_learnt_as_the_class_token():
+  source = Questions(0)
+  task = SpanPrediction(source=source, tokenizer=Bytes(), length=64, stride=5, question_length=4)
+  for row in task.rows('train', BYTES):
+    found = (row['start'] > 0, row['end'] > 0)
+    assert found == (bool(source.examples[row['example']]['answers']),) * 2
+
+
+def test_a_prompt_may_have_an_empty_answer():
+  settings = {'length': 24, 'stride': 5, 'tokenizer': Bytes(), 'source': Questions(0)}
+  kwargs = {'strategy': Greedy(), 'max_new_tokens': 1}
+  for threshold, empty in ((-1e6, True), (1e6, False)):
+    task = SpanPrediction(**settings, null_threshold=threshold, question_length=4)
+    (answer,) = task.generate(Random(0), BYTES, ['why?\tthe red cat'], **kwargs)
+    assert (answer[0]['text'] == '') == empty

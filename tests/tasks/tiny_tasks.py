@@ -1,0 +1,100 @@
+"""One small task of each class, on made-up data; other processes import this too."""
+
+import json
+import sys
+from pathlib import Path
+
+import t2x.tasks
+from t2x.data import (
+  BPE,
+  TSV,
+  Batches,
+  Bytes,
+  Digits,
+  JsonLines,
+  RandAugment,
+  SampledPieces,
+  TextFiles,
+)
+
+TEXT = 'the cat sees a red dog and the dog likes a blue house by the old tree'
+WORDS = TEXT.split()
+COUNT = 24
+
+
+def task_classes():
+  """The names of the tasks that can be bound in a config."""
+  exported = {name: getattr(t2x.tasks, name) for name in t2x.tasks.__all__}
+  return {
+    name
+    for name, one in exported.items()
+    if isinstance(one, type)
+    and issubclass(one, t2x.tasks.Task)
+    and not getattr(one, '__abstractmethods__', None)
+  }
+
+
+def write_data(folder):
+  """Files of every kind that a task reads."""
+  texts = [' '.join(WORDS[i % 7 : i % 7 + 5]) for i in range(COUNT)]
+  (folder / 'text.txt').write_text('\n'.join(texts))
+  (folder / 'pairs.tsv').write_text(''.join(f'{text}\t{text.upper()}\n' for text in texts))
+  lines = {'labelled': [], 'words': [], 'spans': []}
+  for number, text in enumerate(texts):
+    words = text.split()
+    start = text.index(words[2])
+    lines['labelled'].append({'text': text, 'label': 'even' if number % 2 == 0 else 'odd'})
+    lines['words'].append({'words': words, 'labels': ['O' if len(w) < 4 else 'B-X' for w in words]})
+    lines['spans'].append(
+      {'question': words[0], 'context': text, 'answers': [words[2]], 'starts': [start]}
+    )
+  for name, objects in lines.items():
+    (folder / f'{name}.jsonl').write_text(''.join(json.dumps(one) + '\n' for one in objects))
+
+
+def make(folder):
+  """Class name -> a task; each draws something at random where its class can."""
+
+  def source(kind, name):
+    return kind(train=str(folder / name), validation=str(folder / name))
+
+  text, pieces = source(TextFiles, 'text.txt'), SampledPieces(rate=0.2)
+  bpe, byte = {'tokenizer': BPE(280), 'pieces': pieces}, {'tokenizer': Bytes()}
+  tasks = [
+    t2x.tasks.CausalLM(source=text, length=32, **bpe),
+    t2x.tasks.MaskedLM(source=text, length=32, whole_word=True, **bpe),
+    t2x.tasks.SpanCorruption(source=text, source_length=32, **bpe),
+    t2x.tasks.Translation(
+      source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, **bpe
+    ),
+    t2x.tasks.ImageClassification(
+      source=Digits(),
+      image_shape=(8, 8, 1),
+      num_classes=10,
+      crop_padding=1,
+      augmentation=RandAugment(num_ops=1),
+    ),
+    t2x.tasks.SequenceClassification(
+      source=source(JsonLines, 'labelled.jsonl'), length=32, labels=('even', 'odd'), **byte
+    ),
+    t2x.tasks.WordClassification(
+      source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte
+    ),
+    t2x.tasks.SpanPrediction(source=source(JsonLines, 'spans.jsonl'), length=48, stride=8, **byte),
+  ]
+  return {type(task).__name__: task for task in tasks}
+
+
+def fingerprints(folder):
+  """Class name -> the fingerprint of its train batches."""
+  found = {}
+  for name, task in make(folder).items():
+    tokenizer = task.fit_tokenizer()
+    rows = task.rows(task.train_split, tokenizer)
+    transform = task.transform(tokenizer, train=True)
+    found[name] = Batches(rows, transform, batch_size=4, seed=0).fingerprint
+  return found
+
+
+if __name__ == '__main__':
+  print(json.dumps(fingerprints(Path(sys.argv[1]))))
