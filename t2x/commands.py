@@ -18,6 +18,8 @@ __all__ = ['COMMANDS', 'decoding_strategy']
 
 # The rooms whose public names config files may use.
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
+# Functions among them that act (download, write files, connect): no config may call them.
+ACTIONS = ('connect', 'draw_patterns', 'fetch', 'inspect_batches', 'train')
 
 
 def load(
@@ -27,7 +29,7 @@ def load(
 ) -> config_lib.Config:
   """The checked config of some gin files, laid over each other in order."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides, modules, base=base)
+  return config_lib.load(files, overrides, modules, base=base, without=ACTIONS)
 
 
 def join(args: argparse.Namespace) -> Any:

@@ -11,6 +11,7 @@ from t2x.config.parse import Import, Statement, macros_in, parse_files
 from t2x.config.registry import Registry
 from t2x.config.render import render, show
 from t2x.config.resolve import Argument, Call, Shared, calls
+from t2x.config.trusted import everything_trusted, trust
 from t2x.config.values import (
   COMMAND_LINE,
   Finding,
@@ -40,6 +41,7 @@ __all__ = [
   'canonical',
   'did_you_mean',
   'diff',
+  'everything_trusted',
   'floats',
   'gin_of',
   'identity',
@@ -54,4 +56,5 @@ __all__ = [
   'show',
   'split_scope',
   'to_gin',
+  'trust',
 ]

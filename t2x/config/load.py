@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings
@@ -60,6 +60,7 @@ def load(
   registry_modules: Iterable[str] = (),
   root: str = 'Experiment',
   base: Config | None = None,
+  without: Collection[str] = (),
 ) -> Config:
   """Reads, checks and resolves a config; builds nothing.
 
@@ -70,13 +71,14 @@ def load(
     root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
     base: a config of some of these files, complete in itself, whose parts the other files and the
       overrides may replace: what only the base used is then no error.
+    without: names that these modules export and no config may use.
 
   Raises:
     UserError: everything that is wrong, a line each, sorted by file and line.
   """
   files = [files] if isinstance(files, (str, os.PathLike)) else list(files)
   parsed = parse_files(files, overrides)
-  registry = Registry.of(registry_modules)
+  registry = Registry.of(registry_modules, without)
   import_findings = registry.load(parsed.imports, parsed.folders)
   complete = parsed.complete and not import_findings
   if import_findings and not parsed.findings:
