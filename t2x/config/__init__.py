@@ -7,7 +7,7 @@ from t2x.config.hints import problem
 from t2x.config.identity import canonical, floats, identity
 from t2x.config.load import Config, load
 from t2x.config.objects import gin_of
-from t2x.config.parse import Import, Statement, macros_in, parse_files
+from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files
 from t2x.config.registry import Registry
 from t2x.config.render import render, show
 from t2x.config.resolve import Argument, Call, Shared, calls
@@ -30,6 +30,7 @@ __all__ = [
   'Call',
   'Config',
   'Finding',
+  'GinText',
   'Import',
   'Macro',
   'Place',

@@ -7,7 +7,7 @@ from typing import Any
 
 from t2x.config.bindings import Bindings
 from t2x.config.check import check_unused, check_values
-from t2x.config.parse import Import, Statement, macros_in, parse_files, parse_value
+from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
@@ -55,7 +55,7 @@ class Config:
 
 
 def load(
-  files: Iterable[str | os.PathLike] | str | os.PathLike,
+  files: Iterable[str | os.PathLike | GinText] | str | os.PathLike | GinText,
   overrides: Iterable[str] = (),
   registry_modules: Iterable[str] = (),
   root: str = 'Experiment',
@@ -65,7 +65,7 @@ def load(
   """Reads, checks and resolves a config; builds nothing.
 
   Args:
-    files: one gin file or several, read in order.
+    files: one gin file or several, read in order; also text that a program has written.
     overrides: `NAME=VALUE` each, as after `--gin.`; they win over files, also over scoped bindings.
     registry_modules: modules whose `__all__` may be named.
     root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
@@ -76,7 +76,7 @@ def load(
   Raises:
     UserError: everything that is wrong, a line each, sorted by file and line.
   """
-  files = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+  files = [files] if isinstance(files, (str, os.PathLike, GinText)) else list(files)
   parsed = parse_files(files, overrides)
   registry = Registry.of(registry_modules, without)
   import_findings = registry.load(parsed.imports, parsed.folders)
@@ -116,4 +116,6 @@ def _root_place(root: str, statements: Sequence[Statement], files: Sequence[Any]
   for statement in statements:
     if statement.name == name:
       return statement.place
+  if files and isinstance(files[0], GinText):
+    return Place(files[0].source, 0)
   return Place(os.fspath(files[0]), 1) if files else COMMAND_LINE

@@ -12,7 +12,7 @@ from flax import nnx
 from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.interop.families import FAMILIES
-from t2x.interop.family import Family, Fields
+from t2x.interop.family import Family
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
 
@@ -98,9 +98,7 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
     try:
       architecture, fields = family.fields(model)
       fields |= {'architectures': [architecture], 'model_type': family.model_type}
-      gin = family.gin(
-        Fields(fields | {'architecture': architecture}, family.defaults, 'the model')
-      )
+      gin = family.gin(family.read(fields, 'the model'))
       theirs = jax.eval_shape(lambda gin=gin: build(gin)(rngs=nnx.Rngs(0)))
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
       if model_type:
