@@ -8,7 +8,7 @@ from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import UserError
-from t2x.foreign import SMALL, Fields, Ids, read_bytes, read_json
+from t2x.foreign import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 
 __all__ = ['export_run', 'import_folder', 'read_folder']
 
@@ -51,23 +51,31 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   generated = config_lib.GinText(source.gin, str(source.config))
   model = source.shapes(load([generated], args.overrides).build().model)
   arrays, left = source.arrays(model)
+  count = sum(array.size for array in arrays.values())
+  notes = [f'{source.folder}: {source.family.model_type}, {count:,} parameters']
+  if left:
+    names = ', '.join(map(printed, left))
+    notes.append(f'left out, as {source.fields["architecture"]} has no part for them: {names}')
+  # All that may be refused is read before the weights are copied.
+  tokenizer = _tokenizer(source.folder, notes)
+  use = _use(source.folder, out, model, tokenizer, notes) if tokenizer else ''
+  files = [generated, config_lib.GinText(use, str(source.folder))]
+  rendered = config_lib.render(load(files, args.overrides))
+  kept = {name: source.folder / name for name in (CONFIG, GENERATION)}
+  hub = {name: read_bytes(path, SMALL) for name, path in kept.items() if path.exists()}
 
   def write(folder: Path) -> None:
     save_streamed(folder / 'checkpoints', {f'model/{name}': a for name, a in arrays.items()}, {})
     (folder / 'model.gin').write_text(source.gin)
-    (folder / 'hub').mkdir()
-    for name in (CONFIG, GENERATION):
-      if (source.folder / name).exists():
-        (folder / 'hub' / name).write_bytes(read_bytes(source.folder / name, SMALL))
-    count = sum(array.size for array in arrays.values())
-    print(f'{source.folder}: {source.family.model_type}, {count:,} parameters')
-    if left:
-      print(f'left out, as {source.fields["architecture"]} has no part for them: {", ".join(left)}')
-    use = config_lib.GinText(_use(source.folder, folder, out, model), str(source.folder))
-    rendered = config_lib.render(load([generated, use], args.overrides))
     (folder / 'config.gin').write_text(rendered)
+    (folder / 'hub').mkdir()
+    for name, contents in hub.items():
+      (folder / 'hub' / name).write_bytes(contents)
+    if tokenizer:
+      tokenizer.save(folder / 'tokenizer')
 
   write_folder(out, write)
+  print('\n'.join(notes))
   print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
 
 
@@ -84,19 +92,25 @@ def read_folder(folder: Path | str, load: Load) -> Any:
   return source.read(source.shapes(load([generated], []).build().model))
 
 
-def _use(theirs: Path, folder: Path, run: Path, model: Any) -> str:
-  """Takes the tokenizer along, and gives the gin text of a run that generates."""
+def _tokenizer(folder: Path, notes: list[str]) -> Any:
+  """The tokenizer of a model folder; None where there is none that is read here."""
   from t2x.data import load_hub_tokenizer
+  from t2x.data.tokenizers.special import Unsupported
+
+  try:
+    tokenizer = load_hub_tokenizer(folder)
+  except Unsupported as error:
+    notes.append(f'no tokenizer: {error}')
+    return None
+  notes.append(f'tokenizer of {tokenizer.vocab_size:,} ids')
+  return tokenizer
+
+
+def _use(theirs: Path, run: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
+  """The gin text of a run that generates; empty for models that do not."""
   from t2x.decode.generation_config import strategy_of
   from t2x.models import Decoder
 
-  try:
-    tokenizer = load_hub_tokenizer(theirs)
-  except UserError as error:
-    print(f'no tokenizer: {error}')
-    return ''
-  tokenizer.save(folder / 'tokenizer')
-  print(f'tokenizer of {tokenizer.vocab_size:,} ids')
   if hasattr(model, 'encoder'):
     task, lengths = 'Translation', ['source_length', 'target_length']
   elif isinstance(getattr(model, 'body', None), Decoder):
@@ -111,7 +125,7 @@ def _use(theirs: Path, folder: Path, run: Path, model: Any) -> str:
     where=str(theirs / GENERATION),
   )
   if left:
-    print(f'left out of {GENERATION}: {", ".join(left)}')
+    notes.append(f'left out of {GENERATION}: {", ".join(left)}')
   length = min(LENGTH, model.max_length or LENGTH)
   return USE.format(
     task=task,
@@ -169,6 +183,7 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
 
   def write(folder: Path) -> None:
     extra, generation = (_known(run / 'hub' / name) for name in (CONFIG, GENERATION))
+    Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
     tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None

@@ -61,16 +61,15 @@ def read_bytes(path: Path, limit: int = LARGE) -> bytes:
     UserError: there is none, it cannot be read, or it is larger than `limit` bytes.
   """
   try:
+    status = path.stat()
     # Opening a pipe would wait for its other end, and a device may have no end.
-    if not stat.S_ISREG(path.stat().st_mode):
+    if not stat.S_ISREG(status.st_mode):
       raise UserError(f'{path} is not a regular file')
-    with path.open('rb') as file:
-      contents = file.read(limit + 1)
+    if status.st_size > limit:
+      raise UserError(f'{path} is larger than {limit:,} bytes, more than any such file needs')
+    return path.read_bytes()
   except (OSError, ValueError) as error:
     raise UserError(f'{path}: {getattr(error, "strerror", None) or error}') from error
-  if len(contents) > limit:
-    raise UserError(f'{path} is larger than {limit:,} bytes, more than any such file needs')
-  return contents
 
 
 def read_text(path: Path, limit: int = LARGE) -> str:

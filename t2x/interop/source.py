@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import Lazy, named_leaves
 from t2x.errors import UserError, in_a_line
-from t2x.foreign import read_json
+from t2x.foreign import printed, read_json
 from t2x.interop.families import family_of
 from t2x.interop.family import Size
 from t2x.interop.rules import Table
@@ -90,7 +90,10 @@ class Source:
     for name, value in tensors.items():
       for pattern, replacement in self.family.renamed.items():
         name = re.sub(pattern, replacement, name)
-      named[prefix + name if bare else name] = value
+      name = prefix + name if bare else name
+      if name in named:
+        raise UserError(f'{self.folder} holds two tensors that mean {printed(name)}')
+      named[name] = value
     return named
 
   def arrays(self, model: nnx.Module) -> tuple[dict[str, Lazy], list[str]]:

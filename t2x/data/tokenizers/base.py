@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from t2x.data.folders import cache_folder, fingerprint, prepare, write_folder
-from t2x.errors import UserError
+from t2x.errors import UserError, in_a_line
+from t2x.foreign import LARGE, read_json
 
 __all__ = [
   'Encoding',
@@ -301,13 +302,20 @@ class Fitted(TokenizerConfig):
 
 
 def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
-  """The tokenizer that was saved in `folder`, which is of one of these kinds."""
+  """The tokenizer that was saved in `folder`, which is of one of these kinds.
+
+  Raises:
+    UserError: it is damaged or of another kind.
+  """
+  known = read_json(folder / 'tokenizer.json', LARGE)
   try:
-    known = json.loads((folder / 'tokenizer.json').read_text(encoding='utf-8'))
     kind = {kind.kind: kind for kind in kinds}[known.pop('kind')]
     return kind.load(folder, known)
-  except (OSError, ValueError, KeyError) as error:
-    raise UserError(f'{folder} holds no tokenizer: {error}') from error
+  except UserError:
+    raise
+  # Libraries raise bare Exceptions for files that they cannot read.
+  except Exception as error:
+    raise UserError(f'{folder} holds no tokenizer: {in_a_line(error)}') from error
 
 
 def located(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:
