@@ -46,7 +46,8 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 def shown(value: Any) -> str:
   """A value in an error message: in one line, and short."""
-  return _repr.repr(value)
+  text = _repr.repr(value)
+  return text if len(text) <= 120 else f'{text[:117]}...'
 
 
 def printed(name: str) -> str:

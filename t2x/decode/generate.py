@@ -57,8 +57,7 @@ def generate(
       reached ends a sequence; one of them must be given. The result has room for
       min(max_new_tokens, max_length - 1) tokens.
     strategy: Greedy, Sampling or Beam.
-    eos_id: the token that ends a sequence, unless `strategy.eos_ids` names others; None: nothing
-      does but the limit.
+    eos_id: the token that ends a sequence, where `strategy.eos_ids` names none; None: only the limit.
     pad_id: what fills a result behind its end.
     num_return: sequences for each prompt.
     key: a `jax.random.key`; the same key gives the same sequences.

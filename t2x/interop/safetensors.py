@@ -84,8 +84,9 @@ def _read_indexed(folder: Path) -> dict[str, np.ndarray]:
   files = Fields(read_json(folder / INDEX, LARGE), {'weight_map': Object(REQUIRED)}, where)[
     'weight_map'
   ]
+  present = {path.name for path in folder.iterdir() if path.is_file()}
   for name, file in files.items():
-    if not isinstance(file, str) or Path(file).name != file or not (folder / file).is_file():
+    if not isinstance(file, str) or file not in present:
       raise UserError(
         f'{where}: weight_map gives {shown(name)} the file {shown(file)}, which is not in the folder'
       )

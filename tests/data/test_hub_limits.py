@@ -187,6 +187,7 @@ SAVED = [
   ('bert', {'pad_id': 'x'}),
   ('bert', {'single': [['A']]}),
   ('bert', {'mask_id': 1.5}),
+  ('bert', {'mask_id': 10**9}),
   ('bert', {'kind': 'none'}),
   ('bert', {'kind': []}),
 ]

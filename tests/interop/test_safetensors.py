@@ -208,6 +208,7 @@ INDEXES = [
   ({'weight_map': {'a': '../x.safetensors'}}, "weight_map gives 'a' the file '../x"),
   ({'weight_map': {'a': '..'}}, "weight_map gives 'a' the file '..'"),
   ({'weight_map': {'a': ''}}, "weight_map gives 'a' the file ''"),
+  ({'weight_map': {'a': 'x' * 1000}}, "weight_map gives 'a' the file 'xxx"),
   ({'weight_map': {'a': 'x\0'}}, "weight_map gives 'a' the file 'x\\x00'"),
 ]
 

@@ -9,9 +9,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, check_ids
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
-from t2x.data.tokenizers.hub_limits import check_ids
 from t2x.data.tokenizers.special import Folder, Unsupported
 from t2x.data.tokenizers.spiece import marian, spiece
 from t2x.errors import UserError

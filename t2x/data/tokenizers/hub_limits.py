@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.data.tokenizers.base import Tokenizer
 from t2x.errors import UserError
 from t2x.foreign import LARGE, REQUIRED, Fields, Int, Object, read_json
 
-__all__ = ['Vocabulary', 'check_charsmap', 'check_ids', 'check_limits', 'vocabulary']
+__all__ = ['Vocabulary', 'check_charsmap', 'check_limits', 'vocabulary']
 
 # The largest vocabularies have one million.
 MOST_IDS = 10_000_000
@@ -181,18 +180,3 @@ def vocabulary(path: Path) -> dict[str, int]:
   return Fields({'vocabulary': pieces}, {'vocabulary': Vocabulary(REQUIRED)}, str(path))[
     'vocabulary'
   ]
-
-
-def check_ids(tokenizer: Tokenizer, where: str) -> None:
-  """Refuses special ids that the vocabulary does not have.
-
-  Raises:
-    UserError: naming the role.
-  """
-  roles = ('pad_id', 'eos_id', 'unk_id', 'bos_id', 'mask_id', 'start_id')
-  for role in roles:
-    i = getattr(tokenizer, role)
-    if i is not None and not 0 <= i < tokenizer.vocab_size:
-      raise UserError(
-        f'{where}: {role} = {i}, and the tokenizer has the ids 0 to {tokenizer.vocab_size - 1}'
-      )

@@ -60,7 +60,8 @@ class Around(Field):
 
 # What is read of tokenizer_config.json, special_tokens_map.json, config.json and generation_config.json.
 TOKENS: Mapping[str, Field] = {f'{role}_token': Token(None) for role in USUAL}
-TOKENIZER: Mapping[str, Field] = TOKENS | {
+TOKENIZER: Mapping[str, Field] = {
+  **TOKENS,
   'add_prefix_space': Bool(False),
   'do_lower_case': Bool(True),
   'extra_ids': Int(100, 0, 100_000),
