@@ -9,6 +9,7 @@ import pytest
 import tiny_builders
 
 from t2x.data.sources import TFDS
+from t2x.errors import UserError
 
 
 @pytest.fixture(scope='module')
@@ -97,3 +98,16 @@ def test_data_sets_of_packages_that_tfds_has_not_imported_are_found(tmp_path):
   builder = TFDS(name='wmt14_translate/de-en', data_dir=str(tmp_path))._builder()
   assert builder.info.features.keys() == {'de', 'en'}
   assert 'tensorflow' not in sys.modules
+
+
+@pytest.mark.parametrize(
+  'name', ['huggingface:glue/mrpc', 'kaggle:digits', 'some_group:pairs:1.0.0']
+)
+def test_a_data_set_that_brings_code_is_refused(name):
+  with pytest.raises(UserError, match='data sets of communities run code of their own'):
+    TFDS(name=name).splits()
+
+
+def test_a_version_is_no_community(tmp_path):
+  with pytest.raises(UserError, match='not found'):
+    TFDS(name='no_such_data:1.0.0', data_dir=str(tmp_path)).splits()
