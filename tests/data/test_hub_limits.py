@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from t2x.data import load_hub_tokenizer, load_tokenizer
-from t2x.data.tokenizers.hub_limits import _messages, check_charsmap, check_limits
+from t2x.data.tokenizers.hub_limits import _messages, check_limits, sentencepiece_model
 from t2x.errors import UserError
 
 
@@ -108,11 +108,13 @@ def lengthy(number, contents):
   return bytes([number << 3 | 2, len(contents) & 127 | 128, len(contents) >> 7]) + contents
 
 
-def test_a_sentencepiece_model_that_multiplies_texts_is_refused():
-  charsmap = bytes(4) + b'a\0' + b'b' * 2000 + b'\0'
-  with pytest.raises(UserError, match='here: its normalization makes 2,000 letters of one'):
-    check_charsmap(lengthy(3, lengthy(2, charsmap)), 'here')
-  check_charsmap(lengthy(3, lengthy(2, charsmap[:500])), 'here')
+def test_a_sentencepiece_model_that_multiplies_texts_is_refused(tmp_path):
+  charsmap, path = bytes(4) + b'a\0' + b'b' * 2000 + b'\0', tmp_path / 'x.model'
+  path.write_bytes(lengthy(3, lengthy(2, charsmap)))
+  with pytest.raises(UserError, match='its normalization makes 2,000 letters of one'):
+    sentencepiece_model(path)
+  path.write_bytes(lengthy(3, lengthy(2, charsmap[:500])))
+  assert sentencepiece_model(path) == path.read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import LARGE, REQUIRED, Fields, Int, Object, read_json
+from t2x.foreign import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
 
-__all__ = ['Vocabulary', 'check_charsmap', 'check_limits', 'vocabulary']
+__all__ = ['Vocabulary', 'check_limits', 'sentencepiece_model', 'vocabulary']
 
 # The largest vocabularies have one million.
 MOST_IDS = 10_000_000
@@ -98,23 +98,25 @@ def _added(step: Mapping[str, Any] | None) -> float:
   return float(max(count(step['single']), count(step['pair']), 1))
 
 
-def check_charsmap(model: bytes, where: str) -> None:
-  """Refuses a SentencePiece model whose normalization makes very many letters of one.
+def sentencepiece_model(path: Path) -> bytes:
+  """A file of SentencePiece.
 
   Raises:
-    UserError: it does; or the model cannot be read.
+    UserError: it cannot be read, or its normalization makes very many letters of one.
   """
+  model = read_bytes(path)
   try:
     specs = [spec for number, spec in _messages(model) if number == 3]
     maps = [table for spec in specs for number, table in _messages(spec) if number == 2]
     growth = max(map(_longest, maps), default=1.0)
   except (IndexError, ValueError) as error:
-    raise UserError(f'{where} is not a SentencePiece model: {error}') from error
+    raise UserError(f'{path} is not a SentencePiece model: {error}') from error
   if growth > MOST_GROWTH:
     raise UserError(
-      f'{where}: its normalization makes {growth:,.0f} letters of one; '
+      f'{path}: its normalization makes {growth:,.0f} letters of one; '
       f'more than {MOST_GROWTH:,} are not supported'
     )
+  return model
 
 
 def _longest(charsmap: bytes) -> float:

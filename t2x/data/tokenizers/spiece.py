@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 import sentencepiece
 
 from t2x.data.tokenizers.base import Template, Tokenizer, located
-from t2x.data.tokenizers.hub_limits import Vocabulary, check_charsmap, vocabulary
+from t2x.data.tokenizers.hub_limits import Vocabulary, sentencepiece_model, vocabulary
 from t2x.data.tokenizers.sentencepiece import SPACE, shared
 from t2x.data.tokenizers.special import Folder, Known, Unsupported
 from t2x.data.tokenizers.words import Words
-from t2x.foreign import REQUIRED, Bool, Fields, Object, read_bytes
+from t2x.foreign import REQUIRED, Bool, Fields, Object
 
 __all__ = ['Fold', 'MarianTokenizer', 'SpieceTokenizer', 'marian', 'spiece']
 
@@ -157,7 +157,7 @@ class SpieceTokenizer(Tokenizer):
   def load(cls, folder, known):
     """From the model's file."""
     fields = Fields(known, SAVED, str(folder))
-    model = read_bytes(folder / 'sentencepiece.model')
+    model = sentencepiece_model(folder / 'sentencepiece.model')
     fold = None if fields['fold'] is None else Fold(**Fields(fields['fold'], FOLD, str(folder)))
     return cls(model, Known.read(fields['known'], str(folder)), fields['added'], fold)
 
@@ -230,7 +230,9 @@ class MarianTokenizer(SpieceTokenizer):
   def load(cls, folder, known):
     """From both models' files."""
     fields = Fields(known, SAVED_PAIR, str(folder))
-    model, other = (read_bytes(folder / f'{name}.model') for name in ('sentencepiece', 'other'))
+    model, other = (
+      sentencepiece_model(folder / f'{name}.model') for name in ('sentencepiece', 'other')
+    )
     return cls(model, other, Known.read(fields['known'], str(folder)), fields['vocab'])
 
   def hub_files(self):
@@ -245,7 +247,7 @@ class MarianTokenizer(SpieceTokenizer):
 
 def spiece(folder: Folder) -> Tokenizer:
   """T5, or ALBERT where the model has a piece [CLS]."""
-  model = _model(folder, 'spiece.model')
+  model = sentencepiece_model(folder.path / 'spiece.model')
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
   vocab = {piece: i for i, piece in enumerate(pieces)}
@@ -283,11 +285,7 @@ def marian(folder: Folder) -> Tokenizer:
   known = folder.known(vocab.get, (('A', 0), (eos, 0)), (('A', 0), ('B', 1), (eos, 1)))
   if folder.decoder_start is None:
     known = dataclasses.replace(known, start_id=known.pad_id)
-  source, target = (_model(folder, f'{name}.spm') for name in ('source', 'target'))
+  source, target = (
+    sentencepiece_model(folder.path / f'{name}.spm') for name in ('source', 'target')
+  )
   return MarianTokenizer(source, target, known, vocab)
-
-
-def _model(folder: Folder, name: str) -> bytes:
-  model = read_bytes(folder.path / name)
-  check_charsmap(model, str(folder.path / name))
-  return model
