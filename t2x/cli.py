@@ -52,6 +52,14 @@ class _Command(argparse.ArgumentParser):
   def __init__(self, **settings: Any):
     super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
     self.add_argument('--traceback', action='store_true', help='show where an error came from')
+    # Without a default: that of a subcommand would undo what its command was given.
+    self.add_argument(
+      '--trust',
+      action='store_true',
+      default=argparse.SUPPRESS,
+      help='run the Python code that comes with a gin file or run folder, now and from now on: it can '
+      'do whatever you can, so read it first',
+    )
 
 
 def _processes(parser: argparse.ArgumentParser) -> None:
@@ -314,6 +322,7 @@ def main(argv: list[str] | None = None) -> int:
   argv = sys.argv[1:] if argv is None else argv
   overrides = [arg.removeprefix('--gin.') for arg in argv if arg.startswith('--gin.')]
   top = parser()
+  top.set_defaults(trust=False)
   args = top.parse_args([arg for arg in argv if not arg.startswith('--gin.')])
   if args.version:
     from t2x import __version__
@@ -334,8 +343,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run_command(args: argparse.Namespace) -> int:
   try:
     from t2x import commands
+    from t2x.config import everything_trusted
 
-    code = commands.COMMANDS[args.command](args) or 0
+    with everything_trusted() if args.trust else contextlib.nullcontext():
+      code = commands.COMMANDS[args.command](args) or 0
     commands.finish(args)
     return code
   except UserError as error:

@@ -19,16 +19,18 @@ __all__ = ['COMMANDS', 'decoding_strategy']
 
 # The rooms whose public names config files may use.
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
+# Functions among them that act (download, write files, connect): no config may call them.
+ACTIONS = ('connect', 'draw_patterns', 'fetch', 'inspect_batches', 'train')
 
 
 def load(
-  files: Sequence[str | Path],
+  files: Sequence[str | Path | config_lib.GinText],
   overrides: Sequence[str] = (),
   base: config_lib.Config | None = None,
 ) -> config_lib.Config:
   """The checked config of some gin files, laid over each other in order."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides, modules, base=base)
+  return config_lib.load(files, overrides, modules, base=base, without=ACTIONS)
 
 
 def join(args: argparse.Namespace) -> Any:
@@ -131,10 +133,10 @@ def decoding_strategy(args: argparse.Namespace, task: Any) -> Any:
     if not isinstance(own, decode.Beam):
       raise UserError('--length-penalty, --average-length and --stop need --beam WIDTH')
     strategy = dataclasses.replace(own, **beam)
-  # What the task asks of every answer, such as a first token, holds whatever the strategy.
+  # What the task asks of every answer, such as a first token or where it ends, holds whatever the strategy.
   given = _processors(args)
   kept = [one for one in own.processors if type(one) not in map(type, given)]
-  return dataclasses.replace(strategy, processors=(*kept, *given))
+  return dataclasses.replace(strategy, processors=(*kept, *given), eos_ids=own.eos_ids)
 
 
 def _beam(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,19 +1,18 @@
 """`t2x convert`: Hugging Face folders to run folders, and back."""
 
 import argparse
-import contextlib
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import UserError
+from t2x.foreign import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 
 __all__ = ['export_run', 'import_folder', 'read_folder']
 
-Load = Callable[[Sequence[str | Path], Sequence[str]], config_lib.Config]
+Load = Callable[[Sequence[str | Path | config_lib.GinText], Sequence[str]], config_lib.Config]
 
 # What makes a run of an imported model: it can generate, where it came with a tokenizer.
 USE = """
@@ -27,7 +26,7 @@ Experiment.task = @{task}()
   tokenizer = @RunTokenizer()
 {lengths}
 RunTokenizer:
-  run = {run!r}
+  run = {run}
   vocab_size = {vocab_size}
 {strategy}
 """
@@ -41,9 +40,6 @@ CONFIG, GENERATION = 'config.json', 'generation_config.json'
 def import_folder(args: argparse.Namespace, load: Load) -> None:
   """A model folder -> a run folder: config.gin and model.gin of our parts, a checkpoint of step 0, the
   tokenizer where there is one. It is there whole or not at all."""
-  import jax
-  from flax import nnx
-
   from t2x.data.folders import write_folder
   from t2x.interop import Source
   from t2x.train.streaming import save_streamed
@@ -52,26 +48,34 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise UserError(f'{out} is there already: remove it, or use another --out')
   source = Source(args.model)
-  with _file(source.gin) as path:
-    builder = load([path], args.overrides).build().model
-  model = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0)))
+  generated = config_lib.GinText(source.gin, str(source.config))
+  model = source.shapes(load([generated], args.overrides).build().model)
   arrays, left = source.arrays(model)
+  count = sum(array.size for array in arrays.values())
+  notes = [f'{source.folder}: {source.family.model_type}, {count:,} parameters']
+  if left:
+    names = ', '.join(map(printed, left))
+    notes.append(f'left out, as {source.fields["architecture"]} has no part for them: {names}')
+  # All that may be refused is read before the weights are copied.
+  tokenizer = _tokenizer(source.folder, notes)
+  use = _use(source.folder, out, model, tokenizer, notes) if tokenizer else ''
+  files = [generated, config_lib.GinText(use, str(source.folder))]
+  rendered = config_lib.render(load(files, args.overrides))
+  kept = {name: source.folder / name for name in (CONFIG, GENERATION)}
+  hub = {name: read_bytes(path, SMALL) for name, path in kept.items() if path.exists()}
 
   def write(folder: Path) -> None:
     save_streamed(folder / 'checkpoints', {f'model/{name}': a for name, a in arrays.items()}, {})
     (folder / 'model.gin').write_text(source.gin)
+    (folder / 'config.gin').write_text(rendered)
     (folder / 'hub').mkdir()
-    for name in (CONFIG, GENERATION):
-      if (source.folder / name).exists():
-        (folder / 'hub' / name).write_bytes((source.folder / name).read_bytes())
-    count = sum(array.size for array in arrays.values())
-    print(f'{source.folder}: {source.family.model_type}, {count:,} parameters')
-    if left:
-      print(f'left out, as {source.fields["architecture"]} has no part for them: {", ".join(left)}')
-    with _file(source.gin + _use(source.folder, folder, out, model)) as path:
-      (folder / 'config.gin').write_text(config_lib.render(load([path], args.overrides)))
+    for name, contents in hub.items():
+      (folder / 'hub' / name).write_bytes(contents)
+    if tokenizer:
+      tokenizer.save(folder / 'tokenizer')
 
   write_folder(out, write)
+  print('\n'.join(notes))
   print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
 
 
@@ -81,60 +85,68 @@ def read_folder(folder: Path | str, load: Load) -> Any:
   Raises:
     UserError: what `Source` and its `read` refuse.
   """
-  import jax
-  from flax import nnx
-
   from t2x.interop import Source
 
   source = Source(folder)
-  with _file(source.gin) as path:
-    builder = load([path], []).build().model
-  return source.read(jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0))))
+  generated = config_lib.GinText(source.gin, str(source.config))
+  return source.read(source.shapes(load([generated], []).build().model))
 
 
-@contextlib.contextmanager
-def _file(gin: str) -> Iterator[Path]:
-  with tempfile.TemporaryDirectory() as folder:
-    path = Path(folder) / 'model.gin'
-    path.write_text(gin)
-    yield path
-
-
-def _use(theirs: Path, folder: Path, run: Path, model: Any) -> str:
-  """Takes the tokenizer along, and gives the gin text of a run that generates."""
+def _tokenizer(folder: Path, notes: list[str]) -> Any:
+  """The tokenizer of a model folder; None where there is none that is read here."""
   from t2x.data import load_hub_tokenizer
+  from t2x.data.tokenizers.special import Unsupported
+
+  try:
+    tokenizer = load_hub_tokenizer(folder)
+  except Unsupported as error:
+    notes.append(f'no tokenizer: {error}')
+    return None
+  notes.append(f'tokenizer of {tokenizer.vocab_size:,} ids')
+  return tokenizer
+
+
+def _use(theirs: Path, run: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
+  """The gin text of a run that generates; empty for models that do not."""
   from t2x.decode.generation_config import strategy_of
   from t2x.models import Decoder
 
-  try:
-    tokenizer = load_hub_tokenizer(theirs)
-  except UserError as error:
-    print(f'no tokenizer: {error}')
-    return ''
-  tokenizer.save(folder / 'tokenizer')
-  print(f'tokenizer of {tokenizer.vocab_size:,} ids')
   if hasattr(model, 'encoder'):
     task, lengths = 'Translation', ['source_length', 'target_length']
   elif isinstance(getattr(model, 'body', None), Decoder):
     task, lengths = 'CausalLM', ['length']
   else:
     return ''
-  strategy, left = strategy_of(_known(theirs / GENERATION))
+  given = {'eos_token_id': _eos_ids(theirs, model.vocab_size)} | _known(theirs / GENERATION)
+  strategy, left = strategy_of(
+    given,
+    eos_id=tokenizer.eos_id,
+    vocab_size=model.vocab_size,
+    where=str(theirs / GENERATION),
+  )
   if left:
-    print(f'left out of {GENERATION}: {", ".join(left)}')
+    notes.append(f'left out of {GENERATION}: {", ".join(left)}')
   length = min(LENGTH, model.max_length or LENGTH)
   return USE.format(
     task=task,
     lengths='\n'.join(f'  {name} = {length}' for name in lengths),
-    run=str(run),
+    run=config_lib.to_gin(str(run)),
     vocab_size=tokenizer.vocab_size,
     strategy=config_lib.gin_of(f'{task}.strategy', strategy),
   )
 
 
+def _eos_ids(folder: Path, vocab_size: int) -> list[int]:
+  """The end tokens that config.json names, which generation_config.json may leave to it."""
+  path = folder / CONFIG
+  declared = {'eos_token_id': Ids([], vocab_size)}
+  given = {name: value for name, value in _known(path).items() if value is not None}
+  return list(Fields(given, declared, str(path))['eos_token_id'])
+
+
 def _known(path: Path) -> dict[str, Any]:
-  """What a JSON file says; nothing where there is none."""
-  return json.loads(path.read_text(encoding='utf-8')) if path.exists() else {}
+  """The object in a JSON file; empty where there is no file."""
+  return read_json(path) if path.exists() else {}
 
 
 def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | None) -> None:
@@ -147,6 +159,7 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
   from t2x.data import load_tokenizer
   from t2x.data.folders import write_folder
   from t2x.interop import export
+  from t2x.tasks import CausalLM, Translation
   from t2x.train.checkpoints import Checkpoints
 
   if to.exists() and (not to.is_dir() or any(to.iterdir())):
@@ -154,6 +167,7 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
   experiment = load([run / 'config.gin'], []).build()
   if experiment.model is None:
     raise UserError(f'{run}/config.gin has no Experiment.model')
+  task = experiment.task
   model = jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
   shapes = dict(named_leaves(model))
   checkpoints = Checkpoints(run / 'checkpoints')
@@ -165,17 +179,18 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
     return np.asarray(checkpoints.read(step, {prefix + name: shapes[name]})[prefix + name])
 
   def build(gin: str) -> Any:
-    with _file(gin) as path:
-      return load([path], []).build().model
+    return load([config_lib.GinText(gin, f'{run}, as another family,')], []).build().model
 
   def write(folder: Path) -> None:
     extra, generation = (_known(run / 'hub' / name) for name in (CONFIG, GENERATION))
+    Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
     tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
     if tokenizer is not None:
-      ids = {name: getattr(tokenizer, name) for name in ('bos_id', 'eos_id', 'pad_id')}
-      extra = {name.replace('_id', '_token_id'): value for name, value in ids.items()} | extra
+      ends = list(task.strategy.eos_ids) if isinstance(task, (CausalLM, Translation)) else []
+      ids = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
+      extra = {f'{role}_token_id': value for role, value in ids.items()} | extra
     family = export(model, build, folder, array, model_type, extra)
     print(f'{run}, step {step}: {family.model_type}')
     if tokenizer is not None:

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -66,6 +67,14 @@ def pytest_terminal_summary(terminalreporter):
     for name, row in sorted(rows.items()):
       cells = ' | '.join(row.get(column, '') for column in columns)
       terminalreporter.write_line(f'| {name} | {cells} |')
+
+
+@pytest.fixture(autouse=True)
+def trusted_folders(tmp_path_factory, monkeypatch):
+  """The list of trusted folders is this test's own and empty; nothing is trusted by inheritance."""
+  folder = tmp_path_factory.getbasetemp() / f'state-{uuid.uuid4().hex}'
+  monkeypatch.setenv('XDG_STATE_HOME', str(folder))
+  monkeypatch.delenv('T2X_TRUST', raising=False)
 
 
 @pytest.fixture

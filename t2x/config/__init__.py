@@ -7,10 +7,11 @@ from t2x.config.hints import problem
 from t2x.config.identity import canonical, floats, identity
 from t2x.config.load import Config, load
 from t2x.config.objects import gin_of
-from t2x.config.parse import Import, Statement, macros_in, parse_files
+from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files
 from t2x.config.registry import Registry
 from t2x.config.render import render, show
 from t2x.config.resolve import Argument, Call, Shared, calls
+from t2x.config.trusted import everything_trusted, trust
 from t2x.config.values import (
   COMMAND_LINE,
   Finding,
@@ -29,6 +30,7 @@ __all__ = [
   'Call',
   'Config',
   'Finding',
+  'GinText',
   'Import',
   'Macro',
   'Place',
@@ -40,6 +42,7 @@ __all__ = [
   'canonical',
   'did_you_mean',
   'diff',
+  'everything_trusted',
   'floats',
   'gin_of',
   'identity',
@@ -54,4 +57,5 @@ __all__ = [
   'show',
   'split_scope',
   'to_gin',
+  'trust',
 ]

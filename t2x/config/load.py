@@ -2,12 +2,12 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings
 from t2x.config.check import binds_parts, check_unused, check_values
-from t2x.config.parse import Import, Statement, macros_in, parse_files, parse_value
+from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
@@ -55,28 +55,30 @@ class Config:
 
 
 def load(
-  files: Iterable[str | os.PathLike] | str | os.PathLike,
+  files: Iterable[str | os.PathLike | GinText] | str | os.PathLike | GinText,
   overrides: Iterable[str] = (),
   registry_modules: Iterable[str] = (),
   root: str = 'Experiment',
   base: Config | None = None,
+  without: Collection[str] = (),
 ) -> Config:
   """Reads, checks and resolves a config; builds nothing.
 
   Args:
-    files: one gin file or several, read in order.
+    files: one gin file or several, read in order; also text that a program has written.
     overrides: `NAME=VALUE` each, as after `--gin.`; they win over files, also over scoped bindings.
     registry_modules: modules whose `__all__` may be named.
     root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
     base: a config of some of these files, complete in itself, whose parts the other files and the
       overrides may replace: what only the base used is then no error.
+    without: names that these modules export and no config may use.
 
   Raises:
     UserError: everything that is wrong, a line each, sorted by file and line.
   """
-  files = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+  files = [files] if isinstance(files, (str, os.PathLike, GinText)) else list(files)
   parsed = parse_files(files, overrides)
-  registry = Registry.of(registry_modules)
+  registry = Registry.of(registry_modules, without)
   import_findings = registry.load(parsed.imports, parsed.folders)
   complete = parsed.complete and not import_findings
   if import_findings and not parsed.findings:
@@ -119,4 +121,6 @@ def _root_place(root: str, statements: Sequence[Statement], files: Sequence[Any]
   for statement in statements:
     if statement.name == name:
       return statement.place
+  if files and isinstance(files[0], GinText):
+    return Place(files[0].source, 0)
   return Place(os.fspath(files[0]), 1) if files else COMMAND_LINE

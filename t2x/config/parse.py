@@ -18,10 +18,31 @@ from gin import config_parser
 
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves
 
-__all__ = ['Import', 'Parsed', 'Statement', 'macros_in', 'parse_files', 'parse_value']
+__all__ = [
+  'GinText',
+  'Import',
+  'Parsed',
+  'Statement',
+  'macros_in',
+  'parse_files',
+  'parse_value',
+]
 
 # A folder that rendered configs name, so that a run folder finds the user's modules again.
 SEARCH_COMMENT = '# modules in: '
+
+
+@dataclasses.dataclass(frozen=True)
+class GinText:
+  """Gin text that a program has written, read like a file. It may neither import nor include.
+
+  Attributes:
+    text: what the file would hold.
+    source: what the text was written from, for error messages.
+  """
+
+  text: str
+  source: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -178,15 +199,35 @@ def _open_bracket(text: str) -> tokenize.TokenInfo | None:
   return stack[-1] if stack else None
 
 
-def parse_files(files: Iterable[str | os.PathLike], overrides: Iterable[str] = ()) -> Parsed:
+def parse_files(
+  files: Iterable[str | os.PathLike | GinText], overrides: Iterable[str] = ()
+) -> Parsed:
   """Reads files in order, then `NAME=VALUE` overrides of the command line. Never raises for bad input."""
   parsed = Parsed()
   done: set[str] = set()
   for file in files:
-    _read(os.fspath(file), None, parsed, done, [])
+    if isinstance(file, GinText):
+      _read_text(file, parsed)
+    else:
+      _read(os.fspath(file), None, parsed, done, [])
   for override in overrides:
     _read_override(override, parsed)
   return parsed
+
+
+def _read_text(generated: GinText, parsed: Parsed) -> None:
+  place = Place(generated.source, 0)
+  if any(line.startswith(SEARCH_COMMENT) for line in generated.text.splitlines()):
+    parsed.error(place, 'gives a config that names folders of modules: refused')
+  try:
+    for statement in _statements(generated.text):
+      if isinstance(statement, (config_parser.ImportStatement, config_parser.IncludeStatement)):
+        parsed.error(place, 'gives a config that imports a module or includes a file: refused')
+      elif isinstance(statement, config_parser.BindingStatement):
+        target = statement.scope, statement.selector, statement.arg_name
+        parsed.statements.append(Statement(*target, statement.value, place, place))
+  except SyntaxError as error:
+    parsed.error(place, f'gives a config that cannot be read: {error.msg}')
 
 
 def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], stack: list[str]):

@@ -8,12 +8,13 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from t2x.config.parse import Import
 from t2x.config.signature import Part, describe
-from t2x.config.values import Finding
+from t2x.config.trusted import Untrusted, is_library, require_trust
+from t2x.config.values import Finding, Place
 from t2x.errors import in_a_line
 
 __all__ = ['Registry']
@@ -31,10 +32,13 @@ class Registry:
     self._parts: dict[int, Part] = {}
 
   @classmethod
-  def of(cls, modules: Iterable[str]) -> 'Registry':
-    """What these modules export. They are read once: describing them takes longer than a config."""
+  def of(cls, modules: Iterable[str], without: Collection[str] = ()) -> 'Registry':
+    """What these modules export, but for some names. They are read once: describing them takes longer
+    than a config."""
     known, registry = _read(tuple(modules)), cls()
-    registry._names = {name: dict(fulls) for name, fulls in known._names.items()}
+    registry._names = {
+      name: dict(fulls) for name, fulls in known._names.items() if name not in without
+    }
     registry._parts = dict(known._parts)
     return registry
 
@@ -78,16 +82,19 @@ class Registry:
     return list(self._names)
 
   def load(self, imports: Iterable[Import], folders: Iterable[str]) -> list[Finding]:
-    """Imports the user's modules: from sys.path, the working directory and the configs' folders.
+    """Imports the user's modules: from sys.path, the working directory and trusted folders.
 
-    The folders are put at the end of `sys.path` when a module is only found there, so that worker
-    processes find it as well.
+    A folder is put at the end of `sys.path` when a module is only found there, so that worker
+    processes find it as well, and nothing in it hides an installed module.
     """
     findings = []
     search = [os.getcwd(), *folders]
     for statement in imports:
       try:
         self._load(statement, search)
+      except Untrusted as error:
+        # The user has said no, or is to be asked first: nothing else is imported.
+        return [Finding(statement.place, str(error))]
       except Exception as error:
         # A user's module may fail in any way.
         findings.append(Finding(statement.place, _import_problem(statement.module, error)))
@@ -97,11 +104,11 @@ class Registry:
     module_name = statement.module
     package, _, last = module_name.rpartition('.')
     try:
-      module = _import(module_name, search)
+      module = _import(module_name, search, statement.place)
     except ModuleNotFoundError as error:
       if not (statement.is_from and error.name == module_name and package):
         raise
-      obj = getattr(_import(package, search), last, None)
+      obj = getattr(_import(package, search, statement.place), last, None)
       if obj is None:
         raise
       self.add_object(package, statement.alias or last, obj)
@@ -140,17 +147,39 @@ def _is_part(obj: Any) -> bool:
   return callable(obj)
 
 
-def _import(name: str, search: list[str]) -> types.ModuleType:
+def _import(name: str, search: list[str], place: Place) -> types.ModuleType:
+  """Imports a module of the user's, `search` being the working directory and the configs' folders."""
   top = name.partition('.')[0]
-  if top not in sys.modules and importlib.util.find_spec(top) is None:
-    for folder in search:
-      is_here = os.path.isfile(os.path.join(folder, f'{top}.py'))
-      if (is_here or os.path.isdir(os.path.join(folder, top))) and folder not in sys.path:
-        sys.path.append(folder)
-    importlib.invalidate_caches()
+  importlib.invalidate_caches()
+  if top in sys.modules or importlib.util.find_spec(top) is not None:
+    if is_library(top):
+      folder = os.path.dirname(os.path.realpath(place.file))
+      what = f"imports '{name}', a library: the config can call any of its functions"
+      require_trust(folder, str(place), what)
+  elif beside := _beside(name, search):
+    folder, file = beside
+    if not os.path.samefile(folder, search[0]):
+      require_trust(folder, str(place), f"imports '{name}' from {file}, whose code would run")
+    sys.path.append(folder)
   module = importlib.import_module(name)
   _check_shadow(top, search)
   return module
+
+
+def _beside(name: str, search: list[str]) -> tuple[str, str] | None:
+  """The first folder that holds a module, and the file or package whose code would run."""
+  for folder in map(os.path.realpath, search):
+    path = folder
+    for part in name.split('.'):
+      path = os.path.join(path, part)
+      for file in (os.path.join(path, '__init__.py'), f'{path}.py'):
+        if os.path.isfile(file):
+          return folder, file
+      if not os.path.isdir(path):
+        break
+    else:
+      return folder, path
+  return None
 
 
 def _check_shadow(top: str, search: list[str]) -> None:

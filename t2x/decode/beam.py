@@ -107,9 +107,7 @@ class Beam(Strategy):
     candidates, parents = self._extend(state.beams, logits, step, request)
     last = candidates.tokens[:, :, step]
     at_limit = step + 1 >= request.limits
-    ends = jnp.broadcast_to(at_limit[:, None], last.shape)
-    if request.eos_id is not None:
-      ends |= last == request.eos_id
+    ends = at_limit[:, None] | request.ends(last)
     pool = self._collect(state.pool, candidates, ends)
 
     growing = dataclasses.replace(candidates, scores=jnp.where(ends, -jnp.inf, candidates.scores))
@@ -122,15 +120,16 @@ class Beam(Strategy):
     return Search(beams, pool, last, live), take(parents, places)
 
   def _extend(self, beams, logits, step, request):
-    """The 2 * width most probable extensions, and the beam each extends.
+    """The most probable extensions, and the beam each extends.
 
-    A beam ends in one way only, so at least `width` of them do not end.
+    Each beam ends in as many ways as there are end tokens: there is one extension per beam more than
+    that, so that at least `width` of them do not end.
     """
     batch, width, vocab = logits.shape
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     processed = self.process(log_probs, beams.tokens, step, request)
     totals = (beams.scores[:, :, None] + processed).reshape(batch, width * vocab)
-    scores, flat = jax.lax.top_k(totals, min(2, vocab) * width)
+    scores, flat = jax.lax.top_k(totals, min(1 + max(len(request.eos_ids), 1), vocab) * width)
     parents, tokens = flat // vocab, (flat % vocab).astype(jnp.int32)
     added = jnp.take_along_axis(log_probs.reshape(batch, width * vocab), flat, axis=1)
     old = take(beams, parents)

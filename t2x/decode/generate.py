@@ -58,7 +58,7 @@ def generate(
       reached ends a sequence; one of them must be given. The result has room for
       min(max_new_tokens, max_length - 1) tokens.
     strategy: Greedy, Sampling or Beam.
-    eos_id: the token that ends a sequence; None: nothing does but the limit.
+    eos_id: the token that ends a sequence, where `strategy.eos_ids` names none; None: only the limit.
     pad_id: what fills a result behind its end.
     num_return: sequences for each prompt.
     key: a `jax.random.key`; the same key gives the same sequences.
@@ -87,7 +87,7 @@ def generate(
     max_new_tokens=room,
     strategy=strategy,
     num_return=num_return,
-    eos_id=eos_id,
+    eos_ids=tuple(strategy.eos_ids) or (() if eos_id is None else (eos_id,)),
     pad_id=pad_id,
     cache_dtype=cache_dtype,
   )
@@ -176,7 +176,7 @@ def _pad(prompts, pad_id, known_positions):
     'max_new_tokens',
     'strategy',
     'num_return',
-    'eos_id',
+    'eos_ids',
     'pad_id',
     'cache_dtype',
   ),
@@ -193,7 +193,7 @@ def _run(
   max_new_tokens,
   strategy,
   num_return,
-  eos_id,
+  eos_ids,
   pad_id,
   cache_dtype,
 ):
@@ -206,7 +206,7 @@ def _run(
     key,
     num_return,
     max_new_tokens,
-    eos_id,
+    eos_ids,
     pad_id,
   )
   axis = model.cache_batch_axis

@@ -18,6 +18,8 @@ from t2x.decode.processors import (
 from t2x.decode.sampling import Greedy, Sampling
 from t2x.decode.stopping import AtCurrentLength, Stopping, WhenCertain, WhenFull
 from t2x.decode.strategy import Strategy
+from t2x.errors import UserError
+from t2x.foreign import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
 
 __all__ = ['strategy_of']
 
@@ -51,72 +53,105 @@ NOT_KNOWN = {
 }
 
 
-def strategy_of(given: Mapping[str, Any]) -> tuple[Strategy, list[str]]:
+def _declared(vocab_size: int) -> Mapping[str, Field]:
+  token = Int(None, -(2**31), vocab_size - 1)
+  return {
+    'bad_words_ids': Many([], Many([], token, least=1)),
+    'do_sample': Bool(False),
+    'early_stopping': Only(False, (True, 'never')),
+    'eos_token_id': Ids([], vocab_size),
+    'forced_bos_token_id': Int(None, 0, vocab_size - 1),
+    'forced_eos_token_id': Ids([], vocab_size),
+    'length_penalty': Float(1.0, -100.0, 100.0),
+    'min_length': Int(0),
+    'min_new_tokens': Int(0),
+    'no_repeat_ngram_size': Int(0),
+    'num_beams': Int(1, 1, 1000),
+    'repetition_penalty': Float(1.0, 0.0, 1e6, excluded=0.0),
+    'suppress_tokens': Many([], token),
+    'temperature': Float(1.0, 0.0, 1e6),
+    'top_k': Int(50),
+    'top_p': Float(1.0, 0.0, 1.0),
+  }
+
+
+def strategy_of(
+  given: Mapping[str, Any],
+  *,
+  eos_id: int | None = None,
+  vocab_size: int = 2**31,
+  where: str = 'generation_config.json',
+) -> tuple[Strategy, list[str]]:
   """The strategy that `generate` of transformers follows.
 
   Args:
-    given: fields of generation_config.json; absent ones have their defaults.
+    given: fields of generation_config.json; those that are absent or null have their defaults.
+    eos_id: the end token of the tokenizer, which the strategy need not name.
+    vocab_size: token ids are below this.
+    where: the file, for error messages.
 
   Returns:
     The strategy, and the settings that it leaves out: `name = value`.
+
+  Raises:
+    UserError: a field has another type or lies outside of its range.
   """
-  fields = {name: value for name, value in given.items() if value is not None}
+  said = {name: value for name, value in given.items() if value is not None}
+  fields = Fields(said, _declared(vocab_size), where)
   left = [
-    f'{name} = {fields[name]}'
+    f'{name} = {shown(said[name])}'
     for name, nothing in NOT_KNOWN.items()
-    if fields.get(name, nothing) != nothing
+    if said.get(name, nothing) != nothing
   ]
   processors, more = _processors(fields)
-  width = fields.get('num_beams', 1)
-  if width > 1:
-    penalty = AverageLength(float(fields.get('length_penalty', 1.0)))
-    stopping = STOPPING[fields.get('early_stopping', False)]
-    if fields.get('do_sample'):
-      more.append('do_sample = True in a beam search')
-    return Beam(width, penalty, stopping, processors=processors), left + more
-  if not fields.get('do_sample'):
-    return Greedy(processors=processors), left + more
-  top_p = fields.get('top_p', 1.0)
-  sampling = Sampling(
-    temperature=float(fields.get('temperature', 1.0)),
-    top_k=fields.get('top_k', 50) or None,
-    top_p=None if top_p == 1.0 else float(top_p),
-    processors=processors,
-  )
-  return sampling, left + more
+  ends = fields['eos_token_id']
+  more_ends = len(ends) > 1 or (eos_id is not None and ends not in ((), (eos_id,)))
+  common: dict[str, Any] = {'processors': processors, 'eos_ids': ends if more_ends else ()}
+  try:
+    if fields['num_beams'] > 1:
+      if fields['do_sample']:
+        more.append('do_sample = True in a beam search')
+      penalty = AverageLength(fields['length_penalty'])
+      stopping = STOPPING[fields['early_stopping']]
+      return Beam(fields['num_beams'], penalty, stopping, **common), left + more
+    if not fields['do_sample']:
+      return Greedy(**common), left + more
+    top_p = fields['top_p']
+    sampling = Sampling(
+      temperature=fields['temperature'],
+      top_k=fields['top_k'] or None,
+      top_p=None if top_p == 1.0 else top_p,
+      **common,
+    )
+    return sampling, left + more
+  except UserError as error:
+    raise UserError(f'{where}: {error}') from error
 
 
-def _processors(fields: Mapping[str, Any]) -> tuple[list[Processor], list[str]]:
+def _processors(fields: Fields) -> tuple[list[Processor], list[str]]:
   """In the order in which they are applied there, and what is left out."""
   made: list[Processor] = []
   left = []
-  if (penalty := fields.get('repetition_penalty', 1.0)) != 1.0:
-    made.append(RepetitionPenalty(float(penalty)))
-  if size := fields.get('no_repeat_ngram_size', 0):
+  if (penalty := fields['repetition_penalty']) != 1.0:
+    made.append(RepetitionPenalty(penalty))
+  if size := fields['no_repeat_ngram_size']:
     made.append(NoRepeatNGram(size))
-  if length := fields.get('min_length', 0):
+  if length := fields['min_length']:
     made.append(MinLength(length))
-  if count := fields.get('min_new_tokens', 0):
+  if count := fields['min_new_tokens']:
     made.append(MinNewTokens(count))
-  if (first := fields.get('forced_bos_token_id')) is not None:
+  if (first := fields['forced_bos_token_id']) is not None:
     made.append(ForceFirst((first,)))
-  ends = _ids(fields.get('eos_token_id'))
-  if last := _ids(fields.get('forced_eos_token_id')):
+  ends, last = fields['eos_token_id'], fields['forced_eos_token_id']
+  if last:
     made.append(ForceLast())
     if ends and last != ends:
-      left.append(f'forced_eos_token_id = {last} instead of eos_token_id = {ends}')
-  words = fields.get('bad_words_ids', [])
+      left.append(f'forced_eos_token_id = {list(last)} instead of eos_token_id = {list(ends)}')
+  words = fields['bad_words_ids']
   long = [word for word in words if len(word) > 1]
   if long:
-    left.append(f'bad_words_ids = {long}, of more than one token')
+    left.append(f'bad_words_ids = {shown(long)}, of more than one token')
   short = [word[0] for word in words if len(word) == 1 and word[0] not in ends]
-  if suppressed := (*short, *fields.get('suppress_tokens', ())):
+  if suppressed := (*short, *fields['suppress_tokens']):
     made.append(SuppressTokens(suppressed))
   return made, left
-
-
-def _ids(given: int | list[int] | None) -> list[int]:
-  """Several, one or none."""
-  if given is None:
-    return []
-  return [given] if isinstance(given, int) else list(given)

@@ -51,7 +51,7 @@ class History:
     prompt_width: where generated tokens begin; the prompts' width with their padding.
     step: how many were generated.
     limits: the most that may be generated.
-    eos_id: the token that ends a sequence, if any.
+    eos_ids: the tokens that end a sequence, if any.
   """
 
   tokens: Int[Array, 'batch copies length']
@@ -59,7 +59,7 @@ class History:
   prompt_width: int
   step: Int[Array, '']
   limits: Int[Array, ' batch']
-  eos_id: int | None
+  eos_ids: tuple[int, ...]
 
   @property
   def end(self) -> Int[Array, '']:
@@ -156,7 +156,7 @@ class MinLength(Processor):
 
   def __call__(self, scores, history):
     short = history.known.sum(axis=-1) < self.length
-    return _without(scores, [history.eos_id], short[:, None, None])
+    return _without(scores, history.eos_ids, short[:, None, None])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +167,7 @@ class MinNewTokens(Processor):
   count: Count
 
   def __call__(self, scores, history):
-    return _without(scores, [history.eos_id], history.step < self.count)
+    return _without(scores, history.eos_ids, history.step < self.count)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,14 +192,14 @@ class ForceFirst(Processor):
 
 @dataclasses.dataclass(frozen=True)
 class ForceLast(Processor):
-  """The last token that a limit leaves room for is the end token: Hugging Face's
+  """The last token that a limit leaves room for is an end token: Hugging Face's
   `forced_eos_token_id`. It has score 0, as with ForceFirst."""
 
   def __call__(self, scores, history):
-    if history.eos_id is None:
+    if not history.eos_ids:
       raise UserError('ForceLast forces the end token, and generate was given eos_id = None')
     last = (history.step == history.limits - 1)[:, None, None]
-    return jnp.where(last, _only(scores, history.eos_id), scores)
+    return jnp.where(last, _only(scores, history.eos_ids), scores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,12 +226,12 @@ def _among(tokens, where, vocab):
 
 
 def _without(scores, tokens, where=True):
-  """-inf for `tokens`, where told; None is no token."""
-  some = [token for token in tokens if token is not None]
-  named = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(some, jnp.int32))
+  """-inf for `tokens`, where told."""
+  named = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(tokens, jnp.int32))
   return jnp.where(named & where, -jnp.inf, scores)
 
 
-def _only(scores, token):
-  """0 for `token` and -inf for all others."""
-  return jnp.where(jnp.arange(scores.shape[-1]) == token, 0.0, -jnp.inf)
+def _only(scores, tokens):
+  """0 for `tokens` and -inf for all others."""
+  named = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(tokens, jnp.int32))
+  return jnp.where(named, 0.0, -jnp.inf)

@@ -77,9 +77,7 @@ class OneByOne(Strategy):
     picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]
     log_prob = picked - jax.nn.logsumexp(logits, axis=-1)
     token = jnp.where(state.live, chosen, request.pad_id)
-    ends = step + 1 >= request.limits[:, None]
-    if request.eos_id is not None:
-      ends |= token == request.eos_id
+    ends = (step + 1 >= request.limits[:, None]) | request.ends(token)
     written = Written(
       keys=state.keys,
       tokens=state.tokens.at[:, :, step].set(token),

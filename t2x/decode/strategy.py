@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t2x.decode.processors import History, Processor
 from t2x.errors import UserError
@@ -56,7 +56,7 @@ class Request:
     key: where randomness comes from; None for strategies without.
     num_return: sequences wanted for each prompt.
     max_new_tokens: room for tokens.
-    eos_id: the token that ends a sequence; None: only `limits` do.
+    eos_ids: the tokens that end a sequence; empty: only `limits` do.
     pad_id: what fills the room behind a sequence.
   """
 
@@ -66,8 +66,12 @@ class Request:
   key: Array | None
   num_return: int
   max_new_tokens: int
-  eos_id: int | None
+  eos_ids: tuple[int, ...]
   pad_id: int
+
+  def ends(self, tokens: Int[Array, '*shape']) -> Bool[Array, '*shape']:
+    """Which tokens end their sequence."""
+    return jnp.isin(tokens, jnp.asarray(self.eos_ids, jnp.int32))
 
   def history(self, written: Int[Array, 'batch copies length'], step: Int[Array, '']) -> History:
     """Prompts and the first `step` tokens of what was written, side by side."""
@@ -76,7 +80,7 @@ class Request:
     places = jnp.arange(width + written.shape[-1])
     known = (places >= width - self.prompt_lengths[:, None]) & (places < width + step)
     tokens = jnp.concatenate([prompts, written], axis=-1)
-    return History(tokens, known, width, step, self.limits, self.eos_id)
+    return History(tokens, known, width, step, self.limits, self.eos_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +94,20 @@ class Strategy(abc.ABC):
   Attributes:
     processors: what changes the scores of the next token before the strategy looks at them, in
       this order.
+    eos_ids: the tokens that end a sequence, any of them; empty: the one that `generate` is given.
   """
 
   processors: Sequence[Processor] = dataclasses.field(default=(), kw_only=True)
+  eos_ids: Sequence[int] = dataclasses.field(default=(), kw_only=True)
 
   # Whether choosing needs a random key.
   random: ClassVar[bool] = False
 
   def __post_init__(self):
     object.__setattr__(self, 'processors', tuple(self.processors))
+    object.__setattr__(self, 'eos_ids', tuple(self.eos_ids))
+    if any(token < 0 for token in self.eos_ids):
+      raise UserError(f'{type(self).__name__}.eos_ids = {self.eos_ids} has a negative id')
 
   def process(
     self,

@@ -1,5 +1,7 @@
 """Our models as Hugging Face folders."""
 
+import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,22 +14,23 @@ from flax import nnx
 from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.interop.families import FAMILIES
-from t2x.interop.family import Family, Fields
+from t2x.interop.family import Family
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
+from t2x.layers import XLA, Auto, Blockwise, Dense
 
 __all__ = ['export']
 
-# What a model computes does not depend on these.
+# What a model of our parts computes does not depend on these attributes, nor on which of our kernels it uses.
 FREE = {
   'dropout_rate',
   'final_dropout',
   'input_dropout',
-  'kernel',
   'remat',
   'stochastic_depth',
   'unroll',
 }
+KERNELS = (Auto, Blockwise, Dense, XLA)
 
 Build = Callable[[str], Callable[..., nnx.Module]]
 
@@ -98,11 +101,16 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
     try:
       architecture, fields = family.fields(model)
       fields |= {'architectures': [architecture], 'model_type': family.model_type}
-      gin = family.gin(
-        Fields(fields | {'architecture': architecture}, family.defaults, 'the model')
-      )
+      gin = family.gin(family.read(fields, 'the model'))
       theirs = jax.eval_shape(lambda gin=gin: build(gin)(rngs=nnx.Rngs(0)))
-    except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
+    except (
+      AttributeError,
+      ArithmeticError,
+      LookupError,
+      TypeError,
+      ValueError,
+      UserError,
+    ) as error:
       if model_type:
         raise UserError(f'this model has not the parts of {model_type}: {error}') from error
       continue
@@ -118,18 +126,58 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
 
 
 def _differences(ours: nnx.Module, theirs: nnx.Module) -> Iterator[str]:
-  """What of two models is not the same, but for what does not change what they compute."""
-  here, there = _described(ours), _described(theirs)
+  """Where two models differ, but for what does not change what they compute."""
+  here, there = dict(_described(ours)), dict(_described(theirs))
   for name in sorted(set(here) | set(there)):
-    if here.get(name) != there.get(name):
-      yield f'{name} is {here.get(name, "not there")}, there {there.get(name, "none")}'
+    if name not in here or name not in there or not _same(here[name], there[name]):
+      told = f'is {_text(here.get(name, "not there"))}, there {_text(there.get(name, "none"))}'
+      yield f'{name or "the model"} {told}'
 
 
-def _described(model: nnx.Module) -> dict[str, Any]:
-  told: dict[str, Any] = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
-  for path, module in nnx.iter_modules(model):
-    for name, value in vars(module).items():
-      if name in FREE or name.startswith('_') or isinstance(value, (nnx.Module, nnx.Variable)):
-        continue
-      told['/'.join(map(str, (*path, name)))] = value
-  return told
+def _described(
+  value: Any, path: str = '', around: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, Any]]:
+  """The classes of all modules, and the values of their attributes, by path.
+
+  A class that is not ours, a subclass of one of ours too, may compute something else from the same
+  attributes: so the classes themselves are compared.
+  """
+  items: Mapping[str, Any] = {}
+  if any(value is one for one in around):
+    return
+  if isinstance(value, nnx.Variable):
+    yield path, tuple(value.shape)
+  elif isinstance(value, nnx.Module):
+    yield path, type(value)
+    items = {name: one for name, one in vars(value).items() if not name.startswith('_pytree__')}
+  elif type(value) in (list, tuple):
+    yield path, f'{type(value).__name__} of {len(value)}'
+    items = {str(i): one for i, one in enumerate(value)}
+  elif type(value) is dict:
+    yield path, f'dict of {len(value)}'
+    items = {str(name): one for name, one in value.items()}
+  elif type(value) is functools.partial:
+    yield path, functools.partial
+    items = {'function': value.func, 'positional': value.args, 'named': value.keywords}
+  elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+    yield path, type(value)
+    items = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+  else:
+    yield path, value
+  for name, one in items.items():
+    if name not in FREE and type(one) not in KERNELS:
+      yield from _described(one, f'{path}/{name}' if path else name, (*around, value))
+
+
+def _same(here: Any, there: Any) -> bool:
+  """Whether two values are equal, and of one class unless both are numbers."""
+  are_numbers = all(type(one) in (int, float) for one in (here, there))
+  if not are_numbers and type(here) is not type(there):
+    return False
+  return here is there or bool(np.all(here == there))
+
+
+def _text(value: Any) -> str:
+  is_named = isinstance(value, type) or callable(value)
+  name = getattr(value, '__qualname__', None) if is_named else None
+  return f'{value.__module__}.{name}' if name else str(value)

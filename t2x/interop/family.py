@@ -1,22 +1,31 @@
 """What a family of models is to others: names, layouts, and the fields of its config.json."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
 
 from t2x import layers
-from t2x.errors import UserError
+from t2x.foreign import Choice, Field, Fields, Float, Int, Many, Object, Text
 from t2x.interop.rules import Rule
 
 __all__ = [
+  'ACTIVATIONS',
+  'CLASSES',
   'Family',
-  'Fields',
+  'Layers',
+  'Part',
+  'Size',
   'activation',
+  'activation_field',
   'activation_name',
   'fields_of_attention',
   'num_classes',
+  'positive',
+  'rate',
+  'write',
 ]
 
 # Theirs -> ours. The first of theirs that means ours is the one written.
@@ -33,39 +42,81 @@ ACTIVATIONS: Mapping[str, str] = {
 }
 
 
-class Fields(dict):
-  """The fields of a config.json over its family's defaults, by name; a missing one is told."""
+@dataclasses.dataclass(frozen=True)
+class Size(Int):
+  """A size that a dimension of some tensor has, or a factor of one."""
 
-  def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], where: str):
-    super().__init__({**defaults, **given})
-    self.where = where
+  low: int = 1
 
-  def __missing__(self, name: str) -> Any:
-    raise UserError(f"{self.where} has no field '{name}'")
 
-  def only(self, name: str, *values: Any) -> None:
-    """Refuses what our parts cannot say.
+@dataclasses.dataclass(frozen=True)
+class Layers(Int):
+  """A number of layers: of few enough to be looked at one by one."""
 
-    Raises:
-      UserError: the field has none of `values`.
-    """
-    if self.get(name, values[0]) not in values:
-      known = ' or '.join(map(repr, values))
-      raise UserError(f'{self.where}: {name} = {self[name]!r} is not supported, only {known}')
+  low: int = 1
+  high: int = 1000
+
+
+def rate(default: float | None) -> Float:
+  """A dropout rate."""
+  return Float(default, 0.0, 1.0, excluded=1.0)
+
+
+def positive(default: Any, high: float = 1e12) -> Float:
+  """A number above zero."""
+  return Float(default, 0.0, high, excluded=0.0)
+
+
+def activation_field(default: str) -> Choice:
+  """The name of an activation."""
+  return Choice(default, ACTIVATIONS)
+
+
+# The classes of a head: names by number, or a count.
+CLASSES: Mapping[str, Field] = {'id2label': Object(None), 'num_labels': Size(2)}
+
+
+class Part(str):
+  """The name of a part of ours, `scope/Name`: a reference in gin text. Never made of what a file says."""
+
+
+def write(template: str, values: Mapping[str, Any], **more: Any) -> str:
+  """The template with each `{name}` replaced by the value of that name, as gin text.
+
+  A value cannot be anything but one literal or reference: gin's literals are Python's.
+  """
+  return re.sub(
+    r'\{(\w+)\}',
+    lambda found: _gin(more[name] if (name := found[1]) in more else values[name]),
+    template,
+  )
+
+
+def _gin(value: Any) -> str:
+  if isinstance(value, Part):
+    return f'@{value}'
+  if isinstance(value, list):
+    return f'[{", ".join(map(_gin, value))}]'
+  if value is None or type(value) in (bool, int, float, str):
+    return repr(value)
+  raise TypeError(f'{value!r} is written into no config')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
   """Models that others keep in one layout, built here of our parts.
 
+  A config.json is read through `read` only, so that `gin` sees no field whose type and range were not
+  checked.
+
   Attributes:
     model_type: the name in config.json.
     architectures: class names in config.json, the one of a model with all its heads first.
-    gin: fields (with `architecture`) -> the config of the model, as gin text.
+    gin: what `read` returns -> the config of the model, as gin text.
     fields: our model -> (architecture, fields of config.json that make `gin` give it back). May
       raise AttributeError, TypeError or KeyError for a model of other parts.
     rules: where everything lies, every head included.
-    defaults: fields that a config.json may leave out.
+    declared: the fields of config.json that `gin` reads, and those of which one value is supported.
     prefix: of their names; a file of the bare model leaves it out.
     bare: the architecture of the bare model, where we export one.
     renamed: regular expression -> replacement, applied to their names first (old spellings).
@@ -78,21 +129,27 @@ class Family:
   gin: Callable[[Fields], str]
   fields: Callable[[nnx.Module], tuple[str, dict[str, Any]]]
   rules: Sequence[Rule]
-  defaults: Mapping[str, Any]
+  declared: Mapping[str, Field]
   prefix: str = ''
   bare: str = ''
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ignored: Sequence[str] = ()
 
+  def read(self, given: Mapping[str, Any], where: str) -> Fields:
+    """The declared fields of a config.json, and `architecture`.
 
-def activation(fields: Fields, name: str) -> str:
-  """Our name of the activation in a field.
+    Raises:
+      UserError: a field has another type, lies outside of its range or is not supported.
+    """
+    named = Fields(given, {'architectures': Many(None, Text(''))}, where)['architectures']
+    architecture = named[0] if named else self.architectures[0]
+    declared = {**self.declared, 'architecture': Choice(self.architectures[0], self.architectures)}
+    return Fields({**given, 'architecture': architecture}, declared, where)
 
-  Raises:
-    UserError: it is not known.
-  """
-  fields.only(name, *ACTIVATIONS)
-  return ACTIVATIONS[fields[name]]
+
+def activation(fields: Fields, name: str) -> Part:
+  """Our activation of the name in a field."""
+  return Part(ACTIVATIONS[fields[name]])
 
 
 def activation_name(function: Callable) -> str:
@@ -113,4 +170,4 @@ def fields_of_attention(mixer: Any) -> tuple[int, int, int]:
 
 def num_classes(fields: Fields) -> int:
   """Classes of a head: as many as have names, or as the fields say; two where they do not."""
-  return len(fields.get('id2label') or ()) or fields.get('num_labels', 2)
+  return len(fields['id2label'] or ()) or fields['num_labels']

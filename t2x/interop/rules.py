@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from t2x.errors import UserError
+from t2x.foreign import printed
 from t2x.interop.layouts import LINEAR, SAME, VECTOR, Layout, Shape
 
 __all__ = ['Rule', 'Table', 'dense', 'norm']
@@ -183,4 +184,6 @@ class Table:
 
 
 def _some(names: Sequence[str]) -> str:
-  return ', '.join(names[:5]) + (f' and {len(names) - 5} more' if len(names) > 5 else '')
+  return ', '.join(map(printed, names[:5])) + (
+    f' and {len(names) - 5} more' if len(names) > 5 else ''
+  )

@@ -14,6 +14,18 @@ import ml_dtypes
 import numpy as np
 
 from t2x.errors import UserError
+from t2x.foreign import (
+  LARGE,
+  REQUIRED,
+  Choice,
+  Fields,
+  Int,
+  Many,
+  Object,
+  printed,
+  read_json,
+  shown,
+)
 
 __all__ = ['INDEX', 'SINGLE', 'Spec', 'read_tensors', 'write_tensors']
 
@@ -47,9 +59,9 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
   """
   if path.is_file():
     return _read_file(path)
-  if (path / INDEX).is_file():
+  if (path / INDEX).exists():
     return _read_indexed(path)
-  if (path / SINGLE).is_file():
+  if (path / SINGLE).exists():
     return _read_file(path / SINGLE)
   pickles = sorted(one.name for one in path.glob('*') if one.suffix in PICKLES)
   if pickles:
@@ -68,46 +80,100 @@ def _refused(path: Path) -> UserError:
 
 
 def _read_indexed(folder: Path) -> dict[str, np.ndarray]:
-  try:
-    files = json.loads((folder / INDEX).read_text(encoding='utf-8'))['weight_map']
-  except (ValueError, KeyError, TypeError) as error:
-    raise UserError(f'{folder / INDEX} is no index of tensors: {error!r}') from error
-  found: dict[str, np.ndarray] = {}
-  for name in sorted(set(files.values())):
-    if Path(name).name != name or not (folder / name).is_file():
-      raise UserError(f'{folder / INDEX} names {name}, which is not in the folder')
-    found |= _read_file(folder / name)
-  missing = sorted(set(files) - set(found))
+  where = str(folder / INDEX)
+  files = Fields(read_json(folder / INDEX, LARGE), {'weight_map': Object(REQUIRED)}, where)[
+    'weight_map'
+  ]
+  present = {path.name for path in folder.iterdir() if path.is_file()}
+  for name, file in files.items():
+    if not isinstance(file, str) or file not in present:
+      raise UserError(
+        f'{where}: weight_map gives {shown(name)} the file {shown(file)}, which is not in the folder'
+      )
+  read = {file: _read_file(folder / file) for file in sorted(set(files.values()))}
+  missing = [name for name, file in files.items() if name not in read[file]]
   if missing:
-    raise UserError(f'{folder} lacks {len(missing)} tensors of its index: {", ".join(missing[:3])}')
-  return {name: found[name] for name in files}
+    told = ', '.join(map(printed, missing[:3]))
+    raise UserError(f'{folder} lacks {len(missing)} tensors of its index: {told}')
+  return {name: read[file][name] for name, file in files.items()}
 
 
 def _read_file(path: Path) -> dict[str, np.ndarray]:
   if path.suffix != '.safetensors':
     raise _refused(path)
   try:
+    if not path.is_file():
+      raise ValueError('it is not a regular file')
     size = path.stat().st_size
     with path.open('rb') as file:
       length = int.from_bytes(file.read(8), 'little')
       if not 2 <= length <= min(size - 8, LONGEST_HEADER):
         raise ValueError(f'a header of {length} bytes in a file of {size}')
-      header = json.loads(file.read(length))
+      header = _parsed(file.read(length))
+    specs = {name: _spec(name, about) for name, about in header.items() if name != '__metadata__'}
+    _check_offsets(specs, size - 8 - length)
     data = np.memmap(path, np.uint8, 'r', offset=8 + length) if size > 8 + length else np.zeros(0)
-    return {name: _view(data, about) for name, about in header.items() if name != '__metadata__'}
-  except (OSError, ValueError, KeyError, TypeError) as error:
+    return {
+      name: np.asarray(data)[start:stop].view(dtype).reshape(shape)
+      for name, (shape, dtype, start, stop) in specs.items()
+    }
+  except (OSError, ValueError, RecursionError) as error:
     raise UserError(f'{path} is cut off or damaged: {error}; fetch it again') from error
 
 
-def _view(data: np.ndarray, about: Mapping[str, Any]) -> np.ndarray:
-  start, stop = about['data_offsets']
-  shape = tuple(about['shape'])
-  if about['dtype'] not in DTYPES:
-    raise ValueError(f'tensors of type {about["dtype"]} are not known')
-  dtype = np.dtype(DTYPES[about['dtype']])
-  if not 0 <= start <= stop <= len(data) or stop - start != math.prod(shape) * dtype.itemsize:
-    raise ValueError(f'bytes {start} to {stop} of {len(data)} for {shape} of {about["dtype"]}')
-  return np.asarray(data)[start:stop].view(dtype).reshape(shape)
+def _parsed(text: bytes) -> dict[str, Any]:
+  """The header of a file. Raises ValueError, RecursionError."""
+
+  def distinct(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs):
+      names = [name for name, _ in pairs]
+      twice = next(name for name in names if names.count(name) > 1)
+      raise ValueError(f'its header has the name {shown(twice)} twice')
+    return found
+
+  try:
+    header = json.loads(text.decode('utf-8'), object_pairs_hook=distinct)
+  except UnicodeDecodeError as error:
+    raise ValueError(f'its header is not text in UTF-8: {error}') from error
+  if not isinstance(header, dict):
+    raise ValueError(f'its header is {shown(header)}, not a JSON object')
+  return header
+
+
+SPEC = {
+  'dtype': Choice(REQUIRED, DTYPES),
+  'shape': Many(REQUIRED, Int(REQUIRED, high=2**62), most=32),
+  'data_offsets': Many(REQUIRED, Int(REQUIRED, high=2**62), least=2, most=2),
+}
+
+
+def _spec(name: str, about: Any) -> tuple[tuple[int, ...], np.dtype, int, int]:
+  """Shape, type and bytes of a tensor, by its entry in the header. Raises ValueError."""
+  where = f'tensor {shown(name)}'
+  if not isinstance(about, dict):
+    raise ValueError(f'{where} is {shown(about)}, not a JSON object')
+  try:
+    fields = Fields(about, SPEC, where)
+  except UserError as error:
+    raise ValueError(error) from error
+  shape, (start, stop) = tuple(fields['shape']), fields['data_offsets']
+  dtype = np.dtype(DTYPES[fields['dtype']])
+  if stop - start != math.prod(shape) * dtype.itemsize:
+    raise ValueError(f'{where}: data_offsets [{start}, {stop}] for {shape} of {dtype}')
+  return shape, dtype, start, stop
+
+
+def _check_offsets(specs: Mapping[str, tuple[Any, Any, int, int]], size: int) -> None:
+  """Raises ValueError unless the tensors fill the data, each byte being one tensor's."""
+  end, before = 0, 'the header'
+  for name, (_, _, start, stop) in sorted(specs.items(), key=lambda item: item[1][2:]):
+    if start != end:
+      kind = 'overlaps' if start < end else 'leaves a gap behind'
+      raise ValueError(f'tensor {shown(name)}: data_offsets [{start}, {stop}]: it {kind} {before}')
+    end, before = stop, f'tensor {shown(name)}, which ends at {stop}'
+  if end != size:
+    raise ValueError(f'its tensors have {end} bytes by data_offsets, and the file has {size}')
 
 
 def write_tensors(

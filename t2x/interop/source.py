@@ -1,20 +1,21 @@
 """A model of theirs: a Hugging Face folder, and its arrays as ours."""
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import Lazy, named_leaves
-from t2x.errors import UserError
+from t2x.errors import UserError, in_a_line
+from t2x.foreign import printed, read_json
 from t2x.interop.families import family_of
-from t2x.interop.family import Fields
+from t2x.interop.family import Size
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import read_tensors
 
@@ -29,8 +30,9 @@ class Source:
 
   Attributes:
     folder: the folder.
-    family: the family that its config.json names.
-    fields: of config.json, over the family's defaults.
+    config: its config.json.
+    family: the family that config.json names.
+    fields: of config.json, checked, over the family's defaults.
     tensors: their name -> view of the file.
     gin: our config of the model.
 
@@ -43,20 +45,42 @@ class Source:
     if not path.exists():
       raise UserError(f'there is no {path}')
     self.folder = path if path.is_dir() else path.parent
-    config = self.folder / 'config.json'
-    try:
-      given = json.loads(config.read_text(encoding='utf-8'))
-    except OSError as error:
-      raise UserError(f'{config}: {error.strerror}; it says what model this is') from error
-    except ValueError as error:
-      raise UserError(f'{config} is no JSON: {error}') from error
-    self.family = family_of(given, config)
-    self.fields = Fields(given, self.family.defaults, str(config))
-    named = self.fields.get('architectures') or self.family.architectures[:1]
-    self.fields['architecture'] = named[0]
-    self.fields.only('architecture', *self.family.architectures)
+    self.config = self.folder / 'config.json'
+    if not self.config.exists():
+      raise UserError(f'there is no {self.config}, which says what model this is')
+    given = read_json(self.config)
+    self.family = family_of(given, self.config)
+    self.fields = self.family.read(given, str(self.config))
     self.gin = self.family.gin(self.fields)
     self.tensors = self._named(read_tensors(path))
+    self._check_sizes(given)
+
+  def _check_sizes(self, given: Mapping[str, Any]) -> None:
+    """Refuses sizes that no tensor can have, before a model of these sizes is looked at."""
+    shapes = [tensor.shape for tensor in self.tensors.values() if tensor.size]
+    largest = max((size for shape in shapes for size in shape), default=0)
+    for name, field in self.family.declared.items():
+      if isinstance(field, Size) and name in given and (self.fields[name] or 0) > largest:
+        raise UserError(
+          f'{self.config}: {name} = {self.fields[name]} is larger than any dimension of the tensors '
+          f'in {self.folder}, at most {largest}'
+        )
+
+  def shapes(self, build: Callable[..., nnx.Module]) -> nnx.Module:
+    """The shapes of our model.
+
+    Args:
+      build: what a config of `gin` builds.
+
+    Raises:
+      UserError: the fields of config.json fit no model together.
+    """
+    try:
+      return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+    except UserError as error:
+      raise UserError(f'{self.config}: {error}') from error
+    except (ArithmeticError, TypeError, ValueError) as error:
+      raise UserError(f'{self.config} describes no model: {in_a_line(error)}') from error
 
   def _named(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """In the names of a model with heads, as they are spelt today."""
@@ -66,7 +90,10 @@ class Source:
     for name, value in tensors.items():
       for pattern, replacement in self.family.renamed.items():
         name = re.sub(pattern, replacement, name)
-      named[prefix + name if bare else name] = value
+      name = prefix + name if bare else name
+      if name in named:
+        raise UserError(f'{self.folder} holds two tensors that mean {printed(name)}')
+      named[name] = value
     return named
 
   def arrays(self, model: nnx.Module) -> tuple[dict[str, Lazy], list[str]]:
@@ -85,6 +112,7 @@ class Source:
     table = Table(self.family.rules, {name: tuple(leaf.shape) for name, leaf in leaves.items()})
     shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
     left = table.check(shapes, self.family.ignored, str(self.folder))
+    self._check_types(table)
 
     def lazy(name: str, leaf: Any) -> Lazy:
       views, stacked = table.view(name, self.tensors), table.is_stacked(name)
@@ -98,6 +126,12 @@ class Source:
       return Lazy(tuple(leaf.shape), leaf.dtype, read)
 
     return {name: lazy(name, leaf) for name, leaf in leaves.items()}, left
+
+  def _check_types(self, table: Table) -> None:
+    """Refuses numbers that stand for others by a scale which is not read (quantised weights)."""
+    for name in table.tensors:
+      if not jnp.issubdtype(dtype := self.tensors[name].dtype, jnp.floating):
+        raise UserError(f'{self.folder}: {name} is of type {dtype}, and parameters are floats')
 
   def read(self, model: nnx.Module) -> nnx.Module:
     """`model` (its shapes are enough) with their parameters, in the shardings of its own.

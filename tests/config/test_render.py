@@ -2,7 +2,7 @@
 
 import sys
 
-from t2x.config import diff, render, show
+from t2x.config import diff, render, show, trust
 
 TEXT = """
 include 'base.gin'
@@ -99,6 +99,7 @@ def test_a_rendered_config_finds_the_users_modules_from_another_folder(read, tmp
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run' / 'config.gin').write_text(text)
   monkeypatch.chdir(tmp_path / 'run')
+  trust(tmp_path)
   again = read('', files=('config.gin',))
   assert again.build().extra == 3
   assert 'import my_parts_r' in render(again)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from t2x.config import load
+from t2x.config import load, trust
 
 GOOD = """
 Experiment.model = @Model
@@ -263,6 +263,7 @@ class Root:
     self.whole = whole
 """)
   monkeypatch.setattr(sys, 'path', list(sys.path))
+  trust(tmp_path)
   file = tmp_path / 'x.gin'
   text = 'import my_flax_parts\nRoot.whole = @Whole\nLayer.act = @act\n'
   file.write_text(text + 'Layer.width = 5')

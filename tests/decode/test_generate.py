@@ -161,3 +161,23 @@ def test_what_cannot_be_met_is_an_error(kwargs, message):
 def test_an_empty_prompt_is_an_error():
   with pytest.raises(UserError, match='at least one token'):
     run(history_model(), [[2], []])
+
+
+@pytest.mark.parametrize('make', [Greedy, Sampling, Beam])
+def test_a_sequence_ends_at_any_of_the_strategys_end_tokens(make):
+  model, ends = history_model(vocab=9, seed=1, scale=0.5), {2, 5}
+  strategy = make(eos_ids=tuple(ends))
+  generated = run(model, PROMPTS * 8, strategy=strategy, key=jax.random.key(0))
+  lasts = set()
+  for b in range(len(PROMPTS) * 8):
+    tokens = sequence(generated, b)
+    assert not ends & set(tokens[:-1])
+    assert tokens[-1] in ends or len(tokens) == 7
+    lasts.add(tokens[-1])
+  assert lasts & ends
+  assert EOS not in ends
+
+
+def test_a_negative_end_token_is_refused():
+  with pytest.raises(UserError, match=r'Sampling.eos_ids = \(3, -1\)'):
+    Sampling(eos_ids=[3, -1])

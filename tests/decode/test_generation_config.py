@@ -1,5 +1,7 @@
 """What generation_config.json says is what our strategy is, in Python and in gin."""
 
+import math
+
 import pytest
 
 from t2x.commands import load
@@ -19,6 +21,7 @@ from t2x.decode import (
   WhenFull,
 )
 from t2x.decode.generation_config import strategy_of
+from t2x.errors import UserError
 
 SUMMARY = {
   'num_beams': 4,
@@ -56,6 +59,58 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize('settings', [{}, {'do_sample': True}, {'num_beams': 3}])
+@pytest.mark.parametrize(
+  ('ends', 'eos_id', 'eos_ids'),
+  [
+    ([128001, 128009], 128009, (128001, 128009)),
+    ([128001, 128009], None, (128001, 128009)),
+    (7, 7, ()),
+    ([7], 7, ()),
+    (7, 8, (7,)),
+    (None, 8, ()),
+    (-1, 8, ()),
+  ],
+)
+def test_end_tokens_beside_the_tokenizers_are_the_strategys(settings, ends, eos_id, eos_ids):
+  strategy, left = strategy_of(settings | {'eos_token_id': ends}, eos_id=eos_id)
+  assert (strategy.eos_ids, left) == (eos_ids, [])
+
+
+@pytest.mark.parametrize(
+  ('field', 'values'),
+  {
+    'bad_words_ids': [[], 3, [3], [['a']], [[]], [[99]]],
+    'do_sample': [1, 'yes', []],
+    'early_stopping': ['always', 2, []],
+    'eos_token_id': ['a', 1.5, True, {}, [[1]], 99, [1, 10**12]],
+    'forced_bos_token_id': [[1], 'a', -1, 99],
+    'forced_eos_token_id': ['a', [None], 99],
+    'length_penalty': [math.nan, math.inf, '1', 1e6],
+    'min_length': [-1, 1.5, 10**12, '3'],
+    'min_new_tokens': [-1, [], 10**30],
+    'no_repeat_ngram_size': [-1, 0.5, {}],
+    'num_beams': [0, -1, 10**9, True, '4'],
+    'repetition_penalty': [0, -1.0, math.nan, '1.2'],
+    'suppress_tokens': [3, ['a'], [99], {}],
+    'temperature': [-1, math.nan, math.inf, '1', []],
+    'top_k': [-1, 0.5, 10**12, '50'],
+    'top_p': [-0.1, 1.1, math.nan, {}],
+  }.items(),
+)
+def test_a_setting_of_another_type_or_range_is_refused_with_its_name(field, values):
+  for value in values:
+    if value == []:
+      continue
+    with pytest.raises(UserError, match=f'^the file: {field} = '):
+      strategy_of({'do_sample': True, field: value}, vocab_size=50, where='the file')
+
+
+def test_what_a_strategy_refuses_names_the_file():
+  with pytest.raises(UserError, match=r'^the file: Sampling.temperature = 0.0 is not above 0'):
+    strategy_of({'do_sample': True, 'temperature': 0}, where='the file')
+
+
 @pytest.mark.parametrize(('given', 'strategy'), CASES)
 def test_settings_are_a_strategy(given, strategy):
   assert strategy_of(given) == (strategy, [])
@@ -77,7 +132,9 @@ def test_what_is_left_out_is_told(given, told):
   assert strategy_of(given)[1] == [told]
 
 
-@pytest.mark.parametrize('strategy', [strategy for _, strategy in CASES], ids=str)
+@pytest.mark.parametrize(
+  'strategy', [*(strategy for _, strategy in CASES), Beam(2, eos_ids=[3, 5])], ids=str
+)
 def test_gin_text_gives_the_strategy_back(strategy, tmp_path):
   file = tmp_path / 'x.gin'
   file.write_text(

@@ -10,6 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / 'data'))
+
+import hub_folders
+
 from t2x.interop.safetensors import read_tensors, write_tensors
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
@@ -38,6 +42,19 @@ def gpt2_shapes(d=16, layers=3, positions=32, vocab=50):
     for name in ('ln_1', 'ln_2'):
       shapes |= {f'h.{i}.{name}.weight': (d,), f'h.{i}.{name}.bias': (d,)}
   return shapes | {'ln_f.weight': (d,), 'ln_f.bias': (d,)}
+
+
+def llama_shapes(d=16, hidden=24, layers=1, vocab=500):
+  shapes = {'model.embed_tokens.weight': (vocab, d), 'model.norm.weight': (d,)}
+  shapes['lm_head.weight'] = (vocab, d)
+  for layer in range(layers):
+    at = f'model.layers.{layer}'
+    shapes |= {f'{at}.self_attn.{part}_proj.weight': (d, d) for part in 'qkvo'}
+    shapes |= {f'{at}.mlp.{part}_proj.weight': (hidden, d) for part in ('gate', 'up')}
+    shapes[f'{at}.mlp.down_proj.weight'] = (d, hidden)
+    for norm in ('input', 'post_attention'):
+      shapes[f'{at}.{norm}_layernorm.weight'] = (d,)
+  return shapes
 
 
 @pytest.fixture
@@ -156,15 +173,7 @@ def test_a_model_larger_than_memory_is_imported(tmp_path):
   vocab, d, hidden, layers = 32000, 1024, 2816, 38
   config = {'model_type': 'llama', 'architectures': ['LlamaForCausalLM'], 'hidden_size': d}
   config |= {'intermediate_size': hidden, 'num_hidden_layers': layers, 'num_attention_heads': 16}
-  shapes = {'model.embed_tokens.weight': (vocab, d), 'lm_head.weight': (vocab, d)}
-  shapes['model.norm.weight'] = (d,)
-  for layer in range(layers):
-    at = f'model.layers.{layer}'
-    shapes |= {f'{at}.self_attn.{part}_proj.weight': (d, d) for part in 'qkvo'}
-    shapes |= {f'{at}.mlp.{part}_proj.weight': (hidden, d) for part in ('gate', 'up')}
-    shapes[f'{at}.mlp.down_proj.weight'] = (d, hidden)
-    for norm in ('input', 'post_attention'):
-      shapes[f'{at}.{norm}_layernorm.weight'] = (d,)
+  shapes = llama_shapes(d, hidden, layers, vocab)
   tmp_path.joinpath('config.json').write_text(json.dumps(config | {'vocab_size': vocab}))
   write_holes(tmp_path / 'model.safetensors', shapes)
   limit = 1 << 30
@@ -192,3 +201,31 @@ def write_holes(path, shapes):
   with path.open('wb') as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     file.truncate(8 + len(text) + end)
+
+
+@pytest.mark.parametrize('file', ['generation_config.json', 'config.json'])
+def test_several_end_tokens_are_kept_from_import_to_export(file, t2x, tmp_path):
+  folder, ends = hub_folders.make(tmp_path / 'theirs', 'gpt2'), list(range(1, 500, 3))
+  rng = np.random.default_rng(0)
+  tensors = {name: rng.normal(size=s).astype(np.float32) for name, s in llama_shapes().items()}
+  write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)
+  config = {'model_type': 'llama', 'architectures': ['LlamaForCausalLM'], 'hidden_size': 16}
+  config |= {'intermediate_size': 24, 'num_hidden_layers': 1, 'num_attention_heads': 2}
+  (folder / 'config.json').write_text(json.dumps(config | {'vocab_size': 500}))
+  told = json.loads((folder / file).read_text()) if file == 'config.json' else {}
+  (folder / file).write_text(json.dumps(told | {'eos_token_id': ends}))
+
+  code, _, err = t2x('convert', 'import', folder, '--out', tmp_path / 'run')
+  assert code == 0, err
+  words = ['generate', tmp_path / 'run', '--json', '--max-new-tokens', 30]
+  words += [word for prompt in ('def', 'x = 1', 'the') for word in ('--prompt', prompt)]
+  for flags in ([], ['--beam', 2], ['--temperature', 1.0]):
+    code, out, err = t2x(*words, *flags)
+    assert code == 0, err
+    for line in out.splitlines():
+      *tokens, last = json.loads(line)['tokens']
+      assert last in ends
+      assert not set(tokens) & set(ends)
+  code, _, err = t2x('convert', 'export', tmp_path / 'run', '--to', tmp_path / 'back')
+  assert code == 0, err
+  assert json.loads((tmp_path / 'back' / file).read_text())['eos_token_id'] == ends

@@ -13,7 +13,6 @@ from t2x.arrays import named_leaves
 from t2x.commands import load
 from t2x.errors import UserError
 from t2x.interop import FAMILIES, Source, export
-from t2x.interop.family import Fields
 from t2x.interop.safetensors import read_tensors, write_tensors
 
 BERT = {
@@ -54,7 +53,7 @@ def read(path):
 
 def gin_of(model_type, architecture, **fields):
   family = FAMILIES[model_type]
-  return family.gin(Fields(fields | {'architecture': architecture}, family.defaults, 'the test'))
+  return family.gin(family.read(fields | {'architectures': [architecture]}, 'the test'))
 
 
 @pytest.fixture
@@ -231,10 +230,10 @@ def test_what_no_part_says_is_refused(tmp_path, model_type, fields, told):
 
 
 def test_a_folder_without_a_config_and_a_config_without_json_are_told(tmp_path):
-  with pytest.raises(UserError, match='it says what model this is'):
+  with pytest.raises(UserError, match='which says what model this is'):
     Source(tmp_path)
   (tmp_path / 'config.json').write_text('{')
-  with pytest.raises(UserError, match='is no JSON'):
+  with pytest.raises(UserError, match='is not JSON'):
     Source(tmp_path)
   with pytest.raises(UserError, match='there is no'):
     Source(tmp_path / 'nowhere')

@@ -1,6 +1,7 @@
 """Files of tensors: as the safetensors library reads and writes them, and refused when they are not."""
 
 import json
+import os
 
 import ml_dtypes
 import numpy as np
@@ -122,6 +123,112 @@ def test_a_header_that_does_not_add_up_is_refused(tmp_path, change):
     read_tensors(tmp_path)
 
 
+def with_header(folder, header, size=24):
+  """A file of `size` bytes of data behind a header, given as text, bytes or an object."""
+  if not isinstance(header, (str, bytes)):
+    header = json.dumps(header)
+  text = header if isinstance(header, bytes) else header.encode()
+  path = folder / SINGLE
+  path.write_bytes(len(text).to_bytes(8, 'little') + text + bytes(size))
+  return path
+
+
+def entry(start=0, stop=24, **change):
+  return {'dtype': 'F32', 'shape': [(stop - start) // 4], 'data_offsets': [start, stop]} | change
+
+
+HEADERS = [
+  ([], 'its header is [], not a JSON object'),
+  ('"a"', "its header is 'a', not a JSON object"),
+  ('3.5', 'its header is 3.5, not a JSON object'),
+  ('{"a": ', 'Expecting value'),
+  (b'{"\xff": 1}', 'its header is not text in UTF-8'),
+  ('[' * 100_000, 'recursion'),
+  ('{"a": ' * 100_000, 'recursion'),
+  (f'{{"a": {json.dumps(entry(0, 12))}, "a": {json.dumps(entry(12))}}}', "the name 'a' twice"),
+  ({'a': []}, "tensor 'a' is [], not a JSON object"),
+  ({'a': None}, "tensor 'a' is None, not a JSON object"),
+  ({'a': {}}, "tensor 'a' has no field 'dtype'"),
+  ({'a': entry(dtype='F4')}, "tensor 'a': dtype = 'F4' is not supported, only 'BF16' or"),
+  ({'a': entry(dtype=['F32'])}, "tensor 'a': dtype = ['F32']"),
+  ({'a': entry(shape=6)}, "tensor 'a': shape = 6"),
+  ({'a': entry(shape=[6.0])}, "tensor 'a': shape = [6.0]"),
+  ({'a': entry(shape=[True, 6])}, "tensor 'a': shape = [True, 6]"),
+  ({'a': entry(shape=[-6])}, "tensor 'a': shape = [-6]"),
+  ({'a': entry(shape=[-2, -3])}, "tensor 'a': shape = [-2, -3]"),
+  ({'a': entry(shape=['6'])}, "tensor 'a': shape = ['6']"),
+  ({'a': entry(shape=[10**30])}, "tensor 'a': shape = [1000"),
+  ({'a': entry(shape=[1] * 100)}, "tensor 'a': shape = [1, 1, 1"),
+  ({'a': entry(shape=[0, 2**62, 2**62], data_offsets=[0, 0])}, 'damaged'),
+  ({'a': entry(shape=[7])}, "tensor 'a': data_offsets [0, 24] for (7,) of float32"),
+  ({'a': entry(data_offsets=[0])}, "tensor 'a': data_offsets = [0]"),
+  ({'a': entry(data_offsets=[0, 12, 24])}, "tensor 'a': data_offsets = [0, 12, 24]"),
+  ({'a': entry(data_offsets=[0.0, 24])}, "tensor 'a': data_offsets = [0.0, 24]"),
+  ({'a': entry(data_offsets=[False, 24])}, "tensor 'a': data_offsets = [False, 24]"),
+  ({'a': entry(data_offsets=[-24, 0])}, "tensor 'a': data_offsets = [-24, 0]"),
+  ({'a': entry(data_offsets=[24, 0])}, "tensor 'a': data_offsets [24, 0]"),
+  ({'a': entry(data_offsets={'0': 24})}, "tensor 'a': data_offsets = {'0': 24}"),
+  ({'a': entry(0, 16), 'b': entry(8)}, "tensor 'b': data_offsets [8, 24]: it overlaps tensor 'a'"),
+  ({'a': entry(), 'b': entry()}, "tensor 'b': data_offsets [0, 24]: it overlaps tensor 'a'"),
+  ({'a': entry(0, 8), 'b': entry(16)}, "it leaves a gap behind tensor 'a', which ends at 8"),
+  ({'a': entry(8)}, "tensor 'a': data_offsets [8, 24]: it leaves a gap behind the header"),
+  ({'a': entry(0, 16)}, 'its tensors have 16 bytes by data_offsets, and the file has 24'),
+  ({'a': entry(0, 4096)}, 'its tensors have 4096 bytes by data_offsets, and the file has 24'),
+]
+
+
+@pytest.mark.parametrize(('header', 'told'), HEADERS)
+def test_a_malformed_header_is_refused_with_the_file_and_the_tensor(header, told, tmp_path):
+  path = with_header(tmp_path, header)
+  with pytest.raises(UserError) as caught:
+    read_tensors(tmp_path)
+  message = str(caught.value)
+  assert message.startswith(f'{path} is cut off or damaged: ')
+  assert told in message
+  assert '\n' not in message
+  assert len(message) < 500
+
+
+def test_tensors_may_stand_in_any_order(tmp_path):
+  with_header(tmp_path, {'b': entry(16), 'empty': entry(16, 16, shape=[0, 3]), 'a': entry(0, 16)})
+  read = read_tensors(tmp_path)
+  assert {name: tensor.shape for name, tensor in read.items()} == {
+    'a': (4,),
+    'b': (2,),
+    'empty': (0, 3),
+  }
+
+
+INDEXES = [
+  ({'weight_map': []}, 'weight_map = [] is not supported, only a JSON object'),
+  ({'weight_map': None}, 'weight_map = None'),
+  ({'weight_map': {'a': 3}}, "weight_map gives 'a' the file 3"),
+  ({'weight_map': {'a': ['model.safetensors']}}, "weight_map gives 'a' the file ['model"),
+  ({'weight_map': {'a': '/etc/passwd'}}, "weight_map gives 'a' the file '/etc/passwd'"),
+  ({'weight_map': {'a': '../x.safetensors'}}, "weight_map gives 'a' the file '../x"),
+  ({'weight_map': {'a': '..'}}, "weight_map gives 'a' the file '..'"),
+  ({'weight_map': {'a': ''}}, "weight_map gives 'a' the file ''"),
+  ({'weight_map': {'a': 'x' * 1000}}, "weight_map gives 'a' the file 'xxx"),
+  ({'weight_map': {'a': 'x\0'}}, "weight_map gives 'a' the file 'x\\x00'"),
+]
+
+
+@pytest.mark.parametrize(('index', 'told'), INDEXES)
+def test_an_index_of_another_kind_is_refused_with_its_field(index, told, tmp_path):
+  (tmp_path / INDEX).write_text(json.dumps(index))
+  with pytest.raises(UserError) as caught:
+    read_tensors(tmp_path)
+  assert str(caught.value).startswith(f'{tmp_path / INDEX}: ')
+  assert told in str(caught.value)
+
+
+@pytest.mark.parametrize('name', [SINGLE, INDEX])
+def test_a_pipe_is_refused_and_not_waited_for(name, tmp_path):
+  os.mkfifo(tmp_path / name)
+  with pytest.raises(UserError, match=f'{name}.* not a regular file'):
+    read_tensors(tmp_path)
+
+
 @pytest.mark.parametrize('name', ['gone.safetensors', '../elsewhere.safetensors'])
 def test_an_index_of_files_that_are_not_there_is_refused(tmp_path, name):
   (tmp_path / INDEX).write_text(json.dumps({'weight_map': {'a': name}}))
@@ -137,10 +244,17 @@ def test_an_index_of_tensors_that_are_not_there_is_refused(tmp_path):
     read_tensors(tmp_path)
 
 
-@pytest.mark.parametrize('text', ['no json', '[]', '{}'])
-def test_a_damaged_index_is_refused(tmp_path, text):
+@pytest.mark.parametrize(
+  ('text', 'told'),
+  [
+    ('no json', 'is not JSON'),
+    ('[]', 'not a JSON object'),
+    ('{}', "has no field 'weight_map'"),
+  ],
+)
+def test_a_damaged_index_is_refused(tmp_path, text, told):
   (tmp_path / INDEX).write_text(text)
-  with pytest.raises(UserError, match='is no index of tensors'):
+  with pytest.raises(UserError, match=told):
     read_tensors(tmp_path)
 
 

@@ -89,7 +89,7 @@ FILTERS = {
 def filtered(strategy, prompts, lengths, written, logits, step):
   """Probabilities after the processors and filters of a strategy."""
   limits = jnp.full(len(prompts), ROOM)
-  request = Request(prompts, lengths, limits, None, written.shape[1], ROOM, EOS, PAD)
+  request = Request(prompts, lengths, limits, None, written.shape[1], ROOM, (EOS,), PAD)
   return jax.nn.softmax(strategy.filter(strategy.process(logits, written, step, request)))
 
 

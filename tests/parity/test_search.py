@@ -64,11 +64,11 @@ def left_padded(ids, lengths):
   return torch.tensor(np.stack(rows)).long(), torch.tensor(known).long()
 
 
-def both(seed, strategy, num_return=1, **settings):
+def both(seed, strategy, num_return=1, ends=EOS, **settings):
   """What both systems generate from one table and the same prompts."""
   model = history_model(vocab=VOCAB, seed=seed, scale=1.2)
   # About one token in twelve is the end token. Padding is never said: their n-grams contain it.
-  model = type(model)(model.table.at[:, EOS].add(0.5).at[:, PAD].add(-50.0))
+  model = type(model)(model.table.at[:, np.array(ends)].add(0.5).at[:, PAD].add(-50.0))
   ids, lengths = prompts_of(seed)
   ours = generate(
     model,
@@ -87,7 +87,7 @@ def both(seed, strategy, num_return=1, **settings):
     max_new_tokens=ROOM,
     do_sample=False,
     num_return_sequences=num_return,
-    eos_token_id=EOS,
+    eos_token_id=ends,
     pad_token_id=PAD,
     use_cache=False,
     return_dict_in_generate=True,
@@ -141,3 +141,34 @@ def test_processors_follow_the_beams_as_theirs(processors, settings):
     assert_same_tokens(ours, theirs)
     scores = np.asarray(ours.scores).ravel()
     np.testing.assert_allclose(scores, theirs.sequences_scores.numpy(), atol=1e-4)
+
+
+ENDS = [EOS, 4, 11]
+SEVERAL_ENDS = [
+  ((), {}),
+  ((MinNewTokens(4),), {'min_new_tokens': 4}),
+  ((ForceLast(),), {'forced_eos_token_id': ENDS}),
+]
+
+
+@pytest.mark.parametrize(('processors', 'settings'), SEVERAL_ENDS)
+def test_greedy_ends_at_any_of_several_tokens_as_theirs(processors, settings):
+  for seed in range(3):
+    ours, theirs = both(seed, Greedy(processors=processors, eos_ids=ENDS), ends=ENDS, **settings)
+    assert_same_tokens(ours, theirs)
+
+
+# Where an end is forced all ends score the same, and which comes first is chance.
+@pytest.mark.parametrize(('processors', 'settings'), SEVERAL_ENDS[:2])
+def test_beam_search_ends_at_any_of_several_tokens_as_theirs(processors, settings):
+  common = {'processors': processors, 'eos_ids': ENDS}
+  strategy = Beam(4, AverageLength(1.0), AtCurrentLength(), **common)
+  ended = set()
+  for seed in range(6):
+    ours, theirs = both(seed, strategy, 4, ends=ENDS, num_beams=4, **settings)
+    assert_same_tokens(ours, theirs)
+    scores = np.asarray(ours.scores).ravel()
+    np.testing.assert_allclose(scores, theirs.sequences_scores.numpy(), atol=1e-4)
+    last = np.asarray(ours.lengths)[..., None] - 1
+    ended |= set(np.take_along_axis(np.asarray(ours.tokens), last, -1).ravel().tolist())
+  assert ended >= set(ENDS)

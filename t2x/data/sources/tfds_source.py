@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -190,6 +191,11 @@ class TFDS(Source):
   def _builder(self) -> Any:
     import tensorflow_datasets as tfds
 
+    # A version follows a colon as well, and begins with a digit or a star.
+    if re.match(r'\w+:[A-Za-z_]', self.name):
+      raise UserError(
+        f"TFDS.name = '{self.name}': data sets of communities run code of their own and are not supported"
+      )
     folder = os.path.expanduser(self.data_dir) if self.data_dir else None
     options = {'data_dir': folder, 'file_format': 'array_record'}
     try:

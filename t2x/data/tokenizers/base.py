@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from t2x.data.folders import cache_folder, fingerprint, prepare, write_folder
-from t2x.errors import UserError
+from t2x.errors import UserError, in_a_line
+from t2x.foreign import LARGE, read_json
 
 __all__ = [
   'Encoding',
@@ -25,6 +26,7 @@ __all__ = [
   'Template',
   'Tokenizer',
   'TokenizerConfig',
+  'check_ids',
   'located',
   'read',
 ]
@@ -301,13 +303,39 @@ class Fitted(TokenizerConfig):
 
 
 def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
-  """The tokenizer that was saved in `folder`, which is of one of these kinds."""
+  """The tokenizer that was saved in `folder`, which is of one of these kinds.
+
+  Raises:
+    UserError: it is damaged or of another kind.
+  """
+  if not (folder / 'tokenizer.json').exists():
+    raise UserError(f'{folder} holds no tokenizer: it has no tokenizer.json')
+  known = read_json(folder / 'tokenizer.json', LARGE)
   try:
-    known = json.loads((folder / 'tokenizer.json').read_text(encoding='utf-8'))
     kind = {kind.kind: kind for kind in kinds}[known.pop('kind')]
-    return kind.load(folder, known)
-  except (OSError, ValueError, KeyError) as error:
-    raise UserError(f'{folder} holds no tokenizer: {error}') from error
+    tokenizer = kind.load(folder, known)
+  except UserError:
+    raise
+  # Libraries raise bare Exceptions for files that they cannot read.
+  except Exception as error:
+    raise UserError(f'{folder} holds no tokenizer: {in_a_line(error)}') from error
+  check_ids(tokenizer, str(folder))
+  return tokenizer
+
+
+def check_ids(tokenizer: Tokenizer, where: str) -> None:
+  """Refuses special ids that the vocabulary does not have.
+
+  Raises:
+    UserError: naming the role.
+  """
+  roles = ('pad_id', 'eos_id', 'unk_id', 'bos_id', 'mask_id', 'start_id')
+  for role in roles:
+    i = getattr(tokenizer, role)
+    if i is not None and not 0 <= i < tokenizer.vocab_size:
+      raise UserError(
+        f'{where}: {role} = {i}, and the tokenizer has the ids 0 to {tokenizer.vocab_size - 1}'
+      )
 
 
 def located(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from t2x.data.tokenizers.base import Tokenizer, located
+from t2x.data.tokenizers.hub_limits import check_limits
 from t2x.data.tokenizers.merging import merged
-from t2x.data.tokenizers.special import Known
+from t2x.data.tokenizers.special import Known, Unsupported
 from t2x.data.tokenizers.words import Words
-from t2x.errors import UserError
+from t2x.foreign import read_text
 
 __all__ = ['FastTokenizer', 'tokenizers_library']
 
@@ -23,13 +24,13 @@ def tokenizers_library() -> Any:
   """The `tokenizers` package.
 
   Raises:
-    UserError: it is not installed.
+    Unsupported: it is not installed.
   """
   try:
     import tokenizers
   except ImportError as error:
     message = "this tokenizer needs the package 'tokenizers': pip install 't2x[hub]'"
-    raise UserError(message) from error
+    raise Unsupported(message) from error
   return tokenizers
 
 
@@ -147,7 +148,9 @@ class FastTokenizer(Tokenizer):
   @classmethod
   def load(cls, folder, known):
     """From the library's own file."""
-    return cls((folder / 'backend.json').read_text(encoding='utf-8'), Known.read(known))
+    tokenizer = cls(read_text(folder / 'backend.json'), Known.read(known, str(folder)))
+    check_limits(tokenizer._backend, str(folder))
+    return tokenizer
 
   def hub_files(self):
     """tokenizer.json as the library has it, and which tokens are special."""

@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, check_ids
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
-from t2x.data.tokenizers.special import Folder
+from t2x.data.tokenizers.special import Folder, Unsupported
 from t2x.data.tokenizers.spiece import marian, spiece
 from t2x.errors import UserError
+from t2x.foreign import shown
 
 __all__ = ['HubTokenizer', 'load_hub_tokenizer']
 
@@ -60,20 +61,28 @@ def load_hub_tokenizer(folder: str | Path) -> Tokenizer:
   names. Where a model has no eos it is its [SEP], where it has no bos its [CLS].
 
   Raises:
-    UserError: there is no tokenizer that can be read, or nothing says what is special.
+    Unsupported: there is no tokenizer, it is of a kind that is not read here, or nothing says what is
+      special.
+    UserError: a file is damaged, a field of another kind, or the tokenizer beyond what is supported.
   """
   path = Path(folder)
   for names, reader in READERS.items():
-    if all((path / name).is_file() for name in names):
+    if all((path / name).exists() for name in names):
       try:
-        return reader(Folder.read(path))
+        tokenizer = reader(Folder.read(path))
+        check_ids(tokenizer, str(path))
+        return tokenizer
       except UserError:
         raise
-      # The library raises bare Exceptions.
-      except Exception as error:
-        raise UserError(f'{path / names[0]} cannot be read as a tokenizer: {error!r}') from error
+      # The library raises bare Exceptions, and panics.
+      except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != 'PanicException':
+          raise
+        raise UserError(
+          f'{path / names[0]} cannot be read as a tokenizer: {shown(error)}'
+        ) from error
   known = ', '.join(' with '.join(names) for names in READERS)
-  raise UserError(f'{path} holds no tokenizer: looked for {known}')
+  raise Unsupported(f'{path} holds no tokenizer: looked for {known}')
 
 
 # The files that tell a tokenizer, in the order in which they are looked for.

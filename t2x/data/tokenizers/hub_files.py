@@ -5,14 +5,15 @@ The older ones say how text is cut by the class of the model alone: that of BERT
 """
 
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
 from t2x.data.tokenizers.base import Template, Tokenizer
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
-from t2x.data.tokenizers.special import USUAL, Folder
+from t2x.data.tokenizers.hub_limits import check_limits, vocabulary
+from t2x.data.tokenizers.special import USUAL, Folder, Unsupported
 from t2x.errors import UserError
+from t2x.foreign import LARGE, read_json, read_text
 
 __all__ = ['merges', 'tokenizer_json', 'word_pieces']
 
@@ -22,16 +23,16 @@ MOSES = ('xlm', 'fsmt', 'flaubert')
 
 def tokenizer_json(folder: Folder) -> Tokenizer:
   """What the library has written."""
-  contents = (folder.path / 'tokenizer.json').read_text(encoding='utf-8')
-  if 'kind' in json.loads(contents):
+  path = folder.path / 'tokenizer.json'
+  if 'kind' in read_json(path, LARGE):
     raise UserError(f'{folder.path} holds a tokenizer of t2x, not of a model folder')
-  return _finished(folder, tokenizers_library().Tokenizer.from_str(contents))
+  return _finished(folder, tokenizers_library().Tokenizer.from_str(read_text(path)))
 
 
 def word_pieces(folder: Folder) -> Tokenizer:
   """BERT: vocab.txt, and do_lower_case, strip_accents and tokenize_chinese_chars as they are said."""
   library, said = tokenizers_library(), folder.tokenizer
-  lines = (folder.path / 'vocab.txt').read_text(encoding='utf-8').split('\n')
+  lines = read_text(folder.path / 'vocab.txt').split('\n')
   if lines[-1] == '':
     lines.pop()
   vocab = {line.rstrip('\r'): i for i, line in enumerate(lines)}
@@ -39,9 +40,9 @@ def word_pieces(folder: Folder) -> Tokenizer:
   backend = library.Tokenizer(library.models.WordPiece(vocab, unk_token=unk))
   backend.normalizer = library.normalizers.BertNormalizer(
     clean_text=True,
-    handle_chinese_chars=said.get('tokenize_chinese_chars', True),
-    strip_accents=said.get('strip_accents'),
-    lowercase=said.get('do_lower_case', True),
+    handle_chinese_chars=said['tokenize_chinese_chars'],
+    strip_accents=said['strip_accents'],
+    lowercase=said['do_lower_case'],
   )
   backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
   backend.decoder = library.decoders.WordPiece(prefix='##')
@@ -58,12 +59,12 @@ def word_pieces(folder: Folder) -> Tokenizer:
 
 def merges(folder: Folder) -> Tokenizer:
   """BPE: of bytes, or of GPT-1's characters where words end with </w>."""
-  model = str(folder.model.get('model_type'))
+  model = folder.model['model_type']
   if model in MOSES:
-    raise UserError(f"{folder.path}: the tokenizer of {model} needs Moses' rules: not read here")
+    raise Unsupported(f"{folder.path}: the tokenizer of {model} needs Moses' rules: not read here")
   library = tokenizers_library()
-  vocab = json.loads((folder.path / 'vocab.json').read_text(encoding='utf-8'))
-  lines = (folder.path / 'merges.txt').read_text(encoding='utf-8').split('\n')
+  vocab = vocabulary(folder.path / 'vocab.json')
+  lines = read_text(folder.path / 'merges.txt').split('\n')
   pairs = [
     tuple(line.split()) for line in lines if line.strip() and not line.startswith('#version')
   ]
@@ -85,7 +86,7 @@ def _gpt1(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> A
 
 def _byte_level(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> Any:
   """GPT-2 adds nothing around a text; RoBERTa and BART, whose vocabulary has <s>, do."""
-  space = folder.tokenizer.get('add_prefix_space', False)
+  space = folder.tokenizer['add_prefix_space']
   backend = library.Tokenizer(library.models.BPE(vocab, pairs))
   backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
   backend.decoder = library.decoders.ByteLevel()
@@ -103,8 +104,7 @@ def _byte_level(library: Any, folder: Folder, vocab: dict[str, int], pairs: list
 
 
 def _name(folder: Folder, role: str, usual: str) -> str:
-  said = folder.tokenizer.get(f'{role}_token') or usual
-  return said['content'] if isinstance(said, dict) else said
+  return folder.tokenizer[f'{role}_token'] or usual
 
 
 def _add_special(backend: Any, names: list[str], lstrip: bool = False) -> None:
@@ -116,6 +116,7 @@ def _add_special(backend: Any, names: list[str], lstrip: bool = False) -> None:
 
 def _finished(folder: Folder, backend: Any) -> Tokenizer:
   """The tokenizer with what is special about it."""
+  check_limits(backend, str(folder.path))
   backend.no_truncation()
   backend.no_padding()
   special = {
@@ -134,7 +135,9 @@ def _finished(folder: Folder, backend: Any) -> Tokenizer:
 def _probe(backend: Any) -> str:
   """A text that has pieces."""
   encode: Callable[..., Any] = backend.encode
-  pieces = (backend.decode([i]) for i in range(backend.get_vocab_size()))
+  # A tokenizer without a token for what it does not know fails at such a text.
+  encode('\U0010fffd', add_special_tokens=False)
+  pieces = (backend.decode([i]) for i in range(min(backend.get_vocab_size(), 10_000)))
   texts = itertools.chain(('a', '1', '.'), pieces)
   return next(text for text in texts if encode(text, add_special_tokens=False).ids)
 

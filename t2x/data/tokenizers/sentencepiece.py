@@ -14,6 +14,7 @@ import sentencepiece
 
 from t2x.data.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
+from t2x.data.tokenizers.hub_limits import sentencepiece_model
 from t2x.data.tokenizers.merging import merged
 from t2x.data.tokenizers.simple import with_specials
 from t2x.data.tokenizers.words import Words
@@ -150,7 +151,7 @@ class SentencePieceTokenizer(Tokenizer):
   @classmethod
   def load(cls, folder, known):
     """From the model's file."""
-    return cls((folder / 'sentencepiece.model').read_bytes())
+    return cls(sentencepiece_model(folder / 'sentencepiece.model'))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,14 +12,19 @@ from collections.abc import Mapping, Sequence
 import sentencepiece
 
 from t2x.data.tokenizers.base import Template, Tokenizer, located
+from t2x.data.tokenizers.hub_limits import Vocabulary, sentencepiece_model, vocabulary
 from t2x.data.tokenizers.sentencepiece import SPACE, shared
-from t2x.data.tokenizers.special import Folder, Known
+from t2x.data.tokenizers.special import Folder, Known, Unsupported
 from t2x.data.tokenizers.words import Words
-from t2x.errors import UserError
+from t2x.foreign import REQUIRED, Bool, Fields, Object
 
 __all__ = ['Fold', 'MarianTokenizer', 'SpieceTokenizer', 'marian', 'spiece']
 
 Spans = Sequence[tuple[int, int]]
+# What a run folder keeps.
+SAVED = {'added': Vocabulary(REQUIRED), 'fold': Object(None), 'known': Object(REQUIRED)}
+SAVED_PAIR = {'known': Object(REQUIRED), 'vocab': Vocabulary(REQUIRED)}
+FOLD = {'lower': Bool(REQUIRED), 'strip': Bool(REQUIRED)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +156,10 @@ class SpieceTokenizer(Tokenizer):
   @classmethod
   def load(cls, folder, known):
     """From the model's file."""
-    model = (folder / 'sentencepiece.model').read_bytes()
-    fold = known['fold'] and Fold(**known['fold'])
-    return cls(model, Known.read(known['known']), known['added'], fold)
+    fields = Fields(known, SAVED, str(folder))
+    model = sentencepiece_model(folder / 'sentencepiece.model')
+    fold = None if fields['fold'] is None else Fold(**Fields(fields['fold'], FOLD, str(folder)))
+    return cls(model, Known.read(fields['known'], str(folder)), fields['added'], fold)
 
   def hub_files(self):
     """spiece.model, and the class that reads it."""
@@ -223,8 +229,11 @@ class MarianTokenizer(SpieceTokenizer):
   @classmethod
   def load(cls, folder, known):
     """From both models' files."""
-    model, other = ((folder / f'{name}.model').read_bytes() for name in ('sentencepiece', 'other'))
-    return cls(model, other, Known.read(known['known']), known['vocab'])
+    fields = Fields(known, SAVED_PAIR, str(folder))
+    model, other = (
+      sentencepiece_model(folder / f'{name}.model') for name in ('sentencepiece', 'other')
+    )
+    return cls(model, other, Known.read(fields['known'], str(folder)), fields['vocab'])
 
   def hub_files(self):
     """Both models as they are, and the vocabulary."""
@@ -238,7 +247,7 @@ class MarianTokenizer(SpieceTokenizer):
 
 def spiece(folder: Folder) -> Tokenizer:
   """T5, or ALBERT where the model has a piece [CLS]."""
-  model = (folder.path / 'spiece.model').read_bytes()
+  model = sentencepiece_model(folder.path / 'spiece.model')
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
   vocab = {piece: i for i, piece in enumerate(pieces)}
@@ -246,14 +255,14 @@ def spiece(folder: Folder) -> Tokenizer:
   if '[CLS]' in vocab:
     around: Template = ((vocab['[CLS]'], 0), ('A', 0), (vocab['[SEP]'], 0))
     known = folder.known(vocab.get, around, (*around, ('B', 1), (vocab['[SEP]'], 1)))
-    fold = Fold(said.get('do_lower_case', True), not said.get('keep_accents', False))
+    fold = Fold(said['do_lower_case'], not said['keep_accents'])
     names = ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]')
     return SpieceTokenizer(model, known, {n: vocab[n] for n in names if n in vocab}, fold)
   if '</s>' not in vocab:
-    raise UserError(
+    raise Unsupported(
       f'{folder.path}/spiece.model: neither T5 nor ALBERT: it has no </s> and no [CLS]'
     )
-  extra = [f'<extra_id_{i}>' for i in reversed(range(said.get('extra_ids', 100)))]
+  extra = [f'<extra_id_{i}>' for i in reversed(range(said['extra_ids']))]
   added = {name: len(pieces) + i for i, name in enumerate(extra) if name not in vocab}
   added |= {piece: i for i, piece in enumerate(pieces) if piece.startswith('<extra_id_')}
   added |= {name: vocab[name] for name in ('<pad>', '</s>', '<unk>') if name in vocab}
@@ -267,14 +276,16 @@ def spiece(folder: Folder) -> Tokenizer:
 
 def marian(folder: Folder) -> Tokenizer:
   """The source's tokenizer; its `target` is that of the target."""
-  if folder.tokenizer.get('separate_vocabs'):
-    raise UserError(
+  if folder.tokenizer['separate_vocabs']:
+    raise Unsupported(
       f'{folder.path}: source and target have vocabularies of their own: not read here'
     )
-  vocab = json.loads((folder.path / 'vocab.json').read_text(encoding='utf-8'))
+  vocab = vocabulary(folder.path / 'vocab.json')
   eos = vocab['</s>']
   known = folder.known(vocab.get, (('A', 0), (eos, 0)), (('A', 0), ('B', 1), (eos, 1)))
   if folder.decoder_start is None:
     known = dataclasses.replace(known, start_id=known.pad_id)
-  source, target = ((folder.path / f'{name}.spm').read_bytes() for name in ('source', 'target'))
+  source, target = (
+    sentencepiece_model(folder.path / f'{name}.spm') for name in ('source', 'target')
+  )
   return MarianTokenizer(source, target, known, vocab)

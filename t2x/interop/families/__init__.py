@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
+from t2x.foreign import shown
 from t2x.interop.families.albert import ALBERT
 from t2x.interop.families.bart import BART
 from t2x.interop.families.bert import BERT
@@ -33,8 +34,8 @@ def family_of(config: Mapping[str, Any], where: Path) -> Family:
   Raises:
     UserError: it is none of those known, which are named.
   """
-  model_type = str(config.get('model_type'))
-  if model_type not in FAMILIES:
+  model_type = config.get('model_type')
+  if not isinstance(model_type, str) or model_type not in FAMILIES:
     known = ', '.join(sorted(FAMILIES))
-    raise UserError(f'{where}: model_type {model_type!r} is not known; these are: {known}')
+    raise UserError(f'{where}: model_type {shown(model_type)} is not known; these are: {known}')
   return FAMILIES[model_type]

@@ -6,8 +6,20 @@ Token vectors, positions and their norm are narrower than the layers, which shar
 from typing import Any
 
 from t2x.errors import UserError
+from t2x.foreign import Fields, Only
 from t2x.interop.families.bert import SENTENCE_PAIRS
-from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Size,
+  activation,
+  activation_field,
+  activation_name,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 
@@ -48,7 +60,7 @@ MultiHeadAttention:
   dropout_rate = {attention_probs_dropout_prob}
 MLP:
   hidden_dim = {intermediate_size}
-  activation = @{activation}
+  activation = {activation}
 """
 
 NARROW = """
@@ -61,7 +73,7 @@ PooledClassifier.dropout_rate = {{classifier_dropout_prob}}
 """,
   'AlbertForMaskedLM': f"""{NARROW}
 LanguageModel.head = @MaskedLMHead
-MaskedLMHead.activation = @{{activation}}
+MaskedLMHead.activation = {{activation}}
 """,
   'AlbertModel': """
 LanguageModel.head = @Pooler
@@ -105,9 +117,6 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('position_embedding_type', 'absolute')
-  fields.only('tie_word_embeddings', True)
-  fields.only('inner_group_num', 1)
   layers, groups = fields['num_hidden_layers'], fields['num_hidden_groups']
   if layers % groups:
     raise UserError(
@@ -115,7 +124,7 @@ def gin(fields: Fields) -> str:
       f'{layers}, only divisors of it'
     )
   text = GIN + HEADS[fields['architecture']]
-  return text.format(**fields, activation=activation(fields, 'hidden_act'))
+  return write(text, fields, activation=activation(fields, 'hidden_act'))
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
@@ -149,21 +158,24 @@ ALBERT = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'attention_probs_dropout_prob': 0.0,
-    'classifier_dropout_prob': 0.1,
-    'embedding_size': 128,
-    'hidden_act': 'gelu_new',
-    'hidden_dropout_prob': 0.0,
-    'hidden_size': 4096,
-    'intermediate_size': 16384,
-    'layer_norm_eps': 1e-12,
-    'max_position_embeddings': 512,
-    'num_attention_heads': 64,
-    'num_hidden_groups': 1,
-    'num_hidden_layers': 12,
-    'type_vocab_size': 2,
-    'vocab_size': 30000,
+  declared={
+    'attention_probs_dropout_prob': rate(0.0),
+    'classifier_dropout_prob': rate(0.1),
+    'embedding_size': Size(128),
+    'hidden_act': activation_field('gelu_new'),
+    'hidden_dropout_prob': rate(0.0),
+    'hidden_size': Size(4096),
+    'inner_group_num': Only(1),
+    'intermediate_size': Size(16384),
+    'layer_norm_eps': positive(1e-12, 1.0),
+    'max_position_embeddings': Size(512),
+    'num_attention_heads': Size(64),
+    'num_hidden_groups': Layers(1),
+    'num_hidden_layers': Layers(12),
+    'position_embedding_type': Only('absolute'),
+    'tie_word_embeddings': Only(True),
+    'type_vocab_size': Size(2, low=0),
+    'vocab_size': Size(30000),
   },
   prefix='albert.',
   bare='AlbertModel',

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from t2x.foreign import Fields, Only
 from t2x.interop.families import fairseq
-from t2x.interop.family import Family, Fields
+from t2x.interop.family import Family, Size, write
 from t2x.interop.layouts import ROW
 from t2x.interop.rules import Rule, norm
 
@@ -37,14 +38,7 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('tie_word_embeddings', True)
-  # The releases before the present one held models of other wiring under this name.
-  fields.only('normalize_before', False)
-  fields.only('add_final_layer_norm', False)
-  fields.only('normalize_embedding', True)
-  fields.only('static_position_embeddings', False)
-  use_bias = fields['architecture'] != 'BartModel'
-  return fairseq.gin(fields) + GIN.format(**fields, use_bias=use_bias)
+  return fairseq.gin(fields) + write(GIN, fields, use_bias=fields['architecture'] != 'BartModel')
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
@@ -62,7 +56,16 @@ BART = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={**fairseq.DEFAULTS, 'vocab_size': 50265},
+  declared={
+    **fairseq.DECLARED,
+    'max_position_embeddings': Size(1024),
+    'vocab_size': Size(50265),
+    # The releases before the present one held models of other wiring under this name.
+    'add_final_layer_norm': Only(False),
+    'normalize_before': Only(False),
+    'normalize_embedding': Only(True),
+    'static_position_embeddings': Only(False),
+  },
   prefix='model.',
   ignored=(r'model\.(encoder|decoder)\.embed_tokens\.weight', r'lm_head\.weight'),
 )

@@ -4,13 +4,20 @@
 import dataclasses
 from typing import Any
 
+from t2x.foreign import Fields, Only
 from t2x.interop.family import (
+  CLASSES,
   Family,
-  Fields,
+  Layers,
+  Size,
   activation,
+  activation_field,
   activation_name,
   fields_of_attention,
   num_classes,
+  positive,
+  rate,
+  write,
 )
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
@@ -50,7 +57,7 @@ MultiHeadAttention:
   dropout_rate = {attention_probs_dropout_prob}
 MLP:
   hidden_dim = {intermediate_size}
-  activation = @{activation}
+  activation = {activation}
 """
 
 # Tokens, and whether the second sentence follows the first: two heads at once.
@@ -60,14 +67,14 @@ SequenceClassifier:
   classifier = @PooledClassifier
   language_head = @MaskedLMHead
 PooledClassifier.num_classes = 2
-MaskedLMHead.activation = @{activation}
+MaskedLMHead.activation = {activation}
 """
 
 HEADS = {
   'BertForPreTraining': SENTENCE_PAIRS,
   'BertForMaskedLM': """
 LanguageModel.head = @MaskedLMHead
-MaskedLMHead.activation = @{activation}
+MaskedLMHead.activation = {activation}
 """,
   'BertForSequenceClassification': """
 LanguageModel.head = @SequenceClassifier
@@ -133,14 +140,10 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('position_embedding_type', 'absolute')
-  fields.only('is_decoder', False)
-  fields.only('add_cross_attention', False)
-  fields.only('tie_word_embeddings', True)
-  text = GIN + HEADS[fields['architecture']]
   last = fields['classifier_dropout']
-  return text.format(
-    **fields,
+  return write(
+    GIN + HEADS[fields['architecture']],
+    fields,
     activation=activation(fields, 'hidden_act'),
     num_classes=num_classes(fields),
     last_dropout=fields['hidden_dropout_prob'] if last is None else last,
@@ -181,19 +184,24 @@ BERT = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'attention_probs_dropout_prob': 0.1,
-    'classifier_dropout': None,
-    'hidden_act': 'gelu',
-    'hidden_dropout_prob': 0.1,
-    'hidden_size': 768,
-    'intermediate_size': 3072,
-    'layer_norm_eps': 1e-12,
-    'max_position_embeddings': 512,
-    'num_attention_heads': 12,
-    'num_hidden_layers': 12,
-    'type_vocab_size': 2,
-    'vocab_size': 30522,
+  declared={
+    **CLASSES,
+    'add_cross_attention': Only(False),
+    'attention_probs_dropout_prob': rate(0.1),
+    'classifier_dropout': rate(None),
+    'hidden_act': activation_field('gelu'),
+    'hidden_dropout_prob': rate(0.1),
+    'hidden_size': Size(768),
+    'intermediate_size': Size(3072),
+    'is_decoder': Only(False),
+    'layer_norm_eps': positive(1e-12, 1.0),
+    'max_position_embeddings': Size(512),
+    'num_attention_heads': Size(12),
+    'num_hidden_layers': Layers(12),
+    'position_embedding_type': Only('absolute'),
+    'tie_word_embeddings': Only(True),
+    'type_vocab_size': Size(2, low=0),
+    'vocab_size': Size(30522),
   },
   prefix='bert.',
   bare='BertModel',

@@ -3,11 +3,21 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t2x.interop.family import Fields, activation, activation_name, fields_of_attention
+from t2x.foreign import Bool, Field, Fields, Only
+from t2x.interop.family import (
+  Layers,
+  Size,
+  activation,
+  activation_field,
+  activation_name,
+  fields_of_attention,
+  rate,
+  write,
+)
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 
-__all__ = ['DEFAULTS', 'RULES', 'fields', 'gin']
+__all__ = ['DECLARED', 'RULES', 'fields', 'gin']
 
 GIN = """
 Experiment.model = @EncoderDecoder
@@ -44,28 +54,27 @@ MultiHeadAttention:
 decoder/MultiHeadAttention.num_heads = {decoder_attention_heads}
 MLP:
   hidden_dim = {encoder_ffn_dim}
-  activation = @{activation}
+  activation = {activation}
   dropout_rate = {activation_dropout}
 decoder/MLP.hidden_dim = {decoder_ffn_dim}
 """
 
-DEFAULTS: Mapping[str, Any] = {
-  'activation_dropout': 0.0,
-  'activation_function': 'gelu',
-  'attention_dropout': 0.0,
-  'd_model': 1024,
-  'decoder_attention_heads': 16,
-  'decoder_ffn_dim': 4096,
-  'decoder_layers': 12,
-  'decoder_layerdrop': 0.0,
-  'dropout': 0.1,
-  'encoder_attention_heads': 16,
-  'encoder_ffn_dim': 4096,
-  'encoder_layers': 12,
-  'encoder_layerdrop': 0.0,
-  'max_position_embeddings': 1024,
-  'scale_embedding': False,
-  'tie_word_embeddings': True,
+DECLARED: Mapping[str, Field] = {
+  'activation_dropout': rate(0.0),
+  'activation_function': activation_field('gelu'),
+  'attention_dropout': rate(0.0),
+  'd_model': Size(1024),
+  'decoder_attention_heads': Size(16),
+  'decoder_ffn_dim': Size(4096),
+  'decoder_layerdrop': Only(0.0),
+  'decoder_layers': Layers(12),
+  'dropout': rate(0.1),
+  'encoder_attention_heads': Size(16),
+  'encoder_ffn_dim': Size(4096),
+  'encoder_layerdrop': Only(0.0),
+  'encoder_layers': Layers(12),
+  'scale_embedding': Bool(False),
+  'tie_word_embeddings': Only(True),
 }
 
 
@@ -92,9 +101,7 @@ RULES = (*_side('encoder'), *_side('decoder'))
 
 def gin(fields: Fields) -> str:
   """All of the model but vocabulary, positions and head."""
-  for side in ('encoder', 'decoder'):
-    fields.only(f'{side}_layerdrop', 0.0)
-  return GIN.format(**fields, activation=activation(fields, 'activation_function'))
+  return write(GIN, fields, activation=activation(fields, 'activation_function'))
 
 
 def fields(model: Any) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 from typing import Any
 
 from t2x.errors import UserError
+from t2x.foreign import Bool, Fields, Int
 from t2x.interop.families import fairseq
-from t2x.interop.family import Family, Fields
+from t2x.interop.family import Family, Size, activation_field, write
 from t2x.interop.rules import Rule, dense
 
 __all__ = ['FSMT']
@@ -41,9 +42,9 @@ RULES = (
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
   # Positions are counted from the padding's id on, plus one.
-  text = fairseq.gin(fields) + GIN.format(**fields, offset=fields['pad_token_id'] + 1)
+  text = fairseq.gin(fields) + write(GIN, fields, offset=fields['pad_token_id'] + 1)
   if not fields['tie_word_embeddings']:
-    return text + TWO_VOCABULARIES.format(**fields)
+    return text + write(TWO_VOCABULARIES, fields)
   if fields['src_vocab_size'] != fields['tgt_vocab_size']:
     raise UserError(
       f'{fields.where}: tie_word_embeddings of vocabularies of {fields["src_vocab_size"]} '
@@ -69,14 +70,14 @@ FSMT = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    **fairseq.DEFAULTS,
-    'activation_function': 'relu',
-    'pad_token_id': 1,
-    'scale_embedding': True,
-    'src_vocab_size': 42024,
-    'tgt_vocab_size': 42024,
-    'tie_word_embeddings': False,
+  declared={
+    **fairseq.DECLARED,
+    'activation_function': activation_field('relu'),
+    'pad_token_id': Int(1, 0, 10**6),
+    'scale_embedding': Bool(True),
+    'src_vocab_size': Size(42024),
+    'tgt_vocab_size': Size(42024),
+    'tie_word_embeddings': Bool(False),
   },
   prefix='model.',
   # Sinusoids, which are the same for all.

@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from t2x.interop.family import Family, Fields, fields_of_attention
+from t2x.foreign import Choice, Fields, Only
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Part,
+  Size,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import CONV1D, CONV1D_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 from t2x.layers import gelu, relu, silu
@@ -39,7 +49,7 @@ MultiHeadAttention:
   dropout_rate = {attn_pdrop}
 MLP:
   hidden_dim = {hidden_dim}
-  activation = @{activation}
+  activation = {activation}
 """
 # Here 'gelu' is the approximation by tanh.
 ACTIVATIONS = {'gelu': gelu, 'relu': relu, 'silu': silu, 'swish': silu}
@@ -59,10 +69,8 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('tie_word_embeddings', True)
-  fields.only('afn', *ACTIVATIONS)
-  activation = ACTIVATIONS[fields['afn']].__name__
-  return GIN.format(**fields, hidden_dim=4 * fields['n_embd'], activation=activation)
+  activation = Part(ACTIVATIONS[fields['afn']].__name__)
+  return write(GIN, fields, hidden_dim=4 * fields['n_embd'], activation=activation)
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
@@ -89,17 +97,18 @@ GPT1 = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'afn': 'gelu',
-    'attn_pdrop': 0.1,
-    'embd_pdrop': 0.1,
-    'layer_norm_epsilon': 1e-5,
-    'n_embd': 768,
-    'n_head': 12,
-    'n_layer': 12,
-    'n_positions': 512,
-    'resid_pdrop': 0.1,
-    'vocab_size': 40478,
+  declared={
+    'afn': Choice('gelu', ACTIVATIONS),
+    'attn_pdrop': rate(0.1),
+    'embd_pdrop': rate(0.1),
+    'layer_norm_epsilon': positive(1e-5, 1.0),
+    'n_embd': Size(768),
+    'n_head': Size(12),
+    'n_layer': Layers(12),
+    'n_positions': Size(512),
+    'resid_pdrop': rate(0.1),
+    'tie_word_embeddings': Only(True),
+    'vocab_size': Size(40478),
   },
   prefix='transformer.',
   # Causal masks and positions were saved once.

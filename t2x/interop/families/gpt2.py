@@ -2,7 +2,19 @@
 
 from typing import Any
 
-from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.foreign import Fields, Only
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Size,
+  activation,
+  activation_field,
+  activation_name,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import CONV1D, CONV1D_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 
@@ -38,7 +50,7 @@ MultiHeadAttention:
   dropout_rate = {attn_pdrop}
 MLP:
   hidden_dim = {hidden_dim}
-  activation = @{activation}
+  activation = {activation}
 """
 
 BODY = 'body/stack/{}'
@@ -61,12 +73,9 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('scale_attn_weights', True)
-  fields.only('scale_attn_by_inverse_layer_idx', False)
-  fields.only('add_cross_attention', False)
-  fields.only('tie_word_embeddings', True)
-  return GIN.format(
-    **fields,
+  return write(
+    GIN,
+    fields,
     hidden_dim=fields['n_inner'] or 4 * fields['n_embd'],
     activation=activation(fields, 'activation_function'),
   )
@@ -96,18 +105,22 @@ GPT2 = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'activation_function': 'gelu_new',
-    'attn_pdrop': 0.1,
-    'embd_pdrop': 0.1,
-    'layer_norm_epsilon': 1e-5,
-    'n_embd': 768,
-    'n_head': 12,
-    'n_inner': None,
-    'n_layer': 12,
-    'n_positions': 1024,
-    'resid_pdrop': 0.1,
-    'vocab_size': 50257,
+  declared={
+    'activation_function': activation_field('gelu_new'),
+    'add_cross_attention': Only(False),
+    'attn_pdrop': rate(0.1),
+    'embd_pdrop': rate(0.1),
+    'layer_norm_epsilon': positive(1e-5, 1.0),
+    'n_embd': Size(768),
+    'n_head': Size(12),
+    'n_inner': Size(None),
+    'n_layer': Layers(12),
+    'n_positions': Size(1024),
+    'resid_pdrop': rate(0.1),
+    'scale_attn_by_inverse_layer_idx': Only(False),
+    'scale_attn_weights': Only(True),
+    'tie_word_embeddings': Only(True),
+    'vocab_size': Size(50257),
   },
   prefix='transformer.',
   # Causal masks were saved once.

@@ -3,7 +3,20 @@
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.foreign import Field, Fields, Int, Only, shown
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Part,
+  Size,
+  activation,
+  activation_field,
+  activation_name,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 from t2x.layers import Full, Window
@@ -26,7 +39,7 @@ Decoder:
   final_norm = @LayerNorm
 Stack:
   num_layers = {num_layers}
-  blocks = [{blocks}]
+  blocks = {blocks}
 Block:
   mixer = @MultiHeadAttention
   feed_forward = @MLP
@@ -42,13 +55,13 @@ MultiHeadAttention:
   dropout_rate = {attention_dropout}
 MLP:
   hidden_dim = {hidden_dim}
-  activation = @{activation}
+  activation = {activation}
 """
 LOCAL = """
 local/Block.pattern = @Window()
 Window.size = {window_size}
 """
-BLOCKS = {'global': '@Block', 'local': '@local/Block'}
+BLOCKS = {'global': Part('Block'), 'local': Part('local/Block')}
 
 LAYER, BODY = 'transformer.h.{}', 'body/stack/{}'
 RULES = (
@@ -66,22 +79,39 @@ RULES = (
 )
 
 
+class Kinds(Field):
+  """The kinds of all layers: [[kinds, how often they are repeated], ...]."""
+
+  @property
+  def wanted(self):
+    return f"lists [['global' or 'local', ...], repeats] of at most {Layers.high} layers together"
+
+  def accepts(self, value):
+    return (
+      isinstance(value, list)
+      and all(isinstance(some, list) and len(some) == 2 for some in value)
+      and all(isinstance(kinds, list) and Layers(1).accepts(times) for kinds, times in value)
+      and all(isinstance(k, str) and k in BLOCKS for kinds, _ in value for k in kinds)
+      and sum(len(kinds) * times for kinds, times in value) <= Layers.high
+    )
+
+
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('tie_word_embeddings', True)
-  kinds = [kind for some, times in fields['attention_types'] for kind in list(some) * times]
-  if len(kinds) != fields['num_layers'] or set(kinds) - set(BLOCKS):
+  kinds = [kind for some, times in fields['attention_types'] for kind in some * times]
+  if len(kinds) != fields['num_layers']:
     raise UserError(
-      f'{fields.where}: attention_types = {fields["attention_types"]} does not name the '
-      f"num_layers = {fields['num_layers']} layers, each 'global' or 'local'"
+      f'{fields.where}: attention_types = {shown(fields["attention_types"])} names {len(kinds)} '
+      f'layers, and num_layers = {fields["num_layers"]}'
     )
-  text = GIN.format(
-    **fields,
-    blocks=', '.join(BLOCKS[kind] for kind in _repeated(kinds)),
+  text = write(
+    GIN,
+    fields,
+    blocks=[BLOCKS[kind] for kind in _repeated(kinds)],
     hidden_dim=fields['intermediate_size'] or 4 * fields['hidden_size'],
     activation=activation(fields, 'activation_function'),
   )
-  return text + LOCAL.format(**fields) if 'local' in kinds else text
+  return text + write(LOCAL, fields) if 'local' in kinds else text
 
 
 def _repeated(kinds: list[str]) -> list[str]:
@@ -119,20 +149,21 @@ GPT_NEO = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'activation_function': 'gelu_new',
-    'attention_dropout': 0.0,
-    'attention_types': [[['global', 'local'], 12]],
-    'embed_dropout': 0.0,
-    'hidden_size': 2048,
-    'intermediate_size': None,
-    'layer_norm_epsilon': 1e-5,
-    'max_position_embeddings': 2048,
-    'num_heads': 16,
-    'num_layers': 24,
-    'resid_dropout': 0.0,
-    'vocab_size': 50257,
-    'window_size': 256,
+  declared={
+    'activation_function': activation_field('gelu_new'),
+    'attention_dropout': rate(0.0),
+    'attention_types': Kinds([[['global', 'local'], 12]]),
+    'embed_dropout': rate(0.0),
+    'hidden_size': Size(2048),
+    'intermediate_size': Size(None),
+    'layer_norm_epsilon': positive(1e-5, 1.0),
+    'max_position_embeddings': Size(2048),
+    'num_heads': Size(16),
+    'num_layers': Layers(24),
+    'resid_dropout': rate(0.0),
+    'tie_word_embeddings': Only(True),
+    'vocab_size': Size(50257),
+    'window_size': Int(256, 1),
   },
   prefix='transformer.',
   # Masks were saved once.

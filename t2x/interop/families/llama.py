@@ -1,9 +1,22 @@
 """Llama: `LlamaForCausalLM`, `LlamaModel`."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from t2x.errors import UserError
-from t2x.interop.family import Family, Fields, activation, activation_name, fields_of_attention
+from t2x.foreign import REQUIRED, Bool, Choice, Field, Fields, Int, Object
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Part,
+  Size,
+  activation,
+  activation_field,
+  activation_name,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 from t2x.layers import LinearScaling, Llama3Scaling, RoPEScaling
@@ -17,14 +30,14 @@ LanguageModel:
   d_model = {hidden_size}
   embedding = @TokenEmbedding
   body = @Decoder
-  head = @{head}
+  head = {head}
 TokenEmbedding.vocab_size = {vocab_size}
 Decoder:
   stack = @Stack
   encoding = @RoPE
   final_norm = @RMSNorm
 RoPE.base = {rope_theta}
-{scaling}Stack:
+Stack:
   num_layers = {num_hidden_layers}
   blocks = [@Block]
 Block:
@@ -42,7 +55,7 @@ MultiHeadAttention:
   dropout_rate = {attention_dropout}
 GatedMLP:
   hidden_dim = {intermediate_size}
-  activation = @{activation}
+  activation = {activation}
   use_bias = {mlp_bias}
 """
 
@@ -59,6 +72,22 @@ Llama3Scaling:
   high_frequency = {high_freq_factor}
 """
 SCALINGS = {'default': '', 'linear': LINEAR, 'llama3': LLAMA3}
+# Of `rope_parameters` in newer files; of `rope_scaling` in older ones, where `rope_theta` is a field of its own.
+ROPE: Mapping[str, Field] = {
+  'rope_theta': positive(None),
+  'rope_type': Choice(None, SCALINGS),
+  'type': Choice(None, SCALINGS),
+}
+FACTORS: Mapping[str, Mapping[str, Field]] = {
+  'default': {},
+  'linear': {'factor': positive(REQUIRED)},
+  'llama3': {
+    'factor': positive(REQUIRED),
+    'high_freq_factor': positive(REQUIRED),
+    'low_freq_factor': positive(REQUIRED),
+    'original_max_position_embeddings': Int(REQUIRED, 1),
+  },
+}
 
 BODY = 'body/stack/{}'
 RULES = (
@@ -79,25 +108,22 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  # Newer files say `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
-  rope = fields.get('rope_parameters') or fields.get('rope_scaling') or {}
-  rope = Fields(rope, {}, f'{fields.where}, under rope_scaling,')
-  kind = rope.get('rope_type') or rope.get('type') or 'default'
-  if kind not in SCALINGS:
-    raise UserError(
-      f'{fields.where}: RoPE scaled by {kind!r} is not supported, only by {", ".join(SCALINGS)}'
-    )
+  name = 'rope_parameters' if fields['rope_parameters'] else 'rope_scaling'
+  given, where = fields[name] or {}, f'{fields.where}: {name}'
+  rope = Fields(given, ROPE, where)
+  kind = rope['rope_type'] or rope['type'] or 'default'
   # The bare model has no head; one that costs nothing stands in.
   tied = fields['tie_word_embeddings'] or fields['architecture'] == 'LlamaModel'
-  return GIN.format(
-    **{name: value for name, value in fields.items() if name != 'rope_theta'},
-    rope_theta=float(rope.get('rope_theta') or fields['rope_theta']),
-    scaling=SCALINGS[kind].format_map(rope),
-    head='TiedHead' if tied else 'LMHead',
+  text = write(
+    GIN,
+    fields,
+    rope_theta=rope['rope_theta'] or fields['rope_theta'],
+    head=Part('TiedHead' if tied else 'LMHead'),
     num_kv_heads=fields['num_key_value_heads'] or fields['num_attention_heads'],
-    head_size=fields['head_dim'] or fields['hidden_size'] // fields['num_attention_heads'],
+    head_size=fields['head_dim'] or max(fields['hidden_size'] // fields['num_attention_heads'], 1),
     activation=activation(fields, 'hidden_act'),
   )
+  return text + write(SCALINGS[kind], Fields(given, FACTORS[kind], where))
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
@@ -143,21 +169,23 @@ LLAMA = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'attention_bias': False,
-    'attention_dropout': 0.0,
-    'head_dim': None,
-    'hidden_act': 'silu',
-    'hidden_size': 4096,
-    'intermediate_size': 11008,
-    'mlp_bias': False,
-    'num_attention_heads': 32,
-    'num_hidden_layers': 32,
-    'num_key_value_heads': None,
-    'rms_norm_eps': 1e-6,
-    'rope_theta': 10000.0,
-    'tie_word_embeddings': False,
-    'vocab_size': 32000,
+  declared={
+    'attention_bias': Bool(False),
+    'attention_dropout': rate(0.0),
+    'head_dim': Size(None),
+    'hidden_act': activation_field('silu'),
+    'hidden_size': Size(4096),
+    'intermediate_size': Size(11008),
+    'mlp_bias': Bool(False),
+    'num_attention_heads': Size(32),
+    'num_hidden_layers': Layers(32),
+    'num_key_value_heads': Size(None),
+    'rms_norm_eps': positive(1e-6, 1.0),
+    'rope_parameters': Object(None),
+    'rope_scaling': Object(None),
+    'rope_theta': positive(10000.0),
+    'tie_word_embeddings': Bool(False),
+    'vocab_size': Size(32000),
   },
   prefix='model.',
   ignored=(r'model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq',),

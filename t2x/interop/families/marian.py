@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from t2x.foreign import Bool, Fields, Only
 from t2x.interop.families import fairseq
-from t2x.interop.family import Family, Fields
+from t2x.interop.family import Family, Size, write
 from t2x.interop.layouts import ROW
 from t2x.interop.rules import Rule
 
@@ -33,18 +34,14 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('tie_word_embeddings', True)
-  fields.only('normalize_before', False)
-  fields.only('normalize_embedding', False)
-  text = fairseq.gin(fields) + GIN.format(
-    **fields, use_bias=fields['architecture'] != 'MarianModel'
-  )
-  if fields['share_encoder_decoder_embeddings']:
-    fields.only('decoder_vocab_size', fields['vocab_size'], None)
-    return text
-  return text + TWO_VOCABULARIES.format(
-    decoder_vocab_size=fields['decoder_vocab_size'] or fields['vocab_size']
-  )
+  use_bias = fields['architecture'] != 'MarianModel'
+  text = fairseq.gin(fields) + write(GIN, fields, use_bias=use_bias)
+  size = fields['decoder_vocab_size'] or fields['vocab_size']
+  if not fields['share_encoder_decoder_embeddings']:
+    return text + write(TWO_VOCABULARIES, {'decoder_vocab_size': size})
+  if size != fields['vocab_size']:
+    raise fields.refused('decoder_vocab_size', size, f'{fields["vocab_size"]} or None')
+  return text
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
@@ -63,11 +60,13 @@ MARIAN = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    **fairseq.DEFAULTS,
-    'decoder_vocab_size': None,
-    'share_encoder_decoder_embeddings': True,
-    'vocab_size': 58101,
+  declared={
+    **fairseq.DECLARED,
+    'decoder_vocab_size': Size(None),
+    'normalize_before': Only(False),
+    'normalize_embedding': Only(False),
+    'share_encoder_decoder_embeddings': Bool(True),
+    'vocab_size': Size(58101),
   },
   prefix='model.',
   # Copies of what is tied; sinusoids were saved once.

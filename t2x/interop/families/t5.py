@@ -4,7 +4,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.interop.family import ACTIVATIONS, Family, Fields, activation_name, fields_of_attention
+from t2x.foreign import Bool, Choice, Fields, Int
+from t2x.interop.family import (
+  ACTIVATIONS,
+  Family,
+  Layers,
+  Part,
+  Size,
+  activation_name,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import LINEAR, LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 from t2x.layers import GatedMLP
@@ -19,7 +31,7 @@ EncoderDecoder:
   embedding = @TokenEmbedding
   encoder = @Encoder
   decoder = @Decoder
-  head = @{head}
+  head = {head}
 TokenEmbedding.vocab_size = {vocab_size}
 Encoder:
   stack = @Stack
@@ -45,7 +57,7 @@ Stack:
 decoder/Stack.num_layers = {decoder_layers}
 Block:
   mixer = @MultiHeadAttention
-  feed_forward = @{feed_forward}
+  feed_forward = {feed_forward}
   wiring = @PreNorm
 decoder/Block.cross = @MultiHeadAttention
 PreNorm:
@@ -59,12 +71,20 @@ MultiHeadAttention:
   out_bias = False
   scale = 1.0
   dropout_rate = {dropout_rate}
-{feed_forward}:
+"""
+FEED_FORWARD = """
+MLP:
   hidden_dim = {d_ff}
-  activation = @{activation}
+  activation = {activation}
   use_bias = False
   dropout_rate = {dropout_rate}
 """
+# Whether it is gated, and by which activation.
+FEED_FORWARDS = {name: (False, name) for name in ACTIVATIONS} | {
+  f'gated-{name}': (True, name) for name in ACTIVATIONS
+}
+# 'gated-gelu' came before there was a name for the approximation that it means.
+FEED_FORWARDS['gated-gelu'] = True, 'gelu_new'
 # Tied models scale what goes into the head.
 SCALED = 'TiedHead.scaled = True\n'
 
@@ -104,23 +124,17 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  gate, _, function = fields['feed_forward_proj'].rpartition('-')
-  # 'gated-gelu' came before there was a name for the approximation that it means.
-  function = 'gelu_new' if (gate, function) == ('gated', 'gelu') else function
-  if gate not in ('', 'gated') or function not in ACTIVATIONS:
-    raise UserError(
-      f'{fields.where}: feed_forward_proj = {fields["feed_forward_proj"]!r} is not supported, only '
-      f'{", ".join(ACTIVATIONS)}, plain or after "gated-"'
-    )
+  gated, function = FEED_FORWARDS[fields['feed_forward_proj']]
   tied = _is_tied(fields)
-  text = GIN.format(
-    **fields,
-    head='TiedHead' if tied or fields['architecture'] == 'T5Model' else 'LMHead',
+  text = GIN + (FEED_FORWARD.replace('MLP', 'GatedMLP') if gated else FEED_FORWARD)
+  return write(
+    text + SCALED if tied else text,
+    fields,
+    head=Part('TiedHead' if tied or fields['architecture'] == 'T5Model' else 'LMHead'),
     decoder_layers=fields['num_decoder_layers'] or fields['num_layers'],
-    feed_forward='GatedMLP' if gate else 'MLP',
-    activation=ACTIVATIONS[function],
+    feed_forward=Part('GatedMLP' if gated else 'MLP'),
+    activation=Part(ACTIVATIONS[function]),
   )
-  return text + SCALED if tied else text
 
 
 def _is_tied(fields: Fields) -> bool:
@@ -129,7 +143,8 @@ def _is_tied(fields: Fields) -> bool:
   Newer files say `tie_word_embeddings` of all, and by `scale_decoder_outputs` what it said before.
   """
   tied = fields['tie_word_embeddings']
-  scaled = fields.get('scale_decoder_outputs', tied)
+  scaled = fields['scale_decoder_outputs']
+  scaled = tied if scaled is None else scaled
   if scaled and not tied:
     raise UserError(
       f'{fields.where}: an output that is scaled (scale_decoder_outputs) and not tied '
@@ -170,20 +185,21 @@ T5 = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'd_ff': 2048,
-    'd_kv': 64,
-    'd_model': 512,
-    'dropout_rate': 0.1,
-    'feed_forward_proj': 'relu',
-    'layer_norm_epsilon': 1e-6,
-    'num_decoder_layers': None,
-    'num_heads': 8,
-    'num_layers': 6,
-    'relative_attention_max_distance': 128,
-    'relative_attention_num_buckets': 32,
-    'tie_word_embeddings': True,
-    'vocab_size': 32128,
+  declared={
+    'd_ff': Size(2048),
+    'd_kv': Size(64),
+    'd_model': Size(512),
+    'dropout_rate': rate(0.1),
+    'feed_forward_proj': Choice('relu', FEED_FORWARDS),
+    'layer_norm_epsilon': positive(1e-6, 1.0),
+    'num_decoder_layers': Layers(None),
+    'num_heads': Size(8),
+    'num_layers': Layers(6),
+    'relative_attention_max_distance': Int(128, 1),
+    'relative_attention_num_buckets': Size(32),
+    'scale_decoder_outputs': Bool(None),
+    'tie_word_embeddings': Bool(True),
+    'vocab_size': Size(32128),
   },
   ignored=(
     r'(encoder|decoder)\.embed_tokens\.weight',

@@ -3,13 +3,21 @@
 from typing import Any
 
 from t2x.errors import UserError
+from t2x.foreign import Bool, Field, Fields, Int
 from t2x.interop.family import (
+  CLASSES,
   Family,
-  Fields,
+  Layers,
+  Part,
+  Size,
   activation,
+  activation_field,
   activation_name,
   fields_of_attention,
   num_classes,
+  positive,
+  rate,
+  write,
 )
 from t2x.interop.layouts import CLASS_TOKEN, LINEAR_FROM_HEADS, PATCHES, ROW, VECTOR
 from t2x.interop.rules import Rule, dense, norm
@@ -51,10 +59,10 @@ MultiHeadAttention:
   dropout_rate = {attention_probs_dropout_prob}
 MLP:
   hidden_dim = {intermediate_size}
-  activation = @{activation}
+  activation = {activation}
 """
 
-CLASSES = """
+HEAD = """
 Classifier.num_classes = {num_classes}
 """
 
@@ -82,10 +90,25 @@ RULES = (
 )
 
 
+class Sides(Field):
+  """Height and width, or one number where they are the same; as a pair."""
+
+  @property
+  def wanted(self):
+    return 'a whole number from 1 to 65536, or a list of two'
+
+  def accepts(self, value):
+    sides = value if isinstance(value, list) else [value, value]
+    return len(sides) == 2 and all(map(Int(1, 1, 1 << 16).accepts, sides))
+
+  def convert(self, value):
+    return tuple(value) if isinstance(value, list) else (value, value)
+
+
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  height, width = _sides(fields, 'image_size')
-  patch, other = _sides(fields, 'patch_size')
+  height, width = fields['image_size']
+  patch, other = fields['patch_size']
   if patch != other:
     raise UserError(
       f'{fields.where}: patch_size = {patch} x {other} is not supported, only squares'
@@ -96,22 +119,16 @@ def gin(fields: Fields) -> str:
       'only multiples of them'
     )
   has_head = fields['architecture'] != 'ViTModel'
-  return (GIN + (CLASSES if has_head else '')).format(
-    **fields,
-    head='@Classifier' if has_head else None,
+  return write(
+    GIN + HEAD if has_head else GIN,
+    fields,
+    head=Part('Classifier') if has_head else None,
     num_classes=num_classes(fields),
     patch=patch,
     rows=height // patch,
     columns=width // patch,
     activation=activation(fields, 'hidden_act'),
   )
-
-
-def _sides(fields: Fields, name: str) -> tuple[int, int]:
-  """Height and width of a field that is one number when they are the same."""
-  sides = fields[name]
-  height, width = sides if isinstance(sides, list) else (sides, sides)
-  return height, width
 
 
 def fields(model: Any) -> tuple[str, dict[str, Any]]:
@@ -142,19 +159,20 @@ VIT = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'attention_probs_dropout_prob': 0.0,
-    'hidden_act': 'gelu',
-    'hidden_dropout_prob': 0.0,
-    'hidden_size': 768,
-    'image_size': 224,
-    'intermediate_size': 3072,
-    'layer_norm_eps': 1e-12,
-    'num_attention_heads': 12,
-    'num_channels': 3,
-    'num_hidden_layers': 12,
-    'patch_size': 16,
-    'qkv_bias': True,
+  declared={
+    **CLASSES,
+    'attention_probs_dropout_prob': rate(0.0),
+    'hidden_act': activation_field('gelu'),
+    'hidden_dropout_prob': rate(0.0),
+    'hidden_size': Size(768),
+    'image_size': Sides(224),
+    'intermediate_size': Size(3072),
+    'layer_norm_eps': positive(1e-12, 1.0),
+    'num_attention_heads': Size(12),
+    'num_channels': Size(3),
+    'num_hidden_layers': Layers(12),
+    'patch_size': Sides(16),
+    'qkv_bias': Bool(True),
   },
   prefix='vit.',
   bare='ViTModel',

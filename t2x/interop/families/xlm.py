@@ -5,7 +5,18 @@ Languages are our token types. Without any, theirs adds no vector and ours that 
 
 from typing import Any
 
-from t2x.interop.family import Family, Fields, activation_name, fields_of_attention
+from t2x.foreign import Bool, Fields, Int, Only
+from t2x.interop.family import (
+  Family,
+  Layers,
+  Part,
+  Size,
+  activation_name,
+  fields_of_attention,
+  positive,
+  rate,
+  write,
+)
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
 from t2x.layers import Causal
@@ -17,14 +28,14 @@ Experiment.model = @LanguageModel
 LanguageModel:
   d_model = {emb_dim}
   embedding = @TokenEmbedding
-  body = @{body}
+  body = {body}
   head = @TiedHead
 TiedHead.use_bias = {has_head}
 TokenEmbedding:
   vocab_size = {num_tokens}
   num_types = {num_types}
 LearnedPositions.max_length = {max_position_embeddings}
-{body}:
+Encoder:
   stack = @Stack
   encoding = @LearnedPositions
   input_norm = @LayerNorm
@@ -46,7 +57,7 @@ MultiHeadAttention:
   dropout_rate = {attention_dropout}
 MLP:
   hidden_dim = {hidden_dim}
-  activation = @{activation}
+  activation = {activation}
 """
 
 BODY = 'body/stack/{}'
@@ -69,19 +80,18 @@ RULES = (
 
 def gin(fields: Fields) -> str:
   """The model of a config.json."""
-  fields.only('asm', False)
-  fields.only('is_encoder', True)
-  fields.only('tie_word_embeddings', True)
   languages = fields['n_langs'] if fields['use_lang_emb'] else 1
-  return GIN.format(
-    **fields,
-    body='Decoder' if fields['causal'] else 'Encoder',
+  causal = fields['causal']
+  return write(
+    GIN.replace('Encoder', 'Decoder') if causal else GIN,
+    fields,
+    body=Part('Decoder' if causal else 'Encoder'),
     has_head=fields['architecture'] != 'XLMModel',
     # Its older name.
-    num_tokens=fields.get('n_words') or fields['vocab_size'],
+    num_tokens=fields['n_words'] or fields['vocab_size'],
     num_types=languages if languages > 1 else 0,
     hidden_dim=4 * fields['emb_dim'],
-    activation='gelu_exact' if fields['gelu_activation'] else 'relu',
+    activation=Part('gelu_exact' if fields['gelu_activation'] else 'relu'),
   )
 
 
@@ -111,19 +121,23 @@ XLM = Family(
   gin=gin,
   fields=fields,
   rules=RULES,
-  defaults={
-    'attention_dropout': 0.1,
-    'causal': False,
-    'dropout': 0.1,
-    'emb_dim': 2048,
-    'gelu_activation': True,
-    'layer_norm_eps': 1e-12,
-    'max_position_embeddings': 512,
-    'n_heads': 16,
-    'n_langs': 1,
-    'n_layers': 12,
-    'use_lang_emb': True,
-    'vocab_size': 30145,
+  declared={
+    'asm': Only(False),
+    'attention_dropout': rate(0.1),
+    'causal': Bool(False),
+    'dropout': rate(0.1),
+    'emb_dim': Size(2048),
+    'gelu_activation': Bool(True),
+    'is_encoder': Only(True),
+    'layer_norm_eps': positive(1e-12, 1.0),
+    'max_position_embeddings': Size(512),
+    'n_heads': Size(16),
+    'n_langs': Int(1, 1, 10**5),
+    'n_layers': Layers(12),
+    'n_words': Size(None),
+    'tie_word_embeddings': Only(True),
+    'use_lang_emb': Bool(True),
+    'vocab_size': Size(30145),
   },
   prefix='transformer.',
   bare='XLMModel',

@@ -10,6 +10,7 @@ import tiny_builders
 
 from t2x.data import Bytes, LabelledWords, SpanWindows, labelled_rows
 from t2x.data.sources import TFDS
+from t2x.errors import UserError
 
 BYTES = Bytes().train([])
 
@@ -155,3 +156,16 @@ def test_squad_and_conll2003_become_rows(folder):
   rows = labelled_rows(conll, 'train', BYTES, LabelledWords(length=64, labels=labels))
   for row in rows:
     assert row['word_labels'][row['word_weights'] != 0].tolist() == [1, 2, 0, 3, 0]
+
+
+@pytest.mark.parametrize(
+  'name', ['huggingface:glue/mrpc', 'kaggle:digits', 'some_group:pairs:1.0.0']
+)
+def test_a_data_set_that_brings_code_is_refused(name):
+  with pytest.raises(UserError, match='data sets of communities run code of their own'):
+    TFDS(name=name).splits()
+
+
+def test_a_version_is_no_community(tmp_path):
+  with pytest.raises(UserError, match='not found'):
+    TFDS(name='no_such_data:1.0.0', data_dir=str(tmp_path)).splits()

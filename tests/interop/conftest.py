@@ -1,0 +1,6 @@
+"""Makes `tiny_models` importable by the tests beside it."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

@@ -1,0 +1,158 @@
+"""A model is exported as a family only if every part of it is the family's own."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny_models
+from flax import nnx
+
+from t2x.arrays import named_leaves
+from t2x.commands import load
+from t2x.errors import UserError
+from t2x.interop import FAMILIES, export
+
+PARTS = """
+import dataclasses
+import jax
+from t2x import layers, models
+
+class Loud(layers.Dense):
+  def __call__(self, *args, **kwargs):
+    return 2 * super().__call__(*args, **kwargs)
+
+class Quiet(layers.MultiHeadAttention):
+  def __call__(self, *args, **kwargs):
+    return super().__call__(*args, **kwargs)
+
+class Same(layers.MultiHeadAttention):
+  pass
+
+def gelu(x):
+  return jax.nn.gelu(x, approximate=False)
+
+class Twice(models.Block):
+  def __call__(self, *args, **kwargs):
+    return super().__call__(*args, **kwargs)
+
+class Norm(layers.LayerNorm):
+  pass
+
+class Wiring(layers.PreNorm):
+  pass
+
+class Positions(layers.LearnedPositions):
+  pass
+
+class Head(models.TiedHead):
+  pass
+
+class Embedding(layers.TokenEmbedding):
+  pass
+
+class Body(models.Decoder):
+  pass
+
+class Layers(models.Stack):
+  pass
+
+class Whole(models.LanguageModel):
+  pass
+
+@dataclasses.dataclass(frozen=True)
+class Past(layers.Causal):
+  def __eq__(self, other):
+    return True
+
+  def __hash__(self):
+    return 0
+"""
+
+
+@pytest.fixture(scope='module')
+def changed(tmp_path_factory):
+  """`changed(old, new)`: the shapes of a tiny GPT-2 whose config has `new` for `old`."""
+  folder = tmp_path_factory.mktemp('parts')
+  (folder / 'my_export_parts.py').write_text(PARTS)
+  sys.path.append(str(folder))
+  family = FAMILIES['gpt2']
+  gin = family.gin(family.read(tiny_models.CONFIGS['gpt2'], 'config.json'))
+  gin = gin.replace('@gelu', '@t2x.layers.gelu')  # There is another one.
+
+  def make(old='', new='', extra=''):
+    assert old in gin
+    file = folder / 'x.gin'
+    file.write_text('import my_export_parts\n' + gin.replace(old, new) + extra)
+    build = load([file]).build().model
+    return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+
+  yield make
+  sys.path.remove(str(folder))
+
+
+def exported(model, folder):
+  family = export(
+    model, tiny_models.build, folder, lambda name: np.zeros(dict(named_leaves(model))[name].shape)
+  )
+  assert json.loads((folder / 'config.json').read_text())['model_type'] == family.model_type
+  return family.model_type
+
+
+def test_the_familys_own_parts_are_exported(changed, tmp_path):
+  assert exported(changed('', ''), tmp_path / 'back') == 'gpt2'
+
+
+@pytest.mark.parametrize('kernel', ['Auto', 'Blockwise', 'Dense', 'XLA'])
+def test_our_own_kernels_are_alike(kernel, changed, tmp_path):
+  model = changed(extra=f'MultiHeadAttention.kernel = @{kernel}()\n')
+  assert exported(model, tmp_path / 'back') == 'gpt2'
+
+
+OTHERS = {
+  'a kernel': ('', '', 'MultiHeadAttention.kernel = @Loud()\n'),
+  'an attention': ('MultiHeadAttention', 'Quiet', ''),
+  'an attention that overrides nothing': ('MultiHeadAttention', 'Same', ''),
+  'an activation of the same name': ('@t2x.layers.gelu', '@my_export_parts.gelu', ''),
+  'a block': ('Block', 'Twice', ''),
+  'a norm': ('LayerNorm', 'Norm', ''),
+  'a wiring': ('PreNorm', 'Wiring', ''),
+  'an encoding': ('LearnedPositions', 'Positions', ''),
+  'a head': ('TiedHead', 'Head', ''),
+  'an embedding': ('TokenEmbedding', 'Embedding', ''),
+  'a body': ('Decoder', 'Body', ''),
+  'a stack': ('Stack', 'Layers', ''),
+  'a model': ('LanguageModel', 'Whole', ''),
+  'a pattern': ('', '', 'Decoder.pattern = @Past()\n'),
+  'a pattern of ours': ('', '', 'Decoder.pattern = @Window()\nWindow.size = 3\n'),
+  'a tied head with a scale': ('', '', 'TiedHead.scaled = True\n'),
+}
+
+
+@pytest.mark.parametrize('change', OTHERS.values(), ids=OTHERS)
+def test_a_part_that_the_family_lacks_is_refused(change, changed, tmp_path):
+  model = changed(*change)
+  for model_type in (None, 'gpt2'):
+    with pytest.raises(UserError, match=r'^this model (is none|has)'):
+      export(model, tiny_models.build, tmp_path / 'back', np.zeros, model_type)
+  assert not (tmp_path / 'back').exists()
+
+
+@pytest.mark.parametrize(
+  ('change', 'told'),
+  [
+    (OTHERS['a kernel'], 'body/stack/blocks/0/mixer/kernel is my_export_parts.Loud, there none'),
+    (
+      OTHERS['an attention'],
+      'body/stack/blocks/0/mixer is my_export_parts.Quiet, there '
+      't2x.layers.attention.MultiHeadAttention',
+    ),
+    (OTHERS['a model'], 'the model is my_export_parts.Whole, there t2x.models.language_model.'),
+    (OTHERS['a pattern'], 'body/pattern is my_export_parts.Past, there t2x.layers.patterns.Causal'),
+  ],
+)
+def test_the_error_names_the_part_and_its_class(change, told, changed, tmp_path):
+  with pytest.raises(UserError) as caught:
+    export(changed(*change), tiny_models.build, tmp_path / 'back', np.zeros)
+  assert told in str(caught.value)

@@ -1,0 +1,107 @@
+"""A tiny config.json of every family, and folders that hold it with tensors of zeros."""
+
+import functools
+import json
+
+import jax
+import numpy as np
+from flax import nnx
+
+from t2x.arrays import named_leaves
+from t2x.commands import load
+from t2x.config import GinText
+from t2x.interop import FAMILIES, Source
+from t2x.interop.rules import Table
+from t2x.interop.safetensors import write_tensors
+
+BERT = {
+  'hidden_size': 8,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 2,
+  'intermediate_size': 12,
+  'vocab_size': 20,
+  'max_position_embeddings': 6,
+}
+SIDES = {
+  'd_model': 8,
+  'encoder_layers': 1,
+  'decoder_layers': 2,
+  'encoder_attention_heads': 2,
+  'decoder_attention_heads': 4,
+  'encoder_ffn_dim': 12,
+  'decoder_ffn_dim': 10,
+}
+GPT = {'n_embd': 8, 'n_head': 2, 'n_layer': 2, 'n_positions': 6, 'vocab_size': 20}
+CONFIGS = {
+  'albert': BERT | {'embedding_size': 4},
+  'bart': SIDES | {'vocab_size': 20, 'max_position_embeddings': 6},
+  'bert': BERT | {'architectures': ['BertForSequenceClassification'], 'num_labels': 3},
+  'fsmt': SIDES | {'src_vocab_size': 20, 'tgt_vocab_size': 10},
+  'gpt2': GPT,
+  'gpt_neo': {
+    'hidden_size': 8,
+    'num_layers': 3,
+    'num_heads': 2,
+    'vocab_size': 20,
+    'max_position_embeddings': 6,
+    'attention_types': [[['local', 'local', 'global'], 1]],
+  },
+  'llama': {
+    'hidden_size': 8,
+    'num_hidden_layers': 1,
+    'num_attention_heads': 2,
+    'intermediate_size': 12,
+    'vocab_size': 20,
+  },
+  'marian': SIDES | {'vocab_size': 20, 'share_encoder_decoder_embeddings': False},
+  'openai-gpt': GPT,
+  't5': {'d_model': 8, 'd_kv': 2, 'd_ff': 12, 'num_layers': 1, 'num_heads': 2, 'vocab_size': 20},
+  'vit': {
+    'hidden_size': 8,
+    'num_hidden_layers': 1,
+    'num_attention_heads': 2,
+    'intermediate_size': 12,
+    'image_size': [8, 4],
+    'patch_size': 2,
+    'num_labels': 3,
+  },
+  'xlm': {
+    'emb_dim': 8,
+    'n_layers': 1,
+    'n_heads': 2,
+    'n_langs': 3,
+    'vocab_size': 20,
+    'max_position_embeddings': 6,
+  },
+}
+
+
+@functools.cache
+def build(gin):
+  """The builder of a model in gin text."""
+  return load([GinText(gin, 'config.json')]).build().model
+
+
+@functools.cache
+def shapes(gin):
+  """The shapes of a model in gin text."""
+  return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
+
+
+def write_folder(path, model_type):
+  """Writes the folder of the family's tiny model, with tensors of zeros; returns its config."""
+  family = FAMILIES[model_type]
+  config = {'model_type': model_type} | CONFIGS[model_type]
+  leaves = named_leaves(shapes(family.gin(family.read(config, 'config.json'))))
+  table = Table(family.rules, {name: tuple(leaf.shape) for name, leaf in leaves})
+  specs = {name: (table.their_shape(name), np.float32) for name in table.tensors}
+  write_tensors(path, specs, lambda name: np.zeros(*specs[name]))
+  (path / 'config.json').write_text(json.dumps(config))
+  return config
+
+
+def imported(path):
+  """What `convert import` does with a model folder until it reads the tensors."""
+  source = Source(path)
+  model = source.shapes(load([GinText(source.gin, str(source.config))]).build().model)
+  return source.arrays(model)
