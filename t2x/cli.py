@@ -329,8 +329,11 @@ def _run_command(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _interruptible(args: argparse.Namespace) -> Iterator[None]:
-  """Outside its loop, which answers by itself, a run has nothing to save: SIGTERM and SIGINT end it
-  at once, with the code that asks to run it again. Preparing data is cut off as a kill would."""
+  """Ends a run at once on SIGTERM, SIGINT or SIGHUP, with the exit code that asks to run it again.
+
+  Inside its loop the run answers them by itself; outside it has nothing to save. Preparing data is
+  cut off as by a kill.
+  """
   if threading.current_thread() is not threading.main_thread():
     yield
     return

@@ -47,7 +47,7 @@ def train(
     The last evaluation's metrics.
 
   Raises:
-    Interrupted: SIGTERM or SIGINT came; the state is saved.
+    Interrupted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
   began = time.monotonic()
