@@ -24,10 +24,11 @@ def load(
   files: Sequence[str | Path],
   overrides: Sequence[str] = (),
   base: config_lib.Config | None = None,
+  folders: Sequence[str] | None = None,
 ) -> config_lib.Config:
-  """The checked config of some gin files, laid over each other in order."""
+  """The checked config of some gin files, laid over each other in order; see `config.load`."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides, modules, base=base)
+  return config_lib.load(files, overrides, modules, base=base, folders=folders)
 
 
 def join(args: argparse.Namespace) -> Any:

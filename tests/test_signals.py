@@ -30,9 +30,9 @@ def test_a_hangup_is_answered_as_sigterm_is(hangup):
 def test_a_hangup_that_nohup_ignores_stays_ignored(hangup):
   hangup(signal.SIG_IGN)
   heard = []
-  with answered_by(lambda number, frame: heard.append(number)):
-    with answered_by(lambda number, frame: heard.append(number)):
-      signal.raise_signal(signal.SIGHUP)
+  handler = lambda number, frame: heard.append(number)  # noqa: E731
+  with answered_by(handler), answered_by(handler):
+    signal.raise_signal(signal.SIGHUP)
   assert heard == []
   assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
