@@ -87,8 +87,9 @@ class Task(abc.ABC):
     return int(sum(np.count_nonzero(batch[name]) for name in batch if name.endswith('segments')))
 
   def summarise(self, means: Means, info: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """Metrics from summed sums and weights; `info` is what is known of a whole split."""
-    return {name: total / max(weight, 1e-9) for name, (total, weight) in means.items()}
+    """Metrics from summed sums and weights, NaN where the weight is 0; `info` is what is known of a
+    whole split."""
+    return {name: total / weight if weight else math.nan for name, (total, weight) in means.items()}
 
   def generation_metrics(
     self, model: nnx.Module, tokenizer: Tokenizer | None, split: str, limit: int | None

@@ -49,7 +49,8 @@ class Interval:
     so that an interrupted interval gives the very same numbers. Each step is looked at for faults."""
     steps, self.steps = jax.device_get(self.steps), []
     for step, sums, norms in steps:
-      self.faults.look(step, sums, norms)
+      finite, _ = sums.pop('finite')
+      self.faults.look(step, bool(finite), sums, norms)
       for name, pair in sums.items():
         self.totalled[name] = self.totalled.get(name, np.zeros(2)) + np.array(pair, np.float64)
     return {name: (float(pair[0]), float(pair[1])) for name, pair in self.totalled.items()}

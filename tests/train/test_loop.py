@@ -157,6 +157,27 @@ def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
   assert all(np.isnan(rows[row]['y']) for row in fault['rows'])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightedPoints(Points):
+  """Points of weight 0 where their y is 1e6."""
+
+  def sums(self, model, batch, key):
+    weights = (batch['y'] != 1e6).astype(jnp.float32)
+    error = (
+      batch['x'] @ model.slope[...] + model.offset[...] - jnp.where(weights > 0, batch['y'], 0.0)
+    )
+    return {'loss': (jnp.sum(weights * jnp.square(error)), jnp.sum(weights))}, {}
+
+
+def test_a_batch_of_weight_0_does_not_end_a_run_and_its_loss_is_not_a_number(tmp_path):
+  experiment = points({8: 1e6}, log_every=1, num_steps=10)
+  task = WeightedPoints(**dataclasses.asdict(experiment.task) | {'source': experiment.task.source})
+  train(dataclasses.replace(experiment, task=task), tmp_path, '')
+  losses = {line['step']: line['loss'] for line in train_lines(tmp_path)}
+  assert losses[8] is None
+  assert all(loss > 0 for step, loss in losses.items() if step != 8)
+
+
 def slope(folder, step):
   array = Checkpoints(folder / 'checkpoints').read(
     step, {'model/slope': jax.ShapeDtypeStruct((3,), jnp.float32)}
