@@ -94,6 +94,9 @@ def _train(commands) -> None:
   parser.add_argument(
     '--fresh', action='store_true', help='start again; an old run folder is kept beside, renamed'
   )
+  parser.add_argument(
+    '--verbose', action='store_true', help='print the table of parameters (always in summary.txt)'
+  )
   _processes(parser)
 
 
@@ -302,10 +305,15 @@ def main(argv: list[str] | None = None) -> int:
     top.print_help()
     return 2
   args.overrides = overrides
-  logging.basicConfig(format='%(message)s', stream=sys.stderr)
+  from t2x.terminal import LogHandler, wrapped
+
+  logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
-  with _interruptible(args) if args.command in ('train', 'sweep') else contextlib.nullcontext():
+  if args.command not in ('train', 'sweep'):
+    return _run_command(args)
+  # What takes hours goes on without the terminal that it was started in.
+  with wrapped(), _interruptible(args):
     return _run_command(args)
 
 
@@ -334,6 +342,8 @@ def _interruptible(args: argparse.Namespace) -> Iterator[None]:
   Inside its loop the run answers them by itself; outside it has nothing to save. Preparing data is
   cut off as by a kill.
   """
+  from t2x.terminal import last_words
+
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -342,7 +352,7 @@ def _interruptible(args: argparse.Namespace) -> Iterator[None]:
     message = 'interrupted outside the training steps: run the same command again to go on'
     if (processes := getattr(args, 'processes', None)) is not None:
       processes.fail(message, EXIT_INTERRUPTED)
-    print(f't2x: {message}', file=sys.stderr, flush=True)
+    last_words(f't2x: {message}')
     os._exit(EXIT_INTERRUPTED)
 
   with answered_by(end):

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,11 @@ from typing import Any
 from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.run_folder import claimed
+from t2x.terminal import logged, wrapped
 
 __all__ = ['COMMANDS', 'decoding_strategy']
+
+log = logging.getLogger('t2x')
 
 # The rooms whose public names config files may use.
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
@@ -52,16 +56,20 @@ def train(args: argparse.Namespace) -> int:
   processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
   with contextlib.ExitStack() as held:
+    # Joining several processes may have replaced the streams.
+    held.enter_context(wrapped())
     if processes.first:
       held.enter_context(claimed(folder, config, load, args.fresh))
+      held.enter_context(logged(folder / 'log.txt'))
+      log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
+      for note in args.notes:
+        log.debug(note)
     processes.barrier()
     from t2x.train import train as run_training
 
-    metrics = run_training(
-      config.build(), folder, config_lib.render(config), notes=args.notes, processes=processes
+    run_training(
+      config.build(), folder, config_lib.render(config), args.verbose, processes=processes
     )
-  if processes.first:
-    print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
   return 0
 
 
@@ -93,15 +101,18 @@ def _checkpoint(args: argparse.Namespace) -> Any:
 def evaluate(args: argparse.Namespace) -> int:
   """`t2x eval`: metrics over a whole split."""
   run, model, step = open_run(args)
+  from t2x.train.writers import json_value
+
   split = args.split or run.task.eval_split
   metrics, samples = run.evaluate(model, split, max_generated=args.limit)
   if not run.processes.first:
     return 0
+  told = {'step': step, 'split': split, **metrics, **run.weights}
   if args.json:
-    print(json.dumps({'step': step, 'split': split} | metrics))
+    print(json.dumps({name: json_value(value) for name, value in told.items()}))
     return 0
-  for name, value in metrics.items():
-    print(f'{name:20} {value:.6g}')
+  for name, value in told.items():
+    print(f'{name:20} {value if isinstance(value, str) else f"{value:.6g}"}')
   for sample in samples:
     print('\n' + '\n'.join(f'{name:8} {text}' for name, text in sample.items()))
   return 0

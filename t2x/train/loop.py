@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def train(
   experiment: Experiment,
   folder: Path,
   config_text: str,
-  notes: Sequence[str] = (),
+  verbose: bool = False,
   processes: Processes | None = None,
   program: Program | None = None,
 ) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def train(
     experiment: the config's root.
     folder: the run folder; made when missing.
     config_text: the resolved config, kept as config.gin.
-    notes: lines for the start screen.
+    verbose: prints the table of parameters, too.
     processes: those that are this run; None: this one alone.
     program: what runs that differ in the seed alone have compiled already.
 
@@ -64,7 +64,7 @@ def train(
     while True:
       skips = skips_of(run)
       try:
-        return _train(run, rows, batches, skips, interrupted, notes)
+        return _train(run, rows, batches, skips, interrupted, verbose)
       except Spike as spike:
         go_back(run, spike, skips)
       except Fault as fault:
@@ -77,7 +77,7 @@ def _train(
   batches: Batches,
   skips: list[tuple[int, int]],
   interrupted: Callable[[int], bool],
-  notes: Sequence[str],
+  verbose: bool,
 ) -> dict[str, Any]:
   """From the last checkpoint to the end, or until `interrupted(step)`."""
   trainer = run.trainer
@@ -89,14 +89,15 @@ def _train(
     Watchdog(60 * trainer.stall_minutes, say=report.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as prepared,
   ):
-    report.start_screen(rows, notes)
+    report.start_screen(rows, verbose)
+    report.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     for step in range(start + 1, trainer.num_steps + 1):
       with watchdog.waiting(f'the batch of step {step}'):
         count, batch = next(prepared)
       last = step == trainer.num_steps
       logs = last or step % trainer.log_every == 0
-      with watchdog.waiting(f'step {step}'):
+      with watchdog.waiting(f'compiling step {step}' if step == start + 1 else f'step {step}'):
         leaves, sums, norms = run.train_step(leaves, batch)
         if step == start + 1:
           check_shardings(run.abstract, run.whole(leaves))
@@ -128,6 +129,7 @@ def _train(
         run.checkpoints.wait()
         raise Interrupted(f'interrupted and saved at step {step}')
     run.checkpoints.wait()
+    report.end_screen(metrics)
   return metrics
 
 

@@ -30,8 +30,8 @@ def test_the_last_step_alone_has_the_metrics_of_further_tasks(config, t2x, metri
   assert not any('/' in name for name in first)
   further = {name for name in last if '/' in name}
   own = {'loss', 'accuracy', 'perplexity', 'bits_per_byte'}
-  assert further == {f'2x/{name}' for name in own} | {
-    f'masked/{name}' for name in ('loss', 'masked_accuracy', 'perplexity')
+  assert further == {f'2x/{name}' for name in (*own, 'eval_tokens')} | {
+    f'masked/{name}' for name in ('loss', 'masked_accuracy', 'perplexity', 'eval_tokens')
   }
   assert last['2x/loss'] != last['loss']
   # Evaluated on its own, at that length, with the same model and tokenizer: the same numbers.

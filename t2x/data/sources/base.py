@@ -6,10 +6,10 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from rich.console import Console
 from rich.progress import track
 
 from t2x.errors import UserError
+from t2x.terminal import console
 
 __all__ = ['Example', 'Source', 'require_split', 'with_progress']
 
@@ -64,6 +64,4 @@ def require_split(source: Source, split: str) -> None:
 
 def with_progress(items: Sequence, what: str) -> Iterable:
   """The items, with a progress bar on stderr where that is a terminal."""
-  return track(
-    items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-  )
+  return track(items, what, console=console(), transient=True, disable=not sys.stderr.isatty())
