@@ -332,7 +332,9 @@ def _run_command(args: argparse.Namespace) -> int:
   except KeyboardInterrupt as error:
     return _fail(args, error, 'interrupted', 130)
   except Exception as error:
-    return _fail(args, error, f'{in_a_line(error)} (--traceback shows where)', 1)
+    log = getattr(args, 'log', None)
+    where = '--traceback shows where' if log is None else f'{log} has the traceback'
+    return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
 
 
 @contextlib.contextmanager

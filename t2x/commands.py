@@ -60,7 +60,8 @@ def train(args: argparse.Namespace) -> int:
     held.enter_context(wrapped())
     if processes.first:
       held.enter_context(claimed(folder, config, load, args.fresh))
-      held.enter_context(logged(folder / 'log.txt'))
+      args.log = folder / 'log.txt'
+      held.enter_context(logged(args.log))
       log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
       for note in args.notes:
         log.debug(note)

@@ -7,6 +7,7 @@ import pty
 import select
 import struct
 import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,11 @@ class PseudoTerminal(contextlib.AbstractContextManager):
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack('HHHH', 200, columns, 0, 0))
     settings = {'TERM': 'xterm-256color'} | dict(environment or {})
     variables = {name: os.environ[name] for name in os.environ if name not in ('COLUMNS', 'LINES')}
+    # A program in between takes the terminal: to fork a process that has threads is not safe.
+    take = 'import os, sys; os.login_tty(int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])'
     self.process = subprocess.Popen(
-      command,
-      preexec_fn=lambda: os.login_tty(slave),
+      [sys.executable, '-c', take, str(slave), *command],
       env=variables | settings,
-      close_fds=True,
       pass_fds=[slave],
     )
     os.close(slave)

@@ -93,16 +93,14 @@ class Report(contextlib.AbstractContextManager):
 
   def _open_writers(self) -> None:
     run, start = self.run, self.start
-    self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
     self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
     self.board = TensorBoard(run.folder, after=start)
-    self.writers = [
-      JsonLines(run.folder / 'metrics.jsonl', after=start),
-      self.board,
-      self.terminal,
-      *(writer(run.folder) for writer in run.trainer.writers),
-    ]
+    metrics = JsonLines(run.folder / 'metrics.jsonl', after=start)
+    others = [writer(run.folder) for writer in run.trainer.writers]
+    # Last: a writer that cannot be made must not leave a live line.
+    self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
+    self.writers = [metrics, self.board, self.terminal, *others]
 
   def __exit__(self, *error: object) -> None:
     for writer in (*self.writers, self.samples, self.timing):

@@ -1,5 +1,6 @@
 """What is printed before and after a run: the model, its cost, the devices, the data; the outcome."""
 
+import json
 import math
 import shlex
 import textwrap
@@ -238,10 +239,8 @@ def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: in
   """
   task, folder = run.task, shlex.quote(str(run.folder))
   lines = {'finished': f'{run.trainer.num_steps:,} steps in {clock(seconds)}'}
-  best = run.checkpoints.best_step()
-  if best is not None:
-    value = run.checkpoints.about(best)['metrics'][task.best_metric]
-    lines['best'] = f'{task.best_metric} {in_short(value)} at step {best:,}'
+  if best := _best(run):
+    lines['best'] = f'{task.best_metric} {in_short(best[0])} at step {best[1]:,}'
   lines['last'] = '  '.join(f'{name} {in_short(value)}' for name, value in metrics.items())
   lines['run folder'] = str(run.folder)
   told = '\n' + _table(lines, width)
@@ -250,6 +249,15 @@ def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: in
   if task.answers_prompts:
     commands.append(f"t2x generate {folder} --prompt 'TEXT'")
   return told + '\n'.join(f'{"next" if i == 0 else "":12}{one}' for i, one in enumerate(commands))
+
+
+def _best(run: Run) -> tuple[float, int] | None:
+  """The best value of the task's own metric, and its step: of equal ones the newest."""
+  name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
+  text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
+  lines = [line for line in map(json.loads, text.splitlines()) if line['split'] == 'eval']
+  values = [(line[name], line['step']) for line in lines if line.get(name) is not None]
+  return max(values, key=lambda pair: (sign * pair[0], pair[1]), default=None)
 
 
 def sample_text(sample: Mapping[str, str], width: int) -> str:

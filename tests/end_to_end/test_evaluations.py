@@ -51,7 +51,10 @@ def test_a_run_that_died_in_them_goes_on_to_the_same_metrics(
   assert t2x('train', config, '--out', tmp_path / 'whole')[0] == 0
   with monkeypatch.context() as patch:
     patch.setattr(Run, 'evaluate_further', die)
-    assert t2x('train', config, '--out', tmp_path / 'run')[0] not in (0, 2, 75)
+    code, _, told = t2x('train', config, '--out', tmp_path / 'run')
+    assert code == 1
+    assert f'RuntimeError: died ({tmp_path}/run/log.txt has the traceback)' in told
+  assert 'in die' in (tmp_path / 'run' / 'log.txt').read_text()
   assert t2x('train', config, '--out', tmp_path / 'run')[0] == 0
   assert metrics(tmp_path / 'run') == metrics(tmp_path / 'whole')
   code, _, told = t2x('train', config, '--out', tmp_path / 'run')

@@ -98,8 +98,9 @@ def test_an_evaluation_says_how_much_it_read_and_that_its_weights_are_averages(
 def test_bf16_accumulation_and_ema_train(experiment, t2x, metrics, tmp_path):
   out = tmp_path / 'run'
   flags = ['--gin.Trainer.compute_dtype=bfloat16', '--gin.Trainer.accumulate=2']
-  flags += ['--gin.Trainer.ema_decay=0.9', '--gin.dropout_rate=0.1']
+  flags += ['--gin.Trainer.ema_decay=0.9', '--gin.dropout_rate=0.1', '--verbose']
   code, _, stderr = t2x('train', experiment('causal_lm'), '--out', out, *flags)
   assert code == 0, stderr
+  assert 'mixer.q.kernel' in stderr  # The table of parameters.
   losses = [line['loss'] for line in metrics(out) if line['split'] == 'train']
   assert losses[-1] < losses[0]

@@ -147,7 +147,7 @@ def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp
     code, told = sweep(*metric)
     assert code == 2
     assert "no metric 'acuracy' in a trial that finished; did you mean 'accuracy'?" in told.err
-    assert 'one of accuracy, loss' in told.err
+    assert 'one of accuracy, eval_examples, loss' in told.err
     assert len(times(tmp_path / 'out')) == 1
 
 

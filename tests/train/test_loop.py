@@ -121,6 +121,16 @@ def whole(tmp_path_factory):
   return metrics(folder)
 
 
+def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch):
+  monkeypatch.setattr('t2x.train.report.Terminal', lambda *args: pytest.fail('a live line'))
+
+  def fail(folder):
+    raise UserError('no such project')
+
+  with pytest.raises(UserError, match='no such project'):
+    train(points(writers=(fail,)), tmp_path, '')
+
+
 def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole):
   with pytest.raises(Interrupted, match='saved at step 1: run the same') as stop:
     train(points(max_minutes=1e-6), tmp_path, '')

@@ -46,7 +46,6 @@ from t2x.models import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification
 from t2x.train import AdamW, Experiment, Run, Trainer
-from t2x.train.checkpoints import Checkpoints
 from t2x.train.summary import (
   attention_kernels,
   end_screen,
@@ -57,6 +56,7 @@ from t2x.train.summary import (
   sample_text,
   start_screen,
 )
+from t2x.train.writers import JsonLines
 
 # Projections and feed-forward of a layer of width 16 with a hidden dimension of 32.
 LAYER = 4 * 16 * 16 + 2 * 16 * 32
@@ -272,7 +272,6 @@ def run_of(model, folder='runs/x', **settings):
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
   run.abstract = type('State', (), {'model': model})
-  run.checkpoints = Checkpoints(run.folder / 'checkpoints')
   return run
 
 
@@ -313,14 +312,16 @@ def test_both_sides_of_an_encoder_decoder_have_their_layers_and_widths():
 
 def test_the_end_screen_has_time_best_and_last_metrics_folder_and_commands(tmp_path):
   run = run_of(decoder(), tmp_path / 'a run', num_steps=1000)
-  run.checkpoints.save(500, {'w': jnp.ones(2)}, metrics={'loss': 1.25})
-  run.checkpoints.save(1000, {'w': jnp.ones(2)}, metrics={'loss': 1.5})
-  run.checkpoints.close()
+  lines = JsonLines(run.folder / 'metrics.jsonl')
+  for step, loss in ((250, math.nan), (500, 1.25), (750, 1.25), (1000, 1.5)):
+    lines.write(step, 'train', {'loss': 0.5})
+    lines.write(step, 'eval', {'loss': loss})
+  lines.close()
   screen = end_screen(run, {'loss': 1.5, 'eval_tokens': 245111.0}, 3723.0, 80)
   folder = tmp_path / 'a run'
   assert screen.splitlines()[1:4] == [
     'finished    1,000 steps in 1:02:03',
-    'best        loss 1.25 at step 500',
+    'best        loss 1.25 at step 750',
     'last        loss 1.5  eval_tokens 245,111',
   ]
   assert ''.join(str(folder).split()) in ''.join(screen.split())
