@@ -312,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
   args.notes = [set_allocator()]
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
-  # What takes hours goes on without the terminal that it was started in.
+  # Long commands continue when their terminal is closed.
   with wrapped(), _interruptible(args):
     return _run_command(args)
 

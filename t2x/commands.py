@@ -30,7 +30,7 @@ def load(
   base: config_lib.Config | None = None,
   folders: Sequence[str] | None = None,
 ) -> config_lib.Config:
-  """The checked config of some gin files, laid over each other in order; see `config.load`."""
+  """Loads and checks gin files, in order; arguments as of `config.load`."""
   modules = [f't2x.{room}' for room in ROOMS]
   return config_lib.load(files, overrides, modules, base=base, folders=folders)
 
@@ -108,11 +108,11 @@ def evaluate(args: argparse.Namespace) -> int:
   metrics, samples = run.evaluate(model, split, max_generated=args.limit)
   if not run.processes.first:
     return 0
-  told = {'step': step, 'split': split, **metrics, **run.weights}
+  values = {'step': step, 'split': split, **metrics, **run.weights}
   if args.json:
-    print(json.dumps({name: json_value(value) for name, value in told.items()}))
+    print(json.dumps({name: json_value(value) for name, value in values.items()}))
     return 0
-  for name, value in told.items():
+  for name, value in values.items():
     print(f'{name:20} {value if isinstance(value, str) else f"{value:.6g}"}')
   for sample in samples:
     print('\n' + '\n'.join(f'{name:8} {text}' for name, text in sample.items()))

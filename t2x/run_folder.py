@@ -14,7 +14,7 @@ from t2x.files import locked
 
 __all__ = ['claimed']
 
-# What a training writes before its first step, and what belongs to the metrics that follow.
+# Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
   'fault-*.json',
   'init_from.txt',

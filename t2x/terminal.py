@@ -1,5 +1,5 @@
-"""The terminal of a long command: what is printed stands above live displays, is kept in a log file, and
-a terminal that is gone ends nothing."""
+"""Standard streams of long commands: printed lines appear above live displays and are copied to a log
+file, and write errors (a closed terminal or pipe) are ignored."""
 
 import contextlib
 import datetime
@@ -22,38 +22,39 @@ from t2x.errors import UserError
 __all__ = ['LogHandler', 'console', 'last_words', 'logged', 'wrapped']
 
 _ESCAPES = re.compile(r'\x1b\[[0-9;?]*[A-Za-z]')
-# Carriage return, erase the line, show the cursor.
-_CLEAR = '\r\x1b[2K\x1b[?25h'
+_ERASE_LINE, _LINE_UP, _SHOW_CURSOR = '\r\x1b[2K', '\x1b[1A', '\x1b[?25h'
 
 
 class _Stream(io.TextIOBase):
-  """A text stream whose reader may vanish: what cannot be written is dropped."""
+  """A text stream that ignores write errors, such as those of a closed pipe or terminal."""
 
   def __init__(self, stream: Any):
-    # A stream that was closed before the start is None.
+    # Python sets a stream to None if it is closed at startup.
     self.stream = stream or open(os.devnull, 'w')  # noqa: SIM115
 
   def write(self, text: str) -> int:
-    try:
-      self.stream.write(text)
-    except UnicodeEncodeError:
-      self.stream.write(text.encode('ascii', 'backslashreplace').decode())
-    except BlockingIOError:
-      pass  # A slow reader of a stream that does not block: it may read on later.
-    except (OSError, ValueError):
-      self._discard()
+    with self._errors_ignored():
+      try:
+        self.stream.write(text)
+      except UnicodeEncodeError:
+        self.stream.write(text.encode('ascii', 'backslashreplace').decode())
     return len(text)
 
   def flush(self) -> None:
-    try:
+    with self._errors_ignored():
       self.stream.flush()
+
+  @contextlib.contextmanager
+  def _errors_ignored(self) -> Iterator[None]:
+    try:
+      yield
     except BlockingIOError:
-      pass
+      pass  # A full pipe in non-blocking mode: later writes may succeed.
     except (OSError, ValueError):
       self._discard()
 
   def _discard(self) -> None:
-    """Sends the rest to /dev/null, also what native code writes and what is still in buffers."""
+    """Redirects the file descriptor to /dev/null, for native code and buffered text, too."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
       os.dup2(null, self.stream.fileno())
@@ -80,7 +81,7 @@ class _Stream(io.TextIOBase):
 
 
 class _Console(Console):
-  """Counts the live displays (progress bars) that are shown."""
+  """A console that counts its active live displays (progress bars)."""
 
   num_lives = 0
 
@@ -94,27 +95,27 @@ class _Console(Console):
 
 
 class _Lines:
-  """Cuts what is written into lines; of a line that is written over, the last state counts."""
+  """Splits written text into lines; a carriage return discards the line before it."""
 
   def __init__(self):
     self._rest, self._lock = '', threading.Lock()
 
   def add(self, text: str) -> list[str]:
-    """The lines that `text` completes."""
+    """Returns the lines that `text` completes."""
     with self._lock:
       *lines, rest = (self._rest + text).split('\n')
       self._rest = rest.rpartition('\r')[2]
     return [line.rstrip('\r').rpartition('\r')[2] for line in lines]
 
   def take(self) -> str:
-    """What is left of a line that has not ended."""
+    """Returns and removes the incomplete last line."""
     with self._lock:
       rest, self._rest = self._rest, ''
     return rest
 
 
 class _LogFile:
-  """Lines with their times, appended to a file. A file that cannot be written ends nothing."""
+  """Appends lines with their times to a file; after a write error it is closed and ignored."""
 
   def __init__(self, path: Path):
     self._file: TextIO | None = path.open('a', encoding='utf-8', buffering=1)
@@ -126,11 +127,8 @@ class _LogFile:
     now = datetime.datetime.now().isoformat(' ', 'seconds')
     try:
       self._file.write(f'{now}  {line}\n')
-    except (
-      OSError,
-      ValueError,
-      RuntimeError,
-    ):  # RuntimeError: from a signal's handler, amid a write.
+    except (OSError, ValueError, RuntimeError):
+      # RuntimeError: a signal handler writes while the main thread does.
       self.close()
 
   def close(self) -> None:
@@ -141,7 +139,7 @@ class _LogFile:
 
 
 class _Output(FileProxy):
-  """Stands for sys.stdout or sys.stderr: lines go above a live display, and to a log file."""
+  """Replaces sys.stdout or sys.stderr: writes lines above a live display, and to a log file."""
 
   def __init__(self, shared: _Console, stream: Any):
     super().__init__(shared, stream)
@@ -169,12 +167,12 @@ class _Output(FileProxy):
     return self.console.num_lives > 0 and mine
 
   def flush(self) -> None:
-    # What is left of a line is held while a live display follows it.
+    # An incomplete line is held back while a live display is active.
     self.stream.flush()
 
 
 class LogHandler(logging.StreamHandler):
-  """Writes to what sys.stderr is at the time, from level INFO on."""
+  """Writes records of level INFO and above to the current sys.stderr."""
 
   def __init__(self):
     logging.Handler.__init__(self, logging.INFO)
@@ -185,7 +183,7 @@ class LogHandler(logging.StreamHandler):
 
 
 class _DebugHandler(logging.Handler):
-  """Writes to a log file what the terminal does not show."""
+  """Writes the records below level INFO, which the terminal does not show, to a log file."""
 
   def __init__(self, log: _LogFile):
     super().__init__(logging.DEBUG)
@@ -203,10 +201,10 @@ class _DebugHandler(logging.Handler):
 
 @contextlib.contextmanager
 def wrapped() -> Iterator[None]:
-  """Replaces sys.stdout and sys.stderr, until the end of the context.
+  """Replaces sys.stdout and sys.stderr within the context.
 
-  Writing to them never raises. While a live display of `console()` is shown, what they are given is
-  written above it, line by line.
+  Writing to them never raises. While a live display of `console()` is active, lines are written above
+  it.
   """
   if isinstance(sys.stderr, _Output):
     yield
@@ -221,13 +219,13 @@ def wrapped() -> Iterator[None]:
     yield
   finally:
     for output in outputs:
-      output.write('')  # A line that has not ended.
+      output.write('')  # Writes an incomplete line.
       output.flush()
     sys.stdout, sys.stderr = before
 
 
 def _open_standard_files() -> None:
-  """Opens /dev/null where stdin, stdout or stderr are closed: no other file may take their numbers."""
+  """Opens /dev/null for closed standard streams, so that no other file gets their descriptors."""
   for number in range(3):
     try:
       os.fstat(number)
@@ -237,12 +235,13 @@ def _open_standard_files() -> None:
 
 @contextlib.contextmanager
 def logged(path: Path) -> Iterator[None]:
-  """Appends to a file, with times, what is printed, the debug lines of t2x, and the error at the end."""
+  """Appends printed lines, debug records of t2x and the final error to a file, with their times."""
   logger = logging.getLogger('t2x')
   level, log = logger.level, _LogFile(path)
   handler = _DebugHandler(log)
   with wrapped():
-    outputs = [one for one in (sys.stdout, sys.stderr) if isinstance(one, _Output)]
+    streams = (sys.stdout, sys.stderr)
+    outputs = [stream for stream in streams if isinstance(stream, _Output)]
     for output in outputs:
       output.log = log
     logger.addHandler(handler)
@@ -264,16 +263,16 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def console() -> Console:
-  """The console of stderr that live displays and log lines share."""
+  """Returns the console of sys.stderr, which all live displays share."""
   if isinstance(sys.stderr, _Output):
     return sys.stderr.console
   return Console(stderr=True, highlight=False)
 
 
 def last_words(text: str) -> None:
-  """Writes a line to stderr without locks, in place of a live display, just before `os._exit`.
+  """Erases a live display and writes a line to stderr, without locks: call it before `os._exit`.
 
-  May be called by a signal's handler and by any thread.
+  Safe in signal handlers and in any thread.
   """
   output = sys.stderr
   if not isinstance(output, _Output):
@@ -281,6 +280,9 @@ def last_words(text: str) -> None:
     return
   if output.log is not None:
     output.log.write(text)
-  is_live = output.console.num_lives > 0 and output.stream.isatty()
+  clear = ''
+  if output.console.num_lives > 0 and output.stream.isatty():
+    # Each display has one line.
+    clear = _LINE_UP.join([_ERASE_LINE] * output.console.num_lives) + _SHOW_CURSOR
   with contextlib.suppress(OSError, ValueError):
-    os.write(output.stream.fileno(), f'{_CLEAR if is_live else ""}{text}\n'.encode())
+    os.write(output.stream.fileno(), f'{clear}{text}\n'.encode())

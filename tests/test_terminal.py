@@ -82,7 +82,7 @@ with wrapped(), live('a live line'):
 
 def test_the_last_words_take_the_place_of_a_live_display(in_terminal):
   text = """
-with wrapped(), live('a live line'):
+with wrapped(), live('a live line'), live('another'):
   time.sleep(0.2)
   last_words('the end')
   os._exit(75)

@@ -39,7 +39,7 @@ def render(config: Config) -> str:
 
 
 def _module_folders(config: Config) -> list[str]:
-  """The folders in which the imports were looked for, and that hold one of them."""
+  """Returns the search folders that contain an imported module."""
   tops = {statement.module.partition('.')[0] for statement in config.imports}
   return [
     folder

@@ -159,7 +159,7 @@ class Faults:
       return
     self.in_a_row = 0
     loss = _mean(sums['loss'])
-    # A batch of weight 0 has no loss to compare.
+    # A batch of weight 0 has no loss.
     if self.rollback is not None and not math.isnan(loss):
       self._look_for_a_spike(step, loss, self.rollback)
 

@@ -98,7 +98,7 @@ class Report(contextlib.AbstractContextManager):
     self.board = TensorBoard(run.folder, after=start)
     metrics = JsonLines(run.folder / 'metrics.jsonl', after=start)
     others = [writer(run.folder) for writer in run.trainer.writers]
-    # Last: a writer that cannot be made must not leave a live line.
+    # Last: a writer that raises must not leave a live line on the screen.
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.writers = [metrics, self.board, self.terminal, *others]
 
@@ -107,7 +107,7 @@ class Report(contextlib.AbstractContextManager):
       writer.close()
 
   def start_screen(self, rows: Any, verbose: bool) -> None:
-    """Prints what is about to run; summary.txt and `verbose` have every parameter, too."""
+    """Prints the summary of the run; summary.txt, and stderr if `verbose`, list every parameter, too."""
     if not self.run.processes.first:
       return
     screen = start_screen(self.run, rows, self.start, self.terminal.width)
@@ -116,7 +116,7 @@ class Report(contextlib.AbstractContextManager):
     self.terminal.print(f'{table}\n{screen}' if verbose else screen)
 
   def end_screen(self, metrics: Mapping[str, float]) -> None:
-    """Prints what became of the run, and the commands that take it further."""
+    """Prints the outcome of the run and the next commands."""
     if self.run.processes.first:
       self.terminal.print(end_screen(self.run, metrics, self._seconds(), self.terminal.width))
 

@@ -184,7 +184,7 @@ class Run:
 
   @property
   def weights(self) -> dict[str, str]:
-    """Says where evaluation uses the moving average of the parameters: {'weights': 'ema'}, or {}."""
+    """{'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}."""
     return {} if self.abstract.ema is None else {'weights': 'ema'}
 
   @functools.cached_property
@@ -244,7 +244,7 @@ class Run:
     info = getattr(rows, 'info', None) if whole else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = task.summarise(means, info)
-    # What the loss is a mean over: tokens (those that are predicted) or examples.
+    # The number of predicted tokens, or examples, that the loss is a mean over.
     metrics[f'eval_{task.unit}'] = means['loss'][1]
     generated, samples = task.generation_metrics(model, self.tokenizer, split, max_generated)
     return metrics | generated, samples

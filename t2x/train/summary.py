@@ -1,4 +1,4 @@
-"""What is printed before and after a run: the model, its cost, the devices, the data; the outcome."""
+"""Text printed at the start and the end of a run: model, cost, devices, data; outcome."""
 
 import json
 import math
@@ -194,7 +194,7 @@ def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, 
 
 
 def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
-  """What is about to run: model, cost, devices, attention kernel, data, steps, run folder.
+  """Summarises a run: model, cost, devices, attention kernel, data, steps, run folder.
 
   Args:
     run: the run; its state need not exist yet.
@@ -222,19 +222,19 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
 
 
 def parameter_screen(run: Run) -> str:
-  """Every parameter of the model, and how its FLOPs were reckoned."""
+  """Lists every parameter of the model, and the formula of its FLOPs."""
   model = run.abstract.model
   _, how = flops_per_token(model, row_lengths(run.task, model))
   return f'{model_table(model)}\n\nFLOPs per token: {how}\n'
 
 
 def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: int) -> str:
-  """What became of a finished run, and the commands that take it further.
+  """Summarises a finished run, with the next commands.
 
   Args:
     run: the run.
     metrics: of the last evaluation.
-    seconds: how long it trained, all its starts together.
+    seconds: training time, over all starts of the run.
     width: columns.
   """
   task, folder = run.task, shlex.quote(str(run.folder))
@@ -243,16 +243,17 @@ def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: in
     lines['best'] = f'{task.best_metric} {in_short(best[0])} at step {best[1]:,}'
   lines['last'] = '  '.join(f'{name} {in_short(value)}' for name, value in metrics.items())
   lines['run folder'] = str(run.folder)
-  told = '\n' + _table(lines, width)
-  # Commands are not broken into lines, so that they can be copied.
+  text = '\n' + _table(lines, width)
+  # Commands are not wrapped, so that they can be copied.
   commands = [f't2x eval {folder}']
   if task.answers_prompts:
     commands.append(f"t2x generate {folder} --prompt 'TEXT'")
-  return told + '\n'.join(f'{"next" if i == 0 else "":12}{one}' for i, one in enumerate(commands))
+  heads = ['next', *[''] * len(commands)]
+  return text + '\n'.join(f'{head:12}{line}' for head, line in zip(heads, commands, strict=False))
 
 
 def _best(run: Run) -> tuple[float, int] | None:
-  """The best value of the task's own metric, and its step: of equal ones the newest."""
+  """Returns the best evaluated value of the task's metric and its (newest) step."""
   name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
   text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
   lines = [line for line in map(json.loads, text.splitlines()) if line['split'] == 'eval']
@@ -261,7 +262,7 @@ def _best(run: Run) -> tuple[float, int] | None:
 
 
 def sample_text(sample: Mapping[str, str], width: int) -> str:
-  """What a model generated, in up to three lines each; samples.jsonl has all of it."""
+  """Formats generated text, cut to three lines; samples.jsonl has the whole text."""
   lines = []
   for name, text in sample.items():
     head, size = f'  {name:8} ', width - 11
@@ -275,7 +276,7 @@ def sample_text(sample: Mapping[str, str], width: int) -> str:
 
 
 def _table(lines: Mapping[str, str], width: int) -> str:
-  """Names, and their texts beside them, wrapped."""
+  """Formats names with wrapped texts beside them."""
   rows = []
   for name, text in lines.items():
     head, indent = f'{name:12}', ' ' * 12
@@ -288,7 +289,7 @@ def _table(lines: Mapping[str, str], width: int) -> str:
 
 
 def _prefixed(number: float) -> str:
-  """Three digits with a unit prefix: 4.33e9 -> '4.33 G'."""
+  """Formats three digits and a unit prefix: 4.33e9 -> '4.33 G'."""
   for power, prefix in ((18, 'E'), (15, 'P'), (12, 'T'), (9, 'G'), (6, 'M'), (3, 'k')):
     if number >= 10**power:
       return f'{number / 10**power:.3g} {prefix}'
@@ -296,7 +297,7 @@ def _prefixed(number: float) -> str:
 
 
 def _model(model: nnx.Module) -> str:
-  """Parameters by top-level part, with their layers and widths."""
+  """Returns one line for the model and one per top-level part: parameters, layers, widths."""
   parts: dict[str, list[Parameter]] = {}
   for parameter in parameters(model):
     parts.setdefault(parameter[0][0], []).append(parameter)
@@ -304,13 +305,13 @@ def _model(model: nnx.Module) -> str:
   for path, module in nnx.iter_modules(model):
     if isinstance(module, Stack) and path:
       layers[str(path[0])] = layers.get(str(path[0]), 0) + module.num_layers
-  told = []
+  lines = []
   for part, members in parts.items():
     about = [f'{layers[part]} layers'] if part in layers else []
     about += _widths(members)
-    told.append(f'{part} {_count(members):,}' + (f': {", ".join(about)}' if about else ''))
+    lines.append(f'{part} {_count(members):,}' + (f': {", ".join(about)}' if about else ''))
   total = sum(map(_count, parts.values()))
-  return '\n'.join([f'{type(model).__name__}, {total:,} parameters', *told])
+  return '\n'.join([f'{type(model).__name__}, {total:,} parameters', *lines])
 
 
 def _count(members: Sequence[Parameter]) -> int:
@@ -318,7 +319,7 @@ def _count(members: Sequence[Parameter]) -> int:
 
 
 def _widths(members: Sequence[Parameter]) -> list[str]:
-  """The sizes of the logical axes; those of key-value heads where they differ from the others."""
+  """Returns the sizes of the logical axes; kv_heads only if it differs from heads."""
   sizes: dict[str, list[int]] = {}
   for _, axes, shape in members:
     for axis, size in zip(axes, shape, strict=True):
@@ -326,10 +327,10 @@ def _widths(members: Sequence[Parameter]) -> list[str]:
         sizes[axis].append(size)
   if sizes.get('kv_heads') == sizes.get('heads'):
     sizes.pop('kv_heads', None)
-  told = {axis: '/'.join(map(str, sorted(one))) for axis, one in sizes.items()}
-  if 'heads' in told and 'head_dim' in told:
-    told['heads'] += f' x {told.pop("head_dim")}'
-  return [f'{axis} {one}' for axis, one in told.items()]
+  texts = {axis: '/'.join(map(str, sorted(numbers))) for axis, numbers in sizes.items()}
+  if 'heads' in texts and 'head_dim' in texts:
+    texts['heads'] += f' x {texts.pop("head_dim")}'
+  return [f'{axis} {text}' for axis, text in texts.items()]
 
 
 def _devices() -> str:
@@ -342,7 +343,7 @@ def _devices() -> str:
 
 
 def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
-  """How the devices are used, where there are several."""
+  """Describes the mesh if there are several devices."""
   sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
   if not sizes:
     return '' if jax.device_count() == 1 else '; one is used'
@@ -366,11 +367,11 @@ def _data(task: Task, rows: Sequence[Any]) -> str:
 
 def _evaluation(run: Run) -> str:
   trainer, task = run.trainer, run.task
-  told = f'{task.eval_split} split'
+  text = f'{task.eval_split} split'
   if 0 < trainer.eval_every < trainer.num_steps:
     limit = '' if trainer.eval_batches is None else f' ({trainer.eval_batches:,} batches)'
-    told += f' every {trainer.eval_every:,} steps{limit} and'
-  told += ' at the end'
+    text += f' every {trainer.eval_every:,} steps{limit} and'
+  text += ' at the end'
   if trainer.ema_decay is not None:
-    told += f', EMA weights (decay {trainer.ema_decay:g})'
-  return told
+    text += f', EMA weights (decay {trainer.ema_decay:g})'
+  return text

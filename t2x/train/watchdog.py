@@ -80,7 +80,7 @@ class Watchdog(contextlib.AbstractContextManager):
         self._what = ''
 
   def current(self) -> tuple[str, float] | None:
-    """What is waited for, and the seconds so far; None: nothing."""
+    """Returns the name of the current wait and its seconds so far, or None."""
     with self._lock:
       return (self._what, time.monotonic() - self._since) if self._what else None
 

@@ -28,7 +28,7 @@ __all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'Wa
 
 log = logging.getLogger('t2x')
 
-# What the loop waits for, and the seconds so far; None: it does not wait.
+# Returns the name of the current wait and its seconds so far, or None.
 Waiting = Callable[[], tuple[str, float] | None]
 
 
@@ -122,7 +122,7 @@ def _keep(line: bytes, step: int | None) -> bool:
 
 
 def json_value(value: Any) -> Any:
-  """A metric as JSON has it: what is not finite is None."""
+  """Converts a metric for JSON; a number that is not finite becomes None."""
   if isinstance(value, str | bool | int | None):
     return value
   if isinstance(value, list | tuple | Mapping):
@@ -289,11 +289,11 @@ class Terminal:
 
   @property
   def width(self) -> int:
-    """Columns that text may take: those of the terminal, within reason."""
+    """Columns of text: those of the terminal, between 60 and 100."""
     return min(max(self._console.width, 60), 100)
 
   def watch(self, waiting: Waiting) -> None:
-    """Shows on the live line what the loop waits for: `waiting` returns it and the seconds so far."""
+    """Shows the current wait on the live line."""
     self._waiting = waiting
 
   def step(self, step: int) -> None:
@@ -306,8 +306,8 @@ class Terminal:
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Train metrics go to the live line, all others above it."""
     if split != 'train':
-      told = [f'{name} {in_short(value)}' for name, value in metrics.items()]
-      self.print(wrap(f'step {step} {split}: ', told, self.width))
+      items = [f'{name} {in_short(value)}' for name, value in metrics.items()]
+      self.print(wrap(f'step {step} {split}: ', items, self.width))
       return
     rate = metrics.get(f'{self.unit}_per_second')
     self._about = f'loss {metrics.get("loss", math.nan):.4f}'
@@ -320,18 +320,18 @@ class Terminal:
       self.print(f'step {step}/{self.num_steps}  {self._about}{left}')
 
   def _line(self) -> Table:
-    """Step, bar, and what is known; the bar takes the room that is left."""
+    """Returns the live line: step, bar, loss and speed, current wait or time left."""
     head = f'step {self._step}/{self.num_steps}'
     waiting = self._waiting()
-    known = [self._about]
+    items = [self._about]
     if waiting is not None and waiting[1] >= 1.0:
-      known.append(f'{waiting[0]} ({clock(waiting[1])})')
+      items.append(f'{waiting[0]} ({clock(waiting[1])})')
     elif self._left:
-      known.append(f'{self._left} left')
+      items.append(f'{self._left} left')
     if self._stopping():
-      known.append('interrupted: stops when saved')
-    tail = '  '.join(filter(None, known))
-    # The terminal echoes ^C at the end of the line: it must not wrap.
+      items.append('interrupted: stops when saved')
+    tail = '  '.join(filter(None, items))
+    # Room for the ^C that the terminal echoes: the line must not wrap.
     room = self._console.width - len(head) - len(tail) - 2 - len('^C^C')
     bar = ProgressBar(self.num_steps, self._step, width=min(room, 20)) if room >= 5 else ''
     line = Table.grid(padding=(0, 1))
@@ -356,14 +356,14 @@ class Terminal:
 
 
 def in_short(value: Any) -> str:
-  """A metric's value for people: four digits, or whole thousands."""
+  """Formats a metric with four digits, large numbers with thousands separators."""
   if value is None or isinstance(value, str):
     return str(value)
   return f'{value:,.0f}' if 1e4 <= abs(value) < 1e10 else f'{value:.4g}'
 
 
 def wrap(head: str, items: Sequence[str], width: int) -> str:
-  """Items after a head, two blanks apart; further lines are indented by two."""
+  """Joins a head and items, wrapped between items; further lines are indented by two."""
   lines, line = [], head
   for item in items:
     if line.strip() and len(line) + len(item) > width and line != head:
@@ -374,7 +374,7 @@ def wrap(head: str, items: Sequence[str], width: int) -> str:
 
 
 def clock(seconds: float) -> str:
-  """Seconds as 0:05 or 1:02:03."""
+  """Formats seconds as 0:05 or 1:02:03."""
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

@@ -325,7 +325,7 @@ def test_two_side_by_side_run_no_trial_twice(command, sweep, tmp_path, outcomes)
   both = [command(), command()]
   assert [process.wait() for process in both] == [0, 0]
   assert ends(outcomes()) == ends(outcomes('whole'))
-  starts = [path.read_text().count('run folder') for path in tmp_path.glob('out/trials/*/log.txt')]
+  starts = [path.read_text().count('devices ') for path in tmp_path.glob('out/trials/*/log.txt')]
   assert starts == [1] * 4
 
 
