@@ -118,6 +118,9 @@ def _train(commands) -> None:
   parser.add_argument(
     '--fresh', action='store_true', help='start again; an old run folder is kept beside, renamed'
   )
+  parser.add_argument(
+    '--verbose', action='store_true', help='print the table of parameters (always in summary.txt)'
+  )
   _processes(parser)
 
 
@@ -333,10 +336,15 @@ def main(argv: list[str] | None = None) -> int:
     top.print_help()
     return 2
   args.overrides = overrides
-  logging.basicConfig(format='%(message)s', stream=sys.stderr)
+  from t2x.terminal import LogHandler, wrapped
+
+  logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
-  with _interruptible(args) if args.command in ('train', 'sweep') else contextlib.nullcontext():
+  if args.command not in ('train', 'sweep'):
+    return _run_command(args)
+  # Long commands continue when their terminal is closed.
+  with wrapped(), _interruptible(args):
     return _run_command(args)
 
 
@@ -357,13 +365,20 @@ def _run_command(args: argparse.Namespace) -> int:
   except KeyboardInterrupt as error:
     return _fail(args, error, 'interrupted', 130)
   except Exception as error:
-    return _fail(args, error, f'{in_a_line(error)} (--traceback shows where)', 1)
+    log = getattr(args, 'log', None)
+    where = '--traceback shows where' if log is None else f'{log} has the traceback'
+    return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
 
 
 @contextlib.contextmanager
 def _interruptible(args: argparse.Namespace) -> Iterator[None]:
-  """Outside its loop, which answers by itself, a run has nothing to save: SIGTERM and SIGINT end it
-  at once, with the code that asks to run it again. Preparing data is cut off as a kill would."""
+  """Ends a run at once on SIGTERM, SIGINT or SIGHUP, with the exit code that asks to run it again.
+
+  Inside its loop the run answers them by itself; outside it has nothing to save. Preparing data is
+  cut off as by a kill.
+  """
+  from t2x.terminal import last_words
+
   if threading.current_thread() is not threading.main_thread():
     yield
     return
@@ -372,7 +387,7 @@ def _interruptible(args: argparse.Namespace) -> Iterator[None]:
     message = 'interrupted outside the training steps: run the same command again to go on'
     if (processes := getattr(args, 'processes', None)) is not None:
       processes.fail(message, EXIT_INTERRUPTED)
-    print(f't2x: {message}', file=sys.stderr, flush=True)
+    last_words(f't2x: {message}')
     os._exit(EXIT_INTERRUPTED)
 
   with answered_by(end):

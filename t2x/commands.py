@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import sys
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,8 +14,11 @@ from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.prompts import Prompt, check_output, output_file, read_prompts, told_prompts
 from t2x.run_folder import claimed
+from t2x.terminal import logged, wrapped
 
 __all__ = ['COMMANDS', 'decoding_strategy']
+
+log = logging.getLogger('t2x')
 
 # The rooms whose public names config files may use.
 ROOMS = ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
@@ -27,10 +30,11 @@ def load(
   files: Sequence[str | Path | config_lib.GinText],
   overrides: Sequence[str] = (),
   base: config_lib.Config | None = None,
+  folders: Sequence[str] | None = None,
 ) -> config_lib.Config:
-  """The checked config of some gin files, laid over each other in order."""
+  """Loads and checks gin files, in order; arguments as of `config.load`."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides, modules, base=base, without=ACTIONS)
+  return config_lib.load(files, overrides, modules, base=base, without=ACTIONS, folders=folders)
 
 
 def join(args: argparse.Namespace) -> Any:
@@ -54,16 +58,21 @@ def train(args: argparse.Namespace) -> int:
   processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
   with contextlib.ExitStack() as held:
+    # Joining several processes may have replaced the streams.
+    held.enter_context(wrapped())
     if processes.first:
       held.enter_context(claimed(folder, config, load, args.fresh))
+      args.log = folder / 'log.txt'
+      held.enter_context(logged(args.log))
+      log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
+      for note in args.notes:
+        log.debug(note)
     processes.barrier()
     from t2x.train import train as run_training
 
-    metrics = run_training(
-      config.build(), folder, config_lib.render(config), notes=args.notes, processes=processes
+    run_training(
+      config.build(), folder, config_lib.render(config), args.verbose, processes=processes
     )
-  if processes.first:
-    print(' '.join(f'{name} {value:.4g}' for name, value in metrics.items()), file=sys.stderr)
   return 0
 
 
@@ -95,15 +104,18 @@ def _checkpoint(args: argparse.Namespace) -> Any:
 def evaluate(args: argparse.Namespace) -> int:
   """`t2x eval`: metrics over a whole split."""
   run, model, step = open_run(args)
+  from t2x.train.writers import json_value
+
   split = args.split or run.task.eval_split
   metrics, samples = run.evaluate(model, split, max_generated=args.limit)
   if not run.processes.first:
     return 0
+  values = {'step': step, 'split': split, **metrics, **run.weights}
   if args.json:
-    print(json.dumps({'step': step, 'split': split} | metrics))
+    print(json.dumps({name: json_value(value) for name, value in values.items()}))
     return 0
-  for name, value in metrics.items():
-    print(f'{name:20} {value:.6g}')
+  for name, value in values.items():
+    print(f'{name:20} {value if isinstance(value, str) else f"{value:.6g}"}')
   for sample in samples:
     print('\n' + '\n'.join(f'{name:8} {text}' for name, text in sample.items()))
   return 0

@@ -1,9 +1,11 @@
-"""Whose a run folder is: one config's, and one training's at a time."""
+"""The owner of a run folder: one config, and one training process at a time."""
 
 import contextlib
+import itertools
+import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
@@ -12,40 +14,109 @@ from t2x.files import locked
 
 __all__ = ['claimed']
 
+# Files of a run other than its config, its checkpoints and log.txt.
+_LEFTOVERS = (
+  'fault-*.json',
+  'init_from.txt',
+  'metrics.jsonl',
+  'samples.jsonl',
+  'skips.json',
+  'summary.txt',
+  'tensorboard',
+  'timing.jsonl',
+  'tokenizer',
+  'wandb_id',
+)
+
+_ADVICE = 'use --fresh to start again (the old folder is kept), or another --out'
+
 
 @contextlib.contextmanager
 def claimed(
   folder: Path,
   config: config_lib.Config,
-  load: Callable[[list[Path]], config_lib.Config],
+  load: Callable[..., config_lib.Config],
   fresh: bool,
 ) -> Iterator[None]:
-  """Holds a run folder for a training, and makes it where it is missing.
+  """Locks a run folder for a training; creates it if it is missing.
+
+  A folder belongs to the values that its config.gin resolves to, however they are written. A folder
+  of a run that failed before its first checkpoint and its first line of metrics belongs to no config:
+  what the run left there is removed.
 
   Args:
     folder: the run folder.
     config: what is to be trained.
-    load: reads the config that is there, to tell the differences.
-    fresh: an old run is set aside (renamed, so that nothing saved is lost) instead of continued.
+    load: reads the config.gin of the folder; `folders` says where its modules are looked for.
+    fresh: an old run is set aside (renamed, so that nothing saved is lost) instead of resumed.
 
   Raises:
-    UserError: another process trains there, or the folder belongs to another config.
+    UserError: another process trains there, the folder belongs to another config, or its config.gin
+      cannot be read.
   """
-  old = folder / 'config.gin'
   with contextlib.ExitStack() as stack:
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(_locked(folder))
-    if fresh and any(one.name != '.lock' for one in folder.iterdir()):
+    if fresh and any(path.name != '.lock' for path in folder.iterdir()):
       _set_aside(folder)
-      folder.mkdir()
+      folder.mkdir(exist_ok=True)
       stack.enter_context(_locked(folder))
-    elif old.exists() and old.read_text() != config_lib.render(config):
-      differences = '\n  '.join(config_lib.diff(load([old]), config))
-      raise UserError(
-        f'{folder} belongs to another config:\n  {differences}\n'
-        'use --fresh to start again (the old folder is kept), or another --out'
-      )
+    elif (folder / 'config.gin').exists():
+      _resume(folder, config, load)
     yield
+
+
+def _resume(folder: Path, config: config_lib.Config, load: Callable) -> None:
+  """Refuses the folder of another config; removes what a run without a checkpoint left."""
+  started = _has_checkpoint(folder)
+  if (folder / 'config.gin').read_bytes() != config_lib.render(config).encode():
+    if started or _has_train_line(folder):
+      _check_same(folder, config, load)
+    else:
+      _remove(folder, _LEFTOVERS)
+  if not started:
+    # The tokenizer is fitted again: the data may have been corrected meanwhile.
+    _remove(folder, ['tokenizer'])
+
+
+def _check_same(folder: Path, config: config_lib.Config, load: Callable) -> None:
+  try:
+    # The project may have moved since: modules are those of the new config.
+    before = load([folder / 'config.gin'], folders=config.folders)
+  except UserError as error:
+    first, *others = str(error).splitlines()
+    more = f' (and {len(others)} more)' if others else ''
+    raise UserError(
+      f'{folder} belongs to a config that can no longer be read: {first}{more}; {_ADVICE}'
+    ) from error
+  if differences := config_lib.diff(before, config):
+    lines = '\n  '.join(differences)
+    raise UserError(f'{folder} belongs to another config:\n  {lines}\n{_ADVICE}')
+
+
+def _remove(folder: Path, patterns: Iterable[str]) -> None:
+  for path in itertools.chain.from_iterable(map(folder.glob, patterns)):
+    if path.is_dir():
+      shutil.rmtree(path)
+    else:
+      path.unlink()
+
+
+def _has_checkpoint(folder: Path) -> bool:
+  names = [path.name for path in folder.glob('checkpoints/*')]
+  return any(name.isdigit() or name.startswith('corrupt-') for name in names)
+
+
+def _has_train_line(folder: Path) -> bool:
+  path = folder / 'metrics.jsonl'
+  return path.exists() and any(map(_is_train_line, path.read_bytes().splitlines()))
+
+
+def _is_train_line(line: bytes) -> bool:
+  try:
+    return json.loads(line)['split'] == 'train'
+  except (ValueError, KeyError, TypeError):
+    return False
 
 
 def _locked(folder: Path) -> contextlib.AbstractContextManager[None]:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ['answered_by', 'asked_to_stop', 'passed_on']
+__all__ = ['answered_by', 'asked_to_stop', 'ending_signals', 'passed_on']
 
 Handler = Callable[[int, Any], None]
 
@@ -17,9 +17,17 @@ _passed: list[int] = []
 _received: list[int] = []
 
 
+def ending_signals() -> list[signal.Signals]:
+  """The signals that ask a run to end: SIGTERM, SIGINT, and SIGHUP unless it is ignored (nohup)."""
+  numbers = [signal.SIGTERM, signal.SIGINT]
+  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+    numbers.append(signal.SIGHUP)
+  return numbers
+
+
 @contextlib.contextmanager
 def answered_by(handler: Handler) -> Iterator[None]:
-  """SIGTERM and SIGINT go to `handler` meanwhile, and afterwards to whom they went before.
+  """Installs `handler` for the signals of `ending_signals`, and restores the old handlers on exit.
 
   In other threads than the main one they come where that has them `passed_on`, and only there.
   """
@@ -37,7 +45,7 @@ def answered_by(handler: Handler) -> Iterator[None]:
     _received.append(number)
     handler(number, frame)
 
-  before = {number: signal.signal(number, answer) for number in (signal.SIGTERM, signal.SIGINT)}
+  before = {number: signal.signal(number, answer) for number in ending_signals()}
   try:
     yield
   finally:
@@ -46,7 +54,7 @@ def answered_by(handler: Handler) -> Iterator[None]:
 
 
 def asked_to_stop() -> Callable[[], bool]:
-  """What says whether SIGTERM or SIGINT has come since, to whomever.
+  """Returns a function that says whether a signal of `ending_signals` has come since, to any handler.
 
   A run that is asked in its last step or while it evaluates ends well: what would begin the next
   one looks here.
@@ -57,7 +65,7 @@ def asked_to_stop() -> Callable[[], bool]:
 
 @contextlib.contextmanager
 def passed_on() -> Iterator[None]:
-  """Meanwhile SIGTERM and SIGINT go to the handlers of all other threads."""
+  """Passes the signals of `ending_signals` on to the handlers of all other threads."""
 
   def pass_on(number: int, frame: Any) -> None:
     _passed.append(number)

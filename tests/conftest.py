@@ -42,6 +42,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile('t2x')
 
+# Helpers that tests of several folders share.
+sys.path.append(str(Path(__file__).parent))
+
 
 def pytest_collection_modifyitems(items):
   """Files with slow tests come first, so that of several workers none is left alone with one."""
@@ -107,6 +110,14 @@ def metrics():
     ]
 
   return read
+
+
+@pytest.fixture
+def in_terminal():
+  """`with in_terminal(command, ...) as terminal:`; see `PseudoTerminal`."""
+  from pseudo_terminal import PseudoTerminal
+
+  return PseudoTerminal
 
 
 @pytest.fixture

@@ -25,11 +25,13 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr)
   assert 'Exit codes' in done.stdout
 
 
-def test_a_signal_before_the_training_steps_ends_with_the_code_to_run_again():
-  code = """
+@pytest.mark.parametrize('name', ['SIGTERM', 'SIGINT', 'SIGHUP'])
+def test_a_signal_before_the_training_steps_ends_with_the_code_to_run_again(name):
+  code = f"""
 import signal, sys, types
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.modules['t2x.commands'] = commands = types.ModuleType('commands')
-commands.COMMANDS = {'train': lambda args: signal.raise_signal(signal.SIGTERM)}
+commands.COMMANDS = {{'train': lambda args: signal.raise_signal(signal.{name})}}
 from t2x.cli import main
 main(['train', 'some.gin'])
 """

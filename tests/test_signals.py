@@ -4,7 +4,37 @@ import os
 import signal
 import threading
 
-from t2x.signals import answered_by, passed_on
+import pytest
+
+from t2x.signals import answered_by, asked_to_stop, passed_on
+
+
+@pytest.fixture
+def hangup():
+  """`hangup(action)` sets what SIGHUP does, for the time of a test."""
+  before = signal.getsignal(signal.SIGHUP)
+  yield lambda action: signal.signal(signal.SIGHUP, action)
+  signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_is_answered_as_sigterm_is(hangup):
+  hangup(signal.SIG_DFL)
+  heard, stopped = [], asked_to_stop()
+  with answered_by(lambda number, frame: heard.append(number)):
+    signal.raise_signal(signal.SIGHUP)
+  assert heard == [signal.SIGHUP]
+  assert stopped()
+  assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+def test_a_hangup_that_nohup_ignores_stays_ignored(hangup):
+  hangup(signal.SIG_IGN)
+  heard = []
+  handler = lambda number, frame: heard.append(number)  # noqa: E731
+  with answered_by(handler), answered_by(handler):
+    signal.raise_signal(signal.SIGHUP)
+  assert heard == []
+  assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_threads_hear_of_a_signal_that_came_before_they_began():

@@ -4,9 +4,9 @@
 
 Each process is given --coordinator (a free port), --num-processes and --process-id, and its lines
 are prefixed by its number. With --gpus K each process sees K GPUs of its own; on a CPU the variable
-JAX_NUM_CPU_DEVICES says how many devices each has. SIGTERM and Ctrl-C are passed on: t2x saves and
-exits with 75, and so does this command. The first process that fails ends all the others, and gives
-the exit code.
+JAX_NUM_CPU_DEVICES says how many devices each has. SIGTERM, SIGHUP and Ctrl-C are passed on: t2x
+saves and exits with 75, and so does this command. The first process that fails ends all the others,
+and gives the exit code.
 """
 
 import argparse
@@ -39,7 +39,10 @@ def main() -> int:
   ]
   for printer in printers:
     printer.start()
-  for number in (signal.SIGTERM, signal.SIGINT):
+  numbers = [signal.SIGTERM, signal.SIGINT]
+  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it.
+    numbers.append(signal.SIGHUP)
+  for number in numbers:
     signal.signal(number, lambda number, frame: _to_all(processes, signal.SIGTERM))
   code = _wait(processes)
   for printer in printers:

@@ -61,6 +61,7 @@ def load(
   root: str = 'Experiment',
   base: Config | None = None,
   without: Collection[str] = (),
+  folders: Sequence[str] | None = None,
 ) -> Config:
   """Reads, checks and resolves a config; builds nothing.
 
@@ -72,6 +73,8 @@ def load(
     base: a config of some of these files, complete in itself, whose parts the other files and the
       overrides may replace: what only the base used is then no error.
     without: names that these modules export and no config may use.
+    folders: where the user's modules are looked for, beside the working directory; None: where the
+      files are, and the folders that they name.
 
   Raises:
     UserError: everything that is wrong, a line each, sorted by file and line.
@@ -79,7 +82,8 @@ def load(
   files = [files] if isinstance(files, (str, os.PathLike, GinText)) else list(files)
   parsed = parse_files(files, overrides)
   registry = Registry.of(registry_modules, without)
-  import_findings = registry.load(parsed.imports, parsed.folders)
+  folders = parsed.folders if folders is None else folders
+  import_findings = registry.load(parsed.imports, folders)
   complete = parsed.complete and not import_findings
   if import_findings and not parsed.findings:
     # What the module would have brought is missing everywhere: tell the cause alone.
@@ -102,7 +106,7 @@ def load(
       lambda s: s in refused or (s.place, s.target) in known,
     )
   raise_findings(bindings.findings)
-  return Config(tree, parsed.statements, parsed.imports, parsed.folders, bindings)
+  return Config(tree, parsed.statements, parsed.imports, folders, bindings)
 
 
 def _root_value(root: str, bindings: Bindings, place: Place) -> Any:

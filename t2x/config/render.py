@@ -1,5 +1,6 @@
 """A resolved config as text: `render` to run again, `show` to see where each value comes from."""
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,12 +18,12 @@ _WIDTH = 100
 def render(config: Config) -> str:
   """The config as gin text: every binding that gave a value, and no include.
 
-  Resolving it again gives the same tree and the same text. The folders of the user's modules are
-  kept in a comment that `load` reads.
+  Resolving it again gives the same tree and the same text. The folders that hold the user's modules
+  are kept in comments that `load` reads.
   """
   lines = list(dict.fromkeys(statement.text for statement in config.imports))
   if lines:
-    lines += [f'{SEARCH_COMMENT}{folder}' for folder in dict.fromkeys(config.folders)]
+    lines += [f'{SEARCH_COMMENT}{folder}' for folder in _module_folders(config)]
     lines.append('')
   macros = [s for s in config.bindings_used if s.is_macro]
   for statement in sorted(macros, key=lambda s: s.macro_name):
@@ -35,6 +36,19 @@ def render(config: Config) -> str:
       lines += _assignment(param, _canonical(statement.value, config), '  ')
     lines.append('')
   return '\n'.join(lines).rstrip('\n') + '\n'
+
+
+def _module_folders(config: Config) -> list[str]:
+  """Returns the search folders that contain an imported module."""
+  tops = {statement.module.partition('.')[0] for statement in config.imports}
+  return [
+    folder
+    for folder in dict.fromkeys([os.getcwd(), *config.folders])
+    if any(
+      os.path.isfile(os.path.join(folder, f'{top}.py')) or os.path.isdir(os.path.join(folder, top))
+      for top in tops
+    )
+  ]
 
 
 def _blocks(config: Config) -> Iterator[tuple[tuple[str, str], list[tuple[str, Statement]]]]:

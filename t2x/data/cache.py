@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from t2x.data.folders import cache_folder, fingerprint, prepare
@@ -24,6 +23,7 @@ from t2x.data.labelled import LabelledPlan, text_of
 from t2x.data.packing import Ids, Plan, Row, add_positions, segments_of
 from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
+from t2x.terminal import console
 
 __all__ = ['Rows', 'labelled_rows', 'token_rows']
 
@@ -253,8 +253,9 @@ def _tokenised(
 def _told_of(examples: Sequence[Any]) -> Iterator[Any]:
   """The examples, with a progress bar on stderr where that is a terminal."""
   columns = (TextColumn('preparing'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-  console = Console(stderr=True)
-  with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bar:
+  with Progress(
+    *columns, console=console(), transient=True, disable=not sys.stderr.isatty()
+  ) as bar:
     task = bar.add_task('preparing', total=len(examples))
     # Sources may read many at once when they are iterated over.
     for example in itertools.islice(examples, len(examples)):

@@ -119,7 +119,7 @@ def _from_workers(
 
 def _work(batches: ByStep, steps: range, connection: Connection) -> None:
   """A worker's whole life. Signals to the group are the main process's to answer."""
-  for number in (signal.SIGINT, signal.SIGTERM):
+  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   for step in steps:
     message: tuple[Batch | None, str | None, str | None]

@@ -19,6 +19,7 @@ from t2x.errors import UserError, first_line
 from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
+from t2x.terminal import last_words
 
 __all__ = ['Processes', 'connect', 'process_part']
 
@@ -95,7 +96,7 @@ class Processes:
       if _is_lost_connection(text):
         text = f'the connection to another process of this run is lost ({text})'
       text = text if self.first else f'process {self.index} on {socket.gethostname()}: {text}'
-    print(f't2x: {text}', file=sys.stderr, flush=True)
+    last_words(f't2x: {text}')
     self.watch.failed(text, code)
     sys.stdout.flush()
     os._exit(code)

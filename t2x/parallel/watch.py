@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t2x.errors import first_line
+from t2x.terminal import last_words
 
 __all__ = ['Watch']
 
@@ -148,7 +149,7 @@ class Watch:
     """Ends this process, whatever its main thread waits for."""
     if self._ended.is_set():
       return
-    print(f't2x: {text}', file=sys.stderr, flush=True)
+    last_words(f't2x: {text}')
     if told:
       with contextlib.suppress(Exception):
         self.client.key_value_set(f't2x/gone/{self.index}', '1', True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from t2x import config as config_lib
@@ -25,6 +24,7 @@ from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan, wr
 from t2x.sweeps.runners import Here, Pool, Runner, distinct
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
+from t2x.terminal import console
 
 __all__ = ['sweep']
 
@@ -160,7 +160,6 @@ def _settings(given: Sequence[str]) -> dict[str, Any]:
 
 def _run(runner: Runner, plan: Plan, folder: Path) -> None:
   """Runs with a bar on the terminal; a line a trial goes to stderr."""
-  console = Console(stderr=True)
   columns = (
     TextColumn('{task.description}'),
     BarColumn(),
@@ -173,7 +172,7 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
   seen: list[Outcome] = []
   for outcome in filter(None, before):
     _check_metric(plan, outcome, seen)
-  with Progress(*columns, console=console, transient=True) as progress:
+  with Progress(*columns, console=console(), transient=True) as progress:
     task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(left))
 
     def ended(trial, outcome):

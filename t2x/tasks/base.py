@@ -53,6 +53,8 @@ class Task(abc.ABC):
 
   # What throughput counts: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
+  # Whether `generate` answers prompts.
+  answers_prompts: ClassVar[bool] = False
   # The metric that says which checkpoint is best, and whether more of it is better.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
@@ -113,8 +115,14 @@ class Task(abc.ABC):
     return int(sum(np.count_nonzero(batch[name]) for name in batch if name.endswith('segments')))
 
   def summarise(self, means: Means, info: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """Metrics from summed sums and weights; `info` is what is known of a whole split."""
-    return {name: total / max(weight, 1e-9) for name, (total, weight) in means.items()}
+    """Metrics from summed sums and weights; `info` is what is known of a whole split.
+
+    Where nothing was counted (the weight of the loss is 0), a mean is NaN.
+    """
+    of_nothing = math.nan if means['loss'][1] == 0 else 0.0
+    return {
+      name: total / weight if weight else of_nothing for name, (total, weight) in means.items()
+    }
 
   def check_generation(  # noqa: B027
     self, model: nnx.Module, tokenizer: Tokenizer | None
@@ -132,7 +140,8 @@ class Task(abc.ABC):
     """Metrics that need generation, over the first `limit` examples (None: all), and samples.
 
     Each batch that is generated is one item of an iterable that goes through `watched`, so that a
-    device that stands still is told from an evaluation that takes long.
+    device that stands still is told from an evaluation that takes long. The metric
+    `generated_examples` is the number of examples that the others are means over.
     """
     return {}, []
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,8 @@ class CausalLM(TextTask):
   prompts: Sequence[str] = ()
   sample_tokens: int = 64
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
+
+  answers_prompts: ClassVar[bool] = True
 
   def __post_init__(self):
     super().__post_init__()

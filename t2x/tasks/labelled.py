@@ -28,6 +28,7 @@ class LabelledTask(TextTask):
 
   length: int
 
+  answers_prompts: ClassVar[bool] = True
   # The model's head that the task wants.
   head: ClassVar[str]
 

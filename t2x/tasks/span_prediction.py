@@ -110,6 +110,7 @@ class SpanPrediction(LabelledTask):
     told = self.answers(model, self.rows(split, tokenizer), wanted, watched)
     pairs = list(zip(told, [list(example['answers']) for example in wanted], strict=True))
     metrics = {
+      'generated_examples': float(len(pairs)),
       'exact_match': float(np.mean([exact_match(answer, gold) for answer, gold in pairs])),
       'f1': float(np.mean([word_f1(answer, gold) for answer, gold in pairs])),
     }

@@ -37,6 +37,7 @@ class Translation(TextTask):
   strategy: Strategy = Beam(width=4)
   eval_batch_size: int = 64
 
+  answers_prompts: ClassVar[bool] = True
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
 
   def __post_init__(self):
@@ -144,6 +145,7 @@ class Translation(TextTask):
 
     references = [pair['target'] for pair in pairs]
     metrics = {
+      'generated_examples': float(count),
       'bleu': sacrebleu.corpus_bleu(outputs, [references]).score,
       'chrf': sacrebleu.corpus_chrf(outputs, [references]).score,
       'exact_match': float(np.mean([o == r for o, r in zip(outputs, references, strict=True)])),

@@ -139,22 +139,28 @@ class Faults:
     self.in_a_row, self.leaps = saved.get('in_a_row', 0), saved.get('leaps', 0)
     self.losses.extend(saved.get('losses', ()))
 
-  def look(self, step: int, sums: Mapping[str, Any], norms: Any) -> None:
-    """Takes a step's sums and the gradient norm of each parameter, both on the host.
+  def look(self, step: int, finite: bool, sums: Mapping[str, Any], norms: Any) -> None:
+    """Takes the outcome of a step, on the host.
+
+    Args:
+      step: its number.
+      finite: whether the loss and the gradient are finite, as the train step decided.
+      sums: (sum, weight) of the loss and the metrics.
+      norms: the gradient norm of each parameter.
 
     Raises:
       Fault: more steps in a row than are endured were not finite.
       Spike: the loss leapt, and stayed.
     """
-    loss = _mean(sums['loss'])
-    norms = np.asarray(norms)
-    if not (math.isfinite(loss) and np.isfinite(norms).all()):
+    if not finite:
       self.in_a_row += 1
       if self.in_a_row > self.nonfinite.limit:
-        raise self._fault(step, sums, norms)
+        raise self._fault(step, sums, np.asarray(norms))
       return
     self.in_a_row = 0
-    if self.rollback is not None:
+    loss = _mean(sums['loss'])
+    # A batch of weight 0 has no loss.
+    if self.rollback is not None and not math.isnan(loss):
       self._look_for_a_spike(step, loss, self.rollback)
 
   def _look_for_a_spike(self, step: int, loss: float, rollback: Rollback) -> None:

@@ -38,10 +38,6 @@ class Flops:
   full: float
   causal: float
 
-  def __str__(self) -> str:
-    half = '' if self.causal == self.full else f' ({self.causal:.3g} with causal attention half)'
-    return f'{self.full:.3g}{half}'
-
 
 def flops_per_token(task: Task, model: nnx.Module) -> Flops:
   """Counts the FLOPs of training.

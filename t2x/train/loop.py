@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def train(
   experiment: Experiment,
   folder: Path,
   config_text: str,
-  notes: Sequence[str] = (),
+  verbose: bool = False,
   processes: Processes | None = None,
   program: Program | None = None,
 ) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def train(
     experiment: the config's root.
     folder: the run folder; made when missing.
     config_text: the resolved config, kept as config.gin.
-    notes: lines for the start screen.
+    verbose: prints the table of parameters, too.
     processes: those that are this run; None: this one alone.
     program: what runs that differ in the seed alone have compiled already.
 
@@ -49,7 +49,7 @@ def train(
     The last evaluation's metrics.
 
   Raises:
-    Interrupted: SIGTERM or SIGINT came; the state is saved.
+    Interrupted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
   began = time.monotonic()
@@ -66,7 +66,7 @@ def train(
     while True:
       skips = skips_of(run)
       try:
-        return _train(run, rows, batches, skips, interrupted, notes)
+        return _train(run, rows, batches, skips, interrupted, verbose)
       except Spike as spike:
         go_back(run, spike, skips)
       except Fault as fault:
@@ -79,7 +79,7 @@ def _train(
   batches: Batches,
   skips: list[tuple[int, int]],
   interrupted: Callable[[int], bool],
-  notes: Sequence[str],
+  verbose: bool,
 ) -> dict[str, Any]:
   """From the last checkpoint to the end, or until `interrupted(step)`."""
   trainer = run.trainer
@@ -95,7 +95,8 @@ def _train(
     Watchdog(60 * trainer.stall_minutes, say=report.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as prepared,
   ):
-    report.start_screen(rows, notes)
+    report.start_screen(rows, verbose)
+    report.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     if pending:
       metrics = _evaluated(run, start, state, report, watchdog)
@@ -104,7 +105,7 @@ def _train(
         count, batch = next(prepared)
       last = step == trainer.num_steps
       logs = last or step % trainer.log_every == 0
-      with watchdog.waiting(f'step {step}'):
+      with watchdog.waiting(f'compiling step {step}' if step == start + 1 else f'step {step}'):
         leaves, sums, norms = run.train_step(leaves, batch)
         if step == start + 1:
           check_shardings(run.abstract, run.whole(leaves))
@@ -130,6 +131,7 @@ def _train(
         run.checkpoints.wait()
         raise Interrupted(f'interrupted and saved at step {step}')
     run.checkpoints.wait()
+    report.end_screen(metrics)
   return metrics
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from t2x.tasks.losses import Sums
 from t2x.train.faults import Faults
 from t2x.train.run import Run
-from t2x.train.summary import start_screen
+from t2x.train.summary import end_screen, parameter_screen, sample_text, start_screen
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
 
 __all__ = ['Interval', 'Report']
@@ -49,7 +49,8 @@ class Interval:
     so that an interrupted interval gives the very same numbers. Each step is looked at for faults."""
     steps, self.steps = jax.device_get(self.steps), []
     for step, sums, norms in steps:
-      self.faults.look(step, sums, norms)
+      finite, _ = sums.pop('finite')
+      self.faults.look(step, bool(finite), sums, norms)
       for name, pair in sums.items():
         self.totalled[name] = self.totalled.get(name, np.zeros(2)) + np.array(pair, np.float64)
     return {name: (float(pair[0]), float(pair[1])) for name, pair in self.totalled.items()}
@@ -92,28 +93,32 @@ class Report(contextlib.AbstractContextManager):
 
   def _open_writers(self) -> None:
     run, start = self.run, self.start
-    self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
     self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
     self.board = TensorBoard(run.folder, after=start)
-    self.writers = [
-      JsonLines(run.folder / 'metrics.jsonl', after=start),
-      self.board,
-      self.terminal,
-      *(writer(run.folder) for writer in run.trainer.writers),
-    ]
+    metrics = JsonLines(run.folder / 'metrics.jsonl', after=start)
+    others = [writer(run.folder) for writer in run.trainer.writers]
+    # Last: a writer that raises must not leave a live line on the screen.
+    self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
+    self.writers = [metrics, self.board, self.terminal, *others]
 
   def __exit__(self, *error: object) -> None:
     for writer in (*self.writers, self.samples, self.timing):
       writer.close()
 
-  def start_screen(self, rows: Any, notes: Sequence[str]) -> None:
-    """Prints what is about to run, and keeps it as summary.txt."""
+  def start_screen(self, rows: Any, verbose: bool) -> None:
+    """Prints the summary of the run; summary.txt, and stderr if `verbose`, list every parameter, too."""
     if not self.run.processes.first:
       return
-    screen = start_screen(self.run, rows, self.start, notes)
-    (self.run.folder / 'summary.txt').write_text(screen)
-    self.terminal.print(screen)
+    screen = start_screen(self.run, rows, self.start, self.terminal.width)
+    table = parameter_screen(self.run)
+    (self.run.folder / 'summary.txt').write_text(f'{screen}\n{table}')
+    self.terminal.print(f'{table}\n{screen}' if verbose else screen)
+
+  def end_screen(self, metrics: Mapping[str, float]) -> None:
+    """Prints the outcome of the run and the next commands."""
+    if self.run.processes.first:
+      self.terminal.print(end_screen(self.run, metrics, self._seconds(), self.terminal.width))
 
   def step(self, step: int, sums: Sums, norms: jax.Array, count: int, log: bool) -> None:
     """Takes a step's sums, its gradient norms and how many units it worked on; `log` ends an
@@ -145,7 +150,7 @@ class Report(contextlib.AbstractContextManager):
     self._write(step, 'train', metrics, done)
     self.clock = done
 
-  def _write(self, step: int, split: str, metrics: Mapping[str, float], at: float) -> None:
+  def _write(self, step: int, split: str, metrics: Mapping[str, Any], at: float) -> None:
     for writer in self.writers:
       writer.write(step, split, metrics)
     self.timing.write(step, split, {'seconds': round(at - self.began, 3)})
@@ -177,8 +182,8 @@ class Report(contextlib.AbstractContextManager):
     self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, str]]
   ) -> None:
     """Writes an evaluation's metrics, and shows some of what the model generated."""
-    self._write(step, 'eval', metrics, time.monotonic())
+    self._write(step, 'eval', {**metrics, **self.run.weights}, time.monotonic())
     for sample in samples:
       self.samples.write(step, 'eval', sample)
     for sample in samples[:3]:
-      self.terminal.print('\n'.join(f'  {name:8} {text!r}' for name, text in sample.items()))
+      self.terminal.print(sample_text(sample, self.terminal.width))

@@ -192,6 +192,11 @@ class Run:
     paths = jax.tree_util.tree_flatten_with_path(self.abstract.model)[0]
     return [leaf_name(path) for path, _ in paths]
 
+  @property
+  def weights(self) -> dict[str, str]:
+    """{'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}."""
+    return {} if self.abstract.ema is None else {'weights': 'ema'}
+
   @functools.cached_property
   def train_step(self) -> TrainStep:
     """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; see `Program`."""
@@ -243,6 +248,8 @@ class Run:
     info = getattr(rows, 'info', None) if count == len(batches) else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = task.summarise(means, info)
+    # The number of predicted tokens, or examples, that the loss is a mean over.
+    metrics[f'eval_{task.unit}'] = means['loss'][1]
     generated, samples = task.generation_metrics(
       model, self.tokenizer, split, max_generated, watched
     )

@@ -66,11 +66,13 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Sums, jax.Array]]:
   """`(state, batch) -> (state, sums, norms)`; jit it with a donated state.
 
-  `norms` [parameters] are those of the gradient, parameter by parameter. `layout` says where
+  `norms` [parameters] are those of the gradient, parameter by parameter. `sums['finite']` is 1 where
+  the loss and all norms are finite: the host reads it and does not decide anew. `layout` says where
   activations are split; None leaves them whole or to the compiler.
 
   Loss and weight are summed over the parts of a batch and divided once, so `accumulate` does not
-  change the result.
+  change the result. A batch of weight 0 (nothing but padding) is finite and has the gradient 0: the
+  optimizer takes an ordinary step with it, in which momentum and weight decay still act.
   """
 
   def objective(model, batch, key):
@@ -106,6 +108,7 @@ def make_train_step(
     model, opt_state, ema = trainer.nonfinite.select(finite, (model, opt_state, ema), old)
     sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), jnp.ones(()))}
     sums = trainer.nonfinite.count(finite, sums)
+    sums = sums | {'finite': (finite.astype(jnp.float32), jnp.ones(()))}
     return TrainState(state.step + 1, model, opt_state, state.key, ema), sums, norms
 
   return train_step

@@ -18,7 +18,7 @@ __all__ = ['Clock', 'interruptible']
 def interruptible(
   processes: Processes, max_minutes: float | None = None, began: float | None = None
 ) -> Iterator[Callable[[int], bool]]:
-  """SIGTERM, SIGINT and the end of the time are noted, and the step is finished.
+  """Notes SIGTERM, SIGINT, SIGHUP and the end of the time; the step is finished.
 
   The time runs from `began` (of time.monotonic; None: now).
 

@@ -1,8 +1,10 @@
-"""What is told before a run starts: the model, its cost, the devices, the data."""
+"""Text printed at the start and the end of a run: model, cost, devices, data; outcome."""
 
+import json
 import math
+import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,13 +13,22 @@ from flax import nnx
 
 from t2x.layers import Pattern, RowLayout, Tokens
 from t2x.layers.kernels import Auto
+from t2x.models import Stack
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.train.fit import row_lengths
-from t2x.train.flops import flops_per_token
+from t2x.train.flops import Flops, flops_per_token
 from t2x.train.run import Run
+from t2x.train.writers import clock, in_short
 
-__all__ = ['attention_kernels', 'model_table', 'start_screen']
+__all__ = [
+  'attention_kernels',
+  'end_screen',
+  'model_table',
+  'parameter_screen',
+  'sample_text',
+  'start_screen',
+]
 
 
 Parameter = tuple[tuple[str, ...], tuple[str | None, ...], tuple[int, ...]]
@@ -98,59 +109,191 @@ def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, 
   return chosen[0]
 
 
-def start_screen(run: Run, rows: Sequence[Any], start: int, notes: Sequence[str] = ()) -> str:
-  """One screen: model, cost, devices, mesh, attention kernel, data, run folder.
+def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
+  """Summarises a run: model, cost, devices, attention kernel, data, steps, run folder.
 
   Args:
     run: the run; its state need not exist yet.
     rows: the train split's rows.
     start: the step it starts from.
-    notes: lines about the process.
+    width: columns.
   """
   model, trainer, task = run.abstract.model, run.trainer, run.task
   lengths = row_lengths(task, model)
   flops = flops_per_token(task, model)
   tokens = trainer.batch_size * sum(lengths.values())
+  epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
   lines = {
-    'FLOPs per token': f'{flops}; {flops.full * tokens:.3g} per step',
-    'devices': _devices(),
-    'mesh': _mesh(run.mesh, run.experiment.mesh),
+    'model': _model(model),
+    'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * tokens)} per step',
+    'devices': f'{_devices()}, {trainer.compute_dtype}{_mesh(run.mesh, run.experiment.mesh)}',
     'attention': '; '.join(attention_kernels(model, task, trainer.compute_dtype)) or 'none',
-    'compute': trainer.compute_dtype,
-    'data': _data(task, rows, trainer),
-    'steps': f'{start} to {trainer.num_steps}' + (' (resumed)' if start else ''),
+    'data': _data(task, rows),
+    'steps': f'{start:,} to {trainer.num_steps:,}{" (resumed)" if start else ""}, '
+    f'batches of {trainer.batch_size:,} rows, {epochs:.3g} epochs',
+    'evaluation': _evaluation(run),
     'run folder': str(run.folder),
   }
-  width = max(map(len, lines))
-  told = [f'{name:{width}}  {value}' for name, value in lines.items()]
-  told += [f'{"process":{width}}  {note}' for note in notes]
-  return '\n'.join([model_table(model), '', *told]) + '\n'
+  return _table(lines, width)
+
+
+def parameter_screen(run: Run) -> str:
+  """Lists every parameter of the model, and the formula of its FLOPs."""
+  model = run.abstract.model
+  flops = _flops(flops_per_token(run.task, model))
+  return f'{model_table(model)}\n\nFLOPs: {flops}, 3 x the contractions of the forward loss\n'
+
+
+def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: int) -> str:
+  """Summarises a finished run, with the next commands.
+
+  Args:
+    run: the run.
+    metrics: of the last evaluation.
+    seconds: training time, over all starts of the run.
+    width: columns.
+  """
+  task, folder = run.task, shlex.quote(str(run.folder))
+  lines = {'finished': f'{run.trainer.num_steps:,} steps in {clock(seconds)}'}
+  if best := _best(run):
+    lines['best'] = f'{task.best_metric} {in_short(best[0])} at step {best[1]:,}'
+  lines['last'] = '  '.join(f'{name} {in_short(value)}' for name, value in metrics.items())
+  lines['run folder'] = str(run.folder)
+  text = '\n' + _table(lines, width)
+  # Commands are not wrapped, so that they can be copied.
+  commands = [f't2x eval {folder}']
+  if task.answers_prompts:
+    commands.append(f"t2x generate {folder} --prompt 'TEXT'")
+  heads = ['next', *[''] * len(commands)]
+  return text + '\n'.join(f'{head:12}{line}' for head, line in zip(heads, commands, strict=False))
+
+
+def _best(run: Run) -> tuple[float, int] | None:
+  """Returns the best evaluated value of the task's metric and its (newest) step."""
+  name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
+  text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
+  lines = [line for line in map(json.loads, text.splitlines()) if line['split'] == 'eval']
+  values = [(line[name], line['step']) for line in lines if line.get(name) is not None]
+  return max(values, key=lambda pair: (sign * pair[0], pair[1]), default=None)
+
+
+def sample_text(sample: Mapping[str, str], width: int) -> str:
+  """Formats generated text, cut to three lines; samples.jsonl has the whole text."""
+  lines = []
+  for name, text in sample.items():
+    head, size = f'  {name:8} ', width - 11
+    quoted = repr(text)
+    for at in range(0, len(quoted), size):
+      if at == 3 * size:
+        lines.append(f'{"":11}...')
+        break
+      lines.append((head if at == 0 else f'{"":11}') + quoted[at : at + size])
+  return '\n'.join(lines)
+
+
+def _table(lines: Mapping[str, str], width: int) -> str:
+  """Formats names with wrapped texts beside them."""
+  rows = []
+  for name, text in lines.items():
+    head, indent = f'{name:12}', ' ' * 12
+    for line in text.splitlines():
+      rows += textwrap.wrap(
+        line, width, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False
+      )
+      head = indent
+  return '\n'.join(rows) + '\n'
+
+
+def _flops(flops: Flops) -> str:
+  """Returns the FLOPs per token, also with causal attention counted half."""
+  half = '' if flops.causal == flops.full else f' ({_prefixed(flops.causal)} causal)'
+  return f'{_prefixed(flops.full)} per token{half}'
+
+
+def _prefixed(number: float) -> str:
+  """Formats three digits and a unit prefix: 4.33e9 -> '4.33 G'."""
+  for power, prefix in ((18, 'E'), (15, 'P'), (12, 'T'), (9, 'G'), (6, 'M'), (3, 'k')):
+    if number >= 10**power:
+      return f'{number / 10**power:.3g} {prefix}'
+  return f'{number:.3g}'
+
+
+def _model(model: nnx.Module) -> str:
+  """Returns one line for the model and one per top-level part: parameters, layers, widths."""
+  parts: dict[str, list[Parameter]] = {}
+  for parameter in parameters(model):
+    parts.setdefault(parameter[0][0], []).append(parameter)
+  layers: dict[str, int] = {}
+  for path, module in nnx.iter_modules(model):
+    if isinstance(module, Stack) and path:
+      layers[str(path[0])] = layers.get(str(path[0]), 0) + module.num_layers
+  lines = []
+  for part, members in parts.items():
+    about = [f'{layers[part]} layers'] if part in layers else []
+    about += _widths(members)
+    lines.append(f'{part} {_count(members):,}' + (f': {", ".join(about)}' if about else ''))
+  total = sum(map(_count, parts.values()))
+  return '\n'.join([f'{type(model).__name__}, {total:,} parameters', *lines])
+
+
+def _count(members: Sequence[Parameter]) -> int:
+  return sum(math.prod(shape) for *_, shape in members)
+
+
+def _widths(members: Sequence[Parameter]) -> list[str]:
+  """Returns the sizes of the logical axes; kv_heads only if it differs from heads."""
+  sizes: dict[str, list[int]] = {}
+  for _, axes, shape in members:
+    for axis, size in zip(axes, shape, strict=True):
+      if axis is not None and axis != 'layers' and size not in sizes.setdefault(axis, []):
+        sizes[axis].append(size)
+  if sizes.get('kv_heads') == sizes.get('heads'):
+    sizes.pop('kv_heads', None)
+  texts = {axis: '/'.join(map(str, sorted(numbers))) for axis, numbers in sizes.items()}
+  if 'heads' in texts and 'head_dim' in texts:
+    texts['heads'] += f' x {texts.pop("head_dim")}'
+  return [f'{axis} {text}' for axis, text in texts.items()]
 
 
 def _devices() -> str:
   devices = jax.devices()
-  told = f'{len(devices)} x {devices[0].platform} ({devices[0].device_kind}), jax {jax.__version__}'
+  platform, kind = devices[0].platform, devices[0].device_kind
+  named = platform if platform == kind else f'{platform} ({kind})'
+  told = f'{len(devices)} x {named}, jax {jax.__version__}'
   processes = jax.process_count()
   return told if processes == 1 else f'{told}, {processes} processes'
 
 
 def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
+  """Describes the mesh if there are several devices."""
   sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
   if not sizes:
-    return 'one device'
+    return '' if jax.device_count() == 1 else '; one is used'
   split = {
     name: axes
     for name, axes in settings.rules.items()
     if math.prod(mesh.shape[axis] for axis in as_tuple(axes)) > 1
   }
   told = ', '.join(f'{name} over {axes}' for name, axes in split.items())
-  return ' x '.join(sizes) + (f'; {told}' if told else '; parameters replicated')
+  return f'; mesh {" x ".join(sizes)}' + (f', {told}' if told else ', parameters replicated')
 
 
-def _data(task: Task, rows: Sequence[Any], trainer: Any) -> str:
+def _data(task: Task, rows: Sequence[Any]) -> str:
   info = getattr(rows, 'info', None) or {}
   known = [f'{info[name]:,} {name}' for name in ('examples', 'tokens') if name in info]
-  epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
-  told = ', '.join([*known, f'{len(rows):,} rows', f'batches of {trainer.batch_size}'])
-  source = textwrap.shorten(str(task.source), 100, placeholder=' ...')
-  return f'{source} {task.train_split}: {told}, {epochs:.3g} epochs'
+  source = str(task.source)
+  source = source if len(source) <= 60 else f'{source[:57]}...'
+  counts = ', '.join([*known, f'{len(rows):,} rows'])
+  return f'{counts}, {task.train_split} split of {source}'
+
+
+def _evaluation(run: Run) -> str:
+  trainer, task = run.trainer, run.task
+  text = f'{task.eval_split} split'
+  if 0 < trainer.eval_every < trainer.num_steps:
+    limit = '' if trainer.eval_batches is None else f' ({trainer.eval_batches:,} batches)'
+    text += f' every {trainer.eval_every:,} steps{limit} and'
+  text += ' at the end'
+  if trainer.ema_decay is not None:
+    text += f', EMA weights (decay {trainer.ema_decay:g})'
+  return text

@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from t2x.terminal import last_words
+
 __all__ = ['Watchdog']
 
 # Waits that are looked at before one is told to be long: the first ones compile.
@@ -17,7 +19,7 @@ LEARNING = 5
 
 
 def _end(message: str) -> None:
-  print(f't2x: {message}', file=sys.stderr, flush=True)
+  last_words(f't2x: {message}')
   # Nothing else ends data workers that stand still.
   for process in multiprocessing.active_children():
     process.kill()
@@ -76,6 +78,11 @@ class Watchdog(contextlib.AbstractContextManager):
       with self._lock:
         self._durations.append(time.monotonic() - self._since)
         self._what = ''
+
+  def current(self) -> tuple[str, float] | None:
+    """Returns the name of the current wait and its seconds so far, or None."""
+    with self._lock:
+      return (self._what, time.monotonic() - self._since) if self._what else None
 
   def _watch(self) -> None:
     while not self._stopped.wait(self.interval):

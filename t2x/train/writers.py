@@ -9,19 +9,27 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from t2x.errors import UserError
 from t2x.files import write_whole
+from t2x.signals import asked_to_stop
+from t2x.terminal import console
 
 __all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'WandB']
 
 log = logging.getLogger('t2x')
+
+# Returns the name of the current wait and its seconds so far, or None.
+Waiting = Callable[[], tuple[str, float] | None]
 
 
 @runtime_checkable
@@ -40,6 +48,11 @@ class Silent:
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Drops the metrics."""
+
+  width = 80
+
+  def watch(self, waiting: Waiting) -> None:
+    """Shows nothing."""
 
   def step(self, step: int) -> None:
     """Shows nothing."""
@@ -82,7 +95,7 @@ class JsonLines:
     Raises:
       UserError: the disk is full, or gone.
     """
-    values = {name: _json_value(value) for name, value in metrics.items()}
+    values = {name: json_value(value) for name, value in metrics.items()}
     line = json.dumps({'step': int(step), 'split': split} | values, ensure_ascii=False)
     try:
       self._file.write(line + '\n')
@@ -108,7 +121,8 @@ def _keep(line: bytes, step: int | None) -> bool:
     return False
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+  """Converts a metric for JSON; a number that is not finite becomes None."""
   if isinstance(value, str | bool | int | None):
     return value
   if isinstance(value, list | tuple | Mapping):
@@ -233,14 +247,14 @@ class WandB:
 
 
 class Terminal:
-  """The live line on stderr: step, loss, speed, time left. Plain lines where it is no terminal.
+  """The live line on stderr: step, loss, speed, time left. Plain lines where stderr is no terminal.
 
   Args:
     num_steps: steps of the whole run.
     start: the step it starts from.
     unit: what speed counts: 'tokens' or 'examples'.
     every: seconds at least between two plain train lines.
-    file: another place than stderr.
+    file: another stream than stderr.
   """
 
   def __init__(
@@ -253,69 +267,114 @@ class Terminal:
     file: Any = None,
   ):
     self.num_steps, self.unit, self.every = num_steps, unit, every
-    self._first: tuple[int, float] | None = None
-    self._said = -math.inf
+    self._step, self._first = start, (start, 0.0)
+    self._about = self._left = ''
+    self._printed = -math.inf
+    self._stopping = asked_to_stop()
+    self._waiting: Waiting = lambda: None
     # Streams are looked up when used: a test or a notebook may have replaced them.
-    self._console = Console(file=file or sys.stderr, soft_wrap=True, highlight=False)
-    self._progress: Progress | None = None
-    self._task = TaskID(0)
-    if self._console.is_terminal:
-      columns = TextColumn('step {task.completed}/{task.total}'), BarColumn(20)
-      text = TextColumn('{task.fields[about]}')
-      self._progress = Progress(
-        *columns, text, console=self._console, transient=True, refresh_per_second=2
+    self._file = file
+    self._console = console() if file is None else Console(file=file, highlight=False)
+    self._live: Live | None = None
+    if self._console.is_terminal and not self._console.is_dumb_terminal:
+      self._live = Live(
+        get_renderable=self._line,
+        console=self._console,
+        transient=True,
+        refresh_per_second=2,
+        redirect_stdout=file is None,
+        redirect_stderr=file is None,
       )
-      self._task = self._progress.add_task('', total=num_steps, completed=start, about='')
-      self._progress.start()
-    self._about = ''
+      self._live.start()
+
+  @property
+  def width(self) -> int:
+    """Columns of text: those of the terminal, between 60 and 100."""
+    return min(max(self._console.width, 60), 100)
+
+  def watch(self, waiting: Waiting) -> None:
+    """Shows the current wait on the live line."""
+    self._waiting = waiting
 
   def step(self, step: int) -> None:
     """A step has been handed to the device."""
     now = time.monotonic()
-    if self._first is None:
+    if not self._first[1]:
       self._first = step, now  # The first step compiles: time left is reckoned from its end.
-    if self._progress is not None and (now - self._said >= 0.5 or step == self.num_steps):
-      self._said = now
-      left = self._left(step)
-      about = self._about + (f'  {left} left' if left else '')
-      self._progress.update(self._task, completed=step, about=about)
+    self._step, self._left = step, self._time_left(step, now)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Train metrics go to the live line, all others above it."""
-    told = '  '.join(
-      f'{name} {value:.4g}'
-      for name, value in metrics.items()
-      if not isinstance(value, str | None) and not name.endswith('_per_second')
-    )
     if split != 'train':
-      self.print(f'step {step} {split}: {told}')
+      items = [f'{name} {in_short(value)}' for name, value in metrics.items()]
+      self.print(wrap(f'step {step} {split}: ', items, self.width))
       return
     rate = metrics.get(f'{self.unit}_per_second')
     self._about = f'loss {metrics.get("loss", math.nan):.4f}'
     if rate is not None:
       self._about += f'  {rate:,.0f} {self.unit}/s'
     now = time.monotonic()
-    if self._progress is None and (now - self._said >= self.every or step == self.num_steps):
-      self._said = now
-      left = self._left(step)
-      self.print(
-        f'step {step}/{self.num_steps}  {self._about}' + (f'  {left} left' if left else '')
-      )
+    if self._live is None and (now - self._printed >= self.every or step == self.num_steps):
+      self._printed = now
+      left = f'  {self._left} left' if step < self.num_steps and self._left else ''
+      self.print(f'step {step}/{self.num_steps}  {self._about}{left}')
 
-  def _left(self, step: int) -> str:
-    if self._first is None or step <= self._first[0] or step >= self.num_steps:
+  def _line(self) -> Table:
+    """Returns the live line: step, bar, loss and speed, current wait or time left."""
+    head = f'step {self._step}/{self.num_steps}'
+    waiting = self._waiting()
+    items = [self._about]
+    if waiting is not None and waiting[1] >= 1.0:
+      items.append(f'{waiting[0]} ({clock(waiting[1])})')
+    elif self._left:
+      items.append(f'{self._left} left')
+    if self._stopping():
+      items.append('interrupted: stops when saved')
+    tail = '  '.join(filter(None, items))
+    # Room for the ^C that the terminal echoes: the line must not wrap.
+    room = self._console.width - len(head) - len(tail) - 2 - len('^C^C')
+    bar = ProgressBar(self.num_steps, self._step, width=min(room, 20)) if room >= 5 else ''
+    line = Table.grid(padding=(0, 1))
+    line.add_row(Text(head), bar, Text(tail, no_wrap=True, overflow='ellipsis'))
+    return line
+
+  def _time_left(self, step: int, now: float) -> str:
+    first, since = self._first
+    if step <= first or step >= self.num_steps:
       return ''
-    seconds = (time.monotonic() - self._first[1]) / (step - self._first[0])
-    minutes, seconds = divmod(round(seconds * (self.num_steps - step)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'
+    return clock((now - since) / (step - first) * (self.num_steps - step))
 
   def print(self, text: str) -> None:
     """Text above the live line."""
-    self._console.print(text, markup=False)
+    print(text, file=self._file or sys.stderr, flush=True)
 
   def close(self) -> None:
     """Ends the live line."""
-    if self._progress is not None:
-      self._progress.stop()
-      self._progress = None
+    if self._live is not None:
+      self._live.stop()
+      self._live = None
+
+
+def in_short(value: Any) -> str:
+  """Formats a metric with four digits, large numbers with thousands separators."""
+  if value is None or isinstance(value, str):
+    return str(value)
+  return f'{value:,.0f}' if 1e4 <= abs(value) < 1e10 else f'{value:.4g}'
+
+
+def wrap(head: str, items: Sequence[str], width: int) -> str:
+  """Joins a head and items, wrapped between items; further lines are indented by two."""
+  lines, line = [], head
+  for item in items:
+    if line.strip() and len(line) + len(item) > width and line != head:
+      lines.append(line.rstrip())
+      line = '  '
+    line += f'{item}  '
+  return '\n'.join([*lines, line.rstrip()])
+
+
+def clock(seconds: float) -> str:
+  """Formats seconds as 0:05 or 1:02:03."""
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02}:{seconds:02}' if hours else f'{minutes}:{seconds:02}'

@@ -30,8 +30,8 @@ def test_the_last_step_alone_has_the_metrics_of_further_tasks(config, t2x, metri
   assert not any('/' in name for name in first)
   further = {name for name in last if '/' in name}
   own = {'loss', 'accuracy', 'perplexity', 'bits_per_byte'}
-  assert further == {f'2x/{name}' for name in own} | {
-    f'masked/{name}' for name in ('loss', 'masked_accuracy', 'perplexity')
+  assert further == {f'2x/{name}' for name in (*own, 'eval_tokens')} | {
+    f'masked/{name}' for name in ('loss', 'masked_accuracy', 'perplexity', 'eval_tokens')
   }
   assert last['2x/loss'] != last['loss']
   # Evaluated on its own, at that length, with the same model and tokenizer: the same numbers.
@@ -51,7 +51,10 @@ def test_a_run_that_died_in_them_goes_on_to_the_same_metrics(
   assert t2x('train', config, '--out', tmp_path / 'whole')[0] == 0
   with monkeypatch.context() as patch:
     patch.setattr(Run, 'evaluate_further', die)
-    assert t2x('train', config, '--out', tmp_path / 'run')[0] not in (0, 2, 75)
+    code, _, told = t2x('train', config, '--out', tmp_path / 'run')
+    assert code == 1
+    assert f'RuntimeError: died ({tmp_path}/run/log.txt has the traceback)' in told
+  assert 'in die' in (tmp_path / 'run' / 'log.txt').read_text()
   assert t2x('train', config, '--out', tmp_path / 'run')[0] == 0
   assert metrics(tmp_path / 'run') == metrics(tmp_path / 'whole')
   code, _, told = t2x('train', config, '--out', tmp_path / 'run')

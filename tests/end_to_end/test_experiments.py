@@ -7,10 +7,13 @@ import pytest
 
 NAMES = ['causal_lm', 'masked_lm', 'translation', 'image_classification']
 METRICS = {
-  'causal_lm': {'loss', 'accuracy', 'perplexity', 'bits_per_byte'},
-  'masked_lm': {'loss', 'masked_accuracy', 'perplexity'},
-  'translation': {'loss', 'accuracy', 'perplexity', 'bleu', 'chrf', 'exact_match'},
-  'image_classification': {'loss', 'accuracy', 'top5_accuracy'},
+  'causal_lm': {'loss', 'accuracy', 'perplexity', 'bits_per_byte', 'eval_tokens'},
+  'masked_lm': {'loss', 'masked_accuracy', 'perplexity', 'eval_tokens'},
+  'translation': {
+    *('loss', 'accuracy', 'perplexity', 'eval_tokens'),
+    *('bleu', 'chrf', 'exact_match', 'generated_examples'),
+  },
+  'image_classification': {'loss', 'accuracy', 'top5_accuracy', 'eval_examples'},
 }
 
 
@@ -29,7 +32,8 @@ def test_train_then_eval_keeps_the_contracts(name, experiment, t2x, metrics, tmp
   evals = [line for line in lines if line['split'] == 'eval']
   assert [line['step'] for line in train] == [3, 6, 9, 12]
   assert [line['step'] for line in evals] == [6, 12]
-  assert METRICS[name] <= evals[-1].keys()
+  assert evals[-1].keys() == METRICS[name] | {'step', 'split'}
+  assert evals[-1].get('generated_examples', 4.0) == 4.0
   assert train[-1]['loss'] < train[0]['loss']
   unit = 'examples' if name == 'image_classification' else 'tokens'
   first = json.loads((out / 'metrics.jsonl').read_text().splitlines()[0])
@@ -75,11 +79,28 @@ def test_running_again_after_the_end_trains_nothing(experiment, t2x, tmp_path):
   assert (out / 'metrics.jsonl').read_bytes() == before
 
 
+def test_an_evaluation_says_how_much_it_read_and_that_its_weights_are_averages(
+  experiment, t2x, metrics, tmp_path
+):
+  out = tmp_path / 'run'
+  flags = ['--gin.Trainer.eval_batches=1', '--gin.Trainer.ema_decay=0.9']
+  assert t2x('train', experiment('causal_lm'), '--out', out, *flags)[0] == 0
+  first, last = (line for line in metrics(out) if line['split'] == 'eval')
+  # The last evaluation reads the whole split.
+  assert 0 < first['eval_tokens'] < last['eval_tokens']
+  assert first['weights'] == last['weights'] == 'ema'
+  code, told, _ = t2x('eval', out, '--json')
+  assert code == 0
+  assert json.loads(told)['weights'] == 'ema'
+  assert json.loads(told)['eval_tokens'] == last['eval_tokens']
+
+
 def test_bf16_accumulation_and_ema_train(experiment, t2x, metrics, tmp_path):
   out = tmp_path / 'run'
   flags = ['--gin.Trainer.compute_dtype=bfloat16', '--gin.Trainer.accumulate=2']
-  flags += ['--gin.Trainer.ema_decay=0.9', '--gin.dropout_rate=0.1']
+  flags += ['--gin.Trainer.ema_decay=0.9', '--gin.dropout_rate=0.1', '--verbose']
   code, _, stderr = t2x('train', experiment('causal_lm'), '--out', out, *flags)
   assert code == 0, stderr
+  assert 'mixer.q.kernel' in stderr  # The table of parameters.
   losses = [line['loss'] for line in metrics(out) if line['split'] == 'train']
   assert losses[-1] < losses[0]

@@ -1,6 +1,7 @@
 """The files under launch/ are valid, and give t2x options that it has."""
 
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,17 +57,23 @@ def test_local_launcher_gives_the_exit_code(codes, expected):
   assert sorted(done.stdout.splitlines()) == ['[0] here', '[1] here', '[2] here']
 
 
-def test_local_launcher_passes_sigterm_on():
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+def test_local_launcher_passes_signals_on(number):
   code = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print('ready', flush=True)
 time.sleep(60)
 """
-  process = subprocess.Popen([*LOCAL, code], stdout=subprocess.PIPE, text=True)
+  # These tests may run under nohup.
+  reset = (
+    'import os, signal, sys; signal.signal(1, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])'
+  )
+  command = [sys.executable, '-c', reset, *LOCAL, code]
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   assert process.stdout is not None
   for _ in range(3):
     assert process.stdout.readline().endswith('ready\n')
-  process.terminate()
+  process.send_signal(number)
   assert process.wait(timeout=30) == 75
   process.stdout.close()

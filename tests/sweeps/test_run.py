@@ -147,7 +147,7 @@ def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp
     code, told = sweep(*metric)
     assert code == 2
     assert "no metric 'acuracy' in a trial that finished; did you mean 'accuracy'?" in told.err
-    assert 'one of accuracy, loss' in told.err
+    assert 'one of accuracy, eval_examples, loss' in told.err
     assert len(times(tmp_path / 'out')) == 1
 
 
@@ -325,7 +325,7 @@ def test_two_side_by_side_run_no_trial_twice(command, sweep, tmp_path, outcomes)
   both = [command(), command()]
   assert [process.wait() for process in both] == [0, 0]
   assert ends(outcomes()) == ends(outcomes('whole'))
-  starts = [path.read_text().count('run folder') for path in tmp_path.glob('out/trials/*/log.txt')]
+  starts = [path.read_text().count('devices ') for path in tmp_path.glob('out/trials/*/log.txt')]
   assert starts == [1] * 4
 
 

@@ -18,7 +18,8 @@ def sums(loss):
 
 def look(faults, losses, norms=(1.0, 1.0, 1.0)):
   for step, loss in enumerate(losses, 1):
-    faults.look(step, sums(loss), norms)
+    finite = bool(np.isfinite([loss, *norms]).all())  # As the train step decides.
+    faults.look(step, finite, sums(loss), norms)
 
 
 def test_a_loss_that_is_not_finite_stops_and_says_its_terms():
@@ -64,6 +65,14 @@ def test_a_loss_that_leaps_and_stays_is_a_spike():
 def test_a_short_leap_noise_and_a_falling_loss_are_none():
   look(Faults(NAMES, Stop(), Rollback(patience=3)), losses_with(40, 60, 61, 80))
   look(Faults(NAMES, Stop(), Rollback(patience=3)), 10.0 / np.arange(1, 400))
+
+
+def test_a_batch_of_weight_0_is_no_fault_and_no_spike():
+  faults = Faults(NAMES, Stop(), Rollback(patience=1))
+  look(faults, losses_with())
+  before = faults.state()
+  faults.look(101, True, {'loss': (0.0, 0.0)}, (0.0, 0.0, 0.0))
+  assert faults.state() == before
 
 
 def test_without_rollback_nothing_is_a_spike():

@@ -52,7 +52,7 @@ from t2x.tasks import (
   SequenceClassification,
   Translation,
 )
-from t2x.train.flops import Flops, flops_per_token
+from t2x.train.flops import flops_per_token
 
 TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
 CAUSAL = CausalLM(**TEXT, length=32)
@@ -127,12 +127,10 @@ def test_kernels_remat_unrolling_and_sharing_change_nothing(settings):
 def test_causal_attention_counts_half_beside_the_whole():
   found = flops_per_token(CAUSAL, language_model())
   assert found.full - found.causal == 6 * 3 * SCORES / 2
-  assert str(Flops(3e9, 2e9)) == '3e+09 (2e+09 with causal attention half)'
   masked = flops_per_token(
     MaskedLM(**TEXT, length=32), language_model(body=Encoder, pattern=Full())
   )
   assert masked.full == masked.causal
-  assert str(masked) == f'{masked.full:.3g}'
 
 
 def test_a_masked_language_model_meets_the_vocabulary_at_its_predictions_only():

@@ -128,6 +128,16 @@ def whole(tmp_path_factory):
   return metrics(folder)
 
 
+def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch):
+  monkeypatch.setattr('t2x.train.report.Terminal', lambda *args: pytest.fail('a live line'))
+
+  def fail(folder):
+    raise UserError('no such project')
+
+  with pytest.raises(UserError, match='no such project'):
+    train(points(writers=(fail,)), tmp_path, '')
+
+
 def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole):
   with pytest.raises(Interrupted, match='saved at step 1: run the same') as stop:
     train(points(max_minutes=1e-6), tmp_path, '')
@@ -238,6 +248,27 @@ def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
   batches = Batches(rows, batch_size=BATCH, seed=0)
   np.testing.assert_array_equal(replayed, batches[fault['source_step']]['x'])
   assert all(np.isnan(rows[row]['y']) for row in fault['rows'])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightedPoints(Points):
+  """Points of weight 0 where their y is 1e6."""
+
+  def sums(self, model, batch, key):
+    weights = (batch['y'] != 1e6).astype(jnp.float32)
+    error = (
+      batch['x'] @ model.slope[...] + model.offset[...] - jnp.where(weights > 0, batch['y'], 0.0)
+    )
+    return {'loss': (jnp.sum(weights * jnp.square(error)), jnp.sum(weights))}, {}
+
+
+def test_a_batch_of_weight_0_does_not_end_a_run_and_its_loss_is_not_a_number(tmp_path):
+  experiment = points({8: 1e6}, log_every=1, num_steps=10)
+  task = WeightedPoints(**dataclasses.asdict(experiment.task) | {'source': experiment.task.source})
+  train(dataclasses.replace(experiment, task=task), tmp_path, '')
+  losses = {line['step']: line['loss'] for line in train_lines(tmp_path)}
+  assert losses[8] is None
+  assert all(loss > 0 for step, loss in losses.items() if step != 8)
 
 
 def slope(folder, step):

@@ -103,7 +103,7 @@ def test_rates_are_those_of_the_device_before_and_after_a_pause(report_on, ahead
   report = report_on(machine, compiling)
   for step in range(1, 61):
     norms = machine.dispatch()
-    report.step(step, {'loss': (1.0, 1.0)}, norms, 7, log=step % 10 == 0)
+    report.step(step, {'loss': (1.0, 1.0), 'finite': (1.0, 1.0)}, norms, 7, log=step % 10 == 0)
     if step in (20, 35):  # At the end of an interval, and in the middle of one.
       with report.paused():
         machine.now += 100.0

@@ -117,6 +117,57 @@ def test_the_moving_average_follows_a_short_run():
     assert np.linalg.norm(average - model) < 0.5 * np.linalg.norm(initial - model) + 1e-6
 
 
+def empty(batch):
+  return jax.tree.map(jnp.zeros_like, batch)
+
+
+def stepped(experiment, given):
+  """The states before, between and after the steps on some batches, and the sums of each."""
+  optimizer = optimizer_for(experiment)
+  states = [jax.jit(init_function(experiment, optimizer))(jax.random.key(0))]
+  step, told = jax.jit(make_train_step(experiment.task, experiment.trainer, optimizer)), []
+  for batch in given:
+    state, sums, _ = step(states[-1], batch)
+    states.append(state)
+    told.append(jax.device_get(sums))
+  return states, told
+
+
+def test_a_batch_of_weight_0_is_finite_and_takes_a_step_with_a_gradient_of_0():
+  (batch,) = batches(1)
+  states, sums = stepped(experiment(optimizer=AdamW(weight_decay=0.0)), [empty(batch), batch])
+  assert [one['finite'] for one in sums] == [(1.0, 1.0), (1.0, 1.0)]
+  assert sums[0]['loss'] == (0.0, 0.0)
+  first, second, third = (jax.tree.leaves(state.model) for state in states)
+  for a, b, c in zip(first, second, third, strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(b, c)
+
+
+def test_momentum_and_weight_decay_still_act_on_a_batch_of_weight_0():
+  (batch,) = batches(1)
+
+  def moved(weight_decay, *given):
+    states, _ = stepped(experiment(optimizer=AdamW(weight_decay=weight_decay)), given)
+    change = jax.tree.leaves(states[-2].model)[-1] - jax.tree.leaves(states[-1].model)[-1]
+    return float(jnp.abs(change).max())
+
+  assert moved(0.0, batch, empty(batch)) > 0  # Momentum.
+  assert moved(0.1, empty(batch)) > 0  # Weight decay.
+
+
+def test_a_loss_that_is_not_finite_is_reported_by_the_step(monkeypatch):
+  (batch,) = batches(1)
+  sums_of = CausalLM.sums
+  monkeypatch.setattr(
+    CausalLM,
+    'sums',
+    lambda *args: jax.tree.map(lambda a: a * jnp.inf, sums_of(*args)),
+  )
+  _, sums = stepped(experiment(), [batch])
+  assert sums[0]['finite'] == (0.0, 1.0)
+
+
 def test_the_seed_decides_everything():
   first, losses = run(experiment(dropout_rate=0.3))
   again, same = run(experiment(dropout_rate=0.3))

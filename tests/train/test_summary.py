@@ -1,9 +1,11 @@
 """The start screen."""
 
 import functools
+import re
 from pathlib import Path
 
 import jax
+import pytest
 from flax import nnx
 
 from t2x.data import Bytes, TextFiles
@@ -32,10 +34,14 @@ from t2x.tasks import CausalLM, ImageClassification
 from t2x.train import AdamW, Experiment, Run, Trainer
 from t2x.train.summary import (
   attention_kernels,
+  end_screen,
   model_table,
+  parameter_screen,
   row_lengths,
+  sample_text,
   start_screen,
 )
+from t2x.train.writers import JsonLines
 
 # Projections and feed-forward of a layer of width 16 with a hidden dimension of 32.
 LAYER = 4 * 16 * 16 + 2 * 16 * 32
@@ -108,23 +114,77 @@ def test_the_kernel_that_auto_picks_is_told_with_its_reason():
   assert fixed[0].startswith('Dense() under')
 
 
-def test_the_start_screen_has_all_that_a_reader_asks():
-  run = object.__new__(Run)  # Without folder and data.
+def run_of(model, folder='runs/x', **settings):
+  """A run without data and devices' memory."""
+  run = object.__new__(Run)
   run.task = CausalLM(source=TEXT, tokenizer=Bytes(), length=32)
-  run.trainer = Trainer(num_steps=10, batch_size=4, optimizer=AdamW())
+  run.trainer = Trainer(**{'num_steps': 10, 'batch_size': 4, 'optimizer': AdamW()} | settings)
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
-  run.folder, run.mesh = Path('runs/x'), Mesh(num_devices=1).build()
-  run.abstract = type('State', (), {'model': decoder()})
-  screen = start_screen(run, [{}] * 20, 5, ['allocator: glibc'])
+  run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
+  run.abstract = type('State', (), {'model': model})
+  return run
+
+
+@pytest.mark.parametrize('width', [80, 100])
+def test_the_start_screen_says_all_in_a_few_lines_that_fit(width):
+  run = run_of(decoder(), eval_every=4, eval_batches=3, ema_decay=0.9)
+  screen = start_screen(run, [{}] * 20, 5, width)
+  text = re.sub('\n *', ' ', screen)
   for part in (
-    'with causal attention half',
-    '1 x cpu',
-    'one device',
-    'Causal()',
-    'TextFiles',
-    '20 rows, batches of 4, 2 epochs',
-    '5 to 10 (resumed)',
+    'LanguageModel, ',
+    ': 3 layers, length 64, embed 16, mlp 32, heads 2 x 8',
+    ' k per token (',
+    ' k causal), ',
+    f'1 x cpu, jax {jax.__version__}, float32 ',
+    'under Causal() ',
+    '20 rows, train split of TextFiles',
+    '5 to 10 (resumed), batches of 4 rows, 2 epochs',
+    'validation split every 4 steps (3 batches) and at the end',
+    'EMA weights (decay 0.9)',
     'runs/x',
-    'allocator: glibc',
   ):
-    assert part in screen, part
+    assert part in text, part
+  assert len(screen.splitlines()) <= 13
+  assert max(map(len, screen.splitlines())) <= width
+
+
+def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen():
+  run = run_of(decoder())
+  assert '3 x the contractions' in parameter_screen(run)
+  assert model_table(decoder()) in parameter_screen(run)
+  assert 'mixer.q.kernel' not in start_screen(run, [{}] * 20, 0, 80)
+
+
+def test_both_sides_of_an_encoder_decoder_have_their_layers_and_widths():
+  screen = start_screen(run_of(encoder_decoder()), [{}], 0, 100)
+  for part in ('encoder', 'decoder'):
+    assert re.search(rf'\n {{12}}{part} [\d,]+: 3 layers, .*mlp 32', screen), screen
+
+
+def test_the_end_screen_has_time_best_and_last_metrics_folder_and_commands(tmp_path):
+  run = run_of(decoder(), tmp_path / 'a run', num_steps=1000)
+  lines = JsonLines(run.folder / 'metrics.jsonl')
+  for step, loss in ((250, math.nan), (500, 1.25), (750, 1.25), (1000, 1.5)):
+    lines.write(step, 'train', {'loss': 0.5})
+    lines.write(step, 'eval', {'loss': loss})
+  lines.close()
+  screen = end_screen(run, {'loss': 1.5, 'eval_tokens': 245111.0}, 3723.0, 80)
+  folder = tmp_path / 'a run'
+  assert screen.splitlines()[1:4] == [
+    'finished    1,000 steps in 1:02:03',
+    'best        loss 1.25 at step 750',
+    'last        loss 1.5  eval_tokens 245,111',
+  ]
+  assert ''.join(str(folder).split()) in ''.join(screen.split())
+  assert screen.splitlines()[-2:] == [
+    f"next        t2x eval '{folder}'",
+    f"            t2x generate '{folder}' --prompt 'TEXT'",
+  ]
+
+
+def test_samples_are_cut_to_three_lines_of_the_terminal():
+  lines = sample_text({'prompt': 'a\nb', 'output': 'x' * 500}, 80).splitlines()
+  assert lines[0] == r"  prompt   'a\nb'"
+  assert len(lines) == 5
+  assert max(map(len, lines)) == 80
+  assert lines[-1].split() == ['...']

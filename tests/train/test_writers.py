@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import signal
 import struct
 import sys
 
@@ -10,6 +12,7 @@ import pytest
 from tensorboardX.record_writer import RecordWriter
 
 from t2x.errors import UserError
+from t2x.signals import answered_by
 from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal, WandB
 
 
@@ -116,20 +119,68 @@ def test_plain_terminal_says_a_line_now_and_then(monkeypatch):
   assert told[2:] == ['step 100 eval: loss 2  accuracy 0.25', '[not markup]']
 
 
-def test_live_terminal_shows_step_loss_speed_and_time_left(monkeypatch):
+@pytest.fixture
+def live_line(monkeypatch):
+  """`live_line(columns)` makes a terminal that wide, and what gives its live line as text."""
   monkeypatch.setenv('FORCE_COLOR', '1')
   monkeypatch.setenv('TERM', 'xterm')
-  monkeypatch.setenv('COLUMNS', '120')
+  made = []
+
+  def make(columns):
+    monkeypatch.setenv('COLUMNS', str(columns))
+    out = io.StringIO()
+    terminal = Terminal(10_000, start=4000, unit='examples', file=out)
+    made.append(terminal)
+
+    def line():
+      out.seek(0)
+      out.truncate()
+      terminal._live.refresh()
+      return re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', out.getvalue()).strip()
+
+    return terminal, line
+
+  yield make
+  for terminal in made:
+    terminal.close()
+
+
+@pytest.mark.parametrize('columns', [55, 80, 120])
+def test_the_live_line_shows_step_loss_speed_and_time_left_and_fits(live_line, columns):
+  terminal, line = live_line(columns)
+  terminal.write(4001, 'train', {'loss': 0.125, 'examples_per_second': 7})
+  terminal.step(4001)
+  terminal.step(9000)
+  assert re.fullmatch(r'step 9000/10000 .*loss 0\.1250  7 examples/s  \d:\d\d left', line())
+  assert len(line()) <= columns
+  assert ('━' in line()) == (columns > 55)
+
+
+def test_the_live_line_shows_what_the_loop_waits_for(live_line):
+  terminal, line = live_line(80)
+  terminal.watch(lambda: ('compiling step 1', 62.0))
+  assert line().endswith('compiling step 1 (1:02)')
+  terminal.watch(lambda: ('step 2', 0.1))  # Soon over: not worth a word.
+  assert 'step 2' not in line()
+
+
+def test_the_live_line_says_that_a_signal_has_come(live_line):
+  _, line = live_line(80)
+  with answered_by(lambda *_: None):
+    signal.raise_signal(signal.SIGTERM)
+  assert 'interrupted' in line()
+
+
+def test_long_lines_of_metrics_are_wrapped_between_metrics(monkeypatch):
+  monkeypatch.setenv('COLUMNS', '60')
   out = io.StringIO()
-  terminal = Terminal(10, start=4, unit='examples', file=out)
-  terminal.write(5, 'train', {'loss': 0.125, 'examples_per_second': 7})
-  terminal.step(5)
-  terminal._said = 0
-  terminal.step(9)
-  terminal._progress.refresh()
-  terminal.close()
-  for part in ('loss 0.1250', '7 examples/s', '9/10', 'left'):
-    assert part in out.getvalue()
+  terminal = Terminal(100, file=out)
+  names = {f'a_metric_{i}': 0.5 for i in range(4)} | {'tokens': 245111.0, 'weights': 'ema'}
+  terminal.write(7, 'eval', names)
+  assert out.getvalue().splitlines() == [
+    'step 7 eval: a_metric_0 0.5  a_metric_1 0.5  a_metric_2 0.5',
+    '  a_metric_3 0.5  tokens 245,111  weights ema',
+  ]
 
 
 def test_without_wandb_says_what_to_install(tmp_path, monkeypatch):

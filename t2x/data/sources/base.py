@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from rich.console import Console
 from rich.progress import track
 
 from t2x.errors import UserError
+from t2x.terminal import console
 
 __all__ = ['Example', 'Examples', 'Source', 'label_values', 'require_split', 'with_progress']
 
@@ -87,6 +87,4 @@ def require_split(source: Source, split: str) -> None:
 
 def with_progress(items: Sequence, what: str) -> Iterable:
   """The items, with a progress bar on stderr where that is a terminal."""
-  return track(
-    items, what, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-  )
+  return track(items, what, console=console(), transient=True, disable=not sys.stderr.isatty())

@@ -94,4 +94,4 @@ class Auto(Kernel):
 
 @functools.cache
 def _tell_once(kernel: Kernel, reason: str) -> None:
-  logging.getLogger('t2x').info('attention kernel %s: %s', kernel, reason)
+  logging.getLogger('t2x').debug('attention kernel %s: %s', kernel, reason)

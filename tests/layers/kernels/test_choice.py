@@ -108,7 +108,7 @@ def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
 def test_auto_equals_its_choice_and_tells_it_once(caplog):
   q, k, v = arrays(np.random.default_rng(16), q_len=23, k_len=19)
   kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
-  with caplog.at_level(logging.INFO, logger='t2x'):
+  with caplog.at_level(logging.DEBUG, logger='t2x'):
     outs = [Auto()(q, k, v, **kwargs) for _ in range(3)]
   np.testing.assert_array_equal(outs[-1], Dense()(q, k, v, **kwargs))
   assert [r.getMessage() for r in caplog.records if '23 x 19' in r.getMessage()] == [

@@ -1,0 +1,288 @@
+"""Standard streams of long commands: printed lines appear above live displays and are copied to a log
+file, and write errors (a closed terminal or pipe) are ignored."""
+
+import contextlib
+import datetime
+import io
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from rich.console import Console
+from rich.file_proxy import FileProxy
+
+from t2x.errors import UserError
+
+__all__ = ['LogHandler', 'console', 'last_words', 'logged', 'wrapped']
+
+_ESCAPES = re.compile(r'\x1b\[[0-9;?]*[A-Za-z]')
+_ERASE_LINE, _LINE_UP, _SHOW_CURSOR = '\r\x1b[2K', '\x1b[1A', '\x1b[?25h'
+
+
+class _Stream(io.TextIOBase):
+  """A text stream that ignores write errors, such as those of a closed pipe or terminal."""
+
+  def __init__(self, stream: Any):
+    # Python sets a stream to None if it is closed at startup.
+    self.stream = stream or open(os.devnull, 'w')  # noqa: SIM115
+
+  def write(self, text: str) -> int:
+    with self._errors_ignored():
+      try:
+        self.stream.write(text)
+      except UnicodeEncodeError:
+        self.stream.write(text.encode('ascii', 'backslashreplace').decode())
+    return len(text)
+
+  def flush(self) -> None:
+    with self._errors_ignored():
+      self.stream.flush()
+
+  @contextlib.contextmanager
+  def _errors_ignored(self) -> Iterator[None]:
+    try:
+      yield
+    except BlockingIOError:
+      pass  # A full pipe in non-blocking mode: later writes may succeed.
+    except (OSError, ValueError):
+      self._discard()
+
+  def _discard(self) -> None:
+    """Redirects the file descriptor to /dev/null, for native code and buffered text, too."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+      os.dup2(null, self.stream.fileno())
+    except (OSError, ValueError):
+      self.stream = open(os.devnull, 'w')  # noqa: SIM115
+    finally:
+      os.close(null)
+
+  def fileno(self) -> int:
+    return self.stream.fileno()
+
+  def isatty(self) -> bool:
+    try:
+      return self.stream.isatty()
+    except ValueError:
+      return False
+
+  @property
+  def encoding(self) -> str:  # type: ignore[override]
+    return self.stream.encoding or 'utf-8'
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.stream, name)
+
+
+class _Console(Console):
+  """A console that counts its active live displays (progress bars)."""
+
+  num_lives = 0
+
+  def set_live(self, live: Any) -> bool:
+    self.num_lives += 1
+    return super().set_live(live)
+
+  def clear_live(self) -> None:
+    self.num_lives -= 1
+    super().clear_live()
+
+
+class _Lines:
+  """Splits written text into lines; a carriage return discards the line before it."""
+
+  def __init__(self):
+    self._rest, self._lock = '', threading.Lock()
+
+  def add(self, text: str) -> list[str]:
+    """Returns the lines that `text` completes."""
+    with self._lock:
+      *lines, rest = (self._rest + text).split('\n')
+      self._rest = rest.rpartition('\r')[2]
+    return [line.rstrip('\r').rpartition('\r')[2] for line in lines]
+
+  def take(self) -> str:
+    """Returns and removes the incomplete last line."""
+    with self._lock:
+      rest, self._rest = self._rest, ''
+    return rest
+
+
+class _LogFile:
+  """Appends lines with their times to a file; after a write error it is closed and ignored."""
+
+  def __init__(self, path: Path):
+    self._file: TextIO | None = path.open('a', encoding='utf-8', buffering=1)
+
+  def write(self, line: str) -> None:
+    line = _ESCAPES.sub('', line).rstrip()
+    if self._file is None or not line:
+      return
+    now = datetime.datetime.now().isoformat(' ', 'seconds')
+    try:
+      self._file.write(f'{now}  {line}\n')
+    except (OSError, ValueError, RuntimeError):
+      # RuntimeError: a signal handler writes while the main thread does.
+      self.close()
+
+  def close(self) -> None:
+    if self._file is not None:
+      with contextlib.suppress(OSError, ValueError):
+        self._file.close()
+      self._file = None
+
+
+class _Output(FileProxy):
+  """Replaces sys.stdout or sys.stderr: writes lines above a live display, and to a log file."""
+
+  def __init__(self, shared: _Console, stream: Any):
+    super().__init__(shared, stream)
+    self.console, self.stream = shared, stream
+    self.log: _LogFile | None = None
+    self._shown, self._logged = _Lines(), _Lines()
+
+  def write(self, text: str) -> int:
+    if self.log is not None:
+      for line in self._logged.add(text):
+        self.log.write(line)
+    if self._has_live_display():
+      for line in self._shown.add(text):
+        self.console.out(line, highlight=False)
+    else:
+      self.stream.write(self._shown.take() + text)
+    return len(text)
+
+  @property
+  def encoding(self) -> str:  # type: ignore[override]
+    return self.stream.encoding
+
+  def _has_live_display(self) -> bool:
+    mine = self.console.file is self.stream or self.stream.isatty()
+    return self.console.num_lives > 0 and mine
+
+  def flush(self) -> None:
+    # An incomplete line is held back while a live display is active.
+    self.stream.flush()
+
+
+class LogHandler(logging.StreamHandler):
+  """Writes records of level INFO and above to the current sys.stderr."""
+
+  def __init__(self):
+    logging.Handler.__init__(self, logging.INFO)
+
+  @property
+  def stream(self) -> Any:
+    return sys.stderr
+
+
+class _DebugHandler(logging.Handler):
+  """Writes the records below level INFO, which the terminal does not show, to a log file."""
+
+  def __init__(self, log: _LogFile):
+    super().__init__(logging.DEBUG)
+    self.log = log
+
+  def emit(self, record: logging.LogRecord) -> None:
+    if record.levelno >= logging.INFO:
+      return
+    try:
+      for line in self.format(record).splitlines():
+        self.log.write(line)
+    except Exception:
+      self.handleError(record)
+
+
+@contextlib.contextmanager
+def wrapped() -> Iterator[None]:
+  """Replaces sys.stdout and sys.stderr within the context.
+
+  Writing to them never raises. While a live display of `console()` is active, lines are written above
+  it.
+  """
+  if isinstance(sys.stderr, _Output):
+    yield
+    return
+  _open_standard_files()
+  before = sys.stdout, sys.stderr
+  stdout, stderr = (cast(Any, _Stream(stream)) for stream in before)
+  shared = _Console(file=stderr, highlight=False)
+  outputs = _Output(shared, stdout), _Output(shared, stderr)
+  sys.stdout, sys.stderr = outputs
+  try:
+    yield
+  finally:
+    for output in outputs:
+      output.write('')  # Writes an incomplete line.
+      output.flush()
+    sys.stdout, sys.stderr = before
+
+
+def _open_standard_files() -> None:
+  """Opens /dev/null for closed standard streams, so that no other file gets their descriptors."""
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)
+
+
+@contextlib.contextmanager
+def logged(path: Path) -> Iterator[None]:
+  """Appends printed lines, debug records of t2x and the final error to a file, with their times."""
+  logger = logging.getLogger('t2x')
+  level, log = logger.level, _LogFile(path)
+  handler = _DebugHandler(log)
+  with wrapped():
+    streams = (sys.stdout, sys.stderr)
+    outputs = [stream for stream in streams if isinstance(stream, _Output)]
+    for output in outputs:
+      output.log = log
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+      yield
+    except BaseException as error:
+      is_expected = isinstance(error, UserError)
+      text = str(error) if is_expected else ''.join(traceback.format_exception(error))
+      for line in text.splitlines():
+        log.write(line)
+      raise
+    finally:
+      logger.removeHandler(handler)
+      logger.setLevel(level)
+      for output in outputs:
+        output.log = None
+      log.close()
+
+
+def console() -> Console:
+  """Returns the console of sys.stderr, which all live displays share."""
+  if isinstance(sys.stderr, _Output):
+    return sys.stderr.console
+  return Console(stderr=True, highlight=False)
+
+
+def last_words(text: str) -> None:
+  """Erases a live display and writes a line to stderr, without locks: call it before `os._exit`.
+
+  Safe in signal handlers and in any thread.
+  """
+  output = sys.stderr
+  if not isinstance(output, _Output):
+    print(text, file=sys.stderr, flush=True)
+    return
+  if output.log is not None:
+    output.log.write(text)
+  clear = ''
+  if output.console.num_lives > 0 and output.stream.isatty():
+    # Each display has one line.
+    clear = _LINE_UP.join([_ERASE_LINE] * output.console.num_lives) + _SHOW_CURSOR
+  with contextlib.suppress(OSError, ValueError):
+    os.write(output.stream.fileno(), f'{clear}{text}\n'.encode())

@@ -1,0 +1,160 @@
+"""A run folder belongs to the values of a config, once a step was done for them."""
+
+import sys
+
+import pytest
+
+from t2x import config as config_lib
+from t2x.commands import load
+from t2x.errors import UserError
+from t2x.run_folder import claimed
+
+CONFIG = """
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = 10
+  batch_size = 4
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+  """`write(text, name='x.gin')` writes a gin file and loads it."""
+
+  def make(text, name='x.gin', **settings):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return load([path], **settings)
+
+  return make
+
+
+def start(folder, config, *made):
+  """Claims the folder as a training does; then writes config.gin and the files of `made`."""
+  with claimed(folder, config, load, fresh=False):
+    (folder / 'config.gin').write_text(config_lib.render(config))
+    for name in made:
+      path = folder / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text('{"step": 3, "split": "train"}\n')
+
+
+def names(folder):
+  return sorted(path.name for path in folder.iterdir())
+
+
+CHECKPOINT, TRAIN_LINE, TOKENIZER = (
+  'checkpoints/5/state',
+  'metrics.jsonl',
+  'tokenizer/tokenizer.json',
+)
+
+
+@pytest.mark.parametrize('made', [CHECKPOINT, TRAIN_LINE])
+def test_a_changed_value_is_refused_with_its_difference_once_a_step_was_done(write, tmp_path, made):
+  start(tmp_path / 'run', write(CONFIG), made)
+  with pytest.raises(UserError, match=r'another config:\n.*num_steps: 10 -> 11\n.*--fresh'):
+    start(tmp_path / 'run', write(CONFIG.replace('10', '11')))
+
+
+def test_a_start_that_failed_before_its_first_step_leaves_nothing_to_the_corrected_config(
+  write, tmp_path
+):
+  run = tmp_path / 'run'
+  start(run, write(CONFIG), TOKENIZER, 'summary.txt', 'init_from.txt', 'fault-1.json', 'mine.txt')
+  (run / 'metrics.jsonl').write_text('')
+  (run / 'checkpoints' / '5.orbax-checkpoint-tmp-1').mkdir(parents=True)
+  start(run, write(CONFIG.replace('10', '11')))
+  assert names(run) == ['.lock', 'checkpoints', 'config.gin', 'mine.txt']
+
+
+def test_a_run_without_a_checkpoint_fits_its_tokenizer_again(write, tmp_path):
+  start(tmp_path / 'run', write(CONFIG), TOKENIZER, TRAIN_LINE, 'skips.json')
+  start(tmp_path / 'run', write(CONFIG))
+  assert names(tmp_path / 'run') == ['.lock', 'config.gin', 'metrics.jsonl', 'skips.json']
+  start(tmp_path / 'run', write(CONFIG), TOKENIZER, CHECKPOINT)
+  start(tmp_path / 'run', write(CONFIG))
+  assert (tmp_path / 'run' / TOKENIZER).exists()
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    '# A comment.\n' + CONFIG,
+    'steps = 10\n' + CONFIG.replace('10', '%steps'),
+    CONFIG + '  seed = 0\n  optimizer = @AdamW()\n',
+    CONFIG.replace('@Trainer()', '@t/Trainer()').replace('Trainer:', 't/Trainer:'),
+    CONFIG.replace('  num_steps = 10\n', '') + '  num_steps = 10\n',
+  ],
+  ids=['comment', 'macro', 'defaults', 'scope', 'order'],
+)
+def test_the_same_values_in_other_words_are_the_same_config(write, tmp_path, text):
+  start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
+  start(tmp_path / 'run', write(text))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+  """`project(folder)` makes a project there, with a module of its own, and forgets all others."""
+  monkeypatch.setattr(sys, 'path', list(sys.path))
+  before = list(sys.path)
+
+  def make(folder):
+    (tmp_path / folder).mkdir()
+    path = tmp_path / folder / 'parts_of_mine.py'
+    path.write_text('def thing(num_steps): return 0.5\n')
+    forget()
+    return path.parent
+
+  def forget():
+    sys.modules.pop('parts_of_mine', None)
+    sys.path[:] = before
+
+  yield make
+  forget()
+
+
+OWN = 'import parts_of_mine\n' + CONFIG + '  writers = [@thing]\n'
+
+
+@pytest.mark.parametrize('moved', [True, False], ids=['moved', 'copied'])
+def test_a_run_goes_on_after_its_project_was_moved_or_copied(project, write, tmp_path, moved):
+  old = project('old')
+  start(tmp_path / 'run', write(OWN, 'old/x.gin'), CHECKPOINT)
+  new = project('new')
+  if moved:
+    (old / 'parts_of_mine.py').unlink()
+  start(tmp_path / 'run', write(OWN, 'new/x.gin'))
+  text = (tmp_path / 'run' / 'config.gin').read_text()
+  assert text.startswith(f'import parts_of_mine\n# modules in: {new}\n\n')
+
+
+def test_a_run_folder_finds_a_module_of_the_working_directory_again(project, write, monkeypatch):
+  folder = project('work')
+  monkeypatch.chdir(folder)
+  config = write(OWN, 'configs/x.gin')
+  assert f'# modules in: {folder}\n' in config_lib.render(config)
+
+
+@pytest.mark.parametrize(
+  ('text', 'problem'),
+  [
+    (CONFIG.replace('num_steps', 'steps'), r'config\.gin:\d+: .*steps'),
+    (CONFIG + '  stepz = 1\n  stepzz = 1\n', r'config\.gin:\d+: .*stepz.*\(and 1 more\)'),
+    (OWN.replace('parts_of_mine', 'gone_with_it'), r"no module named 'gone_with_it'"),
+  ],
+)
+def test_an_old_config_that_can_no_longer_be_read_says_so_in_a_line(write, tmp_path, text, problem):
+  start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
+  (tmp_path / 'run' / 'config.gin').write_text(text)
+  with pytest.raises(UserError, match=rf'can no longer be read: .*{problem}.*--fresh') as error:
+    start(tmp_path / 'run', write(CONFIG))
+  assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_old_run_is_set_aside_whole(write, tmp_path):
+  start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
+  with claimed(tmp_path / 'run', write(CONFIG.replace('10', '11')), load, fresh=True):
+    assert names(tmp_path / 'run') == ['.lock']
+  assert names(tmp_path / 'run.old-1') == ['.lock', 'checkpoints', 'config.gin']
