@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line
+from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
 from t2x.signals import answered_by
 
 __all__ = ['main']
@@ -162,7 +162,7 @@ def _strategy(parser: argparse.ArgumentParser) -> None:
 
 def _config(commands) -> None:
   parser = commands.add_parser(
-    'check', help='resolve and shape an experiment: no data, no weights', epilog=GIN
+    'check', help='resolve and shape an experiment or a sweep: no data, no weights', epilog=GIN
   )
   _files(parser)
   _devices(parser)
@@ -360,7 +360,7 @@ def _fail(args: argparse.Namespace, error: BaseException, message: str, code: in
     else:
       processes.fail(message, code)
   if processes is None or processes.first:
-    print(f't2x: {message}', file=sys.stderr)
+    print(f't2x: {printable(message, lines=True)}', file=sys.stderr)
   return code
 
 
