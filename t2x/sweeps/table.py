@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome
+from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct
 
 __all__ = ['equal_variants', 'plan_table']
@@ -41,7 +41,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
     groups.setdefault((trial.variant, json.dumps(trial.point)), []).append(trial)
   for trials in groups.values():
     one = trials[0]
-    done = sum(read_outcome(folder / trial.folder) is not None for trial in trials)
+    done = sum(usable_outcome(folder / trial.folder) is not None for trial in trials)
     point = ', '.join(f'{name}={value}' for name, value in one.point.items())
     rows.append(
       (
@@ -83,7 +83,7 @@ def equal_variants(plan: Plan) -> Iterator[str]:
 
 def _total(plan: Plan, folder: Path) -> str:
   trials = distinct(plan.trials)
-  outcomes = {one.folder: read_outcome(folder / one.folder) for one in trials}
+  outcomes = {one.folder: usable_outcome(folder / one.folder) for one in trials}
   left = [one for one in trials if outcomes[one.folder] is None]
   programs = len({one.program for one in left})
   flops = sum(map(_flops, left), 0.0)
