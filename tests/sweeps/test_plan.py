@@ -314,7 +314,6 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('big/Trainer.seed=3',), ['big/Trainer.seed: seeds are those of Sweep.seeds']),
     ("{'gelu': {}}", ('big/Sweep.seeds=3',), ['big/Sweep.seeds: Sweep has no scopes']),
     ("{'gelu': {}}", ('Sweep.tolerance=-0.1',), ['Sweep.tolerance = -0.1 must be at least 0']),
-    ("{'gelu': {}}", ('Sweep.tolerance=1e999 * 0',), ['Sweep.tolerance']),
     ("{'gelu': {}}", ('Sweep.grid={"Cosine.peak": [1, 1.0]}',), ["Sweep.grid['Cosine.peak'] holds 1 twice"]),
     ("{'gelu': {}}", ('Sweep.grid={"MLP.activation": [@gelu, "@gelu"]}',), ["Sweep.grid['MLP.activation'] holds @gelu twice"]),
     ("{'gelu': {}}", ('Sweep.grid={"d_model": [8, 16]}', 'Sweep.match=parameters', 'Sweep.knob=d_model'), ["Sweep.grid['d_model'] is Sweep.knob too"]),
