@@ -8,14 +8,12 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line
-from t2x.signals import answered_by
+from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
+from t2x.signals import ended_at_once
 
 __all__ = ['main']
 
@@ -193,7 +191,7 @@ def _strategy(parser: argparse.ArgumentParser) -> None:
 
 def _config(commands) -> None:
   parser = commands.add_parser(
-    'check', help='resolve and shape an experiment: no data, no weights', epilog=GIN
+    'check', help='resolve and shape an experiment or a sweep: no data, no weights', epilog=GIN
   )
   _files(parser)
   _devices(parser)
@@ -344,8 +342,14 @@ def main(argv: list[str] | None = None) -> int:
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
   # Long commands continue when their terminal is closed.
-  with wrapped(), _interruptible(args):
+  with wrapped(), ended_at_once(lambda message: _end_others(args, message)):
     return _run_command(args)
+
+
+def _end_others(args: argparse.Namespace, message: str) -> None:
+  """Ends the other processes of this run, if it has several."""
+  if (processes := getattr(args, 'processes', None)) is not None:
+    processes.fail(message, EXIT_INTERRUPTED)
 
 
 def _run_command(args: argparse.Namespace) -> int:
@@ -370,30 +374,6 @@ def _run_command(args: argparse.Namespace) -> int:
     return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
 
 
-@contextlib.contextmanager
-def _interruptible(args: argparse.Namespace) -> Iterator[None]:
-  """Ends a run at once on SIGTERM, SIGINT or SIGHUP, with the exit code that asks to run it again.
-
-  Inside its loop the run answers them by itself; outside it has nothing to save. Preparing data is
-  cut off as by a kill.
-  """
-  from t2x.terminal import last_words
-
-  if threading.current_thread() is not threading.main_thread():
-    yield
-    return
-
-  def end(number: int, frame: Any) -> None:
-    message = 'interrupted outside the training steps: run the same command again to go on'
-    if (processes := getattr(args, 'processes', None)) is not None:
-      processes.fail(message, EXIT_INTERRUPTED)
-    last_words(f't2x: {message}')
-    os._exit(EXIT_INTERRUPTED)
-
-  with answered_by(end):
-    yield
-
-
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:
   if args.traceback:
     traceback.print_exception(error)
@@ -405,7 +385,7 @@ def _fail(args: argparse.Namespace, error: BaseException, message: str, code: in
     else:
       processes.fail(message, code)
   if processes is None or processes.first:
-    print(f't2x: {message}', file=sys.stderr)
+    print(f't2x: {printable(message, lines=True)}', file=sys.stderr)
   return code
 
 

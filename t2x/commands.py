@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +35,17 @@ def load(
 ) -> config_lib.Config:
   """Loads and checks gin files, in order; arguments as of `config.load`."""
   modules = [f't2x.{room}' for room in ROOMS]
-  return config_lib.load(files, overrides, modules, base=base, without=ACTIONS, folders=folders)
+  try:
+    return config_lib.load(files, overrides, modules, base=base, without=ACTIONS, folders=folders)
+  except UserError:
+    from t2x.sweeps.sweep import binds_sweep
+
+    for file in files:
+      if not isinstance(file, config_lib.GinText) and binds_sweep(file):
+        raise UserError(
+          f'{file} is a sweep file: `t2x sweep {file}` runs it, `t2x check {file}` checks it'
+        ) from None
+    raise
 
 
 def join(args: argparse.Namespace) -> Any:
@@ -239,11 +250,21 @@ def generate(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-  """`t2x check`: resolves the config and shapes model, state and step; allocates nothing."""
+  """`t2x check`: resolves a config, or those of a sweep, and shapes model, state and step."""
   start = time.monotonic()
-  from t2x.train import check_experiment
+  from t2x.sweeps.sweep import binds_sweep
 
-  report = check_experiment(load(args.files, args.overrides).build(), args.devices)
+  sweeps = [file for file in args.files if binds_sweep(file)]
+  if sweeps and len(args.files) > 1:
+    raise UserError(f'{sweeps[0]} is a sweep file, which is checked alone: t2x check {sweeps[0]}')
+  if sweeps:
+    from t2x.sweeps.check import check_sweep
+
+    report = check_sweep(Path(sweeps[0]), args.overrides, load, args.devices)
+  else:
+    from t2x.train import check_experiment
+
+    report = check_experiment(load(args.files, args.overrides).build(), args.devices)
   print(f'{" ".join(args.files)}: ok; {report} ({time.monotonic() - start:.1f} s)')
   return 0
 
@@ -348,11 +369,15 @@ def report(args: argparse.Namespace) -> int:
   """`t2x report`: the report of a sweep, of what has ended so far."""
   from t2x.sweeps import report as reports
 
+  if not args.every > 0:
+    raise UserError(f'--every {args.every} must be more than 0 seconds')
   for results in reports.watch(Path(args.sweep), args.every if args.watch else None):
     if args.json:
       print(json.dumps(reports.told(results), ensure_ascii=False), flush=True)
     else:
       print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
+    for line in results.damaged:
+      print(f't2x: {line}', file=sys.stderr)
   return 0
 
 

@@ -1,6 +1,19 @@
 """Errors that a user can mend: told in one line, without a traceback."""
 
-__all__ = ['EXIT_INTERRUPTED', 'Interrupted', 'UserError', 'first_line', 'in_a_line']
+import unicodedata
+
+__all__ = [
+  'EXIT_INTERRUPTED',
+  'Interrupted',
+  'UserError',
+  'first_line',
+  'in_a_line',
+  'is_printable',
+  'printable',
+]
+
+# Control characters, formatting such as the direction of text, surrogates, line separators.
+_UNPRINTABLE = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
 
 # The exit code of a run that was stopped and goes on when the same command is run again.
 EXIT_INTERRUPTED = 75
@@ -34,3 +47,16 @@ def in_a_line(error: BaseException) -> str:
   """`first_line`, led by the error's kind where it is no user's mistake."""
   line = first_line(error)
   return line if isinstance(error, UserError) else f'{type(error).__name__}: {line}'
+
+
+def is_printable(text: str) -> bool:
+  """Whether a text holds no control characters: nothing that a terminal would act on."""
+  return not any(unicodedata.category(character) in _UNPRINTABLE for character in text)
+
+
+def printable(text: str, *, lines: bool = False) -> str:
+  """Returns the text with control characters as escapes (`\\x1b`); `lines` keeps its newlines."""
+  return ''.join(
+    one if is_printable(one) or (lines and one == '\n') else one.encode('unicode_escape').decode()
+    for one in text
+  )

@@ -1,12 +1,15 @@
 """Who answers the signals that ask a run to end."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ['answered_by', 'asked_to_stop', 'ending_signals', 'passed_on']
+from t2x.errors import EXIT_INTERRUPTED
+
+__all__ = ['answered_by', 'asked_to_stop', 'ended_at_once', 'ending_signals', 'passed_on']
 
 Handler = Callable[[int, Any], None]
 
@@ -77,3 +80,27 @@ def passed_on() -> Iterator[None]:
       yield
     finally:
       _passed.clear()
+
+
+@contextlib.contextmanager
+def ended_at_once(end_others: Callable[[str], None]) -> Iterator[None]:
+  """Ends this process on the signals of `ending_signals`, with the exit code that asks to run again.
+
+  Inside its loop a run answers them by itself; outside it has nothing to save. Preparing data is
+  cut off as by a kill.
+
+  Args:
+    end_others: called first, with the message: ends the other processes of a run.
+  """
+  from t2x.terminal import last_words
+
+  def end(number: int, frame: Any) -> None:
+    message = 'interrupted outside the training steps: run the same command again to go on'
+    end_others(message)
+    last_words(f't2x: {message}')
+    os._exit(EXIT_INTERRUPTED)
+
+  # The handlers of other threads wait for what is passed on to them; none is needed here.
+  in_main = threading.current_thread() is threading.main_thread()
+  with answered_by(end) if in_main else contextlib.nullcontext():
+    yield

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import functools
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from t2x import config as config_lib
 from t2x.errors import UserError, first_line
-from t2x.sweeps.records import Outcome, Trial, read_outcome
+from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.runners import Runner
 from t2x.sweeps.trial import Busy, held, run_trial
 
@@ -20,8 +21,13 @@ __all__ = ['Engine', 'Ray', 'Slurm']
 _Load = Callable[..., config_lib.Config]
 
 
-def _run(trial: Trial, folder: Path, load: _Load) -> Outcome | None:
-  """One trial as a job; None: another one is at it."""
+def _run(trial: Trial, folder: Path, load: _Load, directory: Path) -> Outcome | None:
+  """Runs one trial as a job; None: another job runs it.
+
+  `directory` is the working directory of the sweep: files and modules may be relative to it.
+  """
+  if directory.is_dir():
+    os.chdir(directory)
   try:
     return run_trial(trial, folder, load)
   except Busy:
@@ -48,7 +54,7 @@ class Engine(Runner):
         jobs |= zip((one.folder for one in free), self.start(free, folder), strict=True)
       time.sleep(self.poll_seconds)
       for name, trial in list(left.items()):
-        if outcome := read_outcome(folder / name):
+        if outcome := usable_outcome(folder / name):
           ended(left.pop(name), outcome)
         elif name not in jobs:
           continue  # Another machine has it.
@@ -107,7 +113,7 @@ class Slurm(Engine):
     try:
       executor = submitit.AutoExecutor(folder=self.logs, cluster=cluster)
       executor.update_parameters(**settings)
-      job = functools.partial(_run, folder=folder.resolve(), load=self.load)
+      job = functools.partial(_run, folder=folder.resolve(), load=self.load, directory=Path.cwd())
       jobs = executor.map_array(job, trials)
     except (RuntimeError, NameError, TypeError, submitit.core.utils.FailedJobError) as error:
       raise UserError(f'Slurm took no job: {first_line(error)}', 1) from error
@@ -134,9 +140,11 @@ class Ray(Engine):
     settings = {'num_cpus': 1} | dict(self.settings)
     address = settings.pop('address', None)
     if not ray.is_initialized():
-      ray.init(address=address, log_to_driver=False)
+      # The processes of a cluster that runs already have not inherited these.
+      own = {name: value for name, value in os.environ.items() if name.startswith('T2X_')}
+      ray.init(address=address, log_to_driver=False, runtime_env={'env_vars': own} if own else None)
     remote = ray.remote(**settings)(_run)
-    jobs = [remote.remote(one, folder.resolve(), self.load) for one in trials]
+    jobs = [remote.remote(one, folder.resolve(), self.load, Path.cwd()) for one in trials]
     return [functools.partial(_is_over, ray, job) for job in jobs]
 
 

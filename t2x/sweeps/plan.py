@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
 from t2x import config as config_lib
 from t2x.errors import UserError, in_a_line
@@ -11,16 +12,19 @@ from t2x.sweeps.budgets import integers, is_known, knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.origin import commit, versions
 from t2x.sweeps.records import Plan, Trial
-from t2x.sweeps.sweep import Arm, Sweep, shown
+from t2x.sweeps.sweep import Arm, Sweep, plain, shown
+from t2x.train import Experiment
 
-__all__ = ['Load', 'make_plan']
+__all__ = ['SEED', 'Load', 'identity_of', 'make_plan']
 
 # `t2x.commands.load`: files, `NAME=VALUE` overrides, the base whose parts they may replace.
 Load = Callable[..., config_lib.Config]
 # Seconds of a training step, given a config and its identity.
 StepSeconds = Callable[[config_lib.Config, str], float]
 
-_SEED = 'Trainer.seed'
+T = TypeVar('T')
+
+SEED = 'Trainer.seed'
 # A program, and the numbers of a config that could be its inputs.
 _Numbers = tuple[str, dict[str, float]]
 
@@ -31,7 +35,10 @@ def _is_number(param: str) -> bool:
 
 
 def make_plan(
-  sweep: Sweep, load: Load, step_seconds: StepSeconds | None = None
+  sweep: Sweep,
+  load: Load,
+  step_seconds: StepSeconds | None = None,
+  inspect: Callable[[Experiment], object] | None = None,
 ) -> tuple[Plan, dict[str, str]]:
   """Resolves every trial; allocates nothing.
 
@@ -39,6 +46,7 @@ def make_plan(
     sweep: what was read.
     load: reads gin files.
     step_seconds: measures a step, for a match in seconds.
+    inspect: called with an experiment of each program; raises where something is wrong with it.
 
   Returns:
     The plan, and the resolved config of each run folder that is to be run, by its name.
@@ -51,16 +59,11 @@ def make_plan(
   trials: list[Trial] = []
   configs: dict[str, str] = {}
   problems: list[str] = []
-  target: Cost | None = None
-  goal = sweep.goal
   for arm in sweep.arms():
     try:
-      resolved = planner.resolve(arm)
-      if arm.variant == sweep.baseline:
-        target, goal = resolved.cost, goal or _goal(sweep, resolved.config)
-        planner.aim(resolved)
-      elif target is not None:
-        resolved = planner.matched(arm, resolved)
+      resolved = planner.planned(arm)
+      if inspect is not None:
+        planner.inspect(resolved, inspect)
     except UserError as error:
       lines = str(error).replace(f'{config_lib.COMMAND_LINE}: ', '').splitlines()
       problems += [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
@@ -70,7 +73,7 @@ def make_plan(
       folder = f'{resolved.identity}-{seed}'
       trials.append(resolved.trial(arm, seed, folder, unused))
       if not resolved.problem:
-        config = planner.load(arm, (*resolved.knob, f'{_SEED}={seed}'))
+        config = planner.load(arm, (*resolved.knob, f'{SEED}={seed}'))
         configs[folder] = config_lib.render(config)
   if not problems:
     problems = list(planner.knob_problems())
@@ -80,7 +83,7 @@ def make_plan(
     name=sweep.name,
     baseline=sweep.baseline,
     metric=sweep.metric,
-    goal=goal or 'min',
+    goal=planner.goal or 'min',
     matched=sweep.match or '',
     config=config_lib.render(planner.base),
     versions=versions(),
@@ -89,6 +92,11 @@ def make_plan(
     file=str(sweep.file.resolve()),
   )
   return plan, configs
+
+
+def identity_of(load: Load, files: Sequence[Path]) -> str:
+  """The identity of a trial, given its gin files: that of its config without the seed."""
+  return config_lib.identity(load(files, [f'{SEED}=0']), without=[SEED])
 
 
 def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
@@ -106,21 +114,41 @@ def _bound(config: config_lib.Config) -> list[str]:
   return [one.target for one in config.bindings_used if not one.is_macro]
 
 
-def _plain(value: Any) -> Any:
-  """A value of the grid as a plan keeps it: gin text where it is no plain scalar."""
-  plain = value is None or isinstance(value, bool | int | float | str)
-  return value if plain else config_lib.to_gin(value)
-
-
-def _cost(config: config_lib.Config) -> Cost:
-  """Raises UserError whatever keeps it from being built."""
+def _of_experiment(function: Callable[[Experiment], T], config: config_lib.Config) -> T:
+  """The function's result; raises UserError whatever keeps the experiment from being built."""
   try:
-    return cost_of(config.build())
+    return function(config.build())
   except UserError:
     raise
   except Exception as error:
     # Parts check what they can name; sizes such as 0 and -1 fail wherever they are first used.
     raise UserError(f'it cannot be built: {in_a_line(error)}') from error
+
+
+def _check_effect(sweep: Sweep, arm: Arm, config: config_lib.Config) -> None:
+  """Refuses bindings of a variant or a point over which another binding wins everywhere.
+
+  The base gives way to them, but not what the sweep file binds for all trials.
+  """
+  used = {*config.bindings_used}
+  # The last binding is the seed's.
+  own = config.statements[-1 - len(arm.own_bindings) : -1]
+  problems = []
+  for one in (*own, *(s for s in config.statements if s.place.file in arm.own_files)):
+    if one in used:
+      continue
+    winners = (s for s in config.bindings_used if (s.name, s.param) == (one.name, one.param))
+    by = ', '.join(_placed(s, f'{sweep.file} or --gin') for s in winners)
+    problems.append(f'{_placed(one)} has no effect' + (f': {by} wins over it' if by else ''))
+  if problems:
+    raise UserError('\n'.join(problems))
+
+
+def _placed(statement: config_lib.Statement, overrides: str = '') -> str:
+  """The binding, and where it is; `overrides`: what to call the place of those that are in no file."""
+  place = overrides if statement.place == config_lib.COMMAND_LINE else str(statement.place)
+  text = f'{statement.target} = {config_lib.to_gin(statement.value)}'
+  return f'{text} ({place})' if place else text
 
 
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
@@ -150,7 +178,7 @@ class _Resolved:
   def trial(self, arm: Arm, seed: int, folder: str, unused: tuple[str, ...]) -> Trial:
     return Trial(
       variant=arm.variant,
-      point={name: _plain(value) for name, value in arm.point.items()},
+      point={name: plain(value) for name, value in arm.point.items()},
       seed=seed,
       identity=self.identity,
       folder=folder,
@@ -189,18 +217,23 @@ class _Planner:
     self._unknown_knobs = set(sweep.knobs)
     self._costs: dict[str, Cost] = {}
     self.numbers: dict[str, _Numbers] = {}
-    self._target = 0.0
+    self.goal = sweep.goal
+    # None: no baseline could be resolved.
+    self._target: float | None = None
+    self._inspected: set[str] = set()
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
     return self._load(arm.files, (*arm.bindings, *more), base=self.base)
 
   def resolve(self, arm: Arm, knob: tuple[str, ...] = ()) -> _Resolved:
-    config = self.load(arm, (*knob, f'{_SEED}=0'))
-    identity = config_lib.identity(config, without=[_SEED])
+    config = self.load(arm, (*knob, f'{SEED}=0'))
+    if not knob:
+      _check_effect(self.sweep, arm, config)
+    identity = config_lib.identity(config, without=[SEED])
     if identity not in self._costs:
-      self._costs[identity] = _cost(config)
+      self._costs[identity] = _of_experiment(cost_of, config)
       numbers = config_lib.floats(config, _is_number)
-      same = config_lib.identity(config, without=[_SEED, *numbers])
+      same = config_lib.identity(config, without=[SEED, *numbers])
       # Zeros stand in the identity, and which numbers there are is told by their names.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers
@@ -212,10 +245,21 @@ class _Planner:
     used = set(_bound(config))
     return tuple(one for one in self._base_bound if one not in used)
 
-  def aim(self, baseline: _Resolved) -> None:
-    """What the other variants are to match."""
-    if self.sweep.match is not None:
-      self._target = self._quantity(baseline)
+  def inspect(self, resolved: _Resolved, function: Callable[[Experiment], object]) -> None:
+    """Calls the function with the experiment, unless it was called for the same program."""
+    program, _ = self.numbers[resolved.identity]
+    if program not in self._inspected:
+      self._inspected.add(program)
+      _of_experiment(function, resolved.config)
+
+  def planned(self, arm: Arm) -> _Resolved:
+    """The arm with the budget of the baseline, which is planned before it at each point."""
+    resolved = self.resolve(arm)
+    if arm.variant != self.sweep.baseline:
+      return resolved if self._target is None else self._matched(arm, resolved, self._target)
+    self.goal = self.goal or _goal(self.sweep, resolved.config)
+    self._target = None if self.sweep.match is None else self._quantity(resolved)
+    return resolved
 
   def knob_problems(self) -> Iterator[str]:
     """A line for each knob that is nothing."""
@@ -230,12 +274,10 @@ class _Planner:
       raise UserError("Sweep.match = 'seconds' needs a machine to measure on")
     return self.step_seconds(resolved.config, resolved.identity) * resolved.cost.num_steps
 
-  def matched(self, arm: Arm, resolved: _Resolved) -> _Resolved:
-    """The arm with its knob where the budget is the baseline's, or with the reason why not."""
+  def _matched(self, arm: Arm, resolved: _Resolved, target: float) -> _Resolved:
+    """The arm with its knob where the budget is the target, or with the reason why not."""
     sweep = self.sweep
-    if sweep.match is None:
-      return resolved
-    gap = self._quantity(resolved) / self._target - 1
+    gap = self._quantity(resolved) / target - 1
     if abs(gap) <= sweep.tolerance:
       return dataclasses.replace(resolved, gap=gap)
     wanted = f'{abs(gap):.1%} {"more" if gap > 0 else "fewer"} {sweep.match} than the baseline'
@@ -246,7 +288,7 @@ class _Planner:
       found = solve(
         lambda value: self._quantity(self.resolve(arm, (f'{knob}={value}',))),
         start,
-        self._target,
+        target,
         sweep.tolerance,
       )
     except UserError as error:

@@ -10,6 +10,7 @@ import jax
 
 from t2x import config as config_lib
 from t2x.files import write_whole
+from t2x.sweeps.stored import Damaged, is_number, read_json
 from t2x.train import Run
 
 __all__ = ['step_seconds']
@@ -28,7 +29,7 @@ def step_seconds(
     scratch: a folder for what a run leaves.
     keep: whether to write `kept`.
   """
-  known: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+  known = _known(kept)
 
   def measure(config: config_lib.Config, identity: str) -> float:
     # The step's time does not depend on how many of them there are.
@@ -43,6 +44,16 @@ def step_seconds(
     return known[short]
 
   return measure
+
+
+def _known(kept: Path) -> dict[str, float]:
+  try:
+    found = read_json(kept)
+  except FileNotFoundError:
+    return {}
+  if not isinstance(found, dict) or not all(is_number(one) and one > 0 for one in found.values()):
+    raise Damaged(f'{kept} is damaged: it does not hold seconds; delete it to measure them again')
+  return found
 
 
 def _median(run: Run) -> float:

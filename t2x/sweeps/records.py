@@ -15,14 +15,16 @@ from typing import Any, Literal
 from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.origin import origin
+from t2x.sweeps.stored import Damaged, Lines, parsed, read_json
 
 __all__ = [
+  'Conditions',
   'Outcome',
   'Plan',
   'Trial',
-  'metric_lines',
   'read_outcome',
   'read_plan',
+  'usable_outcome',
   'write_outcome',
   'write_plan',
 ]
@@ -91,7 +93,7 @@ class Plan:
     versions: of python, jax, flax, optax, numpy, t2x, and the device, where it was planned.
     commit: of the repository, '' where there is none; '+' is appended to one with changes.
     trials: in the order in which they are run.
-    file: the sweep file, '' in what older versions wrote.
+    file: the sweep file, from the folder that holds sweep.json; '' in what older versions wrote.
   """
 
   name: str
@@ -99,7 +101,7 @@ class Plan:
   metric: str
   goal: Literal['min', 'max']
   matched: str
-  config: str
+  config: Lines
   versions: Mapping[str, str]
   commit: str
   trials: tuple[Trial, ...]
@@ -112,6 +114,29 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Conditions:
+  """What a machine had to do while a trial ran there.
+
+  Attributes:
+    host: its name.
+    cpus: of the machine.
+    cores: those of its CPUs that the trial could use.
+    load_before: the load average of a minute when the trial began: how many processes wanted to run.
+    load_after: when it ended.
+    began: when, in seconds since 1970.
+    ended: when.
+  """
+
+  host: str
+  cpus: int
+  cores: int
+  load_before: float
+  load_after: float
+  began: float
+  ended: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
   """How a trial ended.
 
@@ -120,21 +145,29 @@ class Outcome:
     reason: one line, '' when it finished.
     metrics: of its last evaluation, by name.
     seconds: of training, evaluation and compilation, pauses between restarts left out.
-    tokens_per_second: median over the log intervals of training.
+    step_seconds: of a training step when it is compiled; None where too few lines are logged.
+    compile_seconds: that the process spent on tracing and compiling; a later trial of one program
+      spends none.
+    tokens_per_second: median over the log intervals of training, the first left out.
     memory_bytes: of the device's memory in use at most, or of the process where devices do not tell.
     made_by: versions, device and commit (see t2x.sweeps.origin); {} in what older versions wrote.
-    together: how many trials were trained at once, by one step. `seconds` and `memory_bytes` are then
+    together: how many trials were trained at once, by one step. Seconds and `memory_bytes` are then
       this trial's equal share, and `tokens_per_second` is that of all: tokens / seconds, as alone.
+    conditions: of the machine; None in what older versions wrote, as are the seconds of a step and of
+      compilation.
   """
 
   status: Literal['finished', 'diverged', 'failed']
   reason: str = ''
-  metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   seconds: float = 0.0
+  step_seconds: float | None = None
+  compile_seconds: float | None = None
   tokens_per_second: float | None = None
   memory_bytes: int | None = None
   made_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
   together: int = 1
+  conditions: Conditions | None = None
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
@@ -147,23 +180,22 @@ def read_plan(folder: Path) -> Plan:
   """Reads OUT/NAME/sweep.json.
 
   Raises:
-    UserError: there is none, or it is not one.
+    UserError: there is none, or it is damaged.
   """
   path = folder / 'sweep.json'
-  if not path.exists():
+  try:
+    plan = parsed(Plan, read_json(path), path)
+  except FileNotFoundError:
     inside = sorted(str(one.parent) for one in folder.glob('*/sweep.json'))
     hint = f': did you mean {" or ".join(inside)}?' if inside else ''
-    raise UserError(f'{folder} is no sweep folder: it has no sweep.json{hint}')
-  try:
-    given = json.loads(path.read_text())
-    return Plan(**{**given, 'trials': tuple(map(_trial, given['trials']))})
-  except (ValueError, TypeError, KeyError) as error:
-    raise UserError(f'{path} is no plan of a sweep: {error}') from error
-
-
-def _trial(given: Mapping[str, Any]) -> Trial:
-  lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-  return Trial(**{**given, **lists})
+    raise UserError(f'{folder} is no sweep folder: it has no sweep.json{hint}') from None
+  except Damaged as error:
+    raise Damaged(f'{error}; run `t2x sweep` again to write it anew') from error
+  for number, trial in enumerate(plan.trials):
+    # The name becomes a path.
+    if trial.folder in ('', '.', '..') or '/' in trial.folder or len(trial.folder.encode()) > 255:
+      raise Damaged(f'{path} is damaged: trials[{number}].folder is not the name of a folder')
+  return plan
 
 
 def write_outcome(run: Path, outcome: Outcome) -> None:
@@ -173,30 +205,24 @@ def write_outcome(run: Path, outcome: Outcome) -> None:
 
 
 def read_outcome(run: Path) -> Outcome | None:
-  """Reads OUT/trials/ID/trial.json; None: the trial has not ended."""
+  """Reads OUT/trials/ID/trial.json; None: the trial has not ended.
+
+  Raises:
+    Damaged: it holds no outcome.
+  """
+  path = run / 'trial.json'
   try:
-    return Outcome(**json.loads((run / 'trial.json').read_text()))
-  except (FileNotFoundError, NotADirectoryError):
+    return parsed(Outcome, read_json(path), path)
+  except FileNotFoundError:
     return None
-  except (ValueError, TypeError) as error:
-    raise UserError(
-      f'{run / "trial.json"} cannot be read: {error}; delete it to run again'
-    ) from error
 
 
-def metric_lines(path: Path) -> list[dict[str, Any]]:
-  """The whole lines of metrics.jsonl or timing.jsonl; the run may be writing the last one."""
-  if not path.exists():
-    return []
-  found = []
-  for line in path.read_text(encoding='utf-8', errors='replace').splitlines():
-    try:
-      one = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(one, dict) and 'step' in one and 'split' in one:
-      found.append(one)
-  return found
+def usable_outcome(run: Path) -> Outcome | None:
+  """As `read_outcome`, but None also where trial.json is damaged: the trial runs again."""
+  try:
+    return read_outcome(run)
+  except Damaged:
+    return None
 
 
 def _write(path: Path, content: Any) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -20,10 +21,20 @@ from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.origin import origin
 from t2x.sweeps.plan import Load, make_plan
 from t2x.sweeps.probe import step_seconds
-from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan, write_plan
-from t2x.sweeps.runners import Here, Pool, Runner, distinct
+from t2x.sweeps.records import (
+  Outcome,
+  Plan,
+  Trial,
+  read_outcome,
+  read_plan,
+  usable_outcome,
+  write_plan,
+)
+from t2x.sweeps.runners import Here, Pool, Runner, distinct, gpus
+from t2x.sweeps.stored import Damaged
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import plan_table
+from t2x.sweeps.timing import cores
 from t2x.terminal import console
 
 __all__ = ['sweep']
@@ -52,23 +63,25 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
     Here(load, (index, count), args.together or 1).run(trials, trials_folder, lambda *_: None)
     return 0
   _check_name(Path(args.file), folder)
-  # What plans and waits leaves the accelerator's memory to the workers.
+  # What plans and waits leaves the accelerator's memory to the workers, which do as the user says.
+  own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
   os.environ.setdefault(_PREALLOCATE, 'false')
   origin()
   plan, configs = _planned(args, load, folder)
   if args.retry and not args.dry_run:
     _forget_failures(plan.trials, trials_folder)
+  _report_damage(plan.trials, trials_folder, keep=args.dry_run)
   print(plan_table(plan, trials_folder))
   if args.dry_run:
     return 0
   try:
-    write_plan(folder, plan)
-    trials_folder.mkdir(exist_ok=True)
+    file = os.path.relpath(plan.file, folder.resolve())
+    write_plan(folder, dataclasses.replace(plan, file=file))
+    for name, text in configs.items():
+      _keep(trials_folder / name, text)
   except OSError as error:
     raise UserError(f'--out {args.out} cannot be written: {error.strerror}') from error
-  for name, text in configs.items():
-    _keep(trials_folder / name / 'config.gin', text)
-  _run(_runner(args, load, folder), plan, trials_folder)
+  _run(_runner(args, load, folder, own), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
 
 
@@ -80,7 +93,8 @@ def _check_name(file: Path, folder: Path) -> None:
     )
   before = Path()
   with contextlib.suppress(UserError):
-    before = Path(read_plan(folder).file)
+    # Relative to the folder, where the project was moved or copied with its results.
+    before = (folder / read_plan(folder).file).resolve()
   # One that is there no more was moved.
   if before.is_file() and before != file.resolve():
     raise UserError(
@@ -95,20 +109,38 @@ def _planned(args: argparse.Namespace, load: Load, folder: Path) -> tuple[Plan, 
     return make_plan(read, load, measure)
 
 
-def _keep(path: Path, text: str) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  if not path.exists():
-    write_whole(path, text.encode())
+def _keep(run: Path, text: str) -> None:
+  """Writes the config of a trial that has not ended.
+
+  Also where there is one: the project may have moved since, and with it the modules that it names.
+  """
+  run.mkdir(parents=True, exist_ok=True)
+  if usable_outcome(run) is None:
+    write_whole(run / 'config.gin', text.encode())
+
+
+def _report_damage(trials: Sequence[Trial], folder: Path, keep: bool) -> None:
+  """Reports trials whose outcome cannot be read, and sets it aside: they run again."""
+  for trial in distinct(trials):
+    path = folder / trial.folder / 'trial.json'
+    try:
+      read_outcome(path.parent)
+    except Damaged as error:
+      print(f't2x: {error}; the trial runs again', file=sys.stderr)
+      if not keep:
+        with contextlib.suppress(FileNotFoundError):
+          os.replace(path, path.with_name('trial.json.damaged'))
 
 
 def _forget_failures(trials: Sequence[Trial], folder: Path) -> None:
   for trial in distinct(trials):
-    outcome = read_outcome(folder / trial.folder)
+    outcome = usable_outcome(folder / trial.folder)
     if outcome is not None and outcome.status == 'failed':
       (folder / trial.folder / 'trial.json').unlink(missing_ok=True)
 
 
-def _runner(args: argparse.Namespace, load: Load, folder: Path) -> Runner:
+def _runner(args: argparse.Namespace, load: Load, folder: Path, own: Sequence[str]) -> Runner:
+  """As the arguments say; `own`: environment variables that are not for the workers."""
   settings = _settings(args.setting)
   if args.runner == 'slurm':
     return Slurm(load, folder / 'slurm', settings)
@@ -124,7 +156,7 @@ def _runner(args: argparse.Namespace, load: Load, folder: Path) -> Runner:
     worker = ['--out', args.out, '--worker', f'{index}/{count}', '--together', str(together)]
     return [sys.executable, '-m', 't2x', 'sweep', args.file, *worker]
 
-  return Pool(command, processes, folder)
+  return Pool(command, processes, folder, own)
 
 
 def _local(args: argparse.Namespace) -> tuple[int, int]:
@@ -135,8 +167,8 @@ def _local(args: argparse.Namespace) -> tuple[int, int]:
   """
   device = jax.devices()[0]
   on_cpu = device.platform == 'cpu'
-  cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-  processes = args.workers or (min(cores, _MOST_PROCESSES) if on_cpu else jax.local_device_count())
+  devices = len(gpus()) or jax.local_device_count()
+  processes = args.workers or (min(cores(), _MOST_PROCESSES) if on_cpu else devices)
   together = args.together or (1 if on_cpu else _MOST_TOGETHER)
   way = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
   count = 'one process' if processes == 1 else f'{processes} processes'
@@ -167,7 +199,7 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
     TimeElapsedColumn(),
   )
   trials = distinct(plan.trials)
-  before = [read_outcome(folder / trial.folder) for trial in trials]
+  before = [usable_outcome(folder / trial.folder) for trial in trials]
   left = [trial for trial, outcome in zip(trials, before, strict=True) if outcome is None]
   seen: list[Outcome] = []
   for outcome in filter(None, before):
@@ -206,7 +238,7 @@ def _check_metric(plan: Plan, outcome: Outcome, seen: list[Outcome]) -> None:
 
 
 def _summary(plan: Plan, folder: Path, report: Path) -> int:
-  outcomes = [read_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
+  outcomes = [usable_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
   counts = {
     status: sum(1 for one in outcomes if one is not None and one.status == status)
     for status in ('finished', 'diverged', 'failed')

@@ -18,11 +18,11 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.errors import Interrupted, UserError
 from t2x.signals import answered_by, asked_to_stop
-from t2x.sweeps.records import Outcome, Trial, read_outcome
+from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.together import run_together
 from t2x.sweeps.trial import Busy, Programs, run_trial
 
-__all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct']
+__all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct', 'gpus']
 
 # Called with each trial that has ended.
 Ended = Callable[[Trial, Outcome], None]
@@ -126,11 +126,13 @@ class Pool(Runner):
     command: what a worker runs, given its number: `t2x sweep ... --worker I/N`.
     num_processes: workers.
     logs: folder of their logs.
+    own: environment variables of this process that are not for the workers.
   """
 
   command: Callable[[int, int], Sequence[str]]
   num_processes: int
   logs: Path
+  own: Sequence[str] = ()
 
   def run(self, trials, folder, ended):
     waiting = {trial.folder: trial for trial in trials}
@@ -140,20 +142,20 @@ class Pool(Runner):
       try:
         while waiting or any(worker.poll() is None for worker in workers):
           for name in list(waiting):
-            if outcome := read_outcome(folder / name):
+            if outcome := usable_outcome(folder / name):
               ended(waiting.pop(name), outcome)
           if stopped():
             raise Interrupted
           idle = waiting and all(worker.poll() is not None for worker in workers)
-          if idle and not any(read_outcome(folder / one) for one in waiting):
+          if idle and not any(usable_outcome(folder / one) for one in waiting):
             raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)
           time.sleep(0.5)
       finally:
         self._stop(workers)
 
   def _start(self, index: int) -> subprocess.Popen:
-    environment = os.environ | _share(index, self.num_processes)
-    environment.pop('XLA_PYTHON_CLIENT_PREALLOCATE', None)
+    inherited = {name: value for name, value in os.environ.items() if name not in self.own}
+    environment = inherited | _share(index, self.num_processes)
     with (self.logs / f'worker-{index}.log').open('ab') as log, _pinned(index, self.num_processes):
       return subprocess.Popen(
         self.command(index, self.num_processes),
@@ -173,18 +175,38 @@ class Pool(Runner):
       worker.wait()
 
 
-def _share(index: int, count: int) -> dict[str, str]:
-  """A GPU each, where there are several."""
+def gpus() -> list[str]:
+  """The GPUs that this process may use, each as CUDA_VISIBLE_DEVICES names it."""
   import jax
 
   if jax.default_backend() != 'gpu':
+    return []
+  ids = enumerate(device.local_hardware_id for device in jax.local_devices())
+  # The number among those that CUDA shows to this process.
+  found = [index if number is None else number for index, number in ids]
+  given = os.environ.get('CUDA_VISIBLE_DEVICES')
+  if given is None:
+    return [str(number) for number in found]
+  # CUDA ignores an entry that is no device, and what follows it.
+  valid = itertools.takewhile(lambda name: name not in ('', '-1'), map(str.strip, given.split(',')))
+  names = list(valid)
+  # A process sees the first part of a divided GPU alone; another process may have the next one.
+  if names and names[0].startswith('MIG-'):
+    return names
+  return [names[number] for number in found if number < len(names)]
+
+
+def _share(index: int, count: int) -> dict[str, str]:
+  """A GPU for each of `count` workers, where there are several."""
+  names = gpus()
+  if not names:
     return {}
-  gpus = jax.local_device_count()
-  each = max(gpus // count, 1)
-  own = [str((index * each + i) % gpus) for i in range(each)]
-  share = {'CUDA_VISIBLE_DEVICES': ','.join(own)}
-  if count > gpus:
-    share['XLA_PYTHON_CLIENT_MEM_FRACTION'] = f'{0.9 * gpus / count:.3f}'
+  each = max(len(names) // count, 1)
+  own = [names[(index * each + i) % len(names)] for i in range(each)]
+  # What JAX was to choose from the parent's devices is chosen.
+  share = {'CUDA_VISIBLE_DEVICES': ','.join(own), 'JAX_CUDA_VISIBLE_DEVICES': 'all'}
+  if count > len(names):
+    share['XLA_PYTHON_CLIENT_MEM_FRACTION'] = f'{0.9 * len(names) / count:.3f}'
   return share
 
 

@@ -9,14 +9,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x import config as config_lib
-from t2x.errors import UserError
+from t2x.errors import UserError, is_printable
 
-__all__ = ['Arm', 'Sweep', 'read_sweep', 'shown']
+__all__ = ['Arm', 'Sweep', 'binds_sweep', 'plain', 'read_sweep', 'shown']
+
+# Beyond these jax.random.key repeats its keys.
+_SEEDS = range(2**32)
 
 
 def shown(binding: str) -> str:
   """`NAME=VALUE` as a gin file has it: `NAME = VALUE`."""
   return binding.replace('=', ' = ', 1)
+
+
+def plain(value: Any) -> Any:
+  """A value of the grid as plans and reports have it: gin text where it is no plain scalar."""
+  if isinstance(value, str):
+    return value if is_printable(value) else config_lib.to_gin(value)
+  return (
+    value if value is None or isinstance(value, bool | int | float) else config_lib.to_gin(value)
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +39,22 @@ class Arm:
     variant: its name.
     point: the grid's values, by axis.
     files: gin files, in order.
-    bindings: `NAME=VALUE` each, which win over the files.
-    changes: what sets it apart from the base, a file or a binding each.
+    bindings: `NAME=VALUE` each, which win over the files; later ones win over earlier ones.
+    own_files: the gin files that the variant lays over the base.
+    own_bindings: those of the variant and the point, the last ones of `bindings`.
   """
 
   variant: str
   point: Mapping[str, Any]
   files: tuple[str, ...]
   bindings: tuple[str, ...]
-  changes: tuple[str, ...]
+  own_files: tuple[str, ...]
+  own_bindings: tuple[str, ...]
+
+  @property
+  def changes(self) -> tuple[str, ...]:
+    """What sets it apart from the base, a file or a binding each."""
+    return (*self.own_files, *map(shown, self.own_bindings))
 
   @property
   def title(self) -> str:
@@ -82,33 +101,77 @@ class Sweep:
   shared: tuple[str, ...] = ()
 
   def __post_init__(self):
+    self._check_names()
     if self.baseline not in self.variants:
       raise UserError(f"Sweep.baseline = '{self.baseline}' is none of {', '.join(self.variants)}")
     for name in self.only:
       if name not in self.variants:
         hint = config_lib.did_you_mean(name, self.variants)
         raise UserError(f"Sweep.only holds '{name}', which is none of Sweep.variants{hint}")
-    if not self.seed_list:
-      raise UserError('Sweep.seeds is empty: there is nothing to run')
-    if len(set(self.seed_list)) < len(self.seed_list):
-      raise UserError(f'Sweep.seeds = {list(self.seed_list)} holds a seed twice')
+    self._check_seeds()
     moves = self.match not in (None, 'steps')
     if moves and not self.knobs:
       raise UserError(f"Sweep.match = '{self.match}' needs Sweep.knob, the number that may move")
     if self.knobs and not moves:
       raise UserError(f'Sweep.knob = {self.knob!r} moves nothing: Sweep.match = {self.match!r}')
-    for name, values in self.grid.items():
-      if not isinstance(values, (list, tuple)) or not values:
-        raise UserError(f"Sweep.grid['{name}'] wants a list of values, got {values!r}")
-      texts = [config_lib.to_gin(value) for value in values]
-      if twice := [text for text in texts if texts.count(text) > 1]:
-        raise UserError(f"Sweep.grid['{name}'] holds {twice[0]} twice")
-      _refuse_seed(name, f"Sweep.grid['{name}']")
+    if not 0 <= self.tolerance < 1:
+      raise UserError(f'Sweep.tolerance = {self.tolerance} must be at least 0 and less than 1')
+    self._check_grid()
     for name, given in self.variants.items():
       if not isinstance(given, (dict, str)):
         raise UserError(f"Sweep.variants['{name}'] is neither a dict of bindings nor a gin file")
       if isinstance(given, dict):
         self._check_bound(name, given)
+
+  def _check_names(self) -> None:
+    """Refuses names that are empty or that would not be printed as they are."""
+    files = [one for one in self.variants.values() if isinstance(one, str)]
+    names = {
+      'file': [self.file.name],
+      'base': [self.base] if isinstance(self.base, str) else self.base,
+      'variants': [*self.variants, *files],
+      'baseline': [self.baseline],
+      'only': self.only,
+      'grid': [*self.grid],
+      'metric': [self.metric],
+      'knob': self.knobs,
+    }
+    if not names['base']:
+      raise UserError('Sweep.base is empty: it names the gin files of the experiment')
+    for what, found in names.items():
+      for name in found:
+        if not name or name != name.strip() or not is_printable(name):
+          where = 'the name of the sweep file' if what == 'file' else f'Sweep.{what}'
+          raise UserError(
+            f'{where}: {name!r} cannot be used as a name: it is empty, begins or ends with a space, '
+            'or holds control characters'
+          )
+
+  def _check_seeds(self) -> None:
+    if not self.seed_list:
+      raise UserError('Sweep.seeds is empty: there is nothing to run')
+    if len(set(self.seed_list)) < len(self.seed_list):
+      raise UserError(f'Sweep.seeds = {list(self.seed_list)} holds a seed twice')
+    for seed in self.seed_list:
+      if seed not in _SEEDS:
+        raise UserError(f'Sweep.seeds holds {seed}: a seed is from 0 to 2**32 - 1')
+
+  def _check_grid(self) -> None:
+    for name, values in self.grid.items():
+      where = f"Sweep.grid['{name}']"
+      if not isinstance(values, (list, tuple)) or not values:
+        raise UserError(f'{where} wants a list of values, got {values!r}')
+      # As reports tell the points apart; 1 and 1.0 are one number.
+      texts = [
+        str(plain(one)) if isinstance(one, str) else config_lib.to_gin(one) for one in values
+      ]
+      numbers = [one for one in values if type(one) in (int, float)]
+      twice = [one for one in (*texts, *numbers) if (*texts, *numbers).count(one) > 1]
+      if twice:
+        raise UserError(f'{where} holds {twice[0]} twice')
+      _refuse_seed(name, where)
+      if name in self.knobs:
+        raise UserError(f'{where} is Sweep.knob too: the match would move it away from its points')
 
   @property
   def seed_list(self) -> tuple[int, ...]:
@@ -131,12 +194,16 @@ class Sweep:
     names = [self.base] if isinstance(self.base, str) else self.base
     return tuple(self._find(name, 'Sweep.base') for name in names)
 
+  def points(self) -> Iterator[dict[str, Any]]:
+    """Every point of the grid: a value for each axis; one empty one without a grid."""
+    for values in itertools.product(*self.grid.values()):
+      yield dict(zip(self.grid, values, strict=True))
+
   def arms(self) -> Iterator[Arm]:
     """Every variant at every point of the grid; at each point the baseline comes first."""
     chosen = [one for one in self.variants if one in (self.baseline, *(self.only or self.variants))]
     order = sorted(chosen, key=lambda name: name != self.baseline)
-    for values in itertools.product(*self.grid.values()):
-      point = dict(zip(self.grid, values, strict=True))
+    for point in self.points():
       for name in order:
         given, files = self.variants[name], self.base_files
         own: tuple[str, ...] = ()
@@ -146,13 +213,14 @@ class Sweep:
           read = config_lib.parse_files(own).statements
           self._check_bound(name, (one.target for one in read if one.place.file == own[0]))
         bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(given)).items())
-        changes = (*own, *map(shown, bindings))
-        yield Arm(name, point, (*files, *own), (*self.shared, *bindings), changes)
+        yield Arm(name, point, (*files, *own), (*self.shared, *bindings), own, bindings)
 
-  def _check_bound(self, variant: str, names: Iterable[str]) -> None:
+  def _check_bound(self, variant: str, names: Iterable[Any]) -> None:
     """Refuses what the grid or the seeds bind."""
     where = f"Sweep.variants['{variant}']"
     for name in names:
+      if not isinstance(name, str):
+        raise UserError(f'{where} binds {name!r}, which is no name')
       _refuse_seed(name, where)
       if name in self.grid:
         raise UserError(f'{where} binds {name}, an axis of Sweep.grid: leave it to one of them')
@@ -164,9 +232,22 @@ class Sweep:
     raise UserError(f"{self.file}: {what}: there is no file '{name}'")
 
 
+def _is_seed(name: str) -> bool:
+  return re.fullmatch(r'(.*[/.])?Trainer\.seed', name) is not None
+
+
 def _refuse_seed(name: str, where: str) -> None:
-  if re.fullmatch(r'(.*[/.])?Trainer\.seed', name):
+  if _is_seed(name):
     raise UserError(f'{where} binds {name}: seeds are those of Sweep.seeds')
+
+
+def binds_sweep(file: str | Path) -> bool:
+  """Whether a gin file is a sweep file."""
+  return any(map(_is_of_sweep, config_lib.parse_files([file]).statements))
+
+
+def _is_of_sweep(statement: config_lib.Statement) -> bool:
+  return statement.name == 'Sweep' and not statement.is_macro
 
 
 def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
@@ -177,6 +258,10 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   """
   parsed = config_lib.parse_files([file], overrides)
   config_lib.raise_findings(parsed.findings)
+  if not any(map(_is_of_sweep, parsed.statements)):
+    raise UserError(
+      f'{file} is no sweep file: it does not bind Sweep; an experiment is run by `t2x train {file}`'
+    )
   macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
   _refuse_loops(macros)
   hints = typing.get_type_hints(Sweep)
@@ -186,10 +271,17 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
   findings = [config_lib.Finding(one.place, f'{one.text}: {message}') for one in parsed.imports]
   shared, own = [], []
   for statement in parsed.statements:
-    if statement.name != 'Sweep' or statement.is_macro:
+    if not _is_of_sweep(statement):
       shared.append(statement)
+      if _is_seed(statement.target):
+        message = f'{statement.target}: seeds are those of Sweep.seeds'
+        findings.append(config_lib.Finding(statement.place, message))
       continue
     name, value = statement.param, statement.value
+    if statement.scope:
+      message = f'{statement.target}: Sweep has no scopes'
+      findings.append(config_lib.Finding(statement.place, message))
+      continue
     if name not in known:
       hint = config_lib.did_you_mean(name, known) or f'; it has {", ".join(sorted(known))}'
       message = f"Sweep has no parameter '{name}'{hint}"

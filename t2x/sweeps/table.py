@@ -1,17 +1,18 @@
 """The plan as people read it: `t2x sweep FILE --dry-run`."""
 
+import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome
+from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct
 
-__all__ = ['plan_table']
+__all__ = ['equal_variants', 'plan_table']
 
 # What training reaches of a matrix product's speed, where nothing better is known.
 _PART_OF_PEAK = 0.3
@@ -35,12 +36,12 @@ def plan_table(plan: Plan, folder: Path) -> str:
       'differs in',
     )
   ]
-  groups: dict[tuple, list[Trial]] = {}
+  groups: dict[tuple[str, str], list[Trial]] = {}
   for trial in plan.trials:
-    groups.setdefault((trial.variant, *trial.point.items()), []).append(trial)
+    groups.setdefault((trial.variant, json.dumps(trial.point)), []).append(trial)
   for trials in groups.values():
     one = trials[0]
-    done = sum(read_outcome(folder / trial.folder) is not None for trial in trials)
+    done = sum(usable_outcome(folder / trial.folder) is not None for trial in trials)
     point = ', '.join(f'{name}={value}' for name, value in one.point.items())
     rows.append(
       (
@@ -66,12 +67,23 @@ def plan_table(plan: Plan, folder: Path) -> str:
   ]
   problems = {t.problem: t for t in plan.trials if t.problem}
   lines += [f'{t.variant} is not run: {problem}' for problem, t in problems.items()]
+  lines += equal_variants(plan)
   return '\n'.join([*lines, '', _total(plan, folder)])
+
+
+def equal_variants(plan: Plan) -> Iterator[str]:
+  """A line for each config that several variants resolve to."""
+  names: dict[tuple[str, str], dict[str, None]] = {}
+  for trial in plan.trials:
+    if not trial.problem:
+      names.setdefault((json.dumps(trial.point), trial.identity), {})[trial.variant] = None
+  for equal in dict.fromkeys(tuple(found) for found in names.values() if len(found) > 1):
+    yield f'{" and ".join(equal)} are one config, with one set of trials: nothing differs'
 
 
 def _total(plan: Plan, folder: Path) -> str:
   trials = distinct(plan.trials)
-  outcomes = {one.folder: read_outcome(folder / one.folder) for one in trials}
+  outcomes = {one.folder: usable_outcome(folder / one.folder) for one in trials}
   left = [one for one in trials if outcomes[one.folder] is None]
   programs = len({one.program for one in left})
   flops = sum(map(_flops, left), 0.0)

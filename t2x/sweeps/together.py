@@ -22,10 +22,11 @@ import jax.numpy as jnp
 from t2x import config as config_lib
 from t2x.errors import Interrupted, UserError, in_a_line
 from t2x.signals import asked_to_stop, passed_on
-from t2x.sweeps.records import Outcome, Trial, read_outcome
+from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import (
   Busy,
   Programs,
+  config_of,
   held,
   told_to,
   train_alone,
@@ -71,7 +72,7 @@ def run_together(
     for trial in trials:
       with contextlib.suppress(Busy):
         stack.enter_context(held(folder / trial.folder))
-        outcome = read_outcome(folder / trial.folder)
+        outcome = usable_outcome(folder / trial.folder)
         if outcome is None:
           mine.append(trial)
         else:
@@ -109,7 +110,7 @@ def _lockstep(
 ) -> 'Lockstep':
   if trials[0].program in programs.apart:
     raise Fixed('the numbers that they differ in are constants')
-  program = programs.of(trials[0], load([folder / trials[0].folder / 'config.gin']))
+  program = programs.of(trials[0], config_of(trials[0], folder / trials[0].folder, load))
   return Lockstep(program, [trial.numbers for trial in trials])
 
 
@@ -122,10 +123,11 @@ def _in_threads(
     Interrupted: the process was asked to stop; the trials have saved and go on next time.
   """
 
-  def run(index: int) -> Outcome | str:
+  def train_one(index: int) -> Outcome | str:
     try:
-      path, member = folder / trials[index].folder, lockstep.members[index]
-      return train_trial(path, load, lambda _: member, passes=_APART, together=len(trials))
+      trial, member = trials[index], lockstep.members[index]
+      run = folder / trial.folder
+      return train_trial(trial, run, load, lambda _: member, passes=_APART, together=len(trials))
     except _APART as error:
       return in_a_line(error)
     finally:
@@ -133,7 +135,7 @@ def _in_threads(
 
   stopped = asked_to_stop()
   with passed_on(), futures.ThreadPoolExecutor(len(trials)) as pool:
-    found = list(pool.map(run, range(len(trials))))
+    found = list(pool.map(train_one, range(len(trials))))
   if stopped():  # When all were at their ends.
     raise Interrupted
   return {trial.folder: one for trial, one in zip(trials, found, strict=True)}

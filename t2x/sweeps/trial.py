@@ -2,23 +2,28 @@
 
 import contextlib
 import dataclasses
+import functools
 import logging
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
-from t2x.errors import Interrupted, UserError, in_a_line
+from t2x.errors import Interrupted, UserError, in_a_line, printable
 from t2x.files import locked
 from t2x.run_folder import claimed
-from t2x.sweeps.records import Outcome, Trial, metric_lines, read_outcome, write_outcome
+from t2x.sweeps.origin import modules, origin
+from t2x.sweeps.plan import SEED, identity_of
+from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
+from t2x.sweeps.stored import is_number, metric_lines
+from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
 from t2x.train import Diverged, Program, train
 from t2x.train.numbers import Fixed, Number, blamed
 
 __all__ = [
   'Busy',
   'Programs',
+  'config_of',
   'held',
   'run_trial',
   'told_to',
@@ -90,7 +95,7 @@ def run_trial(
   run = folder / trial.folder
   shared = programs or Programs()
   with held(run):
-    outcome = read_outcome(run)
+    outcome = usable_outcome(run)
     if outcome is None:
       with told_to(run / 'log.txt'):
         outcome = train_alone(trial, run, load, shared)
@@ -101,23 +106,30 @@ def train_alone(
   trial: Trial, run: Path, load: Callable[..., config_lib.Config], programs: Programs
 ) -> Outcome:
   """`train_trial` with the trial's program: with constants where its numbers cannot be inputs."""
+  program_of = functools.partial(programs.of, trial)
   try:
-    return train_trial(run, load, lambda config: programs.of(trial, config), passes=(Fixed,))
+    return train_trial(trial, run, load, program_of, passes=(Fixed,))
   except Fixed as error:
     programs.part(trial, error)
-  return train_trial(run, load, lambda config: programs.of(trial, config))
+  return train_trial(trial, run, load, program_of)
 
 
-def held(run: Path) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def held(run: Path) -> Iterator[None]:
   """Keeps other processes from a trial; raises Busy where one has it."""
 
   def busy():
     raise Busy
 
-  return locked(run / '.trial', busy)
+  with locked(run / '.trial', busy):
+    # Of a process that was killed while it wrote. (A planning one may be writing config.gin.)
+    for path in run.glob('*.json*.tmp'):
+      path.unlink(missing_ok=True)
+    yield
 
 
 def train_trial(
+  trial: Trial,
   run: Path,
   load: Callable[..., config_lib.Config],
   program_of: Callable[[config_lib.Config], Program],
@@ -132,12 +144,15 @@ def train_trial(
     Interrupted: the process was asked to stop.
     passes: errors that are the caller's to mend, and no outcome.
   """
-  outcome = _trained(run, load, program_of, passes, together)
+  with conditions() as found:
+    outcome = _trained(trial, run, load, program_of, passes, together)
+  outcome = dataclasses.replace(outcome, together=together, conditions=found[0])
   write_outcome(run, outcome)
   return outcome
 
 
 def _trained(
+  trial: Trial,
   run: Path,
   load: Callable,
   program_of: Callable,
@@ -145,13 +160,15 @@ def _trained(
   together: int,
 ) -> Outcome:
   began = time.monotonic()
+  # Now: the source code may have changed when the trial ends.
+  made_by = origin()
   try:
-    config = load([run / 'config.gin'])
-    experiment = config.build()
-    with claimed(run, config, load, fresh=False):
-      text = config_lib.render(config)
-      program = program_of(config)
-      metrics = train(experiment, run, text, program=program)
+    with Compilation() as compilation:
+      config = config_of(trial, run, load)
+      made_by = made_by | modules(config)
+      with claimed(run, config, load, fresh=False):
+        program = program_of(config)
+        metrics = train(config.build(), run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
   except Exception as error:
     if isinstance(error, (Interrupted, *passes)):
@@ -159,26 +176,38 @@ def _trained(
     log.error('%s: %s', type(error).__name__, error, exc_info=not isinstance(error, UserError))
     seconds = (time.monotonic() - began) / together
     if isinstance(error, Diverged):
-      ended = Outcome(status='diverged', reason=error.reason)
-    else:
-      ended = Outcome(status='failed', reason=in_a_line(error))
-    return dataclasses.replace(ended, seconds=seconds, together=together)
+      reason = printable(error.reason)
+      return Outcome(status='diverged', reason=reason, seconds=seconds, made_by=made_by)
+    reason = printable(in_a_line(error))
+    return Outcome(status='failed', reason=reason, seconds=seconds, made_by=made_by)
   timing = metric_lines(run / 'timing.jsonl')
-  rates = [
-    value
-    for line in metric_lines(run / 'metrics.jsonl')
-    if line['split'] == 'train'
-    for name, value in line.items()
-    if name.endswith('_per_second')
-  ]
+  ends = [line['seconds'] for line in timing if is_number(line.get('seconds'))]
+  step, rate = step_seconds(timing), median_rate(metric_lines(run / 'metrics.jsonl'))
   return Outcome(
     status='finished',
     metrics=metrics,
-    seconds=max((line['seconds'] for line in timing), default=0.0) / together,
-    tokens_per_second=statistics.median(rates) * together if rates else None,
+    seconds=max(ends, default=0.0) / together,
+    step_seconds=None if step is None else step / together,
+    compile_seconds=compilation.seconds() / together,
+    tokens_per_second=None if rate is None else rate * together,
     memory_bytes=None if memory is None else memory // together,
-    together=together,
+    made_by=made_by,
   )
+
+
+def config_of(trial: Trial, run: Path, load: Callable[..., config_lib.Config]) -> config_lib.Config:
+  """The config of a run folder.
+
+  Raises:
+    UserError: it is not that of the trial: another version of t2x wrote it, or someone changed it.
+  """
+  file = run / 'config.gin'
+  if identity_of(load, [file]) != trial.identity:
+    raise UserError(
+      f'{file} does not resolve to the config of trial {trial.folder}: run the same `t2x sweep` '
+      'command again'
+    )
+  return load([file], [f'{SEED}={trial.seed}'])
 
 
 @contextlib.contextmanager

@@ -3,11 +3,13 @@
 import dataclasses
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from t2x.commands import load
 from t2x.errors import UserError
-from t2x.sweeps.engines import Engine
+from t2x.sweeps.engines import Engine, _run
 from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
 from t2x.sweeps.trial import held
 
@@ -71,6 +73,21 @@ def test_a_trial_that_another_machine_has_is_waited_for_and_run_when_it_is_free(
   jobs.run([trial('a'), trial('b')], folder, ended)
   assert jobs.started == [['b'], ['a']]
   assert told == ['b', 'a']
+
+
+def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):
+  monkeypatch.chdir('/')
+  where = []
+
+  def run_trial(trial, *_):
+    where.append(Path.cwd())
+    return Outcome(status='finished')
+
+  monkeypatch.setattr('t2x.sweeps.engines.run_trial', run_trial)
+  assert _run(trial('a'), folder, load, folder).status == 'finished'
+  # On another machine it may not be there.
+  assert _run(trial('a'), folder, load, folder / 'missing').status == 'finished'
+  assert where == [folder, folder]
 
 
 def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):

@@ -212,6 +212,38 @@ def test_equal_variants_are_one_trial(plan):
   assert len({trial.folder for trial in made.trials}) == 2 == len(configs)
 
 
+def test_equal_variants_are_said_in_the_table(plan, tmp_path):
+  made, _ = plan(
+    '',
+    variants="{'gelu': {}, 'same': {'MLP.activation': @gelu}, 'relu': {'MLP.activation': @relu}}",
+  )
+  lines = plan_table(made, tmp_path).splitlines()
+  assert 'gelu and same are one config, with one set of trials: nothing differs' in lines
+
+
+def test_a_binding_without_effect_is_refused(plan, tmp_path):
+  (tmp_path / 'own.gin').write_text('MLP.hidden_dim = 8\n')
+  variants = "{'gelu': {}, 'own': 'own.gin', 'dict': {'MLP.hidden_dim': 24}}"
+  with pytest.raises(UserError) as caught:
+    plan('\nMLP.hidden_dim = 16\n', variants=variants)
+  # What the variant binds itself wins over the sweep file, what its file binds does not.
+  (line,) = str(caught.value).splitlines()
+  assert f"variant 'own': MLP.hidden_dim = 8 ({tmp_path}/own.gin:1) has no effect: " in line
+  assert f'MLP.hidden_dim = 16 ({tmp_path}/study.gin or --gin) wins over it' in line
+  (tmp_path / 'own.gin').write_text('Cosine.warmup_steps = 4\n')
+  made, _ = plan('\nMLP.hidden_dim = 16\n', variants=variants)
+  assert by_variant(made)['dict'].parameters > by_variant(made)['own'].parameters
+
+
+def test_a_scoped_binding_of_the_sweep_file_hides_no_variant(plan):
+  base = '\nExperiment.model = @x/VisionTransformer\n'
+  variants = "{'gelu': {}, 'wide': {'MLP.hidden_dim': 64}}"
+  with pytest.raises(UserError, match=r"variant 'wide': MLP.hidden_dim = 64 has no effect: x/MLP"):
+    plan('\nx/MLP.hidden_dim = 16\n', variants=variants, base=base)
+  made, _ = plan('', variants=variants, base=base + 'x/MLP.hidden_dim = 16\n')
+  assert by_variant(made)['wide'].parameters > by_variant(made)['gelu'].parameters
+
+
 def test_more_seeds_keep_the_trials_that_were(plan):
   few, _ = plan()
   many, _ = plan('', 'Sweep.seeds=4')
@@ -267,6 +299,24 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=dmodel'), ["there is no 'dmodel'; did you mean 'd_model'?"]),
     ("{'gelu': {}}\n\nMLP.actvation = @relu\n\nSweep:\n", (), ["study.gin or --gin: MLP has no parameter 'actvation'"]),
     ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x holds itself']),
+    ("{'gelu': {}, 'a\\x1b[31m': {}}", (), ["Sweep.variants: 'a\\x1b[31m' cannot be used as a name"]),
+    ("{'gelu': {}, '\\u202ea': {}}", (), ["Sweep.variants: '\\u202ea' cannot be used as a name"]),
+    ("{'gelu': {}, 'a': 'b\\n.gin'}", (), ["Sweep.variants: 'b\\n.gin' cannot be used as a name"]),
+    ("{'gelu': {}, 'gelu ': {'d_model': 8}}", (), ["Sweep.variants: 'gelu ' cannot be used as a name"]),
+    ("{'gelu': {}, '': {'d_model': 8}}", (), ["Sweep.variants: '' cannot be used as a name"]),
+    ("{'gelu': {}, 'a': {1: 8}}", (), ["Sweep.variants['a'] binds 1, which is no name"]),
+    ("{'gelu': {}}", ('Sweep.metric=""',), ["Sweep.metric: '' cannot be used as a name"]),
+    ("{'gelu': {}}", ('Sweep.metric="lo\\x07ss"',), ["Sweep.metric: 'lo\\x07ss' cannot be used as a name"]),
+    ("{'gelu': {}}", ('Sweep.base=[]',), ['Sweep.base is empty']),
+    ("{'gelu': {}}", ('Sweep.seeds=[-1]',), ['Sweep.seeds holds -1: a seed is from 0 to 2**32 - 1']),
+    ("{'gelu': {}}", ('Sweep.seeds=[0, 4294967296]',), ['Sweep.seeds holds 4294967296']),
+    ("{'gelu': {}}", ('Trainer.seed=3',), ['Trainer.seed: seeds are those of Sweep.seeds']),
+    ("{'gelu': {}}", ('big/Trainer.seed=3',), ['big/Trainer.seed: seeds are those of Sweep.seeds']),
+    ("{'gelu': {}}", ('big/Sweep.seeds=3',), ['big/Sweep.seeds: Sweep has no scopes']),
+    ("{'gelu': {}}", ('Sweep.tolerance=-0.1',), ['Sweep.tolerance = -0.1 must be at least 0']),
+    ("{'gelu': {}}", ('Sweep.grid={"Cosine.peak": [1, 1.0]}',), ["Sweep.grid['Cosine.peak'] holds 1 twice"]),
+    ("{'gelu': {}}", ('Sweep.grid={"MLP.activation": [@gelu, "@gelu"]}',), ["Sweep.grid['MLP.activation'] holds @gelu twice"]),
+    ("{'gelu': {}}", ('Sweep.grid={"d_model": [8, 16]}', 'Sweep.match=parameters', 'Sweep.knob=d_model'), ["Sweep.grid['d_model'] is Sweep.knob too"]),
   ],
 )  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):

@@ -1,6 +1,7 @@
 """The start screen."""
 
 import functools
+import math
 import re
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from t2x.models import (
   VisionTransformer,
 )
 from t2x.parallel import Mesh
-from t2x.tasks import CausalLM, ImageClassification
+from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Run, Trainer
 from t2x.train.summary import (
   attention_kernels,
@@ -156,7 +157,9 @@ def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen()
 
 
 def test_both_sides_of_an_encoder_decoder_have_their_layers_and_widths():
-  screen = start_screen(run_of(encoder_decoder()), [{}], 0, 100)
+  run = run_of(encoder_decoder())
+  run.task = Translation(source=TEXT, tokenizer=Bytes(), source_length=24, target_length=8)
+  screen = start_screen(run, [{}], 0, 100)
   for part in ('encoder', 'decoder'):
     assert re.search(rf'\n {{12}}{part} [\d,]+: 3 layers, .*mlp 32', screen), screen
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.report.markdown import markdown
 from t2x.sweeps.report.page import page, told
@@ -25,7 +26,7 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
     report.html.
 
   Raises:
-    UserError: no sweep folder, or a file in it that cannot be read.
+    UserError: no sweep folder, a plan that is damaged, or a file that cannot be written.
   """
   results = results or read_results(folder)
   files = {
@@ -35,7 +36,10 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
     'report.html': page(results),
   }
   for name, text in files.items():
-    write_whole(folder / name, text.encode())
+    try:
+      write_whole(folder / name, text.encode())
+    except OSError as error:
+      raise UserError(f'{folder / name} cannot be written: {error.strerror}') from error
   return [folder / name for name in files]
 
 

@@ -1,20 +1,19 @@
 """Learning curves of all runs, thinned out so that the page that holds them stays small."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from t2x.sweeps.records import metric_lines
-from t2x.sweeps.report.results import Results
+from t2x.sweeps.report.results import Results, RunLines
+from t2x.sweeps.stored import is_number
 
 __all__ = ['curves']
 
 # Numbers of all curves together, about 8 bytes each on the page.
 MOST_NUMBERS = 250_000
 MOST_POINTS = 200
+# Larger numbers may round to infinity.
+_LARGEST = 1e300
 UNSEEN = ('step', 'split', 'learning_rate')
-
-Lines = list[dict[str, Any]]
 
 
 def curves(results: Results) -> dict[str, Any]:
@@ -26,12 +25,7 @@ def curves(results: Results) -> dict[str, Any]:
     runs: row (index into `results.rows`), seed, status, work (FLOPs of a step), and by split:
       steps (index), seconds (None where unknown) and values by metric (None where not finite).
   """
-  told = {
-    entry.folder: _read(entry.folder)
-    for row in results.rows
-    for entry in row.entries
-    if entry.folder.name and (entry.folder / 'metrics.jsonl').exists()
-  }
+  told = results.lines
   limit = _points(list(told.values()))
   strides = {
     split: max(1, -(-max(len(one.get(split, ())) for one in told.values()) // limit))
@@ -48,7 +42,7 @@ def curves(results: Results) -> dict[str, Any]:
         one['steps'] = steps.setdefault(tuple(one['steps']), len(steps))
         metrics |= dict.fromkeys(f'{split}/{name}' for name in one['values'])
       if splits:
-        work = entry.trial.flops_per_token * entry.trial.tokens_per_step
+        work = _short(entry.trial.flops_per_token * entry.trial.tokens_per_step, 15)
         run = {'row': index, 'seed': entry.trial.seed, 'status': entry.status, 'work': work}
         runs.append(run | {'splits': splits})
   # One evaluation at the end is a dot and no curve.
@@ -62,38 +56,23 @@ def curves(results: Results) -> dict[str, Any]:
   return {'metrics': order, 'steps': [list(one) for one in steps], 'runs': runs}
 
 
-def _read(folder: Path) -> dict[str, Lines]:
-  """Lines of metrics.jsonl by split, each with the seconds that timing.jsonl has for it."""
-  seconds: dict[tuple[str, int], float] = {
-    (line['split'], line['step']): line['seconds']
-    for line in metric_lines(folder / 'timing.jsonl')
-    if 'seconds' in line
-  }
-  found: dict[str, Lines] = {}
-  for line in metric_lines(folder / 'metrics.jsonl'):
-    split = line['split']
-    line['seconds'] = seconds.get((split, line['step']))
-    found.setdefault(split, []).append(line)
-  return found
-
-
-def _points(runs: Sequence[dict[str, Lines]]) -> int:
+def _points(runs: Sequence[RunLines]) -> int:
   """How many points a curve may have."""
   columns = sum(len(_names(lines)) + 1 for one in runs for lines in one.values())
   return max(8, min(MOST_POINTS, MOST_NUMBERS // max(1, columns)))
 
 
-def _names(lines: Lines) -> list[str]:
+def _names(lines: list[dict[str, Any]]) -> list[str]:
   return [
     name
     for name in dict.fromkeys(name for line in lines for name in line)
     if name not in (*UNSEEN, 'seconds')
     and not name.endswith('_per_second')
-    and any(isinstance(line.get(name), int | float) for line in lines)
+    and any(is_number(line.get(name)) for line in lines)
   ]
 
 
-def _thinned(lines: Lines, stride: int) -> dict[str, Any]:
+def _thinned(lines: list[dict[str, Any]], stride: int) -> dict[str, Any]:
   """Every `stride`-th line and the last: the same steps for runs of one schedule."""
   names = _names(lines)
   kept = [line for index, line in enumerate(lines) if not index % stride or index == len(lines) - 1]
@@ -105,7 +84,7 @@ def _thinned(lines: Lines, stride: int) -> dict[str, Any]:
 
 
 def _short(value: Any, digits: int) -> float | int | None:
-  if not isinstance(value, int | float) or value != value or value in (float('inf'), -float('inf')):
+  if not is_number(value) or abs(value) > _LARGEST:
     return None
   short = float(f'{value:.{digits}g}')
   return int(short) if short.is_integer() else short

@@ -1,13 +1,15 @@
 """report.md: the tables of a sweep, to be read in a terminal or on a forge."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 
+from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.statistics import MOST_SEEDS
 
-__all__ = ['METHOD', 'decimals', 'label', 'markdown']
+__all__ = ['COSTS_METHOD', 'METHOD', 'decimals', 'label', 'markdown']
 
 METHOD = (
   'A seed gives every variant the same data order, so a variant is compared with the baseline seed '
@@ -20,6 +22,13 @@ METHOD = (
   "significantly more of its seeds diverge than of the baseline's (Barnard's test)."
 )
 
+COSTS_METHOD = (
+  'Medians over the finished seeds. Seconds: steps times the median seconds of a step between two '
+  'log lines; compilation, evaluation and checkpoints are left out, and the time is unknown where '
+  'fewer than two lines were logged. Compile: of the seed that took longest, as the first may have '
+  "compiled for all. Load: the machine's load average, how many processes wanted to run."
+)
+
 
 def markdown(results: Results) -> str:
   """The whole report."""
@@ -28,10 +37,11 @@ def markdown(results: Results) -> str:
   matched = f'matched {plan.matched}' if plan.matched else 'nothing matched'
   parts = [
     f'# {_text(plan.name)}',
-    f'Against `{plan.baseline}` by {plan.metric} ({better} is better), {matched}. '
+    f'Against {_code(plan.baseline)} by {_text(plan.metric)} ({better} is better), {matched}. '
     + ('' if results.ended == len(results.entries) else 'A partial report: ')
     + f'{results.progress()}.',
     f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
+    *(f'**Damaged:** {_text(damaged)}' for damaged in results.damaged),
     _verdicts(results),
     METHOD,
     _matched(results),
@@ -71,10 +81,26 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = ''
 
 
 def _text(text: str) -> str:
-  """Without what Markdown or HTML would take for its own."""
-  for sign, told in (('&', '&amp;'), ('<', '&lt;'), ('|', '\\|'), ('\n', ' ')):
-    text = text.replace(sign, told)
-  return text
+  """Escapes what is markup in Markdown or HTML: tags, links, images, code, the ends of cells."""
+  escapes = {'&': '&amp;', '<': '&lt;', '\n': ' '} | {sign: f'\\{sign}' for sign in '\\|[]`'}
+  return ''.join(escapes.get(one, one) for one in text)
+
+
+def _code(text: str) -> str:
+  """A code span, with a fence that the text does not hold."""
+  fence = _fence(text, 1)
+  space = ' ' if len(fence) > 1 else ''
+  return f'{fence}{space}{text}{space}{fence}'
+
+
+def _block(text: str) -> str:
+  """A code block, likewise."""
+  fence = _fence(text, 3)
+  return f'{fence}\n{text}\n{fence}'
+
+
+def _fence(text: str, least: int) -> str:
+  return '`' * max(least, 1 + max(map(len, re.findall('`+', text)), default=0))
 
 
 def _number(value: float | None, form: str) -> str:
@@ -130,7 +156,8 @@ def _matched(results: Results) -> str:
 
 
 def _costs(results: Results) -> str:
-  header = ['variant', 'FLOPs', 'seconds', 'tokens / s', 'memory (MiB)', 'on the Pareto front by']
+  header = ['variant', 'FLOPs', 'seconds', 's / step', 'compile (s)', 'tokens / s', 'memory (MiB)']
+  header += ['load', 'at a time', 'on the Pareto front by']
   names = {'parameters': 'parameters', 'flops': 'FLOPs', 'seconds': 'seconds'}
   rows = []
   for row in results.rows:
@@ -141,15 +168,18 @@ def _costs(results: Results) -> str:
         label(results, row),
         _number(row.costs['flops'], '.3g'),
         _number(row.costs['seconds'], ',.1f'),
+        _number(row.costs['step_seconds'], '.3g'),
+        _number(row.costs['compile_seconds'], ',.1f'),
         _number(row.costs['tokens_per_second'], ',.0f'),
         _number(memory and memory / 2**20, ',.0f'),
+        _number(row.costs['load'], '.1f'),
+        _number(row.costs['at_once'], '.1f'),
         ', '.join(fronts),
       ]
     )
-  return (
-    '## Cost\n\nMedians over the finished seeds (the first may have compiled for all).\n\n'
-    + _table(header, rows, 'lrrrrl')
-  )
+  notes = [COSTS_METHOD, load_note(results)]
+  table = _table(header, rows, 'lrrrrrrrrl')
+  return '\n\n'.join(['## Cost', *(_text(one) for one in notes if one), table])
 
 
 def _unfinished(results: Results) -> str:
@@ -185,7 +215,7 @@ def _changes(results: Results) -> str:
   parts = ['## What differs from the base config']
   for row in results.rows:
     lines = '\n'.join(row.entries[0].trial.differences) or '# nothing'
-    parts.append(f'{_text(label(results, row))}\n\n```\n{lines}\n```')
+    parts.append(f'{_text(label(results, row))}\n\n{_block(lines)}')
   return '\n\n'.join(parts)
 
 

@@ -2,12 +2,14 @@
 
 import html
 import json
+import math
 import re
 from importlib import resources
 from typing import Any
 
 from t2x.sweeps.report.curves import curves
-from t2x.sweeps.report.markdown import METHOD, decimals, label
+from t2x.sweeps.report.load import load_note
+from t2x.sweeps.report.markdown import COSTS_METHOD, METHOD, decimals, label
 from t2x.sweeps.report.results import Results, Row
 
 __all__ = ['page', 'told']
@@ -16,7 +18,7 @@ __all__ = ['page', 'told']
 def told(results: Results) -> dict[str, Any]:
   """What the page shows but for the curves, as JSON: also what `t2x report --json` prints."""
   plan = results.plan
-  return {
+  content = {
     'name': plan.name,
     'metric': plan.metric,
     'goal': plan.goal,
@@ -43,7 +45,19 @@ def told(results: Results) -> dict[str, Any]:
     ],
     'versions': {name: ', '.join(found) for name, found in results.origins.items()},
     'warning': results.warning(),
+    'damaged': [*results.damaged],
+    'load': load_note(results),
   }
+  return _finite(content)
+
+
+def _finite(value: Any) -> Any:
+  """JSON has no numbers that are not finite: they are null."""
+  if isinstance(value, dict):
+    return {name: _finite(one) for name, one in value.items()}
+  if isinstance(value, list | tuple):
+    return [_finite(one) for one in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _row(results: Results, row: Row) -> dict[str, Any]:
@@ -85,6 +99,7 @@ def page(results: Results) -> str:
   data = told(results) | {
     'digits': decimals(results),
     'method': METHOD,
+    'costs_method': COSTS_METHOD,
     'config': results.plan.config,
     'curves': curves(results),
   }

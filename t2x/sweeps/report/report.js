@@ -10,7 +10,7 @@ const percent = (value) => `${value > 0 ? '+' : ''}${minus((100 * value).toFixed
 const more = (seeds) => !seeds ? '' : seeds > 1000 ? 'more than 1000' : String(seeds);
 const signs = { helps: '\u25b2', hurts: '\u25bc', 'cannot tell': '\u25cb', baseline: '' };
 const rank = { helps: 0, hurts: 1, 'cannot tell': 2, baseline: 3 };
-const COSTS = { parameters: 'parameters', flops_per_token: 'FLOPs per token', flops: 'FLOPs of training', seconds: 'seconds', memory_bytes: 'memory (MiB)' };
+const COSTS = { parameters: 'parameters', flops_per_token: 'FLOPs per token', flops: 'FLOPs of training', seconds: 'seconds of training steps', memory_bytes: 'memory (MiB)' };
 for (const row of data.rows) if (row.costs.memory_bytes) row.costs.memory_bytes /= 2 ** 20;
 
 /** A table whose columns ({name, text, sort, kind}) sort by their header buttons. */
@@ -81,8 +81,12 @@ const budgetColumns = [
   column('FLOPs', (row) => row.costs.flops, (value) => short(value, 3, true)),
   ...(data.matched ? [column('gap', (row) => row.gap, percent), column('set by the match', (row) => row.knob, null, null)] : []),
   column('seconds', (row) => row.costs.seconds, (value) => isNumber(value) ? value.toFixed(1) : ''),
+  column('s / step', (row) => row.costs.step_seconds, (value) => short(value, 3)),
+  column('compile (s)', (row) => row.costs.compile_seconds, (value) => isNumber(value) ? value.toFixed(1) : ''),
   column('tokens / s', (row) => row.costs.tokens_per_second, whole),
   column('memory (MiB)', (row) => row.costs.memory_bytes, whole),
+  column('load', (row) => row.costs.load, (value) => isNumber(value) ? value.toFixed(1) : ''),
+  column('at a time', (row) => row.costs.at_once, (value) => isNumber(value) ? value.toFixed(1) : ''),
   { name: 'rank over seeds', text: (row) => row.ranks ? row.ranks.join(' to ') : '', sort: (row) => row.ranks && row.ranks[0] + row.ranks[1] / 1000, kind: 'number' },
 ];
 
@@ -221,11 +225,13 @@ function tell() {
   bar.style.width = `${100 * data.ended / Math.max(1, data.trials)}%`;
   byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'A partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
   if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
+  for (const line of data.damaged) byId('progress').append(html('p', {}, html('b', {}, 'Damaged: '), line));
   byId('method').textContent = data.method;
   byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with 95 % intervals (not corrected). Filled: the verdict stands after correction. In the order of the table.`;
   byId('scatter-caption').textContent = `Mean quality and median cost of the finished seeds. Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}; off it, another variant is at least as good and costs no more.`;
   const gap = Math.max(0, ...data.rows.map((row) => Math.abs(row.gap)));
   byId('matched').textContent = data.matched ? `Matched: ${data.matched}. The largest gap to the baseline is ${(100 * gap).toFixed(2)} %.` : 'Nothing was matched.';
+  byId('costs-method').textContent = [data.costs_method, data.load].filter(Boolean).join(' ');
   if (data.unfinished.length) {
     table(byId('unfinished'), [variantColumn, column('seed', (row) => row.seed), column('status', (row) => row.status, null, null), { name: 'reason', text: (row) => row.reason, sort: (row) => row.reason, kind: 'long' }])(data.unfinished);
   } else byId('unfinished').replaceChildren(html('p', {}, 'None.'));

@@ -19,12 +19,22 @@ from t2x.sweeps.statistics import (
   ranking,
   summarise,
 )
+from t2x.sweeps.stored import Damaged, is_number, metric_lines
+from t2x.sweeps.timing import at_once, step_seconds
 
-__all__ = ['COSTS', 'Entry', 'Results', 'Row', 'read_results']
+__all__ = ['COSTS', 'FURTHER', 'Entry', 'Results', 'Row', 'RunLines', 'read_results']
 
 ENDED = ('finished', 'diverged', 'failed')
 # Of a row, what its quality is held against.
 COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
+# What else is known of its cost. The first seed may have compiled for all: of them, the largest.
+FURTHER = ('step_seconds', 'compile_seconds', 'tokens_per_second', 'load', 'at_once')
+# Squares of larger ones, of which a standard deviation is made, overflow.
+_LARGEST = 1e100
+
+Lines = list[dict[str, Any]]
+# Lines of metrics.jsonl by split.
+RunLines = dict[str, Lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +46,8 @@ class Entry:
       interruption) or 'waiting'.
     reason: why it diverged or failed.
     folder: its run folder; the empty path where the sweep does not run it.
+    step_seconds: of a training step; None: unknown.
+    at_once: how many trials ran on its machine at a time, itself included; None: unknown.
   """
 
   trial: Trial
@@ -43,13 +55,15 @@ class Entry:
   status: str
   reason: str
   outcome: Outcome | None
+  step_seconds: float | None = None
+  at_once: float | None = None
 
   def value(self, metric: str) -> float | None:
     """The metric, where it finished with one that is a number."""
     if self.status != 'finished' or self.outcome is None:
       return None
-    value = self.outcome.metrics.get(metric)
-    return float(value) if value is not None and _is_number(value) else None
+    value: Any = self.outcome.metrics.get(metric)
+    return float(value) if _is_usable(value) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +73,8 @@ class Row:
   Attributes:
     point: index into `Results.points`.
     comparison: with the baseline at the same point; None: it is the baseline.
-    costs: by name, of `COSTS` and tokens_per_second, medians over its finished seeds,
-      since the first may have compiled for all; None: unknown.
+    costs: by name, of `COSTS` and `FURTHER`, medians over its finished seeds; None: unknown. `seconds`
+      are those of all training steps, without compilation, evaluation and checkpoints.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
     note: what else is to be known, '' if nothing.
   """
@@ -93,6 +107,8 @@ class Results:
     points: the points of the grid, in the order of the plan; one empty one without a grid.
     rows: by point, then in the order of the variants.
     rankings: one a point.
+    lines: metrics by run folder and split, each line with the seconds that timing.jsonl has for it.
+    damaged: one line for each file of a trial that is damaged.
   """
 
   plan: Plan
@@ -100,6 +116,8 @@ class Results:
   entries: Sequence[Entry]
   rows: Sequence[Row]
   rankings: Sequence[Ranking]
+  lines: Mapping[Path, RunLines]
+  damaged: Sequence[str]
 
   @property
   def ended(self) -> int:
@@ -121,7 +139,7 @@ class Results:
     if not any(made):
       made = [dict(self.plan.versions) | {'commit': self.plan.commit or 'unknown'}]
     names = dict.fromkeys(name for one in made for name in one)
-    return {name: sorted({one.get(name, 'unknown') for one in made}) for name in names}
+    return {name: sorted(_values(name, made)) for name in names}
 
   def warning(self) -> str:
     """One line where the trials were not all made alike, '' where they were."""
@@ -140,6 +158,12 @@ class Results:
     return f'{self.ended} of {len(self.entries)} trials ended: {told}'
 
 
+def _values(name: str, made: Sequence[Mapping[str, str]]) -> set[str]:
+  """What trials were made by. A trial may have no project, and import other modules."""
+  optional = name == 'project' or name.startswith('module ')
+  return {one.get(name, 'unknown') for one in made if name in one or not optional}
+
+
 def read_results(folder: Path) -> Results:
   """Reads sweep.json in `folder` and what there is of its trials.
 
@@ -147,7 +171,11 @@ def read_results(folder: Path) -> Results:
     UserError: no sweep folder, or a file in it that cannot be read.
   """
   plan = read_plan(folder)
-  entries = [_entry(folder.parent / 'trials' / trial.folder, trial, plan) for trial in plan.trials]
+  damaged: list[str] = []
+  trials = folder.parent / 'trials'
+  entries = [_entry(trials / trial.folder, trial, plan, damaged) for trial in plan.trials]
+  lines = {one.folder: _lines(one, damaged) for one in entries if one.folder.name}
+  entries = _timed(entries, {folder: timing for folder, (_, timing) in lines.items()})
   keys = list(dict.fromkeys(_key(trial.point) for trial in plan.trials))
   points = [json.loads(key) for key in keys]
   cells: dict[tuple[int, str], list[Entry]] = {}
@@ -159,6 +187,9 @@ def read_results(folder: Path) -> Results:
     for variant in plan.variants
     if (point, variant) in cells
   ]
+  identities: dict[int, dict[str, str]] = {}
+  for point, variant in order:
+    identities.setdefault(point, {})[variant] = cells[point, variant][0].trial.identity
   samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
   planned = [(point, variant) for point, variant in order if variant != plan.baseline]
   against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
@@ -182,33 +213,81 @@ def read_results(folder: Path) -> Results:
       _note(
         verdicts.get((point, variant)),
         cells[point, variant],
-        cells.get((point, plan.baseline), []),
+        _twin(variant, plan.baseline, identities[point]),
         len(samples[point, variant].values),
       ),
     )
     for point, variant in order
   ]
-  return Results(plan, points, entries, _with_fronts(rows, plan), rankings)
+  rows = _with_fronts(rows, plan)
+  curves = {folder: found for folder, (found, _) in lines.items()}
+  return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)])
 
 
-def _entry(folder: Path, trial: Trial, plan: Plan) -> Entry:
+def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:
   if trial.problem:
     # Its config is unmatched, and may be that of a trial of another sweep, which was run.
     return Entry(trial, Path(), 'failed', trial.problem, None)
-  outcome = read_outcome(folder)
+  try:
+    outcome = read_outcome(folder)
+    if outcome is not None and outcome.status == 'finished':
+      _check_kind(folder, outcome, plan.metric)
+  except Damaged as error:
+    damaged.append(f'{error}; `t2x sweep` runs the trial again')
+    return Entry(trial, folder, 'failed', str(error), None)
   if outcome is not None:
     if outcome.status == 'finished' and plan.metric not in outcome.metrics:
       missing = f"its evaluation has no metric '{plan.metric}'"
       return Entry(trial, folder, 'failed', missing, outcome)
-    if outcome.status == 'finished' and not _is_number(outcome.metrics[plan.metric]):
+    if outcome.status == 'finished' and not _is_usable(outcome.metrics[plan.metric]):
       return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
     return Entry(trial, folder, outcome.status, outcome.reason, outcome)
   begun = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
   return Entry(trial, folder, 'running' if begun else 'waiting', '', None)
 
 
-def _is_number(value: Any) -> bool:
-  return isinstance(value, int | float) and math.isfinite(value)
+def _check_kind(folder: Path, outcome: Outcome, metric: str) -> None:
+  """Raises Damaged where the deciding metric is no kind of number."""
+  if not isinstance(outcome.metrics.get(metric), int | float | None):
+    raise Damaged(f"{folder / 'trial.json'} is damaged: metrics['{metric}'] is not a number")
+
+
+def _lines(entry: Entry, damaged: list[str]) -> tuple[RunLines, Lines]:
+  """The metrics of a run, and timing.jsonl. A run that goes on may be writing the last lines."""
+  problems = damaged if entry.status in ENDED else None
+  timing = metric_lines(entry.folder / 'timing.jsonl', problems)
+  seconds = {
+    (line['split'], line['step']): line['seconds']
+    for line in timing
+    if is_number(line.get('seconds'))
+  }
+  found: RunLines = {}
+  for line in metric_lines(entry.folder / 'metrics.jsonl', problems):
+    split = line['split']
+    line['seconds'] = seconds.get((split, line['step']))
+    found.setdefault(split, []).append(line)
+  return found, timing
+
+
+def _timed(entries: Sequence[Entry], timing: Mapping[Path, Lines]) -> list[Entry]:
+  """The entries with what their steps took, and how many trials ran at a time."""
+  known = {one.folder: one.outcome.conditions for one in entries if one.outcome}
+  conditions = [one for one in known.values() if one is not None]
+  found = []
+  for entry in entries:
+    if (outcome := entry.outcome) is not None:
+      seconds, own = outcome.step_seconds, outcome.conditions
+      if seconds is None and (of_all := step_seconds(timing.get(entry.folder, ()))):
+        # An older version wrote trial.json.
+        seconds = of_all / outcome.together
+      count = None if own is None else at_once(own, conditions)
+      entry = dataclasses.replace(entry, step_seconds=seconds, at_once=count)
+    found.append(entry)
+  return found
+
+
+def _is_usable(value: Any) -> bool:
+  return is_number(value) and abs(value) < _LARGEST
 
 
 def _key(point: Mapping[str, Any]) -> str:
@@ -224,21 +303,31 @@ def _sample(entries: Iterable[Entry], metric: str) -> Sample:
   )
 
 
-def _note(
-  comparison: Comparison | None, entries: Sequence[Entry], baseline: Sequence[Entry], finished: int
-) -> str:
-  """What the numbers do not tell: failed seeds, seeds without a pair, a config that is the baseline's."""
+def _note(comparison: Comparison | None, entries: Sequence[Entry], twin: str, finished: int) -> str:
+  """What the numbers do not tell: failed seeds, seeds without a pair, a config that is another's."""
   counts = {status: _seeds(entries, status) for status in ('failed', 'diverged')}
   of = len({entry.trial.seed for entry in entries})
   told = {status: f'{count} of {of} seeds {status}' for status, count in counts.items() if count}
   if comparison is None:
     return '; '.join(told.values())
   notes = [told['failed']] if 'failed' in told else []
-  if baseline and entries[0].trial.identity == baseline[0].trial.identity != '':
-    notes.append('the config is that of the baseline')
+  if twin:
+    notes.append(f'the config is that of {twin}')
   if 0 < comparison.pairs < finished:
     notes.append(f'{comparison.pairs} {"pair" if comparison.pairs == 1 else "pairs"}')
   return '; '.join([*notes, *([comparison.note] if comparison.note else [])])
+
+
+def _twin(variant: str, baseline: str, identities: Mapping[str, str]) -> str:
+  """The first variant with the same config; '' where that is this one.
+
+  `identities`: of the variants at one point, in their order.
+  """
+  own = identities[variant]
+  first = next(name for name, one in identities.items() if one == own)
+  if first == variant or not own:
+    return ''
+  return 'the baseline' if first == baseline else first
 
 
 def _seeds(entries: Iterable[Entry], status: str) -> int:
@@ -247,17 +336,26 @@ def _seeds(entries: Iterable[Entry], status: str) -> int:
 
 def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:
   trial = entries[0].trial
-  done = [entry.outcome for entry in entries if entry.status == 'finished' and entry.outcome]
+  done = [entry for entry in entries if entry.status == 'finished']
+  outcomes = [entry.outcome for entry in done if entry.outcome]
+  steps = [entry.step_seconds for entry in done if entry.step_seconds]
+  conditions = [one.conditions for one in outcomes if one.conditions]
+  compiled = [one.compile_seconds for one in outcomes if one.compile_seconds is not None]
   told: dict[str, list[Any]] = {
     'parameters': [trial.parameters or None],
     'flops_per_token': [trial.flops_per_token or None],
     'flops': [(trial.flops_per_token * trial.tokens_per_step * trial.num_steps) or None],
-    'seconds': [one.seconds or None for one in done],
-    'memory_bytes': [one.memory_bytes for one in done],
-    'tokens_per_second': [one.tokens_per_second for one in done],
+    'seconds': [one * trial.num_steps for one in steps],
+    'memory_bytes': [one.memory_bytes for one in outcomes],
+    'step_seconds': steps,
+    'compile_seconds': [max(compiled)] if compiled else [],
+    'tokens_per_second': [one.tokens_per_second for one in outcomes],
+    'load': [(one.load_before + one.load_after) / 2 for one in conditions],
+    'at_once': [entry.at_once for entry in done],
   }
   known = {name: [one for one in values if one is not None] for name, values in told.items()}
-  return {name: float(statistics.median(ones)) if ones else None for name, ones in known.items()}
+  medians = {name: float(statistics.median(ones)) for name, ones in known.items() if ones}
+  return {name: one if math.isfinite(one := medians.get(name, math.nan)) else None for name in told}
 
 
 def _with_fronts(rows: Sequence[Row], plan: Plan) -> list[Row]:

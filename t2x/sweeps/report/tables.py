@@ -1,8 +1,10 @@
 """results.csv, the same for equal outcomes, and costs.csv, which depends on clocks and machines."""
 
 import csv
+import dataclasses
 import io
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +13,10 @@ from t2x.sweeps.report.results import Entry, Results
 __all__ = ['costs_csv', 'results_csv']
 
 PLANNED = ('parameters', 'flops_per_token', 'tokens_per_step', 'num_steps', 'knob', 'gap')
-CLOCKED = ('seconds', 'tokens_per_second', 'memory_bytes')
+# What a cell begins with that spreadsheets run, also in full width.
+_FORMULA = ('=', '+', '-', '@', '\t', '\r', '\n', '\uff1d', '\uff0b', '\uff0d', '\uff20')
+CLOCKED = ('seconds', 'compile_seconds', 'tokens_per_second', 'memory_bytes', 'together')
+LOAD = ('host', 'cpus', 'cores', 'load_before', 'load_after')
 
 
 def results_csv(results: Results) -> str:
@@ -31,13 +36,15 @@ def results_csv(results: Results) -> str:
 
 
 def costs_csv(results: Results) -> str:
-  """One line a trial that has ended: seconds, tokens a second, bytes of memory."""
-  lines = [
-    [*_trial(results, entry), *(_cell(getattr(entry.outcome, name)) for name in CLOCKED)]
-    for entry in results.entries
-    if entry.outcome
-  ]
-  return _csv([[*_header(results), *CLOCKED], *lines])
+  """One line for each trial that has ended: time, memory, and the load of its machine."""
+  lines = []
+  for entry in results.entries:
+    if entry.outcome is not None:
+      clocked = dataclasses.asdict(entry.outcome)
+      load = clocked['conditions'] or {}
+      values = [entry.step_seconds, *map(clocked.get, CLOCKED), *map(load.get, LOAD), entry.at_once]
+      lines.append([*_trial(results, entry), *map(_cell, values)])
+  return _csv([[*_header(results), 'step_seconds', *CLOCKED, *LOAD, 'at_once'], *lines])
 
 
 def _header(results: Results) -> list[str]:
@@ -65,5 +72,17 @@ def _cell(value: Any) -> str:
 
 def _csv(lines: Iterable[Sequence[str]]) -> str:
   file = io.StringIO()
-  csv.writer(file, lineterminator='\n').writerows(lines)
+  csv.writer(file, lineterminator='\n').writerows([*map(_inert, line)] for line in lines)
   return file.getvalue()
+
+
+def _inert(cell: str) -> str:
+  """A cell that no spreadsheet takes for a formula: text gets a leading ', numbers stay."""
+  return f"'{cell}" if cell.startswith(_FORMULA) and not _is_number(cell) else cell
+
+
+def _is_number(cell: str) -> bool:
+  try:
+    return math.isfinite(float(cell))
+  except ValueError:
+    return False

@@ -117,6 +117,12 @@ def make_sweep(
   return out / 'study'
 
 
+def change_outcome(folder: Path, name: str, **changes):
+  """Changes trial.json of a run."""
+  path = folder.parent / 'trials' / name / 'trial.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def rename(folder: Path, **changes):
   """Changes the plan of a sweep folder."""
   from t2x.sweeps.records import read_plan
@@ -128,3 +134,9 @@ def rename(folder: Path, **changes):
 def sweep(tmp_path):
   """`sweep(**settings)` makes a folder, see `make_sweep`."""
   return lambda **settings: make_sweep(tmp_path, **settings)
+
+
+@pytest.fixture
+def change_trial():
+  """`change_trial(folder, name, **changes)` changes the outcome of a run of a sweep."""
+  return change_outcome

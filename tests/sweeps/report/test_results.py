@@ -202,3 +202,26 @@ def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
 def test_no_sweep_folder(tmp_path):
   with pytest.raises(UserError, match='no sweep folder'):
     write_report(tmp_path)
+
+
+def test_variants_of_one_config_are_told(sweep):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  for trial in plan['trials']:
+    if trial['variant'] == 'relu':
+      trial |= {'identity': '0200abcdef', 'folder': f'0200abcdef-{trial["seed"]}'}
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  notes = {row.variant: row.note for row in read_results(folder).rows}
+  assert notes['relu'].startswith('the config is that of rezero') and not notes['rezero']
+
+
+def test_modules_that_changed_between_trials_are_told(sweep, change_trial):
+  folder = sweep(seeds=2, effects={'vanilla': 0.0, 'geglu': 0.1}, diverged=('', 0), failed=('', 0))
+  made_by = {'jax': '0.10.0', 'commit': '0123abc'}
+  for name in ('0000abcdef-0', '0000abcdef-1', '0100abcdef-0', '0100abcdef-1'):
+    change_trial(folder, name, made_by=made_by)
+  # Of one variant alone.
+  change_trial(folder, '0100abcdef-0', made_by=made_by | {'module parts': 'aaa'})
+  assert not read_results(folder).warning()
+  change_trial(folder, '0100abcdef-1', made_by=made_by | {'module parts': 'bbb'})
+  assert 'module parts aaa, bbb' in read_results(folder).warning()

@@ -1,0 +1,90 @@
+"""Which source code made a result."""
+
+import subprocess
+import sys
+
+import pytest
+
+from t2x.commands import load
+from t2x.sweeps import origin
+
+
+def git(folder, *arguments):
+  line = ['git', '-c', 'user.name=a', '-c', 'user.email=a@b', '-C', str(folder), *arguments]
+  return subprocess.run(line, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+  """A repository with t2x's source code."""
+  source = tmp_path / 'source'
+  (source / 't2x').mkdir(parents=True)
+  (source / 't2x' / '__init__.py').write_text('')
+  git(source, 'init', '-q')
+  git(source, 'add', '-A')
+  git(source, 'commit', '-qm', 'first')
+  monkeypatch.setattr(origin, '_source', lambda: source)
+  origin.origin.cache_clear()
+  yield source
+  origin.origin.cache_clear()
+
+
+def test_the_commit_is_that_of_the_source_code_wherever_the_command_runs(
+  checkout, tmp_path, monkeypatch
+):
+  head = git(checkout, 'rev-parse', '--short=12', 'HEAD')
+  monkeypatch.chdir(tmp_path)
+  assert origin.commit() == head == origin.origin()['commit']
+  assert 'project' not in origin.origin()
+  # A hook of another repository has these set.
+  monkeypatch.setenv('GIT_DIR', '/nowhere')
+  assert origin.commit() == head
+  (checkout / 't2x' / '__init__.py').write_text('changed = True')
+  assert origin.commit() == head + '+'
+
+
+def test_the_project_has_a_commit_of_its_own(checkout, tmp_path, monkeypatch):
+  project = tmp_path / 'project'
+  (project / 'configs').mkdir(parents=True)
+  git(project, 'init', '-q')
+  git(project, 'commit', '-qm', 'first', '--allow-empty')
+  monkeypatch.chdir(project / 'configs')
+  assert origin.origin()['project'] == git(project, 'rev-parse', '--short=12', 'HEAD')
+  assert origin.origin()['commit'] == git(checkout, 'rev-parse', '--short=12', 'HEAD')
+
+
+@pytest.mark.parametrize('kind', ['branch', 'packed', 'detached', 'worktree'])
+def test_without_git_the_commit_is_read(checkout, tmp_path, monkeypatch, kind):
+  head = git(checkout, 'rev-parse', 'HEAD')
+  if kind == 'packed':
+    git(checkout, 'pack-refs', '--all')
+  if kind == 'detached':
+    git(checkout, 'checkout', '-q', '--detach')
+  if kind == 'worktree':
+    git(checkout, 'worktree', 'add', '-q', str(tmp_path / 'other'))
+    monkeypatch.setattr(origin, '_source', lambda: tmp_path / 'other')
+  monkeypatch.setenv('PATH', '')
+  assert origin.commit() == f'{head[:12]} (changes unknown: git failed)'
+
+
+def test_a_package_below_the_repository_of_a_project_has_its_version(
+  checkout, tmp_path, monkeypatch
+):
+  package = checkout / 'venv' / 'site-packages'
+  (package / 't2x').mkdir(parents=True)
+  (package / 't2x' / '__init__.py').write_text('')
+  monkeypatch.setattr(origin, '_source', lambda: package)
+  assert origin.commit() == 'none: t2x 0.1.0 is not run from a checkout'
+  monkeypatch.setattr(origin, '_source', lambda: tmp_path)
+  assert origin.commit() == 'none: t2x 0.1.0 is not run from a checkout'
+
+
+def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  pass\n')
+  (tmp_path / 'a.gin').write_text('import parts_with_digest\n')
+  found = origin.modules(load([tmp_path / 'a.gin']))
+  assert list(found) == ['module parts_with_digest'] and len(*found.values()) == 12
+  origin._digest.cache_clear()
+  (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  changed = True\n')
+  assert origin.modules(load([tmp_path / 'a.gin'])) != found
