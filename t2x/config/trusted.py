@@ -72,6 +72,8 @@ def require_trust(folder: str, where: str, what: str) -> None:
     Untrusted: the folder is not trusted.
   """
   folder = os.path.realpath(folder)
+  # A name that others gave could rewrite what the terminal shows.
+  what = ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in what)
   granted = os.environ.get(VARIABLE, '')
   if folder in (*granted.split(os.pathsep), *_remembered()):
     return
@@ -118,7 +120,7 @@ def _confirmed(folder: str, question: str) -> bool:
       return False
   except (AttributeError, ValueError):
     return False  # There is no such stream, or it is closed.
-  print(f'{question}\nTrust {folder} from now on? [y/N] ', end='', file=sys.stderr, flush=True)
+  print(f'{question}\nTrust {folder!a} from now on? [y/N] ', end='', file=sys.stderr, flush=True)
   return sys.stdin.readline().strip().lower() in ('y', 'yes')
 
 

@@ -116,7 +116,7 @@ def test_any_answer_but_yes_is_no_and_nothing_else_is_asked(typed, theirs, termi
   assert 'my_parts_t5' in refused(file)
   assert screen.getvalue() == (
     f"{file}:1: imports 'my_parts_t5' from {file.parent}/my_parts_t5.py, whose code would run\n"
-    f'Trust {file.parent} from now on? [y/N] '
+    f"Trust '{file.parent}' from now on? [y/N] "
   )
   assert remembered() == []
 
@@ -153,6 +153,18 @@ def test_a_folder_whose_name_holds_a_line_break_does_not_name_another(tmp_path):
   assert remembered() == []
   trust(tmp_path / 'other')
   assert remembered() == [str(tmp_path / 'other')]
+
+
+def test_a_folder_cannot_rewrite_the_question(tmp_path, theirs, terminal):
+  folder = tmp_path / 'x\x1b[2K\nsafe'
+  theirs('my_parts_t12').parent.rename(folder)
+  screen = terminal('n\n')
+  with pytest.raises(UserError) as caught:
+    read(folder / 'x.gin')
+  assert '/x\\x1b[2K\\nsafe/my_parts_t12.py' in str(caught.value)
+  told, question = screen.getvalue().splitlines()[-2:]
+  assert told.endswith('/x\\x1b[2K\\nsafe/my_parts_t12.py, whose code would run')
+  assert question == f"Trust '{tmp_path}/x\\x1b[2K\\nsafe' from now on? [y/N] "
 
 
 def test_trust_is_of_the_folder_behind_a_link(theirs, tmp_path):
