@@ -164,7 +164,8 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
 
   if to.exists() and (not to.is_dir() or any(to.iterdir())):
     raise UserError(f'{to} is there already: remove it, or use another --to')
-  experiment = load([run / 'config.gin'], []).build()
+  tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
+  experiment = load([run / 'config.gin'], []).build().sized(tokenizer)
   if experiment.model is None:
     raise UserError(f'{run}/config.gin has no Experiment.model')
   task = experiment.task
@@ -186,7 +187,6 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
-    tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
     if tokenizer is not None:
       ends = list(task.strategy.eos_ids) if isinstance(task, (CausalLM, Translation)) else []
       ids = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}

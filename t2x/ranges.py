@@ -43,7 +43,8 @@ class Range:
     if self == NonEmpty:
       return len(value) > 0
     lower, after, _, before, upper = self._parts()
-    if not math.isfinite(value):
+    # An integer is finite, and may be too large for a float.
+    if isinstance(value, float) and not math.isfinite(value):
       return False
     if lower is not None and not (
       float(lower) < value or (after == '<=' and float(lower) == value)
@@ -52,16 +53,16 @@ class Range:
     return upper is None or value < float(upper) or (before == '<=' and value == float(upper))
 
   def __str__(self) -> str:
-    """The condition in words, to be put after 'must be '."""
+    """The condition in words: 'must be at least 0 and below 1'."""
     if self == NonEmpty:
-      return 'not empty'
+      return 'must not be empty'
     lower, after, _, before, upper = self._parts()
     words = []
     if lower is not None:
       words.append(f'above {lower}' if after == '<' else f'at least {lower}')
     if upper is not None:
       words.append(f'below {upper}' if before == '<' else f'at most {upper}')
-    return ' and '.join(words) or 'a finite number'
+    return f'must be {" and ".join(words) or "a finite number"}'
 
   def _parts(self) -> tuple[str | None, ...]:
     match = _FORM.fullmatch(self.condition)

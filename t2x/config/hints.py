@@ -50,7 +50,7 @@ def problem(value: Any, hint: Any, find: Find) -> str | None:
     for range_ in _ranges(hint):
       if not range_.holds(value):
         text = repr(value) if isinstance(value, float) else to_gin(value)
-        return OutOfRange(f'must be {range_}, got {text}')
+        return OutOfRange(f'{range_}, got {text}')
   return found
 
 

@@ -3,19 +3,19 @@ image, all of one magnitude."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from t2x.data import image_operations as operations
 from t2x.data.images import Augmentation
-from t2x.errors import UserError
+from t2x.ranges import Natural, Range
 
 __all__ = ['RandAugment']
 
 # The largest magnitude, and what each operation does at it: the ranges of AutoAugment
 # (https://arxiv.org/abs/1805.09501, table 6), turned so that more always changes more.
-LARGEST = 10.0
+LARGEST = 10
 DEGREES, SHEAR, TRANSLATION, ENHANCEMENT = 30.0, 0.3, 150 / 331, 0.9
 
 # (image, part of the largest magnitude, -1 or 1, fill) -> image. The paper's fourteen.
@@ -57,16 +57,9 @@ class RandAugment(Augmentation):
     fill: value of the pixels that come in from outside.
   """
 
-  num_ops: int = 2
-  magnitude: float = 9.0
-  fill: int = 128
-
-  def __post_init__(self):
-    if self.num_ops < 0 or not 0 <= self.magnitude <= LARGEST or not 0 <= self.fill <= 255:
-      raise UserError(
-        f'RandAugment: num_ops = {self.num_ops} must not be negative, magnitude = '
-        f'{self.magnitude} be from 0 to 10, and fill = {self.fill} from 0 to 255'
-      )
+  num_ops: Natural = 2
+  magnitude: Annotated[float, Range(f'0 <= x <= {LARGEST}')] = 9.0
+  fill: Annotated[int, Range('0 <= x <= 255')] = 128
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The row with another `image`: uint8 (from float too) [height, width, channels]."""

@@ -3,13 +3,13 @@ Provilkov et al. 2020, https://arxiv.org/abs/1910.13267; Kudo 2018, https://arxi
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from t2x.data.packing import add_positions, segments_of
 from t2x.data.tokenizers import Tokenizer
-from t2x.errors import UserError
+from t2x.ranges import Fraction, Range
 
 __all__ = ['Resegment', 'SampledPieces']
 
@@ -28,15 +28,8 @@ class SampledPieces:
       makes a text some 1.2 times as long.
   """
 
-  rate: float = 0.1
-  room: float = 1.25
-
-  def __post_init__(self):
-    if not 0 <= self.rate <= 1 or self.room < 1:
-      raise UserError(
-        f'SampledPieces.rate = {self.rate}, SampledPieces.room = {self.room}: '
-        'from 0 to 1, and at least 1'
-      )
+  rate: Fraction = 0.1
+  room: Annotated[float, Range('1 <= x')] = 1.25
 
   def planned(self, length: int) -> int:
     """How much of a row is filled when it is cached."""

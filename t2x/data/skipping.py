@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from t2x.data.batches import Batch
 from t2x.data.prefetching import ByStep
+from t2x.ranges import Natural
 
 __all__ = ['Skipping']
 
@@ -19,7 +20,7 @@ class Skipping:
   """
 
   batches: ByStep
-  skips: Sequence[tuple[int, int]] = ()
+  skips: Sequence[tuple[Natural, Natural]] = ()
 
   def source_step(self, step: int) -> int:
     """The step that the batch of `step` has in `batches`."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, param
 from t2x.layers.constraints import constrain
-from t2x.layers.initializers import lecun_normal, normal, xavier_uniform, zeros
+from t2x.layers.initializers import lecun_normal, normal, place, xavier_uniform, zeros
 from t2x.ranges import Natural, Size
 
 __all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding', 'float32_logits']
@@ -22,7 +22,7 @@ class TokenEmbedding(nnx.Module):
 
   Args:
     d_model: width of the vectors.
-    vocab_size: number of tokens.
+    vocab_size: rows of the table; None: as many as the task's tokenizer needs.
     num_types: number of token types (BERT's sentence A and B); 0: none.
     scaled: multiplies the token vectors by sqrt(d_model) (the original Transformer, Gemma).
     init: initialiser of both tables.
@@ -32,13 +32,13 @@ class TokenEmbedding(nnx.Module):
     self,
     d_model: int,
     *,
-    vocab_size: Size,
+    vocab_size: Size | None = None,
     num_types: Natural = 0,
     scaled: bool = False,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size
+    self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
     self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
@@ -71,7 +71,7 @@ class FactorisedEmbedding(nnx.Module):
     self,
     d_model: int,
     *,
-    vocab_size: Size,
+    vocab_size: Size | None = None,
     factor_dim: Size,
     num_types: Natural = 0,
     scaled: bool = False,
@@ -80,7 +80,7 @@ class FactorisedEmbedding(nnx.Module):
     projection_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size
+    self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
     self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None
@@ -168,6 +168,13 @@ class PatchEmbedding(nnx.Module):
       first = self.class_token[...].astype(x.dtype)
       x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, x.shape[-1])), x], axis=1)
     return x, (rows, columns)
+
+
+def _vocab_size_of_task(name: str) -> int:
+  found = place().vocab_size
+  if found is None:
+    raise UserError(f'{name}.vocab_size is not set, and there is no task whose tokenizer says it')
+  return found
 
 
 def _look_up(table: nnx.Param, ids: Array) -> Array:

@@ -18,6 +18,7 @@ from t2x.errors import UserError
 from t2x.ranges import Positive, Size
 
 __all__ = [
+  'Place',
   'building',
   'depth_scaled',
   'fixup',
@@ -25,6 +26,7 @@ __all__ = [
   'lecun_normal',
   'normal',
   'ones',
+  'place',
   'truncated_normal',
   'variance_scaling',
   'width_normal',
@@ -34,21 +36,32 @@ __all__ = [
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-  """Where parameters are made: in a stack of `num_layers` layers of `num_branches` branches each."""
+class Place:
+  """Where parameters are made.
 
+  Attributes:
+    vocab_size: rows that the task needs in a table of tokens.
+    num_layers: of the stack.
+    num_branches: residual branches of a layer.
+  """
+
+  vocab_size: int | None = None
   num_layers: int | None = None
   num_branches: int | None = None
 
 
-_NOWHERE = _Place()
-_PLACE: contextvars.ContextVar[_Place] = contextvars.ContextVar('place')
+_PLACE: contextvars.ContextVar[Place] = contextvars.ContextVar('place')
+
+
+def place() -> Place:
+  """The place of what is being built; all None outside of `building`."""
+  return _PLACE.get(Place())
 
 
 @contextlib.contextmanager
-def building(**place: int) -> Iterator[None]:
-  """Parameters made inside know their place: `num_layers` of a stack, `num_branches` of a layer."""
-  token = _PLACE.set(dataclasses.replace(_PLACE.get(_NOWHERE), **place))
+def building(**known: int | None) -> Iterator[None]:
+  """Parameters made inside know these attributes of their `Place`."""
+  token = _PLACE.set(dataclasses.replace(place(), **known))
   try:
     yield
   finally:
@@ -61,10 +74,10 @@ def _residual_branches(name: str) -> int:
   Raises:
     UserError: nothing is being built inside a stack.
   """
-  place = _PLACE.get(_NOWHERE)
-  if place.num_layers is None or place.num_branches is None:
+  num_layers, num_branches = place().num_layers, place().num_branches
+  if num_layers is None or num_branches is None:
     raise UserError(f'{name} depends on the depth of a stack: use it in the sublayers of a Block')
-  return place.num_layers * place.num_branches
+  return num_layers * num_branches
 
 
 @dataclasses.dataclass(frozen=True)

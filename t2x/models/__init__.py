@@ -17,7 +17,7 @@ from t2x.models.heads import (
   last_token,
   mean_tokens,
 )
-from t2x.models.interfaces import Model, Output
+from t2x.models.interfaces import Inputs, Model, Output
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
 from t2x.models.stack import Stack
@@ -29,6 +29,7 @@ __all__ = [
   'Decoder',
   'Encoder',
   'EncoderDecoder',
+  'Inputs',
   'LMHead',
   'LanguageModel',
   'MaskedLMHead',

@@ -1,7 +1,7 @@
 """The encoder-decoder: the original Transformer, T5, BART."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +11,7 @@ from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, split_key
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Output, TextEmbedding, TokenHead, add_aux
+from t2x.models.interfaces import Body, Inputs, Output, TextEmbedding, TokenHead, add_aux
 from t2x.models.language_model import select
 from t2x.ranges import Size
 
@@ -31,6 +31,8 @@ class EncoderDecoder(nnx.Module):
   """
 
   cache_batch_axis = 1
+
+  inputs: ClassVar[Inputs] = 'a source and a target'
 
   def __init__(
     self,

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -14,6 +14,7 @@ __all__ = [
   'ClassHead',
   'GridPositions',
   'ImageEmbedding',
+  'Inputs',
   'Layer',
   'LayerStack',
   'Model',
@@ -22,6 +23,9 @@ __all__ = [
   'TokenHead',
   'add_aux',
 ]
+
+
+Inputs = Literal['a text', 'a source and a target', 'images']
 
 
 @jax.tree_util.register_dataclass
@@ -214,7 +218,13 @@ class GridPositions(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-  """A whole model."""
+  """A whole model.
+
+  Attributes:
+    inputs: what it is called with.
+  """
+
+  inputs: ClassVar[Inputs]
 
   @property
   def patterns(self) -> list[Pattern]:

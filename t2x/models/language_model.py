@@ -1,7 +1,7 @@
 """Token models: an embedding, a body, a head. Causal and masked language models alike."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +11,7 @@ from t2x.layers import Pattern, TokenEmbedding, Tokens
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Output, TextEmbedding, TokenHead
+from t2x.models.interfaces import Body, Inputs, Output, TextEmbedding, TokenHead
 from t2x.ranges import Size
 
 __all__ = ['LanguageModel', 'select']
@@ -38,6 +38,8 @@ class LanguageModel(nnx.Module):
 
   # Every leaf of the cache is [layers, batch, ...].
   cache_batch_axis = 1
+
+  inputs: ClassVar[Inputs] = 'a text'
 
   def __init__(
     self,

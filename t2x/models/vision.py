@@ -1,6 +1,7 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -8,7 +9,7 @@ from jaxtyping import Array, Float
 from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, split_key
 from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
-from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Output
+from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Inputs, Output
 from t2x.ranges import Rate, Size
 
 __all__ = ['VisionTransformer']
@@ -27,6 +28,8 @@ class VisionTransformer(nnx.Module):
     head: builds the classifier; None: the pooled vector is what the model gives.
     input_dropout: rate on the embedded patches.
   """
+
+  inputs: ClassVar[Inputs] = 'images'
 
   def __init__(
     self,

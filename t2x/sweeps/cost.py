@@ -53,7 +53,7 @@ def cost_of(experiment: Experiment) -> Cost:
   Raises:
     UserError: a part of the experiment is missing, or parts do not fit each other.
   """
-  build, task, trainer = experiment.complete()
+  build, task, trainer = experiment.sized().complete()
   model = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
   task.check_model(model)
   trainer.schedule.build(trainer.num_steps)

@@ -6,15 +6,13 @@ import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError, is_printable
+from t2x.ranges import Count, NonEmpty, Rate, Seed, Text
 
 __all__ = ['Arm', 'Sweep', 'binds_sweep', 'plain', 'read_sweep', 'shown']
-
-# Beyond these jax.random.key repeats its keys.
-_SEEDS = range(2**32)
 
 
 def shown(binding: str) -> str:
@@ -85,17 +83,17 @@ class Sweep:
     tolerance: how far off a match may be, as a part of the baseline's.
   """
 
-  base: str | Sequence[str]
-  variants: Mapping[str, Any]
-  baseline: str
+  base: Text | Annotated[Sequence[Text], NonEmpty]
+  variants: Annotated[Mapping[str, Any], NonEmpty]
+  baseline: Text
   only: Sequence[str] = ()
-  seeds: int | Sequence[int] = 5
+  seeds: Count | Annotated[Sequence[Seed], NonEmpty] = 5
   grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
-  metric: str = 'loss'
+  metric: Text = 'loss'
   goal: Literal['min', 'max'] | None = None
   match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
-  knob: str | Sequence[str] = ()
-  tolerance: float = 0.01
+  knob: str | Sequence[Text] = ()
+  tolerance: Rate = 0.01
   # Where it was read, and what its file binds beside it.
   file: Path = Path('sweep.gin')
   shared: tuple[str, ...] = ()
@@ -114,8 +112,6 @@ class Sweep:
       raise UserError(f"Sweep.match = '{self.match}' needs Sweep.knob, the number that may move")
     if self.knobs and not moves:
       raise UserError(f'Sweep.knob = {self.knob!r} moves nothing: Sweep.match = {self.match!r}')
-    if not 0 <= self.tolerance < 1:
-      raise UserError(f'Sweep.tolerance = {self.tolerance} must be at least 0 and less than 1')
     self._check_grid()
     for name, given in self.variants.items():
       if not isinstance(given, (dict, str)):
@@ -136,8 +132,6 @@ class Sweep:
       'metric': [self.metric],
       'knob': self.knobs,
     }
-    if not names['base']:
-      raise UserError('Sweep.base is empty: it names the gin files of the experiment')
     for what, found in names.items():
       for name in found:
         if not name or name != name.strip() or not is_printable(name):
@@ -148,13 +142,8 @@ class Sweep:
           )
 
   def _check_seeds(self) -> None:
-    if not self.seed_list:
-      raise UserError('Sweep.seeds is empty: there is nothing to run')
     if len(set(self.seed_list)) < len(self.seed_list):
       raise UserError(f'Sweep.seeds = {list(self.seed_list)} holds a seed twice')
-    for seed in self.seed_list:
-      if seed not in _SEEDS:
-        raise UserError(f'Sweep.seeds holds {seed}: a seed is from 0 to 2**32 - 1')
 
   def _check_grid(self) -> None:
     for name, values in self.grid.items():
@@ -264,7 +253,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     )
   macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
   _refuse_loops(macros)
-  hints = typing.get_type_hints(Sweep)
+  hints = typing.get_type_hints(Sweep, include_extras=True)
   known = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
   given: dict[str, Any] = {}
   message = 'what a sweep file imports reaches no trial: import it in a file of Sweep.base'

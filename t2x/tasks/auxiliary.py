@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.ranges import NonNegative
 from t2x.tasks.base import check_causal
 from t2x.tasks.losses import Sums, cross_entropy
 
@@ -42,7 +43,7 @@ class LanguageModelling:
     weight: the paper's lambda.
   """
 
-  weight: float = 0.5
+  weight: NonNegative = 0.5
 
   def check_model(self, model, length):
     """No block may see a later token."""

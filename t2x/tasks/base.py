@@ -15,6 +15,8 @@ from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.layers import Causal
+from t2x.models import Inputs
+from t2x.ranges import Natural, Text
 from t2x.tasks.losses import Sums
 
 __all__ = ['Spec', 'Task', 'TextTask', 'Watched', 'check_causal']
@@ -37,20 +39,12 @@ class Task(abc.ABC):
   """
 
   source: Source
-  train_split: str = 'train'
-  eval_split: str = 'validation'
-  eval_examples: int = 0
+  train_split: Text = 'train'
+  eval_split: Text = 'validation'
+  eval_examples: Natural = 0
 
-  def __post_init__(self):
-    self.require_at_least(0, 'eval_examples')
-
-  def require_at_least(self, least: int, *names: str) -> None:
-    """Raises UserError for a setting below the least."""
-    for name in names:
-      if getattr(self, name) < least:
-        told = f'{type(self).__name__}.{name} = {getattr(self, name)}: must be at least {least}'
-        raise UserError(told)
-
+  # What a model of this task reads.
+  inputs: ClassVar[Inputs] = 'a text'
   # What throughput counts: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
   # Whether `generate` answers prompts.
@@ -97,9 +91,17 @@ class Task(abc.ABC):
   def spec(self, batch_size: int) -> Spec:
     """Shapes and dtypes of a batch, known without data."""
 
-  @abc.abstractmethod
-  def check_model(self, model: nnx.Module) -> None:
-    """Raises UserError when the model cannot learn this task (vocabulary, classes)."""
+  def check_model(self, model: Any) -> None:
+    """Raises UserError when the model cannot learn this task (inputs, vocabulary, classes).
+
+    Args:
+      model: its shapes.
+    """
+    if model.inputs != self.inputs:
+      raise UserError(
+        f'{type(self).__name__} gives {self.inputs}, but Experiment.model = '
+        f'@{type(model).__name__} reads {model.inputs}'
+      )
 
   @abc.abstractmethod
   def sums(
@@ -191,6 +193,15 @@ class TextTask(Task):
   tokenizer: TokenizerConfig
   pieces: SampledPieces | None = None
 
+  @property
+  def vocab_size(self) -> int | None:
+    """Rows that a model's table of tokens needs; None: not known before the tokenizer is fitted."""
+    return self.tokenizer.vocab_size
+
+  def is_fitted(self) -> bool:
+    """Whether `fit_tokenizer` needs no training."""
+    return self.tokenizer.is_fitted(self.source.fingerprint())
+
   def fit_tokenizer(self) -> Tokenizer:
     """Trained on the train split at first use and cached by fingerprint."""
     return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
@@ -234,11 +245,12 @@ class TextTask(Task):
 
   def check_model(self, model):
     """The model needs a row of its table for each token."""
+    super().check_model(model)
     size, tokens = getattr(model, 'vocab_size', None), self.tokenizer.vocab_size
-    if size is None or size < tokens:
+    if tokens is not None and (size is None or size < tokens):
       raise UserError(
         f'the model has {size} rows in its token embedding, the tokenizer {tokens} tokens: '
-        f'set TokenEmbedding.vocab_size to at least {tokens}'
+        f'set TokenEmbedding.vocab_size to at least {tokens}, or leave it out'
       )
 
   def summarise(self, means, info=None):

@@ -12,6 +12,7 @@ from flax import nnx
 from t2x.data import ConcatenateAndSplit
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import RowLayout, Tokens
+from t2x.ranges import Size
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, check_shapes, pad_prompts
@@ -40,16 +41,12 @@ class CausalLM(TextTask):
     strategy: how they are chosen.
   """
 
-  length: int
+  length: Size
   prompts: Sequence[str] = ()
-  sample_tokens: int = 64
+  sample_tokens: Size = 64
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   answers_prompts: ClassVar[bool] = True
-
-  def __post_init__(self):
-    super().__post_init__()
-    self.require_at_least(1, 'sample_tokens')
 
   @property
   def plan(self):

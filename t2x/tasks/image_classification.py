@@ -9,6 +9,8 @@ import numpy as np
 
 from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
 from t2x.errors import UserError
+from t2x.models import Inputs
+from t2x.ranges import Finite, Natural, Positive, Rate, Size, Text
 from t2x.tasks.base import Task
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.mixing import Mixing
@@ -32,17 +34,18 @@ class ImageClassification(Task):
     mixing: mixes the images of a training batch and their labels; None: they stay apart.
   """
 
-  image_shape: tuple[int, int, int]
-  num_classes: int
-  label_smoothing: float = 0.0
-  crop_padding: int = 0
+  image_shape: tuple[Size, Size, Size]
+  num_classes: Size
+  label_smoothing: Rate = 0.0
+  crop_padding: Natural = 0
   flip: bool = False
-  mean: float = 0.5
-  std: float = 0.5
+  mean: Finite = 0.5
+  std: Positive = 0.5
   augmentation: Augmentation | None = None
   mixing: Mixing | None = None
-  eval_split: str = 'test'
+  eval_split: Text = 'test'
 
+  inputs: ClassVar[Inputs] = 'images'
   unit: ClassVar[str] = 'examples'
 
   def rows(self, split, tokenizer):
@@ -79,6 +82,7 @@ class ImageClassification(Task):
 
   def check_model(self, model):
     """The head needs a logit for each class."""
+    super().check_model(model)
     if getattr(model, 'num_classes', None) != self.num_classes:
       raise UserError(
         f'the model has {getattr(model, "num_classes", None)} classes, the task '

@@ -13,6 +13,7 @@ from flax import nnx
 from t2x.data import LabelledPlan, Tokenizer, labelled_rows
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
+from t2x.ranges import Size
 from t2x.tasks.base import Task, TextTask
 
 __all__ = ['LabelledTask']
@@ -26,7 +27,7 @@ class LabelledTask(TextTask):
     length: tokens a row, special ones included.
   """
 
-  length: int
+  length: Size
 
   answers_prompts: ClassVar[bool] = True
   # The model's head that the task wants.

@@ -3,6 +3,7 @@ in RoBERTa, https://arxiv.org/abs/1907.11692)."""
 
 import dataclasses
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from t2x.data import Chain, ConcatenateAndSplit, MaskTokens
 from t2x.layers import RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
+from t2x.ranges import Fraction, Range, Size
 from t2x.tasks.base import TextTask
 from t2x.tasks.losses import classification_sums
 
@@ -29,10 +31,10 @@ class MaskedLM(TextTask):
     whole_word: hides all pieces of a word together.
   """
 
-  length: int
-  rate: float = 0.15
-  mask_rate: float = 0.8
-  random_rate: float = 0.1
+  length: Size
+  rate: Annotated[float, Range('0 < x <= 1')] = 0.15
+  mask_rate: Fraction = 0.8
+  random_rate: Fraction = 0.1
   whole_word: bool = False
 
   @property

@@ -6,7 +6,7 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float, Int
 
-from t2x.errors import UserError
+from t2x.ranges import Positive
 
 __all__ = ['MixUp', 'Mixing']
 
@@ -32,11 +32,7 @@ class MixUp(Mixing):
     alpha: the share is drawn from Beta(alpha, alpha): small is mostly one of the two, 1 any share.
   """
 
-  alpha: float = 0.2
-
-  def __post_init__(self):
-    if self.alpha <= 0:
-      raise UserError(f'MixUp.alpha = {self.alpha}: must be above 0')
+  alpha: Positive = 0.2
 
   def __call__(self, images, key):
     """As `Mixing`; the others are a permutation of the batch."""

@@ -3,7 +3,7 @@ Radford et al. 2018)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from t2x.data import LabelledTexts
 from t2x.errors import UserError
 from t2x.layers import split_key
 from t2x.models import Output
+from t2x.ranges import NonEmpty, Rate, Text
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import classification_sums, f1_sums
@@ -36,9 +37,9 @@ class SequenceClassification(LabelledTask):
     auxiliary: a further objective on the same texts (`LanguageModelling`); None: there is none.
   """
 
-  labels: Sequence[str]
-  fields: Sequence[str] = ('text',)
-  label_smoothing: float = 0.0
+  labels: Annotated[Sequence[str], NonEmpty]
+  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
+  label_smoothing: Rate = 0.0
   auxiliary: Auxiliary | None = None
 
   unit: ClassVar[str] = 'examples'

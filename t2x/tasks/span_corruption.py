@@ -2,6 +2,7 @@
 2020, https://arxiv.org/abs/1910.10683)."""
 
 import dataclasses
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.models import Inputs
+from t2x.ranges import Natural, Range, Size
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
@@ -36,14 +39,15 @@ class SpanCorruption(TextTask):
     UserError: more spans than sentinels, or what `CorruptSpans` refuses.
   """
 
-  source_length: int
-  rate: float = 0.15
-  mean_span: float = 3.0
-  num_sentinels: int = 100
-  first_sentinel: int | None = None
+  source_length: Size
+  rate: Annotated[float, Range('0 < x < 1')] = 0.15
+  mean_span: Annotated[float, Range('1 <= x')] = 3.0
+  num_sentinels: Size = 100
+  first_sentinel: Natural | None = None
+
+  inputs: ClassVar[Inputs] = 'a source and a target'
 
   def __post_init__(self):
-    super().__post_init__()
     spans = self._corruption(0, self.num_sentinels).num_spans
     if spans > self.num_sentinels:
       raise UserError(
@@ -55,6 +59,12 @@ class SpanCorruption(TextTask):
         f'SpanCorruption.first_sentinel = {self.first_sentinel}: {self.num_sentinels} sentinels '
         'cannot count down from it'
       )
+
+  @property
+  def vocab_size(self):
+    """Also a row for each sentinel."""
+    tokens = self.tokenizer.vocab_size
+    return None if tokens is None else max(tokens, self._corruption(0, tokens).first_sentinel + 1)
 
   def _corruption(self, eos_id: int, vocab_size: int) -> CorruptSpans:
     behind = vocab_size + self.num_sentinels - 1
@@ -100,7 +110,10 @@ class SpanCorruption(TextTask):
     """A row of the table for each token and each sentinel; no decoder block sees later tokens."""
     super().check_model(model)
     check_causal(model, self.target_length, 'SpanCorruption')
-    largest = self._corruption(0, self.tokenizer.vocab_size).first_sentinel
+    tokens = self.tokenizer.vocab_size
+    if tokens is None:
+      return
+    largest = self._corruption(0, tokens).first_sentinel
     if model.vocab_size <= largest:
       raise UserError(
         f'the model has {model.vocab_size} rows in its token embedding, the last sentinel is '

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
+from t2x.ranges import Finite, Size
 from t2x.tasks.base import Watched
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import Sums, cross_entropy
@@ -52,18 +53,14 @@ class SpanPrediction(LabelledTask):
     eval_batch_size: windows that are answered at once.
   """
 
-  stride: int
-  question_length: int = 64
-  answer_length: int = 30
-  null_threshold: float | None = 0.0
-  eval_batch_size: int = 64
+  stride: Size
+  question_length: Size = 64
+  answer_length: Size = 30
+  null_threshold: Finite | None = 0.0
+  eval_batch_size: Size = 64
 
   head: ClassVar[str] = 'TokenClassifier'
   text_fields: ClassVar[tuple[str, ...]] = ('question', 'context')
-
-  def __post_init__(self):
-    super().__post_init__()
-    self.require_at_least(1, 'answer_length', 'eval_batch_size')
 
   @property
   def num_classes(self):

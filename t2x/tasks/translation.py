@@ -11,6 +11,8 @@ import numpy as np
 from t2x.data import PackPairs
 from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
+from t2x.models import Inputs
+from t2x.ranges import Rate, Size
 from t2x.tasks.base import TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
@@ -31,18 +33,15 @@ class Translation(TextTask):
     eval_batch_size: sentences translated at once.
   """
 
-  source_length: int
-  target_length: int
-  label_smoothing: float = 0.1
+  source_length: Size
+  target_length: Size
+  label_smoothing: Rate = 0.1
   strategy: Strategy = Beam(width=4)
-  eval_batch_size: int = 64
+  eval_batch_size: Size = 64
 
+  inputs: ClassVar[Inputs] = 'a source and a target'
   answers_prompts: ClassVar[bool] = True
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
-
-  def __post_init__(self):
-    super().__post_init__()
-    self.require_at_least(1, 'eval_batch_size')
 
   @property
   def plan(self):

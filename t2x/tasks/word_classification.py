@@ -3,7 +3,7 @@ https://arxiv.org/abs/1810.04805, section 5.3)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from t2x.data import LabelledWords
 from t2x.errors import UserError
 from t2x.models import Output
 from t2x.models.language_model import select
+from t2x.ranges import NonEmpty
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import classification_sums
@@ -34,7 +35,7 @@ class WordClassification(LabelledTask):
     labels: the classes' names, BIO tags or not.
   """
 
-  labels: Sequence[str]
+  labels: Annotated[Sequence[str], NonEmpty]
 
   head: ClassVar[str] = 'TokenClassifier'
   best_metric: ClassVar[str] = 'accuracy'

@@ -12,6 +12,7 @@ from t2x.errors import UserError
 from t2x.layers import Pattern
 from t2x.layers.picture import draw
 from t2x.parallel import Activations
+from t2x.tasks import TextTask
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_evaluations, check_fit
 from t2x.train.init_from import InitFrom
@@ -34,6 +35,13 @@ def check_experiment(experiment: Experiment, num_devices: int | None = None) -> 
   Raises:
     UserError: parts that do not fit each other.
   """
+  task = experiment.task
+  if isinstance(task, TextTask) and task.vocab_size is None and not task.is_fitted():
+    raise UserError(
+      'the size of the vocabulary is not known before the tokenizer is fitted: run `t2x data '
+      f'tokenizer` with this config first, or set {type(task.tokenizer).__name__}.vocab_size'
+    )
+  experiment = experiment.sized()
   build = experiment.model
   if build is None:
     return 'no model to shape'
@@ -71,7 +79,7 @@ def draw_patterns(
   experiment: Experiment, path: Path, length: int
 ) -> Iterator[tuple[Path, Pattern]]:
   """Writes a picture of every distinct attention pattern of the model: `path`, `path-2`, ..."""
-  build = experiment.model
+  build = experiment.sized().model
   if build is None:
     raise UserError('Experiment.model is not set: there is no pattern to draw')
   model = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))

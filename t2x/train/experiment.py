@@ -1,14 +1,19 @@
 """An experiment: what is learnt, by which model, trained how, on which devices."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+from flax import nnx
+
+from t2x.data import Tokenizer
 from t2x.errors import UserError
+from t2x.layers.initializers import building
 from t2x.models import Model
 from t2x.parallel import Mesh
 from t2x.ranges import Count, Natural, NonNegative, Positive, Range, Rate, Seed, Size
-from t2x.tasks import Task
+from t2x.tasks import Task, TextTask
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
 from t2x.train.optimizers import AdamW, Optimizer
@@ -80,15 +85,6 @@ class Trainer:
   writers: Sequence[Callable[..., MetricWriter]] = ()
 
   def __post_init__(self):
-    for name in ('num_steps', 'batch_size', 'accumulate', 'log_every', 'keep_last'):
-      if getattr(self, name) < 1:
-        raise UserError(f'Trainer.{name} = {getattr(self, name)}: must be at least 1')
-    for name in ('eval_every', 'checkpoint_every', 'checkpoint_minutes', 'keep_every', 'keep_best'):
-      if getattr(self, name) < 0:
-        raise UserError(f'Trainer.{name} = {getattr(self, name)}: must not be negative')
-    if self.eval_batches is not None and self.eval_batches < 1:
-      told = f'Trainer.eval_batches = {self.eval_batches}: must be at least 1, or None'
-      raise UserError(told)
     if self.batch_size % self.accumulate:
       raise UserError(
         f'Trainer.accumulate = {self.accumulate} does not divide '
@@ -128,3 +124,27 @@ class Experiment:
       missing = [name for name in ('model', 'task', 'trainer') if getattr(self, name) is None]
       raise UserError(f'Experiment.{" and .".join(missing)} not set: this command needs all three')
     return model, task, trainer
+
+  def sized(self, tokenizer: Tokenizer | None = None) -> 'Experiment':
+    """The experiment whose model has as many rows in its tables of tokens as the task needs, where
+    its config leaves their number open.
+
+    Args:
+      tokenizer: the run's fitted one. None: where the task's has no size before it is fitted, it is
+        fitted now (and cached).
+    """
+    task, evaluations = self.task, dict(self.evaluations)
+    if self.model is None or not isinstance(task, TextTask):
+      return self
+    if task.vocab_size is None:
+      tokenizer = tokenizer or task.fit_tokenizer()
+      task = task.bound(tokenizer)
+      for name, other in evaluations.items():
+        evaluations[name] = other.bound(tokenizer)
+    model = functools.partial(_build, self.model, task.vocab_size)
+    return dataclasses.replace(self, model=model, task=task, evaluations=evaluations)
+
+
+def _build(model: Callable[..., Model], vocab_size: int | None, *, rngs: nnx.Rngs) -> Model:
+  with building(vocab_size=vocab_size):
+    return model(rngs=rngs)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.errors import UserError
+from t2x.ranges import Count, Positive
 from t2x.tasks.losses import Sums
 
 __all__ = ['Fault', 'Faults', 'OnNonFinite', 'Rollback', 'Skip', 'Spike', 'Stop']
@@ -26,8 +27,9 @@ __all__ = ['Fault', 'Faults', 'OnNonFinite', 'Rollback', 'Skip', 'Spike', 'Stop'
 class OnNonFinite(abc.ABC):
   """What happens to a step whose loss or gradient is not finite."""
 
-  # How many such steps in a row are endured.
-  limit: int = 0
+  def endures(self, in_a_row: int) -> bool:
+    """Whether the run goes on after so many such steps in a row."""
+    return False
 
   @abc.abstractmethod
   def select(self, finite: Any, new: Any, old: Any) -> Any:
@@ -53,11 +55,11 @@ class Skip(OnNonFinite):
   """Leaves the parameters as they were, counts the step in the metric `skipped`, and goes on; ends
   the run after more than `limit` such steps in a row."""
 
-  limit: int = 10
+  limit: Count = 10
 
-  def __post_init__(self):
-    if self.limit < 1:
-      raise UserError(f'Skip.limit = {self.limit}: must be at least 1')
+  def endures(self, in_a_row):
+    """As long as there are no more than `limit`."""
+    return in_a_row <= self.limit
 
   def select(self, finite, new, old):
     """The old one where the step is not finite."""
@@ -82,15 +84,10 @@ class Rollback:
     limit: times that a run goes back, in all.
   """
 
-  window: int = 200
-  threshold: float = 8.0
-  patience: int = 3
-  limit: int = 5
-
-  def __post_init__(self):
-    for name in ('window', 'patience', 'limit'):
-      if getattr(self, name) < 1:
-        raise UserError(f'Rollback.{name} = {getattr(self, name)}: must be at least 1')
+  window: Count = 200
+  threshold: Positive = 8.0
+  patience: Count = 3
+  limit: Count = 5
 
 
 class Fault(UserError):
@@ -154,7 +151,7 @@ class Faults:
     """
     if not finite:
       self.in_a_row += 1
-      if self.in_a_row > self.nonfinite.limit:
+      if not self.nonfinite.endures(self.in_a_row):
         raise self._fault(step, sums, np.asarray(norms))
       return
     self.in_a_row = 0

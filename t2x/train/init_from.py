@@ -19,6 +19,7 @@ from jaxtyping import Array
 from t2x.arrays import named_leaves
 from t2x.data import load_tokenizer
 from t2x.errors import UserError
+from t2x.ranges import Natural, Text
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.resizing import Resize
 
@@ -72,8 +73,8 @@ class InitFrom:
     resize: pattern -> what to do with our parameters whose shape differs; the first that matches.
   """
 
-  run: str
-  checkpoint: Literal['best', 'last'] | int = 'last'
+  run: Text
+  checkpoint: Literal['best', 'last'] | Natural = 'last'
   include: Sequence[str] = ('.*',)
   exclude: Sequence[str] = ()
   rename: Mapping[str, str] = dataclasses.field(default_factory=dict)

@@ -42,6 +42,7 @@ class Program:
   """
 
   def __init__(self, experiment: Experiment):
+    experiment = experiment.sized()
     _, task, _ = experiment.complete()
     self.experiment = experiment
     self.mesh = experiment.mesh.build()

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers import resize_grid
+from t2x.ranges import Natural, Size
 
 __all__ = ['InterpolateGrid', 'InterpolatePositions', 'KeepNew', 'Resize', 'ResizeVocabulary']
 
@@ -73,7 +74,7 @@ class InterpolatePositions:
     num_extra: first rows, which are no positions and are kept (`LearnedPositions.offset`).
   """
 
-  num_extra: int = 0
+  num_extra: Natural = 0
 
   def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
     _check_table('InterpolatePositions', source, target, self.num_extra)
@@ -94,9 +95,9 @@ class InterpolateGrid:
     new: (height, width) of ours; None: it is square.
   """
 
-  num_extra: int = 1
-  old: tuple[int, int] | None = None
-  new: tuple[int, int] | None = None
+  num_extra: Natural = 1
+  old: tuple[Size, Size] | None = None
+  new: tuple[Size, Size] | None = None
 
   def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
     _check_table('InterpolateGrid', source, target, self.num_extra)

@@ -19,7 +19,7 @@ from flax import nnx
 from t2x.arrays import named_leaves
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
 from t2x.parallel import Processes, batch_sharding, leaf_name, process_part
-from t2x.tasks import Task
+from t2x.tasks import Task, TextTask
 from t2x.tasks.base import Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
@@ -53,9 +53,12 @@ class Run:
     processes: Processes | None = None,
     program: Program | None = None,
   ):
-    self.processes = processes or Processes()
+    self.processes, self.folder = processes or Processes(), folder
     _, self.task, self.trainer = experiment.complete()
-    self.experiment, self.folder = experiment, folder
+    if isinstance(self.task, TextTask) and self.task.vocab_size is None:
+      experiment = experiment.sized(self.tokenizer)
+      _, self.task, _ = experiment.complete()
+    self.experiment = experiment
     self.program = program or Program(experiment)
     self.mesh = self.program.mesh
     self.abstract = self.program.abstract

@@ -195,5 +195,3 @@ def test_tokenizers_with_one_way_to_cut_a_text_are_told(library):
     with pytest.raises(UserError, match='in one way alone'):
       SampledPieces().transform(tokenizer, {'tokens': 8}, train=True)
     SampledPieces().transform(tokenizer, {'tokens': 8}, train=False)
-  with pytest.raises(UserError, match=r'SampledPieces\.rate = 2'):
-    SampledPieces(rate=2.0)

@@ -184,14 +184,20 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope='session')
 def write_experiment(data):
-  """`write_experiment(folder, name)` writes the tiny config of that experiment and gives its path."""
+  """`write_experiment(folder, name, extra)` writes the tiny config of that experiment, changed by the
+  settings `extra`, and gives its path."""
 
   def write(folder: Path, name: str, extra: str = '') -> Path:
-    path = folder / f'{name}.gin'
     text = EXPERIMENTS[name].format(configs=CONFIGS, data=data)
     # Images take a gentler rate: their classifier starts from zero.
-    rate = 'Cosine.peak = 1e-3\n' if name == 'image_classification' else ''
-    path.write_text(text + SIZE + TRAINER + rate + extra)
+    rate = '1e-3' if name == 'image_classification' else '5e-3'
+    path = folder / f'{name}.gin'
+    path.write_text(text + SIZE + TRAINER.replace('5e-3', rate))
+    if extra:
+      # What another file has bound may be bound again.
+      path = path.rename(folder / f'{name}_before.gin')
+      text, path = f"include '{path}'\n{extra}", folder / f'{name}.gin'
+      path.write_text(text)
     return path
 
   return write

@@ -19,6 +19,8 @@ from t2x.train.run import Run
 from t2x.train.state import init_function
 
 ROOT = Path(__file__).parents[2]
+# One of each kind of model.
+EXPERIMENTS = ('causal_lm', 'masked_lm', 'translation', 'image_classification')
 MESHES = ('single', 'ddp', 'fsdp', 'hsdp', 'fsdp_tensor', 'context')
 NUM_STEPS = 20
 TILES = Blockwise(8, 8)
@@ -145,7 +147,7 @@ def main(folder, names):
   tiny = module_of(ROOT / 'tests' / 'end_to_end' / 'conftest.py')
   tiny.write_data(folder / 'data')
   losses, evaluations = {}, {}
-  for name in names or tiny.EXPERIMENTS:
+  for name in names or EXPERIMENTS:
     config = folder / f'{name}.gin'
     text = tiny.EXPERIMENTS[name].format(configs=ROOT / 'configs', data=folder / 'data')
     # A vocabulary that divides over the mesh, and rows no longer than the other experiments'.

@@ -32,6 +32,7 @@ class Told(nnx.Module):
   """A model whose logits are given: by row, or by token id."""
 
   vocab_size = 512
+  inputs = 'a text'
 
   def __init__(self, logits, pattern=Full()):
     self.head, self.embedding = nnx.static(Head(logits)), nnx.static(None)

@@ -8,7 +8,6 @@ import scipy.stats
 from flax import nnx
 
 from t2x.data import Chain, Digits, PrepareImage, RandAugment
-from t2x.errors import UserError
 from t2x.models import Output
 from t2x.tasks import ImageClassification, MixUp
 
@@ -87,8 +86,3 @@ def test_only_training_mixes_and_augments():
   assert first != plain.sums(Straight(), batch(), key)[0]['loss'][0]
   assert task.transform(None, train=False) == plain.transform(None, train=False)
   assert task.transform(None, train=True) == Chain((RandAugment(), PrepareImage()))
-
-
-def test_alpha_must_be_positive():
-  with pytest.raises(UserError, match=r'MixUp.alpha = 0\.0: must be above 0'):
-    MixUp(alpha=0.0)

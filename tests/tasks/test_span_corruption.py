@@ -19,6 +19,7 @@ class Model:
   """Keeps what it reads; every token is as likely."""
 
   vocab_size = 361
+  inputs = 'a source and a target'
   patterns = (Causal(),)
 
   def __call__(self, source, target, *, source_tokens, target_tokens, key):

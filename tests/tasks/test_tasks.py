@@ -22,6 +22,9 @@ class Uniform(nnx.Module):
 
   vocab_size = 512
 
+  def __init__(self, inputs='a text', patterns=()):
+    self.inputs, self.patterns = inputs, patterns
+
   def __call__(self, *ids, **known):
     return Output(jnp.zeros((*ids[-1].shape, self.vocab_size)))
 
@@ -63,19 +66,32 @@ PAIRS = {'source': BabelDates(), 'tokenizer': Bytes()}
   ],
 )
 def test_a_pattern_that_shows_later_tokens_is_refused(task, pattern, proposed):
-  model = Uniform()
   for seen in (Causal(), Causal() & Window(3), Causal() | Prefix()):
-    model.patterns = [seen]
-    task.check_model(model)
-  model.patterns = [Causal(), pattern]
+    task.check_model(Uniform(task.inputs, (seen,)))
   with pytest.raises(UserError, match=proposed):
-    task.check_model(model)
+    task.check_model(Uniform(task.inputs, (Causal(), pattern)))
 
 
 def test_a_decoder_of_a_task_that_is_not_causal_may_see_everything():
-  model = Uniform()
-  model.patterns = [Full()]
-  MaskedLM(**TEXT, length=16).check_model(model)
+  MaskedLM(**TEXT, length=16).check_model(Uniform(patterns=(Full(),)))
+
+
+@pytest.mark.parametrize(
+  ('task', 'inputs'),
+  [
+    (CausalLM(**TEXT, length=8), 'a source and a target'),
+    (MaskedLM(**TEXT, length=16), 'images'),
+    (Translation(**PAIRS, source_length=8, target_length=8), 'a text'),
+    (SpanCorruption(**TEXT, source_length=40), 'a text'),
+    (ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10), 'a text'),
+  ],
+)
+def test_a_model_of_other_inputs_is_refused(task, inputs):
+  name = type(task).__name__
+  with pytest.raises(
+    UserError, match=f'{name} gives {task.inputs}, but .* @Uniform reads {inputs}'
+  ):
+    task.check_model(Uniform(inputs))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example
 from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError
+from t2x.ranges import Count, Text
 
 __all__ = ['BabelDates']
 
@@ -44,8 +45,8 @@ class BabelDates(BuiltSource):
     train_examples: dates of the train split, at most 144,097; each in a format drawn at random.
   """
 
-  language: str = 'de'
-  train_examples: int = 40_000
+  language: Text = 'de'
+  train_examples: Count = 40_000
 
   def __post_init__(self):
     most = (LAST - FIRST).days + 1 - 2 * HELD_OUT

@@ -10,6 +10,7 @@ from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
+from t2x.ranges import Text
 
 __all__ = ['BrownWords', 'brown_tags', 'name_spans', 'parts_of_speech']
 
@@ -75,7 +76,7 @@ class BrownWords(Source):
   """
 
   labels: Callable[[Sequence[str]], list[str]] = parts_of_speech
-  folder: str | None = None
+  folder: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
     """train, validation, test."""

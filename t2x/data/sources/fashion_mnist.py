@@ -12,6 +12,7 @@ import numpy as np
 from t2x.data.folders import cache_folder, fingerprint
 from t2x.data.sources.base import Examples, Source, require_split
 from t2x.errors import UserError
+from t2x.ranges import Text
 
 __all__ = ['FashionMNIST']
 
@@ -45,7 +46,7 @@ class FashionMNIST(Source):
       `t2x data fetch fashion_mnist` puts it.
   """
 
-  folder: str | None = None
+  folder: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
     """train, test."""

@@ -11,11 +11,12 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Examples, Source
 from t2x.errors import UserError
+from t2x.ranges import NonEmpty, Text
 
 __all__ = ['TSV', 'JsonLines', 'TextFiles']
 
@@ -30,9 +31,9 @@ class FileSource(Source):
     test: a path or glob; None: no such split.
   """
 
-  train: str
-  validation: str | None = None
-  test: str | None = None
+  train: Text
+  validation: Text | None = None
+  test: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
     """Those of train, validation and test that are set."""
@@ -261,7 +262,7 @@ class TSV(FileSource):
     columns: names of the columns.
   """
 
-  columns: Sequence[str] = ('source', 'target')
+  columns: Annotated[Sequence[Text], NonEmpty] = ('source', 'target')
 
   def __post_init__(self):
     # Equal and hashable however the sequence was written.

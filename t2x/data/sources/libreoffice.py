@@ -12,6 +12,7 @@ from t2x.data.folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError
+from t2x.ranges import Text
 
 __all__ = ['LibreOfficeHelp']
 
@@ -39,9 +40,9 @@ class LibreOfficeHelp(BuiltSource):
     target_language: as the packages' folders are named: 'de', 'fr', 'zh-CN'.
   """
 
-  folder: str | None = None
-  source_language: str = 'en-US'
-  target_language: str = 'de'
+  folder: Text | None = None
+  source_language: Text = 'en-US'
+  target_language: Text = 'de'
 
   def splits(self) -> tuple[str, ...]:
     """train, validation, test."""

@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Examples, Source, label_values
 from t2x.errors import UserError
+from t2x.ranges import Count, NonEmpty, Text
 
 __all__ = ['Part']
 
@@ -42,14 +44,13 @@ class Part(Source):
   """
 
   source: Source
-  examples: Mapping[str, int]
+  examples: Annotated[Mapping[Text, Count], NonEmpty]
 
   def __post_init__(self):
-    for split, count in self.examples.items():
-      if split not in self.source.splits() or count < 1:
+    for split in self.examples:
+      if split not in self.source.splits():
         raise UserError(
-          f"Part.examples = {dict(self.examples)}: '{split}' must be one of "
-          f'{self.source.splits()}, its number at least 1'
+          f"Part.examples = {dict(self.examples)}: '{split}' must be one of {self.source.splits()}"
         )
 
   def splits(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from jaxtyping import UInt8
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Examples, Source, label_values
-from t2x.errors import UserError
+from t2x.ranges import Size
 
 __all__ = ['Resized', 'resize']
 
@@ -43,12 +43,8 @@ class Resized(Source):
   """
 
   source: Source
-  height: int
-  width: int
-
-  def __post_init__(self):
-    if min(self.height, self.width) < 1:
-      raise UserError(f'Resized: {self.height} x {self.width} pixels are no image')
+  height: Size
+  width: Size
 
   def splits(self) -> tuple[str, ...]:
     """Those of the source."""

@@ -4,11 +4,13 @@ newspaper editorials and tweets, each rated from -4 to 4 by twenty people."""
 import dataclasses
 import tarfile
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
+from t2x.ranges import Fraction, NonEmpty, Text
 
 __all__ = ['SentimentSnippets']
 
@@ -37,15 +39,15 @@ class SentimentSnippets(Source):
       `t2x data fetch sentiment` puts it.
   """
 
-  kinds: Sequence[str] = tuple(FILES)
-  neutral: float = 0.0
-  folder: str | None = None
+  kinds: Annotated[Sequence[Text], NonEmpty] = tuple(FILES)
+  neutral: Fraction = 0.0
+  folder: Text | None = None
 
   def __post_init__(self):
     # Equal and hashable however the sequence was written.
     object.__setattr__(self, 'kinds', tuple(self.kinds))
     unknown = [kind for kind in self.kinds if kind not in FILES]
-    if unknown or not self.kinds:
+    if unknown:
       raise UserError(
         f'SentimentSnippets.kinds = {list(self.kinds)}: some of {", ".join(FILES)} are wanted'
       )

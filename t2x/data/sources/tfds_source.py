@@ -20,6 +20,7 @@ import numpy as np
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Examples, Source
 from t2x.errors import UserError, first_line
+from t2x.ranges import Text
 
 __all__ = ['TFDS', 'DataSource', 'quiet_tfds', 'shortened']
 
@@ -152,8 +153,8 @@ class TFDS(Source):
       the data set's own splits.
   """
 
-  name: str
-  data_dir: str | None = None
+  name: Text
+  data_dir: Text | None = None
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
   split_names: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 

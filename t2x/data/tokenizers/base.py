@@ -244,11 +244,11 @@ class TokenizerConfig(abc.ABC):
 
   Attributes:
     kinds: the classes of what `train` gives, for `fit` to read them back.
-    vocab_size: number of ids of the fitted tokenizer, known before there is one.
+    vocab_size: number of ids of the fitted tokenizer; None: known only once it is fitted.
   """
 
   kinds: ClassVar[tuple[type[Tokenizer], ...]]
-  vocab_size: int
+  vocab_size: int | None
 
   @property
   def ids(self) -> SpecialIds:
@@ -275,10 +275,17 @@ class TokenizerConfig(abc.ABC):
     Raises:
       UserError: the vocabulary does not suit the texts.
     """
-    name = f'{type(self).__name__.lower()}-{fingerprint(self, source_fingerprint)}'
-    folder = (cache or cache_folder()) / 'tokenizers' / name
+    folder = self._folder(cache, source_fingerprint)
     prepare(folder, lambda temporary: self.train(texts())._write(temporary))
     return read(folder, self.kinds)
+
+  def is_fitted(self, source_fingerprint: str, cache: Path | None = None) -> bool:
+    """Whether `fit` would read the tokenizer of a source from the cache."""
+    return self._folder(cache, source_fingerprint).exists()
+
+  def _folder(self, cache: Path | None, source_fingerprint: str) -> Path:
+    name = f'{type(self).__name__.lower()}-{fingerprint(self, source_fingerprint)}'
+    return (cache or cache_folder()) / 'tokenizers' / name
 
 
 class Fitted(TokenizerConfig):

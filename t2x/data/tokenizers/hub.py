@@ -15,6 +15,7 @@ from t2x.data.tokenizers.special import Folder, Unsupported
 from t2x.data.tokenizers.spiece import marian, spiece
 from t2x.errors import UserError
 from t2x.foreign import shown
+from t2x.ranges import Size, Text
 
 __all__ = ['HubTokenizer', 'load_hub_tokenizer']
 
@@ -30,8 +31,8 @@ class HubTokenizer(TokenizerConfig):
     vocab_size: number of ids, special ones included, as the folder has them.
   """
 
-  folder: str
-  vocab_size: int
+  folder: Text
+  vocab_size: Size
 
   @property
   def ids(self):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.errors import UserError
+from t2x.ranges import Size, Text
 
 __all__ = ['RunTokenizer']
 
@@ -21,8 +22,8 @@ class RunTokenizer(TokenizerConfig):
     vocab_size: number of ids, special ones included, as that run has them.
   """
 
-  run: str
-  vocab_size: int
+  run: Text
+  vocab_size: Size
 
   @property
   def ids(self):

@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import sentencepiece
@@ -19,6 +19,7 @@ from t2x.data.tokenizers.merging import merged
 from t2x.data.tokenizers.simple import with_specials
 from t2x.data.tokenizers.words import Words
 from t2x.errors import UserError
+from t2x.ranges import Positive, Range, Size
 
 __all__ = ['SPACE', 'SentencePiece', 'SentencePieceTokenizer', 'shared']
 
@@ -171,12 +172,12 @@ class SentencePiece(TokenizerConfig):
 
   kinds = (SentencePieceTokenizer,)
 
-  vocab_size: int
+  vocab_size: Size
   model_type: Literal['bpe', 'unigram'] = 'bpe'
-  character_coverage: float = 1.0
+  character_coverage: Annotated[float, Range('0 < x <= 1')] = 1.0
   byte_fallback: bool = True
   split_digits: bool = False
-  sample_megabytes: float = 5.0
+  sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
     """Trains in one thread, so that the same texts always give the same model."""

@@ -12,6 +12,7 @@ import numpy as np
 from t2x.data.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
 from t2x.errors import UserError
+from t2x.ranges import Positive, Size
 
 __all__ = [
   'NUM_SPECIAL',
@@ -133,13 +134,14 @@ class Characters(TokenizerConfig):
 
   Attributes:
     vocab_size: number of ids, special ones included; those that the text does not fill stay unused.
+      None: one for each character of the text.
     sample_megabytes: text to count characters in, spread evenly over the source.
   """
 
   kinds = (CharacterTokenizer,)
 
-  vocab_size: int
-  sample_megabytes: float = 5.0
+  vocab_size: Size | None = None
+  sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
     """Counts characters; equal counts go by code point."""
@@ -149,8 +151,8 @@ class Characters(TokenizerConfig):
     if not counts:
       raise UserError('there is no text to find characters in')
     best = sorted(counts, key=lambda character: (-counts[character], character))
-    characters = best[: max(self.vocab_size - NUM_SPECIAL, 0)]
-    return CharacterTokenizer(''.join(characters), self.vocab_size)
+    size = NUM_SPECIAL + len(best) if self.vocab_size is None else self.vocab_size
+    return CharacterTokenizer(''.join(best[: max(size - NUM_SPECIAL, 0)]), size)
 
 
 def _starts_at_spaces(ids: np.ndarray, spaces: np.ndarray) -> np.ndarray:

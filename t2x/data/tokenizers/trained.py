@@ -12,6 +12,7 @@ from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.simple import SPECIALS
 from t2x.data.tokenizers.special import Known
 from t2x.errors import UserError
+from t2x.ranges import Count, Positive, Size
 
 __all__ = ['BPE', 'WordPiece']
 
@@ -29,8 +30,8 @@ class BPE(TokenizerConfig):
 
   kinds = (FastTokenizer,)
 
-  vocab_size: int
-  sample_megabytes: float = 5.0
+  vocab_size: Size
+  sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
     """The same texts always give the same merges."""
@@ -64,10 +65,10 @@ class WordPiece(TokenizerConfig):
 
   kinds = (FastTokenizer,)
 
-  vocab_size: int
+  vocab_size: Size
   lowercase: bool = True
-  max_characters: int = 1000
-  sample_megabytes: float = 5.0
+  max_characters: Count = 1000
+  sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
     """The same texts always give the same pieces."""

@@ -28,4 +28,3 @@ def test_the_rest_of_an_example_stays(message):
   assert test[0]['label'] == Digits().load('test')[0]['label']
   other = Resized(source=Digits(), height=12, width=16)
   assert len({s.fingerprint() for s in (source, other, Digits())}) == 3
-  assert '0 x 4 pixels' in message(Resized, source=Digits(), height=0, width=4)
