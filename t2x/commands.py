@@ -78,6 +78,8 @@ def train(args: argparse.Namespace) -> int:
       log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
       for note in args.notes:
         log.debug(note)
+      for note in config.notes():
+        log.info(note)
     processes.barrier()
     from t2x.train import train as run_training
 
@@ -264,7 +266,10 @@ def check(args: argparse.Namespace) -> int:
   else:
     from t2x.train import check_experiment
 
-    report = check_experiment(load(args.files, args.overrides).build(), args.devices)
+    config = load(args.files, args.overrides)
+    for note in config.notes():
+      print(note)
+    report = check_experiment(config.build(), args.devices)
   print(f'{" ".join(args.files)}: ok; {report} ({time.monotonic() - start:.1f} s)')
   return 0
 

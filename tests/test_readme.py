@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r'```bash\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL)
+README = (ROOT / 'README.md').read_text()
+BLOCKS = re.findall(r'```bash\n(.*?)```', README, re.DOTALL)
+FILES = re.findall(r'```(?:gin|python)\n# (\S+)\n(.*?)```', README, re.DOTALL)
 LINES = [line.split('  #')[0].strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [part.strip() for line in LINES if line for part in line.split('&&')]
 # What makes commands short; a file that lacks one of these names would be refused.
@@ -25,6 +27,7 @@ TRAIN = [
   'CausalLM.sample_tokens=4',
 ]
 TWO = "Sweep.variants={'gelu': {}, 'relu': {'MLP.activation': @relu}}"
+OWN = ['Trainer.num_steps=3', 'CausalLM.sample_tokens=4']
 SHORT = {'train': TRAIN, 'sweep': [*TRAIN, TWO, 'Sweep.seeds=2', "Part.examples={'validation': 2}"]}
 # Commands that say by their exit code that there is something to tell.
 CODES = {'diff': 1}
@@ -45,12 +48,18 @@ def test_extras_exist(command):
 def test_every_command_works(tmp_path):
   for folder in ('configs', 'experiments'):
     (tmp_path / folder).symlink_to(ROOT / folder)
+  for name, text in FILES:
+    (tmp_path / name).write_text(text)
+  (tmp_path / 'texts').mkdir()
+  for split in ('train', 'validation'):
+    (tmp_path / 'texts' / f'{split}-0.txt').write_text('A text of somebody else. ' * 100)
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(tmp_path / 'cache')}
   for command in COMMANDS:
     words = shlex.split(command)
     if words[0] != 't2x' or (words[1:3] == ['data', 'fetch'] and not shutil.which('apt-get')):
       continue
-    words += [f'--gin.{binding}' for binding in SHORT.get(words[1], [])]
+    short = OWN if 'own_text.gin' in words else SHORT.get(words[1], [])
+    words += [f'--gin.{binding}' for binding in short]
     done = subprocess.run(
       [sys.executable, '-m', 't2x.cli', *words[1:]],
       cwd=tmp_path,

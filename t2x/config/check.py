@@ -1,17 +1,18 @@
 """Checks that need no objects: values against annotations, and bindings that nothing uses."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from t2x.config.bindings import Bindings, Bound, Scope, closest, did_you_mean, split_scope
+from t2x.config.bindings import Bindings, Bound, closest, did_you_mean, split_scope
 from t2x.config.hints import problem
 from t2x.config.parse import Statement
+from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver
 from t2x.config.signature import GIVEN
 from t2x.config.values import Macro, Reference, leaves
 from t2x.config.words import takes_parts
 
-__all__ = ['binds_parts', 'check_unused', 'check_values']
+__all__ = ['binds_parts', 'check_unused', 'check_values', 'used_before']
 
 
 def check_values(bindings: Bindings) -> set[Statement]:
@@ -114,28 +115,41 @@ def check_unused(
 ) -> None:
   """Notes every statement that nothing on the way from the root uses and that is not `excused`."""
   for bound in bindings.bound:
-    if excused(bound.statement):
+    if bound.meant or _stands(resolver, bound) or excused(bound.statement):
       continue
-    if not bound.meant and (message := _unused_problem(bindings, resolver, bound, root_name)):
-      bindings.error(bound.statement.place, message)
+    bindings.error(bound.statement.place, _unused_problem(resolver, bound, root_name))
   used = _used_macros(bindings, root)
   for statement in bindings.all_macros:
     if statement.macro_name not in used and not excused(statement):
       bindings.error(statement.place, _unused_macro(bindings, resolver, statement))
 
 
-def _starts(scope: Scope, prefix: Scope) -> bool:
-  return scope[: len(prefix)] == prefix
+def used_before(
+  registry: Registry, statements: Sequence[Statement], root: Any
+) -> Iterator[Statement]:
+  """The statements that some file, with all that was read before its end, uses.
+
+  A later file or the command line may replace the parts that they set.
+  """
+  ends = [
+    i for i in range(1, len(statements)) if statements[i].place.file != statements[i - 1].place.file
+  ]
+  for end in ends:
+    bindings = Bindings(registry, statements[:end], complete=False)
+    resolver = Resolver(bindings, set())
+    resolver.value(root, (), statements[0].place, 'the root')
+    yield from (bound.statement for bound in bindings.bound if _stands(resolver, bound))
 
 
-def _unused_problem(
-  bindings: Bindings, resolver: Resolver, bound: Bound, root_name: str
-) -> str | None:
+def _stands(resolver: Resolver, bound: Bound) -> bool:
+  """Whether the part that a statement binds was met in its scope."""
+  scope = split_scope(bound.statement.scope)
+  return any(one[: len(scope)] == scope for one in resolver.visited.get(bound.part, ()))
+
+
+def _unused_problem(resolver: Resolver, bound: Bound, root_name: str) -> str:
   statement, part = bound.statement, bound.part
-  scope = split_scope(statement.scope)
   stands = resolver.visited.get(part, set())
-  if any(_starts(one, scope) for one in stands):
-    return None
   what = f'nothing uses {statement.target}: '
   if not stands:
     note = f'{part.name} is not on the path from {root_name}'

@@ -1,12 +1,13 @@
 """From gin files to a checked config, and from that to the object they describe."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings
-from t2x.config.check import binds_parts, check_unused, check_values
+from t2x.config.check import binds_parts, check_unused, check_values, used_before
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
@@ -26,6 +27,7 @@ class Config:
     imports: the user's modules.
     folders: where those modules were looked for.
     bindings: the table of winning statements.
+    replaced: bindings of parts that a later file or the command line has replaced.
   """
 
   root: Any
@@ -33,6 +35,7 @@ class Config:
   imports: Sequence[Import]
   folders: Sequence[str]
   bindings: Bindings
+  replaced: Sequence[Statement] = ()
 
   @property
   def bindings_used(self) -> list[Statement]:
@@ -45,6 +48,11 @@ class Config:
     }
     used |= set(macros_in([one.value for one in used], self.bindings.macros).values())
     return [statement for statement in self.statements if statement in used]
+
+  def notes(self) -> list[str]:
+    """What a user should know of a config that is right."""
+    names = [f'{one.target} ({one.place})' for one in self.replaced]
+    return [f'not used, as their parts were replaced: {", ".join(names)}'] if names else []
 
   def build(self, stand_ins: Mapping[str, Any] | None = None) -> Any:
     """The object that the config describes; a new one at each call.
@@ -95,18 +103,23 @@ def load(
   refused = check_values(bindings)
   resolver = Resolver(bindings, refused)
   tree = resolver.value(value, (), place, 'the root')
+  replaced: list[Statement] = []
   # Where a refused value should have held parts, what they would use is no second error.
   if complete and not any(binds_parts(bindings, statement) for statement in refused):
     known = {(s.place, s.target) for s in base.statements} if base else set()
-    check_unused(
-      bindings,
-      resolver,
-      value,
-      root.strip('@%()'),
-      lambda s: s in refused or (s.place, s.target) in known,
-    )
+    earlier = functools.cache(lambda: set(used_before(registry, parsed.statements, value)))
+
+    def excused(statement: Statement) -> bool:
+      if statement in refused or (statement.place, statement.target) in known:
+        return True
+      if statement in earlier():
+        replaced.append(statement)
+        return True
+      return False
+
+    check_unused(bindings, resolver, value, root.strip('@%()'), excused)
   raise_findings(bindings.findings)
-  return Config(tree, parsed.statements, parsed.imports, folders, bindings)
+  return Config(tree, parsed.statements, parsed.imports, folders, bindings, tuple(replaced))
 
 
 def _root_value(root: str, bindings: Bindings, place: Place) -> Any:

@@ -1,5 +1,7 @@
 """Equal configs have one identity, whatever says so; different ones have different identities."""
 
+import re
+
 import pytest
 
 from t2x.config import identity, load
@@ -47,12 +49,31 @@ def test_what_is_left_out_makes_none(read):
 
 
 def test_a_part_that_replaces_another_may_leave_its_bindings_unused(read, tmp_path):
-  base = read(MODEL)
+  assert read(MODEL).notes() == []
   override = ['Block.feed_forward=@GatedMLP', 'GatedMLP.hidden_dim=4']
   files = [tmp_path / 'x.gin']
-  with pytest.raises(UserError, match=r'x.gin:\d+: nothing uses MLP.hidden_dim'):
+  outer = tmp_path / 'outer.gin'
+  for how in (
+    load(files, override, ['fake_parts']),
+    load(files, override, ['fake_parts'], base=load(files, (), ['fake_parts'])),
+  ):
+    assert how.build()
+  outer.write_text("include 'x.gin'\n" + '\n'.join(override).replace('=', ' = '))
+  config = load([outer], [], ['fake_parts'])
+  assert config.build() and {one.target for one in config.replaced} == {'MLP.hidden_dim'}
+  assert re.fullmatch(
+    r'not used, as their parts were replaced: MLP\.hidden_dim \(.*x\.gin:\d+\)', config.notes()[0]
+  )
+
+
+def test_what_no_earlier_file_used_is_an_error(read, tmp_path):
+  read(MODEL)
+  files = [tmp_path / 'x.gin']
+  # What replaces a part and what sets it stand in one place: one of them is a mistake.
+  override = ['Block.feed_forward=@GatedMLP', 'GatedMLP.hidden_dim=4', 'MLP.hidden_dim=4']
+  with pytest.raises(UserError, match=r'^command line: nothing uses MLP\.hidden_dim: [^\n]*$'):
     load(files, override, ['fake_parts'])
-  assert load(files, override, ['fake_parts'], base=load(files, (), ['fake_parts'])).build()
-  assert base.build()
   with pytest.raises(UserError, match=r'nothing uses Window\.size'):
     load(files, ['Window.size=3'], ['fake_parts'], base=load(files, (), ['fake_parts']))
+  with pytest.raises(UserError, match=r'nothing uses Window\.size'):
+    load(files, ['Window.size=3'], ['fake_parts'])
