@@ -9,10 +9,12 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 from t2x.allocator import set_allocator
 from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
+from t2x.ranges import Count, Finite, Fraction, Natural, Positive, Seed
 from t2x.signals import ended_at_once
 
 __all__ = ['main']
@@ -28,20 +30,25 @@ The same command again runs what has not ended; other processes and machines tha
 """
 
 
-def positive_int(text: str) -> int:
-  """An argument that is a whole number of at least 1."""
-  return _at_least(1, text)
+def in_range(hint: Any) -> Callable[[str], Any]:
+  """What argparse turns a text into, for a type of `t2x.ranges`."""
+  kind, (limits,) = hint.__origin__, hint.__metadata__
+
+  def parse(text: str) -> Any:
+    try:
+      value = kind(text)
+    except ValueError:
+      what = 'a number' if kind is float else 'an integer'
+      raise argparse.ArgumentTypeError(f'must be {what}, got {text!r}') from None
+    if not limits.holds(value):
+      raise argparse.ArgumentTypeError(f'{limits}, got {text}')
+    return value
+
+  return parse
 
 
-def non_negative_int(text: str) -> int:
-  """An argument that is a whole number of at least 0."""
-  return _at_least(0, text)
-
-
-def _at_least(least: int, text: str) -> int:
-  if not text.strip().removeprefix('-').isdecimal() or int(text) < least:
-    raise argparse.ArgumentTypeError(f'{text!r} is not a whole number of at least {least}')
-  return int(text)
+count, natural = in_range(Count), in_range(Natural)
+finite, positive, fraction = in_range(Finite), in_range(Positive), in_range(Fraction)
 
 
 class _Command(argparse.ArgumentParser):
@@ -68,14 +75,14 @@ def _processes(parser: argparse.ArgumentParser) -> None:
   )
   group.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 listens')
   group.add_argument(
-    '--num-processes', '--num_processes', type=int, metavar='N', help='processes of this run'
+    '--num-processes', '--num_processes', type=count, metavar='N', help='processes of this run'
   )
   group.add_argument(
-    '--process-id', '--process_id', type=int, metavar='I', help='which one this is, from 0'
+    '--process-id', '--process_id', type=natural, metavar='I', help='which one this is, from 0'
   )
   group.add_argument(
     '--wait',
-    type=float,
+    type=positive,
     default=300.0,
     metavar='SECONDS',
     help='until all processes have reported; then to start is an error (default: 300)',
@@ -83,7 +90,7 @@ def _processes(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--lost-after',
     '--lost_after',
-    type=float,
+    type=positive,
     default=60.0,
     metavar='SECONDS',
     help='without a sign of life of a process the run ends (default: 60)',
@@ -96,7 +103,7 @@ def _files(parser: argparse.ArgumentParser) -> None:
 
 def _devices(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
-    '--devices', type=int, metavar='N', help='of the mesh, which may be larger than this machine'
+    '--devices', type=count, metavar='N', help='of the mesh, which may be larger than this machine'
   )
 
 
@@ -127,7 +134,7 @@ def _eval(commands) -> None:
   _run(parser)
   parser.add_argument('--split', help="a split of the source (default: the task's eval_split)")
   parser.add_argument(
-    '--limit', type=int, metavar='N', help='generate for the first N examples alone (BLEU ...)'
+    '--limit', type=natural, metavar='N', help='generate for the first N examples alone (BLEU ...)'
   )
 
 
@@ -137,31 +144,27 @@ def _generate(commands) -> None:
   parser.add_argument('--prompt', action='append', help='text to continue or translate; repeatable')
   parser.add_argument('--input', metavar='FILE', help='JSON lines with a "prompt" each')
   parser.add_argument('--output', metavar='FILE', help='JSON lines, in the same order')
-  parser.add_argument('--max-new-tokens', type=positive_int, default=128, metavar='N')
-  parser.add_argument(
-    '--num-return', type=positive_int, default=1, metavar='N', help='answers a prompt'
-  )
+  parser.add_argument('--max-new-tokens', type=count, default=128, metavar='N')
+  parser.add_argument('--num-return', type=count, default=1, metavar='N', help='answers a prompt')
   _strategy(parser)
-  parser.add_argument('--seed', type=int, default=0, help='of sampling')
-  parser.add_argument(
-    '--batch-size', type=positive_int, default=32, metavar='N', help='prompts at once'
-  )
+  parser.add_argument('--seed', type=in_range(Seed), default=0, help='of sampling')
+  parser.add_argument('--batch-size', type=count, default=32, metavar='N', help='prompts at once')
 
 
 def _strategy(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('how the next token is chosen (default: as the task says)')
   group.add_argument('--greedy', action='store_true', help='the likeliest token at each step')
-  group.add_argument('--beam', type=int, metavar='WIDTH', help='beam search')
+  group.add_argument('--beam', type=count, metavar='WIDTH', help='beam search')
   penalty = group.add_mutually_exclusive_group()
   penalty.add_argument(
     '--length-penalty',
-    type=float,
+    type=finite,
     metavar='ALPHA',
     help='of the beam: scores are divided by ((5 + length) / 6) ** ALPHA (default: 0.6)',
   )
   penalty.add_argument(
     '--average-length',
-    type=float,
+    type=finite,
     metavar='POWER',
     help="of the beam: scores are divided by length ** POWER, Hugging Face's length_penalty",
   )
@@ -171,21 +174,25 @@ def _strategy(parser: argparse.ArgumentParser) -> None:
     help="when a beam search is done: Hugging Face's early_stopping never, False or True "
     '(default: certain)',
   )
-  group.add_argument('--temperature', type=float, metavar='T', help='sample at this temperature')
-  group.add_argument('--top-k', type=int, metavar='K', help='sample from the K likeliest tokens')
-  group.add_argument('--top-p', type=float, metavar='P', help='sample from the nucleus of mass P')
+  group.add_argument('--temperature', type=positive, metavar='T', help='sample at this temperature')
+  group.add_argument('--top-k', type=count, metavar='K', help='sample from the K likeliest tokens')
+  group.add_argument(
+    '--top-p', type=fraction, metavar='P', help='sample from the nucleus of mass P'
+  )
   group.add_argument(
     '--repetition-penalty',
-    type=float,
+    type=positive,
     metavar='P',
     help='above 1: tokens seen before are less likely',
   )
   group.add_argument(
-    '--no-repeat-ngram', type=int, metavar='N', help='no N tokens in a row stand twice'
+    '--no-repeat-ngram', type=count, metavar='N', help='no N tokens in a row stand twice'
   )
-  group.add_argument('--min-new-tokens', type=int, metavar='N', help='that an answer has at least')
   group.add_argument(
-    '--suppress', type=int, action='append', metavar='ID', help='a token never used; repeatable'
+    '--min-new-tokens', type=count, metavar='N', help='that an answer has at least'
+  )
+  group.add_argument(
+    '--suppress', type=natural, action='append', metavar='ID', help='a token never used; repeatable'
   )
 
 
@@ -204,7 +211,9 @@ def _config(commands) -> None:
   parser.add_argument(
     '--pattern', metavar='PNG', help="draw the model's attention patterns into this file"
   )
-  parser.add_argument('--length', type=int, default=64, help='tokens in the picture (default: 64)')
+  parser.add_argument(
+    '--length', type=count, default=64, help='tokens in the picture (default: 64)'
+  )
   parser = commands.add_parser('diff', help='say what differs between two configs', epilog=GIN)
   parser.add_argument('a', metavar='A', help='a gin file or a run folder')
   parser.add_argument('b', metavar='B', help='a gin file or a run folder')
@@ -231,14 +240,14 @@ def _sweep(commands) -> None:
   )
   parser.add_argument(
     '--processes',
-    type=int,
+    type=count,
     metavar='N',
     dest='workers',
     help='of the local runner, each with its cores or GPU (default: by the device)',
   )
   parser.add_argument(
     '--together',
-    type=int,
+    type=count,
     metavar='N',
     help='trials of one program trained at once by vmap (default: by the device)',
   )
@@ -268,10 +277,8 @@ def _data(commands) -> None:
   tokenizer.add_argument('--out', metavar='DIR', help='also write it to this folder')
   inspect = verbs.add_parser('inspect', help='print batches decoded, and throughput', epilog=GIN)
   _files(inspect)
-  inspect.add_argument('--batches', type=positive_int, default=2, metavar='N', help='(default: 2)')
-  inspect.add_argument(
-    '--step', type=non_negative_int, default=0, help='first step shown (default: 0)'
-  )
+  inspect.add_argument('--batches', type=count, default=2, metavar='N', help='(default: 2)')
+  inspect.add_argument('--step', type=natural, default=0, help='first step shown (default: 0)')
 
 
 def _convert(commands) -> None:
@@ -300,7 +307,11 @@ def _report(commands) -> None:
     '--watch', action='store_true', help='write again when trials go on, until all have ended'
   )
   parser.add_argument(
-    '--every', type=float, default=30.0, metavar='SECONDS', help='between two looks (default: 30)'
+    '--every',
+    type=positive,
+    default=30.0,
+    metavar='SECONDS',
+    help='between two looks (default: 30)',
   )
   parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
 

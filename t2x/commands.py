@@ -374,8 +374,6 @@ def report(args: argparse.Namespace) -> int:
   """`t2x report`: the report of a sweep, of what has ended so far."""
   from t2x.sweeps import report as reports
 
-  if not args.every > 0:
-    raise UserError(f'--every {args.every} must be more than 0 seconds')
   for results in reports.watch(Path(args.sweep), args.every if args.watch else None):
     if args.json:
       print(json.dumps(reports.told(results), ensure_ascii=False), flush=True)

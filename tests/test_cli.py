@@ -66,3 +66,31 @@ print(json.dumps('tensorflow' in sys.modules))
 """
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
   assert json.loads(done.stdout) is False
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'told'),
+  [
+    ('check FILE --devices 0', '--devices: must be at least 1'),
+    ('check FILE --devices -1', '--devices: must be at least 1'),
+    ('eval RUN --limit -1', '--limit: must be at least 0'),
+    ('generate RUN --prompt a --seed -1', '--seed: must be at least 0'),
+    ('generate RUN --prompt a --beam 0', '--beam: must be at least 1'),
+    ('generate RUN --prompt a --temperature nan', '--temperature: must be above 0, got nan'),
+    ('generate RUN --prompt a --top-k 0', '--top-k: must be at least 1'),
+    ('generate RUN --prompt a --top-p 2', '--top-p: must be at least 0 and at most 1, got 2'),
+    ('generate RUN --prompt a --min-new-tokens -1', '--min-new-tokens: must be at least 1'),
+    ('generate RUN --prompt a --beam 2 --length-penalty inf', '--length-penalty: must be a finite'),
+    ('generate RUN --prompt a --suppress x', "--suppress: must be an integer, got 'x'"),
+    ('sweep FILE --processes 0', '--processes: must be at least 1'),
+    ('sweep FILE --together -1', '--together: must be at least 1'),
+    ('report DIR --every -1', '--every: must be above 0, got -1'),
+    ('show FILE --length 0', '--length: must be at least 1'),
+    ('train FILE --num-processes 0', 'must be at least 1'),
+  ],
+)
+def test_numbers_outside_their_range_are_refused_before_anything_is_read(arguments, told, capsys):
+  with pytest.raises(SystemExit) as stop:
+    main(arguments.split())
+  assert stop.value.code == 2
+  assert told in capsys.readouterr().err

@@ -186,6 +186,7 @@ class ForceFirst(Processor):
       raise UserError('ForceFirst.tokens is empty: leave ForceFirst out')
 
   def __call__(self, scores, history):
+    _check_known('ForceFirst', self.tokens, scores)
     token = jnp.asarray(self.tokens)[jnp.minimum(history.step, len(self.tokens) - 1)]
     return jnp.where(history.step < len(self.tokens), _only(scores, token), scores)
 
@@ -213,7 +214,17 @@ class SuppressTokens(Processor):
     object.__setattr__(self, 'tokens', tuple(self.tokens))
 
   def __call__(self, scores, history):
+    _check_known('SuppressTokens', self.tokens, scores)
     return _without(scores, self.tokens)
+
+
+def _check_known(name, tokens, scores):
+  """Refuses ids that the model has no scores for."""
+  vocab = scores.shape[-1]
+  if max(tokens, default=0) >= vocab:
+    raise UserError(
+      f'{name}.tokens holds {max(tokens)}, but the model has the ids 0 to {vocab - 1}'
+    )
 
 
 def _among(tokens, where, vocab):

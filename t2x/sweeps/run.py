@@ -51,9 +51,6 @@ def sweep(args: argparse.Namespace, load: Load) -> int:
     The exit code: 1 where a trial failed (diverged ones are results), has no such metric, or cannot
     be matched in its budget.
   """
-  for option, number in (('--processes', args.workers), ('--together', args.together)):
-    if number is not None and number < 1:
-      raise UserError(f'{option} {number} is less than one')
   folder = Path(args.out) / Path(args.file).stem
   trials_folder = Path(args.out) / 'trials'
   if args.worker:

@@ -87,6 +87,12 @@ def test_suppressed_tokens_are_never_said(strategy):
   assert not {2, 4} & {i for t in run(strategy(processors=[SuppressTokens([2, 4])])) for i in t}
 
 
+@pytest.mark.parametrize('processor', [SuppressTokens, ForceFirst])
+def test_tokens_that_the_model_does_not_have_are_refused(processor):
+  with pytest.raises(UserError, match=r'\.tokens holds 99999, but the model has the ids 0 to'):
+    run(Greedy(processors=[processor([2, 99999])]))
+
+
 def test_a_penalty_makes_repetition_rarer():
   def different(penalty):
     tokens = run(Greedy(processors=[RepetitionPenalty(penalty)]), eos_id=None)

@@ -178,13 +178,6 @@ def test_variants_that_are_not_run_are_said_in_the_end(sweep):
   )
 
 
-@pytest.mark.parametrize('option', ['--processes', '--together'])
-def test_less_than_one_is_refused(sweep, option):
-  code, told = sweep('--dry-run', option, '-1')
-  assert code == 2 and f'{option} -1 is less than one' in told.err
-  assert sweep('--dry-run', option, '0')[0] == 2
-
-
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   made = []
   monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))

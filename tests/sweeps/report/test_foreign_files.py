@@ -147,5 +147,3 @@ def test_a_report_that_cannot_be_written_is_said(sweep, capsys):
   (folder / 'report.md').mkdir()
   assert main(['report', str(folder)]) == 2
   assert f'{folder}/report.md cannot be written: ' in capsys.readouterr().err
-  assert main(['report', str(folder), '--watch', '--every', '-1']) == 2
-  assert '--every -1.0 must be more than 0 seconds' in capsys.readouterr().err
