@@ -51,11 +51,16 @@ def in_a_line(error: BaseException) -> str:
 
 def is_printable(text: str) -> bool:
   """Whether a text holds no control characters: nothing that a terminal would act on."""
-  return not any(unicodedata.category(character) in _UNPRINTABLE for character in text)
+  # Nearly all texts are, and quickly known to be.
+  return text.isprintable() or not any(
+    unicodedata.category(character) in _UNPRINTABLE for character in text
+  )
 
 
 def printable(text: str, *, lines: bool = False) -> str:
   """Returns the text with control characters as escapes (`\\x1b`); `lines` keeps its newlines."""
+  if text.isprintable():
+    return text
   return ''.join(
     one if is_printable(one) or (lines and one == '\n') else one.encode('unicode_escape').decode()
     for one in text

@@ -102,6 +102,7 @@ def project(tmp_path, monkeypatch):
 
   def make(folder):
     (tmp_path / folder).mkdir()
+    config_lib.trust(tmp_path / folder)
     path = tmp_path / folder / 'parts_of_mine.py'
     path.write_text('def thing(num_steps): return 0.5\n')
     forget()

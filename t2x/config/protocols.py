@@ -10,7 +10,7 @@ __all__ = ['class_of', 'is_protocol', 'protocol_misfit']
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
-def is_protocol(cls: type) -> bool:
+def is_protocol(cls: Any) -> bool:
   """Whether a class is a `typing.Protocol` and not an implementation of one."""
   return getattr(cls, '_is_protocol', False)
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from t2x.config.parse import Import
+from t2x.config.protocols import is_protocol
 from t2x.config.signature import Part, describe
 from t2x.config.trusted import Untrusted, is_library, require_trust
 from t2x.config.values import Finding, Place
@@ -139,6 +140,9 @@ def _exported(module: types.ModuleType) -> list[str]:
 
 
 def _is_part(obj: Any) -> bool:
+  # Protocols say what parts are; none can be built.
+  if is_protocol(obj):
+    return False
   if isinstance(obj, type) and not isinstance(obj, types.GenericAlias):
     return True
   # Aliases such as Callable[..., T] can be called as well.

@@ -155,7 +155,11 @@ def metric_lines(path: Path, problems: list[str] | None = None) -> list[dict[str
     content = b'unreadable'
   for number, line in enumerate(content.removesuffix(b'\n').split(b'\n') if content else (), 1):
     try:
-      one = _plain(json.loads(line))
+      text = line.decode()
+      one = json.loads(text)
+      # Nearly all lines are printable as they stand, escapes included: there are none.
+      if '\\' in text or not text.isprintable():
+        one = _plain(one)
     except (ValueError, RecursionError):
       one = None
     if isinstance(one, dict) and _is_whole(one.get('step')) and isinstance(one.get('split'), str):

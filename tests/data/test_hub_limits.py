@@ -85,9 +85,12 @@ def charsmap_of(rule):
 
 
 def test_an_id_beyond_all_vocabularies_is_refused(folder):
-  made = Tokenizer(models.WordLevel({'a': 0, '<s>': 4_000_000_000}, unk_token='a'))
+  path = folder(tokenizer()) / 'tokenizer.json'
+  text = path.read_text()
+  path.write_text(text.replace('"<s>":2', '"<s>":4000000000'))
+  assert path.read_text() != text
   with pytest.raises(UserError, match='its vocabulary has the id 4000000000'):
-    load_hub_tokenizer(folder(made))
+    load_hub_tokenizer(path.parent)
 
 
 def test_a_special_id_that_the_vocabulary_lacks_is_refused(folder):

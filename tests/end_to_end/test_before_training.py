@@ -19,18 +19,30 @@ CASES = {
     "TextFiles.validation = '/nowhere/*.txt'\n",
     "TextFiles.validation = '/nowhere/*.txt' matches no file",
   ),
-  'no tokens': ('causal_lm', 'CausalLM.sample_tokens = 0\n', 'CausalLM.sample_tokens = 0'),
-  'no batches': ('causal_lm', 'Trainer.eval_batches = 0\n', 'Trainer.eval_batches = 0'),
-  'a negative interval': ('causal_lm', 'Trainer.eval_every = -1\n', 'Trainer.eval_every = -1'),
+  'no tokens': (
+    'causal_lm',
+    'CausalLM.sample_tokens = 0\n',
+    'CausalLM.sample_tokens must be at least 1',
+  ),
+  'no batches': (
+    'causal_lm',
+    'Trainer.eval_batches = 0\n',
+    'Trainer.eval_batches must be at least 1',
+  ),
+  'a negative interval': (
+    'causal_lm',
+    'Trainer.eval_every = -1\n',
+    'Trainer.eval_every must be at least 0',
+  ),
   'a negative number of examples': (
     'translation',
     'Translation.eval_examples = -1\n',
-    'Translation.eval_examples = -1',
+    'Translation.eval_examples must be at least 0',
   ),
   'sentences in no batches': (
     'translation',
     'Translation.eval_batch_size = 0\n',
-    'Translation.eval_batch_size = 0',
+    'Translation.eval_batch_size must be at least 1',
   ),
   'continuations beyond the positions': (
     'causal_lm',

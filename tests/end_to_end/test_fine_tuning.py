@@ -68,6 +68,7 @@ SpanPrediction:
   stride = 8
   question_length = 8
   eval_examples = 6
+  null_threshold = None
 """
   + DATA,
 }
@@ -121,8 +122,11 @@ def folder(tmp_path_factory):
 def config(folder, tmp_path):
   def write(task, extra=''):
     path = tmp_path / f'{task}.gin'
-    text = TASKS[task].format(configs=CONFIGS, data=folder, task=task) + SMALL + extra
-    path.write_text(text)
+    path.write_text(TASKS[task].format(configs=CONFIGS, data=folder, task=task) + SMALL)
+    if extra:
+      # What another file has bound may be bound again.
+      text, path = f"include '{path}'\n{extra}", tmp_path / f'{task}_changed.gin'
+      path.write_text(text)
     return path
 
   return write

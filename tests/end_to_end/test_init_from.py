@@ -18,7 +18,7 @@ STILL = (
   SHORT
   + """
 Cosine:
-  peak = 0.0
+  peak = 1e-30
 Experiment.init_from = @InitFrom()
 InitFrom.run = '{run}'
 """

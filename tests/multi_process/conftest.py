@@ -81,9 +81,12 @@ def config(place):
   """`config(name, extra) -> path` of a tiny experiment."""
 
   def write(name: str, extra: str = '') -> Path:
-    text = CONFIGS[name].format(root=ROOT, data=place) + TRAINER + extra
-    path = place / f'{name}-{abs(hash(extra))}.gin'
-    path.write_text(text)
+    path = place / f'{name}.gin'
+    path.write_text(CONFIGS[name].format(root=ROOT, data=place) + TRAINER)
+    if extra:
+      # What another file has bound may be bound again.
+      text, path = f"include '{path}'\n{extra}", place / f'{name}-{abs(hash(extra))}.gin'
+      path.write_text(text)
     return path
 
   return write

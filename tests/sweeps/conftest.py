@@ -49,8 +49,10 @@ def sweep_file(tmp_path):
   """`sweep_file(variants, extra)` writes a sweep file beside its base; `base`: the latter's macros."""
 
   def write(variants: str = VARIANTS, extra: str = '', base: str = '') -> Path:
-    (tmp_path / 'tiny.gin').write_text(BASE)
-    (tmp_path / 'base.gin').write_text(f"include 'tiny.gin'\n{base}")
+    if base:
+      (tmp_path / 'tiny.gin').write_text(BASE)
+      base = f"include 'tiny.gin'\n{base}"
+    (tmp_path / 'base.gin').write_text(base or BASE)
     path = tmp_path / 'study.gin'
     path.write_text(
       f"Sweep:\n  base = 'base.gin'\n  baseline = 'gelu'\n  variants = {variants}\n  seeds = 2\n{extra}"

@@ -45,7 +45,7 @@ def test_an_own_module_is_found_everywhere_and_its_trials_are_known_after_a_move
   project.mkdir()
   elsewhere.mkdir()
   (project / 'own_parts.py').write_text(PARTS)
-  for path in (file, tmp_path / 'base.gin'):
+  for path in (file, tmp_path / 'base.gin', tmp_path / 'tiny.gin'):
     path.rename(project / path.name)
 
   # In one process, one after another, from another folder.

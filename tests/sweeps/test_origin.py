@@ -81,6 +81,7 @@ def test_a_package_below_the_repository_of_a_project_has_its_version(
 
 def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setenv('T2X_TRUST', str(tmp_path))
   (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  pass\n')
   (tmp_path / 'a.gin').write_text('import parts_with_digest\n')
   found = origin.modules(load([tmp_path / 'a.gin']))

@@ -36,6 +36,10 @@ def check_limits(backend: Any, where: str) -> None:
   Raises:
     UserError: with the part of tokenizer.json that is refused.
   """
+  largest = max(backend.get_vocab().values(), default=0)
+  if largest >= MOST_IDS:
+    raise UserError(f'{where}: its vocabulary has the id {largest}, and {MOST_IDS:,} is too large')
+  # Only now: the library counts to the largest id.
   described = json.loads(backend.to_str())
   steps = {
     'normalizer': _growth(described['normalizer'], 'normalizers'),
@@ -48,9 +52,6 @@ def check_limits(backend: Any, where: str) -> None:
         f'{where}: its {name} makes a text up to {growth:.0e} times as long; '
         f'more than {MOST_GROWTH:,} times is not supported'
       )
-  largest = max(backend.get_vocab().values(), default=0)
-  if largest >= MOST_IDS:
-    raise UserError(f'{where}: its vocabulary has the id {largest}, and {MOST_IDS:,} is too large')
 
 
 def _growth(step: Mapping[str, Any] | None, parts: str) -> float:
