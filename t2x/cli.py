@@ -25,10 +25,6 @@ Any value of a config file can be set on the command line, where it wins over fi
 Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted (run the same command again).
 """
 
-SWEEP = """
-The same command again runs what has not ended; other processes and machines that share DIR help.
-"""
-
 
 def in_range(hint: Any) -> Callable[[str], Any]:
   """What argparse turns a text into, for a type of `t2x.ranges`."""
@@ -221,7 +217,7 @@ def _config(commands) -> None:
 
 def _sweep(commands) -> None:
   parser = commands.add_parser(
-    'sweep', help='run the trials of a sweep file, each once', epilog=GIN + SWEEP
+    'sweep', help='run the trials of a sweep file that have not ended', epilog=GIN
   )
   parser.add_argument('file', metavar='FILE', help='a gin file that binds Sweep')
   parser.add_argument(

@@ -34,7 +34,11 @@ class PseudoTerminal(contextlib.AbstractContextManager):
     settings = {'TERM': 'xterm-256color'} | dict(environment or {})
     variables = {name: os.environ[name] for name in os.environ if name not in ('COLUMNS', 'LINES')}
     # A program in between takes the terminal: to fork a process that has threads is not safe.
-    take = 'import os, sys; os.login_tty(int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])'
+    take = (
+      'import os, signal, sys; os.login_tty(int(sys.argv[1])); '
+      # What runs the tests may ignore it.
+      'signal.signal(signal.SIGHUP, signal.SIG_DFL); os.execvp(sys.argv[2], sys.argv[2:])'
+    )
     self.process = subprocess.Popen(
       [sys.executable, '-c', take, str(slave), *command],
       env=variables | settings,

@@ -53,7 +53,6 @@ def test_flags_lie_over_the_tasks_strategy(flags, expected):
     ('--beam 2 --top-k 3', 'exclude each other'),
     ('--greedy --temperature 0.5', 'exclude each other'),
     ('--stop full', 'need --beam WIDTH'),
-    ('--repetition-penalty 0', 'RepetitionPenalty.penalty'),
   ],
 )
 def test_flags_that_do_not_go_together_are_errors(flags, message):

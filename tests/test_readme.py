@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from t2x.cli import main
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / 'README.md').read_text()
 BLOCKS = re.findall(r'```bash\n(.*?)```', README, re.DOTALL)
@@ -44,16 +46,34 @@ def test_extras_exist(command):
   assert set(re.findall(r'\[(.+?)\]', command)) <= set(known)
 
 
-@pytest.mark.slow
-def test_every_command_works(tmp_path):
-  for folder in ('configs', 'experiments'):
-    (tmp_path / folder).symlink_to(ROOT / folder)
+@pytest.fixture
+def folder(tmp_path):
+  """A folder with configs, the files that the README shows, and texts."""
+  for name in ('configs', 'experiments'):
+    (tmp_path / name).symlink_to(ROOT / name)
   for name, text in FILES:
     (tmp_path / name).write_text(text)
   (tmp_path / 'texts').mkdir()
   for split in ('train', 'validation'):
     (tmp_path / 'texts' / f'{split}-0.txt').write_text('A text of somebody else. ' * 100)
-  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(tmp_path / 'cache')}
+  return tmp_path
+
+
+def test_the_files_of_the_readme_are_right(folder, monkeypatch, capsys):
+  assert {name for name, _ in FILES} == {'own_text.gin', 'my_parts.py', 'own_part.gin'}
+  monkeypatch.chdir(folder)
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setenv('T2X_CACHE', str(folder / 'cache'))
+  assert main(['data', 'tokenizer', 'own_text.gin']) == 0
+  assert main(['check', 'own_text.gin']) == 0
+  assert main(['check', 'own_part.gin']) == 0
+  assert 'MLP.hidden_dim' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_every_command_works(folder):
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(folder / 'cache')}
   for command in COMMANDS:
     words = shlex.split(command)
     if words[0] != 't2x' or (words[1:3] == ['data', 'fetch'] and not shutil.which('apt-get')):
@@ -62,7 +82,7 @@ def test_every_command_works(tmp_path):
     words += [f'--gin.{binding}' for binding in short]
     done = subprocess.run(
       [sys.executable, '-m', 't2x.cli', *words[1:]],
-      cwd=tmp_path,
+      cwd=folder,
       env=environment,
       capture_output=True,
       text=True,

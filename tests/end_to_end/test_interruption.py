@@ -17,6 +17,8 @@ NAMES = sorted(
   for name, one in vars(t2x.tasks).items()
   if isinstance(one, type) and issubclass(one, t2x.tasks.Task) and not one.__abstractmethods__
 )
+OFTEN = ['causal_lm', 'image_classification', 'span_prediction', 'translation']
+RARELY = [name for name in NAMES if name not in OFTEN]
 
 
 def start(file, out):
@@ -38,7 +40,9 @@ def wait_for_step(process, out, step, timeout=120):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize(
+  'name', [*OFTEN, *(pytest.param(name, marks=pytest.mark.nightly) for name in RARELY)]
+)
 def test_killed_and_run_again_is_bitwise_the_same(name, experiment, t2x, metrics, tmp_path):
   file = experiment(name, 'dropout_rate = 0.1\n')
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 
 import pytest
 from tiny_models import CONFIGS, imported, write_folder
@@ -47,10 +48,12 @@ def test_a_tiny_model_is_imported(folder):
   assert imported(path)[1] == []
 
 
-def test_a_strange_value_is_refused_with_its_name_or_is_a_value(folder):
+@pytest.mark.parametrize('count', [4, pytest.param(len(STRANGE), marks=pytest.mark.nightly)])
+def test_a_strange_value_is_refused_with_its_name_or_is_a_value(folder, count):
   path, config = folder
+  draw = random.Random(0)
   for name in [*FAMILIES[config['model_type']].declared, 'architectures', 'model_type']:
-    for value in STRANGE:
+    for value in [INJECTION, *draw.sample(STRANGE, count)]:
       try:
         source = Source(with_field(folder, name, value))
       except UserError as error:
@@ -66,6 +69,7 @@ def test_a_strange_value_is_refused_with_its_name_or_is_a_value(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_size_that_is_possible_fits_or_is_refused(folder):
   path, config = folder
   for name in FAMILIES[config['model_type']].declared:

@@ -103,6 +103,7 @@ def test_a_machine_without_slurm_is_said(sweep, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_slurm_through_submitit_without_a_cluster(command, sweep, tmp_path):
   sweep('--gin.Sweep.seeds=1', out='whole')
   # Its local executor: a process a job, as on a node.
