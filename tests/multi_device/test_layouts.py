@@ -21,8 +21,13 @@ def apart(losses, expected):
   return max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True))
 
 
-@pytest.fixture(scope='module')
-def told(tmp_path_factory):
+# One experiment with every commit, all of them every night.
+@pytest.fixture(
+  scope='module',
+  params=[['causal_lm'], pytest.param([], marks=pytest.mark.nightly)],
+  ids=['causal_lm', 'all'],
+)
+def told(tmp_path_factory, request):
   folder = tmp_path_factory.mktemp('layouts')
   # The older compiler makes small kernels four times as fast without its fusion emitters, which the
   # newer one no longer lets go.
@@ -36,7 +41,7 @@ def told(tmp_path_factory):
     # XLA's threads: a collective of eight devices waits for ever on two.
     'NPROC': '16',
   }
-  command = [sys.executable, str(SCRIPT), str(folder)]
+  command = [sys.executable, str(SCRIPT), str(folder), *request.param]
   done = subprocess.run(
     command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
   )

@@ -42,9 +42,8 @@ def one(t2x, config, place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  'name', ['causal_lm', pytest.param('translation', marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize('name', ['causal_lm', 'translation'])
+@pytest.mark.nightly
 def test_training_evaluation_and_generation_equal_one_process(
   name, one, t2x, config, metrics, tmp_path
 ):

@@ -323,7 +323,7 @@ def test_killed_three_times_it_ends_as_if_it_had_not_been(command, sweep, tmp_pa
   assert results[0].count(b'finished') >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_side_by_side_run_no_trial_twice(command, sweep, tmp_path, outcomes):
   sweep(out='whole')
   both = [command(), command()]
@@ -346,7 +346,7 @@ def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path, outcomes
   assert ends(outcomes()) == ends(outcomes('whole'))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pool_leaves_no_worker_when_the_sweep_ends_early(command, tmp_path):
   line = ('--processes', '2', '--gin.Sweep.seeds=20')
   process = command('out', *line, '--gin.Sweep.metric=los', '--gin.Sweep.goal=min')

@@ -92,7 +92,8 @@ def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(lockstep):
   assert not lockstep._stacked and not lockstep._given
 
 
-@pytest.mark.parametrize('count', [pytest.param(2, marks=pytest.mark.nightly), 3])
+@pytest.mark.parametrize('count', [2, 3])
+@pytest.mark.nightly
 def test_trained_together_they_are_the_same_to_rounding(
   count, sweep, metrics, tmp_path, outcomes, assert_close
 ):
