@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Sharding
 
-__all__ = ['Lazy', 'named_leaves']
+__all__ = ['Lazy', 'name_of', 'named_leaves']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,16 +37,20 @@ class Lazy:
     return jax.make_array_from_callback(self.shape, sharding, self.read)
 
 
+def name_of(path: tuple) -> str:
+  """The name of a leaf, given its path in a tree: `body.stack.blocks.0.mixer.q.kernel`.
+
+  The only spelling of a parameter's name: in checkpoints, errors, patterns and tables.
+  """
+  return jax.tree_util.keystr(path, simple=True, separator='.')
+
+
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
   """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
-
-  def parts(path):
-    return '/'.join(jax.tree_util.keystr((key,), simple=True) for key in path)
-
   flat, _ = jax.tree_util.tree_flatten_with_path(
     tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
   )
   for path, variable in flat:
     leaves = jax.tree.leaves(variable)
     for number, leaf in enumerate(leaves):
-      yield parts(path) if len(leaves) == 1 else f'{parts(path)}/{number}', leaf
+      yield name_of(path) if len(leaves) == 1 else f'{name_of(path)}.{number}', leaf

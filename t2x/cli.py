@@ -103,11 +103,14 @@ def _devices(parser: argparse.ArgumentParser) -> None:
   )
 
 
-def _run(parser: argparse.ArgumentParser) -> None:
+def _checkpoint(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('run', metavar='RUN', help='a run folder, as `t2x train` made it')
-  parser.add_argument(
-    '--checkpoint', default='last', metavar='WHICH', help='best, last or a step (default: last)'
-  )
+  which = 'best, last or a step (default: last)'
+  parser.add_argument('--checkpoint', default='last', metavar='WHICH', help=which)
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+  _checkpoint(parser)
   parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
   _processes(parser)
 
@@ -278,20 +281,20 @@ def _data(commands) -> None:
 
 
 def _convert(commands) -> None:
-  parser = commands.add_parser('convert', help='models from Hugging Face folders, and back')
+  help = 'models from Hugging Face folders, and back; run folders of older versions'
+  parser = commands.add_parser('convert', help=help)
   ways = parser.add_subparsers(dest='way', required=True, metavar='WAY')
   add = ways.add_parser('import', help='a model folder (config.json, safetensors) -> a run folder')
-  add.add_argument(
-    'model', metavar='FOLDER_OR_FILE', help='the folder, or a .safetensors file in it'
-  )
+  model = 'the folder, or a .safetensors file in it'
+  add.add_argument('model', metavar='FOLDER_OR_FILE', help=model)
   add.add_argument('--out', required=True, metavar='RUN', help='the run folder to be made')
   export = ways.add_parser('export', help='a run folder -> a folder that transformers loads')
-  export.add_argument('run', metavar='RUN', help='a run folder')
+  _checkpoint(export)
   export.add_argument('--to', required=True, metavar='FOLDER', help='the folder to be made')
-  export.add_argument(
-    '--checkpoint', default='last', metavar='WHICH', help='best, last or a step (default: last)'
-  )
   export.add_argument('--family', help='as config.json names it (default: the one that fits)')
+  run = ways.add_parser('run', help='a run folder of an older t2x -> one that this version reads')
+  run.add_argument('run', metavar='RUN', help='the old run folder')
+  run.add_argument('--to', required=True, metavar='NEW_RUN', help='the run folder to be made')
 
 
 def _report(commands) -> None:
@@ -302,13 +305,8 @@ def _report(commands) -> None:
   parser.add_argument(
     '--watch', action='store_true', help='write again when trials go on, until all have ended'
   )
-  parser.add_argument(
-    '--every',
-    type=positive,
-    default=30.0,
-    metavar='SECONDS',
-    help='between two looks (default: 30)',
-  )
+  every = 'between two looks (default: 30)'
+  parser.add_argument('--every', type=positive, default=30.0, metavar='SECONDS', help=every)
   parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
 
 

@@ -90,14 +90,13 @@ def train(args: argparse.Namespace) -> int:
 
 
 def open_run(args: argparse.Namespace) -> tuple[Any, Any, int]:
-  """The run of a folder, its model as evaluation uses it, and the step of that."""
+  """The run of a folder, its parameters as evaluation uses them, and the step of those."""
   folder = _run_folder(args)
   experiment = load([folder / 'config.gin'], args.overrides)
-  processes = join(args)
   from t2x.train import Run
 
-  run = Run(experiment.build(), folder, processes)
-  return run, *run.restore_model(_checkpoint(args))
+  run = Run(experiment.build(), folder, join(args))
+  return run, *run.restore_params(_checkpoint(args))
 
 
 def _run_folder(args: argparse.Namespace) -> Path:
@@ -116,11 +115,11 @@ def _checkpoint(args: argparse.Namespace) -> Any:
 
 def evaluate(args: argparse.Namespace) -> int:
   """`t2x eval`: metrics over a whole split."""
-  run, model, step = open_run(args)
+  run, params, step = open_run(args)
   from t2x.train.writers import json_value
 
   split = args.split or run.task.eval_split
-  metrics, samples = run.evaluate(model, split, max_generated=args.limit)
+  metrics, samples = run.evaluate(params, split, max_generated=args.limit)
   if not run.processes.first:
     return 0
   values = {'step': step, 'split': split, **metrics, **run.weights}
@@ -225,13 +224,13 @@ def generate(args: argparse.Namespace) -> int:
   prompts = _prompts(args)
   if args.output:
     check_output(args.output)
-  run, model, _ = open_run(args)
+  run, params, _ = open_run(args)
   for where, prompt in prompts:
     try:
       run.task.check_prompt(prompt)
     except UserError as error:
       raise UserError(f'{where}: {error}') from error
-  answers = _answers(args, run, model, [prompt for _, prompt in prompts])
+  answers = _answers(args, run, run.model(params), [prompt for _, prompt in prompts])
   if not run.processes.first:
     # The answers are every process's work and the first one's to tell.
     for _ in answers:
@@ -270,7 +269,10 @@ def check(args: argparse.Namespace) -> int:
     for note in config.notes():
       print(note)
     report = check_experiment(config.build(), args.devices)
-  print(f'{" ".join(args.files)}: ok; {report} ({time.monotonic() - start:.1f} s)')
+  report, *table = report.split('\n', 1)
+  print(
+    f'{" ".join(args.files)}: ok; {report} ({time.monotonic() - start:.1f} s)', *table, sep='\n'
+  )
   return 0
 
 
@@ -308,14 +310,15 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def convert(args: argparse.Namespace) -> int:
-  """`t2x convert import | export`."""
+  """`t2x convert import | export | run`."""
   from t2x import convert
 
   if args.way == 'import':
     convert.import_folder(args, load)
+  elif args.way == 'run':
+    convert.convert_run(_run_folder(args), Path(args.to))
   else:
-    run = _run_folder(args)
-    convert.export_run(run, Path(args.to), load, _checkpoint(args), args.family)
+    convert.export_run(_run_folder(args), Path(args.to), load, _checkpoint(args), args.family)
   return 0
 
 
@@ -332,7 +335,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
 
 def _tokenizer(args: argparse.Namespace) -> int:
-  task = _task(args)
+  task, _ = _task_and_trainer(args)
   tokenizer = task.fit_tokenizer()
   if tokenizer is None:
     raise UserError(f'{type(task).__name__} has no tokenizer')
@@ -348,11 +351,9 @@ def _tokenizer(args: argparse.Namespace) -> int:
 def _inspect(args: argparse.Namespace) -> int:
   from t2x.data import Batches, inspect_batches
 
-  task = _task(args)
+  task, trainer = _task_and_trainer(args)
   tokenizer = task.fit_tokenizer()
   rows = task.rows(task.train_split, tokenizer)
-  experiment = load(args.files, args.overrides).build()
-  trainer = experiment.trainer
   batches = Batches(
     rows,
     task.transform(tokenizer, train=True),
@@ -363,11 +364,11 @@ def _inspect(args: argparse.Namespace) -> int:
   return 0
 
 
-def _task(args: argparse.Namespace) -> Any:
+def _task_and_trainer(args: argparse.Namespace) -> tuple[Any, Any]:
   experiment = load(args.files, args.overrides).build()
   if experiment.task is None:
     raise UserError('Experiment.task is not set: there is no data to look at')
-  return experiment.task
+  return experiment.task, experiment.trainer
 
 
 def report(args: argparse.Namespace) -> int:

@@ -42,7 +42,7 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   tokenizer where there is one. It is there whole or not at all."""
   from t2x.data.folders import write_folder
   from t2x.interop import Source
-  from t2x.train.streaming import save_streamed
+  from t2x.interop.streaming import save_streamed
 
   out = Path(args.out)
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -65,7 +65,7 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   hub = {name: read_bytes(path, SMALL) for name, path in kept.items() if path.exists()}
 
   def write(folder: Path) -> None:
-    save_streamed(folder / 'checkpoints', {f'model/{name}': a for name, a in arrays.items()}, {})
+    save_streamed(folder / 'checkpoints', {f'params.{name}': a for name, a in arrays.items()}, {})
     (folder / 'model.gin').write_text(source.gin)
     (folder / 'config.gin').write_text(rendered)
     (folder / 'hub').mkdir()
@@ -151,9 +151,7 @@ def _known(path: Path) -> dict[str, Any]:
 
 def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | None) -> None:
   """A run's model -> a folder that transformers loads."""
-  import jax
   import numpy as np
-  from flax import nnx
 
   from t2x.arrays import named_leaves
   from t2x.data import load_tokenizer
@@ -161,23 +159,21 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
   from t2x.interop import export
   from t2x.tasks import CausalLM, Translation
   from t2x.train.checkpoints import Checkpoints
+  from t2x.train.saved import SavedParams
 
   if to.exists() and (not to.is_dir() or any(to.iterdir())):
     raise UserError(f'{to} is there already: remove it, or use another --to')
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
   experiment = load([run / 'config.gin'], []).build().sized(tokenizer)
-  if experiment.model is None:
-    raise UserError(f'{run}/config.gin has no Experiment.model')
   task = experiment.task
-  model = jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
+  model = experiment.shapes()
   shapes = dict(named_leaves(model))
   checkpoints = Checkpoints(run / 'checkpoints')
   step = checkpoints.intact_step(which)
-  names = checkpoints.about(step)['arrays']
-  prefix = 'ema/' if any(name.startswith('ema/') for name in names) else 'model/'
+  saved = SavedParams(checkpoints, step)
 
   def array(name: str) -> np.ndarray:
-    return np.asarray(checkpoints.read(step, {prefix + name: shapes[name]})[prefix + name])
+    return np.asarray(saved.read({name: shapes[name]})[name])
 
   def build(gin: str) -> Any:
     return load([config_lib.GinText(gin, f'{run}, as another family,')], []).build().model
@@ -202,3 +198,74 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
 
   write_folder(to, write)
   print(f'written to {to}')
+
+
+def convert_run(run: Path, to: Path) -> None:
+  """Copies a run folder with its checkpoints in the format that this version writes.
+
+  Raises:
+    UserError: there is nothing to convert, or a checkpoint is damaged.
+  """
+  import shutil
+
+  from t2x.data.folders import write_folder
+  from t2x.train.checkpoints import FORMAT, Checkpoints
+
+  if to.exists() and (not to.is_dir() or any(to.iterdir())):
+    raise UserError(f'{to} is there already: remove it, or use another --to')
+  checkpoints = Checkpoints(run / 'checkpoints')
+  formats = {step: checkpoints.about(step).get('format', 1) for step in checkpoints.steps()}
+  if not formats:
+    raise UserError(f'{run} has no checkpoint: there is nothing to convert')
+  if set(formats.values()) != {1}:
+    raise UserError(f'{run} has run format {max(formats.values())}, and only 1 can be converted')
+
+  def write(folder: Path) -> None:
+    ignored = shutil.ignore_patterns('checkpoints', '.lock')
+    shutil.copytree(run, folder, ignore=ignored, dirs_exist_ok=True)
+    for step in formats:
+      _convert_checkpoint(checkpoints, step, folder / 'checkpoints')
+
+  write_folder(to, write)
+  steps = ', '.join(map(str, sorted(formats)))
+  print(f'written to {to} in run format {FORMAT}: the checkpoints of steps {steps}')
+
+
+def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
+  """Writes one checkpoint of format 1: nested dicts, parameters under `model`."""
+  import jax
+  import orbax.checkpoint as ocp
+  from etils import epath
+
+  from t2x.arrays import named_leaves
+  from t2x.train.checkpoints import FORMAT, target_of
+  from t2x.train.checksums import damage_of, write_checksums
+  from t2x.train.retention import METRICS
+
+  old, new = checkpoints.folder / str(step), to / str(step)
+  if (damage := damage_of(old)) is not None:
+    raise UserError(f'{old} is corrupt ({damage}): remove it, then convert the others')
+  reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+  saved = ocp.PyTreeCheckpointHandler().metadata(epath.Path(old / 'state'))
+  target = jax.tree.map(
+    lambda one: target_of(jax.ShapeDtypeStruct(one.shape, one.dtype)), saved.tree
+  )
+  restored = reader.restore(old, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))
+  state = {_new_name(name): leaf for name, leaf in named_leaves(restored.state)}
+  about = checkpoints.about(step)
+  about['arrays'] = {_new_name(name): shape for name, shape in about['arrays'].items()}
+  about['format'] = FORMAT
+  args = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
+    writer.save(new, args=args)
+  write_checksums(new)
+  # Written after the checksums in every run.
+  if (old / METRICS).exists():
+    (new / METRICS).parent.mkdir(exist_ok=True)
+    (new / METRICS).write_bytes((old / METRICS).read_bytes())
+
+
+def _new_name(name: str) -> str:
+  """The name of an array of format 1 in format 2."""
+  parts = name.replace('/', '.').split('.')
+  return '.'.join(['params', *parts[1:]] if parts[0] == 'model' else parts)

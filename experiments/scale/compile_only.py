@@ -70,33 +70,23 @@ def compile_step(name: str) -> None:
   import jax
 
   from t2x.commands import load
-  from t2x.parallel import Activations, batch_sharding
   from t2x.parallel.report import told_bytes
-  from t2x.train.fit import check_fit
-  from t2x.train.state import abstract_state, optimizer_for
-  from t2x.train.step import make_train_step
+  from t2x.train import Program
 
   files = [ROOT / f'configs/models/{name}.gin', ROOT / f'configs/meshes/{mesh_file}.gin']
   experiment = load(files, SHARED + overrides).build()
   _, task, trainer = experiment.complete()
-  mesh, optimizer = experiment.mesh.build(), optimizer_for(experiment)
-  state = abstract_state(experiment, optimizer, mesh)
-  check_fit(experiment, mesh, state.model)
-  rows = batch_sharding(mesh)
-  batch = {
-    key: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=rows)
-    for key, one in task.spec(trainer.batch_size).items()
-  }
+  program = Program(experiment)
+  mesh, state = program.mesh, program.abstract
   sizes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1)
   tokens = trainer.batch_size * task.length
   print(f'{name}, {mesh_file}: {sizes}, {devices} devices, jax {jax.__version__}', flush=True)
   print(f'  batch {trainer.batch_size} x {task.length} = {tokens:,} tokens, in ', end='')
   print(f'{trainer.accumulate} parts, {trainer.compute_dtype}', flush=True)
-  step = make_train_step(task, trainer, optimizer, Activations.of(mesh, experiment.mesh))
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   start = time.monotonic()
-  jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, None, None))
-  lowered = jitted.lower(state, batch)
+  jitted = jax.jit(program.step(), donate_argnums=0, out_shardings=(shardings, None, None))
+  lowered = jitted.lower(state, program.frozen, program.batch())
   print(f'  lowered in {time.monotonic() - start:.1f} s', flush=True)
   start = time.monotonic()
   compiled = lowered.compile()

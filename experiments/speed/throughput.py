@@ -24,7 +24,7 @@ def random_batch(run, seed: int = 0):
   import numpy as np
 
   rng = np.random.default_rng(seed)
-  model = run.abstract.model
+  model = run.program.blueprint.shapes
   classes = getattr(run.task, 'num_classes', None) or model.vocab_size
   batch = {}
   for name, leaf in run.task.spec(run.trainer.batch_size).items():
@@ -47,12 +47,11 @@ def measure(run, steps: int, peak: float | None) -> dict:
   """Trains on one batch, and says how fast."""
   import jax
 
-  from t2x.train.fit import row_lengths
-  from t2x.train.flops import flops_per_token
+  from t2x.train.flops import flops_per_token, row_lengths
 
-  batch, leaves = random_batch(run), jax.tree.leaves(run.init())
+  batch, (state, frozen) = random_batch(run), run.init()
   began = time.perf_counter()
-  leaves, sums, _ = run.train_step(leaves, batch)
+  state, sums, _ = run.train_step(state, frozen, batch)
   losses = [float(sums['loss'][0] / sums['loss'][1])]
   compiled = time.perf_counter() - began
   times = []
@@ -60,13 +59,13 @@ def measure(run, steps: int, peak: float | None) -> dict:
   for _ in range(max(1, steps // 10)):
     began = time.perf_counter()
     for _ in range(10):
-      leaves, sums, _ = run.train_step(leaves, batch)
+      state, sums, _ = run.train_step(state, frozen, batch)
     losses.append(float(sums['loss'][0] / sums['loss'][1]))
     times.append((time.perf_counter() - began) / 10)
   seconds = statistics.median(times)
-  lengths = row_lengths(run.task, run.abstract.model)
+  lengths = row_lengths(run.task, run.program.blueprint.shapes)
   tokens = run.trainer.batch_size * sum(lengths.values())
-  flops = flops_per_token(run.task, run.abstract.model).full * tokens
+  flops = flops_per_token(run.task, run.program.blueprint.shapes).full * tokens
   units = run.trainer.batch_size if run.task.unit == 'examples' else tokens
   memory = jax.local_devices()[0].memory_stats() or {}
   return {

@@ -166,7 +166,7 @@ def _described(
     yield path, value
   for name, one in items.items():
     if name not in FREE and type(one) not in KERNELS:
-      yield from _described(one, f'{path}/{name}' if path else name, (*around, value))
+      yield from _described(one, f'{path}.{name}' if path else name, (*around, value))
 
 
 def _same(here: Any, there: Any) -> bool:

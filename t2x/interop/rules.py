@@ -1,7 +1,7 @@
 """The table between our names and theirs, worked out for one model.
 
 A rule says which of our parameters lie in a tensor of theirs. `{}` in both is the number of a layer: ours
-are stacked (`body/stack/{}/mixer/q/kernel` is `body/stack/blocks/i/mixer/q/kernel` at [repeat]).
+are stacked (`body.stack.{}.mixer.q.kernel` is `body.stack.blocks.i.mixer.q.kernel` at [repeat]).
 """
 
 import dataclasses
@@ -39,14 +39,14 @@ class Rule:
 def dense(theirs: str, *ours: str, layout: Layout = LINEAR) -> tuple[Rule, Rule]:
   """Weight and bias of a projection, or of several that theirs does at once."""
   return (
-    Rule(f'{theirs}.weight', tuple(f'{one}/kernel' for one in ours), layout),
-    Rule(f'{theirs}.bias', tuple(f'{one}/bias' for one in ours), VECTOR),
+    Rule(f'{theirs}.weight', tuple(f'{one}.kernel' for one in ours), layout),
+    Rule(f'{theirs}.bias', tuple(f'{one}.bias' for one in ours), VECTOR),
   )
 
 
 def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
   """Scale and bias of a norm."""
-  return Rule(f'{theirs}.weight', (f'{ours}/scale',)), Rule(f'{theirs}.bias', (f'{ours}/bias',))
+  return Rule(f'{theirs}.weight', (f'{ours}.scale',)), Rule(f'{theirs}.bias', (f'{ours}.bias',))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,23 +103,23 @@ class Table:
 
   def _part(self, name: str, layer: int | None) -> tuple[str, int | None]:
     """Our parameter and its index in the stack, at a layer; as it is where nothing is stacked."""
-    if layer is None or '/{}/' not in name:
+    if layer is None or '.{}.' not in name:
       return name, None
-    stack, inside = name.split('/{}/')
+    stack, inside = name.split('.{}.')
     blocks = self._num_blocks(stack)
-    return f'{stack}/blocks/{layer % blocks}/{inside}', layer // blocks
+    return f'{stack}.blocks.{layer % blocks}.{inside}', layer // blocks
 
   def _num_blocks(self, stack: str) -> int:
     numbers = [
-      int(name[len(stack) + 8 :].partition('/')[0])
+      int(name[len(stack) + 8 :].partition('.')[0])
       for name in self.shapes
-      if name.startswith(f'{stack}/blocks/')
+      if name.startswith(f'{stack}.blocks.')
     ]
     return max(numbers, default=-1) + 1
 
   def _num_layers(self, name: str) -> int:
-    stack = name.split('/{}/')[0]
-    first = f'{stack}/blocks/0/'
+    stack = name.split('.{}.')[0]
+    first = f'{stack}.blocks.0.'
     stacked = [shape[0] for one, shape in self.shapes.items() if one.startswith(first)]
     return stacked[0] * self._num_blocks(stack) if stacked else 0
 

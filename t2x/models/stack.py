@@ -101,6 +101,14 @@ class Stack(nnx.Module):
     """The pattern of each block inside a body with `pattern`."""
     return [pattern & block.pattern for block in self.blocks]
 
+  def layers_of(self, block: int) -> tuple[tuple[int, ...], ...]:
+    """The layers that use each set of parameters of `blocks[block]`."""
+    shared = self.num_repeats // self.num_groups
+    layers = [repeat * len(self.blocks) + block for repeat in range(self.num_repeats)]
+    return tuple(
+      tuple(layers[group * shared : (group + 1) * shared]) for group in range(self.num_groups)
+    )
+
   @property
   def ends_with_norm(self) -> bool:
     """Whether the last block's output is normalised."""

@@ -10,7 +10,7 @@ from t2x.parallel.sharding import (
   batch_sharding,
   check_batch,
   check_length,
-  leaf_name,
+  param_sharding,
   partition_spec,
   state_shardings,
 )
@@ -30,7 +30,7 @@ __all__ = [
   'check_shardings',
   'connect',
   'find_cluster',
-  'leaf_name',
+  'param_sharding',
   'partition_spec',
   'process_part',
   'sharding_table',

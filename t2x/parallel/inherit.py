@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
+from t2x.arrays import name_of
 from t2x.errors import UserError
-from t2x.parallel.sharding import leaf_name
 
 __all__ = ['check_shardings']
 
@@ -14,32 +14,32 @@ __all__ = ['check_shardings']
 def check_shardings(asked: Any, state: Any) -> None:
   """Compares where a train state is with where it was asked to be.
 
-  Beside the comparison leaf by leaf, whatever holds a copy of the model's tree (moments, averages,
+  Beside the comparison leaf by leaf, whatever holds an array for each parameter (moments, averages,
   accumulators) must lie as the parameters do, whatever was asked.
 
   Args:
-    asked: shapes with shardings, as `abstract_state` makes them.
-    state: the arrays, in the same structure; parameters are under `model`.
+    asked: shapes with shardings, as `Program.abstract`.
+    state: the arrays, in the same structure; parameters are under `params`.
 
   Raises:
     UserError: a leaf that is elsewhere, by name.
   """
   wrong = []
   leaves = jax.tree_util.tree_leaves_with_path(state)
-  model: dict[tuple, jax.Array] = {}
+  params: dict[tuple, jax.Array] = {}
   for (path, leaf), wanted in zip(leaves, jax.tree.leaves(asked), strict=True):
     if not _alike(leaf.sharding, wanted.sharding, leaf.ndim):
-      wrong.append(f'{leaf_name(path)} {leaf.shape} is {_told(leaf)}, asked for {_told(wanted)}')
-    if leaf_name(path[:1]) == 'model':
-      model[path[1:]] = leaf
+      wrong.append(f'{name_of(path)} {leaf.shape} is {_told(leaf)}, asked for {_told(wanted)}')
+    if name_of(path[:1]) == 'params':
+      params[path[1:]] = leaf
   for path, leaf in leaves:
     for start in range(1, len(path)):
-      parameter = model.get(path[start:])
-      if parameter is None or parameter.shape != leaf.shape or leaf_name(path[:1]) == 'model':
+      parameter = params.get(path[start:])
+      if parameter is None or parameter.shape != leaf.shape or name_of(path[:1]) == 'params':
         continue
       if not _alike(leaf.sharding, parameter.sharding, leaf.ndim):
         wrong.append(
-          f'{leaf_name(path)} {leaf.shape} is {_told(leaf)}, its parameter {_told(parameter)}'
+          f'{name_of(path)} {leaf.shape} is {_told(leaf)}, its parameter {_told(parameter)}'
         )
       break
   if wrong:

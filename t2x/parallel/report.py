@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
+from t2x.arrays import name_of
 from t2x.parallel.mesh import as_tuple
-from t2x.parallel.sharding import leaf_name
 
 __all__ = ['sharding_table', 'told_bytes', 'told_spec']
 
@@ -53,7 +53,7 @@ def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
       here = math.prod(leaf.sharding.shard_shape(leaf.shape)) * size
       there = math.prod(leaf.shape) * size
       part_whole, part_local = part_whole + there, part_local + here
-      name = leaf_name(path)
+      name = name_of(path)
       shape = ' x '.join(map(str, leaf.shape)) + f' {_short(leaf.dtype)}'
       spec = told_spec(leaf.sharding, leaf.ndim)
       inside.append((f'  {name or part}', shape, spec, told_bytes(there), told_bytes(here)))

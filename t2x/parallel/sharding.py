@@ -7,7 +7,6 @@ from types import EllipsisType
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.errors import UserError
@@ -18,18 +17,13 @@ __all__ = [
   'batch_sharding',
   'check_batch',
   'check_length',
-  'leaf_name',
+  'param_sharding',
   'partition_spec',
   'state_shardings',
 ]
 
 Rules = Mapping[str, Any]
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
-
-
-def leaf_name(path: tuple) -> str:
-  """How people write the place of an array in a tree: `body.stack.blocks.0.mixer.q.kernel`."""
-  return jax.tree_util.keystr(path, simple=True, separator='.').removesuffix('.value')
 
 
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
@@ -151,44 +145,38 @@ class Activations:
     return math.prod(self.mesh.shape[one] for one in as_tuple(self.rules.get(axis)))
 
 
-def state_shardings(mesh: AnyMesh, rules: Rules, tree: Any) -> Any:
-  """A NamedSharding for each leaf of a train state (or of a bare model), in the same structure.
+def param_sharding(
+  mesh: AnyMesh,
+  rules: Rules,
+  axes: Sequence[str | None],
+  shape: Sequence[int],
+  name: str = 'a parameter',
+) -> NamedSharding:
+  """`partition_spec` on its mesh."""
+  return NamedSharding(mesh, partition_spec(mesh, rules, axes, shape, name))
 
-  The first module of the tree is the model. Optimizer states and averages hold trees like it: a
-  leaf of the parameter's shape is laid out as the parameter. All else (counts, keys, Adafactor's
-  rows and columns) is replicated.
+
+def state_shardings(
+  mesh: AnyMesh,
+  params: Mapping[str, NamedSharding],
+  shapes: Mapping[str, Sequence[int]],
+  tree: Any,
+) -> Any:
+  """A NamedSharding for each leaf of a train state, in the same structure.
+
+  A leaf under the key of a parameter (the parameter itself, its moments, its average) is laid out as the
+  parameter if it has its shape. All else (counts, keys, Adafactor's rows and columns) is replicated.
 
   Args:
     mesh: the devices.
-    rules: logical axis -> mesh axis, several, or None.
-    tree: arrays or their shapes; parameters are `nnx.Variable`s with metadata `axes`.
-
-  Raises:
-    UserError: a dimension that does not divide over its mesh axes, with the parameter's name.
+    params: the shardings of the parameters by name.
+    shapes: their shapes.
+    tree: arrays or their shapes.
   """
   replicated = NamedSharding(mesh, PartitionSpec())
-  model: dict[str, NamedSharding] = {}
-  shapes: dict[str, tuple[int, ...]] = {}
 
-  def of_variable(path, variable):
-    name = leaf_name(path)
-    axes = variable.get_metadata().get('axes') if isinstance(variable, nnx.Variable) else None
+  def of(path, leaf):
+    name = str(getattr(path[-1], 'key', ''))
+    return params[name] if tuple(shapes.get(name, ())) == leaf.shape != () else replicated
 
-    def of_leaf(leaf):
-      if axes is None:
-        return replicated
-      if name not in shapes:
-        spec = partition_spec(mesh, rules, axes, leaf.shape, name)
-        model[name], shapes[name] = NamedSharding(mesh, spec), tuple(leaf.shape)
-      return model[name] if tuple(leaf.shape) == shapes[name] else replicated
-
-    return jax.tree.map(of_leaf, variable)
-
-  def of_part(part):
-    if not isinstance(part, nnx.Module):
-      return replicated
-    return jax.tree_util.tree_map_with_path(
-      of_variable, part, is_leaf=lambda x: isinstance(x, nnx.Variable)
-    )
-
-  return jax.tree.map(of_part, tree, is_leaf=lambda x: isinstance(x, nnx.Module))
+  return jax.tree_util.tree_map_with_path(of, tree)

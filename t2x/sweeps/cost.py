@@ -3,13 +3,12 @@
 import dataclasses
 import functools
 
-import jax
 from flax import nnx
 
 from t2x.tasks import Task
-from t2x.train import Experiment, num_parameters
-from t2x.train.fit import row_lengths
-from t2x.train.flops import flops_per_token
+from t2x.train import Experiment
+from t2x.train.flops import flops_per_token, row_lengths
+from t2x.train.params import Blueprint
 
 __all__ = ['Cost', 'cost_of']
 
@@ -53,10 +52,11 @@ def cost_of(experiment: Experiment) -> Cost:
   Raises:
     UserError: a part of the experiment is missing, or parts do not fit each other.
   """
-  build, task, trainer = experiment.sized().complete()
-  model = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+  experiment = experiment.sized()
+  _, task, trainer = experiment.complete()
+  model = experiment.shapes()
   task.check_model(model)
   trainer.schedule.build(trainer.num_steps)
   lengths = row_lengths(task, model)
   tokens = trainer.batch_size * sum(lengths.values())
-  return Cost(num_parameters(model), tokens, trainer.num_steps, task, model)
+  return Cost(Blueprint(model).size, tokens, trainer.num_steps, task, model)

@@ -58,12 +58,12 @@ def _known(kept: Path) -> dict[str, float]:
 
 def _median(run: Run) -> float:
   batches = run.batches(run.rows(run.task.train_split))
-  leaves = jax.tree.leaves(run.program.init(0))
+  state, frozen = run.program.init(0)
   seconds = []
   for step in range(_STEPS):
     batch = run.on_device(batches[step])
     began = time.monotonic()
-    leaves, sums, _ = run.train_step(leaves, batch)
-    jax.block_until_ready((leaves, sums))
+    state, sums, _ = run.train_step(state, frozen, batch)
+    jax.block_until_ready((state, sums))
     seconds.append(time.monotonic() - began)
   return statistics.median(seconds[1:])

@@ -35,6 +35,7 @@ from t2x.sweeps.trial import (
 from t2x.train import Program
 from t2x.train.numbers import Fixed
 from t2x.train.program import memory_of
+from t2x.train.step import TrainState
 
 __all__ = ['Lockstep', 'Parted', 'run_together']
 
@@ -143,7 +144,7 @@ def _in_threads(
 
 @dataclasses.dataclass(frozen=True)
 class _Slot:
-  """Stands for a trial's leaves, which lie among those of the others."""
+  """Stands for a trial's state, which lies among those of the others."""
 
   index: int
 
@@ -168,10 +169,11 @@ class Lockstep:
     self._active = set(range(len(values)))
     self._order: list[int] = []  # The trials that took a first step: the rows of what is stacked.
     self._given: dict[int, tuple[Any, Any]] = {}
-    self._own: dict[int, Any] = {}  # Leaves that do not lie among the others': new or restored.
+    # States that do not lie among the others', new or restored, and the frozen parameters beside them.
+    self._own: dict[int, Any] = {}
     self._arrived: set[int] = set()
     self._steps = 0
-    self._stacked: list[jax.Array] = []
+    self._stacked: Any = None  # States and frozen parameters.
     self._out: Any = None
     self._error = ''
     self._jitted: Any = None
@@ -183,10 +185,12 @@ class Lockstep:
       self._active.discard(index)
       self._advance_if_all()
       if not self._active:  # What comes next may want the memory.
-        self._stacked, self._out = [], None
+        self._stacked, self._out = None, None
         self._given.clear()
 
-  def step(self, index: int, function: Callable, leaves: Any, batch: Any, vector: Any) -> Any:
+  def step(
+    self, index: int, function: Callable, state: Any, frozen: Any, batch: Any, vector: Any
+  ) -> Any:
     """Waits for the others, and gives the trial's part of the step of all.
 
     Raises:
@@ -194,8 +198,8 @@ class Lockstep:
     """
     with self._turn:
       self._given[index] = batch, vector
-      if not isinstance(leaves, _Slot):
-        self._own[index] = leaves
+      if not isinstance(state, _Slot):
+        self._own[index] = state, frozen
       self._arrived.add(index)
       number = self._steps
       self._jitted = self._jitted or _vmapped(function)
@@ -207,9 +211,9 @@ class Lockstep:
       sums, norms = jax.tree.map(lambda a: a[row], self._out)
       return _Slot(row), sums, norms
 
-  def leaves(self, slot: _Slot) -> list[jax.Array]:
-    """A trial's own leaves."""
-    return [leaf[slot.index] for leaf in self._stacked]
+  def state(self, slot: _Slot) -> TrainState:
+    """A trial's own state."""
+    return jax.tree.map(lambda leaf: leaf[slot.index], self._stacked[0])
 
   def memory_bytes(self) -> int | None:
     """What the step of all takes of the device's memory; None: there was none."""
@@ -223,9 +227,11 @@ class Lockstep:
       self._gather()
       # The last batch of a trial that has left goes in once more, for nothing.
       batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
-      arguments = self._stacked, batches, vectors
+      states, frozen = self._stacked
+      arguments = states, frozen, batches, vectors
       self._shapes = self._shapes or jax.tree.map(_shape, arguments)
-      self._stacked, *self._out = self._jitted(*arguments)
+      states, *self._out = self._jitted(*arguments)
+      self._stacked = states, frozen
     except Exception as error:
       self._error = in_a_line(error)
     self._arrived.clear()
@@ -235,15 +241,13 @@ class Lockstep:
   def _gather(self) -> None:
     """What the trials have of their own goes to their rows."""
     own, self._own = self._own, {}
-    if not self._stacked:
+    if self._stacked is None:
       self._order = sorted(own)
-      states = [own[i] for i in self._order]
-      self._stacked = [jnp.stack(one) for one in zip(*states, strict=True)]
+      self._stacked = jax.tree.map(lambda *a: jnp.stack(a), *(own[i] for i in self._order))
       return
-    for index, leaves in own.items():
+    for index, one in own.items():
       row = self._order.index(index)
-      for i, leaf in enumerate(leaves):
-        self._stacked[i] = self._stacked[i].at[row].set(leaf)
+      self._stacked = jax.tree.map(lambda a, b, row=row: a.at[row].set(b), self._stacked, one)
 
 
 def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -254,9 +258,9 @@ def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _vmapped(function: Callable) -> Callable:
-  def step(leaves, batches, vectors):
+  def step(states, frozen, batches, vectors):
     batch, vector = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, vectors))
-    return jax.vmap(function)(leaves, batch, vector)
+    return jax.vmap(function)(states, frozen, batch, vector)
 
   return jax.jit(step, donate_argnums=0)
 
@@ -276,8 +280,8 @@ class _Member(Program):
     vars(member).update(vars(copy.copy(program.at(values))), lockstep=lockstep, index=index)
     return member
 
-  def whole(self, leaves):
-    return super().whole(self.lockstep.leaves(leaves) if isinstance(leaves, _Slot) else leaves)
+  def state(self, given):
+    return self.lockstep.state(given) if isinstance(given, _Slot) else given
 
   def memory_bytes(self):
     return self.lockstep.memory_bytes()
@@ -292,4 +296,8 @@ class _Member(Program):
   def train_step(self, tokenizer):
     function = self.step(tokenizer)
     vector = self.vector(function)
-    return lambda leaves, batch: self.lockstep.step(self.index, function, leaves, batch, vector)
+
+    def step(state, frozen, batch):
+      return self.lockstep.step(self.index, function, state, frozen, batch, vector)
+
+    return step

@@ -1,12 +1,12 @@
 """Training: state, step, loop, optimizers, checkpoints, metric writers. One loop for every task."""
 
-from t2x.train.check import check_experiment, draw_patterns, num_parameters
+from t2x.train.check import check_experiment, draw_patterns, layout_report
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import Rollback, Skip, Stop
 from t2x.train.init_from import InitFrom
-from t2x.train.layout import layout_report
 from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
+from t2x.train.params import Group, LayerDecay, LayerRate
 from t2x.train.program import Program
 from t2x.train.recovery import Diverged
 from t2x.train.resizing import (
@@ -35,10 +35,13 @@ __all__ = [
   'Cosine',
   'Diverged',
   'Experiment',
+  'Group',
   'InitFrom',
   'InterpolateGrid',
   'InterpolatePositions',
   'KeepNew',
+  'LayerDecay',
+  'LayerRate',
   'LinearDecay',
   'Lion',
   'Muon',
@@ -59,6 +62,5 @@ __all__ = [
   'check_experiment',
   'draw_patterns',
   'layout_report',
-  'num_parameters',
   'train',
 ]

@@ -1,36 +1,39 @@
-"""Shapes a whole experiment without weights, data or devices."""
+"""Whether an experiment works: its shapes, without weights, data or devices; and its data, before the
+first step, so that nothing is trained for an evaluation that then cannot be done."""
 
+import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
+from t2x.data import Batches
 from t2x.errors import UserError
 from t2x.layers import Pattern
 from t2x.layers.picture import draw
-from t2x.parallel import Activations
-from t2x.tasks import TextTask
+from t2x.parallel import MESH_AXES, as_tuple, sharding_table
+from t2x.tasks import Task, TextTask
 from t2x.train.experiment import Experiment
-from t2x.train.fit import check_evaluations, check_fit
 from t2x.train.init_from import InitFrom
-from t2x.train.state import abstract_state, optimizer_for
-from t2x.train.step import make_eval_step, make_train_step
+from t2x.train.program import Program
+from t2x.train.run import Run
 
-__all__ = ['check_experiment', 'draw_patterns', 'num_parameters']
-
-
-def num_parameters(model: nnx.Module) -> int:
-  """Number of scalars in a model's (or its shapes') parameters."""
-  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))
+__all__ = ['check_data', 'check_experiment', 'check_splits', 'draw_patterns', 'layout_report']
 
 
 def check_experiment(experiment: Experiment, num_devices: int | None = None) -> str:
-  """Runs constructor, train step and eval step under `jax.eval_shape`. Returns what was seen.
+  """Runs constructor, train step and evaluation steps under `jax.eval_shape`.
 
-  `num_devices` is the size of the mesh; None: what its sizes say, the one that is free being 1.
+  Args:
+    experiment: it may lack a task, a trainer or both.
+    num_devices: the size of the mesh; None: what its sizes say, the one that is free being 1.
+
+  Returns:
+    A line with the numbers of parameters and bytes, then the table of `Trainer.groups` if there are any.
 
   Raises:
     UserError: parts that do not fit each other.
@@ -41,48 +44,162 @@ def check_experiment(experiment: Experiment, num_devices: int | None = None) -> 
       'the size of the vocabulary is not known before the tokenizer is fitted: run `t2x data '
       f'tokenizer` with this config first, or set {type(task.tokenizer).__name__}.vocab_size'
     )
-  experiment = experiment.sized()
-  build = experiment.model
-  if build is None:
+  if experiment.model is None:
     return 'no model to shape'
-  model = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
-  report = f'{num_parameters(model):,} parameters'
+  program = Program(experiment, experiment.mesh.abstract(num_devices))
+  report = f'{program.blueprint.size:,} parameters'
   if experiment.init_from is not None:
-    report += f'; {_check_init_from(experiment.init_from, model)}'
-  if experiment.task is None:
+    report += f'; {_check_init_from(experiment.init_from, program.params_abstract())}'
+  if experiment.task is None or experiment.trainer is None:
     return report
-  experiment.task.check_model(model)
-  if experiment.trainer is None:
-    return report
-  trainer, optimizer = experiment.trainer, optimizer_for(experiment)
-  mesh = experiment.mesh.abstract(num_devices)
-  check_fit(experiment, mesh, model)
-  state = abstract_state(experiment, optimizer, mesh)
-  batch = experiment.task.spec(trainer.batch_size)
-  layout = Activations.of(mesh, experiment.mesh)
-  jax.eval_shape(make_train_step(experiment.task, trainer, optimizer, layout), state, batch)
-  jax.eval_shape(make_eval_step(experiment.task, trainer, layout), state.model, batch)
-  check_evaluations(experiment, mesh, state.model, layout)
-  size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-  return f'{report}, train state {size / 2**30:.2f} GiB'
+  jax.eval_shape(program.step(), program.abstract, program.frozen, program.batch())
+  program.check_evaluations()
+  state = jax.tree.leaves((program.abstract, program.frozen))
+  size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
+  report += f', train state {size / 2**30:.2f} GiB'
+  if experiment.trainer.groups:
+    report += f'\n{program.groups.table()}'
+  return report
 
 
-def _check_init_from(init_from: InitFrom, model: nnx.Module) -> str:
+def _check_init_from(init_from: InitFrom, params: Mapping[str, Any]) -> str:
   """What would be loaded; the other run may well be one that is yet to come."""
   if not Path(init_from.run).is_dir():
     return f'nothing in {init_from.run} to be initialised from as yet'
-  _, table = init_from.plan(model)
+  _, table = init_from.plan(params)
   return table.splitlines()[0]
+
+
+def layout_report(experiment: Experiment, num_devices: int | None = None) -> str:
+  """The table of `t2x show --sharding`: parameters, optimizer state, average, batch, totals.
+
+  Args:
+    experiment: needs a model; without a trainer the default optimizer is shown, without a task no
+      batch.
+    num_devices: of a mesh that may be larger than this machine; None: as the mesh says, or this
+      machine's.
+
+  Raises:
+    UserError: what does not divide over the mesh.
+  """
+  if experiment.model is None:
+    raise UserError('Experiment.model is not set: there is nothing to lay out')
+  settings = experiment.mesh
+  mesh: Any = settings.abstract(num_devices or settings.num_devices or _default(experiment))
+  program = Program(experiment, mesh)
+  state = program.abstract
+  parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
+  if program.frozen:
+    parts['frozen'] = program.frozen
+  if state.ema is not None:
+    parts['average'] = state.ema
+  if experiment.task is not None:
+    parts['batch'] = program.batch()
+  return sharding_table(_title(experiment, mesh), parts)
+
+
+def _default(experiment: Experiment) -> int | None:
+  """This machine's devices where an axis takes what is left; else what the sizes say."""
+  free = -1 in (getattr(experiment.mesh, axis) for axis in MESH_AXES)
+  return jax.device_count() if free else None
+
+
+def _title(experiment: Experiment, mesh: Any) -> str:
+  sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
+  told = f'{mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
+  if not sizes:
+    return told
+  split = {
+    axis: '+'.join(one for one in as_tuple(names) if mesh.shape[one] > 1)
+    for axis, names in experiment.mesh.activation_rules.items()
+  }
+  inside = ', '.join(f'{axis} over {names}' for axis, names in split.items() if names)
+  return f'{told}; activations: {inside or "whole"}'
+
+
+def check_splits(run: Run) -> None:
+  """Raises UserError unless the sources have the splits of the task and of `Experiment.evaluations`."""
+  # To say which splits there are a source may have to be downloaded.
+  with run.processes.first_alone():
+    run.task.check_split(run.task.train_split)
+    for name, task in _evaluations(run):
+      with _named(name):
+        task.check_split(task.eval_split)
+
+
+def check_data(run: Run, rows: Any, batches: Batches) -> None:
+  """Checks the train rows, and all that evaluations read; prepares their splits.
+
+  Looks at labels, a batch of each, the evaluation step and generation; the steps are shaped, not run.
+
+  Args:
+    run: the run.
+    rows: of the train split.
+    batches: made of them.
+
+  Raises:
+    UserError: a split without rows, or one that does not fit the task or the model.
+  """
+  task, model = run.task, run.program.blueprint.shapes
+  task.check_rows(task.train_split, rows)
+  _check_batch(task, batches[0], len(batches.part), task.train_split)
+  run.program.check_evaluations(run.tokenizer)
+  for name, task in _evaluations(run):
+    with _named(name):
+      rows = run.rows(task.eval_split, task)
+      task.check_rows(task.eval_split, rows)
+      batch = run.evaluation_batches(rows, task)[0]
+      _check_batch(task, batch, len(batches.part), task.eval_split)
+      _check_generation(task, model, run.tokenizer)
+
+
+def _evaluations(run: Run) -> list[tuple[str | None, Task]]:
+  """The run's own task, without a name, and those of `Experiment.evaluations`."""
+  return [(None, run.task), *run.experiment.evaluations.items()]
+
+
+@contextlib.contextmanager
+def _named(evaluation: str | None) -> Iterator[None]:
+  """Errors inside say which of `Experiment.evaluations` they are about."""
+  try:
+    yield
+  except UserError as error:
+    if evaluation is None:
+      raise
+    told = f"Experiment.evaluations['{evaluation}']: {error}"
+    raise UserError(told, error.exit_code) from error
+
+
+def _check_batch(task: Task, batch: Mapping[str, np.ndarray], batch_size: int, split: str) -> None:
+  """Raises UserError unless a batch of so many rows has the shapes and dtypes of the task's spec."""
+  spec = {name: (one.dtype, one.shape) for name, one in task.spec(batch_size).items()}
+  found = {name: (value.dtype, value.shape) for name, value in batch.items()}
+  for name in sorted({*spec, *found}):
+    if found.get(name) != spec.get(name):
+      raise UserError(
+        f"a batch of the split '{split}' has {_told(found.get(name))} as '{name}', and "
+        f'{type(task).__name__} expects {_told(spec.get(name))}: set its lengths, shapes or classes '
+        'to those of the data'
+      )
+
+
+def _check_generation(task: Task, model: Any, tokenizer: Any) -> None:
+  try:
+    task.check_generation(model, tokenizer)
+  except UserError as error:
+    told = f'{type(task).__name__} cannot generate text for its evaluation: {error}'
+    raise UserError(told, error.exit_code) from error
+
+
+def _told(what: tuple[Any, tuple[int, ...]] | None) -> str:
+  return 'nothing' if what is None else f'{what[0]}{list(what[1])}'
 
 
 def draw_patterns(
   experiment: Experiment, path: Path, length: int
 ) -> Iterator[tuple[Path, Pattern]]:
   """Writes a picture of every distinct attention pattern of the model: `path`, `path-2`, ..."""
-  build = experiment.sized().model
-  if build is None:
-    raise UserError('Experiment.model is not set: there is no pattern to draw')
-  model = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+  model = experiment.shapes()
   seen: list[Pattern] = []
   bodies: list[Any] = [part for _, part in nnx.iter_modules(model) if hasattr(part, 'stack')]
   for body in bodies:

@@ -1,7 +1,7 @@
 """Saved train states: asynchronous, checked by checksums, restored onto any mesh.
 
-Written by Orbax, as a nested dict of arrays whose names are those of the parameters, so that the
-files do not depend on the classes that held them. Each checkpoint carries checksums of its files:
+Written by Orbax, as a dict of arrays by name, so that the files do not depend on the classes that held
+them. Each checkpoint carries checksums of its files:
 one that a crash or a bad disk has damaged is told from a good one, and the one before is used.
 """
 
@@ -26,11 +26,14 @@ from t2x.errors import UserError, first_line
 from t2x.train.checksums import damage_of, write_checksums
 from t2x.train.retention import Retention
 
-__all__ = ['Checkpoints', 'nest', 'quiet_orbax']
+__all__ = ['FORMAT', 'Checkpoints', 'quiet_orbax', 'target_of']
 
 State = TypeVar('State')
 
 log = logging.getLogger('t2x')
+
+# Of what is written here: 1 had names with slashes and parameters under `model`.
+FORMAT = 2
 
 
 class Checkpoints:
@@ -109,7 +112,7 @@ class Checkpoints:
     named = dict(named_leaves(state))
     arrays = {name: list(leaf.shape) for name, leaf in named.items()}
     about: dict[str, Any] = {'extra': extra or {}, 'arrays': arrays}
-    about |= {'best': [self.best_metric, self.best_mode]}
+    about |= {'best': [self.best_metric, self.best_mode], 'format': FORMAT}
     about = json.loads(json.dumps(about, default=float))
     self._end_the_one_before()
     try:
@@ -117,9 +120,7 @@ class Checkpoints:
         self._manager = self._open()
       self._manager.save(
         step,
-        args=ocp.args.Composite(
-          state=ocp.args.StandardSave(nest(named)), about=ocp.args.JsonSave(about)
-        ),
+        args=ocp.args.Composite(state=ocp.args.StandardSave(named), about=ocp.args.JsonSave(about)),
         force=True,
       )
       self._under_way = True
@@ -231,11 +232,13 @@ class Checkpoints:
     return self._read(self.intact_step(which), abstract)
 
   def intact_step(self, which: int | Literal['last', 'best'] = 'last') -> int:
-    """The checkpoint asked for; a corrupt one gives way as in `restore`, which see for errors."""
+    """The checkpoint asked for; as in `restore`, a corrupt one gives way, and one in the format of
+    another version raises UserError."""
     candidates = self._candidates(which)
     for number, step in enumerate(candidates):
       problem = self._problem(step)
       if problem is None:
+        self._check_format(step)
         return step
       self._corrupt.add(step)
       following = candidates[number + 1 : number + 2]
@@ -243,6 +246,18 @@ class Checkpoints:
       log.warning('checkpoint of step %d is corrupt (%s): %s', step, problem, told)
     raise UserError(
       f'no intact checkpoint in {self.folder}: use --fresh to start again, or another checkpoint'
+    )
+
+  def _check_format(self, step: int) -> None:
+    found = self.about(step).get('format', 1)
+    if found == FORMAT:
+      return
+    run = self.folder.parent
+    advice = 'update t2x'
+    if found < FORMAT:
+      advice = f'convert it with `t2x convert run {run} --to NEW_FOLDER`'
+    raise UserError(
+      f'the checkpoint of step {step} in {run} has run format {found}, this t2x reads {FORMAT}: {advice}'
     )
 
   def about(self, step: int) -> dict[str, Any]:
@@ -254,12 +269,11 @@ class Checkpoints:
 
   def read(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Some of a checkpoint's arrays, with the types and shardings of `wanted`, and no others."""
-    target = nest({name: _target(leaf) for name, leaf in wanted.items()})
+    target = {name: target_of(leaf) for name, leaf in wanted.items()}
     restore_args = ocp.checkpoint_utils.construct_restore_args(target)
     args = ocp.args.PyTreeRestore(target, restore_args, partial_restore=True)
     reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    state = reader.restore(self.folder / str(step), args=ocp.args.Composite(state=args)).state
-    return dict(named_leaves(state))
+    return reader.restore(self.folder / str(step), args=ocp.args.Composite(state=args)).state
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
@@ -321,10 +335,10 @@ class Checkpoints:
     about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     named = dict(named_leaves(abstract))
     self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
-    target = nest({name: _target(leaf) for name, leaf in named.items()})
+    target = {name: target_of(leaf) for name, leaf in named.items()}
     args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    read = dict(named_leaves(reader.restore(folder, args=args).state))
-    leaves = [read[name] for name, _ in named_leaves(abstract)]
+    read = reader.restore(folder, args=args).state
+    leaves = [read[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
   def check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -337,7 +351,7 @@ class Checkpoints:
     problems += [f'{name} is not in the checkpoint' for name in wanted if name not in saved]
     problems += [f'{name} of the checkpoint is not here' for name in saved if name not in wanted]
     if problems:
-      problems.sort(key=lambda problem: not problem.startswith('model'))
+      problems.sort(key=lambda problem: not problem.startswith('params'))
       more = [f'and {len(problems) - 5} more'] if len(problems) > 5 else []
       told = '; '.join(problems[:5] + more)
       raise UserError(f'checkpoint of step {step} in {self.folder} does not fit: {told}')
@@ -378,18 +392,7 @@ def _not_orbax(record: logging.LogRecord) -> bool:
   return 'orbax' not in record.pathname + record.getMessage() + where
 
 
-def nest(named: Mapping[str, Any]) -> dict[str, Any]:
-  """Names with slashes -> dicts in dicts."""
-  nested: dict[str, Any] = {}
-  for name, leaf in named.items():
-    *parts, last = name.split('/')
-    inner = nested
-    for part in parts:
-      inner = inner.setdefault(part, {})
-    inner[last] = leaf
-  return nested
-
-
-def _target(leaf: Any) -> jax.ShapeDtypeStruct:
+def target_of(leaf: Any) -> jax.ShapeDtypeStruct:
+  """What Orbax restores into: the first device where no sharding is asked for."""
   sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

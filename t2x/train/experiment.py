@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import jax
 from flax import nnx
 
 from t2x.data import Tokenizer
@@ -17,6 +18,7 @@ from t2x.tasks import Task, TextTask
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
 from t2x.train.optimizers import AdamW, Optimizer
+from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
 from t2x.train.writers import MetricWriter
 
@@ -32,8 +34,10 @@ class Trainer:
     batch_size: examples (rows) in the global batch of a step.
     optimizer: update rule.
     schedule: learning rate by step.
+    groups: parameters that are frozen or have learning rates of their own (`@Group()`); the first
+      that matches a parameter counts.
     seed: decides initialisation, data order, masks and dropout.
-    clip_norm: largest global norm of the gradient; None does not clip.
+    clip_norm: largest global norm of the gradient of all trained parameters; None does not clip.
     accumulate: parts that a batch is worked on in; the result is that of the whole batch.
     ema_decay: keeps an exponential moving average of the parameters, which is then what is
       evaluated; after t updates its decay is min(ema_decay, (1 + t) / (10 + t)). None keeps none.
@@ -63,6 +67,7 @@ class Trainer:
   batch_size: Size
   optimizer: Optimizer = AdamW()
   schedule: Schedule = Cosine()
+  groups: Sequence[Group] = ()
   seed: Seed = 0
   clip_norm: Positive | None = 1.0
   accumulate: Size = 1
@@ -143,6 +148,17 @@ class Experiment:
         evaluations[name] = other.bound(tokenizer)
     model = functools.partial(_build, self.model, task.vocab_size)
     return dataclasses.replace(self, model=model, task=task, evaluations=evaluations)
+
+  def shapes(self, tokenizer: Tokenizer | None = None) -> Any:
+    """The model, of `jax.ShapeDtypeStruct`s; `tokenizer` is that of `sized`.
+
+    Raises:
+      UserError: there is no model.
+    """
+    build = self.sized(tokenizer).model
+    if build is None:
+      raise UserError('Experiment.model is not set: this command needs it')
+    return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
 
 def _build(model: Callable[..., Model], vocab_size: int | None, *, rngs: nnx.Rngs) -> Model:

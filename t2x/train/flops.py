@@ -18,9 +18,8 @@ from flax import nnx
 
 from t2x.layers import Dense, Kernel
 from t2x.tasks import Task
-from t2x.train.fit import row_lengths
 
-__all__ = ['Flops', 'flops_per_token']
+__all__ = ['Flops', 'flops_per_token', 'row_lengths']
 
 # The name under which the counted program holds attention that sees no later token.
 _CAUSAL = 'causal_attention'
@@ -37,6 +36,21 @@ class Flops:
 
   full: float
   causal: float
+
+
+def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
+  """Tokens in a row of the model, by top-level part: the source's side first, '' where all alike."""
+  spec = task.spec(1)
+  if 'source' in spec and 'target' in spec:
+    return {'encoder': spec['source'].shape[1], 'decoder': spec['target'].shape[1]}
+  if 'image' in spec:
+    embedding = getattr(model, 'embedding', None)
+    height, width = spec['image'].shape[1:3]
+    patch = getattr(embedding, 'patch_size', 1)
+    extra = int(getattr(embedding, 'class_token', None) is not None)
+    return {'': (height // patch) * (width // patch) + extra}
+  rows = [one.shape[1] for one in spec.values() if len(one.shape) == 2]
+  return {'': max(rows, default=1)}
 
 
 def flops_per_token(task: Task, model: nnx.Module) -> Flops:

@@ -5,23 +5,22 @@ config says what to do with it.
 """
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from t2x.arrays import named_leaves
 from t2x.data import load_tokenizer
 from t2x.errors import UserError
 from t2x.ranges import Natural, Text
 from t2x.train.checkpoints import Checkpoints
+from t2x.train.params import Params, matches_nothing
 from t2x.train.resizing import Resize
+from t2x.train.saved import SavedParams
 
 __all__ = ['InitFrom']
 
@@ -59,8 +58,8 @@ class InitFrom:
   """Loads the parameters of another run's checkpoint into a new model.
 
   Step, optimizer and random key are those of a new run. A parameter's name is its path, as
-  `embedding/table` or `body/stack/blocks/0/mixer/q/kernel`; a pattern is a regular expression that
-  matches a whole name ('head.*' is the head; '.' also matches '/').
+  `embedding.table` or `body.stack.blocks.0.mixer.q.kernel`; a pattern is a regular expression that
+  matches a whole name ('head.*' is the head).
 
   Attributes:
     run: the other run's folder.
@@ -93,15 +92,15 @@ class InitFrom:
             f'InitFrom.{field}: {pattern!r} is no regular expression: {error}'
           ) from error
 
-  def plan(self, model: nnx.Module) -> tuple[Callable[[], nnx.Module], str]:
+  def plan(self, params: Mapping[str, Any]) -> tuple[Callable[[], Params], str]:
     """Decides about every parameter from shapes alone.
 
     Args:
-      model: ours, initialised (or its shapes, where only the table is wanted).
+      params: all of ours, initialised (or their shapes, where only the table is wanted).
 
     Returns:
-      A function that reads what is needed and gives the model with it in the shardings of ours, and
-      the table of what becomes of each parameter.
+      A function that reads what is needed and gives all parameters with it, in the shardings of ours;
+      and the table of what becomes of each.
 
     Raises:
       UserError: there is no such run or intact checkpoint, a pattern matches nothing, or shapes
@@ -112,20 +111,12 @@ class InitFrom:
       step = checkpoints.intact_step(self.checkpoint)
     except UserError as error:
       raise UserError(f'InitFrom.run = {self.run!r}: {error}', error.exit_code) from error
-    arrays = checkpoints.about(step)['arrays']
-    averaged = self.use_ema and any(name.startswith('ema/') for name in arrays)
-    prefix = 'ema/' if averaged else 'model/'
-    saved = {
-      name.removeprefix(prefix): tuple(shape)
-      for name, shape in arrays.items()
-      if name.startswith(prefix)
-    }
-    ours = dict(named_leaves(model))
-    where = f'step {step} of {self.run}' + (' (moving average)' if averaged else '')
-    rows = self._rows(where, saved, ours)
+    saved = SavedParams(checkpoints, step, self.use_ema)
+    where = f'step {step} of {self.run}' + (' (moving average)' if saved.averaged else '')
+    rows = self._rows(where, saved.shapes, params)
 
-    def load() -> nnx.Module:
-      return _load(checkpoints, step, prefix, rows, model)
+    def load() -> Params:
+      return _load(saved, rows, params)
 
     return load, _table(where, rows)
 
@@ -156,7 +147,7 @@ class InitFrom:
     for field in ('include', 'exclude', 'resize'):
       for pattern in getattr(self, field):
         if not any(re.fullmatch(pattern, name) for name in ours):
-          raise _matches_nothing(field, pattern, 'of our parameters', ours)
+          raise matches_nothing(f'InitFrom.{field}', pattern, 'of our parameters', ours)
     sources = self._renamed(where, saved)
     rows = []
     problems = []
@@ -171,7 +162,7 @@ class InitFrom:
       raise UserError(
         f'{where} does not fit:\n  {told}\n'
         'add a parameter to InitFrom.exclude to keep it new, or say in InitFrom.resize what to do, '
-        "as {'head.*': @KeepNew(), 'embedding/table': @ResizeVocabulary()}"
+        "as {'head.*': @KeepNew(), 'embedding.table': @ResizeVocabulary()}"
       )
     if not any(row.kind in ('loaded', 'resized') for row in rows):
       raise UserError(
@@ -186,7 +177,7 @@ class InitFrom:
     renamed = {name: name for name in saved}
     for pattern, replacement in self.rename.items():
       if not any(re.search(pattern, name) for name in renamed.values()):
-        raise _matches_nothing('rename', pattern, f'in {where}', renamed.values())
+        raise matches_nothing('InitFrom.rename', pattern, f'in {where}', renamed.values())
       try:
         renamed = {name: re.sub(pattern, replacement, now) for name, now in renamed.items()}
       except (re.error, IndexError) as error:
@@ -242,12 +233,10 @@ def _try_out(resize: Resize, saved: Shape, leaf: Any) -> tuple[Shape, bool]:
   return tuple(jax.eval_shape(attempt, *shapes).shape), kept
 
 
-def _load(
-  checkpoints: Checkpoints, step: int, prefix: str, rows: Sequence[Row], model: nnx.Module
-) -> nnx.Module:
-  """Reads straight into the shardings of `model`; only what is resized is first whole on each
+def _load(saved: SavedParams, rows: Sequence[Row], params: Mapping[str, Any]) -> Params:
+  """Reads straight into the shardings of `params`; only what is resized is first whole on each
   device."""
-  ours = dict(named_leaves(model))
+  ours = dict(params)
   wanted = {}
   for row in rows:
     if row.kind in ('loaded', 'resized') and row.saved is not None:
@@ -255,15 +244,15 @@ def _load(
       sharding = leaf.sharding
       if row.resize is not None and isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec())
-      wanted[prefix + row.source] = jax.ShapeDtypeStruct(row.saved, leaf.dtype, sharding=sharding)
-  read = checkpoints.read(step, wanted)
+      wanted[row.source] = jax.ShapeDtypeStruct(row.saved, leaf.dtype, sharding=sharding)
+  read = saved.read(wanted)
   for row in rows:
-    if prefix + row.source in wanted and row.name:
-      array, leaf = read[prefix + row.source], ours[row.name]
+    if row.source in wanted and row.name:
+      array, leaf = read[row.source], ours[row.name]
       if row.resize is not None:
         array = jax.jit(row.resize, out_shardings=leaf.sharding)(array, leaf)
       ours[row.name] = array
-  return jax.tree.unflatten(jax.tree.structure(model), ours.values())
+  return ours
 
 
 def _table(where: str, rows: Sequence[Row]) -> str:
@@ -282,14 +271,6 @@ def _table(where: str, rows: Sequence[Row]) -> str:
 def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, str, str, str]]:
   for row in rows:
     yield row.name or '-', ' x '.join(map(str, row.shape)), row.source or '-', row.what
-
-
-def _matches_nothing(field: str, pattern: str, where: str, names: Any) -> UserError:
-  plain = pattern.replace('.*', '').replace('.', '/').replace('\\', '')
-  nearest = difflib.get_close_matches(plain, list(names), 3, 0.0)
-  return UserError(
-    f'InitFrom.{field}: {pattern!r} matches nothing {where}; nearest are {", ".join(nearest)}'
-  )
 
 
 def _some(names: Any) -> str:

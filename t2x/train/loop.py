@@ -7,20 +7,19 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from t2x.data import Batches, Skipping
 from t2x.errors import Interrupted, UserError
 from t2x.files import write_whole
 from t2x.parallel import Processes, check_shardings
+from t2x.train.check import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import Fault, Spike
-from t2x.train.preflight import check_data, check_splits
+from t2x.train.params import Params
 from t2x.train.program import Program
 from t2x.train.recovery import forget_evaluation, go_back, kept_for_replay, skips_of
 from t2x.train.report import Report
 from t2x.train.run import Run
-from t2x.train.state import TrainState
+from t2x.train.step import TrainState
 from t2x.train.stopping import Clock, interruptible
 from t2x.train.watchdog import Watchdog
 
@@ -83,9 +82,9 @@ def _train(
 ) -> dict[str, Any]:
   """From the last checkpoint to the end, or until `interrupted(step)`."""
   trainer = run.trainer
-  state, saved = _start(run, batches)
-  start, leaves = int(state.step), jax.tree.leaves(state)
-  metrics: dict[str, float] = saved.get('metrics', {})
+  held, frozen, saved = _start(run, batches)
+  start, state = int(held.step), held
+  train_step, metrics = run.train_step, dict(saved.get('metrics', {}))
   # Whether the process ended after it had saved an evaluated step, and before it had evaluated it.
   pending = _evaluates(trainer, start) and run.checkpoints.metrics(start) is None
   if pending:
@@ -99,16 +98,16 @@ def _train(
     report.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     if pending:
-      metrics = _evaluated(run, start, state, report, watchdog)
+      metrics = _evaluated(run, start, run.program.evaluated(state, frozen), report, watchdog)
     for step in range(start + 1, trainer.num_steps + 1):
       with watchdog.waiting(f'the batch of step {step}'):
         count, batch = next(prepared)
       last = step == trainer.num_steps
       logs = last or step % trainer.log_every == 0
       with watchdog.waiting(f'compiling step {step}' if step == start + 1 else f'step {step}'):
-        leaves, sums, norms = run.train_step(leaves, batch)
+        held, sums, norms = train_step(held, frozen, batch)
         if step == start + 1:
-          check_shardings(run.abstract, run.whole(leaves))
+          check_shardings(run.program.abstract, run.program.state(held))
         report.step(step, sums, norms, count, log=logs)
 
       stops = interrupted(step) and not last
@@ -117,7 +116,7 @@ def _train(
       saves = _every(trainer.checkpoint_every, step) or _every(trainer.keep_every, step)
       if not (evaluates or saves or stops or (logs and clock.due())):
         continue
-      state = run.whole(leaves)
+      state = run.program.state(held)
       with report.paused():
         saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
         began = time.monotonic()
@@ -126,7 +125,7 @@ def _train(
         report.saved(step, time.monotonic() - began)
         clock.restart()
       if evaluates:
-        metrics = _evaluated(run, step, state, report, watchdog)
+        metrics = _evaluated(run, step, run.program.evaluated(state, frozen), report, watchdog)
       if stops:
         run.checkpoints.wait()
         raise Interrupted(f'interrupted and saved at step {step}')
@@ -140,9 +139,9 @@ def _evaluates(trainer: Trainer, step: int) -> bool:
 
 
 def _evaluated(
-  run: Run, step: int, state: TrainState, report: Report, watchdog: Watchdog
+  run: Run, step: int, params: Params, report: Report, watchdog: Watchdog
 ) -> dict[str, float]:
-  """Evaluates a state that is saved already. Returns the metrics, and adds them to its checkpoint."""
+  """Evaluates the parameters of a state that is saved already. Returns the metrics, and adds them to its checkpoint."""
   last = step == run.trainer.num_steps
 
   def watched(items: Iterable) -> Iterator:
@@ -157,13 +156,13 @@ def _evaluated(
 
   with report.paused():
     metrics, samples = run.evaluate(
-      state.evaluated,
+      params,
       max_batches=None if last else run.trainer.eval_batches,
       max_generated=run.task.eval_examples,
       watched=watched,
     )
     if last:
-      metrics |= run.evaluate_further(state.evaluated, watched)
+      metrics |= run.evaluate_further(params, watched)
     report.evaluation(step, metrics, samples)
     run.attach(step, metrics)
   return metrics
@@ -188,18 +187,18 @@ def _keep_config(run: Run, text: str) -> None:
     write_whole(run.folder / 'config.gin', text.encode())
 
 
-def _start(run: Run, batches: Batches) -> tuple[TrainState, dict[str, Any]]:
-  """A new state, or the last checkpoint's and what was saved beside it."""
+def _start(run: Run, batches: Batches) -> tuple[TrainState, Params, dict[str, Any]]:
+  """A new state, or the last checkpoint's; the frozen parameters; what was saved beside the state."""
   if run.checkpoints.latest_step() is None:
-    return run.init(), {}
-  state, saved = run.restore('last')
+    return *run.init(), {}
+  state, frozen, saved = run.restore('last')
   if saved['data'] != batches.fingerprint:
     raise UserError(
       f'the data of {run.folder} changed since its checkpoint was saved: '
       'use --fresh to start again, or another --out'
     )
   metrics = run.checkpoints.metrics(int(state.step)) or saved.get('metrics', {})
-  return state, saved | {'metrics': metrics}
+  return state, frozen, saved | {'metrics': metrics}
 
 
 def _every(interval: int, step: int) -> bool:

@@ -2,23 +2,22 @@
 
 Each gives a direction; what is the same for all follows it here: decoupled weight decay
 (https://arxiv.org/abs/1711.05101) on matrices and tables alone, then the learning rate.
-
-optax gets trees of masks and labels inside functions: a tree shaped like a model is itself callable,
-and optax would call it.
 """
 
 import abc
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
-from flax import nnx
 from jaxtyping import Array
 from optax import contrib
 
 from t2x.errors import UserError
 from t2x.ranges import Epsilon, Fraction, NonNegative, Positive, Rate, Size
+from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
 __all__ = [
@@ -39,25 +38,17 @@ __all__ = [
 NO_MATRIX = frozenset({'buckets', 'classes', 'length', 'patch', 'taps', 'types', 'vocab'})
 
 
-def _map_variables(function: Any, params: Any) -> Any:
-  """`function(last name, axes, variable)` in the place of each variable."""
-
-  def of(path, variable):
-    axes = variable.get_metadata().get('axes') or ()
-    name = jax.tree_util.keystr(path[-1:], simple=True)
-    return function(name, axes, variable)
-
-  return jax.tree_util.tree_map_with_path(of, params, is_leaf=lambda x: isinstance(x, nnx.Variable))
+Infos = Mapping[str, ParamInfo]
 
 
-def _is_vector(name: str, axes: tuple[str | None, ...]) -> bool:
+def _is_vector(info: ParamInfo) -> bool:
   """Norms and biases, also those with an axis of heads; stacked layers do not count as an axis."""
-  return len(axes) < 2 or name in ('bias', 'scale')
+  return len(info.axes) < 2 or info.name.rpartition('.')[2] in ('bias', 'scale')
 
 
-def decay_mask(params: Any) -> Any:
+def decay_mask(infos: Infos) -> dict[str, bool]:
   """True for the parameters that weight decay pulls at: all but norms and biases."""
-  return _map_variables(lambda name, axes, _: not _is_vector(name, axes), params)
+  return {name: not _is_vector(info) for name, info in infos.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,21 +62,43 @@ class Optimizer(abc.ABC):
   weight_decay: NonNegative = 0.0
 
   @abc.abstractmethod
-  def direction(self, params: Any) -> optax.GradientTransformation:
-    """Gradients -> what is subtracted, before decay and learning rate."""
+  def direction(self, infos: Infos) -> optax.GradientTransformation:
+    """Gradients -> what is subtracted, before decay and learning rate; both are dicts by name."""
 
-  def build(self, schedule: ScheduleFn, params: Any) -> optax.GradientTransformation:
-    """The whole rule.
+  def build(
+    self, schedule: ScheduleFn, infos: Infos, rates: Mapping[str, Any] | None = None
+  ) -> optax.GradientTransformation:
+    """The whole rule, for dicts of parameters by name.
 
     Args:
       schedule: step -> learning rate.
-      params: the model or its shapes; its variables' `axes` and names decide what is decayed.
+      infos: of the parameters that are trained; their axes and names decide what is decayed.
+      rates: factors of the learning rate by name, or functions like `schedule` used in its place.
     """
-    steps = [self.direction(params)]
+    steps = [self.direction(infos)]
     if self.weight_decay:
-      mask = decay_mask(params)
-      steps.append(optax.add_decayed_weights(self.weight_decay, lambda _: mask))
-    return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
+      steps.append(optax.add_decayed_weights(self.weight_decay, decay_mask(infos)))
+    return optax.chain(*steps, _scale_by_rates(schedule, rates or {}))
+
+
+def _scale_by_rates(schedule: ScheduleFn, rates: Mapping[str, Any]) -> optax.GradientTransformation:
+  """Multiplies the update of each parameter by its learning rate, downhill."""
+
+  def update(updates, state, params=None):
+    base = schedule(state.count)
+
+    def scaled(name, one):
+      rate = rates.get(name, 1.0)
+      rate = rate(state.count) if callable(rate) else base * rate
+      return -rate.astype(one.dtype) * one
+
+    updates = {name: scaled(name, one) for name, one in updates.items()}
+    return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
+
+  def init(params):
+    return optax.ScaleByScheduleState(jnp.zeros((), jnp.int32))
+
+  return optax.GradientTransformation(init, update)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +116,7 @@ class AdamW(Optimizer):
   eps: Epsilon = 1e-8
   weight_decay: NonNegative = 0.01
 
-  def direction(self, params):
+  def direction(self, infos):
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
 
 
@@ -130,7 +143,7 @@ class Adafactor(Optimizer):
   momentum: Rate | None = None
   eps: Epsilon = 1e-30
 
-  def direction(self, params):
+  def direction(self, infos):
     rule = optax.adafactor(
       learning_rate=None,
       min_dim_size_to_factor=self.min_dim_size,
@@ -155,7 +168,7 @@ class SGD(Optimizer):
   momentum: Rate = 0.0
   nesterov: bool = False
 
-  def direction(self, params):
+  def direction(self, infos):
     return optax.trace(self.momentum, self.nesterov) if self.momentum else optax.identity()
 
 
@@ -174,7 +187,7 @@ class Lion(Optimizer):
   b2: Rate = 0.99
   weight_decay: NonNegative = 0.1
 
-  def direction(self, params):
+  def direction(self, infos):
     return optax.scale_by_lion(self.b1, self.b2)
 
 
@@ -206,28 +219,25 @@ class Muon(Optimizer):
   eps: Epsilon = 1e-8
   weight_decay: NonNegative = 0.1
 
-  def direction(self, params):
-    dimensions = _map_variables(matrix_dimensions, params)
-    labels = _map_variables(
-      lambda *variable: 'adam' if matrix_dimensions(*variable) is None else 'muon', params
-    )
+  def direction(self, infos):
+    dimensions = {name: matrix_dimensions(info) for name, info in infos.items()}
+    labels = {name: 'adam' if one is None else 'muon' for name, one in dimensions.items()}
     muon = contrib.muon(
       learning_rate=-1.0,  # Up the hill: learning rate and sign come after the decay.
       ns_steps=self.num_iterations,
       beta=self.momentum,
       nesterov=self.nesterov,
       consistent_rms=self.rms,
-      muon_weight_dimension_numbers=lambda _: dimensions,
+      muon_weight_dimension_numbers=dimensions,
     )
     adam = optax.scale_by_adam(self.b1, self.b2, self.eps)
-    return optax.partition({'muon': muon, 'adam': adam}, lambda _: labels)
+    return optax.partition({'muon': muon, 'adam': adam}, labels)
 
 
-def matrix_dimensions(
-  name: str, axes: tuple[str | None, ...], variable: Any
-) -> contrib.MuonDimensionNumbers | None:
+def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Which dimensions are a matrix's inputs and outputs; None when it is no matrix for Muon."""
-  if _is_vector(name, axes) or not NO_MATRIX.isdisjoint(axes):
+  axes = info.axes
+  if _is_vector(info) or not NO_MATRIX.isdisjoint(axes):
     return None
   num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
   dimensions = tuple(range(-len(axes), 0))  # From the end: stacked layers lead.
@@ -259,9 +269,22 @@ def build_optimizer(
   *,
   clip_norm: float | None,
   num_steps: int,
-  params: Any,
+  infos: Infos,
+  rates: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformation:
-  """Clips the gradient's global norm to `clip_norm` (None: not), then applies the update rule with
-  the schedule of a run of `num_steps` steps. `params` is the model or its shapes."""
-  rule = optimizer.build(schedule.build(num_steps), params)
+  """Clips the gradient's global norm, then applies the update rule.
+
+  Args:
+    optimizer: the update rule.
+    schedule: the learning rate by step.
+    clip_norm: the largest norm; None does not clip.
+    num_steps: of the run.
+    infos: of the parameters that are trained.
+    rates: as `Groups.rates`.
+  """
+  built = {
+    name: rate.build(num_steps) if isinstance(rate, Schedule) else rate
+    for name, rate in (rates or {}).items()
+  }
+  rule = optimizer.build(schedule.build(num_steps), infos, built)
   return rule if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), rule)

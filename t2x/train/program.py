@@ -1,4 +1,4 @@
-"""What is traced and compiled for an experiment: shapes, and the jitted functions over them."""
+"""What is traced and compiled for an experiment: shapes, shardings, and the jitted functions over them."""
 
 import contextlib
 import copy
@@ -7,21 +7,35 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
+from jax.extend.core import jaxpr_as_fun
+from jax.sharding import AbstractMesh
 
-from t2x.parallel import Activations, batch_sharding
+from t2x.errors import UserError
+from t2x.parallel import (
+  Activations,
+  batch_sharding,
+  check_batch,
+  check_length,
+  param_sharding,
+  state_shardings,
+)
+from t2x.tasks import Task
 from t2x.tasks.losses import Sums
-from t2x.train.experiment import Experiment
-from t2x.train.fit import check_evaluations, check_fit
+from t2x.train.experiment import Experiment, Trainer
+from t2x.train.flops import row_lengths
 from t2x.train.numbers import Inputs, blamed
-from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
-from t2x.train.step import make_eval_step, make_train_step
+from t2x.train.optimizers import build_optimizer
+from t2x.train.params import Blueprint, Groups, Params
+from t2x.train.step import TrainState, init_state, make_eval_step, make_train_step
 
 __all__ = ['Program', 'memory_of']
 
-# `jax.tree.leaves(state)`, or what a program that keeps them elsewhere gives out in their place.
-Leaves = Any
-TrainStep = Callable[[Leaves, Mapping[str, jax.Array]], tuple[Leaves, Sums, jax.Array]]
-EvalStep = Callable[[Any, Mapping[str, jax.Array]], Sums]
+# A train state, or what a program that keeps states elsewhere gives out in its place.
+State = Any
+Batch = Mapping[str, jax.Array]
+TrainStep = Callable[[State, Params, Batch], tuple[State, Sums, jax.Array]]
+EvalStep = Callable[[Params, Batch], Sums]
 
 
 class Program:
@@ -29,29 +43,52 @@ class Program:
   numbers that are its inputs.
 
   Args:
-    experiment: what is compiled; a `Number` may stand where a float would.
+    experiment: what is compiled; a `Number` may stand where a float would. A model is enough for the
+      shapes of a state, which is then that of the default trainer.
+    mesh: the devices; None: those of `experiment.mesh`. Of an abstract mesh there are shapes alone.
 
   Attributes:
+    experiment: the same, the sizes of its tables known.
     mesh: the devices.
     layout: where the activations of a step are split over them; None for one device.
+    blueprint: the model's shapes, and what is known of each parameter.
+    groups: which of the parameters are trained, and at what rates.
     optimizer: the update rule with its schedule.
     abstract: shapes and shardings of the train state.
+    frozen: of the parameters that are not trained.
 
   Raises:
     UserError: parts that do not fit each other or the devices.
   """
 
-  def __init__(self, experiment: Experiment):
-    experiment = experiment.sized()
-    _, task, _ = experiment.complete()
-    self.experiment = experiment
-    self.mesh = experiment.mesh.build()
-    self.optimizer = optimizer_for(experiment)
-    self.abstract = abstract_state(experiment, self.optimizer, self.mesh)
-    task.check_model(self.abstract.model)
-    check_fit(experiment, self.mesh, self.abstract.model)
+  def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh | AbstractMesh | None = None):
+    self.experiment = experiment = experiment.sized()
+    if experiment.model is None:
+      raise UserError('Experiment.model is not set: there is nothing to shape')
+    self.mesh: Any = experiment.mesh.build() if mesh is None else mesh
+    self.trainer = experiment.trainer or Trainer(num_steps=1, batch_size=self.mesh.size)
+    self._key = jax.eval_shape(lambda: jax.random.key(0))
+    build = experiment.model
+    # Traced here, once: what draws the parameters is this program, not the constructors.
+    drawn, shapes = jax.make_jaxpr(lambda key: build(rngs=nnx.Rngs(key)), return_shape=True)(
+      self._key
+    )
+    self._draw = jaxpr_as_fun(drawn)
+    self.blueprint = Blueprint(shapes)
+    self.groups = Groups(self.trainer.groups, self.blueprint.infos)
+    self.optimizer = build_optimizer(
+      self.trainer.optimizer,
+      self.trainer.schedule,
+      clip_norm=self.trainer.clip_norm,
+      num_steps=self.trainer.num_steps,
+      infos=self.groups.trained,
+      rates=self.groups.rates,
+    )
     self.layout = Activations.of(self.mesh, experiment.mesh)
-    check_evaluations(experiment, self.mesh, self.abstract.model, self.layout)
+    if experiment.task is not None:
+      experiment.task.check_model(shapes)
+      self._check_fit(experiment.task)
+    self.abstract, self.frozen = self._abstract()
     self._compiled: dict[str, Any] = {}
     self._inputs = Inputs()
     self._values: Mapping[str, float] = {}
@@ -62,44 +99,79 @@ class Program:
     other._values = values
     return other
 
-  def init(self, seed: int) -> TrainState:
-    """A new state: every parameter is made where it will live."""
+  def _check_fit(self, task: Task) -> None:
+    """Raises UserError when the batch or the length of rows does not divide over the mesh."""
+    size, parts = self.trainer.batch_size, self.trainer.accumulate
+    check_batch(self.mesh, size)
+    if parts > 1:
+      name = f'Trainer.batch_size / Trainer.accumulate = {size} / {parts}'
+      check_batch(self.mesh, size // parts, name)
+    for part, length in row_lengths(task, self.blueprint.shapes).items():
+      name = f'a row of the {part or "model"}'
+      check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
+
+  def _abstract(self) -> tuple[TrainState, Params]:
+    rules = self.experiment.mesh.rules
+
+    def shaped(infos, tree):
+      known = {
+        name: param_sharding(self.mesh, rules, info.axes, info.shape, name)
+        for name, info in infos.items()
+      }
+      shapes = {name: info.shape for name, info in infos.items()}
+      return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        state_shardings(self.mesh, known, shapes, tree),
+      )
+
+    state, frozen = jax.eval_shape(self.initial, self._key)
+    return shaped(self.groups.trained, state), shaped(self.groups.frozen, frozen)
+
+  def initial(self, key: jax.Array) -> tuple[TrainState, Params]:
+    """The state before the first step and the frozen parameters, to be shaped or jitted."""
+    init_key, train_key = jax.random.split(key)
+    params = dict(zip(self.blueprint.infos, self._draw(init_key), strict=True))
+    trained, frozen = self.groups.split(params)
+    return init_state(trained, self.trainer, self.optimizer, train_key), frozen
+
+  def init(self, seed: int) -> tuple[TrainState, Params]:
+    """A new state, and the frozen parameters: each array is made where it will live."""
     if 'init' not in self._compiled:
-      shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, (self.abstract, self.frozen))
       # What runs once is not worth the seconds that LLVM takes to make it fast.
       options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
       self._compiled['init'] = jax.jit(
-        init_function(self.experiment, self.optimizer),
-        out_shardings=shardings,
-        compiler_options=options,
+        self.initial, out_shardings=shardings, compiler_options=options
       )
     return self._compiled['init'](jax.random.key(seed))
 
-  def whole(self, leaves: Leaves) -> TrainState:
-    """The state of these leaves (`jax.tree.leaves(state)`)."""
-    return jax.tree.unflatten(jax.tree.structure(self.abstract), leaves)
+  def evaluated(self, state: TrainState, frozen: Params) -> Params:
+    """All parameters, as evaluation uses them."""
+    return self.groups.join(state.evaluated, frozen)
+
+  def state(self, given: State) -> TrainState:
+    """The train state that a step gave out."""
+    return given
 
   def at_disk(self, finish: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Held by a run that saves or restores; `finish` returns when nothing is under way."""
     return contextlib.nullcontext()
 
   def train_step(self, tokenizer: Any) -> TrainStep:
-    """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; the leaves are donated.
-
-    Leaves, because to take modules apart and put them together again takes Python longer than a
-    small step takes the device. `whole` makes a state of them.
+    """The jitted step, `(state, frozen, batch) -> (state, sums, norms)`; the state is donated.
 
     Args:
       tokenizer: the runs' fitted tokenizer, the same for all of them.
     """
     if 'train' not in self._compiled:
-      shardings = [leaf.sharding for leaf in jax.tree.leaves(self.abstract)]
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
       self._compiled['train'] = jax.jit(
         self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None, None)
       )
     step = self._compiled['train']
     vector = self.vector(step)
-    return lambda leaves, batch: step(leaves, batch, vector)
+    return lambda state, frozen, batch: step(state, frozen, batch, vector)
 
   def vector(self, step: Callable) -> Any:
     """The last argument of `step` for this run; () without numbers.
@@ -112,49 +184,78 @@ class Program:
     # Traced now, so that it is known what has become of the numbers.
     zeros = np.zeros(Inputs.SIZE, 'f4')
     with blamed(self._values):
-      jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), zeros)
+      jax.eval_shape(step, self.abstract, self.frozen, self.batch(), zeros)
     return jax.device_put(self._inputs.vector(self._values))
 
-  def step(self, tokenizer: Any) -> Callable:
-    """`(leaves, batch, vector) -> (leaves, sums, norms)`, to be jitted."""
-    _, task, trainer = self.experiment.complete()
-    step = make_train_step(task.bound(tokenizer), trainer, self.optimizer, self.layout)
+  def step(self, tokenizer: Any = None) -> Callable:
+    """`(state, frozen, batch, vector) -> (state, sums, norms)`, to be jitted.
 
-    def train_step(leaves, batch, vector):
+    Args:
+      tokenizer: a fitted one; None: shapes alone are wanted.
+    """
+    _, task, trainer = self.experiment.complete()
+    task = task if tokenizer is None else task.bound(tokenizer)
+    step = make_train_step(task, trainer, self.optimizer, self.blueprint, self.groups, self.layout)
+
+    def train_step(state, frozen, batch, vector=()):
       with self._inputs.given(vector):
-        state, sums, norms = step(self.whole(leaves), batch)
-      return jax.tree.leaves(state), sums, norms
+        return step(state, frozen, batch)
 
     return train_step
 
-  def _batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a batch, as they come to the devices."""
-    _, task, trainer = self.experiment.complete()
-    sharding = batch_sharding(self.mesh)
+  def batch(self, task: Task | None = None) -> dict[str, jax.ShapeDtypeStruct]:
+    """The shapes of a batch of a task (None: the experiment's), as they come to the devices."""
+    task, sharding = task or self.experiment.task, batch_sharding(self.mesh)
+    spec = {} if task is None else task.spec(self.trainer.batch_size)
     return {
       name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
-      for name, one in task.spec(trainer.batch_size).items()
+      for name, one in spec.items()
     }
 
-  def evaluation_step(self, name: str, tokenizer: Any) -> EvalStep:
-    """The jitted evaluation step of one of `Experiment.evaluations`."""
-    key = f'evaluation {name}'
+  def eval_step(self, tokenizer: Any = None, evaluation: str | None = None) -> EvalStep:
+    """The jitted evaluation step, `(all parameters, batch) -> sums`.
+
+    Args:
+      tokenizer: the runs' fitted tokenizer; None: shapes alone are wanted.
+      evaluation: the name of one of `Experiment.evaluations`; None: the experiment's own task.
+    """
+    key = f'evaluation {evaluation}'
     if key not in self._compiled:
-      _, _, trainer = self.experiment.complete()
-      task = self.experiment.evaluations[name].bound(tokenizer)
-      self._compiled[key] = jax.jit(make_eval_step(task, trainer, self.layout))
-    return self._blaming(self._compiled[key])
-
-  def eval_step(self, tokenizer: Any) -> EvalStep:
-    """The jitted evaluation step, `(model, batch) -> sums`."""
-    if 'eval' not in self._compiled:
       _, task, trainer = self.experiment.complete()
-      self._compiled['eval'] = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
-    return self._blaming(self._compiled['eval'])
-
-  def _blaming(self, step: EvalStep) -> EvalStep:
-    """What raises Fixed where the numbers may be why it fails."""
+      task = task if evaluation is None else self.experiment.evaluations[evaluation]
+      task = task if tokenizer is None else task.bound(tokenizer)
+      self._compiled[key] = jax.jit(make_eval_step(task, trainer, self.blueprint, self.layout))
+    step = self._compiled[key]
     return blamed(self._values)(step) if self._values else step
+
+  def check_evaluations(self, tokenizer: Any = None) -> None:
+    """Shapes the evaluation step of the task and of each of `Experiment.evaluations`.
+
+    Raises:
+      UserError: the model cannot be evaluated on one of them, such as rows that are too long.
+    """
+    _, own, _ = self.experiment.complete()
+    params = self.params_abstract()
+    jax.eval_shape(self.eval_step(tokenizer), params, self.batch(own))
+    for name, task in self.experiment.evaluations.items():
+      try:
+        task.check_model(self.blueprint.shapes)
+        self._check_fit(task)
+        jax.eval_shape(self.eval_step(tokenizer, name), params, self.batch(task))
+      except UserError as error:
+        raise UserError(f"Experiment.evaluations['{name}']: {error}") from error
+
+  def params_abstract(self) -> Params:
+    """Shapes and shardings of all parameters."""
+    rules = self.experiment.mesh.rules
+    return {
+      name: jax.ShapeDtypeStruct(
+        info.shape,
+        (self.abstract.params | self.frozen)[name].dtype,
+        sharding=param_sharding(self.mesh, rules, info.axes, info.shape, name),
+      )
+      for name, info in self.blueprint.infos.items()
+    }
 
   def memory_bytes(self) -> int | None:
     """What the train step takes of each device's memory: state, batch and all that lies between.
@@ -165,7 +266,7 @@ class Program:
     if step is None:
       return None
     vector = np.zeros(Inputs.SIZE, 'f4') if self._values else ()
-    return memory_of(step, jax.tree.leaves(self.abstract), self._batch(), vector)
+    return memory_of(step, self.abstract, self.frozen, self.batch(), vector)
 
 
 def memory_of(step: Any, *arguments: Any) -> int:

@@ -84,7 +84,7 @@ class Report(contextlib.AbstractContextManager):
     if run.processes.first:
       self._open_writers()
     trainer = run.trainer
-    self.faults = Faults(run.parameter_names, trainer.nonfinite, trainer.rollback)
+    self.faults = Faults(sorted(run.program.groups.trained), trainer.nonfinite, trainer.rollback)
     self.faults.restore(saved.get('faults', {}))
     self.current = Interval(self.faults, saved.get('interval'))
     self.late: tuple[int, Interval] | None = None

@@ -14,17 +14,17 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
-from t2x.arrays import named_leaves
 from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
-from t2x.parallel import Processes, batch_sharding, leaf_name, process_part
+from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task, TextTask
 from t2x.tasks.base import Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.experiment import Experiment
-from t2x.train.program import EvalStep, Leaves, Program, TrainStep
-from t2x.train.state import TrainState
+from t2x.train.params import Params
+from t2x.train.program import Program, TrainStep
+from t2x.train.saved import SavedParams, restore_frozen, save_frozen
+from t2x.train.step import TrainState
 
 __all__ = ['Run']
 
@@ -39,8 +39,7 @@ class Run:
     folder: the run folder.
     tokenizer: the fitted tokenizer, kept in the run folder; None for tasks without text.
     mesh: the devices.
-    program: what is compiled, which other runs may share.
-    abstract: shapes and shardings of the train state.
+    program: what is compiled, which other runs may share; with the shapes of state and model.
     checkpoints: the run's saved states.
     processes: those that are this run.
     part: which of how many equal parts of a global batch this process reads.
@@ -61,7 +60,6 @@ class Run:
     self.experiment = experiment
     self.program = program or Program(experiment)
     self.mesh = self.program.mesh
-    self.abstract = self.program.abstract
     self.batch_sharding = batch_sharding(self.mesh)
     self.part = process_part(self.batch_sharding, self.trainer.batch_size)
     self.checkpoints = Checkpoints(
@@ -141,12 +139,35 @@ class Run:
     trainer = self.trainer
     yield from prefetch(batches, start, trainer.num_steps, trainer.num_workers, then=then)
 
+  def init(self) -> tuple[TrainState, Params]:
+    """A new state from the seed and the frozen parameters, which are saved; parameters are taken from
+    another run where the config says so.
+
+    The table of what became of each is told, and kept as init_from.txt.
+    """
+    state, frozen = self.program.init(self.trainer.seed)
+    init_from, groups = self.experiment.init_from, self.program.groups
+    if init_from is not None:
+      load, table = init_from.plan(groups.join(state.params, frozen))
+      if self.processes.first:
+        table += init_from.tokenizer_note(self.tokenizer)
+        log.info(table)
+        (self.folder / 'init_from.txt').write_text(table + '\n')
+      params, frozen = groups.split(load())
+      # A copy: two leaves of a donated state must not be one buffer.
+      ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+      state = dataclasses.replace(state, params=params, ema=ema)
+    with self.program.at_disk(self.checkpoints.wait):
+      save_frozen(self.checkpoints, groups, frozen)
+    return state, frozen
+
   def restore(
     self, which: Literal['best', 'last'] | int = 'last'
-  ) -> tuple[TrainState, dict[str, Any]]:
-    """A saved state and what was saved beside it."""
+  ) -> tuple[TrainState, Params, dict[str, Any]]:
+    """A saved state, the frozen parameters, and what was saved beside the state."""
     with self.program.at_disk(self.checkpoints.wait):
-      return self.checkpoints.restore(self.abstract, which)
+      state, extra = self.checkpoints.restore(self.program.abstract, which)
+      return state, restore_frozen(self.checkpoints, self.program.frozen), extra
 
   def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
     """A checkpoint, as `Checkpoints.save` makes it."""
@@ -158,65 +179,33 @@ class Run:
     with self.program.at_disk(self.checkpoints.wait):
       self.checkpoints.attach(step, metrics)
 
-  def restore_model(self, which: Literal['best', 'last'] | int = 'last') -> tuple[nnx.Module, int]:
-    """The parameters that evaluation uses, and their step: nothing else of the state is read."""
+  def restore_params(self, which: Literal['best', 'last'] | int = 'last') -> tuple[Params, int]:
+    """All parameters as evaluation uses them, and their step: nothing else of the state is read."""
     step = self.checkpoints.intact_step(which)
-    prefix = 'model/' if self.abstract.ema is None else 'ema/'
-    wanted = {prefix + name: leaf for name, leaf in named_leaves(self.abstract.evaluated)}
-    arrays = self.checkpoints.about(step)['arrays']
-    saved = {name: shape for name, shape in arrays.items() if name.startswith(prefix)}
-    self.checkpoints.check_fit(step, saved, {name: leaf.shape for name, leaf in wanted.items()})
-    read = self.checkpoints.read(step, wanted)
-    structure = jax.tree.structure(self.abstract.evaluated)
-    return jax.tree.unflatten(structure, [read[name] for name in wanted]), step
+    saved = SavedParams(self.checkpoints, step, use_ema=self.program.abstract.ema is not None)
+    wanted = self.program.params_abstract()
+    self.checkpoints.check_fit(
+      step, saved.shapes, {name: leaf.shape for name, leaf in wanted.items()}
+    )
+    return saved.read(wanted), step
 
-  def init(self) -> TrainState:
-    """A new state from the seed, its parameters from another run where the config says so.
-
-    The table of what became of each is told, and kept as init_from.txt.
-    """
-    state = self.program.init(self.trainer.seed)
-    init_from = self.experiment.init_from
-    if init_from is None:
-      return state
-    load, table = init_from.plan(state.model)
-    if self.processes.first:
-      table += init_from.tokenizer_note(self.tokenizer)
-      log.info(table)
-      (self.folder / 'init_from.txt').write_text(table + '\n')
-    model = load()
-    # A copy: two leaves of a donated state must not be one buffer.
-    ema = None if state.ema is None else jax.tree.map(jnp.copy, model)
-    return dataclasses.replace(state, model=model, ema=ema)
-
-  @property
-  def parameter_names(self) -> list[str]:
-    """In the order of the model's leaves."""
-    paths = jax.tree_util.tree_flatten_with_path(self.abstract.model)[0]
-    return [leaf_name(path) for path, _ in paths]
+  def model(self, params: Params) -> Any:
+    """The model with these parameters."""
+    return self.program.blueprint.model(params)
 
   @property
   def weights(self) -> dict[str, str]:
     """{'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}."""
-    return {} if self.abstract.ema is None else {'weights': 'ema'}
+    return {} if self.program.abstract.ema is None else {'weights': 'ema'}
 
   @functools.cached_property
   def train_step(self) -> TrainStep:
-    """The jitted step, `(leaves of a state, batch) -> (leaves, sums, norms)`; see `Program`."""
+    """The jitted step, `(state, frozen, batch) -> (state, sums, norms)`; see `Program`."""
     return self.program.train_step(self.tokenizer)
-
-  def whole(self, leaves: Leaves) -> TrainState:
-    """The state of these leaves (`jax.tree.leaves(state)`)."""
-    return self.program.whole(leaves)
-
-  @functools.cached_property
-  def eval_step(self) -> EvalStep:
-    """The jitted evaluation step."""
-    return self.program.eval_step(self.tokenizer)
 
   def evaluate(
     self,
-    model: nnx.Module,
+    params: Params,
     split: str | None = None,
     *,
     evaluation: str | None = None,
@@ -226,14 +215,12 @@ class Run:
   ) -> tuple[dict[str, float], list[dict[str, str]]]:
     """Metrics over a split, every example once, and samples where the task generates.
 
-    `evaluation` names one of `Experiment.evaluations`; None: the run's own task. `max_generated`
+    `params` are all parameters. `evaluation` names one of `Experiment.evaluations`; None: the run's own task. `max_generated`
     limits the examples that are generated for (0: none, None: all). Each batch is one item of an
     iterable that goes through `watched`.
     """
-    task, eval_step = self.task, self.eval_step
-    if evaluation is not None:
-      task = self.experiment.evaluations[evaluation]
-      eval_step = self.program.evaluation_step(evaluation, self.tokenizer)
+    task = self.task if evaluation is None else self.experiment.evaluations[evaluation]
+    eval_step = self.program.eval_step(self.tokenizer, evaluation)
     split = split or task.eval_split
     rows = self.rows(split, task)
     task.check_rows(split, rows)
@@ -244,7 +231,7 @@ class Run:
     for index in watched(range(count + 1)):
       # The device works on one batch while the next is prepared.
       if index < count:
-        pending.append(eval_step(model, self.on_device(batches[index])))
+        pending.append(eval_step(params, self.on_device(batches[index])))
       if index:
         for name, pair in jax.device_get(pending.popleft()).items():
           totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
@@ -254,16 +241,16 @@ class Run:
     # The number of predicted tokens, or examples, that the loss is a mean over.
     metrics[f'eval_{task.unit}'] = means['loss'][1]
     generated, samples = task.generation_metrics(
-      model, self.tokenizer, split, max_generated, watched
+      self.model(params), self.tokenizer, split, max_generated, watched
     )
     return metrics | generated, samples
 
-  def evaluate_further(self, model: nnx.Module, watched: Watched = iter) -> dict[str, float]:
+  def evaluate_further(self, params: Params, watched: Watched = iter) -> dict[str, float]:
     """The metrics of `Experiment.evaluations`, as NAME/METRIC."""
     found: dict[str, float] = {}
     for name, task in self.experiment.evaluations.items():
       metrics, _ = self.evaluate(
-        model, evaluation=name, max_generated=task.eval_examples, watched=watched
+        params, evaluation=name, max_generated=task.eval_examples, watched=watched
       )
       found |= {f'{name}/{metric}': value for metric, value in metrics.items()}
     return found

@@ -1,39 +1,60 @@
-"""One optimizer step and one evaluation step, each a single jitted function."""
+"""The train state, one optimizer step and one evaluation step: pure functions, jitted by `Program`."""
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from jaxtyping import Array
 
 from t2x.layers.constraints import Layout, laid_out
 from t2x.tasks import Task
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Trainer
 from t2x.train.optimizers import updates_applied
-from t2x.train.state import TrainState
+from t2x.train.params import Blueprint, Groups, Params
 
-__all__ = ['cast', 'make_eval_step', 'make_train_step']
+__all__ = ['TrainState', 'init_state', 'make_eval_step', 'make_train_step']
 
 Batch = Mapping[str, jax.Array]
 
 
-def cast(tree: Any, dtype: str) -> Any:
-  """Floating-point leaves as `dtype`: the working copy of float32 parameters.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """All that a step reads and writes. Its leaves are arrays, shapes, or shardings.
 
-  Parameters made with `keep_float32` (scales and biases of norms) stay as they are.
+  Attributes:
+    step: optimizer steps taken, int32.
+    params: the trained parameters by name, float32.
+    opt_state: the optimizer's own.
+    key: a typed PRNG key that never changes; a step's randomness is folded from it and the step.
+    ema: moving average of `params`, where one is kept.
   """
 
-  def of(variable):
-    if isinstance(variable, nnx.Variable) and variable.get_metadata().get('keep_float32'):
-      return variable
-    return jax.tree.map(
-      lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, variable
-    )
+  step: Any
+  params: Any
+  opt_state: Any
+  key: Any
+  ema: Any = None
 
-  return jax.tree.map(of, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
+  @property
+  def evaluated(self) -> Any:
+    """The trained parameters that evaluation uses."""
+    return self.params if self.ema is None else self.ema
+
+
+def init_state(
+  params: Params, trainer: Trainer, optimizer: optax.GradientTransformation, key: Array
+) -> TrainState:
+  """The state before the first step."""
+  ema = None
+  if trainer.ema_decay is not None:
+    # A copy: two leaves of a donated state must not be one buffer.
+    ema = jax.tree.map(lambda a: a + 0, params)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key, ema)
 
 
 def _split(batch: Batch, parts: int) -> Batch:
@@ -42,18 +63,18 @@ def _split(batch: Batch, parts: int) -> Batch:
   return jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), batch)
 
 
-def _accumulated(gradients: Callable, parts: int, model: Any, batch: Batch, key: Any) -> Any:
+def _accumulated(gradients: Callable, parts: int, params: Params, batch: Batch, key: Any) -> Any:
   """What `gradients` gives for the parts of a batch, one after the other, summed."""
   if parts == 1:
-    return gradients(model, batch, key)
+    return gradients(params, batch, key)
   split, keys = _split(batch, parts), jax.random.split(key, parts)
 
   def add(total, part):
-    return jax.tree.map(jnp.add, total, gradients(model, *part)), None
+    return jax.tree.map(jnp.add, total, gradients(params, *part)), None
 
   first = jax.tree.map(lambda a: a[0], (split, keys))
   zeros = jax.tree.map(
-    lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(gradients, model, *first)
+    lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(gradients, params, *first)
   )
   return jax.lax.scan(add, zeros, (split, keys))[0]
 
@@ -62,11 +83,14 @@ def make_train_step(
   task: Task,
   trainer: Trainer,
   optimizer: optax.GradientTransformation,
+  blueprint: Blueprint,
+  groups: Groups,
   layout: Layout | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Sums, jax.Array]]:
-  """`(state, batch) -> (state, sums, norms)`; jit it with a donated state.
+) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Sums, jax.Array]]:
+  """`(state, frozen, batch) -> (state, sums, norms)`; jit it with a donated state.
 
-  `norms` [parameters] are those of the gradient, parameter by parameter. `sums['finite']` is 1 where
+  `frozen` are the parameters that are not trained. `norms` are those of the gradient of each trained
+  parameter, in the order of sorted names. `sums['finite']` is 1 where
   the loss and all norms are finite: the host reads it and does not decide anew. `layout` says where
   activations are split; None leaves them whole or to the compiler.
 
@@ -75,8 +99,9 @@ def make_train_step(
   optimizer takes an ordinary step with it, in which momentum and weight decay still act.
   """
 
-  def objective(model, batch, key):
-    sums, aux = task.sums(cast(model, trainer.compute_dtype), batch, key)
+  def objective(params, frozen, batch, key):
+    model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
+    sums, aux = task.sums(model, batch, key)
     total, weight = sums['loss']
     for name, value in aux.items():
       # Auxiliary losses are means: weighted like the loss, they survive the one division.
@@ -84,44 +109,44 @@ def make_train_step(
       sums = sums | {name: (value * weight, weight)}
     return total, sums
 
-  def gradients(model, batch, key):
-    with laid_out(layout):
-      (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(model, batch, key)
-    return grads, sums
+  def train_step(state, frozen, batch):
+    def gradients(params, batch, key):
+      with laid_out(layout):
+        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, frozen, batch, key)
+      return grads, sums
 
-  def train_step(state, batch):
     key = jax.random.fold_in(state.key, state.step)
-    grads, sums = _accumulated(gradients, trainer.accumulate, state.model, batch, key)
+    grads, sums = _accumulated(gradients, trainer.accumulate, state.params, batch, key)
     weight = jnp.maximum(sums['loss'][1], 1e-9)
     grads = jax.tree.map(lambda g: g / weight, grads)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.model)
-    model = optax.apply_updates(state.model, updates)
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
     ema = state.ema
     if ema is not None and trainer.ema_decay is not None:
       # Without this warm-up the average would keep the initial values for 1 / (1 - decay) steps.
       count = updates_applied(state.opt_state)
       decay = jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))
-      ema = optax.incremental_update(model, ema, 1.0 - decay)
+      ema = optax.incremental_update(params, ema, 1.0 - decay)
     norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(grads)])
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
-    old = (state.model, state.opt_state, state.ema)
-    model, opt_state, ema = trainer.nonfinite.select(finite, (model, opt_state, ema), old)
+    old = (state.params, state.opt_state, state.ema)
+    params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
     sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), jnp.ones(()))}
     sums = trainer.nonfinite.count(finite, sums)
     sums = sums | {'finite': (finite.astype(jnp.float32), jnp.ones(()))}
-    return TrainState(state.step + 1, model, opt_state, state.key, ema), sums, norms
+    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums, norms
 
   return train_step
 
 
 def make_eval_step(
-  task: Task, trainer: Trainer, layout: Layout | None = None
-) -> Callable[[Any, Batch], Sums]:
-  """`(model, batch) -> sums` without dropout and label smoothing."""
+  task: Task, trainer: Trainer, blueprint: Blueprint, layout: Layout | None = None
+) -> Callable[[Params, Batch], Sums]:
+  """`(params, batch) -> sums` without dropout and label smoothing; `params` are all parameters."""
 
-  def eval_step(model, batch):
+  def eval_step(params, batch):
     with laid_out(layout):
-      sums, _ = task.sums(cast(model, trainer.compute_dtype), batch, None)
+      sums, _ = task.sums(blueprint.model(params, trainer.compute_dtype), batch, None)
     return sums
 
   return eval_step

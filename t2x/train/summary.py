@@ -16,8 +16,7 @@ from t2x.layers.kernels import Auto
 from t2x.models import Stack
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
-from t2x.train.fit import row_lengths
-from t2x.train.flops import Flops, flops_per_token
+from t2x.train.flops import Flops, flops_per_token, row_lengths
 from t2x.train.run import Run
 from t2x.train.writers import clock, in_short
 
@@ -118,7 +117,7 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
     start: the step it starts from.
     width: columns.
   """
-  model, trainer, task = run.abstract.model, run.trainer, run.task
+  model, trainer, task = run.program.blueprint.shapes, run.trainer, run.task
   lengths = row_lengths(task, model)
   flops = flops_per_token(task, model)
   tokens = trainer.batch_size * sum(lengths.values())
@@ -139,7 +138,7 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
 
 def parameter_screen(run: Run) -> str:
   """Lists every parameter of the model, and the formula of its FLOPs."""
-  model = run.abstract.model
+  model = run.program.blueprint.shapes
   flops = _flops(flops_per_token(run.task, model))
   return f'{model_table(model)}\n\nFLOPs: {flops}, 3 x the contractions of the forward loss\n'
 

@@ -116,7 +116,7 @@ def test_a_model_of_no_family_says_what_differs(trained, t2x, tmp_path):
   trained('MultiHeadAttention.scale = 0.5\n')
   code, _, err = t2x('convert', 'export', tmp_path / 'run', '--to', tmp_path / 'back')
   assert code == 2
-  assert 'with gpt2 compared:\n  body/stack/blocks/0/mixer/scale is 0.5, there 0.25' in err
+  assert 'with gpt2 compared:\n  body.stack.blocks.0.mixer.scale is 0.5, there 0.25' in err
   assert not (tmp_path / 'back').exists()
   back = '--to', tmp_path / 'back'
   code, _, err = t2x('convert', 'export', tmp_path / 'run', *back, '--family', 'llama')

@@ -196,8 +196,8 @@ InitFrom.run = '{first}'
   assert '2 new' in table[0]
   assert '0 unused' in table[0]
   assert sorted(line.split()[0] for line in table if 'new (' in line) == [
-    'head/classifier/out/bias',
-    'head/classifier/out/kernel',
+    'head.classifier.out.bias',
+    'head.classifier.out.kernel',
   ]
   lines = metrics(out)
   assert {'lm_loss', 'auxiliary', 'accuracy'} <= lines[0].keys()

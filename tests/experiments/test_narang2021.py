@@ -10,7 +10,7 @@ from flax import nnx
 
 from t2x.commands import load
 from t2x.sweeps.sweep import read_sweep
-from t2x.train.check import num_parameters
+from t2x.train.params import Blueprint
 
 FOLDER = Path(__file__).parents[2] / 'experiments' / 'narang2021'
 
@@ -86,7 +86,7 @@ def abstract(experiment):
 @pytest.mark.slow
 def test_parameters_are_those_of_the_table():
   counts = {
-    name: round(num_parameters(abstract(experiment)) / 1e6)
+    name: round(Blueprint(experiment.shapes()).size / 1e6)
     for name, experiment in experiments('paper_steps').items()
     if name not in NOT_COUNTED
   }
@@ -96,7 +96,7 @@ def test_parameters_are_those_of_the_table():
 def test_convolutions_have_the_published_size_with_one_layer_more():
   names = {'vanilla', 'dynamic_convolution', 'lightweight_convolution'}
   found = experiments('paper_steps', names)
-  counts = {name: num_parameters(abstract(experiment)) for name, experiment in found.items()}
+  counts = {name: Blueprint(experiment.shapes()).size for name, experiment in found.items()}
   assert counts['vanilla'] // 10**6 == TABLE['vanilla']
   d_model, layers, kernel_size = 768, 2 * 12, 9
   # Between convolution and projection.
@@ -122,7 +122,7 @@ def test_every_variant_fits_its_task():
 def test_macros_of_a_size_keep_the_number_of_parameters(name):
   same = {'vanilla', 'geglu', 'deepest', 'deeper', 'shallower', 'shallowest'}
   built = experiments(name, same)
-  counts = {variant: num_parameters(abstract(e)) for variant, e in built.items()}
+  counts = {variant: Blueprint(e.shapes()).size for variant, e in built.items()}
   assert counts.keys() == same
   for variant, count in counts.items():
     assert abs(count / counts['vanilla'] - 1) < 0.01, variant

@@ -70,21 +70,21 @@ def compute(name: str) -> dict[str, Any]:
     rows = run.rows(run.task.train_split)
     batches = run.batches(rows)
     on_device = (run.on_device(batches[step]) for step in range(STEPS))
-    losses, state = _losses(run, on_device)
-    metrics, _ = run.evaluate(state.evaluated, max_batches=BATCHES)
+    losses, params = _losses(run, on_device)
+    metrics, _ = run.evaluate(params, max_batches=BATCHES)
     data = batches.fingerprint
   return {'data': data, 'losses': losses, 'evaluation': metrics}
 
 
 def _losses(run: Any, batches: Iterator[Any]) -> tuple[list[float], Any]:
-  """The loss of each step from the seed's state on, and the state after them."""
-  leaves = jax.tree.leaves(run.init())
+  """The loss of each step from the seed's state on, and the parameters after them."""
+  state, frozen = run.init()
   losses = []
   for batch in batches:
-    leaves, sums, _ = run.train_step(leaves, batch)
+    state, sums, _ = run.train_step(state, frozen, batch)
     total, weight = jax.device_get(sums['loss'])
     losses.append(float(total) / float(weight))
-  return losses, run.whole(leaves)
+  return losses, run.program.evaluated(state, frozen)
 
 
 def _family(model_type: str) -> dict[str, Any]:
@@ -100,8 +100,8 @@ def _family(model_type: str) -> dict[str, Any]:
     run = Run(Experiment(model=build, task=task, trainer=trainer), Path(folder))
     rng = np.random.default_rng(0)
     batches = [run.on_device(_batch(task, rng)) for _ in range(STEPS + 1)]
-    losses, state = _losses(run, iter(batches[:-1]))
-    sums = jax.device_get(run.eval_step(state.evaluated, batches[-1]))
+    losses, params = _losses(run, iter(batches[:-1]))
+    sums = jax.device_get(run.program.eval_step(run.tokenizer)(params, batches[-1]))
   metrics = task.summarise({name: (float(a), float(b)) for name, (a, b) in sums.items()})
   return {'data': None, 'losses': losses, 'evaluation': metrics}
 

@@ -23,14 +23,14 @@ def check(*names):
 
 
 @pytest.mark.slow
+def test_a_decoder_an_encoder_and_both_train_as_recorded():
+  check('family-bert', 'family-gpt2', 'family-t5')
+
+
+@pytest.mark.nightly
 def test_a_tiny_model_of_every_family_trains_as_recorded():
   assert len(FAMILIES) == 12
   check(*FAMILIES)
-
-
-@pytest.mark.slow
-def test_the_quickstart_and_images_train_as_recorded():
-  check('quickstart', 'vit_digits')
 
 
 @pytest.mark.nightly

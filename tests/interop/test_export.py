@@ -142,14 +142,14 @@ def test_a_part_that_the_family_lacks_is_refused(change, changed, tmp_path):
 @pytest.mark.parametrize(
   ('change', 'told'),
   [
-    (OTHERS['a kernel'], 'body/stack/blocks/0/mixer/kernel is my_export_parts.Loud, there none'),
+    (OTHERS['a kernel'], 'body.stack.blocks.0.mixer.kernel is my_export_parts.Loud, there none'),
     (
       OTHERS['an attention'],
-      'body/stack/blocks/0/mixer is my_export_parts.Quiet, there '
+      'body.stack.blocks.0.mixer is my_export_parts.Quiet, there '
       't2x.layers.attention.MultiHeadAttention',
     ),
     (OTHERS['a model'], 'the model is my_export_parts.Whole, there t2x.models.language_model.'),
-    (OTHERS['a pattern'], 'body/pattern is my_export_parts.Past, there t2x.layers.patterns.Causal'),
+    (OTHERS['a pattern'], 'body.pattern is my_export_parts.Past, there t2x.layers.patterns.Causal'),
   ],
 )
 def test_the_error_names_the_part_and_its_class(change, told, changed, tmp_path):

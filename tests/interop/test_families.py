@@ -244,4 +244,4 @@ def test_a_model_of_other_parts_is_refused_with_what_differs(tmp_path):
   with pytest.raises(UserError) as caught:
     export(model, build, tmp_path / 'out', dict(named_leaves(model)).__getitem__)
   assert 'with bert compared' in str(caught.value)
-  assert 'feed_forward/down/bias is None, there (2, 8)' in str(caught.value)
+  assert 'feed_forward.down.bias is None, there (2, 8)' in str(caught.value)

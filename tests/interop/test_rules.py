@@ -9,28 +9,28 @@ from t2x.interop.rules import Rule, Table, dense, norm
 
 RULES = (
   Rule('embed', ('table',)),
-  *dense('h.{}.qkv', *(f'body/stack/{{}}/{part}' for part in 'qkv'), layout=CONV1D),
-  *norm('h.{}.ln', 'body/stack/{}/norm'),
-  Rule('h.{}.extra', ('body/stack/{}/extra',)),
-  *dense('pooler', 'head/pooler'),
+  *dense('h.{}.qkv', *(f'body.stack.{{}}.{part}' for part in 'qkv'), layout=CONV1D),
+  *norm('h.{}.ln', 'body.stack.{}.norm'),
+  Rule('h.{}.extra', ('body.stack.{}.extra',)),
+  *dense('pooler', 'head.pooler'),
 )
 # Six layers: two blocks in turn, three times. The second block alone has something extra.
 SHAPES = {
   'table': (7, 4),
   **{
-    f'body/stack/blocks/{block}/{name}': (3, *shape)
+    f'body.stack.blocks.{block}.{name}': (3, *shape)
     for block in (0, 1)
     for name, shape in {
-      'q/kernel': (4, 2, 2),
-      'k/kernel': (4, 1, 2),
-      'v/kernel': (4, 1, 2),
-      'q/bias': (2, 2),
-      'k/bias': (1, 2),
-      'v/bias': (1, 2),
-      'norm/scale': (4,),
+      'q.kernel': (4, 2, 2),
+      'k.kernel': (4, 1, 2),
+      'v.kernel': (4, 1, 2),
+      'q.bias': (2, 2),
+      'k.bias': (1, 2),
+      'v.bias': (1, 2),
+      'norm.scale': (4,),
     }.items()
   },
-  'body/stack/blocks/1/extra': (3, 4),
+  'body.stack.blocks.1.extra': (3, 4),
 }
 TABLE = Table(RULES, SHAPES)
 OURS = {
@@ -58,7 +58,7 @@ def test_layers_take_turns_in_the_blocks():
     *(f'h.{i}.{name}' for i in range(6) for name in ('qkv.weight', 'qkv.bias', 'ln.weight')),
     *(f'h.{i}.extra' for i in (1, 3, 5)),
   }
-  assert TABLE.tensors['h.3.extra'].parts == (('body/stack/blocks/1/extra', 1),)
+  assert TABLE.tensors['h.3.extra'].parts == (('body.stack.blocks.1.extra', 1),)
   assert TABLE.their_shape('h.4.qkv.weight') == (4, 8)
 
 
@@ -72,8 +72,8 @@ def test_what_is_written_is_read_again():
 
 
 def test_a_parameter_without_a_rule_is_a_bug_that_is_seen():
-  with pytest.raises(ValueError, match='no rule says where body/gate lie'):
-    Table(RULES, SHAPES | {'body/gate': (4,)})
+  with pytest.raises(ValueError, match=r'no rule says where body\.gate lie'):
+    Table(RULES, SHAPES | {'body.gate': (4,)})
 
 
 def test_parts_that_the_model_lacks_are_told_and_passed_over():

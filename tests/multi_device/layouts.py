@@ -16,7 +16,6 @@ from t2x.layers import Blockwise, Causal, Dense, Tokens
 from t2x.layers.constraints import constrain, laid_out
 from t2x.parallel import Activations, Mesh, check_shardings
 from t2x.train.run import Run
-from t2x.train.state import init_function
 
 ROOT = Path(__file__).parents[2]
 # One of each kind of model.
@@ -61,29 +60,30 @@ class Training:
 
   def moved(self, state):
     """A state of another mesh, on this one."""
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.run.abstract)
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, self.run.program.abstract)
     # A copy: the step is given its state's buffers.
     return jax.device_put(jax.tree.map(jnp.copy, state), shardings)
 
   def losses(self, state, start, stop):
-    leaves, losses = jax.tree.leaves(state), []
+    losses = []
     for step in range(start, stop):
-      leaves, sums, _ = self.run.train_step(leaves, self.run.on_device(self.batches[step]))
+      state, sums, _ = self.run.train_step(state, {}, self.run.on_device(self.batches[step]))
       if step == start:
-        check_shardings(self.run.abstract, self.run.whole(leaves))
+        check_shardings(self.run.program.abstract, state)
       # Waiting keeps all devices in one step: their collectives are threads of few cores.
       losses.append(float(sums['loss'][0] / sums['loss'][1]))
-    return self.run.whole(leaves), losses
+    return state, losses
 
 
 def born_sharded(config, folder):
   """Bytes that making a state takes on one of eight devices, and those of the whole model."""
   sizes = ['d_model=256', 'MLP.hidden_dim=1024']
   run = Run(load([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
-  shardings = jax.tree.map(lambda leaf: leaf.sharding, run.abstract)
-  init = jax.jit(init_function(run.experiment, run.program.optimizer), out_shardings=shardings)
+  abstract = run.program.abstract
+  shardings = jax.tree.map(lambda leaf: leaf.sharding, (abstract, {}))
+  init = jax.jit(run.program.initial, out_shardings=shardings)
   memory = init.lower(jax.random.key(0)).compile().memory_analysis()
-  whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(run.abstract.model))
+  whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract.params))
   return memory.temp_size_in_bytes + memory.output_size_in_bytes, whole
 
 
@@ -125,10 +125,10 @@ def blockwise_differences():
 def restored_elsewhere(config, folder):
   """Losses of the ten steps behind a checkpoint, where it was saved and on other meshes."""
   saver = Training(config, 'hsdp', folder)
-  state, _ = saver.losses(saver.run.init(), 0, 5)
+  state, _ = saver.losses(saver.run.init()[0], 0, 5)
   saver.run.checkpoints.save(5, state)
   saver.run.checkpoints.wait()
-  saved = [np.asarray(leaf) for leaf in jax.tree.leaves(state.model)]
+  saved = [np.asarray(leaf) for leaf in jax.tree.leaves(state.params)]
   told = {'saved': saver.losses(state, 5, 15)[1]}
   others = {
     'fsdp 2 x tensor 2': ('fsdp_tensor', ['Mesh.num_devices=4']),
@@ -136,8 +136,8 @@ def restored_elsewhere(config, folder):
   }
   for name, (mesh, overrides) in others.items():
     other = Training(config, mesh, folder, overrides)
-    state, _ = other.run.restore()
-    for before, after in zip(saved, jax.tree.leaves(state.model), strict=True):
+    state, _, _ = other.run.restore()
+    for before, after in zip(saved, jax.tree.leaves(state.params), strict=True):
       np.testing.assert_array_equal(before, np.asarray(after))
     told[name] = other.losses(state, 5, 15)[1]
   return told
@@ -160,7 +160,7 @@ def main(folder, names):
       one = Training(config, mesh, folder / name)
       # The first experiment makes its parameters on every mesh; to compile that takes its time.
       if name == 'causal_lm' or mesh == 'single':
-        state = one.run.init()
+        state, _ = one.run.init()
         first = jax.tree.map(jnp.copy, state) if mesh == 'single' else first
       else:
         state = one.moved(first)

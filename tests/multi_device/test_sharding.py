@@ -13,25 +13,31 @@ import importlib.util, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec as P
 from t2x.errors import UserError
-from t2x.parallel import Mesh, batch_sharding, state_shardings
+from t2x.arrays import named_leaves
+from t2x.parallel import Mesh, batch_sharding, param_sharding, state_shardings
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.optimizers import Adafactor, AdamW, Muon
+from t2x.train.params import Blueprint
 
 spec = importlib.util.spec_from_file_location('models', sys.argv[1])
 models = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(models)
 from flax import nnx
 
-def init(optimizer, width=8):
+infos = Blueprint(jax.eval_shape(lambda: models.TinyModel(8, nnx.Rngs(0)))).infos
+
+def init(optimizer):
   def of(key):
-    model = models.TinyModel(width, nnx.Rngs(key))
-    rule = optimizer.build(lambda step: 1e-3, model)
-    return {'model': model, 'opt_state': rule.init(model), 'key': key, 'step': jnp.zeros((), int)}
+    params = dict(named_leaves(models.TinyModel(8, nnx.Rngs(key))))
+    rule = optimizer.build(lambda step: 1e-3, infos)
+    return {'params': params, 'opt_state': rule.init(params), 'key': key, 'step': jnp.zeros((), int)}
   return of
 
 def abstract(mesh, optimizer):
+  built = mesh.build()
   shapes = jax.eval_shape(init(optimizer), jax.random.key(0))
-  shardings = state_shardings(mesh.build(), mesh.rules, shapes)
+  params = {n: param_sharding(built, mesh.rules, one.axes, one.shape, n) for n, one in infos.items()}
+  shardings = state_shardings(built, params, {n: one.shape for n, one in infos.items()}, shapes)
   return jax.tree.map(
     lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings
   )
@@ -47,12 +53,12 @@ state = jax.jit(init(AdamW()), out_shardings=jax.tree.map(lambda a: a.sharding, 
 )
 found = specs(state)
 moment = 'opt_state.0.mu.'
-assert found['model.blocks.q.value'] == P(None, 'fsdp', 'tensor'), found
+assert found['params.blocks.q'] == P(None, 'fsdp', 'tensor'), found
 for name, where in found.items():
-  if name.startswith('model.'):
-    assert found[name.replace('model.', moment)] == where, name
+  if name.startswith('params.'):
+    assert found[name.replace('params.', moment)] == where, name
 assert found['step'] == found['key'] == P()
-shard = state['model'].table.get_raw_value().addressable_shards[0]
+shard = state['params']['table'].addressable_shards[0]
 assert shard.data.shape == (8, 4)
 
 muon = specs(abstract(mesh, Muon()))

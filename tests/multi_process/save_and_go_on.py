@@ -30,26 +30,27 @@ batches = run.batches(run.rows('train'))
 losses = []
 
 
-def trained(state, start, count):
-  leaves, prepared = jax.tree.leaves(state), run.train_batches(batches, start)
+def trained(state, frozen, start, count):
+  prepared = run.train_batches(batches, start)
   for _ in range(count):
-    leaves, sums, _ = run.train_step(leaves, next(prepared)[1])
+    state, sums, _ = run.train_step(state, frozen, next(prepared)[1])
     losses.append(float(sums['loss'][0] / sums['loss'][1]))
   prepared.close()
-  return run.whole(leaves)
+  return state
 
 
 if args.what == 'save':
-  state = trained(run.init(), 0, 6)
+  state, frozen = run.init()
+  state = trained(state, frozen, 0, 6)
   run.checkpoints.save(6, state)
   run.checkpoints.wait()
 else:
-  state, _ = run.restore()
+  state, frozen, _ = run.restore()
 digest = hashlib.sha256()
-for leaf in jax.tree.leaves(state.model):
+for leaf in jax.tree.leaves(state.params):
   digest.update(np.asarray(multihost_utils.process_allgather(leaf, tiled=True)).tobytes())
-leaf = max(jax.tree.leaves(state.model), key=lambda one: one.size)
+leaf = max(jax.tree.leaves(state.params), key=lambda one: one.size)
 shard = leaf.addressable_shards[0].data.size / leaf.size
-trained(state, 6, 10)
+trained(state, frozen, 6, 10)
 print(json.dumps({'digest': digest.hexdigest(), 'losses': losses[-10:], 'shard': shard}))
 processes.finish()

@@ -87,7 +87,10 @@ def test_the_table_counts_bytes_by_device():
 def test_silent_replication_is_an_error():
   mesh = mesh_of(fsdp=4)
   split, whole = shaped(mesh, 'fsdp'), shaped(mesh)
-  good = {'model': {'w': split}, 'opt_state': {'mu': {'w': split}, 'count': shaped(mesh, shape=())}}
+  good = {
+    'params': {'w': split},
+    'opt_state': {'mu': {'w': split}, 'count': shaped(mesh, shape=())},
+  }
   check_shardings(good, good)
   bad = good | {'opt_state': good['opt_state'] | {'mu': {'w': whole}}}
   with pytest.raises(UserError, match=r'opt_state.mu.w \(8, 4\) is replicated, asked for .*fsdp'):

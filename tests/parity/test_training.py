@@ -9,10 +9,8 @@ import pytest
 
 from t2x.data import Bytes, TextFiles
 from t2x.tasks import CausalLM, Translation
-from t2x.train import AdamW, Constant, Trainer
-from t2x.train.optimizers import build_optimizer
-from t2x.train.state import TrainState
-from t2x.train.step import make_train_step
+from t2x.train import AdamW, Constant, Experiment, Program, Trainer
+from t2x.train.step import init_state
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -82,18 +80,13 @@ def our_losses(model, task, fields):
     schedule=Constant(peak=PEAK),
     clip_norm=1.0,
   )
-  optimizer = build_optimizer(
-    trainer.optimizer,
-    trainer.schedule,
-    clip_norm=trainer.clip_norm,
-    num_steps=trainer.num_steps,
-    params=model,
-  )
-  state = TrainState(jnp.zeros((), int), model, optimizer.init(model), jax.random.key(0))
-  step = jax.jit(make_train_step(task, trainer, optimizer))
+  program = Program(Experiment(model=lambda rngs: model, task=task, trainer=trainer))
+  params = program.blueprint.params(model)
+  state = init_state(params, trainer, program.optimizer, jax.random.key(0))
+  step = jax.jit(program.step())
   for batch in batches():
     state, sums, _ = step(
-      state, {ours: jnp.asarray(batch[theirs], jnp.int32) for ours, theirs in fields.items()}
+      state, {}, {ours: jnp.asarray(batch[theirs], jnp.int32) for ours, theirs in fields.items()}
     )
     total, weight = sums['loss']
     yield float(total / weight)

@@ -21,10 +21,10 @@ from t2x.sweeps.together import Lockstep, Parted
 STEPS = 3
 
 
-def step(leaves, batch, vector):
+def step(state, frozen, batch, vector):
   """A state that counts what it was given."""
-  total, key = leaves
-  return [total + batch, key], {'total': total}, jnp.zeros(())
+  total, key = state
+  return [total + frozen * batch, key], {'total': total}, jnp.zeros(())
 
 
 @pytest.fixture
@@ -65,27 +65,27 @@ def before_step(monkeypatch, number, action):
   monkeypatch.setattr(together, '_vmapped', vmapped)
 
 
-def test_leaves_that_were_restored_are_gone_on_from(lockstep):
+def test_a_restored_state_and_frozen_parameters_of_its_own_are_used(lockstep):
   def run(index):
-    leaves = [jnp.full((2,), 10.0 * index), jax.random.key(index)]
+    state, frozen = [jnp.full((2,), 10.0 * index), jax.random.key(index)], jnp.float32(1 + index)
     for count in range(STEPS):
       if (index, count) == (1, 2):
-        leaves = [jnp.full((2,), 500.0), jax.random.key(7)]
-      leaves, _, _ = lockstep.step(index, step, leaves, jnp.ones(2), ())
-    return [one if one.ndim else jax.random.key_data(one) for one in lockstep.leaves(leaves)]
+        state = [jnp.full((2,), 500.0), jax.random.key(7)]
+      state, _, _ = lockstep.step(index, step, state, frozen, jnp.ones(2), ())
+    return [one if one.ndim else jax.random.key_data(one) for one in lockstep.state(state)]
 
   first, second = run_all(lockstep, run)
-  assert first[0].tolist() == [3.0, 3.0] and second[0].tolist() == [501.0, 501.0]
+  assert first[0].tolist() == [3.0, 3.0] and second[0].tolist() == [502.0, 502.0]
   assert second[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
 
 
 def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(lockstep):
-  def broken(leaves, batch, vector):
+  def broken(state, frozen, batch, vector):
     raise MemoryError('too much')
 
   def run(index):
     with pytest.raises(Parted, match='MemoryError: too much'):
-      lockstep.step(index, broken, [jnp.ones(2), jax.random.key(0)], jnp.ones(2), ())
+      lockstep.step(index, broken, [jnp.ones(2), jax.random.key(0)], {}, jnp.ones(2), ())
     return True
 
   assert run_all(lockstep, run) == [True, True]

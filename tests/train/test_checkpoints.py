@@ -10,6 +10,7 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 
+from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.checksums import CHECKSUMS
@@ -17,12 +18,12 @@ from t2x.train.checksums import CHECKSUMS
 
 @pytest.fixture(scope='session')
 def state(tiny):
-  """`state(seed, width)`: model, optimizer state, key and step, as a train state has them."""
+  """`state(seed, width)`: parameters, optimizer state, key and step, as a train state has them."""
 
   def make(key, width):
-    model = tiny(width, key)
-    optimizer = optax.adamw(1e-3).init(model)
-    return {'model': model, 'opt_state': optimizer, 'key': key, 'step': jnp.zeros((), int)}
+    params = dict(named_leaves(tiny(width, key)))
+    optimizer = optax.adamw(1e-3).init(params)
+    return {'params': params, 'opt_state': optimizer, 'key': key, 'step': jnp.zeros((), int)}
 
   jitted = jax.jit(make, static_argnums=1)
   return lambda seed=0, width=8: jitted(jax.random.key(seed), width)
@@ -70,7 +71,6 @@ def test_restores_exactly_what_was_saved_and_into_the_same_classes(tmp_path, sta
   restored, found = Checkpoints(tmp_path / 'checkpoints').restore(abstract(saved))
   assert_same(restored, saved)
   assert found == {'data': 'fingerprint', 'sums': {'loss': [0.1, 2.0]}}
-  assert restored['model'].table.get_metadata()['axes'] == ('vocab', 'embed')
 
 
 def test_a_saved_state_may_be_donated_at_once(tmp_path):
@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_named_with_both_shapes(tmp_path, state):
   save(checkpoints, state, [None])
   with pytest.raises(UserError) as error:
     checkpoints.restore(abstract(state(0, 12)))
-  assert 'model/table is (16, 8) in the checkpoint and (16, 12) here' in str(error.value)
+  assert 'params.table is (16, 8) in the checkpoint and (16, 12) here' in str(error.value)
   other = {**state(), 'ema': jnp.zeros(2)}
   del other['key']
   with pytest.raises(UserError) as error:
@@ -267,6 +267,6 @@ def test_files_do_not_depend_on_the_classes(tmp_path, state):
   checkpoints = Checkpoints(tmp_path)
   save(checkpoints, state, [None])
   about = json.loads((tmp_path / '1' / 'about' / 'metadata').read_text())
-  assert about['arrays']['model/blocks/q'] == [3, 8, 2, 4]
-  assert about['arrays']['model/mlp/0'] == [8, 16]
-  assert about['arrays']['opt_state/0/mu/blocks/scale'] == [3, 8]
+  assert about['arrays']['params.blocks.q'] == [3, 8, 2, 4]
+  assert about['arrays']['params.mlp.0'] == [8, 16]
+  assert about['arrays']['opt_state.0.mu.blocks.scale'] == [3, 8]

@@ -41,14 +41,18 @@ class Model(nnx.Module):
     self.head = Part(rngs, kernel=(2, classes), bias=(classes,))
 
 
+def by_name(model):
+  return dict(named_leaves(model))
+
+
 def save(folder, *models, metrics=None, **more):
   """A run with a checkpoint a model, from step 1."""
   checkpoints = Checkpoints(
     folder / 'checkpoints', keep_last=9, best_metric='bleu', best_mode='max'
   )
   for step, model in enumerate(models, 1):
-    # Beside the model, what a train state has: it is neither read nor listed.
-    state = {'model': model, 'opt_state': {'count': jnp.ones(3)}} | more
+    # Beside the parameters, what a train state has: it is neither read nor listed.
+    state = {'params': by_name(model), 'opt_state': {'count': jnp.ones(3)}} | more
     checkpoints.save(step, state, metrics=metrics and {'bleu': metrics[step - 1]})
   checkpoints.close()
   return str(folder)
@@ -63,8 +67,8 @@ def saved(tmp_path_factory):
 
 def load(model, run, **settings):
   """The model with the run's parameters, and what the table says of each of its parameters."""
-  loading, table = InitFrom(run=run, **settings).plan(model)
-  return loading(), table
+  loading, table = InitFrom(run=run, **settings).plan(by_name(model))
+  return jax.tree.unflatten(jax.tree.structure(model), loading().values()), table
 
 
 def arrays(model):
@@ -91,30 +95,30 @@ def test_all_parameters_are_loaded_bitwise(saved):
 def test_only_what_is_included_and_not_excluded_is_loaded(saved):
   run, source = saved
   new = Model(2)
-  loaded, table = load(new, run, include=['blocks.*', 'head.*'], exclude=['.*/bias', 'blocks/0.*'])
-  assert_taken(loaded, source, new, {'blocks/1/kernel', 'head/kernel'})
+  loaded, table = load(new, run, include=['blocks.*', 'head.*'], exclude=['.*.bias', 'blocks.0.*'])
+  assert_taken(loaded, source, new, {'blocks.1.kernel', 'head.kernel'})
   told = {line.split()[0]: line for line in table.splitlines()}
-  assert told['embedding/table'].endswith('new (not included)')
-  assert told['head/bias'].endswith('new (excluded)')
+  assert told['embedding.table'].endswith('new (not included)')
+  assert told['head.bias'].endswith('new (excluded)')
   assert '2 loaded, 0 resized, 4 new, 0 mismatched, 0 unused' in table
 
 
 def test_names_of_the_run_are_changed_to_ours(saved):
   run, source = saved
-  rename = {r'^embedding/(\w)able': r'embedding/\1okens', r'blocks/0': 'blocks/9'}
+  rename = {r'^embedding.(\w)able': r'embedding.\1okens', r'blocks.0': 'blocks.9'}
   new = Model(2, table='tokens')
-  loaded, table = load(new, run, rename={**rename, 'blocks/1': 'blocks/0', 'blocks/9': 'blocks/1'})
+  loaded, table = load(new, run, rename={**rename, 'blocks.1': 'blocks.0', 'blocks.9': 'blocks.1'})
   np.testing.assert_array_equal(loaded.embedding.tokens[...], source.embedding.table[...])
   for ours, theirs in ((0, 1), (1, 0)):
     np.testing.assert_array_equal(
       loaded.blocks[ours].kernel[...], source.blocks[theirs].kernel[...]
     )
-  assert 'embedding/tokens  5 x 2  embedding/table  loaded' in table
+  assert 'embedding.tokens  5 x 2  embedding.table  loaded' in table
 
 
 def test_the_moving_average_is_taken_where_there_is_one(tmp_path):
   model, ema = Model(1), Model(2)
-  run = save(tmp_path, model, ema=ema)
+  run = save(tmp_path, model, ema=by_name(ema))
   loaded, table = load(Model(3), run)
   assert_taken(loaded, ema, ema, arrays(ema))
   assert '(moving average)' in table
@@ -134,8 +138,8 @@ def test_a_head_for_other_classes_starts_anew(saved):
   new = Model(2, classes=7)
   for settings in ({'resize': {'head.*': KeepNew()}}, {'exclude': ['head.*']}):
     loaded, table = load(new, run, **settings)
-    assert_taken(loaded, source, new, set(arrays(new)) - {'head/kernel', 'head/bias'})
-    assert 'head/kernel      2 x 7  head/kernel      mismatched (2, 3), kept new (' in table
+    assert_taken(loaded, source, new, set(arrays(new)) - {'head.kernel', 'head.bias'})
+    assert 'head.kernel      2 x 7  head.kernel      mismatched (2, 3), kept new (' in table
     assert '4 loaded, 0 resized, 0 new, 2 mismatched, 0 unused' in table
 
 
@@ -143,7 +147,7 @@ def test_a_head_for_other_classes_starts_anew(saved):
 def test_a_resized_vocabulary_shares_its_first_tokens(saved, size):
   run, source = saved
   new = Model(2, vocab=size, classes=size)
-  resize = {'embedding/table': ResizeVocabulary(), 'head.*': ResizeVocabulary()}
+  resize = {'embedding.table': ResizeVocabulary(), 'head.*': ResizeVocabulary()}
   loaded, table = load(new, run, resize=resize)
   shared = min(size, 5)
   np.testing.assert_array_equal(loaded.embedding.table[:shared], source.embedding.table[:shared])
@@ -202,21 +206,21 @@ def test_the_table_tells_of_every_parameter_of_both_sides(saved):
   _, table = load(
     Model(2, vocab=8, classes=4, table='tokens'),
     run,
-    exclude=['head/bias'],
-    rename={'blocks/1/': 'blocks/2/'},
-    resize={'head/kernel': ResizeVocabulary()},
+    exclude=['head.bias'],
+    rename={'blocks.1.': 'blocks.2.'},
+    resize={'head.kernel': ResizeVocabulary()},
   )
   assert table == (
     f'initialised from step 1 of {run}: 2 loaded, 1 resized, 2 new, 1 mismatched, 2 unused\n'
     'parameter         shape  from\n'
-    'blocks/0/kernel   2 x 2  blocks/0/kernel  loaded\n'
-    'blocks/1/kernel   2 x 2  -                new (not in the run)\n'
-    'embedding/tokens  8 x 2  -                new (not in the run)\n'
-    'head/bias         4      head/bias        mismatched (3,), kept new (excluded)\n'
-    'head/kernel       2 x 4  head/kernel      resized from (2, 3) (ResizeVocabulary())\n'
-    'positions/table   4 x 2  positions/table  loaded\n'
-    '-                 2 x 2  blocks/1/kernel  unused\n'
-    '-                 5 x 2  embedding/table  unused'
+    'blocks.0.kernel   2 x 2  blocks.0.kernel  loaded\n'
+    'blocks.1.kernel   2 x 2  -                new (not in the run)\n'
+    'embedding.tokens  8 x 2  -                new (not in the run)\n'
+    'head.bias         4      head.bias        mismatched (3,), kept new (excluded)\n'
+    'head.kernel       2 x 4  head.kernel      resized from (2, 3) (ResizeVocabulary())\n'
+    'positions.table   4 x 2  positions.table  loaded\n'
+    '-                 2 x 2  blocks.1.kernel  unused\n'
+    '-                 5 x 2  embedding.table  unused'
   )
 
 
@@ -225,8 +229,8 @@ def test_shapes_that_differ_are_an_error_that_names_all_of_them(saved):
   with pytest.raises(UserError) as error:
     load(Model(2, classes=7, vocab=8), run)
   told = str(error.value)
-  assert 'embedding/table is (5, 2) in the run and (8, 2) here' in told
-  assert 'head/kernel is (2, 3) in the run and (2, 7) here' in told
+  assert 'embedding.table is (5, 2) in the run and (8, 2) here' in told
+  assert 'head.kernel is (2, 3) in the run and (2, 7) here' in told
   assert 'InitFrom.exclude' in told
   assert 'InitFrom.resize' in told
 
@@ -248,13 +252,13 @@ def test_a_way_that_does_not_fit_the_shapes_is_an_error(saved, resize, message):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'include': ['bloks.*']}, "include: 'bloks.*' matches nothing of our parameters; .*blocks/"),
-    ({'exclude': ['hed/bias']}, "exclude: 'hed/bias' matches nothing .*head/bias"),
-    ({'resize': {'head': KeepNew()}}, "resize: 'head' matches nothing .*head/"),
-    ({'rename': {'embeding': 'x'}}, "rename: 'embeding' matches nothing in step 1 .*embedding/"),
-    ({'rename': {'blocks/.': 'blocks/0'}}, 'blocks/0/kernel and blocks/1/kernel the same name'),
+    ({'include': ['bloks.*']}, "include: 'bloks.*' matches nothing of our parameters; .*blocks."),
+    ({'exclude': ['hed.bias']}, "exclude: 'hed.bias' matches nothing .*head.bias"),
+    ({'resize': {'head': KeepNew()}}, "resize: 'head' matches nothing .*head."),
+    ({'rename': {'embeding': 'x'}}, "rename: 'embeding' matches nothing in step 1 .*embedding."),
+    ({'rename': {r'blocks\..': 'blocks.0'}}, 'blocks.0.kernel and blocks.1.kernel the same name'),
     ({'rename': {'blocks': r'\1'}}, 'rename: .* invalid group'),
-    ({'rename': {'^': 'model/'}}, 'takes nothing from step 1 .*ours are blocks/0/kernel'),
+    ({'rename': {'^': 'params.'}}, 'takes nothing from step 1 .*ours are blocks.0.kernel'),
     ({'include': ['(']}, 'include: .* is no regular expression'),
     ({'exclude': 'head'}, r'exclude is a list of patterns'),
     ({'checkpoint': 7}, 'no checkpoint of step 7'),

@@ -273,9 +273,9 @@ def test_a_batch_of_weight_0_does_not_end_a_run_and_its_loss_is_not_a_number(tmp
 
 def slope(folder, step):
   array = Checkpoints(folder / 'checkpoints').read(
-    step, {'model/slope': jax.ShapeDtypeStruct((3,), jnp.float32)}
+    step, {'params.slope': jax.ShapeDtypeStruct((3,), jnp.float32)}
   )
-  return np.asarray(array['model/slope'])
+  return np.asarray(array['params.slope'])
 
 
 def test_skip_leaves_the_parameters_counts_and_gives_up(tmp_path):

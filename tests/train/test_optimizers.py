@@ -1,4 +1,4 @@
-"""Update rules on a model as a plain pytree: who is decayed, who is orthogonalised, who is clipped."""
+"""Update rules on parameters by name: who is decayed, who is orthogonalised, who is clipped."""
 
 import functools
 
@@ -29,6 +29,7 @@ from t2x.train.optimizers import (
   decay_mask,
   matrix_dimensions,
 )
+from t2x.train.params import Blueprint
 from t2x.train.schedules import Constant
 
 RULES = [
@@ -47,15 +48,25 @@ def host(tree):
 
 
 @pytest.fixture(scope='module')
+def infos(tiny):
+  return Blueprint(jax.eval_shape(tiny)).infos
+
+
+@pytest.fixture(scope='module')
 def model(tiny):
-  return host(jax.jit(tiny)())
+  """Parameters by name."""
+  return host(Blueprint(jax.eval_shape(tiny)).params(jax.jit(tiny)()))
 
 
-def step(rule, model, grads, clip_norm=None):
-  """One update with learning rate 1 of a rule built from shapes alone."""
-  shapes = jax.eval_shape(lambda: model)
+@pytest.fixture(scope='module')
+def step(infos):
+  return functools.partial(take_step, infos)
+
+
+def take_step(infos, rule, model, grads, clip_norm=None, rates=None):
+  """One update with learning rate 1."""
   optimizer = build_optimizer(
-    rule, Constant(peak=1.0), clip_norm=clip_norm, num_steps=10, params=shapes
+    rule, Constant(peak=1.0), clip_norm=clip_norm, num_steps=10, infos=infos, rates=rates
   )
 
   @jax.jit
@@ -68,18 +79,20 @@ def step(rule, model, grads, clip_norm=None):
   return host(update(model, grads))
 
 
-def test_norms_and_biases_are_not_decayed_stacked_or_not(model):
-  mask = decay_mask(model)
-  assert mask.table
-  assert mask.blocks.q
-  assert mask.blocks.out
-  assert mask.mlp[0]
-  assert not mask.blocks.scale  # [layers, embed]
-  assert not mask.blocks.bias  # [layers, heads, head_dim]
+def test_norms_and_biases_are_not_decayed_stacked_or_not(infos):
+  mask = decay_mask(infos)
+  assert {name for name, decayed in mask.items() if decayed} == {
+    'table',
+    'blocks.q',
+    'blocks.out',
+    'mlp.0',
+  }
+  # [layers, embed] and [layers, heads, head_dim]
+  assert not mask['blocks.scale'] and not mask['blocks.bias']
 
 
 @pytest.mark.parametrize('rule', RULES, ids=lambda rule: type(rule).__name__)
-def test_every_rule_moves_every_parameter_and_keeps_the_structure(rule, model):
+def test_every_rule_moves_every_parameter_and_keeps_the_structure(rule, model, step):
   grads = jax.tree.map(lambda a: np.cos(7 * a + 1), model)
   new, _ = step(rule, model, grads)
   assert jax.tree.structure(new) == jax.tree.structure(model)
@@ -90,21 +103,18 @@ def test_every_rule_moves_every_parameter_and_keeps_the_structure(rule, model):
 
 
 @pytest.mark.parametrize('rule', [AdamW, Adafactor, SGD, Lion, Muon])
-def test_decay_shrinks_matrices_alone(rule, model):
+def test_decay_shrinks_matrices_alone(rule, model, step):
   grads = jax.tree.map(np.zeros_like, model)
   new, _ = step(rule(weight_decay=0.25), model, grads)
-  for name in ('q', 'out'):
-    np.testing.assert_allclose(
-      getattr(new.blocks, name)[...], 0.75 * getattr(model.blocks, name)[...], atol=1e-6
-    )
-  np.testing.assert_allclose(new.table[...], 0.75 * model.table[...], atol=1e-6)
-  np.testing.assert_array_equal(new.blocks.scale[...], model.blocks.scale[...])
+  for name in ('blocks.q', 'blocks.out', 'table'):
+    np.testing.assert_allclose(new[name], 0.75 * model[name], atol=1e-6)
+  np.testing.assert_array_equal(new['blocks.scale'], model['blocks.scale'])
 
 
-def test_adamw_is_optax_adamw(model):
+def test_adamw_is_optax_adamw(model, step, infos):
   grads = jax.tree.map(np.cos, model)
   ours, _ = step(AdamW(weight_decay=0.1), model, grads)
-  reference = optax.adamw(1.0, weight_decay=0.1, mask=decay_mask(model))
+  reference = optax.adamw(1.0, weight_decay=0.1, mask=decay_mask(infos))
 
   @jax.jit
   def update(model, grads):
@@ -115,7 +125,7 @@ def test_adamw_is_optax_adamw(model):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
-def test_clipping_scales_the_gradient_to_the_norm(model):
+def test_clipping_scales_the_gradient_to_the_norm(model, step):
   grads = jax.tree.map(np.cos, model)
   new, _ = step(SGD(), model, grads, clip_norm=0.5)
   change = jax.tree.map(np.subtract, model, new)
@@ -160,31 +170,27 @@ BLOCK = functools.partial(
   ],
 )
 def test_muon_takes_every_projection_and_nothing_that_is_looked_up(name, expected):
-  module = jax.eval_shape(MODELS[name])
   found = set()
-  for path, variable in jax.tree_util.tree_flatten_with_path(
-    module, is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )[0]:
-    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    axes = variable.get_metadata()['axes']
-    if matrix_dimensions(keys[-1], axes, variable) is not None:
+  for info in Blueprint(jax.eval_shape(MODELS[name])).infos.values():
+    if matrix_dimensions(info) is not None:
+      keys = info.name.split('.')
       found |= {key for key in keys if key in ('mixer', 'feed_forward')} or {keys[0]}
   assert found == expected
 
 
 @pytest.fixture(scope='module')
-def muon(model):
+def muon(model, step):
   """Random gradients, the model after a step of Muon with learning rate 1, the optimizer's state."""
   rng = np.random.default_rng(0)
   grads = jax.tree.map(lambda a: np.float32(rng.normal(size=a.shape)), model)
   return grads, *step(Muon(weight_decay=0.0, rms=None, b2=0.999), model, grads)
 
 
-@pytest.mark.parametrize('name', ['q', 'out'])
+@pytest.mark.parametrize('name', ['blocks.q', 'blocks.out'])
 def test_muon_makes_each_stacked_layer_orthogonal_with_its_heads_merged(name, model, muon):
   grads, new, _ = muon
-  change = getattr(model.blocks, name)[...] - getattr(new.blocks, name)[...]
-  for layer, gradient in zip(change, getattr(grads.blocks, name)[...], strict=True):
+  change = model[name] - new[name]
+  for layer, gradient in zip(change, grads[name], strict=True):
     # The step's singular vectors are the gradient's, its singular values near 1.
     u, _, v = np.linalg.svd(gradient.reshape(8, 8))
     inside = u.T @ layer.reshape(8, 8) @ v.T
@@ -192,10 +198,10 @@ def test_muon_makes_each_stacked_layer_orthogonal_with_its_heads_merged(name, mo
     np.testing.assert_allclose(inside - np.diag(np.diag(inside)), 0, atol=1e-3)
 
 
-def test_muon_leaves_tables_norms_and_biases_to_adam(model, muon):
+def test_muon_leaves_tables_norms_and_biases_to_adam(model, step, muon):
   grads, new, state = muon
   adam, _ = step(AdamW(weight_decay=0.0), model, grads)
-  for of in (lambda m: m.table, lambda m: m.blocks.scale, lambda m: m.blocks.bias):
-    np.testing.assert_allclose(of(new)[...], of(adam)[...], atol=1e-6)
+  for name in ('table', 'blocks.scale', 'blocks.bias'):
+    np.testing.assert_allclose(new[name], adam[name], atol=1e-6)
   adam_names = jax.tree_util.tree_leaves_with_path(state[0].inner_states['adam'])
-  assert not any('.q' in jax.tree_util.keystr(path) for path, _ in adam_names)
+  assert not any('blocks.q' in jax.tree_util.keystr(path) for path, _ in adam_names)

@@ -84,7 +84,7 @@ def report_on(unchecked, monkeypatch):
     )
     run = types.SimpleNamespace(
       trainer=trainer,
-      parameter_names=['w'],
+      program=types.SimpleNamespace(groups=types.SimpleNamespace(trained={'w': None})),
       processes=types.SimpleNamespace(first=False),
       task=types.SimpleNamespace(unit='tokens', summarise=summarise),
     )

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from t2x.arrays import named_leaves
 from t2x.data import Bytes, TextFiles
@@ -15,9 +14,7 @@ from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Skip, Trainer
-from t2x.train.state import init_function, optimizer_for
-from t2x.train.step import cast, make_train_step
+from t2x.train import AdamW, Constant, Experiment, Program, Skip, Trainer
 
 
 def model(dropout_rate=0.0):
@@ -56,12 +53,12 @@ def batches(num):
 
 
 def run(experiment, num=3):
-  optimizer = optimizer_for(experiment)
-  state = jax.jit(init_function(experiment, optimizer))(jax.random.key(experiment.trainer.seed))
-  step = jax.jit(make_train_step(experiment.task, experiment.trainer, optimizer))
+  program = Program(experiment)
+  state, frozen = program.init(experiment.trainer.seed)
+  step = jax.jit(program.step())
   losses = []
   for batch in batches(num):
-    state, sums, _ = step(state, batch)
+    state, sums, _ = step(state, frozen, batch)
     losses.append(float(sums['loss'][0] / sums['loss'][1]))
   return state, losses
 
@@ -71,17 +68,17 @@ def test_accumulation_equals_one_batch(parts):
   whole, losses = run(experiment())
   accumulated, same = run(experiment(accumulate=parts))
   np.testing.assert_allclose(losses, same, rtol=1e-6)
-  for a, b in zip(jax.tree.leaves(whole.model), jax.tree.leaves(accumulated.model), strict=True):
+  for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(accumulated.params), strict=True):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
 def test_ema_is_the_moving_average_of_the_parameters():
   # The decay grows to its value: 1/10, 2/11, 3/12.
   states = [run(experiment(ema_decay=0.2), num)[0] for num in range(4)]
-  expected = jax.tree.map(np.asarray, states[0].model)
+  expected = jax.tree.map(np.asarray, states[0].params)
   for state, decay in zip(states[1:], (0.1, 2 / 11, 0.2), strict=True):
     expected = jax.tree.map(
-      lambda e, p, d=decay: d * e + (1 - d) * np.asarray(p), expected, state.model
+      lambda e, p, d=decay: d * e + (1 - d) * np.asarray(p), expected, state.params
     )
   for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(states[-1].ema), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
@@ -90,18 +87,18 @@ def test_ema_is_the_moving_average_of_the_parameters():
 
 def test_skipped_steps_do_not_count_for_the_moving_average():
   settings = experiment(ema_decay=0.9, nonfinite=Skip())
-  optimizer = optimizer_for(settings)
-  step = jax.jit(make_train_step(settings.task, settings.trainer, optimizer))
-  first = jax.jit(init_function(settings, optimizer))(jax.random.key(0))
+  program = Program(settings)
+  step = jax.jit(program.step())
+  first, frozen = program.init(0)
   (batch,) = batches(1)
   broken = dataclasses.replace(
-    first, model=jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), first.model)
+    first, params=jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), first.params)
   )
-  skipped, _, _ = step(broken, batch)
-  skipped = dataclasses.replace(skipped, model=first.model, step=first.step)
+  skipped, _, _ = step(broken, frozen, batch)
+  skipped = dataclasses.replace(skipped, params=first.params, step=first.step)
   for a, b in zip(
-    jax.tree.leaves(step(skipped, batch)[0].ema),
-    jax.tree.leaves(step(first, batch)[0].ema),
+    jax.tree.leaves(step(skipped, frozen, batch)[0].ema),
+    jax.tree.leaves(step(first, frozen, batch)[0].ema),
     strict=True,
   ):
     np.testing.assert_array_equal(a, b)
@@ -111,10 +108,10 @@ def test_the_moving_average_follows_a_short_run():
   """With decay 0.9999 an average without warm-up would still be the initial values."""
   state, _ = run(experiment(ema_decay=0.9999), 3)
   start, _ = run(experiment(ema_decay=0.9999), 0)
-  for average, model, initial in zip(
-    *map(jax.tree.leaves, (state.ema, state.model, start.model)), strict=True
+  for average, now, initial in zip(
+    *map(jax.tree.leaves, (state.ema, state.params, start.params)), strict=True
   ):
-    assert np.linalg.norm(average - model) < 0.5 * np.linalg.norm(initial - model) + 1e-6
+    assert np.linalg.norm(average - now) < 0.5 * np.linalg.norm(initial - now) + 1e-6
 
 
 def empty(batch):
@@ -123,11 +120,11 @@ def empty(batch):
 
 def stepped(experiment, given):
   """The states before, between and after the steps on some batches, and the sums of each."""
-  optimizer = optimizer_for(experiment)
-  states = [jax.jit(init_function(experiment, optimizer))(jax.random.key(0))]
-  step, told = jax.jit(make_train_step(experiment.task, experiment.trainer, optimizer)), []
+  program = Program(experiment)
+  first, frozen = program.init(0)
+  step, states, told = jax.jit(program.step()), [first], []
   for batch in given:
-    state, sums, _ = step(states[-1], batch)
+    state, sums, _ = step(states[-1], frozen, batch)
     states.append(state)
     told.append(jax.device_get(sums))
   return states, told
@@ -138,7 +135,7 @@ def test_a_batch_of_weight_0_is_finite_and_takes_a_step_with_a_gradient_of_0():
   states, sums = stepped(experiment(optimizer=AdamW(weight_decay=0.0)), [empty(batch), batch])
   assert [one['finite'] for one in sums] == [(1.0, 1.0), (1.0, 1.0)]
   assert sums[0]['loss'] == (0.0, 0.0)
-  first, second, third = (jax.tree.leaves(state.model) for state in states)
+  first, second, third = (jax.tree.leaves(state.params) for state in states)
   for a, b, c in zip(first, second, third, strict=True):
     np.testing.assert_array_equal(a, b)
     assert not np.array_equal(b, c)
@@ -149,7 +146,7 @@ def test_momentum_and_weight_decay_still_act_on_a_batch_of_weight_0():
 
   def moved(weight_decay, *given):
     states, _ = stepped(experiment(optimizer=AdamW(weight_decay=weight_decay)), given)
-    change = jax.tree.leaves(states[-2].model)[-1] - jax.tree.leaves(states[-1].model)[-1]
+    change = jax.tree.leaves(states[-2].params)[-1] - jax.tree.leaves(states[-1].params)[-1]
     return float(jnp.abs(change).max())
 
   assert moved(0.0, batch, empty(batch)) > 0  # Momentum.
@@ -174,27 +171,22 @@ def test_the_seed_decides_everything():
   _, other = run(experiment(dropout_rate=0.3, seed=1))
   assert losses == same
   assert losses != other
-  for a, b in zip(jax.tree.leaves(first.model), jax.tree.leaves(again.model), strict=True):
+  for a, b in zip(jax.tree.leaves(first.params), jax.tree.leaves(again.params), strict=True):
     np.testing.assert_array_equal(a, b)
 
 
 def test_parameters_stay_float32_under_bf16_compute():
   state, losses = run(experiment(compute_dtype='bfloat16'))
-  assert {leaf.dtype for leaf in jax.tree.leaves(state.model)} == {jnp.dtype('float32')}
+  assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {jnp.dtype('float32')}
   _, full = run(experiment())
   np.testing.assert_allclose(losses, full, rtol=2e-2)
   assert losses != full
 
 
-def test_cast_leaves_integers_alone():
-  tree = {'a': jnp.zeros(2), 'b': jnp.zeros(2, jnp.int32)}
-  dtypes = jax.tree.map(lambda a: str(a.dtype), cast(tree, 'bfloat16'))
-  assert dtypes == {'a': 'bfloat16', 'b': 'int32'}
-
-
 def test_scales_and_biases_of_norms_are_not_rounded():
-  built = model()(rngs=nnx.Rngs(0))
-  working = cast(built, 'bfloat16')
+  blueprint = Program(experiment()).blueprint
+  params = {name: jnp.zeros(info.shape) for name, info in blueprint.infos.items()}
+  working = blueprint.model(params, 'bfloat16')
   assert working.body.final_norm.scale[...].dtype == jnp.float32
   assert working.body.stack.blocks[0].mixer_wiring.norm.bias[...].dtype == jnp.float32
   rest = {leaf.dtype for name, leaf in named_leaves(working) if 'norm' not in name}
@@ -209,10 +201,6 @@ def test_trainer_refuses_what_cannot_be():
 
 
 def test_states_of_two_constructions_have_one_structure():
-  one, two = experiment(), experiment()
-  shapes = [
-    jax.eval_shape(init_function(e, optimizer_for(e)), jax.eval_shape(lambda: jax.random.key(0)))
-    for e in (one, two)
-  ]
-  assert jax.tree.structure(shapes[0].model) == jax.tree.structure(shapes[1].model)
-  assert isinstance(shapes[0].model, nnx.Module)
+  one, two = (Program(experiment()) for _ in range(2))
+  assert jax.tree.structure(one.abstract) == jax.tree.structure(two.abstract)
+  assert jax.tree.structure(one.blueprint.shapes) == jax.tree.structure(two.blueprint.shapes)

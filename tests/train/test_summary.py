@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import types
 from pathlib import Path
 
 import jax
@@ -33,6 +34,7 @@ from t2x.models import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Run, Trainer
+from t2x.train.params import Blueprint
 from t2x.train.summary import (
   attention_kernels,
   end_screen,
@@ -122,7 +124,7 @@ def run_of(model, folder='runs/x', **settings):
   run.trainer = Trainer(**{'num_steps': 10, 'batch_size': 4, 'optimizer': AdamW()} | settings)
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
-  run.abstract = type('State', (), {'model': model})
+  run.program = types.SimpleNamespace(blueprint=Blueprint(model))
   return run
 
 

@@ -80,38 +80,38 @@ LanguageModel.head = @Pooler
 """,
 }
 
-BODY = 'body/stack/{}'
+BODY = 'body.stack.{}'
 LAYER = 'albert.encoder.albert_layer_groups.{}.albert_layers.0'
 
 
 def masked_lm(ours: str) -> tuple[Rule, ...]:
   """The head over the vocabulary, wherever it is."""
   return (
-    *dense('predictions.dense', f'{ours}/transform'),
-    *norm('predictions.LayerNorm', f'{ours}/norm'),
-    Rule('predictions.bias', (f'{ours}/bias',)),
+    *dense('predictions.dense', f'{ours}.transform'),
+    *norm('predictions.LayerNorm', f'{ours}.norm'),
+    Rule('predictions.bias', (f'{ours}.bias',)),
   )
 
 
 RULES = (
-  Rule('albert.embeddings.word_embeddings.weight', ('embedding/table',)),
-  Rule('albert.embeddings.token_type_embeddings.weight', ('embedding/types',)),
-  Rule('albert.embeddings.position_embeddings.weight', ('body/encoding/table',)),
-  *norm('albert.embeddings.LayerNorm', 'body/input_norm'),
-  *dense('albert.encoder.embedding_hidden_mapping_in', 'body/projection'),
-  *dense(f'{LAYER}.attention.query', f'{BODY}/mixer/q'),
-  *dense(f'{LAYER}.attention.key', f'{BODY}/mixer/k'),
-  *dense(f'{LAYER}.attention.value', f'{BODY}/mixer/v'),
-  *dense(f'{LAYER}.attention.dense', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.attention.LayerNorm', f'{BODY}/mixer_wiring/norm'),
-  *dense(f'{LAYER}.ffn', f'{BODY}/feed_forward/up'),
-  *dense(f'{LAYER}.ffn_output', f'{BODY}/feed_forward/down'),
-  *norm(f'{LAYER}.full_layer_layer_norm', f'{BODY}/feed_forward_wiring/norm'),
-  *dense('albert.pooler', 'head/projection'),
-  *dense('albert.pooler', 'head/classifier/transform'),
-  *dense('sop_classifier.classifier', 'head/classifier/out'),
+  Rule('albert.embeddings.word_embeddings.weight', ('embedding.table',)),
+  Rule('albert.embeddings.token_type_embeddings.weight', ('embedding.types',)),
+  Rule('albert.embeddings.position_embeddings.weight', ('body.encoding.table',)),
+  *norm('albert.embeddings.LayerNorm', 'body.input_norm'),
+  *dense('albert.encoder.embedding_hidden_mapping_in', 'body.projection'),
+  *dense(f'{LAYER}.attention.query', f'{BODY}.mixer.q'),
+  *dense(f'{LAYER}.attention.key', f'{BODY}.mixer.k'),
+  *dense(f'{LAYER}.attention.value', f'{BODY}.mixer.v'),
+  *dense(f'{LAYER}.attention.dense', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
+  *norm(f'{LAYER}.attention.LayerNorm', f'{BODY}.mixer_wiring.norm'),
+  *dense(f'{LAYER}.ffn', f'{BODY}.feed_forward.up'),
+  *dense(f'{LAYER}.ffn_output', f'{BODY}.feed_forward.down'),
+  *norm(f'{LAYER}.full_layer_layer_norm', f'{BODY}.feed_forward_wiring.norm'),
+  *dense('albert.pooler', 'head.projection'),
+  *dense('albert.pooler', 'head.classifier.transform'),
+  *dense('sop_classifier.classifier', 'head.classifier.out'),
   *masked_lm('head'),
-  *masked_lm('head/language_head'),
+  *masked_lm('head.language_head'),
 )
 
 

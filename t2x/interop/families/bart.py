@@ -26,13 +26,13 @@ LearnedPositions:
 """
 
 RULES = (
-  Rule('model.shared.weight', ('embedding/table',)),
-  Rule('model.encoder.embed_positions.weight', ('encoder/encoding/table',)),
-  Rule('model.decoder.embed_positions.weight', ('decoder/encoding/table',)),
-  *norm('model.encoder.layernorm_embedding', 'encoder/input_norm'),
-  *norm('model.decoder.layernorm_embedding', 'decoder/input_norm'),
+  Rule('model.shared.weight', ('embedding.table',)),
+  Rule('model.encoder.embed_positions.weight', ('encoder.encoding.table',)),
+  Rule('model.decoder.embed_positions.weight', ('decoder.encoding.table',)),
+  *norm('model.encoder.layernorm_embedding', 'encoder.input_norm'),
+  *norm('model.decoder.layernorm_embedding', 'decoder.input_norm'),
   *fairseq.RULES,
-  Rule('final_logits_bias', ('head/bias',), ROW),
+  Rule('final_logits_bias', ('head.bias',), ROW),
 )
 
 

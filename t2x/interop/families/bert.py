@@ -93,7 +93,7 @@ LanguageModel.head = @Pooler
 """,
 }
 
-BODY = 'body/stack/{}'
+BODY = 'body.stack.{}'
 LAYER = 'bert.encoder.layer.{}'
 PREDICTIONS = 'cls.predictions'
 
@@ -101,9 +101,9 @@ PREDICTIONS = 'cls.predictions'
 def masked_lm(ours: str) -> tuple[Rule, ...]:
   """The head over the vocabulary, wherever it is."""
   return (
-    *dense(f'{PREDICTIONS}.transform.dense', f'{ours}/transform'),
-    *norm(f'{PREDICTIONS}.transform.LayerNorm', f'{ours}/norm'),
-    Rule(f'{PREDICTIONS}.bias', (f'{ours}/bias',)),
+    *dense(f'{PREDICTIONS}.transform.dense', f'{ours}.transform'),
+    *norm(f'{PREDICTIONS}.transform.LayerNorm', f'{ours}.norm'),
+    Rule(f'{PREDICTIONS}.bias', (f'{ours}.bias',)),
   )
 
 
@@ -111,30 +111,30 @@ def classifier(theirs: str, beside: str = '', without: str = '') -> tuple[Rule, 
   """Classes of a row: of sentence pairs in a model that has both heads, else those learnt last."""
   return tuple(
     dataclasses.replace(rule, beside=beside, without=without)
-    for rule in dense(theirs, 'head/classifier/out')
+    for rule in dense(theirs, 'head.classifier.out')
   )
 
 
 RULES = (
-  Rule('bert.embeddings.word_embeddings.weight', ('embedding/table',)),
-  Rule('bert.embeddings.token_type_embeddings.weight', ('embedding/types',)),
-  Rule('bert.embeddings.position_embeddings.weight', ('body/encoding/table',)),
-  *norm('bert.embeddings.LayerNorm', 'body/input_norm'),
-  *dense(f'{LAYER}.attention.self.query', f'{BODY}/mixer/q'),
-  *dense(f'{LAYER}.attention.self.key', f'{BODY}/mixer/k'),
-  *dense(f'{LAYER}.attention.self.value', f'{BODY}/mixer/v'),
-  *dense(f'{LAYER}.attention.output.dense', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.attention.output.LayerNorm', f'{BODY}/mixer_wiring/norm'),
-  *dense(f'{LAYER}.intermediate.dense', f'{BODY}/feed_forward/up'),
-  *dense(f'{LAYER}.output.dense', f'{BODY}/feed_forward/down'),
-  *norm(f'{LAYER}.output.LayerNorm', f'{BODY}/feed_forward_wiring/norm'),
-  *dense('bert.pooler.dense', 'head/projection'),
-  *dense('bert.pooler.dense', 'head/classifier/transform'),
-  *classifier('cls.seq_relationship', beside='head/language_head/bias'),
-  *classifier('classifier', without='head/language_head/bias'),
-  *dense('classifier', 'head/out'),
+  Rule('bert.embeddings.word_embeddings.weight', ('embedding.table',)),
+  Rule('bert.embeddings.token_type_embeddings.weight', ('embedding.types',)),
+  Rule('bert.embeddings.position_embeddings.weight', ('body.encoding.table',)),
+  *norm('bert.embeddings.LayerNorm', 'body.input_norm'),
+  *dense(f'{LAYER}.attention.self.query', f'{BODY}.mixer.q'),
+  *dense(f'{LAYER}.attention.self.key', f'{BODY}.mixer.k'),
+  *dense(f'{LAYER}.attention.self.value', f'{BODY}.mixer.v'),
+  *dense(f'{LAYER}.attention.output.dense', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
+  *norm(f'{LAYER}.attention.output.LayerNorm', f'{BODY}.mixer_wiring.norm'),
+  *dense(f'{LAYER}.intermediate.dense', f'{BODY}.feed_forward.up'),
+  *dense(f'{LAYER}.output.dense', f'{BODY}.feed_forward.down'),
+  *norm(f'{LAYER}.output.LayerNorm', f'{BODY}.feed_forward_wiring.norm'),
+  *dense('bert.pooler.dense', 'head.projection'),
+  *dense('bert.pooler.dense', 'head.classifier.transform'),
+  *classifier('cls.seq_relationship', beside='head.language_head.bias'),
+  *classifier('classifier', without='head.language_head.bias'),
+  *dense('classifier', 'head.out'),
   *masked_lm('head'),
-  *masked_lm('head/language_head'),
+  *masked_lm('head.language_head'),
 )
 
 

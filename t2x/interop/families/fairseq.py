@@ -80,19 +80,19 @@ DECLARED: Mapping[str, Field] = {
 
 def _attention(theirs: str, ours: str) -> Iterator[Rule]:
   for part in 'qkv':
-    yield from dense(f'{theirs}.{part}_proj', f'{ours}/{part}')
-  yield from dense(f'{theirs}.out_proj', f'{ours}/out', layout=LINEAR_FROM_HEADS)
+    yield from dense(f'{theirs}.{part}_proj', f'{ours}.{part}')
+  yield from dense(f'{theirs}.out_proj', f'{ours}.out', layout=LINEAR_FROM_HEADS)
 
 
 def _side(side: str) -> Iterator[Rule]:
-  theirs, ours = f'model.{side}.layers.{{}}', f'{side}/stack/{{}}'
-  yield from _attention(f'{theirs}.self_attn', f'{ours}/mixer')
-  yield from norm(f'{theirs}.self_attn_layer_norm', f'{ours}/mixer_wiring/norm')
-  yield from _attention(f'{theirs}.encoder_attn', f'{ours}/cross')
-  yield from norm(f'{theirs}.encoder_attn_layer_norm', f'{ours}/cross_wiring/norm')
-  yield from dense(f'{theirs}.fc1', f'{ours}/feed_forward/up')
-  yield from dense(f'{theirs}.fc2', f'{ours}/feed_forward/down')
-  yield from norm(f'{theirs}.final_layer_norm', f'{ours}/feed_forward_wiring/norm')
+  theirs, ours = f'model.{side}.layers.{{}}', f'{side}.stack.{{}}'
+  yield from _attention(f'{theirs}.self_attn', f'{ours}.mixer')
+  yield from norm(f'{theirs}.self_attn_layer_norm', f'{ours}.mixer_wiring.norm')
+  yield from _attention(f'{theirs}.encoder_attn', f'{ours}.cross')
+  yield from norm(f'{theirs}.encoder_attn_layer_norm', f'{ours}.cross_wiring.norm')
+  yield from dense(f'{theirs}.fc1', f'{ours}.feed_forward.up')
+  yield from dense(f'{theirs}.fc2', f'{ours}.feed_forward.down')
+  yield from norm(f'{theirs}.final_layer_norm', f'{ours}.feed_forward_wiring.norm')
 
 
 # All but embeddings, positions and head.

@@ -29,13 +29,13 @@ EncoderDecoder:
 target/TokenEmbedding.vocab_size = {tgt_vocab_size}
 """
 
-SOURCE, TARGET = 'embedding/table', 'target_embedding/table'
+SOURCE, TARGET = 'embedding.table', 'target_embedding.table'
 RULES = (
   Rule('model.decoder.embed_tokens.weight', (SOURCE,), without=TARGET),
   Rule('model.encoder.embed_tokens.weight', (SOURCE,), beside=TARGET),
   Rule('model.decoder.embed_tokens.weight', (TARGET,)),
   *fairseq.RULES,
-  *dense('model.decoder.output_projection', 'head/out'),
+  *dense('model.decoder.output_projection', 'head.out'),
 )
 
 

@@ -54,16 +54,16 @@ MLP:
 # Here 'gelu' is the approximation by tanh.
 ACTIVATIONS = {'gelu': gelu, 'relu': relu, 'silu': silu, 'swish': silu}
 
-LAYER, BODY = 'transformer.h.{}', 'body/stack/{}'
+LAYER, BODY = 'transformer.h.{}', 'body.stack.{}'
 RULES = (
-  Rule('transformer.tokens_embed.weight', ('embedding/table',)),
-  Rule('transformer.positions_embed.weight', ('body/encoding/table',)),
-  *dense(f'{LAYER}.attn.c_attn', *(f'{BODY}/mixer/{part}' for part in 'qkv'), layout=CONV1D),
-  *dense(f'{LAYER}.attn.c_proj', f'{BODY}/mixer/out', layout=CONV1D_FROM_HEADS),
-  *norm(f'{LAYER}.ln_1', f'{BODY}/mixer_wiring/norm'),
-  *dense(f'{LAYER}.mlp.c_fc', f'{BODY}/feed_forward/up', layout=CONV1D),
-  *dense(f'{LAYER}.mlp.c_proj', f'{BODY}/feed_forward/down', layout=CONV1D),
-  *norm(f'{LAYER}.ln_2', f'{BODY}/feed_forward_wiring/norm'),
+  Rule('transformer.tokens_embed.weight', ('embedding.table',)),
+  Rule('transformer.positions_embed.weight', ('body.encoding.table',)),
+  *dense(f'{LAYER}.attn.c_attn', *(f'{BODY}.mixer.{part}' for part in 'qkv'), layout=CONV1D),
+  *dense(f'{LAYER}.attn.c_proj', f'{BODY}.mixer.out', layout=CONV1D_FROM_HEADS),
+  *norm(f'{LAYER}.ln_1', f'{BODY}.mixer_wiring.norm'),
+  *dense(f'{LAYER}.mlp.c_fc', f'{BODY}.feed_forward.up', layout=CONV1D),
+  *dense(f'{LAYER}.mlp.c_proj', f'{BODY}.feed_forward.down', layout=CONV1D),
+  *norm(f'{LAYER}.ln_2', f'{BODY}.feed_forward_wiring.norm'),
 )
 
 

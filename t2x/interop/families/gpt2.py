@@ -53,21 +53,21 @@ MLP:
   activation = {activation}
 """
 
-BODY = 'body/stack/{}'
+BODY = 'body.stack.{}'
 RULES = (
-  Rule('transformer.wte.weight', ('embedding/table',)),
-  Rule('transformer.wpe.weight', ('body/encoding/table',)),
-  *norm('transformer.h.{}.ln_1', f'{BODY}/mixer_wiring/norm'),
+  Rule('transformer.wte.weight', ('embedding.table',)),
+  Rule('transformer.wpe.weight', ('body.encoding.table',)),
+  *norm('transformer.h.{}.ln_1', f'{BODY}.mixer_wiring.norm'),
   *dense(
     'transformer.h.{}.attn.c_attn',
-    *(f'{BODY}/mixer/{part}' for part in 'qkv'),
+    *(f'{BODY}.mixer.{part}' for part in 'qkv'),
     layout=CONV1D,
   ),
-  *dense('transformer.h.{}.attn.c_proj', f'{BODY}/mixer/out', layout=CONV1D_FROM_HEADS),
-  *norm('transformer.h.{}.ln_2', f'{BODY}/feed_forward_wiring/norm'),
-  *dense('transformer.h.{}.mlp.c_fc', f'{BODY}/feed_forward/up', layout=CONV1D),
-  *dense('transformer.h.{}.mlp.c_proj', f'{BODY}/feed_forward/down', layout=CONV1D),
-  *norm('transformer.ln_f', 'body/final_norm'),
+  *dense('transformer.h.{}.attn.c_proj', f'{BODY}.mixer.out', layout=CONV1D_FROM_HEADS),
+  *norm('transformer.h.{}.ln_2', f'{BODY}.feed_forward_wiring.norm'),
+  *dense('transformer.h.{}.mlp.c_fc', f'{BODY}.feed_forward.up', layout=CONV1D),
+  *dense('transformer.h.{}.mlp.c_proj', f'{BODY}.feed_forward.down', layout=CONV1D),
+  *norm('transformer.ln_f', 'body.final_norm'),
 )
 
 

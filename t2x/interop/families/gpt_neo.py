@@ -63,19 +63,19 @@ Window.size = {window_size}
 """
 BLOCKS = {'global': Part('Block'), 'local': Part('local/Block')}
 
-LAYER, BODY = 'transformer.h.{}', 'body/stack/{}'
+LAYER, BODY = 'transformer.h.{}', 'body.stack.{}'
 RULES = (
-  Rule('transformer.wte.weight', ('embedding/table',)),
-  Rule('transformer.wpe.weight', ('body/encoding/table',)),
-  *norm(f'{LAYER}.ln_1', f'{BODY}/mixer_wiring/norm'),
-  *dense(f'{LAYER}.attn.attention.q_proj', f'{BODY}/mixer/q'),
-  *dense(f'{LAYER}.attn.attention.k_proj', f'{BODY}/mixer/k'),
-  *dense(f'{LAYER}.attn.attention.v_proj', f'{BODY}/mixer/v'),
-  *dense(f'{LAYER}.attn.attention.out_proj', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.ln_2', f'{BODY}/feed_forward_wiring/norm'),
-  *dense(f'{LAYER}.mlp.c_fc', f'{BODY}/feed_forward/up'),
-  *dense(f'{LAYER}.mlp.c_proj', f'{BODY}/feed_forward/down'),
-  *norm('transformer.ln_f', 'body/final_norm'),
+  Rule('transformer.wte.weight', ('embedding.table',)),
+  Rule('transformer.wpe.weight', ('body.encoding.table',)),
+  *norm(f'{LAYER}.ln_1', f'{BODY}.mixer_wiring.norm'),
+  *dense(f'{LAYER}.attn.attention.q_proj', f'{BODY}.mixer.q'),
+  *dense(f'{LAYER}.attn.attention.k_proj', f'{BODY}.mixer.k'),
+  *dense(f'{LAYER}.attn.attention.v_proj', f'{BODY}.mixer.v'),
+  *dense(f'{LAYER}.attn.attention.out_proj', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
+  *norm(f'{LAYER}.ln_2', f'{BODY}.feed_forward_wiring.norm'),
+  *dense(f'{LAYER}.mlp.c_fc', f'{BODY}.feed_forward.up'),
+  *dense(f'{LAYER}.mlp.c_proj', f'{BODY}.feed_forward.down'),
+  *norm('transformer.ln_f', 'body.final_norm'),
 )
 
 

@@ -89,20 +89,20 @@ FACTORS: Mapping[str, Mapping[str, Field]] = {
   },
 }
 
-BODY = 'body/stack/{}'
+BODY = 'body.stack.{}'
 RULES = (
-  Rule('model.embed_tokens.weight', ('embedding/table',)),
-  *norm('model.layers.{}.input_layernorm', f'{BODY}/mixer_wiring/norm'),
-  *dense('model.layers.{}.self_attn.q_proj', f'{BODY}/mixer/q'),
-  *dense('model.layers.{}.self_attn.k_proj', f'{BODY}/mixer/k'),
-  *dense('model.layers.{}.self_attn.v_proj', f'{BODY}/mixer/v'),
-  *dense('model.layers.{}.self_attn.o_proj', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
-  *norm('model.layers.{}.post_attention_layernorm', f'{BODY}/feed_forward_wiring/norm'),
-  *dense('model.layers.{}.mlp.gate_proj', f'{BODY}/feed_forward/gate'),
-  *dense('model.layers.{}.mlp.up_proj', f'{BODY}/feed_forward/up'),
-  *dense('model.layers.{}.mlp.down_proj', f'{BODY}/feed_forward/down'),
-  *norm('model.norm', 'body/final_norm'),
-  *dense('lm_head', 'head/out'),
+  Rule('model.embed_tokens.weight', ('embedding.table',)),
+  *norm('model.layers.{}.input_layernorm', f'{BODY}.mixer_wiring.norm'),
+  *dense('model.layers.{}.self_attn.q_proj', f'{BODY}.mixer.q'),
+  *dense('model.layers.{}.self_attn.k_proj', f'{BODY}.mixer.k'),
+  *dense('model.layers.{}.self_attn.v_proj', f'{BODY}.mixer.v'),
+  *dense('model.layers.{}.self_attn.o_proj', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
+  *norm('model.layers.{}.post_attention_layernorm', f'{BODY}.feed_forward_wiring.norm'),
+  *dense('model.layers.{}.mlp.gate_proj', f'{BODY}.feed_forward.gate'),
+  *dense('model.layers.{}.mlp.up_proj', f'{BODY}.feed_forward.up'),
+  *dense('model.layers.{}.mlp.down_proj', f'{BODY}.feed_forward.down'),
+  *norm('model.norm', 'body.final_norm'),
+  *dense('lm_head', 'head.out'),
 )
 
 

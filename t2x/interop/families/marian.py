@@ -22,13 +22,13 @@ EncoderDecoder.target_embedding = @target/TokenEmbedding
 target/TokenEmbedding.vocab_size = {decoder_vocab_size}
 """
 
-SOURCE, TARGET = 'embedding/table', 'target_embedding/table'
+SOURCE, TARGET = 'embedding.table', 'target_embedding.table'
 RULES = (
   Rule('model.shared.weight', (SOURCE,), without=TARGET),
   Rule('model.encoder.embed_tokens.weight', (SOURCE,), beside=TARGET),
   Rule('model.decoder.embed_tokens.weight', (TARGET,)),
   *fairseq.RULES,
-  Rule('final_logits_bias', ('head/bias',), ROW),
+  Rule('final_logits_bias', ('head.bias',), ROW),
 )
 
 

@@ -91,34 +91,34 @@ SCALED = 'TiedHead.scaled = True\n'
 
 def _attention(theirs: str, ours: str) -> Iterator[Rule]:
   for part in 'qkv':
-    yield from dense(f'{theirs}.{part}', f'{ours}/{part}')
-  yield from dense(f'{theirs}.o', f'{ours}/out', layout=LINEAR_FROM_HEADS)
+    yield from dense(f'{theirs}.{part}', f'{ours}.{part}')
+  yield from dense(f'{theirs}.o', f'{ours}.out', layout=LINEAR_FROM_HEADS)
 
 
 def _side(side: str, last: int) -> Iterator[Rule]:
   """The encoder or the decoder; `last` is the number of the feed-forward sublayer."""
-  theirs, ours = f'{side}.block.{{}}.layer', f'{side}/stack/{{}}'
+  theirs, ours = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
   bias = f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
-  yield Rule(bias, (f'{side}/encoding/table',))
-  yield from norm(f'{theirs}.0.layer_norm', f'{ours}/mixer_wiring/norm')
-  yield from _attention(f'{theirs}.0.SelfAttention', f'{ours}/mixer')
-  yield from norm(f'{theirs}.{last}.layer_norm', f'{ours}/feed_forward_wiring/norm')
+  yield Rule(bias, (f'{side}.encoding.table',))
+  yield from norm(f'{theirs}.0.layer_norm', f'{ours}.mixer_wiring.norm')
+  yield from _attention(f'{theirs}.0.SelfAttention', f'{ours}.mixer')
+  yield from norm(f'{theirs}.{last}.layer_norm', f'{ours}.feed_forward_wiring.norm')
   dense_relu_dense = f'{theirs}.{last}.DenseReluDense'
-  gate, up = (f'{ours}/feed_forward/{part}/kernel' for part in ('gate', 'up'))
+  gate, up = (f'{ours}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
   yield Rule(f'{dense_relu_dense}.wi.weight', (up,), LINEAR, without=gate)
   yield Rule(f'{dense_relu_dense}.wi_0.weight', (gate,), LINEAR)
   yield Rule(f'{dense_relu_dense}.wi_1.weight', (up,), LINEAR, beside=gate)
-  yield from dense(f'{dense_relu_dense}.wo', f'{ours}/feed_forward/down')
-  yield from norm(f'{side}.final_layer_norm', f'{side}/final_norm')
+  yield from dense(f'{dense_relu_dense}.wo', f'{ours}.feed_forward.down')
+  yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
 
 
 RULES = (
-  Rule('shared.weight', ('embedding/table',)),
+  Rule('shared.weight', ('embedding.table',)),
   *_side('encoder', 1),
   *_side('decoder', 2),
-  *norm('decoder.block.{}.layer.1.layer_norm', 'decoder/stack/{}/cross_wiring/norm'),
-  *_attention('decoder.block.{}.layer.1.EncDecAttention', 'decoder/stack/{}/cross'),
-  *dense('lm_head', 'head/out'),
+  *norm('decoder.block.{}.layer.1.layer_norm', 'decoder.stack.{}.cross_wiring.norm'),
+  *_attention('decoder.block.{}.layer.1.EncDecAttention', 'decoder.stack.{}.cross'),
+  *dense('lm_head', 'head.out'),
 )
 
 

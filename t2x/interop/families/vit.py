@@ -66,27 +66,27 @@ HEAD = """
 Classifier.num_classes = {num_classes}
 """
 
-BODY = 'body/stack/{}'
+BODY = 'body.stack.{}'
 LAYER = 'vit.encoder.layer.{}'
 PATCH_EMBEDDINGS = 'vit.embeddings.patch_embeddings.projection'
 RULES = (
-  Rule('vit.embeddings.cls_token', ('embedding/class_token',), CLASS_TOKEN),
+  Rule('vit.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN),
   # Of masked images, which no part here reads.
-  Rule('vit.embeddings.mask_token', ('embedding/mask_token',), CLASS_TOKEN),
-  Rule('vit.embeddings.position_embeddings', ('positions/table',), ROW),
-  Rule(f'{PATCH_EMBEDDINGS}.weight', ('embedding/projection/kernel',), PATCHES),
-  Rule(f'{PATCH_EMBEDDINGS}.bias', ('embedding/projection/bias',), VECTOR),
-  *norm(f'{LAYER}.layernorm_before', f'{BODY}/mixer_wiring/norm'),
-  *dense(f'{LAYER}.attention.attention.query', f'{BODY}/mixer/q'),
-  *dense(f'{LAYER}.attention.attention.key', f'{BODY}/mixer/k'),
-  *dense(f'{LAYER}.attention.attention.value', f'{BODY}/mixer/v'),
-  *dense(f'{LAYER}.attention.output.dense', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.layernorm_after', f'{BODY}/feed_forward_wiring/norm'),
-  *dense(f'{LAYER}.intermediate.dense', f'{BODY}/feed_forward/up'),
-  *dense(f'{LAYER}.output.dense', f'{BODY}/feed_forward/down'),
-  *norm('vit.layernorm', 'body/final_norm'),
-  *dense('vit.pooler.dense', 'head/projection'),
-  *dense('classifier', 'head/out'),
+  Rule('vit.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN),
+  Rule('vit.embeddings.position_embeddings', ('positions.table',), ROW),
+  Rule(f'{PATCH_EMBEDDINGS}.weight', ('embedding.projection.kernel',), PATCHES),
+  Rule(f'{PATCH_EMBEDDINGS}.bias', ('embedding.projection.bias',), VECTOR),
+  *norm(f'{LAYER}.layernorm_before', f'{BODY}.mixer_wiring.norm'),
+  *dense(f'{LAYER}.attention.attention.query', f'{BODY}.mixer.q'),
+  *dense(f'{LAYER}.attention.attention.key', f'{BODY}.mixer.k'),
+  *dense(f'{LAYER}.attention.attention.value', f'{BODY}.mixer.v'),
+  *dense(f'{LAYER}.attention.output.dense', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
+  *norm(f'{LAYER}.layernorm_after', f'{BODY}.feed_forward_wiring.norm'),
+  *dense(f'{LAYER}.intermediate.dense', f'{BODY}.feed_forward.up'),
+  *dense(f'{LAYER}.output.dense', f'{BODY}.feed_forward.down'),
+  *norm('vit.layernorm', 'body.final_norm'),
+  *dense('vit.pooler.dense', 'head.projection'),
+  *dense('classifier', 'head.out'),
 )
 
 

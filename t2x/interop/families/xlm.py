@@ -60,21 +60,21 @@ MLP:
   activation = {activation}
 """
 
-BODY = 'body/stack/{}'
+BODY = 'body.stack.{}'
 RULES = (
-  Rule('transformer.embeddings.weight', ('embedding/table',)),
-  Rule('transformer.lang_embeddings.weight', ('embedding/types',)),
-  Rule('transformer.position_embeddings.weight', ('body/encoding/table',)),
-  *norm('transformer.layer_norm_emb', 'body/input_norm'),
-  *dense('transformer.attentions.{}.q_lin', f'{BODY}/mixer/q'),
-  *dense('transformer.attentions.{}.k_lin', f'{BODY}/mixer/k'),
-  *dense('transformer.attentions.{}.v_lin', f'{BODY}/mixer/v'),
-  *dense('transformer.attentions.{}.out_lin', f'{BODY}/mixer/out', layout=LINEAR_FROM_HEADS),
-  *norm('transformer.layer_norm1.{}', f'{BODY}/mixer_wiring/norm'),
-  *dense('transformer.ffns.{}.lin1', f'{BODY}/feed_forward/up'),
-  *dense('transformer.ffns.{}.lin2', f'{BODY}/feed_forward/down'),
-  *norm('transformer.layer_norm2.{}', f'{BODY}/feed_forward_wiring/norm'),
-  Rule('pred_layer.proj.bias', ('head/bias',)),
+  Rule('transformer.embeddings.weight', ('embedding.table',)),
+  Rule('transformer.lang_embeddings.weight', ('embedding.types',)),
+  Rule('transformer.position_embeddings.weight', ('body.encoding.table',)),
+  *norm('transformer.layer_norm_emb', 'body.input_norm'),
+  *dense('transformer.attentions.{}.q_lin', f'{BODY}.mixer.q'),
+  *dense('transformer.attentions.{}.k_lin', f'{BODY}.mixer.k'),
+  *dense('transformer.attentions.{}.v_lin', f'{BODY}.mixer.v'),
+  *dense('transformer.attentions.{}.out_lin', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
+  *norm('transformer.layer_norm1.{}', f'{BODY}.mixer_wiring.norm'),
+  *dense('transformer.ffns.{}.lin1', f'{BODY}.feed_forward.up'),
+  *dense('transformer.ffns.{}.lin2', f'{BODY}.feed_forward.down'),
+  *norm('transformer.layer_norm2.{}', f'{BODY}.feed_forward_wiring.norm'),
+  Rule('pred_layer.proj.bias', ('head.bias',)),
 )
 
 

@@ -8,9 +8,9 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import Lazy
-from t2x.train import streaming
+from t2x.interop import streaming
+from t2x.interop.streaming import save_streamed
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.streaming import save_streamed
 
 
 def lazy(array, taken=None):
@@ -26,9 +26,9 @@ def lazy(array, taken=None):
 def arrays():
   rng = np.random.default_rng(0)
   shapes = {
-    'model/table': (37, 8),
-    'model/stack/kernel': (5, 4, 6),
-    'model/bias': (3,),
+    'params.table': (37, 8),
+    'params.stack.kernel': (5, 4, 6),
+    'params.bias': (3,),
     'scale': (),
   }
   return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
@@ -62,7 +62,7 @@ def test_an_array_is_begun_when_the_one_before_is_written(tmp_path, monkeypatch)
 
     return Lazy((64, 64), np.dtype('float32'), read)
 
-  names = [f'model/{i}' for i in range(12)]
+  names = [f'params.{i}' for i in range(12)]
   save_streamed(tmp_path, {name: named(name) for name in names}, {})
   assert len(order) == 16 * len(names)
   assert [name for name, _ in itertools.groupby(order)] == sorted(names)

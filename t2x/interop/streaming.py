@@ -14,7 +14,7 @@ import tensorstore
 from orbax.checkpoint import type_handlers
 
 from t2x.arrays import Lazy
-from t2x.train.checkpoints import nest, quiet_orbax
+from t2x.train.checkpoints import FORMAT, quiet_orbax
 from t2x.train.checksums import write_checksums
 
 __all__ = ['save_streamed']
@@ -56,7 +56,7 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
 
   Args:
     folder: of the checkpoints.
-    arrays: by name, as `model/embedding/table`.
+    arrays: by name, as `params.embedding.table`.
     extra: as in `Checkpoints.save`.
   """
   quiet_orbax()
@@ -64,14 +64,14 @@ def save_streamed(folder: Path, arrays: Mapping[str, Lazy], extra: Mapping[str, 
   folder.mkdir(parents=True, exist_ok=True)
   temporary = folder / 'streamed.tmp'
   shutil.rmtree(temporary, ignore_errors=True)
-  about = {'extra': dict(extra), 'best': ['loss', 'min']}
+  about = {'extra': dict(extra), 'best': ['loss', 'min'], 'format': FORMAT}
   about['arrays'] = {name: list(lazy.shape) for name, lazy in arrays.items()}
   registry = type_handlers.create_type_handler_registry((Lazy, _PieceByPiece()))
   handlers = ocp.CompositeCheckpointHandler(
     state=ocp.PyTreeCheckpointHandler(type_handler_registry=registry),
     about=ocp.JsonCheckpointHandler(),
   )
-  tree = nest(arrays)
+  tree = dict(arrays)
 
   def cut(lazy: Lazy) -> ocp.SaveArgs:
     # Along the first dimension, which is that of the layers.

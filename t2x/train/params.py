@@ -1,0 +1,359 @@
+"""Parameters by name: what is known of each, and groups of them that are frozen or have learning rates
+of their own."""
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t2x.arrays import name_of
+from t2x.errors import UserError
+from t2x.models import Stack
+from t2x.ranges import Positive, Text
+from t2x.train.schedules import Schedule
+
+__all__ = [
+  'Blueprint',
+  'Group',
+  'Groups',
+  'LayerDecay',
+  'LayerRate',
+  'ParamInfo',
+  'Params',
+  'matches_nothing',
+]
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+  """What is known of a parameter besides its values.
+
+  Attributes:
+    name: `body.stack.blocks.0.mixer.q.kernel`.
+    axes: logical axis of each dimension, without that of stacked layers.
+    shape: of the array; where layers are stacked, they are its first dimension.
+    layers: for each index of the stacked dimension, the layers that use it (several where layers share
+      parameters); None: no layers are stacked.
+    keep_float32: whether a step uses it in float32 whatever the compute type is.
+  """
+
+  name: str
+  axes: tuple[str | None, ...]
+  shape: tuple[int, ...]
+  layers: tuple[tuple[int, ...], ...] | None = None
+  keep_float32: bool = False
+
+  @property
+  def size(self) -> int:
+    """Number of elements."""
+    return math.prod(self.shape)
+
+  def rows(self, kept: np.ndarray) -> 'ParamInfo':
+    """Of the part of the parameter that has these indices of the stacked dimension."""
+    layers = self.layers and tuple(self.layers[i] for i in kept)
+    return dataclasses.replace(self, shape=(len(kept), *self.shape[1:]), layers=layers)
+
+
+def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
+  stacks = {
+    name_of(path): part for path, part in nnx.iter_modules(model) if isinstance(part, Stack)
+  }
+  flat, _ = jax.tree_util.tree_flatten_with_path(
+    model, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  )
+  for path, variable in flat:
+    name, shape = name_of(path), tuple(variable.get_raw_value().shape)
+    known = variable.get_metadata()
+    axes = tuple(known.get('axes') or (None,) * len(shape))
+    layers: tuple[tuple[int, ...], ...] | None = None
+    if len(shape) > len(axes):
+      layers = tuple((i,) for i in range(shape[0]))
+      for prefix, stack in stacks.items():
+        if name.startswith(f'{prefix}.blocks.'):
+          block = name.removeprefix(f'{prefix}.blocks.').partition('.')[0]
+          layers = stack.layers_of(int(block))
+    yield ParamInfo(name, axes, shape, layers, bool(known.get('keep_float32')))
+
+
+class Blueprint:
+  """A model taken apart into parameters by name.
+
+  Args:
+    shapes: the model, of `jax.ShapeDtypeStruct`s.
+
+  Attributes:
+    shapes: the same.
+    infos: what is known of each parameter, in the order of the model's leaves.
+  """
+
+  def __init__(self, shapes: nnx.Module):
+    self.shapes = shapes
+    self.infos = {info.name: info for info in _infos(shapes)}
+    self._structure = jax.tree.structure(shapes)
+
+  def params(self, model: nnx.Module) -> Params:
+    """The arrays of a model by name."""
+    return dict(zip(self.infos, jax.tree.leaves(model), strict=True))
+
+  def model(self, params: Mapping[str, Any], dtype: str | None = None) -> Any:
+    """The model with these parameters, `dtype` that of all but those that stay float32."""
+    leaves = []
+    for name, info in self.infos.items():
+      leaf = params[name]
+      leaves.append(leaf if dtype is None or info.keep_float32 else leaf.astype(dtype))
+    return jax.tree.unflatten(self._structure, leaves)
+
+  @property
+  def size(self) -> int:
+    """Number of scalars."""
+    return sum(info.size for info in self.infos.values())
+
+
+@runtime_checkable
+class LayerRate(Protocol):
+  """A factor of the learning rate by layer."""
+
+  def __call__(self, layer: int, num_layers: int) -> float:
+    """The factor of a layer, counted from 0."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerDecay:
+  """decay^(layers above this one), times `top` (Howard and Ruder 2018,
+  https://arxiv.org/abs/1801.06146, section 3.2).
+
+  Attributes:
+    decay: the factor from each layer to the one below it.
+    top: the factor of the last layer.
+  """
+
+  decay: Positive
+  top: Positive = 1.0
+
+  def __call__(self, layer: int, num_layers: int) -> float:
+    return self.top * self.decay ** (num_layers - 1 - layer)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+  """Parameters that are frozen, or whose learning rate differs from the others'.
+
+  Attributes:
+    match: regular expression that matches their whole names ('embedding.*', '.*bias').
+    layers: (first, end) of the layers of their stack that are meant, as in a Python slice: (0, 6) are
+      the first six, (-2, None) the last two. None: all layers, and parameters outside of stacks.
+    rate: a number multiplies the learning rate; a LayerRate such as @LayerDecay() gives the number for each
+      layer; a Schedule is used in place of Trainer.schedule.
+    frozen: keeps their initial values: they have no gradient and no optimizer state, and are left out of
+      the gradient norm.
+  """
+
+  match: Text
+  layers: tuple[int, int | None] | None = None
+  rate: Positive | Schedule | LayerRate = 1.0
+  frozen: bool = False
+
+  def __post_init__(self):
+    try:
+      re.compile(self.match)
+    except re.error as error:
+      raise UserError(f'Group.match: {self.match!r} is no regular expression: {error}') from error
+    if self.frozen and self.rate != 1.0:
+      raise UserError(f'Group.rate has no effect on the frozen parameters of {self.match!r}')
+
+  def rows(self, info: ParamInfo) -> np.ndarray | None:
+    """The indices of the stacked dimension that are in the group; None: all of the parameter.
+
+    Raises:
+      UserError: a range of layers where layers share parameters.
+    """
+    if self.layers is None:
+      return None
+    if info.layers is None:
+      return np.zeros(0, int)
+    if any(len(users) > 1 for users in info.layers):
+      raise UserError(
+        f'Group.layers = {self.layers}: the layers of {info.name} share parameters: leave layers out'
+      )
+    chosen = range(_num_layers(info))[slice(*self.layers)]
+    return np.array([i for i, (layer,) in enumerate(info.layers) if layer in chosen], int)
+
+
+def _num_layers(info: ParamInfo) -> int:
+  return max(max(users) for users in info.layers or ((0,),)) + 1
+
+
+def _layer(info: ParamInfo, row: int) -> int:
+  """The layer that uses a row of a stacked parameter."""
+  (layer, *others) = (info.layers or ((0,),))[row]
+  if others:
+    raise UserError(f'Group.rate: the layers of {info.name} share parameters; give them a number')
+  return layer
+
+
+Rate = float | np.ndarray | Schedule
+
+
+class Groups:
+  """What the groups of a config make of the parameters of a model. The first that matches counts.
+
+  Args:
+    groups: in order.
+    infos: of all parameters.
+
+  Attributes:
+    trained: infos of the parameters that are trained, of the trained rows where only some layers are.
+    frozen: infos of those that are not, likewise.
+    rates: factor of the learning rate (a number, or an array that broadcasts to the trained part), or
+      the schedule used in its place; parameters with the factor 1 are left out.
+
+  Raises:
+    UserError: a group without effect, layers that do not exist or are shared, nothing left to train.
+  """
+
+  def __init__(self, groups: Sequence[Group], infos: Mapping[str, ParamInfo]):
+    self.infos, self._groups = dict(infos), tuple(groups)
+    # Which group each row belongs to (0-d where no layers are stacked); -1: none.
+    self._chosen = {
+      name: np.full(info.shape[:1] if info.layers else (), -1) for name, info in infos.items()
+    }
+    for number, group in enumerate(groups):
+      self._choose(number, group)
+    self.trained: dict[str, ParamInfo] = {}
+    self.frozen: dict[str, ParamInfo] = {}
+    self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for name, info in infos.items():
+      is_frozen = np.array([n >= 0 and groups[n].frozen for n in self._chosen[name].ravel()])
+      if not is_frozen.any():
+        self.trained[name] = info
+      elif is_frozen.all():
+        self.frozen[name] = info
+      else:
+        rows = np.flatnonzero(~is_frozen), np.flatnonzero(is_frozen)
+        self._rows[name] = rows
+        self.trained[name], self.frozen[name] = map(info.rows, rows)
+    if not self.trained:
+      raise UserError('Trainer.groups freezes every parameter: nothing is left to train')
+    self.rates = {name: rate for name in self.trained if (rate := self._rate(name)) is not None}
+
+  def _choose(self, number: int, group: Group) -> None:
+    matching = [info for name, info in self.infos.items() if re.fullmatch(group.match, name)]
+    if not matching:
+      raise matches_nothing('Group.match', group.match, 'of the parameters', self.infos)
+    chosen = 0
+    for info in matching:
+      rows = group.rows(info)
+      free = self._chosen[info.name] < 0
+      if rows is not None:
+        free &= np.isin(np.arange(free.size), rows) if free.ndim else False
+      if free.any() and callable(group.rate) and not info.layers:
+        raise UserError(
+          f'Group.rate = {group.rate}: {info.name} is in no layer; give it a group with a number'
+        )
+      chosen += int(free.sum())
+      self._chosen[info.name][free] = number
+    if not chosen:
+      where = '' if group.layers is None else f' in layers {group.layers}'
+      raise UserError(
+        f'Group.match = {group.match!r} takes no parameter{where} that an earlier group left over: '
+        'change or remove it'
+      )
+
+  def _rate(self, name: str) -> Rate | None:
+    info, numbers = self.trained[name], self._chosen[name]
+    if name in self._rows:
+      numbers = numbers[self._rows[name][0]]
+    rates = [self._groups[n].rate if n >= 0 else 1.0 for n in numbers.ravel()]
+    schedules = [rate for rate in rates if isinstance(rate, Schedule)]
+    if schedules:
+      if any(rate != schedules[0] for rate in rates):
+        raise UserError(
+          f'Group.rate: layers of {name} have different schedules: give all of them the same'
+        )
+      return schedules[0]
+    factors = [
+      rate
+      if isinstance(rate, (int, float))
+      else rate(_layer(info, row), _num_layers(self.infos[name]))
+      for row, rate in enumerate(rates)
+    ]
+    if all(factor == 1.0 for factor in factors):
+      return None
+    if len(set(factors)) == 1:
+      return float(factors[0])
+    return np.array(factors, np.float32).reshape(-1, *[1] * (len(info.shape) - 1))
+
+  def split(self, params: Mapping[str, Any]) -> tuple[Params, Params]:
+    """Whole parameters -> (trained, frozen)."""
+    trained = {name: params[name] for name in self.trained}
+    frozen = {name: params[name] for name in self.frozen}
+    for name, (ours, theirs) in self._rows.items():
+      trained[name], frozen[name] = params[name][ours], params[name][theirs]
+    return trained, frozen
+
+  def frozen_rows(self, name: str) -> list[int] | None:
+    """The indices of a frozen parameter's stacked dimension; None: all of it is frozen."""
+    return self._rows[name][1].tolist() if name in self._rows else None
+
+  def join(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
+    """The inverse of `split`."""
+    params = {name: (trained if name in trained else frozen)[name] for name in self.infos}
+    for name, (ours, theirs) in self._rows.items():
+      first, second = (trained, frozen) if ours[0] < theirs[0] else (frozen, trained)
+      order = np.concatenate([ours, theirs] if ours[0] < theirs[0] else [theirs, ours])
+      whole = jnp.concatenate([first[name], second[name]])
+      # Where the frozen layers are the first or the last ones, nothing is moved.
+      ordered = (np.diff(order) > 0).all()
+      params[name] = whole if ordered else whole[np.argsort(order)]
+    return params
+
+  def table(self) -> str:
+    """The number of parameters, how many are trained, and the factors of the learning rate, by layer."""
+    lines: dict[tuple[str, int], list[Any]] = {}
+    for name, info in self.infos.items():
+      stack, found, _ = name.partition('.blocks.')
+      rows = info.layers or ((-1,),)
+      for row, users in enumerate(rows):
+        number = self._chosen[name].ravel()[row]
+        group = self._groups[number] if number >= 0 else Group(match='x')
+        place = (stack if found else name.partition('.')[0], users[0])
+        line = lines.setdefault(place, [0, 0, []])
+        size = info.size // len(rows)
+        line[0] += size
+        line[1] += 0 if group.frozen else size
+        rate: Any = group.rate
+        if callable(rate):
+          rate = rate(users[0], _num_layers(info))
+        told = 'frozen' if group.frozen else _told(rate)
+        if told not in line[2]:
+          line[2].append(told)
+    cells = [('', 'parameters', 'trained', 'learning rate')]
+    for part in dict.fromkeys(part for part, _ in lines):
+      for layer in sorted(layer for name, layer in lines if name == part):
+        size, trained, rates = lines[part, layer]
+        label = part if layer < 0 else f'{part}, layer {layer}'
+        cells.append((label, f'{size:,}', f'{trained:,}', ', '.join(rates)))
+    widths = [max(len(row[column]) for row in cells) for column in range(3)]
+    return '\n'.join(
+      f'{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}'.rstrip() for a, b, c, d in cells
+    )
+
+
+def _told(rate: float | Schedule) -> str:
+  return str(rate) if isinstance(rate, Schedule) else f'x {rate:.4g}'
+
+
+def matches_nothing(where: str, pattern: str, what: str, names: Iterable[str]) -> UserError:
+  """The error for a pattern that matches no name, with the names that are nearest."""
+  plain = pattern.replace('.*', '').replace('\\', '')
+  nearest = difflib.get_close_matches(plain, list(names), 3, 0.0)
+  return UserError(f'{where}: {pattern!r} matches nothing {what}; nearest are {", ".join(nearest)}')

@@ -1,0 +1,133 @@
+"""The parameters in the checkpoints of a run: whole, wherever their parts are saved.
+
+Frozen parameters do not change, so they are saved once for all checkpoints, in `checkpoints/frozen`.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from t2x.errors import UserError
+from t2x.train.checkpoints import Checkpoints, target_of
+from t2x.train.checksums import damage_of, write_checksums
+from t2x.train.params import Groups, Params
+
+__all__ = ['SavedParams', 'restore_frozen', 'save_frozen']
+
+# For each frozen parameter the indices of its stacked dimension, null for all of it; and its whole shape.
+_ROWS = 'rows.json'
+
+
+def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> None:
+  """Saves the frozen parameters of a new run, if there are any."""
+  folder = checkpoints.folder / 'frozen'
+  if not frozen:
+    return
+  temporary = folder.with_name('frozen.tmp')
+  if jax.process_index() == 0:
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+  with ocp.StandardCheckpointer() as writer:
+    writer.save(temporary, dict(frozen))
+  if jax.process_index() == 0:
+    rows = {name: [groups.frozen_rows(name), groups.infos[name].shape] for name in frozen}
+    (temporary / _ROWS).write_text(json.dumps(rows))
+    write_checksums(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+
+
+def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
+  """The frozen parameters of a run, with the shapes and shardings of `abstract`.
+
+  Raises:
+    UserError: they are missing, damaged, or others.
+  """
+  if not abstract:
+    return {}
+  folder, _ = _frozen(checkpoints)
+  with ocp.StandardCheckpointer() as reader:
+    return reader.restore(folder, {name: target_of(leaf) for name, leaf in abstract.items()})
+
+
+def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
+  """The folder of the frozen parameters, and which rows they are; {} where there are none.
+
+  Raises:
+    UserError: the folder is damaged.
+  """
+  folder = checkpoints.folder / 'frozen'
+  if not folder.is_dir():
+    return folder, {}
+  if (damage := damage_of(folder)) is not None:
+    raise UserError(f'{folder} is corrupt ({damage}): use --fresh to start again')
+  return folder, json.loads((folder / _ROWS).read_text())
+
+
+class SavedParams:
+  """The parameters of one checkpoint.
+
+  Args:
+    checkpoints: of the run.
+    step: of an intact checkpoint.
+    use_ema: takes the moving average where the run keeps one.
+
+  Attributes:
+    shapes: the whole shape of each parameter by name.
+    averaged: whether they are the moving average.
+  """
+
+  def __init__(self, checkpoints: Checkpoints, step: int, use_ema: bool = True):
+    self.checkpoints, self.step = checkpoints, step
+    arrays = checkpoints.about(step)['arrays']
+    self.averaged = use_ema and any(name.startswith('ema.') for name in arrays)
+    self._prefix = 'ema.' if self.averaged else 'params.'
+    self._folder, self._rows = _frozen(checkpoints)
+    self.shapes = {
+      name.removeprefix(self._prefix): tuple(shape)
+      for name, shape in arrays.items()
+      if name.startswith(self._prefix)
+    }
+    self._trained = dict(self.shapes)
+    self.shapes |= {name: tuple(shape) for name, (_, shape) in self._rows.items()}
+
+  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
+    """Some of the parameters and no others, with the types and shardings of `wanted`."""
+    whole = {name: leaf for name, leaf in wanted.items() if name not in self._rows}
+    frozen = {name: leaf for name, leaf in wanted.items() if self._rows.get(name, [0])[0] is None}
+    found = self._trained_arrays(whole) | self._frozen_arrays(frozen)
+    for name in wanted.keys() - found.keys():
+      found[name] = self._joined(name, wanted[name])
+    return {name: found[name] for name in wanted}
+
+  def _trained_arrays(self, wanted: Mapping[str, Any]) -> Params:
+    named = {self._prefix + name: leaf for name, leaf in wanted.items()}
+    read = self.checkpoints.read(self.step, named) if named else {}
+    return {name.removeprefix(self._prefix): array for name, array in read.items()}
+
+  def _frozen_arrays(self, wanted: Mapping[str, Any]) -> Params:
+    if not wanted:
+      return {}
+    target = {name: target_of(leaf) for name, leaf in wanted.items()}
+    args = ocp.args.PyTreeRestore(
+      target, ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
+    )
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(self._folder, args=args)
+
+  def _joined(self, name: str, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    """A stacked parameter of which some layers are frozen."""
+    rows = np.array(self._rows[name][0])
+    others = np.setdiff1d(np.arange(wanted.shape[0]), rows)
+    part = jax.ShapeDtypeStruct((len(others), *wanted.shape[1:]), wanted.dtype)
+    trained = self._trained_arrays({name: part})[name]
+    part = jax.ShapeDtypeStruct((len(rows), *wanted.shape[1:]), wanted.dtype)
+    frozen = self._frozen_arrays({name: part})[name]
+    order = np.argsort(np.concatenate([others, rows]))
+    whole = jnp.concatenate([trained, frozen])[order]
+    return whole if wanted.sharding is None else jax.device_put(whole, wanted.sharding)

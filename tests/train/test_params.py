@@ -1,0 +1,282 @@
+"""Parameters by name, and groups of them: which are frozen, which learn at another rate."""
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from t2x.arrays import named_leaves
+from t2x.data import Bytes, TextFiles
+from t2x.errors import UserError
+from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+from t2x.models import Block, Decoder, LanguageModel, ParallelBlock, Stack
+from t2x.tasks import CausalLM
+from t2x.train import (
+  SGD,
+  AdamW,
+  Constant,
+  Cosine,
+  Experiment,
+  Group,
+  LayerDecay,
+  Program,
+  Run,
+  Trainer,
+  train,
+)
+from t2x.train.params import Blueprint, Groups
+from t2x.train.saved import SavedParams
+
+LAYERS = 4
+MLP_UP = 'body.stack.blocks.0.feed_forward.up.kernel'
+
+
+def build(blocks=(Block,), **settings):
+  parts = {
+    'mixer': functools.partial(MultiHeadAttention, num_heads=2),
+    'feed_forward': functools.partial(MLP, hidden_dim=32),
+  }
+  blocks = [functools.partial(block, **parts) for block in blocks]
+  stack = functools.partial(Stack, num_layers=LAYERS, blocks=blocks, **settings)
+  return functools.partial(
+    LanguageModel,
+    d_model=16,
+    embedding=functools.partial(TokenEmbedding, vocab_size=261),
+    body=functools.partial(Decoder, stack=stack, encoding=RoPE),
+  )
+
+
+def experiment(*groups, model=None, source=None, **settings):
+  task = CausalLM(source=source or TextFiles(train='none'), tokenizer=Bytes(), length=12)
+  defaults = {'num_steps': 4, 'batch_size': 4, 'optimizer': AdamW(weight_decay=0.1)}
+  trainer = Trainer(**(defaults | {'schedule': Constant(peak=1e-2), 'groups': groups} | settings))
+  return Experiment(model=model or build(), task=task, trainer=trainer)
+
+
+def infos_of(**settings):
+  return Blueprint(experiment(model=build(**settings)).shapes()).infos
+
+
+def batch(seed=0):
+  tokens = np.random.default_rng(seed).integers(5, 261, (4, 12)).astype(np.int32)
+  positions = np.broadcast_to(np.arange(12, dtype=np.int32), (4, 12))
+  rows = {'tokens': tokens, 'segments': np.ones_like(tokens), 'positions': positions}
+  return jax.tree.map(jnp.asarray, rows)
+
+
+def stepped(made, num=3):
+  """All parameters before and after some steps, and the last gradient norm."""
+  program = Program(made)
+  state, frozen = program.init(0)
+  before = program.groups.join(state.params, frozen)
+  step = jax.jit(program.step())
+  for seed in range(num):
+    state, sums, _ = step(state, frozen, batch(seed))
+  after = program.groups.join(state.params, frozen)
+  return *(jax.tree.map(np.asarray, one) for one in (before, after)), float(sums['grad_norm'][0])
+
+
+FIRST = (
+  Group(match='embedding.*', frozen=True),
+  Group(match=r'body\.stack.*', layers=(0, 2), frozen=True),
+)
+
+
+def test_each_index_of_a_stacked_parameter_knows_the_layers_that_use_it():
+  assert infos_of()[MLP_UP].layers == ((0,), (1,), (2,), (3,))
+  two = infos_of(blocks=(Block, ParallelBlock))
+  assert two[MLP_UP].layers == ((0,), (2,))
+  assert two[MLP_UP.replace('.0.', '.1.')].layers == ((1,), (3,))
+  assert infos_of(num_groups=2)[MLP_UP].layers == ((0, 1), (2, 3))
+  assert infos_of()['embedding.table'].layers is None
+
+
+def test_names_shapes_and_values_are_those_of_the_model():
+  model = build()(rngs=nnx.Rngs(0))
+  blueprint = Blueprint(jax.eval_shape(lambda: model))
+  params = blueprint.params(model)
+  assert params.keys() == dict(named_leaves(model)).keys()
+  assert {name: one.shape for name, one in params.items()} == {
+    name: info.shape for name, info in blueprint.infos.items()
+  }
+  again = blueprint.model(dict(reversed(params.items())))
+  for a, b in zip(jax.tree.leaves(model), jax.tree.leaves(again), strict=True):
+    assert a is b
+
+
+def test_frozen_layers_stay_as_they_were_and_have_no_optimizer_state():
+  made = experiment(*FIRST)
+  before, after, _ = stepped(made)
+  np.testing.assert_array_equal(after['embedding.table'], before['embedding.table'])
+  for name in before:
+    if name.startswith('body.stack'):
+      np.testing.assert_array_equal(after[name][:2], before[name][:2], name)
+      assert (np.asarray(after[name][2:]) != before[name][2:]).any(), name
+  shapes = {
+    jax.tree_util.keystr(path): leaf.shape
+    for path, leaf in jax.tree_util.tree_leaves_with_path(Program(made).abstract.opt_state)
+  }
+  assert not any('embedding.table' in name for name in shapes)
+  assert {shape[0] for name, shape in shapes.items() if 'body.stack' in name} == {2}
+
+
+def test_a_step_with_frozen_layers_is_the_step_of_masked_gradients():
+  """Against one gradient of the whole model, of which the frozen parts are left out by hand."""
+  made = experiment(*FIRST, optimizer=SGD(), clip_norm=0.01)
+  program = Program(dataclasses.replace(made, trainer=dataclasses.replace(made.trainer, groups=())))
+  state, _ = program.init(0)
+
+  def loss(params):
+    sums, _ = made.task.sums(program.blueprint.model(params), batch(), None)
+    return sums['loss'][0] / sums['loss'][1]
+
+  grads = dict(jax.jit(jax.grad(loss))(state.params))
+  grads.pop('embedding.table')
+  grads = {n: g[2:] if n.startswith('body.stack') else g for n, g in grads.items()}
+  norm = optax.global_norm(grads)
+  _, after, found = stepped(made, 1)
+  assert found == pytest.approx(float(norm), rel=1e-5)
+  for name, grad in grads.items():
+    whole = state.params[name]
+    wanted = (whole[2:] if name.startswith('body.stack') else whole) - 1e-2 * grad * 0.01 / norm
+    got = after[name][2:] if name.startswith('body.stack') else after[name]
+    np.testing.assert_allclose(got, wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize('layers', [(0, 1), (-1, None), (1, 3)])
+def test_any_range_of_layers_may_be_frozen(layers):
+  before, after, _ = stepped(experiment(Group(match=r'body\.stack.*', layers=layers, frozen=True)))
+  kept = [*range(LAYERS)][slice(*layers)]
+  moved = [i for i in range(LAYERS) if (after[MLP_UP][i] != before[MLP_UP][i]).any()]
+  assert moved == [i for i in range(LAYERS) if i not in kept]
+
+
+def test_a_factor_scales_the_whole_update_by_layer_decay_included():
+  rates = (
+    Group(match=r'body\.stack.*', rate=LayerDecay(0.5)),
+    Group(match='embedding.*', rate=3.0),
+  )
+  before, plain, _ = stepped(experiment(), 1)
+  _, scaled, _ = stepped(experiment(*rates), 1)
+  factors = np.array([0.125, 0.25, 0.5, 1.0])
+  for name in before:
+    change = scaled[name] - before[name]
+    factor = 1.0
+    if name.startswith('body.stack'):
+      factor = factors.reshape(-1, *[1] * (change.ndim - 1))
+    elif name == 'embedding.table':
+      factor = 3.0
+    np.testing.assert_allclose(change, factor * (plain[name] - before[name]), atol=2e-7)
+
+
+def test_a_schedule_is_used_in_place_of_the_trainers():
+  own = Group(match='embedding.*', rate=Cosine(peak=2e-2, warmup_steps=2))
+  before, plain, _ = stepped(experiment(optimizer=SGD()), 1)
+  _, other, _ = stepped(experiment(own, optimizer=SGD()), 1)
+  change, usual = (one['embedding.table'] - before['embedding.table'] for one in (other, plain))
+  np.testing.assert_allclose(change, usual * (2e-2 / 3) / 1e-2, atol=1e-7)
+  np.testing.assert_array_equal(other[MLP_UP], plain[MLP_UP])
+
+
+def test_the_first_group_that_matches_counts():
+  groups = Groups((Group(match='.*bias', rate=2.0), Group(match='.*', rate=3.0)), infos_of())
+  assert groups.rates['body.final_norm.bias'] == 2.0
+  assert groups.rates['embedding.table'] == 3.0
+
+
+def test_split_and_join_are_inverse_for_any_rows():
+  infos = infos_of()
+  params = {n: jnp.sin(jnp.arange(i.size, dtype=float).reshape(i.shape)) for n, i in infos.items()}
+  for layers in ((0, 2), (1, 3), (2, 4), (0, None)):
+    groups = Groups([Group(match='body.stack.*kernel', layers=layers, frozen=True)], infos)
+    joined = groups.join(*groups.split(params))
+    assert list(joined) == list(params)
+    for name in params:
+      np.testing.assert_array_equal(joined[name], jnp.asarray(params[name]), name)
+
+
+@pytest.mark.parametrize(
+  ('groups', 'model', 'message'),
+  [
+    (
+      [Group(match='embeding.*', frozen=True)],
+      {},
+      "'embeding.*' matches nothing .*embedding.table",
+    ),
+    ([Group(match='.*', frozen=True)], {}, 'nothing is left to train'),
+    ([Group(match='.*', rate=2.0), Group(match='body.*', rate=3.0)], {}, 'takes no parameter that'),
+    ([Group(match='embedding.*', layers=(0, 1))], {}, r'takes no parameter in layers \(0, 1\)'),
+    ([Group(match='body.*', layers=(9, 12))], {}, r'takes no parameter in layers \(9, 12\)'),
+    ([Group(match='body.*', layers=(0, 1))], {'num_groups': 2}, 'share parameters'),
+    ([Group(match='body.*', rate=LayerDecay(0.5))], {}, 'body.final_norm.* is in no layer'),
+    ([Group(match='body.stack.*', rate=LayerDecay(0.5))], {'num_groups': 1}, 'share parameters'),
+  ],
+)
+def test_a_group_that_cannot_have_its_effect_is_refused(groups, model, message):
+  with pytest.raises(UserError, match=message):
+    Program(experiment(*groups, model=build(**model)))
+
+
+def test_settings_of_a_group_that_contradict_each_other_are_refused():
+  with pytest.raises(UserError, match='rate has no effect on the frozen'):
+    Group(match='x', frozen=True, rate=2.0)
+  with pytest.raises(UserError, match=r"'\('.* is no regular expression"):
+    Group(match='(')
+
+
+def test_the_table_counts_by_layer():
+  groups = (*FIRST, Group(match=r'body\.stack.*', rate=LayerDecay(0.5)))
+  lines = [line.split() for line in Program(experiment(*groups)).groups.table().splitlines()]
+  rows = {' '.join(line[:-4] or line): line for line in lines}
+  table = '\n'.join(' '.join(line) for line in lines)
+  layer = Blueprint(experiment().shapes()).infos
+  size = sum(i.size for n, i in layer.items() if n.startswith('body.stack')) // LAYERS
+  assert f'body.stack, layer 1 {size:,} 0 frozen' in table, rows
+  assert f'body.stack, layer 2 {size:,} {size:,} x 0.5' in table
+  assert 'embedding 4,176 0 frozen' in table
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+  """A run with frozen layers: (experiment, folder)."""
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path / 'cache'))
+  (tmp_path / 'text.txt').write_text('the cat sees the dog. ' * 400)
+  source = TextFiles(train=str(tmp_path / 'text.txt'), validation=str(tmp_path / 'text.txt'))
+  made = experiment(*FIRST, source=source, ema_decay=0.5, eval_every=0, eval_batches=1)
+  train(made, tmp_path / 'run', '')
+  return made, tmp_path / 'run'
+
+
+def test_frozen_parameters_are_saved_once_and_read_with_every_checkpoint(trained):
+  made, folder = trained
+  about = json.loads((folder / 'checkpoints/4/about/metadata').read_text())
+  assert 'params.embedding.table' not in about['arrays']
+  assert about['arrays'][f'params.{MLP_UP}'][0] == 2
+  run = Run(made, folder)
+  state, frozen, _ = run.restore()
+  params, step = run.restore_params()
+  assert step == 4
+  wanted = run.program.evaluated(state, frozen)
+  first, first_frozen = run.program.init(0)
+  start = run.program.groups.join(first.params, first_frozen)
+  for name, array in wanted.items():
+    np.testing.assert_array_equal(params[name], array, name)
+  np.testing.assert_array_equal(params[MLP_UP][:2], start[MLP_UP][:2])
+  assert (np.asarray(params[MLP_UP][2:]) != np.asarray(start[MLP_UP][2:])).any()
+  # Another run may start from it, whatever it freezes itself.
+  saved = SavedParams(run.checkpoints, 4)
+  assert saved.shapes == {n: i.shape for n, i in run.program.blueprint.infos.items()}
+
+
+def test_damaged_frozen_parameters_are_an_error(trained):
+  made, folder = trained
+  files = [p for p in (folder / 'checkpoints/frozen').rglob('*') if p.is_file()]
+  max(files, key=lambda path: path.stat().st_size).write_bytes(b'')
+  with pytest.raises(UserError, match='frozen is corrupt'):
+    Run(made, folder).restore()
