@@ -1,6 +1,6 @@
 """One optimizer step and one evaluation step, each a single jitted function."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from t2x.errors import UserError
 from t2x.layers.constraints import Layout, laid_out
-from t2x.tasks import Task
+from t2x.tasks import Task, TaskOutput
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Trainer
 from t2x.train.optimizers import updates_applied
@@ -58,6 +59,43 @@ def _accumulated(gradients: Callable, parts: int, model: Any, batch: Batch, key:
   return jax.lax.scan(add, zeros, (split, keys))[0]
 
 
+def _num_rows(batch: Batch) -> int:
+  return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _totals(
+  task: Task, output: TaskOutput, weights: Mapping[str, jax.Array], num_rows: int
+) -> dict[str, jax.Array]:
+  """The sum over a micro-batch of each loss term and of each auxiliary loss of the model, by name.
+
+  Raises:
+    UserError: as `make_train_step` does.
+  """
+  name, terms = type(task).__name__, output.terms
+  if terms.keys() != weights.keys():
+    raise UserError(
+      f'{name}.sums returns the loss terms {_listed(terms)}, {name}.weights the weights of '
+      f'{_listed(weights)}: return a weight for each term'
+    )
+  taken = output.aux.keys() & (terms.keys() | output.metrics.keys())
+  if taken:
+    raise UserError(
+      f'the model returns auxiliary losses {_listed(taken)}, names of loss terms or metrics of '
+      f'{name}: rename them'
+    )
+  for aux, values in output.aux.items():
+    if values.shape != (num_rows,):
+      raise UserError(
+        f"the auxiliary loss '{aux}' of the model has the shape {values.shape}: return one value "
+        f'per row of the batch, here ({num_rows},)'
+      )
+  return terms | {aux: values.astype(jnp.float32).sum() for aux, values in output.aux.items()}
+
+
+def _listed(names: Iterable[str]) -> str:
+  return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
+
+
 def make_train_step(
   task: Task,
   trainer: Trainer,
@@ -70,30 +108,34 @@ def make_train_step(
   the loss and all norms are finite: the host reads it and does not decide anew. `layout` says where
   activations are split; None leaves them whole or to the compiler.
 
-  Loss and weight are summed over the parts of a batch and divided once, so `accumulate` does not
-  change the result. A batch of weight 0 (nothing but padding) is finite and has the gradient 0: the
-  optimizer takes an ordinary step with it, in which momentum and weight decay still act.
+  Each loss term is divided by its weight over the whole batch (an auxiliary loss of the model by the
+  number of rows) before the gradients of micro-batches are added up, so `accumulate` does not change
+  the result. A term of weight 0 (nothing but padding) is finite and has the gradient 0: the optimizer
+  takes an ordinary step with it, in which momentum and weight decay still act. `sums` also reports
+  the terms and the auxiliary losses that are not among the task's metrics.
+
+  Raises (when traced):
+    UserError: `task.sums` and `task.weights` do not give the same loss terms, or the model gives an
+      auxiliary loss that is not one value per row or has a name that the task uses.
   """
 
-  def objective(model, batch, key):
-    sums, aux = task.sums(cast(model, trainer.compute_dtype), batch, key)
-    total, weight = sums['loss']
-    for name, value in aux.items():
-      # Auxiliary losses are means: weighted like the loss, they survive the one division.
-      total = total + value * weight
-      sums = sums | {name: (value * weight, weight)}
-    return total, sums
-
-  def gradients(model, batch, key):
-    with laid_out(layout):
-      (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(model, batch, key)
-    return grads, sums
+  def objective(model, batch, key, weights, num_rows):
+    output = task.sums(cast(model, trainer.compute_dtype), batch, key)
+    totals = _totals(task, output, weights, _num_rows(batch))
+    divisors = {name: weights.get(name, num_rows) for name in totals}
+    loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
+    return loss, (output.metrics, totals)
 
   def train_step(state, batch):
     key = jax.random.fold_in(state.key, state.step)
-    grads, sums = _accumulated(gradients, trainer.accumulate, state.model, batch, key)
-    weight = jnp.maximum(sums['loss'][1], 1e-9)
-    grads = jax.tree.map(lambda g: g / weight, grads)
+    weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
+
+    def gradients(model, batch, key):
+      with laid_out(layout):
+        return jax.grad(objective, has_aux=True)(model, batch, key, weights, num_rows)
+
+    grads, (metrics, totals) = _accumulated(gradients, trainer.accumulate, state.model, batch, key)
+    sums = {name: (total, weights.get(name, num_rows)) for name, total in totals.items()} | metrics
     updates, opt_state = optimizer.update(grads, state.opt_state, state.model)
     model = optax.apply_updates(state.model, updates)
     ema = state.ema
@@ -121,7 +163,6 @@ def make_eval_step(
 
   def eval_step(model, batch):
     with laid_out(layout):
-      sums, _ = task.sums(cast(model, trainer.compute_dtype), batch, None)
-    return sums
+      return task.sums(cast(model, trainer.compute_dtype), batch, None).metrics
 
   return eval_step
