@@ -44,7 +44,7 @@ def by_layer(variant: str, depth: int) -> Iterator[tuple[int, np.ndarray, np.nda
   @jax.jit
   def norms(seed, batch):
     def loss(model):
-      total, weight = task.sums(model, batch, None)[0]['loss']
+      total, weight = task.sums(model, batch, None).metrics['loss']
       return total / weight
 
     model = build(rngs=nnx.Rngs(jax.random.key(seed)))

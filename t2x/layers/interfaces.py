@@ -14,8 +14,9 @@ from t2x.layers.positions import PositionEncoding
 
 __all__ = ['Aux', 'CrossMixer', 'FeedForward', 'Mixer', 'Norm', 'Sublayer', 'Wiring']
 
-# Auxiliary losses by name.
-Aux = dict[str, Array]
+# Auxiliary losses by name: one value per row of the batch, coefficient included. The train step adds
+# the mean over the rows of the whole batch to the loss.
+Aux = dict[str, Float[Array, ' batch']]
 # A sublayer's input -> its output and a second value, which the wiring hands through.
 Sublayer = Callable[[Array], tuple[Array, Any]]
 
@@ -57,7 +58,7 @@ class FeedForward(Protocol):
   def __call__(
     self, x: Float[Array, 'batch length d_model'], key: Array | None = None
   ) -> tuple[Float[Array, 'batch length d_model'], Aux]:
-    """Returns the output and auxiliary losses."""
+    """Returns the output and auxiliary losses [batch] by name."""
     ...
 
 

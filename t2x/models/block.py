@@ -96,7 +96,7 @@ class Block(nnx.Module):
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], dict[str, Any] | None, Aux]:
-    """Returns the new residual stream, the new cache and auxiliary losses by name.
+    """Returns the new residual stream, the new cache and auxiliary losses [batch] by name.
 
     `keep` scales each branch by example (stochastic depth); `key` None means no dropout.
 

@@ -1,7 +1,6 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
@@ -36,7 +35,7 @@ class Output:
   Attributes:
     x: hidden vectors or logits, [batch, length, ...].
     cache: the new cache when one was handed in.
-    aux: auxiliary losses by name, summed over layers.
+    aux: auxiliary losses [batch] by name, summed over layers.
   """
 
   x: Float[Array, 'batch *rest']
@@ -44,9 +43,9 @@ class Output:
   aux: Aux = dataclasses.field(default_factory=dict)
 
 
-def add_aux(a: Mapping[str, Any], b: Mapping[str, Any]) -> Aux:
-  """Auxiliary losses of two parts of a model, summed by name."""
-  return {name: a.get(name, 0.0) + b.get(name, 0.0) for name in {**a, **b}}
+def add_aux(a: Aux, b: Aux) -> Aux:
+  """Auxiliary losses [batch] of two parts of a model, summed by name."""
+  return a | b | {name: a[name] + b[name] for name in a if name in b}
 
 
 @runtime_checkable
@@ -87,7 +86,8 @@ class Layer(Protocol):
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the new stream, the new cache and auxiliary losses; `keep` scales each branch."""
+    """Returns the new stream, the new cache and auxiliary losses [batch] by name; `keep` scales each
+    branch."""
     ...
 
 
@@ -121,7 +121,7 @@ class LayerStack(Protocol):
     cache: Any = None,
     key: Array | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the stream, the caches and the auxiliary losses."""
+    """Returns the stream, the caches and auxiliary losses [batch] by name, summed over layers."""
     ...
 
 

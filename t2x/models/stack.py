@@ -150,7 +150,8 @@ class Stack(nnx.Module):
     cache: list[Any] | None = None,
     key: Array | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], list[Any] | None, Aux]:
-    """Runs all layers. Returns the stream, the caches and the sum of auxiliary losses by name.
+    """Runs all layers. Returns the stream, the caches and auxiliary losses [batch] by name, summed
+    over layers.
 
     Raises:
       UserError: a context that no block reads, or what a block refuses.
@@ -191,7 +192,7 @@ class Stack(nnx.Module):
       )
     else:
       x, (cache, aux) = self._scan_groups(repeat, x, per_repeat)
-    return x, cache, jax.tree.map(jnp.sum, aux)
+    return x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux)
 
   def _scan_groups(self, repeat, x, per_repeat):
     """The same parameters for neighbouring repeats: a scan over groups of a scan inside."""
@@ -206,7 +207,7 @@ class Stack(nnx.Module):
 
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     x, (cache, aux) = jax.lax.scan(group, x, (self.blocks, grouped))
-    return x, (jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), cache), aux)
+    return x, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (cache, aux))
 
   def _per_repeat(self, cache, key):
     """What differs between repeats beside parameters: caches, keys, drop rates [repeats, blocks]."""

@@ -2,7 +2,7 @@
 evaluate. One file a task."""
 
 from t2x.tasks.auxiliary import Auxiliary, LanguageModelling
-from t2x.tasks.base import Task, TextTask
+from t2x.tasks.base import Task, TaskOutput, TextTask
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.masked_lm import MaskedLM
@@ -25,6 +25,7 @@ __all__ = [
   'SpanCorruption',
   'SpanPrediction',
   'Task',
+  'TaskOutput',
   'TextTask',
   'Translation',
   'WordClassification',

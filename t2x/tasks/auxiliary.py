@@ -23,14 +23,26 @@ class Auxiliary(Protocol):
   def check_model(self, model: nnx.Module, length: int) -> None:
     """Raises UserError when the model cannot learn it from rows of `length` tokens."""
 
+  def term_weight(
+    self, batch: Mapping[str, jax.Array], weights: Float[Array, ' batch']
+  ) -> Float[Array, '']:
+    """Returns the weight of the loss term, before the forward pass.
+
+    Args:
+      batch: the whole batch.
+      weights: the weight of each row in the task's own loss term.
+    """
+    ...
+
   def __call__(
     self,
     model: nnx.Module,
     x: Float[Array, 'batch length d_model'],
     batch: Mapping[str, jax.Array],
     weights: Float[Array, ' batch'],
-  ) -> tuple[Sums, dict[str, Array]]:
-    """Sums to be reported, and what is added to the task's mean loss, by name."""
+  ) -> tuple[Sums, Float[Array, '']]:
+    """Returns metrics, and the sum of the loss term with its coefficient."""
+    ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +61,10 @@ class LanguageModelling:
     """No block may see a later token."""
     check_causal(model, length, 'LanguageModelling')
 
+  def term_weight(self, batch, weights):
+    """The number of texts."""
+    return weights.sum()
+
   def __call__(self, model, x, batch, weights):
     """`x` are the hidden vectors of `batch['tokens']`; padding has segment 0."""
     tokens, segments = batch['tokens'], batch['segments']
@@ -56,5 +72,5 @@ class LanguageModelling:
     losses = cross_entropy(language_model.logits(x[:, :-1]), tokens[:, 1:])
     present = (segments[:, 1:] != 0).astype(losses.dtype)
     by_text = (losses * present).sum(axis=1) / jnp.maximum(present.sum(axis=1), 1)
-    total, count = (by_text * weights).sum(), weights.sum()
-    return {'lm_loss': (total, count)}, {'auxiliary': self.weight * total / jnp.maximum(count, 1)}
+    total = (by_text * weights).sum()
+    return {'lm_loss': (total, self.term_weight(batch, weights))}, self.weight * total

@@ -14,17 +14,34 @@ from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, to
 from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
-from t2x.layers import Causal
+from t2x.layers import Aux, Causal
 from t2x.models import Inputs
 from t2x.ranges import Natural, Text
 from t2x.tasks.losses import Sums
 
-__all__ = ['Spec', 'Task', 'TextTask', 'Watched', 'check_causal']
+__all__ = ['Spec', 'Task', 'TaskOutput', 'TextTask', 'Watched', 'check_causal']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
 # Gives the items of an iterable, and watches how long each of them is worked on.
 Watched = Callable[[Iterable], Iterable]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TaskOutput:
+  """Metrics and loss terms of a batch or of a micro-batch.
+
+  Attributes:
+    metrics: (sum, weight) by name. 'loss' is the main loss term.
+    terms: the sum of each loss term by name, coefficients included. The train step divides each by
+      its weight in `Task.weights` of the whole batch and minimises their total.
+    aux: auxiliary losses of the model, from `Output.aux`.
+  """
+
+  metrics: Sums
+  terms: dict[str, jax.Array]
+  aux: Aux = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,10 +121,22 @@ class Task(abc.ABC):
       )
 
   @abc.abstractmethod
+  def target_weights(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the weight of each target of a batch in the main loss term: float32 [batch, ...], 0
+    for padding."""
+
+  def weights(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the weight of each loss term of `sums` by name, before the forward pass.
+
+    The train step calls it with the whole batch, `sums` with each micro-batch.
+    """
+    return {'loss': self.target_weights(batch).sum()}
+
+  @abc.abstractmethod
   def sums(
     self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
-  ) -> tuple[Sums, dict[str, jax.Array]]:
-    """Sums and weights of 'loss' and other metrics over a batch, and auxiliary losses.
+  ) -> TaskOutput:
+    """Returns the metrics and the sums of the loss terms over a batch or a micro-batch.
 
     `key` None is evaluation: no dropout, no label smoothing.
     """

@@ -13,7 +13,7 @@ from t2x.data import ConcatenateAndSplit
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.ranges import Size
-from t2x.tasks.base import TextTask, check_causal
+from t2x.tasks.base import TaskOutput, TextTask, check_causal
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, check_shapes, pad_prompts
 
@@ -67,14 +67,18 @@ class CausalLM(TextTask):
     super().check_model(model)
     check_causal(model, self.length, 'CausalLM')
 
+  def target_weights(self, batch):
+    """1 for each token that is not padding."""
+    return (batch['segments'] != 0).astype(jnp.float32)
+
   def sums(self, model, batch, key):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
     packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
     out = model(inputs, tokens=packed, key=key)
-    weights = (segments != 0).astype(jnp.float32)
-    return classification_sums(out.x, tokens, weights), out.aux
+    sums = classification_sums(out.x, tokens, self.target_weights(batch))
+    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""

@@ -11,7 +11,7 @@ from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_value
 from t2x.errors import UserError
 from t2x.models import Inputs
 from t2x.ranges import Finite, Natural, Positive, Rate, Size, Text
-from t2x.tasks.base import Task
+from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.mixing import Mixing
 
@@ -89,19 +89,26 @@ class ImageClassification(Task):
         f'{self.num_classes}: set Classifier.num_classes and ImageClassification.num_classes alike'
       )
 
+  def target_weights(self, batch):
+    """The weight of each example."""
+    return batch['weight']
+
   def sums(self, model, batch, key):
     """Loss, accuracy (top-1) and top-5 accuracy of the examples with weight 1; of mixed ones, those
     of both labels, each with its share."""
-    images, labels, weights = batch['image'], batch['label'], batch['weight']
+    images, labels, weights = batch['image'], batch['label'], self.target_weights(batch)
     if key is None or self.mixing is None:
       out = model(images, key=key)
-      return self._sums(out.x, labels, weights, train=key is not None), out.aux
+      sums = self._sums(out.x, labels, weights, train=key is not None)
+      return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
     key, mixing_key = jax.random.split(key)
     images, other, share = self.mixing(images, mixing_key)
     out = model(images, key=key)
     own = self._sums(out.x, labels, share * weights, train=True)
     others = self._sums(out.x, labels[other], (1 - share) * weights, train=True)
-    return jax.tree.map(jnp.add, own, others), out.aux
+    # The two shares of an example add up to its weight.
+    sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
+    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
 
   def _sums(self, logits, labels, weights, train):
     smoothing = self.label_smoothing if train else 0.0

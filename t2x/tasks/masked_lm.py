@@ -13,7 +13,7 @@ from t2x.layers import RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.ranges import Fraction, Range, Size
-from t2x.tasks.base import TextTask
+from t2x.tasks.base import TaskOutput, TextTask
 from t2x.tasks.losses import classification_sums
 
 __all__ = ['MaskedLM']
@@ -73,11 +73,16 @@ class MaskedLM(TextTask):
       'weights': jax.ShapeDtypeStruct(picked.shape, jnp.float32),
     }
 
+  def target_weights(self, batch):
+    """1 for each place of a prediction that is used."""
+    return batch['weights']
+
   def sums(self, model, batch, key):
     """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
     packed = Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
     out = model.hidden(batch['tokens'], tokens=packed, key=key)
     logits = model.logits(select(out.x, batch['masked_positions']))
     logits = constrain(logits, 'batch', None, 'vocab')
-    sums = classification_sums(logits, batch['labels'], batch['weights'])
-    return {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}, out.aux
+    sums = classification_sums(logits, batch['labels'], self.target_weights(batch))
+    metrics = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
+    return TaskOutput(metrics, {'loss': sums['loss'][0]}, out.aux)

@@ -16,6 +16,7 @@ from t2x.layers import split_key
 from t2x.models import Output
 from t2x.ranges import NonEmpty, Rate, Text
 from t2x.tasks.auxiliary import Auxiliary
+from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import classification_sums, f1_sums
 from t2x.tasks.text import encoded_spec, hidden_of
@@ -72,17 +73,29 @@ class SequenceClassification(LabelledTask):
     if self.auxiliary is not None:
       self.auxiliary.check_model(model, self.length)
 
+  def target_weights(self, batch):
+    """The weight of each example."""
+    return batch['weight'].astype(jnp.float32)
+
+  def weights(self, batch):
+    """Adds the weight of the auxiliary objective."""
+    weights = super().weights(batch)
+    if self.auxiliary is not None:
+      weights['auxiliary'] = self.auxiliary.term_weight(batch, self.target_weights(batch))
+    return weights
+
   def sums(self, model, batch, key):
     """Loss, accuracy and the parts of F1 of each class over the examples with weight 1."""
     logits, out = _logits(model, batch, key)
-    weights = batch['weight'].astype(jnp.float32)
+    weights = self.target_weights(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
-    if self.auxiliary is None:
-      return sums, out.aux
-    more, aux = self.auxiliary(model, out.x, batch, weights)
-    return sums | more, out.aux | aux
+    terms = {'loss': sums['loss'][0]}
+    if self.auxiliary is not None:
+      metrics, terms['auxiliary'] = self.auxiliary(model, out.x, batch, weights)
+      sums |= metrics
+    return TaskOutput(sums, terms, out.aux)
 
   def count(self, batch):
     """Examples that are not padding."""

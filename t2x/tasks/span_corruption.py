@@ -12,7 +12,7 @@ from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.ranges import Natural, Range, Size
-from t2x.tasks.base import TextTask, check_causal
+from t2x.tasks.base import TaskOutput, TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
 
@@ -120,6 +120,10 @@ class SpanCorruption(TextTask):
         f'{largest}: set TokenEmbedding.vocab_size to at least {largest + 1}'
       )
 
+  def target_weights(self, batch):
+    """1 for each target token that is not padding."""
+    return (batch['target_segments'] != 0).astype(jnp.float32)
+
   def sums(self, model, batch, key):
     """Loss and accuracy of each target token, sentinels and eos included."""
     target, segments = batch['target'], batch['target_segments']
@@ -130,4 +134,5 @@ class SpanCorruption(TextTask):
       target_tokens=Tokens(segments=segments),
       key=key,
     )
-    return classification_sums(out.x, target, (segments != 0).astype(jnp.float32)), out.aux
+    sums = classification_sums(out.x, target, self.target_weights(batch))
+    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)

@@ -19,7 +19,7 @@ from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.ranges import Finite, Size
-from t2x.tasks.base import Watched
+from t2x.tasks.base import TaskOutput, Watched
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import Sums, cross_entropy
 from t2x.tasks.squad import exact_match, word_f1
@@ -82,11 +82,15 @@ class SpanPrediction(LabelledTask):
     by_window = {'start': one, 'end': one, 'weight': one}
     return encoded_spec(batch_size, self.length, 'context') | by_window
 
+  def target_weights(self, batch):
+    """The weight of each window."""
+    return batch['weight'].astype(jnp.float32)
+
   def sums(self, model, batch, key):
     """The mean of the losses of start and end, and how often both are right."""
     out = hidden_of(model, batch, key)
     ends = _logits(model, out.x, batch)
-    weights = batch['weight'].astype(jnp.float32)
+    weights = self.target_weights(batch)
     true = (batch['start'], batch['end'])
     losses = [cross_entropy(logits, place) for logits, place in zip(ends, true, strict=True)]
     hits = [jnp.argmax(logits, axis=-1) == place for logits, place in zip(ends, true, strict=True)]
@@ -95,7 +99,7 @@ class SpanPrediction(LabelledTask):
       'loss': (((losses[0] + losses[1]) / 2 * weights).sum(), total),
       'span_accuracy': ((hits[0] & hits[1] & (weights > 0)).astype(jnp.float32).sum(), total),
     }
-    return sums, out.aux
+    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
 
   def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
     """exact_match and f1 over the first `limit` examples, and ten answers."""

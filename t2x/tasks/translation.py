@@ -13,7 +13,7 @@ from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.ranges import Rate, Size
-from t2x.tasks.base import TextTask, check_causal
+from t2x.tasks.base import TaskOutput, TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, check_shapes, pad_prompts
@@ -67,6 +67,10 @@ class Translation(TextTask):
     super().check_model(model)
     check_causal(model, self.target_length, 'Translation')
 
+  def target_weights(self, batch):
+    """1 for each target token that is not padding."""
+    return (batch['target_segments'] != 0).astype(jnp.float32)
+
   def sums(self, model, batch, key):
     """Loss and accuracy of each target token, the end token included."""
     target, segments = batch['target'], batch['target_segments']
@@ -79,9 +83,9 @@ class Translation(TextTask):
       target_tokens=Tokens(batch['target_positions'], segments, layout=RowLayout.PACKED),
       key=key,
     )
-    weights = (segments != 0).astype(jnp.float32)
     smoothing = 0.0 if key is None else self.label_smoothing
-    return classification_sums(out.x, target, weights, smoothing), out.aux
+    sums = classification_sums(out.x, target, self.target_weights(batch), smoothing)
+    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
 
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Translates each prompt."""

@@ -15,6 +15,7 @@ from t2x.errors import UserError
 from t2x.models import Output
 from t2x.models.language_model import select
 from t2x.ranges import NonEmpty
+from t2x.tasks.base import TaskOutput
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import classification_sums
@@ -65,14 +66,19 @@ class WordClassification(LabelledTask):
     super().check_model(model)
     Tags.of(self.labels)
 
+  def target_weights(self, batch):
+    """1 for each word."""
+    return (batch['word_weights'] != 0).astype(jnp.float32)
+
   def sums(self, model, batch, key):
     """Loss and accuracy over words, and how many entities there are, are told and are right."""
     logits, out = _logits(model, batch, key)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
-    sums = classification_sums(logits, labels, present.astype(jnp.float32))
+    sums = classification_sums(logits, labels, self.target_weights(batch))
+    terms = {'loss': sums['loss'][0]}
     tags = Tags.of(self.labels)
     if tags is None:
-      return sums, out.aux
+      return TaskOutput(sums, terms, out.aux)
     told = entities(tags, jnp.argmax(logits, axis=-1), present)
     true = entities(tags, labels, present)
     right, num_told, num_true = (
@@ -83,7 +89,7 @@ class WordClassification(LabelledTask):
       'entity_recall': (right, num_true),
       'entity_f1': (2 * right, num_told + num_true),
     }
-    return sums, out.aux
+    return TaskOutput(sums, terms, out.aux)
 
   def check_prompt(self, prompt):
     """It needs a word."""

@@ -1,16 +1,18 @@
 """The train state, one optimizer step and one evaluation step: pure functions, jitted by `Program`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
+from t2x.errors import UserError
 from t2x.layers.constraints import Layout, laid_out
-from t2x.tasks import Task
+from t2x.tasks import Task, TaskOutput
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Trainer
 from t2x.train.optimizers import updates_applied
@@ -68,15 +70,54 @@ def _accumulated(gradients: Callable, parts: int, params: Params, batch: Batch, 
   if parts == 1:
     return gradients(params, batch, key)
   split, keys = _split(batch, parts), jax.random.split(key, parts)
+  # Traced once, for its shapes and for the loop.
+  first = jax.tree.map(lambda a: a[0], (split, keys))
+  traced, shapes = jax.make_jaxpr(gradients, return_shape=True)(params, *first)
+  run, structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
 
   def add(total, part):
-    return jax.tree.map(jnp.add, total, gradients(params, *part)), None
+    found = jax.tree.unflatten(structure, run(*jax.tree.leaves((params, *part))))
+    return jax.tree.map(jnp.add, total, found), None
 
-  first = jax.tree.map(lambda a: a[0], (split, keys))
-  zeros = jax.tree.map(
-    lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(gradients, params, *first)
-  )
+  zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
   return jax.lax.scan(add, zeros, (split, keys))[0]
+
+
+def _num_rows(batch: Batch) -> int:
+  return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _totals(
+  task: Task, output: TaskOutput, weights: Mapping[str, jax.Array], num_rows: int
+) -> dict[str, jax.Array]:
+  """The sum over a micro-batch of each loss term and of each auxiliary loss of the model, by name.
+
+  Raises:
+    UserError: as `make_train_step` does.
+  """
+  name, terms = type(task).__name__, output.terms
+  if terms.keys() != weights.keys():
+    raise UserError(
+      f'{name}.sums returns the loss terms {_listed(terms)}, {name}.weights the weights of '
+      f'{_listed(weights)}: return a weight for each term'
+    )
+  taken = output.aux.keys() & (terms.keys() | output.metrics.keys())
+  if taken:
+    raise UserError(
+      f'the model returns auxiliary losses {_listed(taken)}, names of loss terms or metrics of '
+      f'{name}: rename them'
+    )
+  for aux, values in output.aux.items():
+    if values.shape != (num_rows,):
+      raise UserError(
+        f"the auxiliary loss '{aux}' of the model has the shape {values.shape}: return one value "
+        f'per row of the batch, here ({num_rows},)'
+      )
+  return terms | {aux: values.astype(jnp.float32).sum() for aux, values in output.aux.items()}
+
+
+def _listed(names: Iterable[str]) -> str:
+  return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
 
 def make_train_step(
@@ -90,43 +131,43 @@ def make_train_step(
   """`(state, frozen, batch) -> (state, sums, norms)`; jit it with a donated state.
 
   `frozen` are the parameters that are not trained. `norms` are those of the gradient of each trained
-  parameter, in the order of sorted names. `sums['finite']` is 1 where
-  the loss and all norms are finite: the host reads it and does not decide anew. `layout` says where
-  activations are split; None leaves them whole or to the compiler.
+  parameter, in the order of sorted names. `sums['finite']` is 1 where the loss and all norms are
+  finite: the host reads it and does not decide anew. `layout` says where activations are split; None
+  leaves them whole or to the compiler.
 
-  Loss and weight are summed over the parts of a batch and divided once, so `accumulate` does not
-  change the result. A batch of weight 0 (nothing but padding) is finite and has the gradient 0: the
-  optimizer takes an ordinary step with it, in which momentum and weight decay still act.
+  Each loss term is divided by its weight over the whole batch (an auxiliary loss of the model by the
+  number of rows) before the gradients of micro-batches are added up, so `accumulate` does not change
+  the result. A term of weight 0 (nothing but padding) is finite and has the gradient 0: the optimizer
+  takes an ordinary step with it, in which momentum and weight decay still act. `sums` also reports
+  the terms and the auxiliary losses that are not among the task's metrics.
+
+  Raises (when traced):
+    UserError: `task.sums` and `task.weights` do not give the same loss terms, or the model gives an
+      auxiliary loss that is not one value per row or has a name that the task uses.
   """
 
-  def objective(params, frozen, batch, key):
+  def objective(params, frozen, batch, key, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
-    sums, aux = task.sums(model, batch, key)
-    total, weight = sums['loss']
-    for name, value in aux.items():
-      # Auxiliary losses are means: weighted like the loss, they survive the one division.
-      total = total + value * weight
-      sums = sums | {name: (value * weight, weight)}
-    return total, sums
+    output = task.sums(model, batch, key)
+    totals = _totals(task, output, weights, _num_rows(batch))
+    divisors = {name: weights.get(name, num_rows) for name in totals}
+    loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
+    return loss, (output.metrics, totals)
 
   def train_step(state, frozen, batch):
-    def gradients(params, batch, key):
-      with laid_out(layout):
-        (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(params, frozen, batch, key)
-      return grads, sums
 
     key = jax.random.fold_in(state.key, state.step)
-    grads, sums = _accumulated(gradients, trainer.accumulate, state.params, batch, key)
-    weight = jnp.maximum(sums['loss'][1], 1e-9)
-    grads = jax.tree.map(lambda g: g / weight, grads)
+    weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
+
+    def gradients(params, batch, key):
+      with laid_out(layout):
+        return jax.grad(objective, has_aux=True)(params, frozen, batch, key, weights, num_rows)
+
+    grads, (metrics, totals) = _accumulated(gradients, trainer.accumulate, state.params, batch, key)
+    sums = {name: (total, weights.get(name, num_rows)) for name, total in totals.items()} | metrics
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    ema = state.ema
-    if ema is not None and trainer.ema_decay is not None:
-      # Without this warm-up the average would keep the initial values for 1 / (1 - decay) steps.
-      count = updates_applied(state.opt_state)
-      decay = jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))
-      ema = optax.incremental_update(params, ema, 1.0 - decay)
+    ema = _averaged(trainer, state, params)
     norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(grads)])
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
@@ -139,6 +180,16 @@ def make_train_step(
   return train_step
 
 
+def _averaged(trainer: Trainer, state: TrainState, params: Params) -> Params | None:
+  """The moving average after a step that led to `params`."""
+  if state.ema is None or trainer.ema_decay is None:
+    return None
+  # Without this warm-up the average would keep the initial values for 1 / (1 - decay) steps.
+  count = updates_applied(state.opt_state)
+  decay = jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))
+  return optax.incremental_update(params, state.ema, 1.0 - decay)
+
+
 def make_eval_step(
   task: Task, trainer: Trainer, blueprint: Blueprint, layout: Layout | None = None
 ) -> Callable[[Params, Batch], Sums]:
@@ -146,7 +197,7 @@ def make_eval_step(
 
   def eval_step(params, batch):
     with laid_out(layout):
-      sums, _ = task.sums(blueprint.model(params, trainer.compute_dtype), batch, None)
-    return sums
+      model = blueprint.model(params, trainer.compute_dtype)
+      return task.sums(model, batch, None).metrics
 
   return eval_step

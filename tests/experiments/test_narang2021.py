@@ -114,8 +114,8 @@ def test_every_variant_fits_its_task():
   for variant, experiment in experiments('tiny_steps').items():
     model, task = abstract(experiment), experiment.task
     task.check_model(model)
-    sums, _ = jax.eval_shape(lambda m, b, task=task: task.sums(m, b, None), model, task.spec(2))
-    assert all(total.shape == () for total, _ in sums.values()), variant
+    output = jax.eval_shape(lambda m, b, task=task: task.sums(m, b, None), model, task.spec(2))
+    assert all(total.shape == () for total, _ in output.metrics.values()), variant
 
 
 @pytest.mark.parametrize('name', ['tiny_steps', 'small_steps', 'paper_steps'])

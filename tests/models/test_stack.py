@@ -71,24 +71,29 @@ def test_shared_groups_apply_one_set_of_parameters_again(make):
 
 
 class WithLoss(nnx.Module):
-  """A feed-forward layer with an auxiliary loss."""
+  """A feed-forward layer with auxiliary losses `loss` and 1, times the number of the row."""
 
   def __init__(self, d_model, *, name, loss, rngs):
     self.name, self.loss = name, loss
 
   def __call__(self, x, key=None):
-    return x, {self.name: jnp.float32(self.loss), 'both': jnp.float32(1.0)}
+    rows = 1.0 + jnp.arange(len(x))
+    return x, {self.name: self.loss * rows, 'both': rows}
 
 
 @pytest.mark.parametrize('num_groups', [None, 1])
-def test_auxiliary_losses_of_all_blocks_are_summed_by_name(make, num_groups):
+def test_auxiliary_losses_of_all_blocks_are_summed_by_name_and_row(make, num_groups):
   blocks = [
     functools.partial(make.block(), feed_forward=functools.partial(WithLoss, name=name, loss=loss))
     for name, loss in (('a', 0.5), ('b', 3.0), ('a', 0.25))
   ]
   stack = build(make, blocks=blocks, num_layers=6, num_groups=num_groups)
   aux = stack(x_of(make), pattern=Causal(), tokens=Tokens())[2]
-  assert {name: float(value) for name, value in aux.items()} == {'a': 1.5, 'b': 6.0, 'both': 6.0}
+  assert {name: value.tolist() for name, value in aux.items()} == {
+    'a': [1.5, 3.0],
+    'b': [6.0, 12.0],
+    'both': [6.0, 12.0],
+  }
 
 
 def test_a_block_refuses_a_context_that_it_would_not_read(make):

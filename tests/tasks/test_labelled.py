@@ -46,7 +46,8 @@ class Told(nnx.Module):
 
 
 def metrics_of(task, model, batch):
-  sums, _ = task.sums(model, {name: jnp.asarray(value) for name, value in batch.items()}, None)
+  arrays = {name: jnp.asarray(value) for name, value in batch.items()}
+  sums = task.sums(model, arrays, None).metrics
   return task.summarise({name: (float(a), float(b)) for name, (a, b) in sums.items()})
 
 
@@ -196,12 +197,8 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
   weights = jnp.array([1.0, 1.0, 0.0])
   model = Told(logits, Causal())
   auxiliary.check_model(model, 5)
-  sums, aux = auxiliary(
-    model,
-    model.hidden(tokens).x,
-    {'tokens': jnp.asarray(tokens), 'segments': jnp.asarray(segments)},
-    weights,
-  )
+  batch = {'tokens': jnp.asarray(tokens), 'segments': jnp.asarray(segments)}
+  sums, term = auxiliary(model, model.hidden(tokens).x, batch, weights)
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   by_text = [
     np.mean([-log_p[tokens[row, i], tokens[row, i + 1]] for i in range(count - 1)])
@@ -209,7 +206,8 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
   ]
   assert float(sums['lm_loss'][0]) == pytest.approx(sum(by_text), rel=1e-5)
   assert float(sums['lm_loss'][1]) == 2
-  assert float(aux['auxiliary']) == pytest.approx(0.5 * np.mean(by_text), rel=1e-5)
+  assert float(auxiliary.term_weight(batch, weights)) == 2
+  assert float(term) == pytest.approx(0.5 * sum(by_text), rel=1e-5)
   with pytest.raises(UserError, match=r'LanguageModelling .* Full\(\) shows later tokens'):
     auxiliary.check_model(Told(logits), 5)
 

@@ -56,7 +56,7 @@ def test_shares_are_beta(alpha):
 def test_the_loss_is_the_cross_entropy_with_mixed_labels(smoothing):
   task = ImageClassification(**DIGITS, mixing=MixUp(alpha=1.0), label_smoothing=smoothing)
   key = jax.random.key(5)
-  sums, _ = task.sums(Straight(), batch(), key)
+  sums = task.sums(Straight(), batch(), key).metrics
   mixed, other, share = task.mixing(jnp.asarray(IMAGES), jax.random.split(key)[1])
   part, other = float(share[0]), np.asarray(other)
   logits = np.asarray(mixed, np.float64).reshape(6, -1) @ WEIGHTS.astype(np.float64)
@@ -81,8 +81,8 @@ def test_only_training_mixes_and_augments():
   ):
     np.testing.assert_array_equal(ours, expected)
   key = jax.random.key(1)
-  first, again = (task.sums(Straight(), batch(), key)[0]['loss'][0] for _ in range(2))
+  first, again = (task.sums(Straight(), batch(), key).metrics['loss'][0] for _ in range(2))
   assert first == again
-  assert first != plain.sums(Straight(), batch(), key)[0]['loss'][0]
+  assert first != plain.sums(Straight(), batch(), key).metrics['loss'][0]
   assert task.transform(None, train=False) == plain.transform(None, train=False)
   assert task.transform(None, train=True) == Chain((RandAugment(), PrepareImage()))

@@ -60,7 +60,7 @@ def test_the_decoder_reads_the_target_shifted_and_padding_is_not_counted(text):
   made, model = task(text), Model()
   batch = {k: jnp.asarray(v) for k, v in batch_of(made, BYTES).items()}
   batch['target_segments'] = batch['target_segments'].at[0, 5:].set(0)
-  sums, _ = made.sums(model, batch, None)
+  sums = made.sums(model, batch, None).metrics
   source, target, source_tokens, target_tokens = model.read
   np.testing.assert_array_equal(source, batch['source'])
   assert (target[:, 0] == BYTES.start_id).all()

@@ -103,7 +103,7 @@ def test_a_model_of_other_inputs_is_refused(task, inputs):
   ],
 )
 def test_a_uniform_model_has_the_vocabulary_as_perplexity(task):
-  sums, _ = task.sums(Uniform(), batch(task), None)
+  sums = task.sums(Uniform(), batch(task), None).metrics
   means = {name: (float(a), float(b)) for name, (a, b) in sums.items()}
   metrics = task.summarise(means)
   assert math.isclose(metrics['perplexity'], 512, rel_tol=1e-5)
@@ -134,7 +134,7 @@ def test_top5_accuracy_of_a_known_ranking():
 
   labels = jnp.array([0, 4, 5, 0])
   arrays = {'image': jnp.zeros((4, 2, 2, 1)), 'label': labels, 'weight': jnp.array([1.0, 1, 1, 0])}
-  sums, _ = task.sums(Ranked(), arrays, None)
+  sums = task.sums(Ranked(), arrays, None).metrics
   metrics = task.summarise({name: (float(a), float(b)) for name, (a, b) in sums.items()})
   assert math.isclose(metrics['accuracy'], 1 / 3, rel_tol=1e-6)
   assert math.isclose(metrics['top5_accuracy'], 2 / 3, rel_tol=1e-6)
@@ -154,8 +154,8 @@ def test_label_smoothing_is_for_training_alone():
     'label': jnp.zeros(2, jnp.int32),
     'weight': jnp.ones(2),
   }
-  train, _ = task.sums(Sure(), arrays, jax.random.key(0))
-  evaluation, _ = task.sums(Sure(), arrays, None)
+  train = task.sums(Sure(), arrays, jax.random.key(0)).metrics
+  evaluation = task.sums(Sure(), arrays, None).metrics
   assert train['loss'][0] > evaluation['loss'][0] + 1.0
 
 

@@ -18,7 +18,7 @@ from t2x.data import Batches, TextFiles
 from t2x.errors import Interrupted, UserError
 from t2x.layers import param
 from t2x.parallel import Mesh
-from t2x.tasks import Task
+from t2x.tasks import Task, TaskOutput
 from t2x.train import SGD, Constant, Experiment, Rollback, Skip, Trainer, train
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.report import Report
@@ -63,10 +63,15 @@ class Points(Task):
   def count(self, batch):
     return len(batch['y'])
 
+  def target_weights(self, batch):
+    return jnp.ones(len(batch['y']))
+
   def sums(self, model, batch, key):
-    error = batch['x'] @ model.slope[...] + model.offset[...] - batch['y']
-    weight = jnp.float32(len(batch['y']))
-    return {'loss': (jnp.sum(jnp.square(error)), weight)}, {}
+    weights = self.target_weights(batch)
+    y = jnp.where(weights > 0, batch['y'], 0.0)
+    error = batch['x'] @ model.slope[...] + model.offset[...] - y
+    total = jnp.sum(weights * jnp.square(error))
+    return TaskOutput({'loss': (total, weights.sum())}, {'loss': total})
 
 
 def points(bad=(), num_steps=30, **settings):
@@ -254,12 +259,8 @@ def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
 class WeightedPoints(Points):
   """Points of weight 0 where their y is 1e6."""
 
-  def sums(self, model, batch, key):
-    weights = (batch['y'] != 1e6).astype(jnp.float32)
-    error = (
-      batch['x'] @ model.slope[...] + model.offset[...] - jnp.where(weights > 0, batch['y'], 0.0)
-    )
-    return {'loss': (jnp.sum(weights * jnp.square(error)), jnp.sum(weights))}, {}
+  def target_weights(self, batch):
+    return (batch['y'] != 1e6).astype(jnp.float32)
 
 
 def test_a_batch_of_weight_0_does_not_end_a_run_and_its_loss_is_not_a_number(tmp_path):

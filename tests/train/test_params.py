@@ -133,7 +133,7 @@ def test_a_step_with_frozen_layers_is_the_step_of_masked_gradients():
   state, _ = program.init(0)
 
   def loss(params):
-    sums, _ = made.task.sums(program.blueprint.model(params), batch(), None)
+    sums = made.task.sums(program.blueprint.model(params), batch(), None).metrics
     return sums['loss'][0] / sums['loss'][1]
 
   grads = dict(jax.jit(jax.grad(loss))(state.params))

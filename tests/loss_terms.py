@@ -1,0 +1,192 @@
+"""Tasks, batches and models whose micro-batches and loss terms have different weights, and the gradient
+that the train step hands to the optimizer."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from t2x.data import BabelDates, Bytes, Digits, TextFiles
+from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding, normal, param
+from t2x.models import Block, Decoder, LanguageModel, Output, Stack
+from t2x.tasks import (
+  CausalLM,
+  ImageClassification,
+  LanguageModelling,
+  MaskedLM,
+  SequenceClassification,
+  SpanCorruption,
+  SpanPrediction,
+  Translation,
+  WordClassification,
+)
+from t2x.train import Trainer
+from t2x.train.params import Blueprint, Groups
+from t2x.train.step import TrainState, make_train_step
+
+VOCAB = 512
+CLASSES = 3
+TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenModelling(LanguageModelling):
+  """The mean loss over the next tokens of all texts: its weight is not the number of texts."""
+
+  def _targets(self, batch, weights):
+    return (batch['segments'][:, 1:] != 0) * weights[:, None]
+
+  def term_weight(self, batch, weights):
+    return self._targets(batch, weights).sum()
+
+  def __call__(self, model, x, batch, weights):
+    log_p = jax.nn.log_softmax(model.logits(x[:, :-1]))
+    losses = -jnp.take_along_axis(log_p, batch['tokens'][:, 1:, None], axis=-1)[..., 0]
+    total = (losses * self._targets(batch, weights)).sum()
+    return {'lm_loss': (total, self.term_weight(batch, weights))}, self.weight * total
+
+
+CLASSIFICATION = SequenceClassification(**TEXT, labels=['a', 'b', 'c'], length=8)
+TASKS = {
+  'causal_lm': CausalLM(**TEXT, length=8),
+  'masked_lm': MaskedLM(**TEXT, length=16, rate=0.3),
+  'span_corruption': SpanCorruption(**TEXT, source_length=40),
+  'translation': Translation(
+    source=BabelDates(), tokenizer=Bytes(), source_length=8, target_length=6
+  ),
+  'image_classification': ImageClassification(
+    source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
+  ),
+  'sequence_classification': CLASSIFICATION,
+  'with_language_modelling': dataclasses.replace(CLASSIFICATION, auxiliary=LanguageModelling()),
+  'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliary=TokenModelling()),
+  'span_prediction': SpanPrediction(**TEXT, length=8, stride=2),
+  'word_classification': WordClassification(**TEXT, labels=['O', 'B-X', 'I-X'], length=8),
+}
+
+
+def batch_of(task, num_rows=8, seed=0):
+  """A random batch whose rows have different numbers of targets; some have none."""
+  rng = np.random.default_rng(seed)
+  shares = rng.permutation(np.arange(1, num_rows + 1) / num_rows)
+
+  def array(name, spec):
+    shape, column = spec.shape, shares[:, None]
+    if name == 'image':
+      return rng.normal(size=shape)
+    if name == 'weight':
+      return rng.permutation(np.arange(num_rows) % 3 > 0)
+    if name in ('weights', 'word_weights'):
+      return rng.random(shape) < column
+    if name.endswith('segments') or name == 'context':
+      return np.arange(shape[1]) < np.ceil(column * shape[1])
+    if name in ('start', 'end', 'types'):
+      return np.zeros(shape)
+    if name in ('label', 'word_labels'):
+      return rng.integers(0, CLASSES, shape)
+    if name in ('masked_positions', 'word_positions'):
+      return rng.integers(0, task.length, shape)
+    if name.endswith('positions'):
+      return np.broadcast_to(np.arange(shape[1]), shape)
+    return rng.integers(5, 250, shape)
+
+  spec = task.spec(num_rows)
+  return {name: jnp.asarray(array(name, one), one.dtype) for name, one in spec.items()}
+
+
+class Bag(nnx.Module):
+  """Linear in the vectors of each token, and for a target in the mean vector of its source."""
+
+  def __init__(self, num_logits, rngs):
+    self.table = param(normal(1.0), (VOCAB, 4), ('vocab', 'embed'), rngs)
+    self.out = param(normal(1.0), (4, num_logits), ('embed', 'vocab'), rngs)
+    self.classes = param(normal(1.0), (4, CLASSES), ('embed', 'classes'), rngs)
+    self.embedding = nnx.static(None)
+
+  @property
+  def head(self):
+    return self
+
+  def classify(self, x, segments, key):
+    return x.mean(axis=1) @ self.classes[...]
+
+  def hidden(self, ids, **settings):
+    return Output(self.table[...][ids])
+
+  def logits(self, x):
+    return x @ self.out[...]
+
+  def __call__(self, *ids, **settings):
+    source, target = (self.table[...][one] for one in (ids[0], ids[-1]))
+    return Output(self.logits(target + source.mean(axis=1, keepdims=True)))
+
+
+class Pixels(nnx.Module):
+  """Class logits that are linear in the pixels."""
+
+  def __init__(self, rngs):
+    self.classes = param(normal(1.0), (16, CLASSES), ('embed', 'classes'), rngs)
+
+  def __call__(self, images, key=None):
+    return Output(images.reshape(len(images), -1) @ self.classes[...])
+
+
+def model_of(task):
+  """A model with which a step compiles quickly."""
+  if isinstance(task, ImageClassification):
+    return Pixels(nnx.Rngs(0))
+  return Bag(2 if isinstance(task, SpanPrediction) else VOCAB, nnx.Rngs(0))
+
+
+class Balanced(MLP):
+  """An MLP with an auxiliary loss of each row: the mean square of its input."""
+
+  def __call__(self, x, key=None):
+    y, _ = super().__call__(x, key)
+    return y, {'balance': 0.1 * jnp.square(x).mean(axis=(1, 2))}
+
+
+def transformer():
+  """A scanned decoder whose feed-forward layers give an auxiliary loss."""
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=2),
+    feed_forward=functools.partial(Balanced, hidden_dim=16),
+  )
+  model = LanguageModel(
+    d_model=8,
+    embedding=functools.partial(TokenEmbedding, vocab_size=VOCAB),
+    body=functools.partial(Decoder, stack=functools.partial(Stack, num_layers=3, blocks=[block])),
+    rngs=nnx.Rngs(0),
+  )
+  # Vectors of about length 1: norms of small ones enlarge rounding errors.
+  rng = np.random.default_rng(0)
+  return jax.tree.map(lambda a: a + jnp.asarray(0.3 * rng.normal(size=a.shape), a.dtype), model)
+
+
+def gradient(task, model, batch, accumulate=1, layout=None):
+  """The gradient that the optimizer is given, and the metrics of the step."""
+  optimizer = optax.GradientTransformation(
+    lambda params: jax.tree.map(jnp.zeros_like, params),
+    lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
+  )
+  num_rows = jax.tree.leaves(batch)[0].shape[0]
+  trainer = Trainer(num_steps=1, batch_size=num_rows, accumulate=accumulate)
+  blueprint = Blueprint(jax.eval_shape(lambda: model))
+  groups, params = Groups((), blueprint.infos), blueprint.params(model)
+  state = TrainState(jnp.int32(0), params, optimizer.init(params), jax.random.key(0))
+  step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups, layout))
+  state, metrics, _ = step(state, {}, batch)
+  return blueprint.model(state.opt_state), metrics
+
+
+def assert_close(tree, expected, tolerance=1e-6):
+  """Compares each array relative to its largest entry, or to 0.01 where all entries are smaller: the
+  gradient of a key bias is 0 but for rounding."""
+  for one, other in zip(jax.tree.leaves(tree), jax.tree.leaves(expected), strict=True):
+    a, b = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * max(np.abs(b).max(), 1e-2))

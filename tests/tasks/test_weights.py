@@ -1,0 +1,39 @@
+"""The weights of the loss terms, which a task gives before the forward pass."""
+
+import dataclasses
+import inspect
+
+import jax
+import numpy as np
+import pytest
+from loss_terms import TASKS, batch_of, model_of
+
+import t2x.tasks
+from t2x.tasks import MixUp, Task
+
+MIXED = {
+  'mixed_images': dataclasses.replace(TASKS['image_classification'], mixing=MixUp(alpha=1.0))
+}
+
+
+def test_every_task_is_among_those_tested():
+  exported = [getattr(t2x.tasks, name) for name in t2x.tasks.__all__]
+  concrete = {
+    one
+    for one in exported
+    if inspect.isclass(one) and issubclass(one, Task) and not inspect.isabstract(one)
+  }
+  assert concrete == {type(task) for task in TASKS.values()}
+
+
+@pytest.mark.parametrize('name', [*TASKS, *MIXED])
+@pytest.mark.parametrize('key', [None, 0], ids=['evaluation', 'training'])
+def test_the_weight_of_the_loss_is_that_of_the_reported_loss(name, key):
+  task = (TASKS | MIXED)[name]
+  batch = batch_of(task)
+  output = task.sums(model_of(task), batch, None if key is None else jax.random.key(key))
+  weights = task.weights(batch)
+  assert weights.keys() == output.terms.keys()
+  np.testing.assert_array_equal(weights['loss'], output.metrics['loss'][1])
+  np.testing.assert_array_equal(output.terms['loss'], output.metrics['loss'][0])
+  assert 0 < weights['loss'] < task.target_weights(batch).size
