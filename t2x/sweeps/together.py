@@ -3,7 +3,7 @@
 Each trial is an ordinary training in a thread of its own, with its own batches, metrics and
 checkpoints. Where it would take a step it waits for the others, and one of them takes the step of
 all. A trial that ends, well or badly, leaves the others going. Trials that cannot be trained together
-(one number must be a constant, memory does not suffice for all) are trained one after another.
+(memory does not suffice for all) are trained one after another.
 """
 
 import contextlib
@@ -33,7 +33,6 @@ from t2x.sweeps.trial import (
   train_trial,
 )
 from t2x.train import Program
-from t2x.train.numbers import Fixed
 from t2x.train.program import memory_of
 
 __all__ = ['Lockstep', 'Parted', 'run_together']
@@ -46,7 +45,7 @@ class Parted(Exception):
 
 
 # What may fail for the company alone.
-_APART = (Parted, Fixed, jax.errors.JaxRuntimeError)
+_APART = (Parted, jax.errors.JaxRuntimeError)
 
 
 def run_together(
@@ -108,8 +107,6 @@ def _trained(
 def _lockstep(
   trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
 ) -> 'Lockstep':
-  if trials[0].program in programs.apart:
-    raise Fixed('the numbers that they differ in are constants')
   program = programs.of(trials[0], config_of(trials[0], folder / trials[0].folder, load))
   return Lockstep(program, [trial.numbers for trial in trials])
 
@@ -153,7 +150,7 @@ class Lockstep:
 
   Args:
     program: theirs; on one device.
-    values: the numbers of each trial.
+    values: the hyperparameters of each trial.
   """
 
   def __init__(self, program: Program, values: Sequence[Mapping[str, float]]):
@@ -186,14 +183,14 @@ class Lockstep:
         self._stacked, self._out = [], None
         self._given.clear()
 
-  def step(self, index: int, function: Callable, leaves: Any, batch: Any, vector: Any) -> Any:
+  def step(self, index: int, function: Callable, leaves: Any, batch: Any, scalars: Any) -> Any:
     """Waits for the others, and gives the trial's part of the step of all.
 
     Raises:
       Parted: it failed.
     """
     with self._turn:
-      self._given[index] = batch, vector
+      self._given[index] = batch, scalars
       if not isinstance(leaves, _Slot):
         self._own[index] = leaves
       self._arrived.add(index)
@@ -222,8 +219,8 @@ class Lockstep:
     try:
       self._gather()
       # The last batch of a trial that has left goes in once more, for nothing.
-      batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
-      arguments = self._stacked, batches, vectors
+      batches, scalars = ([self._given[i][k] for i in self._order] for k in (0, 1))
+      arguments = self._stacked, batches, scalars
       self._shapes = self._shapes or jax.tree.map(_shape, arguments)
       self._stacked, *self._out = self._jitted(*arguments)
     except Exception as error:
@@ -254,9 +251,9 @@ def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _vmapped(function: Callable) -> Callable:
-  def step(leaves, batches, vectors):
-    batch, vector = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, vectors))
-    return jax.vmap(function)(leaves, batch, vector)
+  def step(leaves, batches, scalars):
+    batch, values = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, scalars))
+    return jax.vmap(function)(leaves, batch, values)
 
   return jax.jit(step, donate_argnums=0)
 
@@ -290,6 +287,5 @@ class _Member(Program):
       finish()
 
   def train_step(self, tokenizer):
-    function = self.step(tokenizer)
-    vector = self.vector(function)
-    return lambda leaves, batch: self.lockstep.step(self.index, function, leaves, batch, vector)
+    function, scalars = self.step(tokenizer), self.scalars
+    return lambda leaves, batch: self.lockstep.step(self.index, function, leaves, batch, scalars)

@@ -1,7 +1,7 @@
 """Shapes a whole experiment without weights, data or devices."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from t2x.train.experiment import Experiment
 from t2x.train.fit import check_evaluations, check_fit
 from t2x.train.init_from import InitFrom
 from t2x.train.state import abstract_state, optimizer_for
-from t2x.train.step import make_eval_step, make_train_step
+from t2x.train.step import make_eval_step, make_train_step, scalar_shapes
 
 __all__ = ['check_experiment', 'draw_patterns', 'num_parameters']
 
@@ -27,10 +27,13 @@ def num_parameters(model: nnx.Module) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))
 
 
-def check_experiment(experiment: Experiment, num_devices: int | None = None) -> str:
+def check_experiment(
+  experiment: Experiment, num_devices: int | None = None, hyperparameters: Collection[str] = ()
+) -> str:
   """Runs constructor, train step and eval step under `jax.eval_shape`. Returns what was seen.
 
   `num_devices` is the size of the mesh; None: what its sizes say, the one that is free being 1.
+  `hyperparameters` names the parameters that are inputs of a step.
 
   Raises:
     UserError: parts that do not fit each other.
@@ -60,9 +63,13 @@ def check_experiment(experiment: Experiment, num_devices: int | None = None) -> 
   state = abstract_state(experiment, optimizer, mesh)
   batch = experiment.task.spec(trainer.batch_size)
   layout = Activations.of(mesh, experiment.mesh)
-  jax.eval_shape(make_train_step(experiment.task, trainer, optimizer, layout), state, batch)
-  jax.eval_shape(make_eval_step(experiment.task, trainer, layout), state.model, batch)
-  check_evaluations(experiment, mesh, state.model, layout)
+  step, scalars = (
+    make_train_step(experiment.task, trainer, optimizer, layout),
+    scalar_shapes(hyperparameters),
+  )
+  jax.eval_shape(step, state, batch, scalars)
+  jax.eval_shape(make_eval_step(experiment.task, trainer, layout), state.model, batch, scalars)
+  check_evaluations(experiment, mesh, state.model, layout, scalars)
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
   return f'{report}, train state {size / 2**30:.2f} GiB'
 

@@ -11,7 +11,7 @@ from t2x.layers.constraints import Layout
 from t2x.parallel import check_batch, check_length
 from t2x.tasks import Task
 from t2x.train.experiment import Experiment
-from t2x.train.step import make_eval_step
+from t2x.train.step import Scalars, make_eval_step
 
 __all__ = ['check_evaluations', 'check_fit', 'row_lengths']
 
@@ -52,7 +52,11 @@ def check_fit(experiment: Experiment, mesh: Any, model: nnx.Module) -> None:
 
 
 def check_evaluations(
-  experiment: Experiment, mesh: Any, model: nnx.Module, layout: Layout | None
+  experiment: Experiment,
+  mesh: Any,
+  model: nnx.Module,
+  layout: Layout | None,
+  scalars: Scalars,
 ) -> None:
   """Shapes an evaluation step of each of `Experiment.evaluations`.
 
@@ -61,6 +65,7 @@ def check_evaluations(
     mesh: the devices, which need not be there.
     model: the model's shapes.
     layout: where activations are split.
+    scalars: shapes of the hyperparameters that are inputs of a step.
 
   Raises:
     UserError: the model cannot be evaluated on one of them, such as rows that are too long.
@@ -71,6 +76,6 @@ def check_evaluations(
       task.check_model(model)
       check_fit(dataclasses.replace(experiment, task=task), mesh, model)
       batch = task.spec(trainer.batch_size)
-      jax.eval_shape(make_eval_step(task, trainer, layout), model, batch)
+      jax.eval_shape(make_eval_step(task, trainer, layout), model, batch, scalars)
     except UserError as error:
       raise UserError(f"Experiment.evaluations['{name}']: {error}") from error

@@ -18,7 +18,8 @@ from jaxtyping import Array
 from optax import contrib
 
 from t2x.errors import UserError
-from t2x.ranges import Epsilon, Fraction, NonNegative, Positive, Rate, Size
+from t2x.hyperparameters import scalar
+from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
 from t2x.train.schedules import Schedule, ScheduleFn
 
 __all__ = [
@@ -68,7 +69,7 @@ class Optimizer(abc.ABC):
     weight_decay: a step shrinks matrices and tables by learning rate * weight_decay.
   """
 
-  weight_decay: NonNegative = 0.0
+  weight_decay: TunableNonNegative = 0.0
 
   @abc.abstractmethod
   def direction(self, params: Any) -> optax.GradientTransformation:
@@ -82,9 +83,14 @@ class Optimizer(abc.ABC):
       params: the model or its shapes; its variables' `axes` and names decide what is decayed.
     """
     steps = [self.direction(params)]
-    if self.weight_decay:
+    if self.weight_decay != 0.0:
       mask = decay_mask(params)
-      steps.append(optax.add_decayed_weights(self.weight_decay, lambda _: mask))
+
+      def decayed(updates, params):
+        decay = scalar(self.weight_decay)
+        return jax.tree.map(lambda u, p: u + decay * p, updates, params)
+
+      steps.append(optax.masked(optax.stateless(decayed), lambda _: mask))
     return optax.chain(*steps, optax.scale_by_learning_rate(schedule))
 
 
@@ -101,7 +107,7 @@ class AdamW(Optimizer):
   b1: Rate = 0.9
   b2: Rate = 0.999
   eps: Epsilon = 1e-8
-  weight_decay: NonNegative = 0.01
+  weight_decay: TunableNonNegative = 0.01
 
   def direction(self, params):
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -172,7 +178,7 @@ class Lion(Optimizer):
 
   b1: Rate = 0.9
   b2: Rate = 0.99
-  weight_decay: NonNegative = 0.1
+  weight_decay: TunableNonNegative = 0.1
 
   def direction(self, params):
     return optax.scale_by_lion(self.b1, self.b2)
@@ -204,7 +210,7 @@ class Muon(Optimizer):
   b1: Rate = 0.9
   b2: Rate = 0.95
   eps: Epsilon = 1e-8
-  weight_decay: NonNegative = 0.1
+  weight_decay: TunableNonNegative = 0.1
 
   def direction(self, params):
     dimensions = _map_variables(matrix_dimensions, params)

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from t2x.parallel import Activations, batch_sharding
+from t2x.tasks import Task
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Experiment
 from t2x.train.fit import check_evaluations, check_fit
-from t2x.train.numbers import Inputs, blamed
 from t2x.train.state import TrainState, abstract_state, init_function, optimizer_for
-from t2x.train.step import make_eval_step, make_train_step
+from t2x.train.step import NO_SCALARS, Scalars, make_eval_step, make_train_step, scalar_shapes
 
 __all__ = ['Program', 'memory_of']
 
@@ -25,11 +25,12 @@ EvalStep = Callable[[Any, Mapping[str, jax.Array]], Sums]
 
 
 class Program:
-  """The compiled side of an experiment, for all runs whose configs differ in the seed alone, or in
-  numbers that are its inputs.
+  """The compiled side of an experiment, for all runs whose configs differ only in the seed and in
+  hyperparameters that are its inputs.
 
   Args:
-    experiment: what is compiled; a `Number` may stand where a float would.
+    experiment: what is compiled.
+    values: of the hyperparameters that the experiment holds references to, by name; see `at`.
 
   Attributes:
     mesh: the devices.
@@ -41,7 +42,7 @@ class Program:
     UserError: parts that do not fit each other or the devices.
   """
 
-  def __init__(self, experiment: Experiment):
+  def __init__(self, experiment: Experiment, values: Mapping[str, float] = NO_SCALARS):
     experiment = experiment.sized()
     _, task, _ = experiment.complete()
     self.experiment = experiment
@@ -51,13 +52,13 @@ class Program:
     task.check_model(self.abstract.model)
     check_fit(experiment, self.mesh, self.abstract.model)
     self.layout = Activations.of(self.mesh, experiment.mesh)
-    check_evaluations(experiment, self.mesh, self.abstract.model, self.layout)
+    scalars = scalar_shapes(values)
+    check_evaluations(experiment, self.mesh, self.abstract.model, self.layout, scalars)
     self._compiled: dict[str, Any] = {}
-    self._inputs = Inputs()
-    self._values: Mapping[str, float] = {}
+    self._values = values
 
   def at(self, values: Mapping[str, float]) -> 'Program':
-    """The same program for a run with these values of its numbers."""
+    """The same program for a run with these values of its hyperparameters."""
     other = copy.copy(self)
     other._values = values
     return other
@@ -97,32 +98,21 @@ class Program:
       self._compiled['train'] = jax.jit(
         self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None, None)
       )
-    step = self._compiled['train']
-    vector = self.vector(step)
-    return lambda leaves, batch: step(leaves, batch, vector)
+    step, scalars = self._compiled['train'], self.scalars
+    return lambda leaves, batch: step(leaves, batch, scalars)
 
-  def vector(self, step: Callable) -> Any:
-    """The last argument of `step` for this run; () without numbers.
-
-    Raises:
-      Fixed: numbers cannot stand where they stand.
-    """
-    if not self._values:
-      return ()
-    # Traced now, so that it is known what has become of the numbers.
-    zeros = np.zeros(Inputs.SIZE, 'f4')
-    with blamed(self._values):
-      jax.eval_shape(step, jax.tree.leaves(self.abstract), self._batch(), zeros)
-    return jax.device_put(self._inputs.vector(self._values))
+  @property
+  def scalars(self) -> Scalars:
+    """The last argument of a step for this run: its hyperparameters by name, float32 [] each."""
+    return jax.device_put({name: np.float32(value) for name, value in self._values.items()})
 
   def step(self, tokenizer: Any) -> Callable:
-    """`(leaves, batch, vector) -> (leaves, sums, norms)`, to be jitted."""
+    """`(leaves, batch, scalars) -> (leaves, sums, norms)`, to be jitted."""
     _, task, trainer = self.experiment.complete()
     step = make_train_step(task.bound(tokenizer), trainer, self.optimizer, self.layout)
 
-    def train_step(leaves, batch, vector):
-      with self._inputs.given(vector):
-        state, sums, norms = step(self.whole(leaves), batch)
+    def train_step(leaves, batch, scalars):
+      state, sums, norms = step(self.whole(leaves), batch, scalars)
       return jax.tree.leaves(state), sums, norms
 
     return train_step
@@ -138,23 +128,19 @@ class Program:
 
   def evaluation_step(self, name: str, tokenizer: Any) -> EvalStep:
     """The jitted evaluation step of one of `Experiment.evaluations`."""
-    key = f'evaluation {name}'
-    if key not in self._compiled:
-      _, _, trainer = self.experiment.complete()
-      task = self.experiment.evaluations[name].bound(tokenizer)
-      self._compiled[key] = jax.jit(make_eval_step(task, trainer, self.layout))
-    return self._blaming(self._compiled[key])
+    return self._eval_step(f'evaluation {name}', self.experiment.evaluations[name], tokenizer)
 
   def eval_step(self, tokenizer: Any) -> EvalStep:
     """The jitted evaluation step, `(model, batch) -> sums`."""
-    if 'eval' not in self._compiled:
-      _, task, trainer = self.experiment.complete()
-      self._compiled['eval'] = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
-    return self._blaming(self._compiled['eval'])
+    _, task, _ = self.experiment.complete()
+    return self._eval_step('eval', task, tokenizer)
 
-  def _blaming(self, step: EvalStep) -> EvalStep:
-    """What raises Fixed where the numbers may be why it fails."""
-    return blamed(self._values)(step) if self._values else step
+  def _eval_step(self, key: str, task: Task, tokenizer: Any) -> EvalStep:
+    if key not in self._compiled:
+      _, _, trainer = self.experiment.complete()
+      self._compiled[key] = jax.jit(make_eval_step(task.bound(tokenizer), trainer, self.layout))
+    step, scalars = self._compiled[key], self.scalars
+    return lambda model, batch: step(model, batch, scalars)
 
   def memory_bytes(self) -> int | None:
     """What the train step takes of each device's memory: state, batch and all that lies between.
@@ -164,8 +150,7 @@ class Program:
     step = self._compiled.get('train')
     if step is None:
       return None
-    vector = np.zeros(Inputs.SIZE, 'f4') if self._values else ()
-    return memory_of(step, jax.tree.leaves(self.abstract), self._batch(), vector)
+    return memory_of(step, jax.tree.leaves(self.abstract), self._batch(), self.scalars)
 
 
 def memory_of(step: Any, *arguments: Any) -> int:

@@ -1,6 +1,7 @@
 """One optimizer step and one evaluation step, each a single jitted function."""
 
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from t2x.hyperparameters import given
 from t2x.layers.constraints import Layout, laid_out
 from t2x.tasks import Task
 from t2x.tasks.losses import Sums
@@ -15,9 +17,17 @@ from t2x.train.experiment import Trainer
 from t2x.train.optimizers import updates_applied
 from t2x.train.state import TrainState
 
-__all__ = ['cast', 'make_eval_step', 'make_train_step']
+__all__ = ['NO_SCALARS', 'Scalars', 'cast', 'make_eval_step', 'make_train_step', 'scalar_shapes']
 
 Batch = Mapping[str, jax.Array]
+# Values of hyperparameters that trials vary, by name (see `t2x.hyperparameters`).
+Scalars = Mapping[str, Any]
+NO_SCALARS: Scalars = types.MappingProxyType({})
+
+
+def scalar_shapes(names: Collection[str]) -> Scalars:
+  """The shapes of the scalars that a step takes for these hyperparameters."""
+  return {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
 
 
 def cast(tree: Any, dtype: str) -> Any:
@@ -63,8 +73,10 @@ def make_train_step(
   trainer: Trainer,
   optimizer: optax.GradientTransformation,
   layout: Layout | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Sums, jax.Array]]:
-  """`(state, batch) -> (state, sums, norms)`; jit it with a donated state.
+) -> Callable[..., tuple[TrainState, Sums, jax.Array]]:
+  """`(state, batch, scalars) -> (state, sums, norms)`; jit it with a donated state.
+
+  `scalars` are the values of the hyperparameters that trials vary, {name: float32 []}.
 
   `norms` [parameters] are those of the gradient, parameter by parameter. `sums['finite']` is 1 where
   the loss and all norms are finite: the host reads it and does not decide anew. `layout` says where
@@ -89,7 +101,11 @@ def make_train_step(
       (_, sums), grads = jax.value_and_grad(objective, has_aux=True)(model, batch, key)
     return grads, sums
 
-  def train_step(state, batch):
+  def train_step(state, batch, scalars=NO_SCALARS):
+    with given(scalars):
+      return update(state, batch)
+
+  def update(state, batch):
     key = jax.random.fold_in(state.key, state.step)
     grads, sums = _accumulated(gradients, trainer.accumulate, state.model, batch, key)
     weight = jnp.maximum(sums['loss'][1], 1e-9)
@@ -116,11 +132,11 @@ def make_train_step(
 
 def make_eval_step(
   task: Task, trainer: Trainer, layout: Layout | None = None
-) -> Callable[[Any, Batch], Sums]:
-  """`(model, batch) -> sums` without dropout and label smoothing."""
+) -> Callable[..., Sums]:
+  """`(model, batch, scalars) -> sums` without dropout and label smoothing."""
 
-  def eval_step(model, batch):
-    with laid_out(layout):
+  def eval_step(model, batch, scalars=NO_SCALARS):
+    with laid_out(layout), given(scalars):
       sums, _ = task.sums(cast(model, trainer.compute_dtype), batch, None)
     return sums
 
