@@ -30,7 +30,7 @@ def check_sweep(
   """
   sweep = read_sweep(file, overrides)
   plan, _ = make_plan(
-    sweep, load, _same_seconds, lambda one, names: check_experiment(one, num_devices, names)
+    sweep, load, _same_seconds, lambda names, one: check_experiment(one, num_devices, names)
   )
   problems = {trial.problem: trial.variant for trial in plan.trials if trial.problem}
   if problems:

@@ -1,6 +1,7 @@
 """From a sweep file to trials: resolved, matched in budget, each with an identity."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +26,8 @@ StepSeconds = Callable[[config_lib.Config, str], float]
 T = TypeVar('T')
 
 SEED = 'Trainer.seed'
-# Called with an experiment and the names of the hyperparameters that it holds references to.
-Inspect = Callable[[Experiment, Collection[str]], object]
+# Called with the names of the hyperparameters that an experiment holds references to, and with it.
+Inspect = Callable[[Collection[str], Experiment], object]
 # A program, and the hyperparameters of a config that could be its inputs.
 _Numbers = tuple[str, dict[str, float]]
 
@@ -74,18 +75,8 @@ def make_plan(
         configs[folder] = config_lib.render(config)
   trials = [*_sharing(trials, planner.numbers)]
   if inspect is not None:
-    programs: dict[str, Trial] = {}
-    for trial in trials:
-      programs.setdefault(trial.program, trial)
-    for trial in programs.values():
-      arm, config = planned[trial.identity]
-      try:
-        _inspect(inspect, config, trial.numbers)
-      except UserError as error:
-        problems += _problems(sweep, arm, error)
-  if not problems:
-    problems = list(planner.knob_problems())
-  if problems:
+    problems += _inspected(sweep, planned, trials, inspect)
+  if problems := problems or [*planner.knob_problems()]:
     raise UserError('\n'.join(problems))
   plan = Plan(
     name=sweep.name,
@@ -128,8 +119,22 @@ def _problems(sweep: Sweep, arm: Arm, error: UserError) -> list[str]:
   return [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
 
 
-def _inspect(inspect: Inspect, config: config_lib.Config, names: Collection[str]) -> None:
-  _of_experiment(lambda experiment: inspect(experiment, names), config, names)
+def _inspected(
+  sweep: Sweep,
+  planned: Mapping[str, tuple[Arm, config_lib.Config]],
+  trials: Sequence[Trial],
+  inspect: Inspect,
+) -> Iterator[str]:
+  """Calls `inspect` once per program; yields what is wrong with it, a line each."""
+  programs: dict[str, Trial] = {}
+  for trial in trials:
+    programs.setdefault(trial.program, trial)
+  for trial in programs.values():
+    arm, config = planned[trial.identity]
+    try:
+      _of_experiment(functools.partial(inspect, trial.numbers), config, trial.numbers)
+    except UserError as error:
+      yield from _problems(sweep, arm, error)
 
 
 def _of_experiment(

@@ -9,6 +9,7 @@ all. A trial that ends, well or badly, leaves the others going. Trials that cann
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,6 @@ from t2x.sweeps.trial import (
   config_of,
   held,
   told_to,
-  train_alone,
   train_trial,
 )
 from t2x.train import Program
@@ -100,7 +100,8 @@ def _trained(
   for trial in left:
     run = folder / trial.folder
     with told_to(run / 'log.txt'):
-      outcomes[trial.folder] = train_alone(trial, run, load, programs)
+      program_of = functools.partial(programs.of, trial)
+      outcomes[trial.folder] = train_trial(trial, run, load, program_of)
   return outcomes
 
 

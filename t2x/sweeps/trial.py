@@ -26,7 +26,6 @@ __all__ = [
   'held',
   'run_trial',
   'told_to',
-  'train_alone',
   'train_trial',
 ]
 
@@ -83,15 +82,8 @@ def run_trial(
     outcome = usable_outcome(run)
     if outcome is None:
       with told_to(run / 'log.txt'):
-        outcome = train_alone(trial, run, load, shared)
+        outcome = train_trial(trial, run, load, functools.partial(shared.of, trial))
     return outcome
-
-
-def train_alone(
-  trial: Trial, run: Path, load: Callable[..., config_lib.Config], programs: Programs
-) -> Outcome:
-  """`train_trial` with the trial's program."""
-  return train_trial(trial, run, load, functools.partial(programs.of, trial))
 
 
 @contextlib.contextmanager
