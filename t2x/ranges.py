@@ -1,4 +1,4 @@
-"""Types of config values together with the ranges that the values lie in: `dropout_rate: Rate = 0.0`.
+"""Types of config values together with the ranges that the values lie in: `decay: Rate = 0.9`.
 
 `t2x.config` checks every bound value against them, with all other errors of a config.
 """
@@ -7,6 +7,8 @@ import dataclasses
 import math
 import re
 from typing import Annotated, Any
+
+from t2x.hyperparameters import Tunable
 
 __all__ = [
   'Count',
@@ -23,6 +25,8 @@ __all__ = [
   'Seed',
   'Size',
   'Text',
+  'TunableNonNegative',
+  'TunableRate',
 ]
 
 _FORM = re.compile(r'(?:(\S+) (<=?) )?(x)(?: (<=?) (\S+))?|1 <= (len\(x\))')
@@ -72,13 +76,17 @@ class Range:
 # Of texts and containers: Annotated[Sequence[str], NonEmpty].
 NonEmpty = Range('1 <= len(x)')
 
-# Probabilities of dropping, decays, smoothing.
+# Probabilities, decays of moving averages.
 Rate = Annotated[float, Range('0 <= x < 1')]
 Fraction = Annotated[float, Range('0 <= x <= 1')]
 Positive = Annotated[float, Range('0 < x')]
 NonNegative = Annotated[float, Range('0 <= x')]
 Finite = Annotated[float, Range('x')]
-LearningRate = Annotated[float, Range('0 < x <= 1000')]
+# Numbers that the trials of a sweep may vary within one program: read them with
+# `t2x.hyperparameters.scalar`.
+LearningRate = Annotated[Tunable, Range('0 < x <= 1000')]
+TunableNonNegative = Annotated[Tunable, Range('0 <= x')]
+TunableRate = Annotated[Tunable, Range('0 <= x < 1')]
 # Added to keep a quotient or a root finite.
 Epsilon = Annotated[float, Range('0 < x <= 1')]
 # The length of a dimension of an array.

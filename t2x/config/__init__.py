@@ -4,7 +4,7 @@ gin-config's parser; names, types and use are checked before anything is built."
 from t2x.config.bindings import did_you_mean, split_scope
 from t2x.config.diff import diff
 from t2x.config.hints import problem
-from t2x.config.identity import canonical, floats, identity
+from t2x.config.identity import canonical, hyperparameters, identity
 from t2x.config.load import Config, load
 from t2x.config.objects import gin_of
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files
@@ -43,8 +43,8 @@ __all__ = [
   'did_you_mean',
   'diff',
   'everything_trusted',
-  'floats',
   'gin_of',
+  'hyperparameters',
   'identity',
   'leaves',
   'load',

@@ -8,7 +8,6 @@ accepted.
 
 import collections.abc
 import inspect
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -16,14 +15,14 @@ from typing import Any
 from t2x.config.protocols import class_of, is_protocol, protocol_misfit
 from t2x.config.signature import Part
 from t2x.config.values import Reference, to_gin
-from t2x.config.words import plain_hint, with_article, words
+from t2x.config.words import UNIONS, plain_hint, with_article, words
+from t2x.hyperparameters import Hyperparameter
 from t2x.ranges import Range
 
-__all__ = ['convert', 'problem']
+__all__ = ['convert', 'is_tunable', 'problem']
 
 Find = Callable[[str], 'Part | None']
 _NONE = type(None)
-_UNIONS = (typing.Union, types.UnionType)
 _SCALARS: dict[Any, tuple[type, ...]] = {
   int: (int,),
   float: (int, float),
@@ -66,7 +65,7 @@ def _type_problem(value: Any, hint: Any, find: Find) -> str | None:
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if hint is Any or hint is object or hint is inspect.Parameter.empty:
     return None
-  if origin in _UNIONS:
+  if origin in UNIONS:
     return _union_problem(value, hint, args, find)
   if isinstance(value, Reference):
     part = find(value.name)
@@ -235,7 +234,7 @@ def _misfit(given: Any, wanted: Any) -> str | None:
   if Any in (given, wanted) or wanted is object:
     return None
   for hint, arms_of_given in ((given, True), (wanted, False)):
-    if typing.get_origin(hint) in _UNIONS:
+    if typing.get_origin(hint) in UNIONS:
       arms = typing.get_args(hint)
       reasons = [_misfit(arm, wanted) if arms_of_given else _misfit(given, arm) for arm in arms]
       return None if None in reasons else ''
@@ -251,14 +250,23 @@ def _misfit(given: Any, wanted: Any) -> str | None:
   return protocol_misfit(given, wanted) if is_protocol(wanted) else ''
 
 
+def is_tunable(hint: Any) -> bool:
+  """Whether trials may vary a parameter within one program: `float | Hyperparameter`."""
+  if typing.get_origin(hint) is typing.Annotated:
+    return is_tunable(hint.__origin__)
+  return typing.get_origin(hint) in UNIONS and any(
+    arm is Hyperparameter or is_tunable(arm) for arm in typing.get_args(hint)
+  )
+
+
 def convert(value: Any, hint: Any) -> Any:
   """The value with each int that stands for a float made a float."""
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if type(value) is int:
-    arms = [plain_hint(arm) for arm in args] if origin in _UNIONS else [hint]
+    arms = [plain_hint(arm) for arm in args] if origin in UNIONS else [hint]
     return float(value) if float in arms and int not in arms else value
-  if origin in _UNIONS:
+  if origin in UNIONS:
     generic = [arm for arm in map(plain_hint, args) if typing.get_origin(arm) is not None]
     return convert(value, generic[0]) if len(generic) == 1 else value
   if type(value) is dict and len(args) == 2:

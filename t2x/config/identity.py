@@ -1,15 +1,16 @@
 """A name for what a config builds, whatever files, macros and order of bindings said so."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
+from t2x.config.hints import is_tunable
 from t2x.config.load import Config
 from t2x.config.render import Text, plain
 from t2x.config.resolve import Call, Shared, calls, key_of
 from t2x.config.values import map_leaves, to_gin
 
-__all__ = ['canonical', 'floats', 'identity']
+__all__ = ['canonical', 'hyperparameters', 'identity']
 
 
 def canonical(config: Config, without: Collection[str] = ()) -> str:
@@ -27,19 +28,16 @@ def identity(config: Config, without: Collection[str] = ()) -> str:
   return hashlib.sha256(canonical(config, without).encode()).hexdigest()[:12]
 
 
-def floats(config: Config, named: Callable[[str], bool]) -> dict[str, float]:
-  """The floats that a config gives to some parameters, zeros left out, by 'scope/Name.param'.
+def hyperparameters(config: Config) -> dict[str, float]:
+  """Values of the parameters annotated `float | Hyperparameter`, by 'scope/Name.param'.
 
-  A zero says that something is not there at all, so it is no number among others.
-
-  Args:
-    config: a resolved config.
-    named: whether a parameter of this name is asked for.
+  Zeros are left out: they leave computation out, so that they belong to the program.
   """
   found: dict[str, float] = {}
   for call in calls(config.root):
     for param, value in call.given.items():
-      if named(param) and isinstance(value, float) and value != 0.0:
+      parameter = call.part.parameters.get(param)
+      if parameter and is_tunable(parameter.hint) and isinstance(value, float) and value != 0.0:
         found[key_of(call, param)] = value
   return found
 

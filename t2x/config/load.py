@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings
@@ -54,12 +54,13 @@ class Config:
     names = [f'{one.target} ({one.place})' for one in self.replaced]
     return [f'not used, as their parts were replaced: {", ".join(names)}'] if names else []
 
-  def build(self, stand_ins: Mapping[str, Any] | None = None) -> Any:
+  def build(self, hyperparameters: Collection[str] = ()) -> Any:
     """The object that the config describes; a new one at each call.
 
-    `stand_ins` are given in the place of some values, by 'scope/Name.param' (see `floats`).
+    `hyperparameters`: parameters that get a `Hyperparameter` in place of their value, as
+    'scope/Name.param' (see `t2x.config.hyperparameters`).
     """
-    return build(self.root, stand_ins)
+    return build(self.root, hyperparameters)
 
 
 def load(

@@ -9,7 +9,7 @@ once, outside any scope, and shared by all its uses.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from t2x.config.bindings import Bindings, Scope, split_scope
@@ -18,6 +18,7 @@ from t2x.config.parse import Statement
 from t2x.config.signature import GIVEN, MISSING, Parameter, Part
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 from t2x.errors import UserError
+from t2x.hyperparameters import Hyperparameter
 
 __all__ = ['Argument', 'Call', 'Resolver', 'Shared', 'build', 'calls', 'key_of']
 
@@ -250,18 +251,17 @@ def calls(value: Any) -> Iterator[Call]:
   yield from walk(value)
 
 
-def build(value: Any, stand_ins: Mapping[str, Any] | None = None) -> Any:
+def build(value: Any, hyperparameters: Collection[str] = ()) -> Any:
   """Makes the objects of a resolved value.
 
   Args:
     value: literals, containers, Calls and Shared.
-    stand_ins: what some parameters get instead, by `key_of`.
+    hyperparameters: parameters that get a `Hyperparameter` instead, by `key_of`.
 
   Raises:
     UserError: with its place, for what a part refuses.
   """
   made: dict[int, Any] = {}
-  standing = stand_ins or {}
 
   def one(leaf):
     if isinstance(leaf, Shared):
@@ -275,9 +275,9 @@ def build(value: Any, stand_ins: Mapping[str, Any] | None = None) -> Any:
       for name, argument in leaf.arguments.items()
       if not (argument.statement is None and _is_bare(argument.value))
     }
-    for name in leaf.part.parameters if standing else ():
-      if (key := key_of(leaf, name)) in standing:
-        given[name] = standing[key]
+    for name in leaf.part.parameters if hyperparameters else ():
+      if (key := key_of(leaf, name)) in hyperparameters:
+        given[name] = Hyperparameter(key)
     if not leaf.evaluate:
       return functools.partial(leaf.obj, **given) if given else leaf.obj
     try:

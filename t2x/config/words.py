@@ -1,14 +1,19 @@
 """Annotations in words, for error messages: `int | None` is 'an integer or None'."""
 
 import collections.abc
+import functools
 import inspect
+import operator
 import types
 import typing
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-__all__ = ['plain_hint', 'takes_parts', 'with_article', 'words']
+from t2x.hyperparameters import Hyperparameter
 
+__all__ = ['UNIONS', 'plain_hint', 'takes_parts', 'with_article', 'words']
+
+UNIONS = (typing.Union, types.UnionType)
 _NONE = type(None)
 # One value, and several.
 _SCALARS: Mapping[Any, tuple[str, str]] = {
@@ -22,10 +27,13 @@ _SCALARS: Mapping[Any, tuple[str, str]] = {
 
 
 def plain_hint(hint: Any) -> Any:
-  """The annotation without Annotated, NewType, type aliases and type variables."""
+  """The annotation without Annotated, NewType, type aliases, type variables and `| Hyperparameter`."""
   while True:
     if typing.get_origin(hint) in (Annotated, typing.Final, typing.ClassVar):
       hint = typing.get_args(hint)[0]
+    elif typing.get_origin(hint) in UNIONS and Hyperparameter in typing.get_args(hint):
+      arms = (arm for arm in typing.get_args(hint) if arm is not Hyperparameter)
+      hint = functools.reduce(operator.or_, arms)
     elif hasattr(hint, '__supertype__'):
       hint = hint.__supertype__
     elif type(hint).__name__ == 'TypeAliasType':
@@ -56,7 +64,7 @@ def words(hint: Any) -> str:
     return 'None'
   if hint in _SCALARS:
     return _SCALARS[hint][0]
-  if origin in (typing.Union, types.UnionType):
+  if origin in UNIONS:
     return ' or '.join(dict.fromkeys(map(words, args)))
   if origin is typing.Literal:
     return ' or '.join(map(repr, args))

@@ -19,7 +19,7 @@ from t2x.layers.interfaces import Norm
 from t2x.layers.kernels import Auto, Kernel
 from t2x.layers.patterns import Pattern
 from t2x.layers.positions import PositionEncoding
-from t2x.ranges import Positive, Rate, Size
+from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = ['AttentionCache', 'CrossCache', 'MultiHeadAttention']
 
@@ -141,7 +141,7 @@ class MultiHeadAttention(nnx.Module):
     qk_norm: Callable[..., Norm] | None = None,
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,

@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
+from t2x.hyperparameters import Tunable, scalar
 
 __all__ = [
   'Context',
@@ -20,6 +21,7 @@ __all__ = [
   'RowLayout',
   'Tokens',
   'dropout',
+  'kept_share',
   'param',
   'rows_at',
   'split_key',
@@ -120,12 +122,19 @@ def split_key(key: Key | None, num: int) -> Sequence[Key | None]:
   return [None] * num if key is None else list(jax.random.split(key, num))
 
 
-def dropout(x: Float[Array, '*shape'], rate: float, key: Key | None) -> Float[Array, '*shape']:
+def kept_share(rate: Tunable) -> Float[Array, '']:
+  """1 - rate in float32. The rate is rounded first, so that the same elements are dropped whether it
+  is a constant or an input of the step."""
+  return 1.0 - jnp.asarray(scalar(rate), jnp.float32)
+
+
+def dropout(x: Float[Array, '*shape'], rate: Tunable, key: Key | None) -> Float[Array, '*shape']:
   """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate)."""
   if key is None or rate == 0.0:
     return x
-  keep = jax.random.bernoulli(key, jnp.asarray(1.0 - rate, jnp.float32), x.shape)
-  return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+  share = kept_share(rate)
+  keep = jax.random.bernoulli(key, share, x.shape)
+  return jnp.where(keep, x / share.astype(x.dtype), 0)
 
 
 class Linear(nnx.Module):

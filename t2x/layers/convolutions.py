@@ -16,7 +16,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.patterns import Pattern, check_marks
 from t2x.layers.positions import PositionEncoding
-from t2x.ranges import Rate, Size
+from t2x.ranges import Size, TunableRate
 
 __all__ = ['DynamicConvolution', 'LightweightConvolution']
 
@@ -31,7 +31,7 @@ class _Convolution(nnx.Module):
     num_heads: Size,
     kernel_size: Size = 9,
     use_bias: bool = True,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):

@@ -11,7 +11,7 @@ from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Aux
-from t2x.ranges import Rate, Size
+from t2x.ranges import Size, TunableRate
 
 __all__ = ['MLP', 'GatedMLP']
 
@@ -36,7 +36,7 @@ class MLP(nnx.Module):
     hidden_dim: Size,
     activation: Callable[[Array], Array] = gelu,
     use_bias: bool = True,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
@@ -69,7 +69,7 @@ class GatedMLP(nnx.Module):
     hidden_dim: Size,
     activation: Callable[[Array], Array] = silu,
     use_bias: bool = False,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,

@@ -17,7 +17,7 @@ from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.kernels.base import hide_blind, position_bias, softmax_dtype
 from t2x.layers.patterns import Pattern, attention_mask
 from t2x.layers.positions import PositionEncoding
-from t2x.ranges import Positive, Rate, Size
+from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = [
   'Plus',
@@ -114,7 +114,7 @@ class Synthesizer(nnx.Module):
     use_bias: bool = True,
     out_bias: bool = True,
     scale: Positive | None = None,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,

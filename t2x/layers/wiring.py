@@ -9,11 +9,12 @@ from typing import Any
 from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
 from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm, Sublayer
 from t2x.layers.norms import LayerNorm
-from t2x.ranges import Rate
+from t2x.ranges import TunableRate
 
 __all__ = ['FixupWiring', 'PostNorm', 'PreNorm', 'ReZero']
 
@@ -34,7 +35,7 @@ class PreNorm(nnx.Module):
     d_model: int,
     *,
     norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.norm = norm(d_model, rngs=rngs)
@@ -68,7 +69,7 @@ class PostNorm(nnx.Module):
     d_model: int,
     *,
     norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.norm = norm(d_model, rngs=rngs)
@@ -106,7 +107,7 @@ class ReZero(nnx.Module):
     d_model: int,
     *,
     norm: Callable[..., Norm] | None = None,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.norm = norm and norm(d_model, rngs=rngs)
@@ -141,7 +142,7 @@ class FixupWiring(nnx.Module):
 
   ends_with_norm = False
 
-  def __init__(self, d_model: int, *, dropout_rate: float = 0.0, rngs: nnx.Rngs):
+  def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
     self.before = param(zeros(), (), (), rngs)
     self.scale = param(ones(), (), (), rngs)
     self.after = param(zeros(), (), (), rngs)
@@ -160,6 +161,6 @@ class FixupWiring(nnx.Module):
     return x + _branch(y, self.dropout_rate, key, keep), rest
 
 
-def _branch(y: Array, rate: float, key: Array | None, keep: Array | None) -> Array:
+def _branch(y: Array, rate: Tunable, key: Array | None, keep: Array | None) -> Array:
   y = dropout(y, rate, key)
   return y if keep is None else y * keep.astype(y.dtype)

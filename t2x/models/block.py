@@ -29,7 +29,7 @@ from t2x.layers import (
   split_key,
 )
 from t2x.layers.initializers import building
-from t2x.ranges import Rate
+from t2x.ranges import TunableRate
 
 __all__ = ['Block', 'ParallelBlock']
 
@@ -159,7 +159,7 @@ class ParallelBlock(nnx.Module):
     mixer: Callable[..., Mixer] = MultiHeadAttention,
     feed_forward: Callable[..., FeedForward] = MLP,
     norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):

@@ -25,7 +25,7 @@ from t2x.layers import (
 from t2x.layers.constraints import constrain
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
-from t2x.ranges import Rate, Size
+from t2x.ranges import Size, TunableRate
 
 __all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
 
@@ -54,9 +54,9 @@ class _Body(nnx.Module):
     stack: Callable[..., LayerStack],
     encoding: Callable[..., PositionEncoding],
     input_norm: Callable[..., Norm] | None,
-    input_dropout: Rate,
+    input_dropout: TunableRate,
     final_norm: Callable[..., Norm] | None,
-    final_dropout: Rate,
+    final_dropout: TunableRate,
     pattern: Pattern,
     rngs: nnx.Rngs,
   ):
@@ -147,9 +147,9 @@ class Encoder(_Body):
     stack: Callable[..., LayerStack] = Stack,
     encoding: Callable[..., PositionEncoding] = NoPositions,
     input_norm: Callable[..., Norm] | None = None,
-    input_dropout: Rate = 0.0,
+    input_dropout: TunableRate = 0.0,
     final_norm: Callable[..., Norm] | None = final_norm_if_needed,
-    final_dropout: Rate = 0.0,
+    final_dropout: TunableRate = 0.0,
     pattern: Pattern = Full(),
     rngs: nnx.Rngs,
   ):
@@ -182,9 +182,9 @@ class Decoder(_Body):
     stack: Callable[..., LayerStack] = Stack,
     encoding: Callable[..., PositionEncoding] = NoPositions,
     input_norm: Callable[..., Norm] | None = None,
-    input_dropout: Rate = 0.0,
+    input_dropout: TunableRate = 0.0,
     final_norm: Callable[..., Norm] | None = final_norm_if_needed,
-    final_dropout: Rate = 0.0,
+    final_dropout: TunableRate = 0.0,
     pattern: Pattern = Causal(),
     rngs: nnx.Rngs,
   ):

@@ -25,7 +25,7 @@ from t2x.layers import (
 )
 from t2x.layers.embeddings import float32_logits
 from t2x.models.interfaces import ClassHead, TokenHead
-from t2x.ranges import Rate, Size
+from t2x.ranges import Size, TunableRate
 
 __all__ = [
   'Classifier',
@@ -190,7 +190,7 @@ class Classifier(nnx.Module):
     d_model: int,
     *,
     num_classes: Size,
-    dropout_rate: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
     init: Initializer = zeros(),
     rngs: nnx.Rngs,
   ):
@@ -221,8 +221,8 @@ class PooledClassifier(Classifier):
     d_model: int,
     *,
     num_classes: Size,
-    dropout_rate: Rate = 0.0,
-    input_dropout: Rate = 0.0,
+    dropout_rate: TunableRate = 0.0,
+    input_dropout: TunableRate = 0.0,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):

@@ -14,12 +14,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
+from t2x.hyperparameters import scalar
 from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.block import Block
 from t2x.models.interfaces import Layer, add_aux
-from t2x.ranges import NonEmpty, Rate, Size
+from t2x.ranges import NonEmpty, Size, TunableRate
 
 __all__ = ['Stack']
 
@@ -59,7 +60,7 @@ class Stack(nnx.Module):
     num_groups: Size | None = None,
     unroll: Size = 1,
     remat: str | None = None,
-    stochastic_depth: Rate = 0.0,
+    stochastic_depth: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
     if num_layers % len(blocks):
@@ -214,8 +215,8 @@ class Stack(nnx.Module):
     if key is None:
       return cache, None, None
     keys = jax.random.split(key, self.num_repeats)
-    rates = np.linspace(0.0, self.stochastic_depth, self.num_layers, dtype=np.float32)
-    return cache, keys, jnp.asarray(rates.reshape(self.num_repeats, -1))
+    depth = np.linspace(0.0, 1.0, self.num_layers, dtype=np.float32).reshape(self.num_repeats, -1)
+    return cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
 
   def _randomness(self, x, key, rates, index):
     """The key of block `index` of a repeat, and its stochastic-depth multiplier [batch, 1, 1]."""

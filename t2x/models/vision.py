@@ -10,7 +10,7 @@ from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, split_key
 from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
 from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Inputs, Output
-from t2x.ranges import Rate, Size
+from t2x.ranges import Size, TunableRate
 
 __all__ = ['VisionTransformer']
 
@@ -40,7 +40,7 @@ class VisionTransformer(nnx.Module):
     body: Callable[..., Body] = Encoder,
     pool: Callable[[Array], Array] = first_token,
     head: Callable[..., ClassHead] | None = Classifier,
-    input_dropout: Rate = 0.0,
+    input_dropout: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)

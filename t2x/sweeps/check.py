@@ -29,7 +29,9 @@ def check_sweep(
     UserError: what is wrong with each variant, a line each.
   """
   sweep = read_sweep(file, overrides)
-  plan, _ = make_plan(sweep, load, _same_seconds, lambda one: check_experiment(one, num_devices))
+  plan, _ = make_plan(
+    sweep, load, _same_seconds, lambda names, one: check_experiment(one, num_devices, names)
+  )
   problems = {trial.problem: trial.variant for trial in plan.trials if trial.problem}
   if problems:
     lines = (f"{file}: variant '{variant}': {problem}" for problem, variant in problems.items())

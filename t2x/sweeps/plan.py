@@ -1,8 +1,9 @@
 """From a sweep file to trials: resolved, matched in budget, each with an identity."""
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -25,20 +26,17 @@ StepSeconds = Callable[[config_lib.Config, str], float]
 T = TypeVar('T')
 
 SEED = 'Trainer.seed'
-# A program, and the numbers of a config that could be its inputs.
+# Called with the names of the hyperparameters that an experiment holds references to, and with it.
+Inspect = Callable[[Collection[str], Experiment], object]
+# A program, and the hyperparameters of a config that could be its inputs.
 _Numbers = tuple[str, dict[str, float]]
-
-
-def _is_number(param: str) -> bool:
-  """Whether a parameter changes no shape: learning rates, weight decay, smoothing, dropout."""
-  return param in ('peak', 'end', 'weight_decay', 'label_smoothing') or 'dropout' in param
 
 
 def make_plan(
   sweep: Sweep,
   load: Load,
   step_seconds: StepSeconds | None = None,
-  inspect: Callable[[Experiment], object] | None = None,
+  inspect: Inspect | None = None,
 ) -> tuple[Plan, dict[str, str]]:
   """Resolves every trial; allocates nothing.
 
@@ -46,7 +44,8 @@ def make_plan(
     sweep: what was read.
     load: reads gin files.
     step_seconds: measures a step, for a match in seconds.
-    inspect: called with an experiment of each program; raises where something is wrong with it.
+    inspect: called with an experiment of each program, in which the hyperparameters that its trials
+      vary are references; raises where something is wrong with it.
 
   Returns:
     The plan, and the resolved config of each run folder that is to be run, by its name.
@@ -56,18 +55,17 @@ def make_plan(
       that cannot be matched is no such error: it is noted in the trial.)
   """
   planner = _Planner(sweep, load, step_seconds)
+  planned: dict[str, tuple[Arm, config_lib.Config]] = {}
   trials: list[Trial] = []
   configs: dict[str, str] = {}
   problems: list[str] = []
   for arm in sweep.arms():
     try:
       resolved = planner.planned(arm)
-      if inspect is not None:
-        planner.inspect(resolved, inspect)
     except UserError as error:
-      lines = str(error).replace(f'{config_lib.COMMAND_LINE}: ', '').splitlines()
-      problems += [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
+      problems += _problems(sweep, arm, error)
       continue
+    planned.setdefault(resolved.identity, (arm, resolved.config))
     unused = planner.unused(resolved.config)
     for seed in sweep.seed_list:
       folder = f'{resolved.identity}-{seed}'
@@ -75,9 +73,10 @@ def make_plan(
       if not resolved.problem:
         config = planner.load(arm, (*resolved.knob, f'{SEED}={seed}'))
         configs[folder] = config_lib.render(config)
-  if not problems:
-    problems = list(planner.knob_problems())
-  if problems:
+  trials = [*_sharing(trials, planner.numbers)]
+  if inspect is not None:
+    problems += _inspected(sweep, planned, trials, inspect)
+  if problems := problems or [*planner.knob_problems()]:
     raise UserError('\n'.join(problems))
   plan = Plan(
     name=sweep.name,
@@ -88,7 +87,7 @@ def make_plan(
     config=config_lib.render(planner.base),
     versions=versions(),
     commit=commit(),
-    trials=tuple(_sharing(trials, planner.numbers)),
+    trials=tuple(trials),
     file=str(sweep.file.resolve()),
   )
   return plan, configs
@@ -114,10 +113,38 @@ def _bound(config: config_lib.Config) -> list[str]:
   return [one.target for one in config.bindings_used if not one.is_macro]
 
 
-def _of_experiment(function: Callable[[Experiment], T], config: config_lib.Config) -> T:
+def _problems(sweep: Sweep, arm: Arm, error: UserError) -> list[str]:
+  """The lines of an error, each with the name of the variant."""
+  lines = str(error).replace(f'{config_lib.COMMAND_LINE}: ', '').splitlines()
+  return [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
+
+
+def _inspected(
+  sweep: Sweep,
+  planned: Mapping[str, tuple[Arm, config_lib.Config]],
+  trials: Sequence[Trial],
+  inspect: Inspect,
+) -> Iterator[str]:
+  """Calls `inspect` once per program; yields what is wrong with it, a line each."""
+  programs: dict[str, Trial] = {}
+  for trial in trials:
+    programs.setdefault(trial.program, trial)
+  for trial in programs.values():
+    arm, config = planned[trial.identity]
+    try:
+      _of_experiment(functools.partial(inspect, trial.numbers), config, trial.numbers)
+    except UserError as error:
+      yield from _problems(sweep, arm, error)
+
+
+def _of_experiment(
+  function: Callable[[Experiment], T],
+  config: config_lib.Config,
+  hyperparameters: Collection[str] = (),
+) -> T:
   """The function's result; raises UserError whatever keeps the experiment from being built."""
   try:
-    return function(config.build())
+    return function(config.build(hyperparameters))
   except UserError:
     raise
   except Exception as error:
@@ -152,7 +179,7 @@ def _placed(statement: config_lib.Statement, overrides: str = '') -> str:
 
 
 def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
-  """The trials, those that differ in numbers alone with one program and with these numbers."""
+  """The trials, those that differ only in hyperparameters with one program and with their values."""
   groups: dict[str, dict[str, dict[str, float]]] = {}
   for trial in trials:
     program, values = numbers[trial.identity]
@@ -220,7 +247,6 @@ class _Planner:
     self.goal = sweep.goal
     # None: no baseline could be resolved.
     self._target: float | None = None
-    self._inspected: set[str] = set()
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
     return self._load(arm.files, (*arm.bindings, *more), base=self.base)
@@ -232,9 +258,9 @@ class _Planner:
     identity = config_lib.identity(config, without=[SEED])
     if identity not in self._costs:
       self._costs[identity] = _of_experiment(cost_of, config)
-      numbers = config_lib.floats(config, _is_number)
+      numbers = config_lib.hyperparameters(config)
       same = config_lib.identity(config, without=[SEED, *numbers])
-      # Zeros stand in the identity, and which numbers there are is told by their names.
+      # `same` holds those that are zero, the names tell which ones are not.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers
     self._unknown_knobs -= {one for one in self._unknown_knobs if is_known(config, one)}
@@ -244,13 +270,6 @@ class _Planner:
     """What the base binds and uses, and this config does not use."""
     used = set(_bound(config))
     return tuple(one for one in self._base_bound if one not in used)
-
-  def inspect(self, resolved: _Resolved, function: Callable[[Experiment], object]) -> None:
-    """Calls the function with the experiment, unless it was called for the same program."""
-    program, _ = self.numbers[resolved.identity]
-    if program not in self._inspected:
-      self._inspected.add(program)
-      _of_experiment(function, resolved.config)
 
   def planned(self, arm: Arm) -> _Resolved:
     """The arm with the budget of the baseline, which is planned before it at each point."""

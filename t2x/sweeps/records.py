@@ -41,8 +41,8 @@ class Trial:
     seed: of initialisation, data order, masks and dropout.
     identity: hash of the resolved config without seed and output paths: trials that differ only in
       the seed share it.
-    program: trials of one program share what is compiled; they differ in seed and `numbers` alone.
-    numbers: what they differ in beside the seed, by 'scope/Name.param' (a learning rate).
+    program: trials of one program share what is compiled; they differ only in seed and `numbers`.
+    numbers: the hyperparameters in which they differ, by 'scope/Name.param' (a learning rate).
     folder: name of the run folder under OUT/trials: identity and seed.
     changes: what the variant, the grid and the matched budget bind, a gin line each.
     unused: bindings of the base that nothing uses any more, as their part was replaced, by target.

@@ -3,12 +3,13 @@
 Each trial is an ordinary training in a thread of its own, with its own batches, metrics and
 checkpoints. Where it would take a step it waits for the others, and one of them takes the step of
 all. A trial that ends, well or badly, leaves the others going. Trials that cannot be trained together
-(one number must be a constant, memory does not suffice for all) are trained one after another.
+(memory does not suffice for all) are trained one after another.
 """
 
 import contextlib
 import copy
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +30,9 @@ from t2x.sweeps.trial import (
   config_of,
   held,
   told_to,
-  train_alone,
   train_trial,
 )
 from t2x.train import Program
-from t2x.train.numbers import Fixed
 from t2x.train.program import memory_of
 from t2x.train.step import TrainState
 
@@ -47,7 +46,7 @@ class Parted(Exception):
 
 
 # What may fail for the company alone.
-_APART = (Parted, Fixed, jax.errors.JaxRuntimeError)
+_APART = (Parted, jax.errors.JaxRuntimeError)
 
 
 def run_together(
@@ -102,15 +101,14 @@ def _trained(
   for trial in left:
     run = folder / trial.folder
     with told_to(run / 'log.txt'):
-      outcomes[trial.folder] = train_alone(trial, run, load, programs)
+      program_of = functools.partial(programs.of, trial)
+      outcomes[trial.folder] = train_trial(trial, run, load, program_of)
   return outcomes
 
 
 def _lockstep(
   trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
 ) -> 'Lockstep':
-  if trials[0].program in programs.apart:
-    raise Fixed('the numbers that they differ in are constants')
   program = programs.of(trials[0], config_of(trials[0], folder / trials[0].folder, load))
   return Lockstep(program, [trial.numbers for trial in trials])
 
@@ -154,7 +152,7 @@ class Lockstep:
 
   Args:
     program: theirs; on one device.
-    values: the numbers of each trial.
+    values: the hyperparameters of each trial.
   """
 
   def __init__(self, program: Program, values: Sequence[Mapping[str, float]]):
@@ -189,7 +187,7 @@ class Lockstep:
         self._given.clear()
 
   def step(
-    self, index: int, function: Callable, state: Any, frozen: Any, batch: Any, vector: Any
+    self, index: int, function: Callable, state: Any, frozen: Any, batch: Any, scalars: Any
   ) -> Any:
     """Waits for the others, and gives the trial's part of the step of all.
 
@@ -197,7 +195,7 @@ class Lockstep:
       Parted: it failed.
     """
     with self._turn:
-      self._given[index] = batch, vector
+      self._given[index] = batch, scalars
       if not isinstance(state, _Slot):
         self._own[index] = state, frozen
       self._arrived.add(index)
@@ -226,9 +224,9 @@ class Lockstep:
     try:
       self._gather()
       # The last batch of a trial that has left goes in once more, for nothing.
-      batches, vectors = ([self._given[i][k] for i in self._order] for k in (0, 1))
+      batches, scalars = ([self._given[i][k] for i in self._order] for k in (0, 1))
       states, frozen = self._stacked
-      arguments = states, frozen, batches, vectors
+      arguments = states, frozen, batches, scalars
       self._shapes = self._shapes or jax.tree.map(_shape, arguments)
       states, *self._out = self._jitted(*arguments)
       self._stacked = states, frozen
@@ -258,9 +256,9 @@ def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def _vmapped(function: Callable) -> Callable:
-  def step(states, frozen, batches, vectors):
-    batch, vector = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, vectors))
-    return jax.vmap(function)(states, frozen, batch, vector)
+  def step(states, frozen, batches, scalars):
+    batch, values = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, scalars))
+    return jax.vmap(function)(states, frozen, batch, values)
 
   return jax.jit(step, donate_argnums=0)
 
@@ -294,10 +292,9 @@ class _Member(Program):
       finish()
 
   def train_step(self, tokenizer):
-    function = self.step(tokenizer)
-    vector = self.vector(function)
+    function, scalars = self.step(tokenizer), self.scalars
 
     def step(state, frozen, batch):
-      return self.lockstep.step(self.index, function, state, frozen, batch, vector)
+      return self.lockstep.step(self.index, function, state, frozen, batch, scalars)
 
     return step

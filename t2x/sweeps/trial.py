@@ -18,7 +18,6 @@ from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
 from t2x.sweeps.stored import is_number, metric_lines
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
 from t2x.train import Diverged, Program, train
-from t2x.train.numbers import Fixed, Number, blamed
 
 __all__ = [
   'Busy',
@@ -27,7 +26,6 @@ __all__ = [
   'held',
   'run_trial',
   'told_to',
-  'train_alone',
   'train_trial',
 ]
 
@@ -41,35 +39,21 @@ class Busy(Exception):
 class Programs:
   """What was compiled last, for trials of one program, which follow each other.
 
-  The numbers in which they differ are inputs of it whether or not there are others: so a trial's
-  metrics are the same, bit for bit, whoever runs it and after whom. (To the constants that `t2x train`
-  compiles they are equal to rounding.)
+  The hyperparameters in which they differ are inputs of it whether or not there are others: so a
+  trial's metrics are the same, bit for bit, whoever runs it and after whom. (To the constants that
+  `t2x train` compiles they are equal to rounding.)
   """
 
   def __init__(self):
     self._name, self._program = '', None
-    # Names of the programs whose numbers are constants after all.
-    self.apart: set[str] = set()
 
   def of(self, trial: Trial, config: config_lib.Config) -> Program:
-    """The program of a trial, made anew where it is another than the last one's.
-
-    Raises:
-      Fixed: its numbers cannot be inputs; see `part`.
-    """
-    apart = trial.program in self.apart
-    name, numbers = (trial.identity, {}) if apart else (trial.program, trial.numbers)
-    if self._program is None or name != self._name:
+    """The program of a trial, made anew where it is another than the last one's."""
+    if self._program is None or trial.program != self._name:
       self._program = None  # Let go of the last one's memory first.
-      with blamed(numbers):
-        self._program = Program(config.build({key: Number(key) for key in numbers}))
-      self._name = name
-    return self._program.at(numbers)
-
-  def part(self, trial: Trial, error: Fixed) -> None:
-    """From now on the numbers of the trial's program are constants."""
-    log.warning('%s: compiled apart', error)
-    self.apart.add(trial.program)
+      self._program = Program(config.build(trial.numbers), trial.numbers)
+      self._name = trial.program
+    return self._program.at(trial.numbers)
 
 
 def run_trial(
@@ -98,20 +82,8 @@ def run_trial(
     outcome = usable_outcome(run)
     if outcome is None:
       with told_to(run / 'log.txt'):
-        outcome = train_alone(trial, run, load, shared)
+        outcome = train_trial(trial, run, load, functools.partial(shared.of, trial))
     return outcome
-
-
-def train_alone(
-  trial: Trial, run: Path, load: Callable[..., config_lib.Config], programs: Programs
-) -> Outcome:
-  """`train_trial` with the trial's program: with constants where its numbers cannot be inputs."""
-  program_of = functools.partial(programs.of, trial)
-  try:
-    return train_trial(trial, run, load, program_of, passes=(Fixed,))
-  except Fixed as error:
-    programs.part(trial, error)
-  return train_trial(trial, run, load, program_of)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
 from t2x.errors import UserError
 from t2x.models import Inputs
-from t2x.ranges import Finite, Natural, Positive, Rate, Size, Text
+from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.mixing import Mixing
@@ -36,7 +36,7 @@ class ImageClassification(Task):
 
   image_shape: tuple[Size, Size, Size]
   num_classes: Size
-  label_smoothing: Rate = 0.0
+  label_smoothing: TunableRate = 0.0
   crop_padding: Natural = 0
   flip: bool = False
   mean: Finite = 0.5

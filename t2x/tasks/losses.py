@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.hyperparameters import Tunable, scalar
+
 __all__ = ['Sums', 'classification_sums', 'cross_entropy', 'f1_sums']
 
 # Name -> (sum over what was counted, how much was counted). A metric is their quotient.
@@ -13,7 +15,7 @@ Sums = dict[str, tuple[Array, Array]]
 
 
 def cross_entropy(
-  logits: Float[Array, '*batch classes'], labels: Int[Array, '*batch'], smoothing: float = 0.0
+  logits: Float[Array, '*batch classes'], labels: Int[Array, '*batch'], smoothing: Tunable = 0.0
 ) -> Float[Array, '*batch']:
   """-log p(label) in float32; with `smoothing` s the target is (1 - s) on the label and s spread
   evenly over all classes (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
@@ -21,8 +23,9 @@ def cross_entropy(
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   loss = normaliser - picked
-  if smoothing:
-    loss = (1.0 - smoothing) * loss + smoothing * (normaliser - logits.mean(axis=-1))
+  if smoothing != 0.0:
+    share = scalar(smoothing)
+    loss = (1.0 - share) * loss + share * (normaliser - logits.mean(axis=-1))
   return loss
 
 
@@ -30,7 +33,7 @@ def classification_sums(
   logits: Float[Array, '*batch classes'],
   labels: Int[Array, '*batch'],
   weights: Float[Array, '*batch'],
-  smoothing: float = 0.0,
+  smoothing: Tunable = 0.0,
 ) -> Sums:
   """Weighted sums of the loss and of correct guesses; weight 0 leaves an element out."""
   total = weights.sum()

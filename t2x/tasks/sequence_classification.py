@@ -14,7 +14,7 @@ from t2x.data import LabelledTexts
 from t2x.errors import UserError
 from t2x.layers import split_key
 from t2x.models import Output
-from t2x.ranges import NonEmpty, Rate, Text
+from t2x.ranges import NonEmpty, Text, TunableRate
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
@@ -40,7 +40,7 @@ class SequenceClassification(LabelledTask):
 
   labels: Annotated[Sequence[str], NonEmpty]
   fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
-  label_smoothing: Rate = 0.0
+  label_smoothing: TunableRate = 0.0
   auxiliary: Auxiliary | None = None
 
   unit: ClassVar[str] = 'examples'

@@ -12,7 +12,7 @@ from t2x.data import PackPairs
 from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
-from t2x.ranges import Rate, Size
+from t2x.ranges import Size, TunableRate
 from t2x.tasks.base import TaskOutput, TextTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.losses import classification_sums
@@ -35,7 +35,7 @@ class Translation(TextTask):
 
   source_length: Size
   target_length: Size
-  label_smoothing: Rate = 0.1
+  label_smoothing: TunableRate = 0.1
   strategy: Strategy = Beam(width=4)
   eval_batch_size: Size = 64
 

@@ -3,7 +3,7 @@ first step, so that nothing is trained for an evaluation that then cannot be don
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ from t2x.train.run import Run
 __all__ = ['check_data', 'check_experiment', 'check_splits', 'draw_patterns', 'layout_report']
 
 
-def check_experiment(experiment: Experiment, num_devices: int | None = None) -> str:
+def check_experiment(
+  experiment: Experiment, num_devices: int | None = None, hyperparameters: Collection[str] = ()
+) -> str:
   """Runs constructor, train step and evaluation steps under `jax.eval_shape`.
 
   Args:
     experiment: it may lack a task, a trainer or both.
     num_devices: the size of the mesh; None: what its sizes say, the one that is free being 1.
+    hyperparameters: names of the parameters that are inputs of a step.
 
   Returns:
     A line with the numbers of parameters and bytes, then the table of `Trainer.groups` if there are any.
@@ -46,13 +49,14 @@ def check_experiment(experiment: Experiment, num_devices: int | None = None) -> 
     )
   if experiment.model is None:
     return 'no model to shape'
-  program = Program(experiment, experiment.mesh.abstract(num_devices))
+  values = dict.fromkeys(hyperparameters, 0.0)
+  program = Program(experiment, values, experiment.mesh.abstract(num_devices))
   report = f'{program.blueprint.size:,} parameters'
   if experiment.init_from is not None:
     report += f'; {_check_init_from(experiment.init_from, program.params_abstract())}'
   if experiment.task is None or experiment.trainer is None:
     return report
-  jax.eval_shape(program.step(), program.abstract, program.frozen, program.batch())
+  program.check_step()
   program.check_evaluations()
   state = jax.tree.leaves((program.abstract, program.frozen))
   size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in state)
@@ -86,7 +90,7 @@ def layout_report(experiment: Experiment, num_devices: int | None = None) -> str
     raise UserError('Experiment.model is not set: there is nothing to lay out')
   settings = experiment.mesh
   mesh: Any = settings.abstract(num_devices or settings.num_devices or _default(experiment))
-  program = Program(experiment, mesh)
+  program = Program(experiment, mesh=mesh)
   state = program.abstract
   parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
   if program.frozen:

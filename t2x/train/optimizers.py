@@ -16,7 +16,8 @@ from jaxtyping import Array
 from optax import contrib
 
 from t2x.errors import UserError
-from t2x.ranges import Epsilon, Fraction, NonNegative, Positive, Rate, Size
+from t2x.hyperparameters import scalar
+from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
@@ -59,7 +60,7 @@ class Optimizer(abc.ABC):
     weight_decay: a step shrinks matrices and tables by learning rate * weight_decay.
   """
 
-  weight_decay: NonNegative = 0.0
+  weight_decay: TunableNonNegative = 0.0
 
   @abc.abstractmethod
   def direction(self, infos: Infos) -> optax.GradientTransformation:
@@ -76,8 +77,13 @@ class Optimizer(abc.ABC):
       rates: factors of the learning rate by name, or functions like `schedule` used in its place.
     """
     steps = [self.direction(infos)]
-    if self.weight_decay:
-      steps.append(optax.add_decayed_weights(self.weight_decay, decay_mask(infos)))
+    if self.weight_decay != 0.0:
+
+      def decayed(updates, params):
+        decay = scalar(self.weight_decay)
+        return jax.tree.map(lambda u, p: u + decay * p, updates, params)
+
+      steps.append(optax.masked(optax.stateless(decayed), decay_mask(infos)))
     return optax.chain(*steps, _scale_by_rates(schedule, rates or {}))
 
 
@@ -114,7 +120,7 @@ class AdamW(Optimizer):
   b1: Rate = 0.9
   b2: Rate = 0.999
   eps: Epsilon = 1e-8
-  weight_decay: NonNegative = 0.01
+  weight_decay: TunableNonNegative = 0.01
 
   def direction(self, infos):
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -185,7 +191,7 @@ class Lion(Optimizer):
 
   b1: Rate = 0.9
   b2: Rate = 0.99
-  weight_decay: NonNegative = 0.1
+  weight_decay: TunableNonNegative = 0.1
 
   def direction(self, infos):
     return optax.scale_by_lion(self.b1, self.b2)
@@ -217,7 +223,7 @@ class Muon(Optimizer):
   b1: Rate = 0.9
   b2: Rate = 0.95
   eps: Epsilon = 1e-8
-  weight_decay: NonNegative = 0.1
+  weight_decay: TunableNonNegative = 0.1
 
   def direction(self, infos):
     dimensions = {name: matrix_dimensions(info) for name, info in infos.items()}

@@ -24,10 +24,17 @@ from t2x.tasks import Task
 from t2x.tasks.losses import Sums
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.flops import row_lengths
-from t2x.train.numbers import Inputs, blamed
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint, Groups, Params
-from t2x.train.step import TrainState, init_state, make_eval_step, make_train_step
+from t2x.train.step import (
+  NO_SCALARS,
+  Scalars,
+  TrainState,
+  init_state,
+  make_eval_step,
+  make_train_step,
+  scalar_shapes,
+)
 
 __all__ = ['Program', 'memory_of']
 
@@ -39,12 +46,13 @@ EvalStep = Callable[[Params, Batch], Sums]
 
 
 class Program:
-  """The compiled side of an experiment, for all runs whose configs differ in the seed alone, or in
-  numbers that are its inputs.
+  """The compiled side of an experiment, for all runs whose configs differ only in the seed and in
+  hyperparameters that are its inputs.
 
   Args:
-    experiment: what is compiled; a `Number` may stand where a float would. A model is enough for the
-      shapes of a state, which is then that of the default trainer.
+    experiment: what is compiled. A model is enough for the shapes of a state, which is then that of the
+      default trainer.
+    values: of the hyperparameters that the experiment holds references to, by name; see `at`.
     mesh: the devices; None: those of `experiment.mesh`. Of an abstract mesh there are shapes alone.
 
   Attributes:
@@ -61,7 +69,12 @@ class Program:
     UserError: parts that do not fit each other or the devices.
   """
 
-  def __init__(self, experiment: Experiment, mesh: jax.sharding.Mesh | AbstractMesh | None = None):
+  def __init__(
+    self,
+    experiment: Experiment,
+    values: Mapping[str, float] = NO_SCALARS,
+    mesh: jax.sharding.Mesh | AbstractMesh | None = None,
+  ):
     self.experiment = experiment = experiment.sized()
     if experiment.model is None:
       raise UserError('Experiment.model is not set: there is nothing to shape')
@@ -90,11 +103,10 @@ class Program:
       self._check_fit(experiment.task)
     self.abstract, self.frozen = self._abstract()
     self._compiled: dict[str, Any] = {}
-    self._inputs = Inputs()
-    self._values: Mapping[str, float] = {}
+    self._values = values
 
   def at(self, values: Mapping[str, float]) -> 'Program':
-    """The same program for a run with these values of its numbers."""
+    """The same program for a run with these values of its hyperparameters."""
     other = copy.copy(self)
     other._values = values
     return other
@@ -169,39 +181,23 @@ class Program:
       self._compiled['train'] = jax.jit(
         self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None, None)
       )
-    step = self._compiled['train']
-    vector = self.vector(step)
-    return lambda state, frozen, batch: step(state, frozen, batch, vector)
+    step, scalars = self._compiled['train'], self.scalars
+    return lambda state, frozen, batch: step(state, frozen, batch, scalars)
 
-  def vector(self, step: Callable) -> Any:
-    """The last argument of `step` for this run; () without numbers.
-
-    Raises:
-      Fixed: numbers cannot stand where they stand.
-    """
-    if not self._values:
-      return ()
-    # Traced now, so that it is known what has become of the numbers.
-    zeros = np.zeros(Inputs.SIZE, 'f4')
-    with blamed(self._values):
-      jax.eval_shape(step, self.abstract, self.frozen, self.batch(), zeros)
-    return jax.device_put(self._inputs.vector(self._values))
+  @property
+  def scalars(self) -> Scalars:
+    """The last argument of a step for this run: its hyperparameters by name, float32 [] each."""
+    return jax.device_put({name: np.float32(value) for name, value in self._values.items()})
 
   def step(self, tokenizer: Any = None) -> Callable:
-    """`(state, frozen, batch, vector) -> (state, sums, norms)`, to be jitted.
+    """`(state, frozen, batch, scalars) -> (state, sums, norms)`, to be jitted.
 
     Args:
       tokenizer: a fitted one; None: shapes alone are wanted.
     """
     _, task, trainer = self.experiment.complete()
     task = task if tokenizer is None else task.bound(tokenizer)
-    step = make_train_step(task, trainer, self.optimizer, self.blueprint, self.groups, self.layout)
-
-    def train_step(state, frozen, batch, vector=()):
-      with self._inputs.given(vector):
-        return step(state, frozen, batch)
-
-    return train_step
+    return make_train_step(task, trainer, self.optimizer, self.blueprint, self.groups, self.layout)
 
   def batch(self, task: Task | None = None) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of a batch of a task (None: the experiment's), as they come to the devices."""
@@ -225,8 +221,13 @@ class Program:
       task = task if evaluation is None else self.experiment.evaluations[evaluation]
       task = task if tokenizer is None else task.bound(tokenizer)
       self._compiled[key] = jax.jit(make_eval_step(task, trainer, self.blueprint, self.layout))
-    step = self._compiled[key]
-    return blamed(self._values)(step) if self._values else step
+    step, scalars = self._compiled[key], self.scalars
+    return lambda params, batch: step(params, batch, scalars)
+
+  def check_step(self) -> None:
+    """Shapes the train step."""
+    scalars = scalar_shapes(self._values)
+    jax.eval_shape(self.step(), self.abstract, self.frozen, self.batch(), scalars)
 
   def check_evaluations(self, tokenizer: Any = None) -> None:
     """Shapes the evaluation step of the task and of each of `Experiment.evaluations`.
@@ -265,8 +266,7 @@ class Program:
     step = self._compiled.get('train')
     if step is None:
       return None
-    vector = np.zeros(Inputs.SIZE, 'f4') if self._values else ()
-    return memory_of(step, self.abstract, self.frozen, self.batch(), vector)
+    return memory_of(step, self.abstract, self.frozen, self.batch(), self.scalars)
 
 
 def memory_of(step: Any, *arguments: Any) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from t2x.errors import UserError
-from t2x.ranges import Count, Fraction, LearningRate, Natural, NonNegative
+from t2x.hyperparameters import scalar
+from t2x.ranges import Count, Fraction, LearningRate, Natural, TunableNonNegative
 
 __all__ = [
   'Constant',
@@ -58,7 +59,7 @@ class Schedule(abc.ABC):
 
     def schedule(step):
       step = jnp.asarray(step, jnp.float32)
-      rising = self.peak * (step + 1) / (self.warmup_steps + 1)
+      rising = scalar(self.peak) * (step + 1) / (self.warmup_steps + 1)
       after = jnp.maximum(step - self.warmup_steps, 0)
       falling = self.after_warmup(after, num_steps - self.warmup_steps)
       return jnp.where(step < self.warmup_steps, rising, falling).astype(jnp.float32)
@@ -71,28 +72,30 @@ class Constant(Schedule):
   """`peak` to the end."""
 
   def after_warmup(self, step, num_steps):
-    return jnp.full_like(step, self.peak)
+    return jnp.full_like(step, scalar(self.peak))
 
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Schedule):
   """Half a cosine from `peak` to `end` (https://arxiv.org/abs/1608.03983)."""
 
-  end: NonNegative = 0.0
+  end: TunableNonNegative = 0.0
 
   def after_warmup(self, step, num_steps):
+    peak, end = scalar(self.peak), scalar(self.end)
     cosine = 0.5 * (1 + jnp.cos(math.pi * _progress(step, num_steps)))
-    return self.end + (self.peak - self.end) * cosine
+    return end + (peak - end) * cosine
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearDecay(Schedule):
   """A straight line from `peak` to `end`."""
 
-  end: NonNegative = 0.0
+  end: TunableNonNegative = 0.0
 
   def after_warmup(self, step, num_steps):
-    return self.peak + (self.end - self.peak) * _progress(step, num_steps)
+    peak, end = scalar(self.peak), scalar(self.end)
+    return peak + (end - peak) * _progress(step, num_steps)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +103,13 @@ class ReciprocalSqrt(Schedule):
   """peak * sqrt(w / (w + steps after the warm-up)), never below `end`; w is `timescale`, or
   `warmup_steps` without one (https://arxiv.org/abs/1706.03762 section 5.3, T5)."""
 
-  end: NonNegative = 0.0
+  end: TunableNonNegative = 0.0
   timescale: Count | None = None
 
   def after_warmup(self, step, num_steps):
     scale = max(self.warmup_steps, 1) if self.timescale is None else self.timescale
-    rate = self.peak * jnp.sqrt(scale / (scale + step))
-    return jnp.maximum(rate, jnp.full_like(rate, self.end))
+    rate = scalar(self.peak) * jnp.sqrt(scale / (scale + step))
+    return jnp.maximum(rate, jnp.full_like(rate, scalar(self.end)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +122,7 @@ class WarmupStableDecay(Schedule):
     sqrt: decays as 1 - sqrt(x) (https://arxiv.org/abs/2405.18392) instead of 1 - x.
   """
 
-  end: NonNegative = 0.0
+  end: TunableNonNegative = 0.0
   decay_fraction: Fraction = 0.2
   sqrt: bool = False
 
@@ -131,11 +134,12 @@ class WarmupStableDecay(Schedule):
       )
 
   def after_warmup(self, step, num_steps):
+    peak, end = scalar(self.peak), scalar(self.end)
     whole = num_steps + self.warmup_steps
     decay_steps = min(round(self.decay_fraction * whole), num_steps)
     x = _progress(jnp.maximum(step - (num_steps - decay_steps), 0), decay_steps)
     x = jnp.sqrt(x) if self.sqrt else x
-    return self.peak + (self.end - self.peak) * x
+    return peak + (end - peak) * x
 
 
 def _progress(step: Any, num_steps: int) -> Any:

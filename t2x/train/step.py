@@ -1,7 +1,8 @@
 """The train state, one optimizer step and one evaluation step: pure functions, jitted by `Program`."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 from t2x.errors import UserError
+from t2x.hyperparameters import given
 from t2x.layers.constraints import Layout, laid_out
 from t2x.tasks import Task, TaskOutput
 from t2x.tasks.losses import Sums
@@ -18,9 +20,25 @@ from t2x.train.experiment import Trainer
 from t2x.train.optimizers import updates_applied
 from t2x.train.params import Blueprint, Groups, Params
 
-__all__ = ['TrainState', 'init_state', 'make_eval_step', 'make_train_step']
+__all__ = [
+  'NO_SCALARS',
+  'Scalars',
+  'TrainState',
+  'init_state',
+  'make_eval_step',
+  'make_train_step',
+  'scalar_shapes',
+]
 
 Batch = Mapping[str, jax.Array]
+# Values of hyperparameters that trials vary, by name (see `t2x.hyperparameters`).
+Scalars = Mapping[str, Any]
+NO_SCALARS: Scalars = types.MappingProxyType({})
+
+
+def scalar_shapes(names: Collection[str]) -> Scalars:
+  """The shapes of the scalars that a step takes for these hyperparameters."""
+  return {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
 
 
 @jax.tree_util.register_dataclass
@@ -127,10 +145,10 @@ def make_train_step(
   blueprint: Blueprint,
   groups: Groups,
   layout: Layout | None = None,
-) -> Callable[[TrainState, Params, Batch], tuple[TrainState, Sums, jax.Array]]:
-  """`(state, frozen, batch) -> (state, sums, norms)`; jit it with a donated state.
+) -> Callable[..., tuple[TrainState, Sums, jax.Array]]:
+  """`(state, frozen, batch, scalars) -> (state, sums, norms)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained. `norms` are those of the gradient of each trained
+  `scalars` are the hyperparameters that trials vary. `frozen` are the parameters that are not trained. `norms` are those of the gradient of each trained
   parameter, in the order of sorted names. `sums['finite']` is 1 where the loss and all norms are
   finite: the host reads it and does not decide anew. `layout` says where activations are split; None
   leaves them whole or to the compiler.
@@ -154,8 +172,11 @@ def make_train_step(
     loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
     return loss, (output.metrics, totals)
 
-  def train_step(state, frozen, batch):
+  def train_step(state, frozen, batch, scalars=NO_SCALARS):
+    with given(scalars):
+      return update(state, frozen, batch)
 
+  def update(state, frozen, batch):
     key = jax.random.fold_in(state.key, state.step)
     weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
 
@@ -192,11 +213,11 @@ def _averaged(trainer: Trainer, state: TrainState, params: Params) -> Params | N
 
 def make_eval_step(
   task: Task, trainer: Trainer, blueprint: Blueprint, layout: Layout | None = None
-) -> Callable[[Params, Batch], Sums]:
-  """`(params, batch) -> sums` without dropout and label smoothing; `params` are all parameters."""
+) -> Callable[..., Sums]:
+  """`(params, batch, scalars) -> sums` without dropout and label smoothing; `params` are all parameters."""
 
-  def eval_step(params, batch):
-    with laid_out(layout):
+  def eval_step(params, batch, scalars=NO_SCALARS):
+    with laid_out(layout), given(scalars):
       model = blueprint.model(params, trainer.compute_dtype)
       return task.sums(model, batch, None).metrics
 

@@ -126,7 +126,7 @@ class Attention(Module):
 
 class MLP(Module):
   def __init__(self, d_model: int, *, hidden_dim: int, activation: Callable[[float], float] = gelu,
-               dropout_rate: float = 0.0, init: Callable[..., list] = Normal(), rngs: Rngs):
+               dropout_rate: ranges.TunableRate = 0.0, init: Callable[..., list] = Normal(), rngs: Rngs):
     super().__init__(d_model=d_model, hidden_dim=hidden_dim, activation=activation(1.0),
                      dropout_rate=dropout_rate, init=init)
 

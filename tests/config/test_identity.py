@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from t2x.config import identity, load
+from t2x.config import hyperparameters, identity, load
 from t2x.errors import UserError
+from t2x.hyperparameters import Hyperparameter
 
 MODEL = """
   Experiment:
@@ -77,3 +78,23 @@ def test_what_no_earlier_file_used_is_an_error(read, tmp_path):
     load(files, ['Window.size=3'], ['fake_parts'], base=load(files, (), ['fake_parts']))
   with pytest.raises(UserError, match=r'nothing uses Window\.size'):
     load(files, ['Window.size=3'], ['fake_parts'])
+
+
+def test_hyperparameters_are_the_annotated_parameters_that_are_not_zero(read):
+  text = MODEL.replace('model = @Model', 'model = @Model\n    extra = [@Constant(), @d/MLP]')
+  text += '  d/MLP.hidden_dim = 2\n  MLP.dropout_rate = 1e-1\n  Constant.value = 0.3\n'
+  assert hyperparameters(read(text)) == {'MLP.dropout_rate': 0.1, 'd/MLP.dropout_rate': 0.1}
+  assert hyperparameters(read(text, 'd/MLP.dropout_rate=0')) == {'MLP.dropout_rate': 0.1}
+
+
+def test_a_parameter_is_built_as_a_reference_to_the_hyperparameter(read):
+  text = MODEL.replace('model = @Model', 'model = @Model\n    extra = [@MLP, @d/MLP]')
+  config = read(text + '  MLP.dropout_rate = 0.1\n')
+  rates = [part.keywords['dropout_rate'] for part in config.build(['MLP.dropout_rate']).extra]
+  assert rates == [Hyperparameter('MLP.dropout_rate'), 0.1]
+
+
+def test_an_annotation_with_a_hyperparameter_takes_numbers_in_its_range(read, errors):
+  for value, message in (('1', 'at least 0 and below 1, got 1'), ("'a'", "a number, got 'a'")):
+    (line,) = errors(MODEL, f'MLP.dropout_rate={value}')
+    assert line == f'command line: MLP.dropout_rate must be {message}'

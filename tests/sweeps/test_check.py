@@ -3,6 +3,7 @@
 import pytest
 
 from t2x.cli import main
+from t2x.train import Cosine
 
 
 @pytest.fixture
@@ -45,6 +46,16 @@ def test_variants_that_fail_are_named(check):
 def test_the_steps_of_every_variant_are_shaped(check):
   code, _, err = check("{'gelu': {}, 'odd': {'Trainer.batch_size': 33}}", '', '--devices', '2')
   assert code == 2 and "variant 'odd': " in err and '33' in err and "'gelu'" not in err
+
+
+def test_a_part_that_uses_a_hyperparameter_as_a_number_is_found_before_training(check, monkeypatch):
+  monkeypatch.setattr(Cosine, 'after_warmup', lambda self, step, num_steps: self.peak + 0 * step)
+  code, _, err = check("{'gelu': {}, 'relu': {'MLP.activation': @relu}}")
+  assert code == 0  # Nothing varies.
+  code, _, err = check("{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}")
+  (line,) = err.splitlines()
+  assert code == 2 and "study.gin: variant 'gelu': Cosine.peak varies between trials, " in line
+  assert 'read it with t2x.hyperparameters.scalar inside the step' in line
 
 
 def test_a_budget_out_of_reach_is_said(check):

@@ -244,6 +244,23 @@ def test_a_scoped_binding_of_the_sweep_file_hides_no_variant(plan):
   assert by_variant(made)['wide'].parameters > by_variant(made)['gelu'].parameters
 
 
+def test_annotations_decide_which_variants_share_a_program(plan):
+  variants = """{
+    'gelu': {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.1},
+    'dropout': {'PreNorm.dropout_rate': 0.3, 'Stack.stochastic_depth': 0.1},
+    'depth': {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.2},
+    'none': {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.0},
+    'b2': {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.1, 'AdamW.b2': 0.9},
+  }"""
+  made, _ = plan(variants=variants)
+  found = by_variant(made)
+  programs = {name: trial.program for name, trial in found.items()}
+  assert programs['gelu'] == programs['dropout'] == programs['depth']
+  assert len({programs['gelu'], programs['none'], programs['b2']}) == 3
+  assert found['depth'].numbers == {'PreNorm.dropout_rate': 0.1, 'Stack.stochastic_depth': 0.2}
+  assert found['none'].numbers == found['b2'].numbers == {}
+
+
 def test_more_seeds_keep_the_trials_that_were(plan):
   few, _ = plan()
   many, _ = plan('', 'Sweep.seeds=4')

@@ -180,30 +180,46 @@ def test_variants_that_are_not_run_are_said_in_the_end(sweep):
 
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   made = []
-  monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))
+  monkeypatch.setattr(
+    't2x.sweeps.trial.Program', lambda *given: made.append(given) or Program(*given)
+  )
   sweep()
   assert len(made) == 2
 
 
-def test_numbers_that_cannot_be_inputs_are_constants(
-  sweep, monkeypatch, tmp_path, caplog, outcomes
+def test_a_part_that_uses_a_hyperparameter_as_a_number_fails_with_its_name(
+  sweep, monkeypatch, outcomes
 ):
-  def strict(self, num_steps):
-    if not isinstance(self.peak, float):
-      raise TypeError('the peak is no float')
-    return build(self, num_steps)
+  monkeypatch.setattr(Cosine, 'after_warmup', lambda self, step, num_steps: self.peak + 0 * step)
+  code, _ = sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}")
+  assert code == 1
+  for outcome in outcomes().values():
+    assert (
+      outcome.status == 'failed' and 'read it with t2x.hyperparameters.scalar' in outcome.reason
+    )
+    assert outcome.reason.startswith('Cosine.peak varies between trials')
 
-  build = Cosine.build
-  monkeypatch.setattr(Cosine, 'build', strict)
-  made = []
-  monkeypatch.setattr('t2x.sweeps.trial.Program', lambda one: made.append(one) or Program(one))
-  code, _ = sweep(variants="{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}")
-  plan = read_plan(tmp_path / 'out' / 'study')
-  assert code == 0 and len({trial.program for trial in plan.trials}) == 1
-  assert {one.status for one in outcomes().values()} == {'finished'}
-  # Seeds still share what is compiled.
-  assert [one.trainer.schedule.peak for one in made][-2:] == [1e-2, 3e-3]
-  assert sum('compiled apart' in line for line in caplog.messages) == 1
+
+@pytest.mark.parametrize('together', [1, 2])
+def test_trials_that_share_a_program_end_as_trainings_with_constants(
+  together, sweep, metrics, tmp_path, assert_close, outcomes
+):
+  sweep(
+    *('--gin.Sweep.seeds=1', '--together', str(together)),
+    variants="{'gelu': {}}",
+    extra="  grid = {'Cosine.peak': [1e-2, 3e-3], 'PreNorm.dropout_rate': [0.1, 0.3]}\n",
+  )
+  trials = read_plan(tmp_path / 'out' / 'study').trials
+  assert len(trials) == 4 and len({trial.program for trial in trials}) == 1
+  assert {one.together for one in outcomes().values()} == {together}
+  rates = []
+  for trial in trials:
+    folder = tmp_path / 'out' / 'trials' / trial.folder
+    config, alone = load([folder / 'config.gin']), tmp_path / 'alone' / trial.folder
+    train(config.build(), alone, '')
+    assert_close(metrics(folder), metrics(alone), 1e-6)
+    rates.append(metrics(folder)[0]['learning_rate'])
+  assert rates == pytest.approx([trial.point['Cosine.peak'] for trial in trials], rel=0.2)
 
 
 def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
@@ -269,7 +285,6 @@ def test_workers_begin_in_different_places_and_between_them_run_all():
 def test_numbers_share_a_program_and_give_what_each_gives_alone(
   command, sweep_file, metrics, tmp_path, assert_close
 ):
-  # In processes of their own: the annotations that the tests check say float.
   variants = """{
     'gelu': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.1},
     'rate': {'PreNorm.dropout_rate': 0.1, 'AdamW.weight_decay': 0.1, 'Cosine.peak': 3e-3},
@@ -288,7 +303,6 @@ def test_numbers_share_a_program_and_give_what_each_gives_alone(
   losses = set()
   for trial in plan.trials:
     shared = tmp_path / 'shared' / 'trials' / trial.folder
-    assert 'compiled apart' not in (shared / 'log.txt').read_text()
     alone = tmp_path / 'alone' / trial.folder
     line = ['train', str(shared / 'config.gin'), '--out', str(alone)]
     subprocess.run([sys.executable, '-m', 't2x', *line], check=True, capture_output=True)

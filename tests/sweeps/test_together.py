@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from t2x.errors import UserError
 from t2x.signals import asked_to_stop
 from t2x.sweeps import together
 from t2x.sweeps.records import read_plan
@@ -21,14 +22,14 @@ from t2x.sweeps.together import Lockstep, Parted
 STEPS = 3
 
 
-def step(state, frozen, batch, vector):
+def step(state, frozen, batch, scalars):
   """A state that counts what it was given."""
   total, key = state
   return [total + frozen * batch, key], {'total': total}, jnp.zeros(())
 
 
 @pytest.fixture
-def lockstep(unchecked):
+def lockstep():
   program = types.SimpleNamespace(mesh=types.SimpleNamespace(size=1))
   program.at = lambda values: program
   return Lockstep(program, [{}, {}])
@@ -71,7 +72,7 @@ def test_a_restored_state_and_frozen_parameters_of_its_own_are_used(lockstep):
     for count in range(STEPS):
       if (index, count) == (1, 2):
         state = [jnp.full((2,), 500.0), jax.random.key(7)]
-      state, _, _ = lockstep.step(index, step, state, frozen, jnp.ones(2), ())
+      state, _, _ = lockstep.step(index, step, state, frozen, jnp.ones(2), {})
     return [one if one.ndim else jax.random.key_data(one) for one in lockstep.state(state)]
 
   first, second = run_all(lockstep, run)
@@ -80,12 +81,12 @@ def test_a_restored_state_and_frozen_parameters_of_its_own_are_used(lockstep):
 
 
 def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(lockstep):
-  def broken(state, frozen, batch, vector):
+  def broken(state, frozen, batch, scalars):
     raise MemoryError('too much')
 
   def run(index):
     with pytest.raises(Parted, match='MemoryError: too much'):
-      lockstep.step(index, broken, [jnp.ones(2), jax.random.key(0)], {}, jnp.ones(2), ())
+      lockstep.step(index, broken, [jnp.ones(2), jax.random.key(0)], {}, jnp.ones(2), {})
     return True
 
   assert run_all(lockstep, run) == [True, True]
@@ -137,15 +138,18 @@ def test_a_step_of_all_that_fails_leaves_each_to_itself(
     assert_close(metrics(tmp_path / 'out' / 'trials' / folder.name), metrics(folder), 1e-4)
 
 
-def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, tmp_path):
-  # Its number can be no input while annotations are checked.
+def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, monkeypatch):
+  def refuse(*_):
+    raise UserError('not for all')
+
+  monkeypatch.setattr(Lockstep, '__init__', refuse)
   variants = "{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}"
   code, told = sweep('--together', '2', '--gin.Sweep.seeds=1', variants=variants)
   assert code == 0 and '2 finished' in told.out
 
 
 def test_one_that_diverges_leaves_the_others_going(
-  sweep, metrics, tmp_path, unchecked, outcomes, assert_close
+  sweep, metrics, tmp_path, outcomes, assert_close
 ):
   variants = "{'gelu': {}, 'mild': {'Cosine.peak': 3e-3}, 'wild': {'AdamW.weight_decay': 1e30}}"
   arguments = ('--gin.Sweep.seeds=1', '--gin.Trainer.clip_norm=None')

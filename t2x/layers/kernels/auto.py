@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
+from t2x.hyperparameters import Tunable
 from t2x.layers.base import Tokens
 from t2x.layers.kernels.base import Kernel, reads_queries
 from t2x.layers.kernels.blockwise import Blockwise
@@ -40,7 +41,7 @@ class Auto(Kernel):
     q_tokens: Tokens,
     k_tokens: Tokens,
     bias: Any = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> tuple[Kernel, str]:
     """The kernel and the reason. Reads shapes and dtypes alone: arrays may be abstract."""
@@ -76,7 +77,7 @@ class Auto(Kernel):
     k_tokens: Tokens,
     bias: Any = None,
     scale: float,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
     asked: dict[str, Any] = {

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from t2x.errors import UserError
+from t2x.hyperparameters import Tunable
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern
 
@@ -44,7 +45,7 @@ class Kernel(abc.ABC):
     k_tokens: Tokens,
     bias: Any = None,
     scale: float,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
     """Attends. Head h reads key and value head h // (heads // kv_heads).

@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import RowLayout, Tokens
+from t2x.hyperparameters import Tunable
+from t2x.layers.base import RowLayout, Tokens, kept_share
 from t2x.layers.constraints import constrain
 from t2x.layers.kernels.base import (
   Kernel,
@@ -59,7 +60,7 @@ class Blockwise(Kernel):
     k_tokens: Tokens,
     bias: Any = None,
     scale: float,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
     if reads_queries(bias):
@@ -90,7 +91,7 @@ class Blockwise(Kernel):
       prefix=_cut(k_tokens.prefix, plan.k_block, 1),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
       key=key if drops else None,
-      share=jnp.asarray(1.0 - dropout_rate, jnp.float32) if drops else None,
+      share=kept_share(dropout_rate) if drops else None,
     )
     parameters = [leaf for leaf, is_trained in zip(leaves, trained, strict=True) if is_trained]
     q = q.reshape(*q.shape[:2], k.shape[2], groups, -1).transpose(0, 2, 3, 1, 4)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from t2x.hyperparameters import Tunable
 from t2x.layers.base import Tokens, dropout
 from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import Pattern, attention_mask
@@ -30,7 +31,7 @@ class Dense(Kernel):
     k_tokens: Tokens,
     bias: Any = None,
     scale: float,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
     batch, q_len, heads, head_dim = q.shape

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
+from t2x.hyperparameters import Tunable
 from t2x.layers.base import Tokens
 from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
@@ -39,11 +40,11 @@ class XLA(Kernel):
     q_tokens: Tokens,
     k_tokens: Tokens,
     bias: Any = None,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> str | None:
     """Why this kernel cannot do the call, or None. Reads shapes and dtypes alone."""
-    if dropout_rate and key is not None:
+    if dropout_rate != 0.0 and key is not None:
       return 'it has no dropout of attention probabilities'
     if q.shape[-1] != v.shape[-1]:
       return f'keys have {q.shape[-1]} features a head and values {v.shape[-1]}'
@@ -80,7 +81,7 @@ class XLA(Kernel):
     k_tokens: Tokens,
     bias: Any = None,
     scale: float,
-    dropout_rate: float = 0.0,
+    dropout_rate: Tunable = 0.0,
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch q_len heads v_dim']:
     group_size(q, k)
