@@ -9,6 +9,7 @@ import numpy as np
 
 from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
 from t2x.errors import UserError
+from t2x.layers import named_key
 from t2x.models import Inputs
 from t2x.ranges import Finite, Natural, Positive, Rate, Size, Text
 from t2x.tasks.base import Task
@@ -96,8 +97,8 @@ class ImageClassification(Task):
     if key is None or self.mixing is None:
       out = model(images, key=key)
       return self._sums(out.x, labels, weights, train=key is not None), out.aux
-    key, mixing_key = jax.random.split(key)
-    images, other, share = self.mixing(images, mixing_key)
+    # A name that no part of a model has.
+    images, other, share = self.mixing(images, named_key(key, 'task.mixing'))
     out = model(images, key=key)
     own = self._sums(out.x, labels, share * weights, train=True)
     others = self._sums(out.x, labels[other], (1 - share) * weights, train=True)

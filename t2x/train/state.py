@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
+from t2x.layers import initialized, named_key
 from t2x.parallel import state_shardings
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.optimizers import build_optimizer
@@ -71,8 +72,7 @@ def init_function(
   build, trainer = _trained(experiment)
 
   def init(key):
-    init_key, train_key = jax.random.split(key)
-    model = build(rngs=nnx.Rngs(init_key))
+    model, train_key = initialized(build, named_key(key, 'init')), named_key(key, 'train')
     ema = None
     if trainer.ema_decay is not None:
       # A copy: two leaves of a donated state must not be one buffer.
