@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from t2x.train.state import init_function, optimizer_for
 
 from t2x.config.hints import is_tunable
 from t2x.config.signature import describe
@@ -28,10 +27,10 @@ from t2x.layers import (
 from t2x.layers.kernels import Auto, Blockwise, Dense
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.ranges import TunableRate
-from t2x.tasks import CausalLM
+from t2x.tasks import CausalLM, TaskOutput
 from t2x.tasks.losses import classification_sums
-from t2x.train import AdamW, Cosine, Experiment, Trainer, schedules
-from t2x.train.step import make_eval_step, make_train_step
+from t2x.train import AdamW, Cosine, Experiment, Program, Trainer, schedules
+from t2x.train.step import make_eval_step
 
 RATE = Hyperparameter('PreNorm.dropout_rate')
 SCHEDULES = [getattr(schedules, name) for name in schedules.__all__ if name != 'Schedule']
@@ -110,7 +109,8 @@ class Smoothed(CausalLM):
     packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
     out = model(jnp.roll(tokens, 1, axis=1), tokens=packed, key=key)
     smoothing = 0.0 if key is None else self.label_smoothing
-    return classification_sums(out.x, tokens, (segments != 0) * 1.0, smoothing), out.aux
+    sums = classification_sums(out.x, tokens, self.target_weights(batch), smoothing)
+    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
 
 
 def experiment(values, kernel, remat):
@@ -168,20 +168,20 @@ def packed_batches():
 def losses(experiment, *trials, together=False):
   """The loss of each step and of an evaluation at the end [steps + 1], for each of `trials`, given as
   scalars; `together`: all of them in one vmapped step."""
-  optimizer = optimizer_for(experiment)
-  init = jax.jit(init_function(experiment, optimizer))
-  step = make_train_step(experiment.task, experiment.trainer, optimizer)
-  evaluate = make_eval_step(experiment.task, experiment.trainer)
+  program = Program(experiment, dict.fromkeys(trials[0], 0.0))
+  step = program.step()
+  evaluate = make_eval_step(experiment.task, experiment.trainer, program.blueprint)
   if together:
-    step, evaluate = (jax.vmap(one, in_axes=(0, None, 0)) for one in (step, evaluate))
+    step = jax.vmap(step, in_axes=(0, None, None, 0))
+    evaluate = jax.vmap(evaluate, in_axes=(0, None, 0))
     trials = [jax.tree.map(lambda *a: np.stack(a), *trials)]
   step, evaluate, results = jax.jit(step), jax.jit(evaluate), []
   for scalars in trials:
-    state, found = init(jax.random.key(0)), []
+    (state, frozen), found = program.init(0), []
     if together:
       state = jax.tree.map(lambda a: jnp.stack([a, a]), state)
     for batch in packed_batches():
-      state, sums, _ = step(state, batch, scalars)
+      state, sums, _ = step(state, frozen, batch, scalars)
       found.append(sums['loss'])
     found.append(evaluate(state.ema, batch, scalars)['loss'])
     results.append(np.stack([total / weight for total, weight in found]))

@@ -24,7 +24,6 @@ from t2x.layers.base import (
   Tokens,
   dropout,
   param,
-  split_key,
 )
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
@@ -53,6 +52,7 @@ from t2x.layers.interfaces import (
   Wiring,
 )
 from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
+from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
   And,
@@ -161,8 +161,10 @@ __all__ = [
   'gelu',
   'gelu_exact',
   'he_normal',
+  'initialized',
   'lecun_normal',
   'linear',
+  'named_key',
   'normal',
   'ones',
   'param',
@@ -174,7 +176,7 @@ __all__ = [
   'sigmoid',
   'silu',
   'softplus',
-  'split_key',
+  'stacked',
   'swish',
   'tanh',
   'truncated_normal',

@@ -6,6 +6,7 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.keys import NamedRngs
 
 __all__ = [
   'Context',
@@ -24,7 +26,6 @@ __all__ = [
   'kept_share',
   'param',
   'rows_at',
-  'split_key',
 ]
 
 Initializer = Callable[..., Array]
@@ -90,12 +91,17 @@ def param(
   """A float32 parameter that carries its logical axes.
 
   Stacked layers have one more leading dimension than `axes` has names: it is 'layers'. With
-  `keep_float32` it is not rounded to the compute type of a step.
+  `keep_float32` it is not rounded to the compute type of a step. Inside `initialized` its initial
+  value is drawn by name, else with the next key of `rngs`.
   """
   if len(axes) != len(shape):
     raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
-  value = init(rngs.params(), tuple(shape), jnp.float32)
-  return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32)
+  metadata: dict[str, Any] = {}
+  if isinstance(rngs, NamedRngs):
+    value, metadata = rngs.draw(init, tuple(shape))
+  else:
+    value = init(rngs.params(), tuple(shape), jnp.float32)
+  return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32, **metadata)
 
 
 def rows_at(table: Array, index: Array, name: str) -> Array:
@@ -115,11 +121,6 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   if not isinstance(index, jax.core.Tracer) and index.size and int(index.max()) >= len(table):
     raise UserError(f'index {int(index.max())} is beyond the {len(table)} rows that {name} gives')
   return table.at[index].get(mode='fill', fill_value=jnp.nan)
-
-
-def split_key(key: Key | None, num: int) -> Sequence[Key | None]:
-  """`num` keys, or `num` times None when there is no randomness to share."""
-  return [None] * num if key is None else list(jax.random.split(key, num))
 
 
 def kept_share(rate: Tunable) -> Float[Array, '']:

@@ -26,7 +26,7 @@ from t2x.layers import (
   Tokens,
   Wiring,
   dropout,
-  split_key,
+  named_key,
 )
 from t2x.layers.initializers import building
 from t2x.ranges import TunableRate
@@ -112,7 +112,6 @@ class Block(nnx.Module):
     if context is not None and not self.reads_context:
       raise UserError('a context is given to a Block without cross-attention: bind Block.cross')
     new = dict(old)
-    keys = split_key(key, 6)
 
     def mix(h):
       return self.mixer(
@@ -121,7 +120,7 @@ class Block(nnx.Module):
         tokens=tokens,
         encoding=encoding,
         cache=old.get('mixer'),
-        key=keys[0],
+        key=named_key(key, 'mixer'),
       )
 
     def cross(h):
@@ -132,13 +131,16 @@ class Block(nnx.Module):
         tokens=tokens,
         encoding=None,
         cache=old.get('cross'),
-        key=keys[1],
+        key=named_key(key, 'cross'),
       )
 
-    x, new['mixer'] = self.mixer_wiring(x, mix, keys[3], keep)
+    def feed(h):
+      return self.feed_forward(h, named_key(key, 'feed_forward'))
+
+    x, new['mixer'] = self.mixer_wiring(x, mix, named_key(key, 'mixer_wiring'), keep)
     if self.cross is not None:
-      x, new['cross'] = self.cross_wiring(x, cross, keys[4], keep)
-    x, aux = self.feed_forward_wiring(x, lambda h: self.feed_forward(h, keys[2]), keys[5], keep)
+      x, new['cross'] = self.cross_wiring(x, cross, named_key(key, 'cross_wiring'), keep)
+    x, aux = self.feed_forward_wiring(x, feed, named_key(key, 'feed_forward_wiring'), keep)
     return x, None if cache is None else new, aux
 
 
@@ -193,7 +195,6 @@ class ParallelBlock(nnx.Module):
     """As `Block`; a context is refused, since nothing here would read it."""
     if context is not None:
       raise UserError('ParallelBlock has no cross-attention: use Block in an encoder-decoder')
-    mixer_key, feed_forward_key, dropout_key = split_key(key, 3)
     h = self.norm(x)
     mixed, mixer_cache = self.mixer(
       h,
@@ -201,10 +202,10 @@ class ParallelBlock(nnx.Module):
       tokens=tokens,
       encoding=encoding,
       cache=(cache or {}).get('mixer'),
-      key=mixer_key,
+      key=named_key(key, 'mixer'),
     )
-    fed, aux = self.feed_forward(h, feed_forward_key)
-    branch = dropout(mixed + fed, self.dropout_rate, dropout_key)
+    fed, aux = self.feed_forward(h, named_key(key, 'feed_forward'))
+    branch = dropout(mixed + fed, self.dropout_rate, named_key(key, 'dropout'))
     if keep is not None:
       branch = branch * keep.astype(branch.dtype)
     return jnp.add(x, branch), None if cache is None else {'mixer': mixer_cache}, aux

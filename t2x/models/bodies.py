@@ -19,8 +19,8 @@ from t2x.layers import (
   PositionEncoding,
   Tokens,
   dropout,
+  named_key,
   normal,
-  split_key,
 )
 from t2x.layers.constraints import constrain
 from t2x.models.interfaces import LayerStack, Output
@@ -100,11 +100,10 @@ class _Body(nnx.Module):
     key: Array | None = None,
   ) -> Output:
     """Embedded tokens -> hidden vectors [batch, length, d_model]. `key` None means no dropout."""
-    input_key, stack_key, final_key = split_key(key, 3)
     x = self.encoding.embed(x, tokens.index(x.shape[1]))
     if self.input_norm is not None:
       x = self.input_norm(x)
-    x = dropout(x, self.input_dropout, input_key)
+    x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     if self.projection is not None:
       x = self.projection(x)
     x = constrain(x, 'batch', 'length', 'embed')
@@ -115,11 +114,12 @@ class _Body(nnx.Module):
       tokens=tokens,
       encoding=self.encoding,
       cache=cache,
-      key=stack_key,
+      key=named_key(key, 'stack'),
     )
     if self.final_norm is not None:
       x = self.final_norm(x)
-    return Output(dropout(x, self.final_dropout, final_key), cache, aux)
+    x = dropout(x, self.final_dropout, named_key(key, 'final_dropout'))
+    return Output(x, cache, aux)
 
 
 class Encoder(_Body):

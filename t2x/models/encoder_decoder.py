@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, split_key
+from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder
 from t2x.models.heads import TiedHead
@@ -80,10 +80,11 @@ class EncoderDecoder(nnx.Module):
     key: Array | None = None,
   ) -> Output:
     """Logits [batch, length, vocab]; `target` is what the decoder reads (already shifted)."""
-    encoder_key, decoder_key = split_key(key, 2)
-    encoded = self.encoder(self.embedding(source), tokens=source_tokens, key=encoder_key)
+    embedded = self.embedding(source)
+    encoded = self.encoder(embedded, tokens=source_tokens, key=named_key(key, 'encoder'))
     context = Context(encoded.x, source_tokens)
     embedded = self._target_embedding(target)
+    decoder_key = named_key(key, 'decoder')
     out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
     logits = constrain(self.head(out.x, self._target_embedding), 'batch', 'length', 'vocab')
     return Output(logits, None, add_aux(encoded.aux, out.aux))

@@ -18,9 +18,9 @@ from t2x.layers import (
   Norm,
   dropout,
   gelu_exact,
+  named_key,
   normal,
   param,
-  split_key,
   zeros,
 )
 from t2x.layers.embeddings import float32_logits
@@ -201,7 +201,7 @@ class Classifier(nnx.Module):
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
   ) -> Float[Array, 'batch classes']:
-    return self.out(dropout(x, self.dropout_rate, key))
+    return self.out(dropout(x, self.dropout_rate, named_key(key, 'dropout')))
 
 
 class PooledClassifier(Classifier):
@@ -235,9 +235,8 @@ class PooledClassifier(Classifier):
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
   ) -> Float[Array, 'batch classes']:
-    input_key, key = split_key(key, 2)
-    x = jnp.tanh(self.transform(dropout(x, self.input_dropout, input_key)))
-    return super().__call__(x, key)
+    x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
+    return super().__call__(jnp.tanh(self.transform(x)), key)
 
 
 class SequenceClassifier(nnx.Module):
@@ -281,7 +280,7 @@ class SequenceClassifier(nnx.Module):
     key: Array | None = None,
   ) -> Float[Array, 'batch classes']:
     """Class logits; tokens of segment 0 are padding."""
-    return self.classifier(self.pool(x, segments), key)
+    return self.classifier(self.pool(x, segments), named_key(key, 'classifier'))
 
   def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
     """Logits over the vocabulary."""

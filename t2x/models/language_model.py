@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Pattern, TokenEmbedding, Tokens
+from t2x.layers import Pattern, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder
 from t2x.models.heads import TiedHead
@@ -80,7 +80,8 @@ class LanguageModel(nnx.Module):
     key: Array | None = None,
   ) -> Output:
     """Hidden vectors [batch, length, d_model] after the last layer."""
-    return self.body(self.embedding(ids, types), tokens=tokens, cache=cache, key=key)
+    x = self.embedding(ids, types)
+    return self.body(x, tokens=tokens, cache=cache, key=named_key(key, 'body'))
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch *rest']:
     """Hidden vectors -> logits [batch, length, vocab]."""

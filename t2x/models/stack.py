@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import scalar
-from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
+from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.block import Block
@@ -81,13 +81,11 @@ class Stack(nnx.Module):
     self.remat = remat
     self.stochastic_depth = stochastic_depth
 
-    def repeat(key):
-      keys = nnx.Rngs(key)
+    def repeat(keys):
       return nnx.List([block(d_model, rngs=keys) for block in blocks])
 
-    # One traced construction for all repeats, its parameters stacked on a leading axis.
     with building(num_layers=num_layers):
-      self.blocks = jax.vmap(repeat)(jax.random.split(rngs.params(), num_groups))
+      self.blocks = stacked(repeat, num_groups, rngs)
 
   def init_cache(self, batch: int, length: int, dtype: Any) -> list[Any]:
     """Empty caches: a list over `blocks`, each leaf stacked over the repeats: [repeats, batch, ...]."""
@@ -214,7 +212,8 @@ class Stack(nnx.Module):
     """What differs between repeats beside parameters: caches, keys, drop rates [repeats, blocks]."""
     if key is None:
       return cache, None, None
-    keys = jax.random.split(key, self.num_repeats)
+    # By index: the keys of a repeat do not depend on the number of repeats.
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.num_repeats))
     depth = np.linspace(0.0, 1.0, self.num_layers, dtype=np.float32).reshape(self.num_repeats, -1)
     return cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
 
@@ -222,9 +221,9 @@ class Stack(nnx.Module):
     """The key of block `index` of a repeat, and its stochastic-depth multiplier [batch, 1, 1]."""
     if key is None:
       return None, None
-    key = jax.random.fold_in(key, index)
+    block_key = named_key(key, f'blocks.{index}')
     if self.stochastic_depth == 0.0:
-      return key, None
-    key, depth_key = jax.random.split(key)
+      return block_key, None
+    depth_key = named_key(key, f'stochastic_depth.{index}')
     kept = jax.random.bernoulli(depth_key, 1.0 - rates[index], (x.shape[0], 1, 1))
-    return key, kept / (1.0 - rates[index])
+    return block_key, kept / (1.0 - rates[index])

@@ -6,7 +6,7 @@ from typing import ClassVar
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, split_key
+from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
 from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Inputs, Output
@@ -64,15 +64,17 @@ class VisionTransformer(nnx.Module):
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
     """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
-    input_key, body_key = split_key(key, 2)
     x, grid = self.embedding(images)
-    x = dropout(self.positions.embed_grid(x, grid), self.input_dropout, input_key)
-    return self.body(x, key=body_key)
+    x = self.positions.embed_grid(x, grid)
+    x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
+    return self.body(x, key=named_key(key, 'body'))
 
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
     """Class logits [batch, classes], or pooled vectors [batch, d_model] without a head."""
     out = self.hidden(images, key=key)
-    pooled = self.pool(out.x)
-    return Output(pooled if self.head is None else self.head(pooled), None, out.aux)
+    x = self.pool(out.x)
+    if self.head is not None:
+      x = self.head(x, named_key(key, 'head'))
+    return Output(x, None, out.aux)

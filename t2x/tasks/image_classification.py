@@ -9,6 +9,7 @@ import numpy as np
 
 from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
 from t2x.errors import UserError
+from t2x.layers import named_key
 from t2x.models import Inputs
 from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
 from t2x.tasks.base import Task, TaskOutput
@@ -101,8 +102,8 @@ class ImageClassification(Task):
       out = model(images, key=key)
       sums = self._sums(out.x, labels, weights, train=key is not None)
       return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
-    key, mixing_key = jax.random.split(key)
-    images, other, share = self.mixing(images, mixing_key)
+    # A name that no part of a model has.
+    images, other, share = self.mixing(images, named_key(key, 'task.mixing'))
     out = model(images, key=key)
     own = self._sums(out.x, labels, share * weights, train=True)
     others = self._sums(out.x, labels[other], (1 - share) * weights, train=True)

@@ -6,6 +6,7 @@ import dataclasses
 import jax
 from jaxtyping import Array, Float, Int
 
+from t2x.layers import named_key
 from t2x.ranges import Positive
 
 __all__ = ['MixUp', 'Mixing']
@@ -36,8 +37,7 @@ class MixUp(Mixing):
 
   def __call__(self, images, key):
     """As `Mixing`; the others are a permutation of the batch."""
-    share_key, other_key = jax.random.split(key)
-    share = jax.random.beta(share_key, self.alpha, self.alpha, (1,))
-    other = jax.random.permutation(other_key, len(images))
+    share = jax.random.beta(named_key(key, 'share'), self.alpha, self.alpha, (1,))
+    other = jax.random.permutation(named_key(key, 'other'), len(images))
     part = share[:, None, None, None].astype(images.dtype)
     return part * images + (1 - part) * images[other], other, share

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from t2x.data import LabelledTexts
 from t2x.errors import UserError
-from t2x.layers import split_key
+from t2x.layers import named_key
 from t2x.models import Output
 from t2x.ranges import NonEmpty, Text, TunableRate
 from t2x.tasks.auxiliary import Auxiliary
@@ -138,7 +138,6 @@ def _logits(
   model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
 ) -> tuple[Float[Array, 'batch classes'], Output]:
   """Class logits in float32, and the hidden vectors that they are made of."""
-  body_key, classifier_key = split_key(key, 2)
-  out = hidden_of(model, batch, body_key)
-  logits = model.head.classify(out.x, batch['segments'], classifier_key)
+  out = hidden_of(model, batch, key)
+  logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
   return logits.astype(jnp.float32), out

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
 from t2x.errors import UserError
+from t2x.layers import initialized, named_key
 from t2x.parallel import (
   Activations,
   batch_sharding,
@@ -83,7 +83,7 @@ class Program:
     self._key = jax.eval_shape(lambda: jax.random.key(0))
     build = experiment.model
     # Traced here, once: what draws the parameters is this program, not the constructors.
-    drawn, shapes = jax.make_jaxpr(lambda key: build(rngs=nnx.Rngs(key)), return_shape=True)(
+    drawn, shapes = jax.make_jaxpr(lambda key: initialized(build, key), return_shape=True)(
       self._key
     )
     self._draw = jaxpr_as_fun(drawn)
@@ -142,10 +142,9 @@ class Program:
 
   def initial(self, key: jax.Array) -> tuple[TrainState, Params]:
     """The state before the first step and the frozen parameters, to be shaped or jitted."""
-    init_key, train_key = jax.random.split(key)
-    params = dict(zip(self.blueprint.infos, self._draw(init_key), strict=True))
-    trained, frozen = self.groups.split(params)
-    return init_state(trained, self.trainer, self.optimizer, train_key), frozen
+    values = self._draw(named_key(key, 'init'))
+    trained, frozen = self.groups.split(dict(zip(self.blueprint.infos, values, strict=True)))
+    return init_state(trained, self.trainer, self.optimizer, named_key(key, 'train')), frozen
 
   def init(self, seed: int) -> tuple[TrainState, Params]:
     """A new state, and the frozen parameters: each array is made where it will live."""

@@ -193,9 +193,7 @@ def make_train_step(
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
-    sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), jnp.ones(()))}
-    sums = trainer.nonfinite.count(finite, sums)
-    sums = sums | {'finite': (finite.astype(jnp.float32), jnp.ones(()))}
+    sums = _reported(trainer, finite, sums, norms)
     return TrainState(state.step + 1, params, opt_state, state.key, ema), sums, norms
 
   return train_step
@@ -209,6 +207,13 @@ def _averaged(trainer: Trainer, state: TrainState, params: Params) -> Params | N
   count = updates_applied(state.opt_state)
   decay = jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))
   return optax.incremental_update(params, state.ema, 1.0 - decay)
+
+
+def _reported(trainer: Trainer, finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
+  """The sums of a step with the norm of the whole gradient and `finite`."""
+  one = jnp.ones(())
+  sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), one)}
+  return trainer.nonfinite.count(finite, sums) | {'finite': (finite.astype(jnp.float32), one)}
 
 
 def make_eval_step(

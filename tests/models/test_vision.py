@@ -45,6 +45,12 @@ def test_a_model_without_a_head_gives_the_pooled_vector(make):
   np.testing.assert_array_equal(network(images()).x, network.hidden(images()).x[:, 0])
 
 
+def test_the_head_drops_out_in_training(make):
+  network = model(make, head=functools.partial(Classifier, num_classes=5, dropout_rate=0.5))
+  trained = network(images(), key=jax.random.key(1)).x
+  assert not np.allclose(trained, network(images()).x)
+
+
 @pytest.mark.parametrize('size', [4, 10])
 def test_another_image_size_interpolates_the_positions(make, size):
   out = model(make)(images(size)).x

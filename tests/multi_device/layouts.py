@@ -143,10 +143,16 @@ def restored_elsewhere(config, folder):
   return told
 
 
+def distance(state, other):
+  """The largest difference of two states' parameters."""
+  pairs = zip(*(jax.tree.leaves(one.params) for one in (state, other)), strict=True)
+  return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+
+
 def main(folder, names):
   tiny = module_of(ROOT / 'tests' / 'end_to_end' / 'conftest.py')
   tiny.write_data(folder / 'data')
-  losses, evaluations = {}, {}
+  losses, evaluations, initial = {}, {}, {}
   for name in names or EXPERIMENTS:
     config = folder / f'{name}.gin'
     text = tiny.EXPERIMENTS[name].format(configs=ROOT / 'configs', data=folder / 'data')
@@ -162,6 +168,7 @@ def main(folder, names):
       if name == 'causal_lm' or mesh == 'single':
         state, _ = one.run.init()
         first = jax.tree.map(jnp.copy, state) if mesh == 'single' else first
+        initial[f'{name}, {mesh}'] = distance(state, first)
       else:
         state = one.moved(first)
       state, losses[name][mesh] = one.losses(state, 0, NUM_STEPS)
@@ -172,6 +179,7 @@ def main(folder, names):
   told = {
     'losses': losses,
     'evaluations': evaluations,
+    'initial': initial,
     'blockwise': blockwise_differences(),
     'born': born_sharded(causal, folder / 'born'),
     'restored': restored_elsewhere(causal, folder / 'restored'),

@@ -66,6 +66,11 @@ def test_layouts_follow_the_single_device(told, tell):
       assert value <= TOLERANCE, (name, mesh, value)
 
 
+def test_initial_values_do_not_depend_on_the_layout(told):
+  assert {'causal_lm, fsdp', 'causal_lm, fsdp_tensor'} <= set(told['initial'])
+  assert set(told['initial'].values()) == {0.0}, told['initial']
+
+
 def test_evaluation_does_not_depend_on_the_layout(told):
   for name, meshes in told['evaluations'].items():
     for mesh, loss in meshes.items():

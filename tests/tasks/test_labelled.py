@@ -11,7 +11,7 @@ from flax import nnx
 from t2x.data import Bytes, TextFiles
 from t2x.decode import Greedy
 from t2x.errors import UserError
-from t2x.layers import Causal, Full
+from t2x.layers import Causal, Full, named_key
 from t2x.models import Output
 from t2x.tasks import LanguageModelling, SequenceClassification, SpanPrediction, WordClassification
 
@@ -55,6 +55,30 @@ def texts(labels, weights, length=4):
   rows = np.ones((len(labels), length), np.int32)
   known = {'tokens': rows, 'types': 0 * rows, 'segments': rows}
   return known | {'label': np.array(labels), 'weight': np.array(weights)}
+
+
+def test_a_classifier_leaves_the_dropout_masks_of_the_body():
+  """The body has the key that it has under other objectives; the head has one of its own."""
+  keys = []
+
+  class KeyedHead(Head):
+    def classify(self, x, segments, key):
+      keys.append(key)
+      return super().classify(x, segments, key)
+
+  class Keyed(Told):
+    def __init__(self, logits):
+      super().__init__(logits)
+      self.head = nnx.static(KeyedHead(logits))
+
+    def hidden(self, ids, key=None, **known):
+      keys.append(key)
+      return super().hidden(ids, **known)
+
+  task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=4)
+  key = jax.random.key(1)
+  task.sums(Keyed([[0.0, 1.0]]), jax.tree.map(jnp.asarray, texts([1], [1])), key)
+  assert keys == [key, named_key(key, 'head')]
 
 
 def test_accuracy_and_f1_of_known_guesses():

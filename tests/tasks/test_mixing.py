@@ -8,6 +8,7 @@ import scipy.stats
 from flax import nnx
 
 from t2x.data import Chain, Digits, PrepareImage, RandAugment
+from t2x.layers import named_key
 from t2x.models import Output
 from t2x.tasks import ImageClassification, MixUp
 
@@ -57,7 +58,7 @@ def test_the_loss_is_the_cross_entropy_with_mixed_labels(smoothing):
   task = ImageClassification(**DIGITS, mixing=MixUp(alpha=1.0), label_smoothing=smoothing)
   key = jax.random.key(5)
   sums = task.sums(Straight(), batch(), key).metrics
-  mixed, other, share = task.mixing(jnp.asarray(IMAGES), jax.random.split(key)[1])
+  mixed, other, share = task.mixing(jnp.asarray(IMAGES), named_key(key, 'task.mixing'))
   part, other = float(share[0]), np.asarray(other)
   logits = np.asarray(mixed, np.float64).reshape(6, -1) @ WEIGHTS.astype(np.float64)
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -69,6 +70,19 @@ def test_the_loss_is_the_cross_entropy_with_mixed_labels(smoothing):
   guess = logits.argmax(-1)
   hits = part * (guess == LABELS) + (1 - part) * (guess == LABELS[other])
   np.testing.assert_allclose(sums['accuracy'][0], hits.sum(), rtol=1e-5)
+
+
+def test_mixing_leaves_the_dropout_masks_of_the_model():
+  keys = []
+
+  class Keyed(Straight):
+    def __call__(self, images, key=None):
+      keys.append(jax.random.key_data(key).tolist())
+      return super().__call__(images)
+
+  for mixing in (None, MixUp()):
+    ImageClassification(**DIGITS, mixing=mixing).sums(Keyed(), batch(), jax.random.key(2))
+  assert keys[0] == keys[1]
 
 
 def test_only_training_mixes_and_augments():
