@@ -99,7 +99,7 @@ def tell(request):
 
 @pytest.fixture
 def unchecked():
-  """Annotations are not checked: where they say float, something that stands in for one may come."""
+  """Annotations are not checked at run time."""
   jaxtyping.config.update('jaxtyping_disable', True)
   yield
   jaxtyping.config.update('jaxtyping_disable', False)

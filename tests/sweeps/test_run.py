@@ -282,7 +282,7 @@ def test_workers_begin_in_different_places_and_between_them_run_all():
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_numbers_share_a_program_and_give_what_each_gives_alone(
+def test_hyperparameters_share_a_program_and_give_what_each_gives_alone(
   command, sweep_file, metrics, tmp_path, assert_close
 ):
   variants = """{
