@@ -238,8 +238,8 @@ def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
   from etils import epath
 
   from t2x.arrays import named_leaves
+  from t2x.files import damage_of, write_checksums
   from t2x.train.checkpoints import FORMAT, target_of
-  from t2x.train.checksums import damage_of, write_checksums
   from t2x.train.retention import METRICS
 
   old, new = checkpoints.folder / str(step), to / str(step)

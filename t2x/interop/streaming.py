@@ -14,8 +14,8 @@ import tensorstore
 from orbax.checkpoint import type_handlers
 
 from t2x.arrays import Lazy
+from t2x.files import write_checksums
 from t2x.train.checkpoints import FORMAT, quiet_orbax
-from t2x.train.checksums import write_checksums
 
 __all__ = ['save_streamed']
 

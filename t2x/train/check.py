@@ -5,7 +5,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,16 +17,18 @@ from t2x.layers import Pattern
 from t2x.layers.picture import draw
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task, TextTask
-from t2x.train.experiment import Experiment
-from t2x.train.init_from import InitFrom
 from t2x.train.program import Program
-from t2x.train.run import Run
+
+if TYPE_CHECKING:
+  from t2x.train.experiment import Experiment
+  from t2x.train.init_from import InitFrom
+  from t2x.train.run import Run
 
 __all__ = ['check_data', 'check_experiment', 'check_splits', 'draw_patterns', 'layout_report']
 
 
 def check_experiment(
-  experiment: Experiment, num_devices: int | None = None, hyperparameters: Collection[str] = ()
+  experiment: 'Experiment', num_devices: int | None = None, hyperparameters: Collection[str] = ()
 ) -> str:
   """Runs constructor, train step and evaluation steps under `jax.eval_shape`.
 
@@ -49,8 +51,8 @@ def check_experiment(
     )
   if experiment.model is None:
     return 'no model to shape'
-  values = dict.fromkeys(hyperparameters, 0.0)
-  program = Program(experiment, values, experiment.mesh.abstract(num_devices))
+  values, mesh = dict.fromkeys(hyperparameters, 0.0), experiment.mesh.abstract(num_devices)
+  program = Program(experiment.with_trainer(mesh.size), values, mesh)
   report = f'{program.blueprint.size:,} parameters'
   if experiment.init_from is not None:
     report += f'; {_check_init_from(experiment.init_from, program.params_abstract())}'
@@ -66,7 +68,7 @@ def check_experiment(
   return report
 
 
-def _check_init_from(init_from: InitFrom, params: Mapping[str, Any]) -> str:
+def _check_init_from(init_from: 'InitFrom', params: Mapping[str, Any]) -> str:
   """What would be loaded; the other run may well be one that is yet to come."""
   if not Path(init_from.run).is_dir():
     return f'nothing in {init_from.run} to be initialised from as yet'
@@ -74,7 +76,7 @@ def _check_init_from(init_from: InitFrom, params: Mapping[str, Any]) -> str:
   return table.splitlines()[0]
 
 
-def layout_report(experiment: Experiment, num_devices: int | None = None) -> str:
+def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> str:
   """The table of `t2x show --sharding`: parameters, optimizer state, average, batch, totals.
 
   Args:
@@ -90,7 +92,7 @@ def layout_report(experiment: Experiment, num_devices: int | None = None) -> str
     raise UserError('Experiment.model is not set: there is nothing to lay out')
   settings = experiment.mesh
   mesh: Any = settings.abstract(num_devices or settings.num_devices or _default(experiment))
-  program = Program(experiment, mesh=mesh)
+  program = Program(experiment.with_trainer(mesh.size), mesh=mesh)
   state = program.abstract
   parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
   if program.frozen:
@@ -102,13 +104,13 @@ def layout_report(experiment: Experiment, num_devices: int | None = None) -> str
   return sharding_table(_title(experiment, mesh), parts)
 
 
-def _default(experiment: Experiment) -> int | None:
+def _default(experiment: 'Experiment') -> int | None:
   """This machine's devices where an axis takes what is left; else what the sizes say."""
   free = -1 in (getattr(experiment.mesh, axis) for axis in MESH_AXES)
   return jax.device_count() if free else None
 
 
-def _title(experiment: Experiment, mesh: Any) -> str:
+def _title(experiment: 'Experiment', mesh: Any) -> str:
   sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
   told = f'{mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
   if not sizes:
@@ -121,7 +123,7 @@ def _title(experiment: Experiment, mesh: Any) -> str:
   return f'{told}; activations: {inside or "whole"}'
 
 
-def check_splits(run: Run) -> None:
+def check_splits(run: 'Run') -> None:
   """Raises UserError unless the sources have the splits of the task and of `Experiment.evaluations`."""
   # To say which splits there are a source may have to be downloaded.
   with run.processes.first_alone():
@@ -131,7 +133,7 @@ def check_splits(run: Run) -> None:
         task.check_split(task.eval_split)
 
 
-def check_data(run: Run, rows: Any, batches: Batches) -> None:
+def check_data(run: 'Run', rows: Any, batches: Batches) -> None:
   """Checks the train rows, and all that evaluations read; prepares their splits.
 
   Looks at labels, a batch of each, the evaluation step and generation; the steps are shaped, not run.
@@ -157,7 +159,7 @@ def check_data(run: Run, rows: Any, batches: Batches) -> None:
       _check_generation(task, model, run.tokenizer)
 
 
-def _evaluations(run: Run) -> list[tuple[str | None, Task]]:
+def _evaluations(run: 'Run') -> list[tuple[str | None, Task]]:
   """The run's own task, without a name, and those of `Experiment.evaluations`."""
   return [(None, run.task), *run.experiment.evaluations.items()]
 
@@ -200,7 +202,7 @@ def _told(what: tuple[Any, tuple[int, ...]] | None) -> str:
 
 
 def draw_patterns(
-  experiment: Experiment, path: Path, length: int
+  experiment: 'Experiment', path: Path, length: int
 ) -> Iterator[tuple[Path, Pattern]]:
   """Writes a picture of every distinct attention pattern of the model: `path`, `path-2`, ..."""
   model = experiment.shapes()

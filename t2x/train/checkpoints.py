@@ -23,7 +23,7 @@ from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError, first_line
-from t2x.train.checksums import damage_of, write_checksums
+from t2x.files import damage_of, write_checksums
 from t2x.train.retention import Retention
 
 __all__ = ['FORMAT', 'Checkpoints', 'quiet_orbax', 'target_of']

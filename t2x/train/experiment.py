@@ -130,6 +130,11 @@ class Experiment:
       raise UserError(f'Experiment.{" and .".join(missing)} not set: this command needs all three')
     return model, task, trainer
 
+  def with_trainer(self, batch_size: int) -> 'Experiment':
+    """The experiment, with the default trainer where it has none: for the shapes of a train state."""
+    trainer = self.trainer or Trainer(num_steps=1, batch_size=batch_size)
+    return dataclasses.replace(self, trainer=trainer)
+
   def sized(self, tokenizer: Tokenizer | None = None) -> 'Experiment':
     """The experiment whose model has as many rows in its tables of tokens as the task needs, where
     its config leaves their number open.

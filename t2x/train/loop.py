@@ -13,15 +13,20 @@ from t2x.files import write_whole
 from t2x.parallel import Processes, check_shardings
 from t2x.train.check import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
-from t2x.train.faults import Fault, Spike
+from t2x.train.faults import (
+  Fault,
+  Spike,
+  forget_evaluation,
+  go_back,
+  kept_for_replay,
+  skips_of,
+)
+from t2x.train.interruptions import Clock, Watchdog, interruptible
 from t2x.train.params import Params
 from t2x.train.program import Program
-from t2x.train.recovery import forget_evaluation, go_back, kept_for_replay, skips_of
 from t2x.train.report import Report
 from t2x.train.run import Run
 from t2x.train.step import TrainState
-from t2x.train.stopping import Clock, interruptible
-from t2x.train.watchdog import Watchdog
 
 __all__ = ['train']
 

@@ -12,10 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
 from optax import contrib
 
-from t2x.errors import UserError
 from t2x.hyperparameters import scalar
 from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
 from t2x.train.params import ParamInfo
@@ -31,7 +29,6 @@ __all__ = [
   'build_optimizer',
   'decay_mask',
   'matrix_dimensions',
-  'updates_applied',
 ]
 
 
@@ -248,25 +245,6 @@ def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
   dimensions = tuple(range(-len(axes), 0))  # From the end: stacked layers lead.
   return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])
-
-
-def updates_applied(opt_state: Any) -> Array:
-  """Updates that the optimizer has applied, as its schedule counts them; skipped steps do not count.
-
-  Args:
-    opt_state: the state of what `Optimizer.build` gives.
-
-  Raises:
-    UserError: an optimizer of one's own that counts nothing.
-  """
-
-  def counts(state):
-    return isinstance(state, optax.ScaleByScheduleState)
-
-  for state in jax.tree.leaves(opt_state, is_leaf=counts):
-    if counts(state):
-      return state.count
-  raise UserError('Trainer.ema_decay needs an optimizer whose learning rate follows a schedule')
 
 
 def build_optimizer(

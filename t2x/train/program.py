@@ -3,7 +3,7 @@
 import contextlib
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,7 +22,6 @@ from t2x.parallel import (
 )
 from t2x.tasks import Task
 from t2x.tasks.losses import Sums
-from t2x.train.experiment import Experiment, Trainer
 from t2x.train.flops import row_lengths
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint, Groups, Params
@@ -35,6 +34,9 @@ from t2x.train.step import (
   make_train_step,
   scalar_shapes,
 )
+
+if TYPE_CHECKING:
+  from t2x.train.experiment import Experiment, Trainer
 
 __all__ = ['Program', 'memory_of']
 
@@ -50,8 +52,7 @@ class Program:
   hyperparameters that are its inputs.
 
   Args:
-    experiment: what is compiled. A model is enough for the shapes of a state, which is then that of the
-      default trainer.
+    experiment: what is compiled; without a task there are the shapes of a state alone.
     values: of the hyperparameters that the experiment holds references to, by name; see `at`.
     mesh: the devices; None: those of `experiment.mesh`. Of an abstract mesh there are shapes alone.
 
@@ -71,7 +72,7 @@ class Program:
 
   def __init__(
     self,
-    experiment: Experiment,
+    experiment: 'Experiment',
     values: Mapping[str, float] = NO_SCALARS,
     mesh: jax.sharding.Mesh | AbstractMesh | None = None,
   ):
@@ -79,7 +80,9 @@ class Program:
     if experiment.model is None:
       raise UserError('Experiment.model is not set: there is nothing to shape')
     self.mesh: Any = experiment.mesh.build() if mesh is None else mesh
-    self.trainer = experiment.trainer or Trainer(num_steps=1, batch_size=self.mesh.size)
+    if experiment.trainer is None:
+      raise UserError('Experiment.trainer is not set: it says what a train state holds')
+    self.trainer: Trainer = experiment.trainer
     self._key = jax.eval_shape(lambda: jax.random.key(0))
     build = experiment.model
     # Traced here, once: what draws the parameters is this program, not the constructors.

@@ -6,16 +6,18 @@ The device never waits for Python: the means of a log interval are fetched when 
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from t2x.tasks.losses import Sums
 from t2x.train.faults import Faults
-from t2x.train.run import Run
 from t2x.train.summary import end_screen, parameter_screen, sample_text, start_screen
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
+
+if TYPE_CHECKING:
+  from t2x.train.run import Run
 
 __all__ = ['Interval', 'Report']
 
@@ -72,7 +74,7 @@ class Report(contextlib.AbstractContextManager):
       in two, and the seconds so far.
   """
 
-  def __init__(self, run: Run, start: int, saved: Mapping[str, Any]):
+  def __init__(self, run: 'Run', start: int, saved: Mapping[str, Any]):
     self.run, self.start = run, start
     self.began = time.monotonic() - saved.get('seconds', 0.0)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)

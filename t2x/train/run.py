@@ -9,7 +9,7 @@ import functools
 import logging
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,13 @@ from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task, TextTask
 from t2x.tasks.base import Watched
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.experiment import Experiment
 from t2x.train.params import Params
 from t2x.train.program import Program, TrainStep
 from t2x.train.saved import SavedParams, restore_frozen, save_frozen
 from t2x.train.step import TrainState
+
+if TYPE_CHECKING:
+  from t2x.train.experiment import Experiment
 
 __all__ = ['Run']
 
@@ -47,7 +49,7 @@ class Run:
 
   def __init__(
     self,
-    experiment: Experiment,
+    experiment: 'Experiment',
     folder: Path,
     processes: Processes | None = None,
     program: Program | None = None,

@@ -14,8 +14,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from t2x.errors import UserError
+from t2x.files import damage_of, write_checksums
 from t2x.train.checkpoints import Checkpoints, target_of
-from t2x.train.checksums import damage_of, write_checksums
 from t2x.train.params import Groups, Params
 
 __all__ = ['SavedParams', 'restore_frozen', 'save_frozen']

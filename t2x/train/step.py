@@ -3,22 +3,22 @@
 import dataclasses
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.extend.core import jaxpr_as_fun
-from jaxtyping import Array
 
 from t2x.errors import UserError
 from t2x.hyperparameters import given
 from t2x.layers.constraints import Layout, laid_out
 from t2x.tasks import Task, TaskOutput
 from t2x.tasks.losses import Sums
-from t2x.train.experiment import Trainer
-from t2x.train.optimizers import updates_applied
 from t2x.train.params import Blueprint, Groups, Params
+
+if TYPE_CHECKING:
+  from t2x.train.experiment import Trainer
 
 __all__ = [
   'NO_SCALARS',
@@ -67,7 +67,7 @@ class TrainState:
 
 
 def init_state(
-  params: Params, trainer: Trainer, optimizer: optax.GradientTransformation, key: Array
+  params: Params, trainer: 'Trainer', optimizer: optax.GradientTransformation, key: jax.Array
 ) -> TrainState:
   """The state before the first step."""
   ema = None
@@ -140,7 +140,7 @@ def _listed(names: Iterable[str]) -> str:
 
 def make_train_step(
   task: Task,
-  trainer: Trainer,
+  trainer: 'Trainer',
   optimizer: optax.GradientTransformation,
   blueprint: Blueprint,
   groups: Groups,
@@ -199,7 +199,26 @@ def make_train_step(
   return train_step
 
 
-def _averaged(trainer: Trainer, state: TrainState, params: Params) -> Params | None:
+def updates_applied(opt_state: Any) -> jax.Array:
+  """Updates that the optimizer has applied, as its schedule counts them; skipped steps do not count.
+
+  Args:
+    opt_state: the state of what `Optimizer.build` gives.
+
+  Raises:
+    UserError: an optimizer of one's own that counts nothing.
+  """
+
+  def counts(state):
+    return isinstance(state, optax.ScaleByScheduleState)
+
+  for state in jax.tree.leaves(opt_state, is_leaf=counts):
+    if counts(state):
+      return state.count
+  raise UserError('Trainer.ema_decay needs an optimizer whose learning rate follows a schedule')
+
+
+def _averaged(trainer: 'Trainer', state: TrainState, params: Params) -> Params | None:
   """The moving average after a step that led to `params`."""
   if state.ema is None or trainer.ema_decay is None:
     return None
@@ -209,7 +228,7 @@ def _averaged(trainer: Trainer, state: TrainState, params: Params) -> Params | N
   return optax.incremental_update(params, state.ema, 1.0 - decay)
 
 
-def _reported(trainer: Trainer, finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
+def _reported(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
   """The sums of a step with the norm of the whole gradient and `finite`."""
   one = jnp.ones(())
   sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), one)}
@@ -217,7 +236,7 @@ def _reported(trainer: Trainer, finite: jax.Array, sums: Sums, norms: jax.Array)
 
 
 def make_eval_step(
-  task: Task, trainer: Trainer, blueprint: Blueprint, layout: Layout | None = None
+  task: Task, trainer: 'Trainer', blueprint: Blueprint, layout: Layout | None = None
 ) -> Callable[..., Sums]:
   """`(params, batch, scalars) -> sums` without dropout and label smoothing; `params` are all parameters."""
 

@@ -5,7 +5,7 @@ import math
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from t2x.models import Stack
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.train.flops import Flops, flops_per_token, row_lengths
-from t2x.train.run import Run
 from t2x.train.writers import clock, in_short
+
+if TYPE_CHECKING:
+  from t2x.train.run import Run
 
 __all__ = [
   'attention_kernels',
@@ -108,7 +110,7 @@ def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, 
   return chosen[0]
 
 
-def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
+def start_screen(run: 'Run', rows: Sequence[Any], start: int, width: int) -> str:
   """Summarises a run: model, cost, devices, attention kernel, data, steps, run folder.
 
   Args:
@@ -136,14 +138,14 @@ def start_screen(run: Run, rows: Sequence[Any], start: int, width: int) -> str:
   return _table(lines, width)
 
 
-def parameter_screen(run: Run) -> str:
+def parameter_screen(run: 'Run') -> str:
   """Lists every parameter of the model, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
   flops = _flops(flops_per_token(run.task, model))
   return f'{model_table(model)}\n\nFLOPs: {flops}, 3 x the contractions of the forward loss\n'
 
 
-def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: int) -> str:
+def end_screen(run: 'Run', metrics: Mapping[str, float], seconds: float, width: int) -> str:
   """Summarises a finished run, with the next commands.
 
   Args:
@@ -167,7 +169,7 @@ def end_screen(run: Run, metrics: Mapping[str, float], seconds: float, width: in
   return text + '\n'.join(f'{head:12}{line}' for head, line in zip(heads, commands, strict=False))
 
 
-def _best(run: Run) -> tuple[float, int] | None:
+def _best(run: 'Run') -> tuple[float, int] | None:
   """Returns the best evaluated value of the task's metric and its (newest) step."""
   name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
   text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
@@ -286,7 +288,7 @@ def _data(task: Task, rows: Sequence[Any]) -> str:
   return f'{counts}, {task.train_split} split of {source}'
 
 
-def _evaluation(run: Run) -> str:
+def _evaluation(run: 'Run') -> str:
   trainer, task = run.trainer, run.task
   text = f'{task.eval_split} split'
   if 0 < trainer.eval_every < trainer.num_steps:

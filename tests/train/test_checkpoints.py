@@ -12,8 +12,8 @@ import pytest
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError
+from t2x.files import CHECKSUMS
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.checksums import CHECKSUMS
 
 
 @pytest.fixture(scope='session')

@@ -14,8 +14,13 @@ from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.layers import LearnedGrid, param
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.init_from import InitFrom
-from t2x.train.resizing import InterpolateGrid, InterpolatePositions, KeepNew, ResizeVocabulary
+from t2x.train.init_from import (
+  InitFrom,
+  InterpolateGrid,
+  InterpolatePositions,
+  KeepNew,
+  ResizeVocabulary,
+)
 
 
 def numbers(key, shape, dtype):

@@ -21,9 +21,9 @@ from t2x.parallel import Mesh
 from t2x.tasks import Task, TaskOutput
 from t2x.train import SGD, Constant, Experiment, Rollback, Skip, Trainer, train
 from t2x.train.checkpoints import Checkpoints
+from t2x.train.interruptions import Watchdog
 from t2x.train.report import Report
 from t2x.train.run import Run
-from t2x.train.watchdog import Watchdog
 
 BATCH = 4
 

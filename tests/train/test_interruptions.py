@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from t2x.train.watchdog import LEARNING, Watchdog
+from t2x.train.interruptions import LEARNING, Watchdog
 
 
 def watched(patience, last_wait):
@@ -43,7 +43,7 @@ def test_an_endless_wait_ends_the_process():
 def test_the_process_ends_with_exit_code_1():
   script = """
 import time
-from t2x.train.watchdog import LEARNING, Watchdog
+from t2x.train.interruptions import LEARNING, Watchdog
 with Watchdog(0.1, least=0.05, interval=0.01) as dog:
   for _ in range(LEARNING + 1):
     with dog.waiting('a step'):
@@ -62,7 +62,7 @@ def test_a_data_worker_that_stands_still_ends_the_process_and_is_ended():
 import multiprocessing, os, signal
 import numpy as np
 from t2x.data import prefetch
-from t2x.train.watchdog import Watchdog
+from t2x.train.interruptions import Watchdog
 
 if __name__ == '__main__':
   with Watchdog(2.0, interval=0.05) as dog:
