@@ -25,21 +25,20 @@ _ROWS = 'rows.json'
 
 
 def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> None:
-  """Saves the frozen parameters of a new run, if there are any."""
+  """Saves the frozen parameters of a new run, if there are any; removes those of an earlier attempt."""
   folder = checkpoints.folder / 'frozen'
-  if not frozen:
-    return
   temporary = folder.with_name('frozen.tmp')
   if jax.process_index() == 0:
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.parent.mkdir(parents=True, exist_ok=True)
+    for old in (folder, temporary):
+      shutil.rmtree(old, ignore_errors=True)
+  if not frozen:
+    return
   with ocp.StandardCheckpointer() as writer:
     writer.save(temporary, dict(frozen))
   if jax.process_index() == 0:
     rows = {name: [groups.frozen_rows(name), groups.infos[name].shape] for name in frozen}
     (temporary / _ROWS).write_text(json.dumps(rows))
     write_checksums(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
 
 

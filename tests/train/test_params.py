@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -272,6 +273,14 @@ def test_frozen_parameters_are_saved_once_and_read_with_every_checkpoint(trained
   # Another run may start from it, whatever it freezes itself.
   saved = SavedParams(run.checkpoints, 4)
   assert saved.shapes == {n: i.shape for n, i in run.program.blueprint.infos.items()}
+
+
+def test_frozen_parameters_of_a_run_that_was_never_saved_are_removed(trained):
+  made, folder = trained
+  shutil.rmtree(folder / 'checkpoints/4')
+  trainer = dataclasses.replace(made.trainer, groups=())
+  Run(dataclasses.replace(made, trainer=trainer), folder).init()
+  assert not (folder / 'checkpoints/frozen').exists()
 
 
 def test_damaged_frozen_parameters_are_an_error(trained):
