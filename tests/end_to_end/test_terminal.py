@@ -85,7 +85,9 @@ def test_ctrl_c_saves_leaves_no_bar_and_a_hangup_does_too(experiment, in_termina
 
 def test_an_error_leaves_no_bar(experiment, in_terminal, tmp_path):
   file, out = (
-    experiment('causal_lm', 'Cosine.peak = 1000.0\nTrainer.clip_norm = None\n'),
+    experiment(
+      'causal_lm', 'Cosine.peak = 1000.0\nAdamW.weight_decay = 1e30\nTrainer.optimizer = @AdamW()\n'
+    ),
     tmp_path / 'run',
   )
   with in_terminal([*TRAIN, str(file), '--out', str(out)]) as terminal:

@@ -19,6 +19,8 @@ def check(*names):
   command = [sys.executable, '-m', 'tests.golden.record', '--check', *names]
   done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
   assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+  if 'left out' in done.stdout:
+    pytest.skip(done.stdout)
   assert done.stdout.count('differs by') + done.stdout.count('other data') == len(names)
 
 

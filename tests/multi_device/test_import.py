@@ -12,7 +12,8 @@ from flax import nnx
 from t2x.commands import load
 from t2x.interop import Source
 from t2x.interop.safetensors import write_tensors
-from t2x.parallel import Mesh, state_shardings
+from t2x.parallel import Mesh, param_sharding
+from t2x.train.params import Blueprint
 from t2x.arrays import named_leaves
 
 folder = pathlib.Path(sys.argv[1])
@@ -39,10 +40,13 @@ builder = load([folder / 'model.gin']).build().model
 model = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0)))
 whole = source.read(model)
 mesh = Mesh(data=1, fsdp=4, tensor=2)
-shardings = state_shardings(mesh.build(), mesh.rules, {'model': model})['model']
-target = jax.tree.map(
-  lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), model, shardings
-)
+blueprint, built = Blueprint(model), mesh.build()
+target = blueprint.model({
+  name: jax.ShapeDtypeStruct(
+    info.shape, 'f4', sharding=param_sharding(built, mesh.rules, info.axes, info.shape, name)
+  )
+  for name, info in blueprint.infos.items()
+})
 
 arrays, _ = source.arrays(target)
 leaves = dict(named_leaves(target))
@@ -53,8 +57,8 @@ for name, lazy in arrays.items():
   array = lazy.on(leaves[name].sharding)
   part = array.sharding.shard_shape(array.shape)
   assert all(one.shape == part for one in taken), (name, part, [one.shape for one in taken])
-assert arrays['body/stack/blocks/0/mixer/q/kernel'].shape == (3, d, 4, 4)
-assert leaves['body/stack/blocks/0/mixer/q/kernel'].sharding.shard_shape((3, d, 4, 4)) == (3, 4, 2, 4)
+assert arrays['body.stack.blocks.0.mixer.q.kernel'].shape == (3, d, 4, 4)
+assert leaves['body.stack.blocks.0.mixer.q.kernel'].sharding.shard_shape((3, d, 4, 4)) == (3, 4, 2, 4)
 
 placed = source.read(target)
 for (name, one), (_, other) in zip(named_leaves(whole), named_leaves(placed), strict=True):

@@ -9,8 +9,10 @@ import pytest
 
 from t2x.data import Bytes, TextFiles
 from t2x.tasks import CausalLM, Translation
-from t2x.train import AdamW, Constant, Experiment, Program, Trainer
-from t2x.train.step import init_state
+from t2x.train import AdamW, Constant, Trainer
+from t2x.train.optimizers import build_optimizer
+from t2x.train.params import Blueprint, Groups
+from t2x.train.step import init_state, make_train_step
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -80,10 +82,17 @@ def our_losses(model, task, fields):
     schedule=Constant(peak=PEAK),
     clip_norm=1.0,
   )
-  program = Program(Experiment(model=lambda rngs: model, task=task, trainer=trainer))
-  params = program.blueprint.params(model)
-  state = init_state(params, trainer, program.optimizer, jax.random.key(0))
-  step = jax.jit(program.step())
+  blueprint = Blueprint(jax.eval_shape(lambda: model))
+  params, groups = blueprint.params(model), Groups((), blueprint.infos)
+  optimizer = build_optimizer(
+    trainer.optimizer,
+    trainer.schedule,
+    clip_norm=trainer.clip_norm,
+    num_steps=trainer.num_steps,
+    infos=groups.trained,
+  )
+  state = init_state(params, trainer, optimizer, jax.random.key(0))
+  step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups))
   for batch in batches():
     state, sums, _ = step(
       state, {}, {ours: jnp.asarray(batch[theirs], jnp.int32) for ours, theirs in fields.items()}

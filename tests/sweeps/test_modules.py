@@ -36,7 +36,7 @@ def outcomes(out):
   return {one.folder: read_outcome(out / 'trials' / one.folder) for one in trials}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_own_module_is_found_everywhere_and_its_trials_are_known_after_a_move(
   sweep_file, tmp_path
 ):

@@ -200,7 +200,7 @@ def test_a_part_that_uses_a_hyperparameter_as_a_number_fails_with_its_name(
     assert outcome.reason.startswith('Cosine.peak varies between trials')
 
 
-@pytest.mark.parametrize('together', [1, 2])
+@pytest.mark.parametrize('together', [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_trials_that_share_a_program_end_as_trainings_with_constants(
   together, sweep, metrics, tmp_path, assert_close, outcomes
 ):
