@@ -278,8 +278,8 @@ class _Member(Program):
     vars(member).update(vars(copy.copy(program.at(values))), lockstep=lockstep, index=index)
     return member
 
-  def state(self, given):
-    return self.lockstep.state(given) if isinstance(given, _Slot) else given
+  def state(self, held):
+    return self.lockstep.state(held) if isinstance(held, _Slot) else held
 
   def memory_bytes(self):
     return self.lockstep.memory_bytes()

@@ -1,5 +1,5 @@
-"""Parameters by name: what is known of each, and groups of them that are frozen or have learning rates
-of their own."""
+"""Parameters by name: their metadata, and groups of parameters that are frozen or have their own learning
+rates."""
 
 import dataclasses
 import difflib
@@ -35,15 +35,15 @@ Params = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ParamInfo:
-  """What is known of a parameter besides its values.
+  """Metadata of a parameter.
 
   Attributes:
     name: `body.stack.blocks.0.mixer.q.kernel`.
-    axes: logical axis of each dimension, without that of stacked layers.
-    shape: of the array; where layers are stacked, they are its first dimension.
-    layers: for each index of the stacked dimension, the layers that use it (several where layers share
-      parameters); None: no layers are stacked.
-    keep_float32: whether a step uses it in float32 whatever the compute type is.
+    axes: logical axis of each dimension, without the axis of stacked layers.
+    shape: shape of the array; stacked layers are its first dimension.
+    layers: for each index of the stacked dimension, the layers that use it (several if layers share
+      parameters); None if no layers are stacked.
+    keep_float32: whether a step uses the parameter in float32 for every compute dtype.
   """
 
   name: str
@@ -57,10 +57,10 @@ class ParamInfo:
     """Number of elements."""
     return math.prod(self.shape)
 
-  def rows(self, kept: np.ndarray) -> 'ParamInfo':
-    """Of the part of the parameter that has these indices of the stacked dimension."""
-    layers = self.layers and tuple(self.layers[i] for i in kept)
-    return dataclasses.replace(self, shape=(len(kept), *self.shape[1:]), layers=layers)
+  def rows(self, indices: np.ndarray) -> 'ParamInfo':
+    """Returns the metadata of the slice with these indices of the stacked dimension."""
+    layers = self.layers and tuple(self.layers[i] for i in indices)
+    return dataclasses.replace(self, shape=(len(indices), *self.shape[1:]), layers=layers)
 
 
 def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
@@ -72,8 +72,8 @@ def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
   )
   for path, variable in flat:
     name, shape = name_of(path), tuple(variable.get_raw_value().shape)
-    known = variable.get_metadata()
-    axes = tuple(known.get('axes') or (None,) * len(shape))
+    metadata = variable.get_metadata()
+    axes = tuple(metadata.get('axes') or (None,) * len(shape))
     layers: tuple[tuple[int, ...], ...] | None = None
     if len(shape) > len(axes):
       layers = tuple((i,) for i in range(shape[0]))
@@ -81,18 +81,18 @@ def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
         if name.startswith(f'{prefix}.blocks.'):
           block = name.removeprefix(f'{prefix}.blocks.').partition('.')[0]
           layers = stack.layers_of(int(block))
-    yield ParamInfo(name, axes, shape, layers, bool(known.get('keep_float32')))
+    yield ParamInfo(name, axes, shape, layers, bool(metadata.get('keep_float32')))
 
 
 class Blueprint:
-  """A model taken apart into parameters by name.
+  """Converts between a model and a dict of its parameters by name.
 
   Args:
-    shapes: the model, of `jax.ShapeDtypeStruct`s.
+    shapes: the model with `jax.ShapeDtypeStruct`s as leaves.
 
   Attributes:
     shapes: the same.
-    infos: what is known of each parameter, in the order of the model's leaves.
+    infos: metadata of each parameter by name, in the order of the model's leaves.
   """
 
   def __init__(self, shapes: nnx.Module):
@@ -105,7 +105,7 @@ class Blueprint:
     return dict(zip(self.infos, jax.tree.leaves(model), strict=True))
 
   def model(self, params: Mapping[str, Any], dtype: str | None = None) -> Any:
-    """The model with these parameters, `dtype` that of all but those that stay float32."""
+    """Returns the model with these parameters, cast to `dtype` except for parameters kept in float32."""
     leaves = []
     for name, info in self.infos.items():
       leaf = params[name]
@@ -149,12 +149,12 @@ class Group:
 
   Attributes:
     match: regular expression that matches their whole names ('embedding.*', '.*bias').
-    layers: (first, end) of the layers of their stack that are meant, as in a Python slice: (0, 6) are
-      the first six, (-2, None) the last two. None: all layers, and parameters outside of stacks.
+    layers: (first, end) of the layers of the stack, as in a Python slice: (0, 6) selects the first six
+      layers, (-2, None) the last two. None selects all layers and parameters outside stacks.
     rate: a number multiplies the learning rate; a LayerRate such as @LayerDecay() gives the number for each
-      layer; a Schedule is used in place of Trainer.schedule.
-    frozen: keeps their initial values: they have no gradient and no optimizer state, and are left out of
-      the gradient norm.
+      layer; a Schedule replaces Trainer.schedule.
+    frozen: keeps the initial values: the parameters have no gradient and no optimizer state, and do not
+      count in the gradient norm.
   """
 
   match: Text
@@ -171,7 +171,7 @@ class Group:
       raise UserError(f'Group.rate has no effect on the frozen parameters of {self.match!r}')
 
   def rows(self, info: ParamInfo) -> np.ndarray | None:
-    """The indices of the stacked dimension that are in the group; None: all of the parameter.
+    """Returns the indices of the stacked dimension that are in the group; None for the whole parameter.
 
     Raises:
       UserError: a range of layers where layers share parameters.
@@ -193,7 +193,7 @@ def _num_layers(info: ParamInfo) -> int:
 
 
 def _layer(info: ParamInfo, row: int) -> int:
-  """The layer that uses a row of a stacked parameter."""
+  """Returns the layer that uses a row of a stacked parameter."""
   (layer, *others) = (info.layers or ((0,),))[row]
   if others:
     raise UserError(f'Group.rate: the layers of {info.name} share parameters; give them a number')
@@ -204,17 +204,17 @@ Rate = float | np.ndarray | Schedule
 
 
 class Groups:
-  """What the groups of a config make of the parameters of a model. The first that matches counts.
+  """Assigns each parameter, or each layer of a stacked parameter, to the first group that matches it.
 
   Args:
     groups: in order.
     infos: of all parameters.
 
   Attributes:
-    trained: infos of the parameters that are trained, of the trained rows where only some layers are.
-    frozen: infos of those that are not, likewise.
+    trained: metadata of the trained parameters; of partly frozen ones, of the trained layers.
+    frozen: metadata of the frozen parameters, likewise.
     rates: factor of the learning rate (a number, or an array that broadcasts to the trained part), or
-      the schedule used in its place; parameters with the factor 1 are left out.
+      the schedule that replaces it; parameters with factor 1 are omitted.
 
   Raises:
     UserError: a group without effect, layers that do not exist or are shared, nothing left to train.
@@ -222,7 +222,7 @@ class Groups:
 
   def __init__(self, groups: Sequence[Group], infos: Mapping[str, ParamInfo]):
     self.infos, self._groups = dict(infos), tuple(groups)
-    # Which group each row belongs to (0-d where no layers are stacked); -1: none.
+    # The number of the group of each row (0-d if no layers are stacked); -1 for no group.
     self._chosen = {
       name: np.full(info.shape[:1] if info.layers else (), -1) for name, info in infos.items()
     }
@@ -293,7 +293,7 @@ class Groups:
     return np.array(factors, np.float32).reshape(-1, *[1] * (len(info.shape) - 1))
 
   def split(self, params: Mapping[str, Any]) -> tuple[Params, Params]:
-    """Whole parameters -> (trained, frozen)."""
+    """Splits whole parameters into trained and frozen ones."""
     trained = {name: params[name] for name in self.trained}
     frozen = {name: params[name] for name in self.frozen}
     for name, (ours, theirs) in self._rows.items():
@@ -301,23 +301,23 @@ class Groups:
     return trained, frozen
 
   def frozen_rows(self, name: str) -> list[int] | None:
-    """The indices of a frozen parameter's stacked dimension; None: all of it is frozen."""
+    """Returns the frozen indices of the stacked dimension; None if the whole parameter is frozen."""
     return self._rows[name][1].tolist() if name in self._rows else None
 
   def join(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
-    """The inverse of `split`."""
+    """Inverts `split`."""
     params = {name: (trained if name in trained else frozen)[name] for name in self.infos}
     for name, (ours, theirs) in self._rows.items():
       first, second = (trained, frozen) if ours[0] < theirs[0] else (frozen, trained)
       order = np.concatenate([ours, theirs] if ours[0] < theirs[0] else [theirs, ours])
       whole = jnp.concatenate([first[name], second[name]])
-      # Where the frozen layers are the first or the last ones, nothing is moved.
+      # No gather if the frozen layers are the first or the last ones.
       ordered = (np.diff(order) > 0).all()
       params[name] = whole if ordered else whole[np.argsort(order)]
     return params
 
   def table(self) -> str:
-    """The number of parameters, how many are trained, and the factors of the learning rate, by layer."""
+    """Formats, per layer, the number of parameters, of trained ones, and the learning rate factors."""
     lines: dict[tuple[str, int], list[Any]] = {}
     for name, info in self.infos.items():
       stack, found, _ = name.partition('.blocks.')
@@ -353,7 +353,7 @@ def _told(rate: float | Schedule) -> str:
 
 
 def matches_nothing(where: str, pattern: str, what: str, names: Iterable[str]) -> UserError:
-  """The error for a pattern that matches no name, with the names that are nearest."""
+  """Returns the error for a pattern without a match, with the nearest names."""
   plain = pattern.replace('.*', '').replace('\\', '')
   nearest = difflib.get_close_matches(plain, list(names), 3, 0.0)
   return UserError(f'{where}: {pattern!r} matches nothing {what}; nearest are {", ".join(nearest)}')

@@ -1,4 +1,4 @@
-"""What is traced and compiled for an experiment: shapes, shardings, and the jitted functions over them."""
+"""Shapes, shardings and jitted functions of an experiment."""
 
 import contextlib
 import copy
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ['Program', 'memory_of']
 
-# A train state, or what a program that keeps states elsewhere gives out in its place.
+# A train state, or the handle of a program that stores states elsewhere.
 State = Any
 Batch = Mapping[str, jax.Array]
 TrainStep = Callable[[State, Params, Batch], tuple[State, Sums, jax.Array]]
@@ -52,19 +52,19 @@ class Program:
   hyperparameters that are its inputs.
 
   Args:
-    experiment: what is compiled; without a task there are the shapes of a state alone.
-    values: of the hyperparameters that the experiment holds references to, by name; see `at`.
-    mesh: the devices; None: those of `experiment.mesh`. Of an abstract mesh there are shapes alone.
+    experiment: has a model and a trainer; without a task, only the state is shaped.
+    values: values by name of the hyperparameters that the experiment holds references to; see `at`.
+    mesh: the devices; None builds `experiment.mesh`. With an abstract mesh, nothing can be run.
 
   Attributes:
-    experiment: the same, the sizes of its tables known.
+    experiment: the same, with the sizes of its tables.
     mesh: the devices.
     layout: where the activations of a step are split over them; None for one device.
-    blueprint: the model's shapes, and what is known of each parameter.
-    groups: which of the parameters are trained, and at what rates.
+    blueprint: the model's shapes and the metadata of its parameters.
+    groups: trained and frozen parameters, and their learning rate factors.
     optimizer: the update rule with its schedule.
     abstract: shapes and shardings of the train state.
-    frozen: of the parameters that are not trained.
+    frozen: shapes and shardings of the frozen parameters.
 
   Raises:
     UserError: parts that do not fit each other or the devices.
@@ -153,7 +153,7 @@ class Program:
     """A new state, and the frozen parameters: each array is made where it will live."""
     if 'init' not in self._compiled:
       shardings = jax.tree.map(lambda leaf: leaf.sharding, (self.abstract, self.frozen))
-      # What runs once is not worth the seconds that LLVM takes to make it fast.
+      # It runs once: optimizing takes LLVM longer than running it.
       options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
       self._compiled['init'] = jax.jit(
         self.initial, out_shardings=shardings, compiler_options=options
@@ -164,9 +164,9 @@ class Program:
     """All parameters, as evaluation uses them."""
     return self.groups.join(state.evaluated, frozen)
 
-  def state(self, given: State) -> TrainState:
-    """The train state that a step gave out."""
-    return given
+  def state(self, held: State) -> TrainState:
+    """Returns the train state of what a step returned."""
+    return held
 
   def at_disk(self, finish: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """Held by a run that saves or restores; `finish` returns when nothing is under way."""
@@ -195,7 +195,7 @@ class Program:
     """`(state, frozen, batch, scalars) -> (state, sums, norms)`, to be jitted.
 
     Args:
-      tokenizer: a fitted one; None: shapes alone are wanted.
+      tokenizer: the fitted tokenizer; None if only shapes are computed.
     """
     _, task, trainer = self.experiment.complete()
     task = task if tokenizer is None else task.bound(tokenizer)
@@ -214,7 +214,7 @@ class Program:
     """The jitted evaluation step, `(all parameters, batch) -> sums`.
 
     Args:
-      tokenizer: the runs' fitted tokenizer; None: shapes alone are wanted.
+      tokenizer: the runs' fitted tokenizer; None if only shapes are computed.
       evaluation: the name of one of `Experiment.evaluations`; None: the experiment's own task.
     """
     key = f'evaluation {evaluation}'

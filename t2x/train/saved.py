@@ -1,6 +1,6 @@
-"""The parameters in the checkpoints of a run: whole, wherever their parts are saved.
+"""Reads whole parameters from the checkpoints of a run.
 
-Frozen parameters do not change, so they are saved once for all checkpoints, in `checkpoints/frozen`.
+Frozen parameters are saved once for all checkpoints, in `checkpoints/frozen`.
 """
 
 import json
@@ -20,7 +20,7 @@ from t2x.train.params import Groups, Params
 
 __all__ = ['SavedParams', 'restore_frozen', 'save_frozen']
 
-# For each frozen parameter the indices of its stacked dimension, null for all of it; and its whole shape.
+# For each frozen parameter: the frozen indices of its stacked dimension (null for all), and its whole shape.
 _ROWS = 'rows.json'
 
 
@@ -43,20 +43,22 @@ def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> Non
 
 
 def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
-  """The frozen parameters of a run, with the shapes and shardings of `abstract`.
+  """Returns the frozen parameters of a run, with the shapes and shardings of `abstract`.
 
   Raises:
-    UserError: they are missing, damaged, or others.
+    UserError: they are missing or damaged.
   """
   if not abstract:
     return {}
-  folder, _ = _frozen(checkpoints)
+  folder, rows = _frozen(checkpoints)
+  if rows.keys() != abstract.keys():
+    raise UserError(f'{folder} does not hold the frozen parameters of this run: use --fresh')
   with ocp.StandardCheckpointer() as reader:
     return reader.restore(folder, {name: target_of(leaf) for name, leaf in abstract.items()})
 
 
 def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
-  """The folder of the frozen parameters, and which rows they are; {} where there are none.
+  """Returns the folder of the frozen parameters and the content of `_ROWS`; {} if none are frozen.
 
   Raises:
     UserError: the folder is damaged.
@@ -75,7 +77,7 @@ class SavedParams:
   Args:
     checkpoints: of the run.
     step: of an intact checkpoint.
-    use_ema: takes the moving average where the run keeps one.
+    use_ema: reads the moving average if the run has one.
 
   Attributes:
     shapes: the whole shape of each parameter by name.
@@ -97,7 +99,7 @@ class SavedParams:
     self.shapes |= {name: tuple(shape) for name, (_, shape) in self._rows.items()}
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-    """Some of the parameters and no others, with the types and shardings of `wanted`."""
+    """Reads only these parameters, with the dtypes and shardings of `wanted`."""
     whole = {name: leaf for name, leaf in wanted.items() if name not in self._rows}
     frozen = {name: leaf for name, leaf in wanted.items() if self._rows.get(name, [0])[0] is None}
     found = self._trained_arrays(whole) | self._frozen_arrays(frozen)
@@ -120,7 +122,7 @@ class SavedParams:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(self._folder, args=args)
 
   def _joined(self, name: str, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """A stacked parameter of which some layers are frozen."""
+    """Reads a stacked parameter with some frozen layers."""
     rows = np.array(self._rows[name][0])
     others = np.setdiff1d(np.arange(wanted.shape[0]), rows)
     part = jax.ShapeDtypeStruct((len(others), *wanted.shape[1:]), wanted.dtype)

@@ -289,3 +289,6 @@ def test_damaged_frozen_parameters_are_an_error(trained):
   max(files, key=lambda path: path.stat().st_size).write_bytes(b'')
   with pytest.raises(UserError, match='frozen is corrupt'):
     Run(made, folder).restore()
+  shutil.rmtree(folder / 'checkpoints/frozen')
+  with pytest.raises(UserError, match='does not hold the frozen parameters of this run'):
+    Run(made, folder).restore()
