@@ -148,10 +148,10 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, Sums, jax.Array]]:
   """`(state, frozen, batch, scalars) -> (state, sums, norms)`; jit it with a donated state.
 
-  `scalars` are the hyperparameters that trials vary. `frozen` are the parameters that are not trained. `norms` are those of the gradient of each trained
-  parameter, in the order of sorted names. `sums['finite']` is 1 where the loss and all norms are
-  finite: the host reads it and does not decide anew. `layout` says where activations are split; None
-  leaves them whole or to the compiler.
+  `frozen` are the parameters that are not trained, `scalars` the hyperparameters that trials vary. `norms`
+  are the gradient norms of the trained parameters, in the order of sorted names. `sums['finite']` is 1 if
+  the loss and all norms are finite: the host reads it and does not decide anew. `layout` splits activations
+  over devices; None leaves them to the compiler.
 
   Each loss term is divided by its weight over the whole batch (an auxiliary loss of the model by the
   number of rows) before the gradients of micro-batches are added up, so `accumulate` does not change

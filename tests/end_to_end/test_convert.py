@@ -2,19 +2,23 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / 'data'))
 
 import hub_folders
 
+from t2x.files import write_checksums
 from t2x.interop.safetensors import read_tensors, write_tensors
+from t2x.train.retention import METRICS
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 
@@ -229,3 +233,51 @@ def test_several_end_tokens_are_kept_from_import_to_export(file, t2x, tmp_path):
   code, _, err = t2x('convert', 'export', tmp_path / 'run', '--to', tmp_path / 'back')
   assert code == 0, err
   assert json.loads((tmp_path / 'back' / file).read_text())['eos_token_id'] == ends
+
+
+def as_format_1(checkpoint):
+  """Rewrites a checkpoint as older versions wrote it: nested dicts, parameters under `model`."""
+  reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+  args = ocp.args.Composite(state=ocp.args.StandardRestore(), about=ocp.args.JsonRestore())
+  saved = reader.restore(checkpoint, args=args)
+  rename = lambda name: re.sub('^params', 'model', name).replace('.', '/')  # noqa: E731
+  state = {}
+  for name, leaf in saved.state.items():
+    *parts, last = rename(name).split('/')
+    inner = state
+    for part in parts:
+      inner = inner.setdefault(part, {})
+    inner[last] = leaf
+  about = {name: value for name, value in saved.about.items() if name != 'format'}
+  about['arrays'] = {rename(name): shape for name, shape in about['arrays'].items()}
+  metrics = (checkpoint / METRICS).read_bytes() if (checkpoint / METRICS).exists() else None
+  shutil.rmtree(checkpoint)
+  with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
+    args = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(about))
+    writer.save(checkpoint, args=args)
+  write_checksums(checkpoint)
+  if metrics is not None:
+    (checkpoint / METRICS).parent.mkdir()
+    (checkpoint / METRICS).write_bytes(metrics)
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_version_is_refused_and_goes_on_when_it_is_converted(
+  experiment, t2x, tmp_path
+):
+  file = experiment('causal_lm', 'Trainer.ema_decay = 0.9\n')
+  old, new, whole = (tmp_path / name for name in ('old', 'new', 'whole'))
+  short = '--gin.Trainer.num_steps=6'
+  assert t2x('train', file, '--out', old, short)[0] == 0
+  before = t2x('eval', old, '--json')
+  for checkpoint in (old / 'checkpoints').glob('[0-9]*'):
+    as_format_1(checkpoint)
+  code, _, err = t2x('eval', old)
+  assert code == 2
+  assert 'has run format 1, this t2x reads 2: convert it with `t2x convert run' in err
+  assert t2x('convert', 'run', old, '--to', new)[0] == 0
+  assert t2x('eval', new, '--json') == before
+  assert t2x('train', file, '--out', new, short)[0] == 0
+  code, _, err = t2x('convert', 'run', new, '--to', whole)
+  assert code == 2
+  assert 'only 1 can be converted' in err
