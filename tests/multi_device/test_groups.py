@@ -1,0 +1,107 @@
+"""On eight fake devices (a separate process): a run with frozen layers trains as on one device, and its
+parameters are read onto another mesh."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from t2x.commands import load
+from t2x.parallel import check_shardings
+from t2x.train import Run
+
+folder = Path(sys.argv[1])
+(folder / 'text.txt').write_text('the cat sees the dog. ' * 400)
+(folder / 'run.gin').write_text(f'''
+include '{sys.argv[2]}/configs/models/small_decoder.gin'
+d_model = 16
+num_layers = 4
+vocab_size = 264
+MLP.hidden_dim = 32
+MultiHeadAttention.num_heads = 2
+Experiment.task = @CausalLM()
+CausalLM:
+  source = @TextFiles()
+  tokenizer = @Bytes()
+  length = 16
+TextFiles.train = '{folder}/text.txt'
+TextFiles.validation = '{folder}/text.txt'
+Experiment.trainer = @Trainer()
+Trainer:
+  num_steps = 10
+  batch_size = 8
+  accumulate = 2
+  ema_decay = 0.9
+  schedule = @Constant()
+  groups = [@first/Group(), @table/Group(), @rest/Group()]
+Constant.peak = 1e-2
+first/Group.match = '.*stack.*'
+first/Group.layers = (1, 3)
+first/Group.frozen = True
+table/Group.match = 'embedding.*'
+table/Group.frozen = True
+rest/Group.match = '.*stack.*'
+rest/Group.rate = @LayerDecay()
+LayerDecay.decay = 0.5
+''')
+
+def trained(mesh):
+  run = Run(load([folder / 'run.gin', mesh]).build(), folder / mesh.stem)
+  batches, losses = run.batches(run.rows('train')), []
+  state, frozen = run.init()
+  for step in range(5):
+    state, sums, _ = run.train_step(state, frozen, run.on_device(batches[step]))
+    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+  check_shardings(run.program.abstract, state)
+  run.save(5, state, {})
+  run.checkpoints.close()
+  return run, losses, run.program.evaluated(state, frozen)
+
+meshes = Path(sys.argv[2]) / 'configs' / 'meshes'
+_, alone, _ = trained(meshes / 'single.gin')
+run, losses, params = trained(meshes / 'fsdp_tensor.gin')
+np.testing.assert_allclose(losses, alone, rtol=2e-6)
+assert losses[-1] < losses[0]
+name = 'body.stack.blocks.0.mixer.q.kernel'
+first = run.program.init(0)[0].params[name]
+assert first.shape[0] == 2 and run.program.frozen[name].shape[0] == 2
+assert len(run.program.frozen['embedding.table'].sharding.device_set) == 8
+for mesh in ('fsdp_tensor', 'single'):
+  other = Run(load([folder / 'run.gin', meshes / f'{mesh}.gin']).build(), folder / 'fsdp_tensor')
+  read, step = other.restore_params()
+  assert step == 5
+  for one, wanted in other.program.params_abstract().items():
+    assert read[one].sharding.is_equivalent_to(wanted.sharding, wanted.ndim), one
+    np.testing.assert_array_equal(np.asarray(read[one]), np.asarray(params[one]), one)
+  state, frozen, _ = other.restore()
+  np.testing.assert_array_equal(frozen['embedding.table'], params['embedding.table'])
+print(jax.device_count(), 'devices')
+"""
+
+
+@pytest.mark.slow
+def test_frozen_layers_on_eight_devices_equal_one_device_and_are_read_onto_another_mesh(tmp_path):
+  # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
+  environment = os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'JAX_NUM_CPU_DEVICES': '8',
+    'NPROC': '16',
+    'T2X_CACHE': str(tmp_path / 'cache'),
+  }
+  command = [sys.executable, '-c', SCRIPT, str(tmp_path), str(ROOT)]
+  done = subprocess.run(
+    command, env=environment, capture_output=True, text=True, check=False, timeout=300
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  assert done.stdout.endswith('8 devices\n')
