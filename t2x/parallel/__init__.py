@@ -10,7 +10,6 @@ from t2x.parallel.sharding import (
   batch_sharding,
   check_batch,
   check_length,
-  param_sharding,
   partition_spec,
   state_shardings,
 )
@@ -30,7 +29,6 @@ __all__ = [
   'check_shardings',
   'connect',
   'find_cluster',
-  'param_sharding',
   'partition_spec',
   'process_part',
   'sharding_table',

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from types import EllipsisType
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -17,7 +17,6 @@ __all__ = [
   'batch_sharding',
   'check_batch',
   'check_length',
-  'param_sharding',
   'partition_spec',
   'state_shardings',
 ]
@@ -145,38 +144,42 @@ class Activations:
     return math.prod(self.mesh.shape[one] for one in as_tuple(self.rules.get(axis)))
 
 
-def param_sharding(
-  mesh: AnyMesh,
-  rules: Rules,
-  axes: Sequence[str | None],
-  shape: Sequence[int],
-  name: str = 'a parameter',
-) -> NamedSharding:
-  """`partition_spec` on its mesh."""
-  return NamedSharding(mesh, partition_spec(mesh, rules, axes, shape, name))
+class Placed(Protocol):
+  """The part of a parameter's metadata that decides where it lives."""
+
+  @property
+  def axes(self) -> Sequence[str | None]:
+    """Logical axis of each dimension, without the axis of stacked layers."""
+
+  @property
+  def shape(self) -> Sequence[int]:
+    """Shape of the array."""
 
 
-def state_shardings(
-  mesh: AnyMesh,
-  params: Mapping[str, NamedSharding],
-  shapes: Mapping[str, Sequence[int]],
-  tree: Any,
-) -> Any:
-  """A NamedSharding for each leaf of a train state, in the same structure.
+def state_shardings(mesh: AnyMesh, rules: Rules, params: Mapping[str, Placed], tree: Any) -> Any:
+  """Returns a NamedSharding for each leaf of a train state, in the same structure.
 
   A leaf under the key of a parameter (the parameter itself, its moments, its average) is laid out as the
   parameter if it has its shape. All else (counts, keys, Adafactor's rows and columns) is replicated.
 
   Args:
     mesh: the devices.
-    params: the shardings of the parameters by name.
-    shapes: their shapes.
+    rules: logical axis -> mesh axis, several, or None.
+    params: metadata of the parameters by name.
     tree: arrays or their shapes.
+
+  Raises:
+    UserError: a dimension that does not divide over its mesh axes, with the parameter's name.
   """
   replicated = NamedSharding(mesh, PartitionSpec())
+  shardings = {
+    name: NamedSharding(mesh, partition_spec(mesh, rules, one.axes, one.shape, name))
+    for name, one in params.items()
+  }
 
   def of(path, leaf):
     name = str(getattr(path[-1], 'key', ''))
-    return params[name] if tuple(shapes.get(name, ())) == leaf.shape != () else replicated
+    has_its_shape = name in params and tuple(params[name].shape) == leaf.shape
+    return shardings[name] if has_its_shape else replicated
 
   return jax.tree_util.tree_map_with_path(of, tree)

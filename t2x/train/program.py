@@ -17,14 +17,13 @@ from t2x.parallel import (
   batch_sharding,
   check_batch,
   check_length,
-  param_sharding,
   state_shardings,
 )
 from t2x.tasks import Task
 from t2x.tasks.losses import Sums
 from t2x.train.flops import row_lengths
 from t2x.train.optimizers import build_optimizer
-from t2x.train.params import Blueprint, Groups, Params
+from t2x.train.params import Blueprint, Groups, ParamInfo, Params
 from t2x.train.step import (
   NO_SCALARS,
   Scalars,
@@ -104,7 +103,9 @@ class Program:
     if experiment.task is not None:
       experiment.task.check_model(shapes)
       self._check_fit(experiment.task)
-    self.abstract, self.frozen = self._abstract()
+    state, frozen = jax.eval_shape(self.initial, self._key)
+    self.abstract = self._placed(self.groups.trained, state)
+    self.frozen = self._placed(self.groups.frozen, frozen)
     self._compiled: dict[str, Any] = {}
     self._values = values
 
@@ -125,23 +126,14 @@ class Program:
       name = f'a row of the {part or "model"}'
       check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
 
-  def _abstract(self) -> tuple[TrainState, Params]:
-    rules = self.experiment.mesh.rules
-
-    def shaped(infos, tree):
-      known = {
-        name: param_sharding(self.mesh, rules, info.axes, info.shape, name)
-        for name, info in infos.items()
-      }
-      shapes = {name: info.shape for name, info in infos.items()}
-      return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        tree,
-        state_shardings(self.mesh, known, shapes, tree),
-      )
-
-    state, frozen = jax.eval_shape(self.initial, self._key)
-    return shaped(self.groups.trained, state), shaped(self.groups.frozen, frozen)
+  def _placed(self, infos: Mapping[str, ParamInfo], tree: Any) -> Any:
+    """Returns the shapes of `tree` with shardings; its dicts hold arrays by parameter name."""
+    shardings = state_shardings(self.mesh, self.experiment.mesh.rules, infos, tree)
+    return jax.tree.map(
+      lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+      tree,
+      shardings,
+    )
 
   def initial(self, key: jax.Array) -> tuple[TrainState, Params]:
     """The state before the first step and the frozen parameters, to be shaped or jitted."""
@@ -250,15 +242,8 @@ class Program:
 
   def params_abstract(self) -> Params:
     """Shapes and shardings of all parameters."""
-    rules = self.experiment.mesh.rules
-    return {
-      name: jax.ShapeDtypeStruct(
-        info.shape,
-        (self.abstract.params | self.frozen)[name].dtype,
-        sharding=param_sharding(self.mesh, rules, info.axes, info.shape, name),
-      )
-      for name, info in self.blueprint.infos.items()
-    }
+    blueprint = self.blueprint
+    return self._placed(blueprint.infos, blueprint.params(blueprint.shapes))
 
   def memory_bytes(self) -> int | None:
     """What the train step takes of each device's memory: state, batch and all that lies between.

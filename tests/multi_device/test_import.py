@@ -12,7 +12,7 @@ from flax import nnx
 from t2x.commands import load
 from t2x.interop import Source
 from t2x.interop.safetensors import write_tensors
-from t2x.parallel import Mesh, param_sharding
+from t2x.parallel import Mesh, state_shardings
 from t2x.train.params import Blueprint
 from t2x.arrays import named_leaves
 
@@ -40,13 +40,12 @@ builder = load([folder / 'model.gin']).build().model
 model = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0)))
 whole = source.read(model)
 mesh = Mesh(data=1, fsdp=4, tensor=2)
-blueprint, built = Blueprint(model), mesh.build()
-target = blueprint.model({
-  name: jax.ShapeDtypeStruct(
-    info.shape, 'f4', sharding=param_sharding(built, mesh.rules, info.axes, info.shape, name)
-  )
-  for name, info in blueprint.infos.items()
-})
+blueprint = Blueprint(model)
+params = blueprint.params(model)
+shardings = state_shardings(mesh.build(), mesh.rules, blueprint.infos, params)
+target = blueprint.model(jax.tree.map(
+  lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), params, shardings
+))
 
 arrays, _ = source.arrays(target)
 leaves = dict(named_leaves(target))

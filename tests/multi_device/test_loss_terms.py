@@ -15,7 +15,7 @@ import jax
 
 sys.path.append(sys.argv[1])
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of, transformer
-from t2x.parallel import Activations, Mesh, batch_sharding, param_sharding
+from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
 two_terms = model_of(TASKS['with_token_modelling'])
@@ -28,10 +28,9 @@ for name, model, settings in (
   one_device, metrics = gradient(TASKS[name], model, batch)
   mesh = settings.build()
   blueprint = Blueprint(jax.eval_shape(lambda: model))
-  placed = blueprint.model({
-    name: jax.device_put(array, param_sharding(mesh, settings.rules, info.axes, info.shape))
-    for (name, array), info in zip(blueprint.params(model).items(), blueprint.infos.values())
-  })
+  params = blueprint.params(model)
+  shardings = state_shardings(mesh, settings.rules, blueprint.infos, params)
+  placed = blueprint.model(jax.device_put(params, shardings))
   rows = jax.device_put(batch, batch_sharding(mesh))
   assert len(rows['tokens'].sharding.device_set) == 8
   for parts in (1, 2):

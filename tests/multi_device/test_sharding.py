@@ -14,7 +14,7 @@ import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import PartitionSpec as P
 from t2x.errors import UserError
 from t2x.arrays import named_leaves
-from t2x.parallel import Mesh, batch_sharding, param_sharding, state_shardings
+from t2x.parallel import Mesh, batch_sharding, state_shardings
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.optimizers import Adafactor, AdamW, Muon
 from t2x.train.params import Blueprint
@@ -34,10 +34,8 @@ def init(optimizer):
   return of
 
 def abstract(mesh, optimizer):
-  built = mesh.build()
   shapes = jax.eval_shape(init(optimizer), jax.random.key(0))
-  params = {n: param_sharding(built, mesh.rules, one.axes, one.shape, n) for n, one in infos.items()}
-  shardings = state_shardings(built, params, {n: one.shape for n, one in infos.items()}, shapes)
+  shardings = state_shardings(mesh.build(), mesh.rules, infos, shapes)
   return jax.tree.map(
     lambda s, where: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes, shardings
   )
