@@ -45,8 +45,7 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   from t2x.interop.streaming import save_streamed
 
   out = Path(args.out)
-  if out.exists() and (not out.is_dir() or any(out.iterdir())):
-    raise UserError(f'{out} is there already: remove it, or use another --out')
+  _check_free(out, '--out')
   source = Source(args.model)
   generated = config_lib.GinText(source.gin, str(source.config))
   model = source.shapes(load([generated], args.overrides).build().model)
@@ -77,6 +76,12 @@ def import_folder(args: argparse.Namespace, load: Load) -> None:
   write_folder(out, write)
   print('\n'.join(notes))
   print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
+
+
+def _check_free(folder: Path, flag: str) -> None:
+  """Raises UserError unless the folder is missing or empty."""
+  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    raise UserError(f'{folder} is there already: remove it, or use another {flag}')
 
 
 def read_folder(folder: Path | str, load: Load) -> Any:
@@ -161,8 +166,7 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
   from t2x.train.checkpoints import Checkpoints
   from t2x.train.saved import SavedParams
 
-  if to.exists() and (not to.is_dir() or any(to.iterdir())):
-    raise UserError(f'{to} is there already: remove it, or use another --to')
+  _check_free(to, '--to')
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
   experiment = load([run / 'config.gin'], []).build().sized(tokenizer)
   task = experiment.task
@@ -211,8 +215,7 @@ def convert_run(run: Path, to: Path) -> None:
   from t2x.data.folders import write_folder
   from t2x.train.checkpoints import FORMAT, Checkpoints
 
-  if to.exists() and (not to.is_dir() or any(to.iterdir())):
-    raise UserError(f'{to} is there already: remove it, or use another --to')
+  _check_free(to, '--to')
   checkpoints = Checkpoints(run / 'checkpoints')
   formats = {step: checkpoints.about(step).get('format', 1) for step in checkpoints.steps()}
   if not formats:

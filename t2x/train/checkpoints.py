@@ -26,7 +26,7 @@ from t2x.errors import UserError, first_line
 from t2x.files import damage_of, write_checksums
 from t2x.train.retention import Retention
 
-__all__ = ['FORMAT', 'Checkpoints', 'quiet_orbax', 'target_of']
+__all__ = ['FORMAT', 'Checkpoints', 'quiet_orbax', 'restore_args', 'target_of']
 
 State = TypeVar('State')
 
@@ -249,16 +249,13 @@ class Checkpoints:
     )
 
   def _check_format(self, step: int) -> None:
-    found = self.about(step).get('format', 1)
-    if found == FORMAT:
-      return
-    run = self.folder.parent
-    advice = 'update t2x'
-    if found < FORMAT:
-      advice = f'convert it with `t2x convert run {run} --to NEW_FOLDER`'
-    raise UserError(
-      f'the checkpoint of step {step} in {run} has run format {found}, this t2x reads {FORMAT}: {advice}'
-    )
+    if (found := self.about(step).get('format', 1)) != FORMAT:
+      run = self.folder.parent
+      convert = f'convert it with `t2x convert run {run} --to NEW_FOLDER`'
+      raise UserError(
+        f'the checkpoint of step {step} in {run} has run format {found}, this t2x reads {FORMAT}: '
+        f'{convert if found < FORMAT else "update t2x"}'
+      )
 
   def about(self, step: int) -> dict[str, Any]:
     """What is beside the arrays: 'extra', 'metrics', 'arrays' (name -> shape), and which metric
@@ -269,11 +266,9 @@ class Checkpoints:
 
   def read(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Some of a checkpoint's arrays, with the types and shardings of `wanted`, and no others."""
-    target = {name: target_of(leaf) for name, leaf in wanted.items()}
-    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
-    args = ocp.args.PyTreeRestore(target, restore_args, partial_restore=True)
     reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    return reader.restore(self.folder / str(step), args=ocp.args.Composite(state=args)).state
+    args = ocp.args.Composite(state=restore_args(wanted))
+    return reader.restore(self.folder / str(step), args=args).state
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
@@ -331,13 +326,12 @@ class Checkpoints:
     return problem
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
-    folder = self.folder / str(step)
     about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     named = dict(named_leaves(abstract))
     self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
     target = {name: target_of(leaf) for name, leaf in named.items()}
     args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    read = reader.restore(folder, args=args).state
+    read = reader.restore(self.folder / str(step), args=args).state
     leaves = [read[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
@@ -390,6 +384,13 @@ def _not_orbax(record: logging.LogRecord) -> bool:
   raised = record.exc_info[2] if record.exc_info else None
   where = ''.join(traceback.format_tb(raised))
   return 'orbax' not in record.pathname + record.getMessage() + where
+
+
+def restore_args(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore:
+  """Orbax's arguments for reading these arrays and no others."""
+  target = {name: target_of(leaf) for name, leaf in wanted.items()}
+  types = ocp.checkpoint_utils.construct_restore_args(target)
+  return ocp.args.PyTreeRestore(target, types, partial_restore=True)
 
 
 def target_of(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -27,6 +27,7 @@ __all__ = [
   'LayerRate',
   'ParamInfo',
   'Params',
+  'join_rows',
   'matches_nothing',
 ]
 
@@ -200,6 +201,14 @@ def _layer(info: ParamInfo, row: int) -> int:
   return layer
 
 
+def join_rows(*parts: tuple[np.ndarray, Any]) -> Any:
+  """Returns the stacked array of which each part is (ascending indices, their rows)."""
+  indices, rows = zip(*sorted(parts, key=lambda part: part[0][0]), strict=True)
+  whole, order = jnp.concatenate(rows), np.concatenate(indices)
+  # No gather if one part follows the other.
+  return whole if (np.diff(order) > 0).all() else whole[np.argsort(order)]
+
+
 Rate = float | np.ndarray | Schedule
 
 
@@ -308,12 +317,7 @@ class Groups:
     """Inverts `split`."""
     params = {name: (trained if name in trained else frozen)[name] for name in self.infos}
     for name, (ours, theirs) in self._rows.items():
-      first, second = (trained, frozen) if ours[0] < theirs[0] else (frozen, trained)
-      order = np.concatenate([ours, theirs] if ours[0] < theirs[0] else [theirs, ours])
-      whole = jnp.concatenate([first[name], second[name]])
-      # No gather if the frozen layers are the first or the last ones.
-      ordered = (np.diff(order) > 0).all()
-      params[name] = whole if ordered else whole[np.argsort(order)]
+      params[name] = join_rows((ours, trained[name]), (theirs, frozen[name]))
     return params
 
   def table(self) -> str:

@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
 from t2x.errors import UserError
 from t2x.files import damage_of, write_checksums
-from t2x.train.checkpoints import Checkpoints, target_of
-from t2x.train.params import Groups, Params
+from t2x.train.checkpoints import Checkpoints, restore_args, target_of
+from t2x.train.params import Groups, Params, join_rows
 
 __all__ = ['SavedParams', 'restore_frozen', 'save_frozen']
 
@@ -95,7 +94,6 @@ class SavedParams:
       for name, shape in arrays.items()
       if name.startswith(self._prefix)
     }
-    self._trained = dict(self.shapes)
     self.shapes |= {name: tuple(shape) for name, (_, shape) in self._rows.items()}
 
   def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
@@ -115,20 +113,17 @@ class SavedParams:
   def _frozen_arrays(self, wanted: Mapping[str, Any]) -> Params:
     if not wanted:
       return {}
-    target = {name: target_of(leaf) for name, leaf in wanted.items()}
-    args = ocp.args.PyTreeRestore(
-      target, ocp.checkpoint_utils.construct_restore_args(target), partial_restore=True
-    )
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(self._folder, args=args)
+    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+    return reader.restore(self._folder, args=restore_args(wanted))
 
   def _joined(self, name: str, wanted: jax.ShapeDtypeStruct) -> jax.Array:
     """Reads a stacked parameter with some frozen layers."""
-    rows = np.array(self._rows[name][0])
-    others = np.setdiff1d(np.arange(wanted.shape[0]), rows)
-    part = jax.ShapeDtypeStruct((len(others), *wanted.shape[1:]), wanted.dtype)
-    trained = self._trained_arrays({name: part})[name]
-    part = jax.ShapeDtypeStruct((len(rows), *wanted.shape[1:]), wanted.dtype)
-    frozen = self._frozen_arrays({name: part})[name]
-    order = np.argsort(np.concatenate([others, rows]))
-    whole = jnp.concatenate([trained, frozen])[order]
+    frozen = np.array(self._rows[name][0])
+    trained = np.setdiff1d(np.arange(wanted.shape[0]), frozen)
+
+    def part(read, indices):
+      shape = (len(indices), *wanted.shape[1:])
+      return indices, read({name: jax.ShapeDtypeStruct(shape, wanted.dtype)})[name]
+
+    whole = join_rows(part(self._trained_arrays, trained), part(self._frozen_arrays, frozen))
     return whole if wanted.sharding is None else jax.device_put(whole, wanted.sharding)
