@@ -34,14 +34,22 @@ class TaskOutput:
 
   Attributes:
     metrics: (sum, weight) by name. 'loss' is the main loss term.
-    terms: the sum of each loss term by name, coefficients included. The train step divides each by
-      its weight in `Task.weights` of the whole batch and minimises their total.
     aux: auxiliary losses of the model, from `Output.aux`.
+    further: the sum of each loss term besides the main one by name, coefficients included.
   """
 
   metrics: Sums
-  terms: dict[str, jax.Array]
   aux: Aux = dataclasses.field(default_factory=dict)
+  further: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+
+  @property
+  def terms(self) -> dict[str, jax.Array]:
+    """The sum of each loss term by name.
+
+    The train step divides each by its weight in `Task.weights` of the whole batch and minimises their
+    total.
+    """
+    return {'loss': self.metrics['loss'][0]} | self.further
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,7 @@ class CausalLM(TextTask):
     packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
     out = model(inputs, tokens=packed, key=key)
     sums = classification_sums(out.x, tokens, self.target_weights(batch))
-    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
+    return TaskOutput(sums, out.aux)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""

@@ -101,7 +101,7 @@ class ImageClassification(Task):
     if key is None or self.mixing is None:
       out = model(images, key=key)
       sums = self._sums(out.x, labels, weights, train=key is not None)
-      return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
+      return TaskOutput(sums, out.aux)
     # A name that no part of a model has.
     images, other, share = self.mixing(images, named_key(key, 'task.mixing'))
     out = model(images, key=key)
@@ -109,7 +109,7 @@ class ImageClassification(Task):
     others = self._sums(out.x, labels[other], (1 - share) * weights, train=True)
     # The two shares of an example add up to its weight.
     sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
-    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
+    return TaskOutput(sums, out.aux)
 
   def _sums(self, logits, labels, weights, train):
     smoothing = self.label_smoothing if train else 0.0

@@ -85,4 +85,4 @@ class MaskedLM(TextTask):
     logits = constrain(logits, 'batch', None, 'vocab')
     sums = classification_sums(logits, batch['labels'], self.target_weights(batch))
     metrics = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
-    return TaskOutput(metrics, {'loss': sums['loss'][0]}, out.aux)
+    return TaskOutput(metrics, out.aux)

@@ -91,11 +91,10 @@ class SequenceClassification(LabelledTask):
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
-    terms = {'loss': sums['loss'][0]}
-    if self.auxiliary is not None:
-      metrics, terms['auxiliary'] = self.auxiliary(model, out.x, batch, weights)
-      sums |= metrics
-    return TaskOutput(sums, terms, out.aux)
+    if self.auxiliary is None:
+      return TaskOutput(sums, out.aux)
+    metrics, term = self.auxiliary(model, out.x, batch, weights)
+    return TaskOutput(sums | metrics, out.aux, {'auxiliary': term})
 
   def count(self, batch):
     """Examples that are not padding."""

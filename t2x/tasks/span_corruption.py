@@ -135,4 +135,4 @@ class SpanCorruption(TextTask):
       key=key,
     )
     sums = classification_sums(out.x, target, self.target_weights(batch))
-    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
+    return TaskOutput(sums, out.aux)

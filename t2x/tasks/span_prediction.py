@@ -99,7 +99,7 @@ class SpanPrediction(LabelledTask):
       'loss': (((losses[0] + losses[1]) / 2 * weights).sum(), total),
       'span_accuracy': ((hits[0] & hits[1] & (weights > 0)).astype(jnp.float32).sum(), total),
     }
-    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
+    return TaskOutput(sums, out.aux)
 
   def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
     """exact_match and f1 over the first `limit` examples, and ten answers."""

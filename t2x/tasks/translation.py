@@ -85,7 +85,7 @@ class Translation(TextTask):
     )
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(out.x, target, self.target_weights(batch), smoothing)
-    return TaskOutput(sums, {'loss': sums['loss'][0]}, out.aux)
+    return TaskOutput(sums, out.aux)
 
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Translates each prompt."""

@@ -75,10 +75,9 @@ class WordClassification(LabelledTask):
     logits, out = _logits(model, batch, key)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
     sums = classification_sums(logits, labels, self.target_weights(batch))
-    terms = {'loss': sums['loss'][0]}
     tags = Tags.of(self.labels)
     if tags is None:
-      return TaskOutput(sums, terms, out.aux)
+      return TaskOutput(sums, out.aux)
     told = entities(tags, jnp.argmax(logits, axis=-1), present)
     true = entities(tags, labels, present)
     right, num_told, num_true = (
@@ -89,7 +88,7 @@ class WordClassification(LabelledTask):
       'entity_recall': (right, num_true),
       'entity_f1': (2 * right, num_told + num_true),
     }
-    return TaskOutput(sums, terms, out.aux)
+    return TaskOutput(sums, out.aux)
 
   def check_prompt(self, prompt):
     """It needs a word."""

@@ -204,27 +204,20 @@ def causal(make, stack, **body):
   return part(make.language_model(body=part(Decoder, **body), layers=stack))
 
 
+def changed(**stack):
+  """Two decoders whose stacks differ in these settings."""
+  return lambda make: (causal(make, dropping()), causal(make, dropping(**stack)), on_ids)
+
+
 DROPOUTS = {
   'input and final dropout': lambda make: (
     causal(make, dropping()),
     causal(make, dropping(), input_dropout=0.1, final_dropout=0.2),
     on_ids,
   ),
-  'stochastic depth': lambda make: (
-    causal(make, dropping()),
-    causal(make, dropping(stochastic_depth=0.3)),
-    on_ids,
-  ),
-  'dropout in attention': lambda make: (
-    causal(make, dropping()),
-    causal(make, dropping(mixer=0.4)),
-    on_ids,
-  ),
-  'layers at the end': lambda make: (
-    causal(make, dropping()),
-    causal(make, dropping(num_layers=3)),
-    on_ids,
-  ),
+  'stochastic depth': changed(stochastic_depth=0.3),
+  'dropout in attention': changed(mixer=0.4),
+  'layers at the end': changed(num_layers=3),
   'cross-attention': lambda make: (
     part(block(rate=0.5), make.width),
     part(

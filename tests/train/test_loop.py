@@ -71,7 +71,7 @@ class Points(Task):
     y = jnp.where(weights > 0, batch['y'], 0.0)
     error = batch['x'] @ model.slope[...] + model.offset[...] - y
     total = jnp.sum(weights * jnp.square(error))
-    return TaskOutput({'loss': (total, weights.sum())}, {'loss': total})
+    return TaskOutput({'loss': (total, weights.sum())})
 
 
 def points(bad=(), num_steps=30, **settings):

@@ -124,7 +124,7 @@ def adding(task, **extra):
   class Changed(type(task)):
     def sums(self, model, batch, key):
       output = super().sums(model, batch, key)
-      return dataclasses.replace(output, terms=output.terms | extra.get('terms', {}))
+      return dataclasses.replace(output, further=output.further | extra.get('terms', {}))
 
     def weights(self, batch):
       return super().weights(batch) | extra.get('weights', {})
