@@ -18,7 +18,6 @@ from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.keys import NamedRngs
 
 __all__ = [
-  'Context',
   'Linear',
   'RowLayout',
   'Tokens',
@@ -65,19 +64,6 @@ class Tokens:
   def index(self, length: int) -> Int[Array, '#batch length']:
     """The positions, counted from 0 where none were given."""
     return jnp.arange(length)[None] if self.positions is None else self.positions
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Context:
-  """What cross-attention reads: vectors and tokens of another sequence."""
-
-  x: Float[Array, 'batch source d_model']
-  tokens: Tokens = dataclasses.field(default_factory=Tokens)
-
-  def elsewhere(self) -> 'Context':
-    """The same without PACKED, which holds between tokens of one sequence only."""
-    return dataclasses.replace(self, tokens=dataclasses.replace(self.tokens, layout=None))
 
 
 def param(

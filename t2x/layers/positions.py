@@ -35,11 +35,13 @@ class PositionEncoding(nnx.Module):
 
   Attributes:
     max_length: longest sequence it can serve; None: any.
+    acts_in_layers: whether the layers use it, by rotation or a bias; else it only changes embeddings.
     has_bias: whether something is to be added to attention scores.
     reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
   """
 
   max_length: Size | None = None
+  acts_in_layers: bool = True
   has_bias: bool = False
   reads_queries: bool = False
 
@@ -80,6 +82,8 @@ class PositionEncoding(nnx.Module):
 class NoPositions(PositionEncoding):
   """No positions: attention with a symmetric pattern then sees a set, not a sequence."""
 
+  acts_in_layers = False
+
   def __init__(self, d_model: int, *, rngs: nnx.Rngs):
     pass
 
@@ -101,6 +105,8 @@ class Sinusoidal(PositionEncoding):
   Raises:
     UserError: d_model is odd.
   """
+
+  acts_in_layers = False
 
   def __init__(
     self,
@@ -143,6 +149,8 @@ class LearnedPositions(PositionEncoding):
     init: initialiser of the table.
     offset: rows of the table before position 0 (BART has 2); the table has max_length + offset.
   """
+
+  acts_in_layers = False
 
   def __init__(
     self,

@@ -3,8 +3,8 @@
 learned scalar that starts at 0 (https://arxiv.org/abs/2003.04887), or scalars and an initialisation
 in the place of norms (https://arxiv.org/abs/1901.09321)."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import Norm, Sublayer
+from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
 from t2x.ranges import TunableRate
 
@@ -44,16 +44,16 @@ class PreNorm(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
-    """Returns the new stream and the second value of `sublayer`.
+  ) -> Result:
+    """The result of `sublayer` with the new stream as its `x`.
 
     `keep` multiplies the branch (stochastic depth); `key` None means no dropout.
     """
-    y, rest = sublayer(self.norm(x))
-    return x + _branch(y, self.dropout_rate, key, keep), rest
+    result = sublayer(self.norm(x))
+    return _with(result, x + _branch(result.x, self.dropout_rate, key, keep))
 
 
 class PostNorm(nnx.Module):
@@ -78,13 +78,13 @@ class PostNorm(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+  ) -> Result:
     """As `PreNorm`."""
-    y, rest = sublayer(x)
-    return self.norm(x + _branch(y, self.dropout_rate, key, keep)), rest
+    result = sublayer(x)
+    return _with(result, self.norm(x + _branch(result.x, self.dropout_rate, key, keep)))
 
 
 class ReZero(nnx.Module):
@@ -117,14 +117,14 @@ class ReZero(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+  ) -> Result:
     """As `PreNorm`."""
-    y, rest = sublayer(x if self.norm is None else self.norm(x))
-    y = y * self.alpha[...].astype(y.dtype)
-    return x + _branch(y, self.dropout_rate, key, keep), rest
+    result = sublayer(x if self.norm is None else self.norm(x))
+    y = result.x * self.alpha[...].astype(result.x.dtype)
+    return _with(result, x + _branch(y, self.dropout_rate, key, keep))
 
 
 class FixupWiring(nnx.Module):
@@ -151,14 +151,19 @@ class FixupWiring(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+  ) -> Result:
     """As `PreNorm`."""
-    y, rest = sublayer(x + self.before[...].astype(x.dtype))
+    result = sublayer(x + self.before[...].astype(x.dtype))
+    y = result.x
     y = y * self.scale[...].astype(y.dtype) + self.after[...].astype(y.dtype)
-    return x + _branch(y, self.dropout_rate, key, keep), rest
+    return _with(result, x + _branch(y, self.dropout_rate, key, keep))
+
+
+def _with(result: Result, x: Array) -> Result:
+  return dataclasses.replace(result, x=x)
 
 
 def _branch(y: Array, rate: Tunable, key: Array | None, keep: Array | None) -> Array:
