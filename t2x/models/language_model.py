@@ -74,7 +74,7 @@ class LanguageModel(nnx.Module):
     self,
     ids: Int[Array, 'batch length'],
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     cache: Any = None,
     key: Array | None = None,
@@ -91,7 +91,7 @@ class LanguageModel(nnx.Module):
     self,
     ids: Int[Array, 'batch length'],
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     key: Array | None = None,
   ) -> Output:
