@@ -16,11 +16,9 @@ class State:
   slots: Slots
 
 
-def empty(part, batch, num_slots, has_prefix=True, **settings):
+def empty(part, batch, num_slots, marks=('prefix',), **settings):
   """The state of a part before the first call."""
-  return State(
-    part.init_cache(batch, num_slots, **settings), Slots.empty(batch, num_slots, has_prefix)
-  )
+  return State(part.init_cache(batch, num_slots, **settings), Slots.empty(batch, num_slots, marks))
 
 
 def applied(part, x, *, tokens=None, pattern=Full(), state=None, cache=None, **fields):
@@ -35,10 +33,10 @@ def applied(part, x, *, tokens=None, pattern=Full(), state=None, cache=None, **f
     cache: one that needs no slots.
     fields: further fields of `Call`.
   """
-  tokens = Tokens() if tokens is None else tokens
+  tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
   if state is None:
     result = part(x, Call(tokens, pattern, **fields), cache)
     return result.x, result.cache
-  slots = state.slots.extend(tokens, x.shape[1])
+  slots = state.slots.extend(tokens)
   result = part(x, Call(tokens, pattern, slots=slots, **fields), state.cache)
   return result.x, State(result.cache, slots)

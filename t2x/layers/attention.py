@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, Tokens
+from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
@@ -101,6 +101,7 @@ class MultiHeadAttention(nnx.Module):
 
   def source_cache(self, source: Source) -> SourceCache:
     """Keys and values of a source, computed once for a whole generation."""
+    assert source.x is not None  # Caches are made of vectors.
     k, v = self._keys_and_values(source.x)
     return SourceCache(k.swapaxes(1, 2), v.swapaxes(1, 2))
 
@@ -108,7 +109,7 @@ class MultiHeadAttention(nnx.Module):
     self,
     x: Float[Array, 'batch length d_model'],
     call: Call,
-    cache: KeyValueCache | SourceCache | None = None,
+    cache: Any = None,
   ) -> Result:
     """Attends from `x` to itself, to `call.source`, or to what a cache holds.
 
@@ -126,14 +127,14 @@ class MultiHeadAttention(nnx.Module):
     if call.source is None:
       y, cache = self._attend_self(q, x, call, cache)
     else:
-      y = self._attend_source(q, cache or self.source_cache(call.source), call)
+      y = self._attend_source(q, cache or self.source_cache(call.source), call, call.source.tokens)
     return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
 
   def _attend_self(
     self, q: Array, x: Array, call: Call, cache: KeyValueCache | None
   ) -> tuple[Array, KeyValueCache | None]:
     k, v = self._keys_and_values(x)
-    positions = call.tokens.index(x.shape[1])
+    positions = call.tokens.positions
     if call.encoding is not None:
       q, k = call.encoding.rotate(q, k, positions, positions)
     k_tokens = call.tokens
@@ -143,15 +144,16 @@ class MultiHeadAttention(nnx.Module):
       k_tokens = call.slots.tokens
     return self._attend(q, k, v, call, k_tokens), cache
 
-  def _attend_source(self, q: Array, cache: SourceCache, call: Call) -> Array:
+  def _attend_source(self, q: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
     """Rows of q that are copies of one row of the source are so many more queries of that row."""
     if call.encoding is not None:
       raise UserError(
         'positions of two sequences do not compare: cross-attention has no position encoding'
       )
     k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
-    # The layout of two sequences together is not known.
-    k_tokens = dataclasses.replace(call.source.tokens, layout=None)
+    if k_tokens.layout is RowLayout.PACKED:
+      # It holds between tokens of one sequence only.
+      k_tokens = dataclasses.replace(k_tokens, layout=RowLayout.ARBITRARY)
     rows, shape = k.shape[0], q.shape
     if rows == shape[0]:
       return self._attend(q, k, v, call, k_tokens)
@@ -159,7 +161,7 @@ class MultiHeadAttention(nnx.Module):
     def grouped(a):
       return None if a is None else jnp.broadcast_to(a, shape[:2]).reshape(rows, -1)
 
-    tokens = Tokens(grouped(call.tokens.index(shape[1])), grouped(call.tokens.segments))
+    tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
     call = dataclasses.replace(call, tokens=tokens)
     y = self._attend(q.reshape(rows, -1, *shape[2:]), k, v, call, k_tokens)
     return y.reshape(*shape[:3], -1)

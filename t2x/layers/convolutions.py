@@ -165,14 +165,14 @@ def _sees(
   offset: int, length: int, tokens: Tokens, pattern: Pattern
 ) -> Bool[Array, '#batch length 1']:
   """Whether each token sees the one `offset` places after it."""
-  positions, index = tokens.index(length), jnp.arange(length)[None] + offset
+  positions, index = tokens.positions, jnp.arange(length)[None] + offset
 
   def shifted(a):
     return None if a is None else jnp.roll(a, -offset, axis=1)
 
   wanted = positions + offset
   seen = (index >= 0) & (index < length) & (shifted(positions) == wanted)
-  seen &= pattern.allows(positions, wanted, shifted(tokens.prefix))
+  seen &= pattern.allows(positions, wanted, shifted(tokens.marks.get('prefix')))
   if tokens.segments is not None:
     segments = shifted(tokens.segments)
     seen &= (segments != 0) & (segments == tokens.segments)
@@ -210,7 +210,8 @@ class RecentTokens(Cache):
     """A cache without tokens."""
     zeros = jnp.zeros((batch, size), jnp.int32)
     return RecentTokens(
-      jnp.zeros((batch, size, width), dtype), Tokens(zeros, zeros, zeros.astype(bool))
+      jnp.zeros((batch, size, width), dtype),
+      Tokens(zeros, zeros, marks={'prefix': zeros.astype(bool)}),
     )
 
   def followed_by(self, x: Array, tokens: Tokens) -> tuple[Array, Tokens, _Order]:
@@ -225,9 +226,13 @@ class RecentTokens(Cache):
     # A stable sort keeps the order of the tokens.
     order = jnp.argsort(segments != 0, axis=1)
     moved = Tokens(
-      picked(joined(self.tokens.positions, tokens.index(length), 0), order),
+      picked(joined(self.tokens.positions, tokens.positions, 0), order),
       picked(segments, order),
-      picked(joined(self.tokens.prefix, tokens.prefix, False), order),
+      marks={
+        'prefix': picked(
+          joined(self.tokens.marks['prefix'], tokens.marks.get('prefix'), False), order
+        )
+      },
     )
     both = jnp.concatenate([self.x.astype(x.dtype), x], axis=1)
     return picked(both, order), moved, _Order(order, jnp.argsort(order, axis=1))

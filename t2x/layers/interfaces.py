@@ -6,7 +6,7 @@ Every part is built as `Part(d_model, *, settings, rngs)`. Shapes: x is [batch, 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -118,23 +118,23 @@ class Slots(Cache):
   next: Any
 
   @staticmethod
-  def empty(batch: int, num_slots: int, has_prefix: bool = False) -> 'Slots':
-    """Slots of which none is written."""
+  def empty(batch: int, num_slots: int, marks: Collection[str] = ()) -> 'Slots':
+    """Slots of which none is written, for tokens with these marks."""
     zeros, none = jnp.zeros((batch, num_slots), jnp.int32), jnp.zeros((), jnp.int32)
-    return Slots(Tokens(zeros, zeros, zeros.astype(bool) if has_prefix else None), none, none)
+    return Slots(Tokens(zeros, zeros, marks=dict.fromkeys(marks, zeros.astype(bool))), none, none)
 
-  def extend(self, tokens: Tokens, length: int) -> 'Slots':
-    """The slots after the tokens of a call are written to the first free ones."""
-    ones = jnp.ones((1, length), jnp.int32)
+  def extend(self, tokens: Tokens) -> 'Slots':
+    """The slots after the tokens of a call are written to the first free ones; missing marks are False."""
+    length = tokens.positions.shape[1]
+    ones, old = jnp.ones((1, length), jnp.int32), self.tokens
     segments = ones if tokens.segments is None else tokens.segments
-    prefix = self.tokens.prefix
-    if prefix is not None:
-      given = 0 * ones if tokens.prefix is None else tokens.prefix
-      prefix = write(prefix, given, self.next, 1)
     written = Tokens(
-      write(self.tokens.positions, tokens.index(length), self.next, 1),
-      write(self.tokens.segments, segments, self.next, 1),
-      prefix,
+      write(old.positions, tokens.positions, self.next, 1),
+      write(old.segments, segments, self.next, 1),
+      marks={
+        name: write(mark, tokens.marks.get(name, 0 * ones), self.next, 1)
+        for name, mark in old.marks.items()
+      },
     )
     return Slots(written, self.next, self.next + length)
 

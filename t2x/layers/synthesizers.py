@@ -176,7 +176,7 @@ class Synthesizer(nnx.Module):
       )
     self._check_length(x.shape[1])
     tokens, encoding = call.tokens, call.encoding
-    positions = tokens.index(x.shape[1])
+    positions = tokens.positions
     q = None if self.q is None else constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = None if self.k is None else self.k(x), self.v(x)
     turned = q
@@ -188,14 +188,14 @@ class Synthesizer(nnx.Module):
       k, v = None if k is None else cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
       k_tokens = call.slots.tokens
     v = constrain(v.astype(x.dtype), 'batch', None, 'heads', None)
-    k_positions = k_tokens.index(v.shape[1])
+    k_positions = k_tokens.positions
     dots = None if k is None else self._dots(turned, k, encoding, positions, k_positions)
     dtype = softmax_dtype(x)
     scores = self.mix(dots, self.scores(q, positions, k_positions).astype(dtype))
     if encoding is not None and encoding.has_bias and not encoding.reads_queries:
       added = position_bias(encoding, positions, k_positions, self.head_shape[0])
       scores = scores + added.astype(dtype)
-    mask = attention_mask(call.pattern, tokens, k_tokens, x.shape[1], v.shape[1])
+    mask = attention_mask(call.pattern, tokens, k_tokens)
     y = self._read(scores, v, mask, call.key)
     return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
 

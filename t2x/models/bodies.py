@@ -97,12 +97,12 @@ class _Body(nnx.Module):
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
     """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
-    has_prefix = any('prefix' in pattern.reads for pattern in self.patterns)
+    marks = sorted(frozenset().union(*(pattern.reads for pattern in self.patterns)))
     layers = self.stack.init_cache(batch, num_slots, dtype)
     if source is not None:
       found = self.stack.source_cache(source)
       layers = [own | other for own, other in zip(layers, found, strict=True)]
-    slots = Slots.empty(batch, num_slots, has_prefix)
+    slots = Slots.empty(batch, num_slots, marks)
     return BodyCache(layers, slots, None if source is None else source.tokens)
 
   def unstacked(self, cache: BodyCache) -> tuple['_Body', BodyCache]:
@@ -116,7 +116,7 @@ class _Body(nnx.Module):
     x: Float[Array, 'batch length input_dim'],
     source: Source | None = None,
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     cache: BodyCache | None = None,
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
@@ -126,13 +126,13 @@ class _Body(nnx.Module):
     Args:
       x: embedded tokens.
       source: what cross-attention reads; with a cache, `init_cache` has read it already.
-      tokens: metadata of the tokens of x.
+      tokens: metadata of the tokens of x; None: a plain row.
       cache: what earlier calls of a generation left.
       key: None: no dropout.
       record: names of the intermediate arrays to return.
     """
-    length = x.shape[1]
-    x = self.encoding.embed(x, tokens.index(length))
+    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+    x = self.encoding.embed(x, tokens.positions)
     if self.input_norm is not None:
       x = self.input_norm(x)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
@@ -141,7 +141,7 @@ class _Body(nnx.Module):
     x = constrain(x, 'batch', 'length', 'embed')
     slots = None
     if cache is not None:
-      slots = cache.slots.extend(tokens, length)
+      slots = cache.slots.extend(tokens)
       source = None if cache.source is None else Source(None, cache.source)
     call = Call(
       tokens,
@@ -157,7 +157,9 @@ class _Body(nnx.Module):
     if self.final_norm is not None:
       x = self.final_norm(x)
     x = dropout(x, self.final_dropout, named_key(key, 'final_dropout'))
-    new = cache and dataclasses.replace(cache, layers=result.cache, slots=slots)
+    new = None
+    if cache is not None and slots is not None:
+      new = dataclasses.replace(cache, layers=result.cache, slots=slots)
     return Output(x, new, result.aux, result.recorded)
 
 

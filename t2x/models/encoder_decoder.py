@@ -73,18 +73,20 @@ class EncoderDecoder(nnx.Module):
     source: Int[Array, 'batch source'],
     target: Int[Array, 'batch length'],
     *,
-    source_tokens: Tokens = Tokens(),
-    target_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
+    target_tokens: Tokens | None = None,
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
     """Logits [batch, length, vocab]; `target` is what the decoder reads (already shifted)."""
-    embedded = self.embedding(source)
-    encoder_key, decoder_key = named_key(key, 'encoder'), named_key(key, 'decoder')
-    encoded = self.encoder(embedded, tokens=source_tokens, key=encoder_key, record=record)
-    read = Source(encoded.x, source_tokens)
-    embedded = self._target_embedding(target)
-    out = self.decoder(embedded, read, tokens=target_tokens, key=decoder_key, record=record)
+    encoded, read = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
+    out = self.decoder(
+      self._target_embedding(target),
+      read,
+      tokens=target_tokens,
+      key=named_key(key, 'decoder'),
+      record=record,
+    )
     logits = constrain(self.head(out.x, self._target_embedding), 'batch', 'length', 'vocab')
     recorded = {
       f'{name}.{key}': value
@@ -93,17 +95,22 @@ class EncoderDecoder(nnx.Module):
     }
     return Output(logits, None, encoded.aux + out.aux, recorded)
 
+  def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
+    tokens = Tokens.row(source.shape[1]) if tokens is None else tokens
+    encoded = self.encoder(self.embedding(source), tokens=tokens, key=key, record=record)
+    return encoded, Source(encoded.x, tokens)
+
   def init_cache(
     self,
     batch: int,
     num_slots: int,
     source: Int[Array, 'batch source'],
-    source_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
     dtype: Any = jnp.float32,
   ) -> BodyCache:
     """Applies the encoder; returns a cache with what cross-attention reads and room for `num_slots` tokens."""
-    encoded = self.encoder(self.embedding(source), tokens=source_tokens)
-    return self.decoder.init_cache(batch, num_slots, dtype, Source(encoded.x, source_tokens))
+    _, read = self._encode(source, source_tokens)
+    return self.decoder.init_cache(batch, num_slots, dtype, read)
 
   def unstacked(self, cache: BodyCache) -> tuple['EncoderDecoder', BodyCache]:
     """The model and its cache layer by layer, for decoding token by token."""

@@ -187,7 +187,7 @@ class Body(Protocol):
     x: Float[Array, 'batch length input_dim'],
     source: Source | None = None,
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     cache: BodyCache | None = None,
     key: Array | None = None,
     record: frozenset[str] = frozenset(),

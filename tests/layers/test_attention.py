@@ -103,7 +103,7 @@ def test_head_dim_and_scale_can_be_chosen():
 def test_cross_attention_reads_the_context_and_skips_its_padding():
   attention = build()
   segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-  y, _ = attend(attention, X, source=Source(SOURCE, Tokens(segments=segments)))
+  y, _ = attend(attention, X, source=Source(SOURCE, Tokens.row(5, segments=segments)))
   mask = np.asarray(segments, bool)[:, None, :]
   np.testing.assert_allclose(y, oracle(attention, X, SOURCE, mask, 0.5), atol=1e-5)
 
@@ -215,11 +215,17 @@ def test_kernel_is_the_one_handed_in():
 def test_cached_decoding_equals_full_forward(pattern, encoding):
   attention, encoding = build(num_kv_heads=2), ENCODINGS[encoding]()
   prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (BATCH, LENGTH))
-  full, _ = attend(attention, X, pattern=pattern, tokens=Tokens(prefix=prefix), encoding=encoding)
+  full, _ = attend(
+    attention,
+    X,
+    pattern=pattern,
+    tokens=Tokens.row(LENGTH, marks={'prefix': prefix}),
+    encoding=encoding,
+  )
   state, outputs = empty(attention, BATCH, LENGTH + 2), []
   for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
-    tokens = Tokens(positions, jnp.ones_like(positions), prefix[:, start:stop])
+    tokens = Tokens(positions, jnp.ones_like(positions), marks={'prefix': prefix[:, start:stop]})
     y, state = attend(
       attention, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, state=state
     )
@@ -277,7 +283,7 @@ def test_what_does_not_fit_the_cache_leaves_it_as_it_was():
 
 def test_the_cache_of_a_source_equals_no_cache():
   attention = build(num_kv_heads=2, qk_norm=RMSNorm)
-  source = Source(SOURCE, Tokens(segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  source = Source(SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
   cache = attention.source_cache(source)
   expected, nothing = attend(attention, X, source=source)
   y, same = attend(attention, X, cache=cache, source=Source(None, source.tokens))
@@ -288,7 +294,7 @@ def test_the_cache_of_a_source_equals_no_cache():
 
 def test_copies_of_a_row_share_the_keys_of_its_source():
   attention = build(num_kv_heads=2)
-  source = Source(SOURCE, Tokens(segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  source = Source(SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
   cache = attention.source_cache(source)
   copies = jnp.repeat(X, 3, axis=0) + 0.1 * jnp.arange(6.0)[:, None, None]
   assert cache.repeat(3) is cache and cache.take(jnp.arange(6)) is cache
@@ -307,7 +313,7 @@ def test_rows_of_a_cache_are_repeated_and_taken():
 
 def test_encoding_of_cross_attention_is_refused():
   with pytest.raises(UserError, match='cross-attention'):
-    applied(build(), X, source=Source(X, Tokens()), encoding=ENCODINGS['rope']())
+    applied(build(), X, source=Source(X, Tokens.row(LENGTH)), encoding=ENCODINGS['rope']())
 
 
 def test_heads_that_do_not_divide_are_an_error():

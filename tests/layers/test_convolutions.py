@@ -93,7 +93,8 @@ def test_prefix_is_read_from_behind_and_nothing_else_is():
   prefix = jnp.arange(LENGTH)[None] < 3
 
   def read(x):
-    y, _ = applied(mixer, x, pattern=Causal() | Prefix(), tokens=Tokens(prefix=prefix))
+    tokens = Tokens.row(LENGTH, marks={'prefix': prefix})
+    y, _ = applied(mixer, x, pattern=Causal() | Prefix(), tokens=tokens)
     return y[0, 1].sum()
 
   gradient = jnp.abs(jax.grad(read)(X)[0]).max(-1)
@@ -108,7 +109,7 @@ def test_default_has_the_nine_taps_of_the_study():
 def test_users_mistakes():
   mixer = build(DynamicConvolution, 3)
   with pytest.raises(UserError, match='DynamicConvolution reads no source'):
-    applied(mixer, X, source=Source(X, Tokens()))
+    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(LightweightConvolution, 3, num_heads=5)
   with pytest.raises(UserError, match='kernel_size'):

@@ -109,7 +109,7 @@ def test_a_deep_network_starts_as_the_identity_and_its_first_step_does_not_grow_
     def run(layers):
       x = X
       for wiring, sublayer in layers:
-        x = wiring(x, functools.partial(sublayer, call=Call(Tokens()))).x
+        x = wiring(x, functools.partial(sublayer, call=Call(Tokens.row(5)))).x
       return x
 
     np.testing.assert_array_equal(run(layers), X)

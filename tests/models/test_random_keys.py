@@ -197,8 +197,8 @@ def on_images(model, key):
 
 def on_vectors(block, key):
   x = jnp.ones((2, 3, 16))
-  source = Source(x, Tokens()) if 'source' in block.reads else None
-  block(x, Call(Tokens(), Causal(), source=source, key=key))
+  source = Source(x, Tokens.row(3)) if 'source' in block.reads else None
+  block(x, Call(Tokens.row(3), Causal(), source=source, key=key))
 
 
 def causal(make, stack, **body):

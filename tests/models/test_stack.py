@@ -89,7 +89,7 @@ def test_auxiliary_losses_of_all_blocks_are_summed_by_name_and_row(make, num_gro
     for name, loss in (('a', 0.5), ('b', 3.0), ('a', 0.25))
   ]
   stack = build(make, blocks=blocks, num_layers=6, num_groups=num_groups)
-  aux = stack(x_of(make), Call(Tokens(), Causal())).aux
+  aux = stack(x_of(make), Call(Tokens.row(7), Causal())).aux
   # Sums and weights are added, so that their quotient is the average over layers.
   assert [float(value) for value in aux.metrics['mean']] == [2 * (0.5 + 3.0 + 0.25) * 3, 6 * 3]
   assert {name: value.tolist() for name, value in aux.losses.items()} == {
@@ -103,9 +103,9 @@ def test_a_block_refuses_a_context_that_it_would_not_read(make):
   block = make.built(functools.partial(make.block(), make.width))
   x = x_of(make)
   with pytest.raises(UserError, match='without cross-attention'):
-    applied(block, x, source=Source(x, Tokens()))
+    applied(block, x, source=Source(x, Tokens.row(7)))
   with pytest.raises(UserError, match='would be ignored'):
-    applied(build(make), x, source=Source(x, Tokens()))
+    applied(build(make), x, source=Source(x, Tokens.row(7)))
 
 
 def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):
