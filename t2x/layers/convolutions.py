@@ -13,6 +13,7 @@ from t2x.errors import UserError
 from t2x.layers.attention import AttentionCache, CrossCache
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.patterns import Pattern, check_marks
 from t2x.layers.positions import PositionEncoding
@@ -97,8 +98,8 @@ class _Convolution(nnx.Module):
       raise UserError(f'{name} reads no context: use MultiHeadAttention for cross-attention')
     a, gate = jnp.moveaxis(self.gate(x), -2, 0)
     source = constrain(a * jax.nn.sigmoid(gate), 'batch', 'length', 'mlp')
-    kernels = jax.nn.softmax(self.logits(source).astype(jnp.float32))
-    kernels = dropout(kernels, self.dropout_rate, key).astype(x.dtype)
+    kernels = jax.nn.softmax(self.logits(source).astype(Dtypes.softmax))
+    kernels = dropout(kernels, self.dropout_rate, key)
     if cache is not None:
       cache = cache.write(None, source, tokens)
     row = _Row(source, tokens, cache)
@@ -109,7 +110,8 @@ class _Convolution(nnx.Module):
     for tap in range(self.kernel_size):
       value, seen = row.at(tap - before, pattern)
       weight = jnp.where(seen, kernels[..., tap], 0)
-      y += weight[..., None] * value.reshape(by_head)
+      value = value.reshape(by_head)
+      y += broadcast(weight[..., None], value.shape, value.dtype) * value
     y = y.reshape(source.shape)
     return self.out(y), cache
 
