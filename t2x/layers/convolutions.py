@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.patterns import Pattern, check_marks
@@ -83,8 +84,8 @@ class _Convolution(nnx.Module):
       raise UserError(f'{name} reads no source: use MultiHeadAttention for cross-attention')
     a, gate = jnp.moveaxis(self.gate(x), -2, 0)
     source = constrain(a * jax.nn.sigmoid(gate), 'batch', 'length', 'mlp')
-    kernels = jax.nn.softmax(self.logits(source).astype(jnp.float32))
-    kernels = dropout(kernels, self.dropout_rate, call.key).astype(x.dtype)
+    kernels = jax.nn.softmax(self.logits(source).astype(Dtypes.softmax))
+    kernels = dropout(kernels, self.dropout_rate, call.key)
     if cache is None:
       check_marks(call.pattern, call.tokens)
       return Result(self.out(self._convolved(source, kernels, call.tokens, call.pattern)))
@@ -111,7 +112,8 @@ class _Convolution(nnx.Module):
       value = jnp.roll(source, before - tap, axis=1)
       seen = _sees(tap - before, source.shape[1], tokens, pattern)
       weight = jnp.where(seen, kernels[..., tap], 0)
-      y += weight[..., None] * value.reshape(by_head)
+      value = value.reshape(by_head)
+      y += broadcast(weight[..., None], value.shape, value.dtype) * value
     return y.reshape(source.shape)
 
 

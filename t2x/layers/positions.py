@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, param, rows_at
+from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
 from t2x.layers.rope_scaling import RoPEScaling
 from t2x.ranges import Natural, Positive, Range, Size
@@ -181,7 +182,7 @@ class LearnedPositions(PositionEncoding):
         f'{self.max_length}: shorten the sequences or raise max_length'
       )
     rows = rows_at(self.table[...], positions + self.offset, 'LearnedPositions.max_length')
-    return x + rows.astype(x.dtype)
+    return x + broadcast(rows, x.shape, x.dtype)
 
 
 class RoPE(PositionEncoding):
@@ -290,7 +291,8 @@ class T5Bias(PositionEncoding):
     self.num_buckets = num_buckets
     self.max_distance = max_distance
     self.bidirectional = bidirectional
-    self.table = param(init, (num_buckets, num_heads), ('buckets', 'heads'), rngs)
+    axes = ('buckets', 'heads')
+    self.table = param(init, (num_buckets, num_heads), axes, rngs, keep_float32=True)
 
   def bucket(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:
     """The bucket of `distance` = key position - query position."""
@@ -305,7 +307,7 @@ class T5Bias(PositionEncoding):
   ) -> Float[Array, '#batch heads queries keys']:
     """The table's entries for each pair, in float32."""
     bucket = self.bucket(k_positions[:, None, :] - q_positions[:, :, None])
-    return jnp.moveaxis(self.table[...].astype(jnp.float32)[bucket], -1, 1)
+    return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
 
 
 class ALiBi(PositionEncoding):

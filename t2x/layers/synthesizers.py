@@ -67,7 +67,7 @@ class PlusAlpha(nnx.Module):
   reads_dots = True
 
   def __init__(self, *, rngs: nnx.Rngs):
-    self.logit = param(zeros(), (), (), rngs)
+    self.logit = param(zeros(), (), (), rngs, keep_float32=True)
 
   def __call__(
     self,

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
@@ -111,7 +112,7 @@ class ReZero(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.norm = norm and norm(d_model, rngs=rngs)
-    self.alpha = param(zeros(), (), (), rngs)
+    self.alpha = param(zeros(), (), (), rngs, keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def __call__(
@@ -123,7 +124,7 @@ class ReZero(nnx.Module):
   ) -> Result:
     """As `PreNorm`."""
     result = sublayer(x if self.norm is None else self.norm(x))
-    y = result.x * self.alpha[...].astype(result.x.dtype)
+    y = (result.x * _scalar(self.alpha)).astype(result.x.dtype)
     return _with(result, x + _branch(y, self.dropout_rate, key, keep))
 
 
@@ -143,9 +144,9 @@ class FixupWiring(nnx.Module):
   ends_with_norm = False
 
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
-    self.before = param(zeros(), (), (), rngs)
-    self.scale = param(ones(), (), (), rngs)
-    self.after = param(zeros(), (), (), rngs)
+    self.before = param(zeros(), (), (), rngs, keep_float32=True)
+    self.scale = param(ones(), (), (), rngs, keep_float32=True)
+    self.after = param(zeros(), (), (), rngs, keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def __call__(
@@ -156,14 +157,18 @@ class FixupWiring(nnx.Module):
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
     """As `PreNorm`."""
-    result = sublayer(x + self.before[...].astype(x.dtype))
-    y = result.x
-    y = y * self.scale[...].astype(y.dtype) + self.after[...].astype(y.dtype)
+    result = sublayer((x + _scalar(self.before)).astype(x.dtype))
+    y = (result.x * _scalar(self.scale) + _scalar(self.after)).astype(result.x.dtype)
     return _with(result, x + _branch(y, self.dropout_rate, key, keep))
 
 
 def _with(result: Result, x: Array) -> Result:
   return dataclasses.replace(result, x=x)
+
+
+def _scalar(parameter: nnx.Param) -> Float[Array, '']:
+  """Returns the scalar in float32, to which an array that it meets is promoted."""
+  return parameter[...].astype(Dtypes.reductions)
 
 
 def _branch(y: Array, rate: Tunable, key: Array | None, keep: Array | None) -> Array:
