@@ -6,8 +6,8 @@ A model is anything with
 - `decode(ids, tokens, cache, last=None) -> (logits, cache)`: `ids` [batch, n] extend what the cache
   holds at `tokens.positions`, those with `tokens.segments` 0 are padding, and `last` [batch] asks
   for the logits of that token of each row alone, [batch, 1, vocab];
-- `patterns`: the attention patterns of its blocks; a pattern that reads a prefix sees the prompt as it;
-- optionally `max_length`: how many positions it knows.
+- `spec`, a `ModelSpec`: a prefix that one of its attention patterns reads is the prompt, and no sequence
+  is longer than its `max_length`.
 
 It is an argument of the compiled function. That is compiled again for another batch size, padded
 prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
@@ -69,7 +69,7 @@ def generate(
     UserError: limits, lengths or counts that cannot be met.
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  known_positions = getattr(model, 'max_length', None)
+  known_positions = model.spec.max_length
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
@@ -250,7 +250,7 @@ def _prefill(model, prompts, lengths, cache):
   slots = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
   segments = (slots < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
-  has_prefix = any('prefix' in pattern.reads for pattern in model.patterns)
+  has_prefix = any('prefix' in pattern.reads for pattern in model.spec.patterns)
   tokens = Tokens(slots, segments, segments.astype(bool) if has_prefix else None)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 

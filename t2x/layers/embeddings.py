@@ -39,6 +39,7 @@ class TokenEmbedding(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
+    self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
     self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
@@ -81,6 +82,7 @@ class FactorisedEmbedding(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
+    self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
     self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None

@@ -7,6 +7,7 @@ from t2x.models.encoder_decoder import EncoderDecoder
 from t2x.models.heads import (
   Classifier,
   LMHead,
+  LogitHead,
   MaskedLMHead,
   PooledClassifier,
   Pooler,
@@ -17,7 +18,16 @@ from t2x.models.heads import (
   last_token,
   mean_tokens,
 )
-from t2x.models.interfaces import Inputs, Model, Output
+from t2x.models.interfaces import (
+  Head,
+  Inputs,
+  Model,
+  ModelSpec,
+  Output,
+  OutputHead,
+  OutputKind,
+  TextModel,
+)
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
 from t2x.models.stack import Stack
@@ -29,18 +39,24 @@ __all__ = [
   'Decoder',
   'Encoder',
   'EncoderDecoder',
+  'Head',
   'Inputs',
   'LMHead',
   'LanguageModel',
+  'LogitHead',
   'MaskedLMHead',
   'MixtureOfSoftmaxes',
   'Model',
+  'ModelSpec',
   'Output',
+  'OutputHead',
+  'OutputKind',
   'ParallelBlock',
   'PooledClassifier',
   'Pooler',
   'SequenceClassifier',
   'Stack',
+  'TextModel',
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',

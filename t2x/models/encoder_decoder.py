@@ -1,18 +1,20 @@
 """The encoder-decoder: the original Transformer, T5, BART."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, named_key
+from t2x.hyperparameters import Tunable
+from t2x.layers import Context, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Inputs, Output, TextEmbedding, TokenHead, add_aux
+from t2x.models.interfaces import Body, Head, ModelSpec, Output, TextEmbedding, add_aux
 from t2x.models.language_model import select
+from t2x.models.losses import Sums
 from t2x.ranges import Size
 
 __all__ = ['EncoderDecoder']
@@ -32,8 +34,6 @@ class EncoderDecoder(nnx.Module):
 
   cache_batch_axis = 1
 
-  inputs: ClassVar[Inputs] = 'a source and a target'
-
   def __init__(
     self,
     *,
@@ -42,33 +42,69 @@ class EncoderDecoder(nnx.Module):
     target_embedding: Callable[..., TextEmbedding] | None = None,
     encoder: Callable[..., Body] = Encoder,
     decoder: Callable[..., Body] = Decoder,
-    head: Callable[..., TokenHead] = TiedHead,
+    head: Callable[..., Head] = TiedHead,
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(d_model, rngs=rngs)
     self.target_embedding = target_embedding and target_embedding(d_model, rngs=rngs)
     self.encoder = encoder(d_model, rngs=rngs)
     self.decoder = decoder(d_model, rngs=rngs)
-    self.head = head(d_model, self.vocab_size, rngs=rngs)
+    self.head = head(d_model, self._target_embedding.vocab_size, rngs=rngs)
 
   @property
-  def vocab_size(self) -> int:
-    """Tokens that the target may have."""
-    return self._target_embedding.vocab_size
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    return ModelSpec(
+      inputs='a source and a target',
+      outputs=self.head.outputs,
+      patterns=tuple(self.decoder.patterns),
+      max_length=self.decoder.encoding.max_length,
+      max_source_length=self.encoder.encoding.max_length,
+      vocab_size=self._target_embedding.vocab_size,
+      num_classes=self.head.num_classes,
+    )
 
   @property
   def _target_embedding(self) -> TextEmbedding:
     return self.embedding if self.target_embedding is None else self.target_embedding
 
-  @property
-  def max_length(self) -> int | None:
-    """Target positions that the model knows; None: any number."""
-    return self.decoder.encoding.max_length
+  def hidden(
+    self,
+    source: Int[Array, 'batch source'],
+    target: Int[Array, 'batch length'],
+    *,
+    source_tokens: Tokens = Tokens(),
+    target_tokens: Tokens = Tokens(),
+    key: Array | None = None,
+  ) -> Output:
+    """Hidden vectors [batch, length, d_model] of the target, which is what the decoder reads (already
+    shifted)."""
+    embedded = self.embedding(source)
+    encoded = self.encoder(embedded, tokens=source_tokens, key=named_key(key, 'encoder'))
+    context = Context(encoded.x, source_tokens)
+    embedded = self._target_embedding(target)
+    decoder_key = named_key(key, 'decoder')
+    out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
+    return Output(out.x, None, add_aux(encoded.aux, out.aux))
 
-  @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the decoder's blocks."""
-    return self.decoder.patterns
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
+    """Logits of hidden vectors."""
+    return self.head.logits(x, self._target_embedding)
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    return self.head.cross_entropy(
+      x, self._target_embedding, labels, weights, smoothing=smoothing, z_loss=z_loss, axes=axes
+    )
 
   def __call__(
     self,
@@ -79,15 +115,11 @@ class EncoderDecoder(nnx.Module):
     target_tokens: Tokens = Tokens(),
     key: Array | None = None,
   ) -> Output:
-    """Logits [batch, length, vocab]; `target` is what the decoder reads (already shifted)."""
-    embedded = self.embedding(source)
-    encoded = self.encoder(embedded, tokens=source_tokens, key=named_key(key, 'encoder'))
-    context = Context(encoded.x, source_tokens)
-    embedded = self._target_embedding(target)
-    decoder_key = named_key(key, 'decoder')
-    out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
-    logits = constrain(self.head(out.x, self._target_embedding), 'batch', 'length', 'vocab')
-    return Output(logits, None, add_aux(encoded.aux, out.aux))
+    """Logits [batch, length, vocab]; the arguments are those of `hidden`."""
+    out = self.hidden(
+      source, target, source_tokens=source_tokens, target_tokens=target_tokens, key=key
+    )
+    return Output(constrain(self.logits(out.x), 'batch', 'length', 'vocab'), None, out.aux)
 
   def init_cache(
     self,
@@ -112,4 +144,4 @@ class EncoderDecoder(nnx.Module):
     """Logits for `ids`, which extend what the cache holds; as `LanguageModel.decode`."""
     out = self.decoder(self._target_embedding(ids), None, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])
-    return self.head(x, self._target_embedding), out.cache
+    return self.logits(x), out.cache

@@ -4,13 +4,14 @@ A head over the vocabulary is built as `head(d_model, vocab_size, rngs=rngs)` an
 hidden vectors and the token embedding, which a tied head reads.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t2x.hyperparameters import Tunable
 from t2x.layers import (
   Initializer,
   LayerNorm,
@@ -23,13 +24,16 @@ from t2x.layers import (
   param,
   zeros,
 )
+from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.embeddings import float32_logits
-from t2x.models.interfaces import ClassHead, TokenHead
+from t2x.models.interfaces import ClassHead, Head, OutputKind, TextEmbedding
+from t2x.models.losses import Sums, classification_sums
 from t2x.ranges import Size, TunableRate
 
 __all__ = [
   'Classifier',
   'LMHead',
+  'LogitHead',
   'MaskedLMHead',
   'PooledClassifier',
   'Pooler',
@@ -42,7 +46,107 @@ __all__ = [
 ]
 
 
-class TiedHead(nnx.Module):
+class LogitHead(nnx.Module):
+  """Base class of heads that compute logits for each token; a subclass defines `logits`.
+
+  Attributes:
+    chunk: None: `cross_entropy` computes all logits at once. A number: it computes the logits of so
+      many tokens of each row at a time, once for the loss and once more for the gradient, so that only
+      [batch, chunk, vocab] of them are in memory. Where rows are split over devices, each device takes
+      `chunk` tokens of its part.
+  """
+
+  chunk: int | None = None
+  # The logical axis of the logits.
+  axis: str | None = 'vocab'
+
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """Logits over the vocabulary."""
+    return frozenset({'token logits'})
+
+  @property
+  def num_classes(self) -> int | None:
+    """None: the logits are those of tokens."""
+    return None
+
+  def logits(
+    self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
+  ) -> Float[Array, '*rest logits']:
+    """Logits for `x`."""
+    raise NotImplementedError(f'{type(self).__name__} has no logits')
+
+  def __call__(
+    self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
+  ) -> Float[Array, '*rest logits']:
+    """As `logits`."""
+    return self.logits(x, embedding)
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    embedding: TextEmbedding,
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """Weighted sums of the loss and of correct predictions; see `Head` and `classification_sums`."""
+
+    def sums(head, embedding, x, labels, weights):
+      logits = constrain(head.logits(x, embedding), *axes, self.axis)
+      return classification_sums(logits, labels, weights, smoothing, z_loss)
+
+    if self.chunk is None:
+      return sums(self, embedding, x, labels, weights)
+    parts = 1 if axes[1] is None else num_parts(axes[1])
+    return _in_chunks(sums, self, embedding, (x, labels, weights), self.chunk, parts)
+
+
+def _in_chunks(
+  sums: Callable[..., Sums],
+  head: LogitHead,
+  embedding: TextEmbedding,
+  arrays: Sequence[Array],
+  chunk: int,
+  parts: int,
+) -> Sums:
+  """`sums` over chunks of arrays [batch, length, ...], of which `parts` parts are on different devices.
+
+  The parameters enter the loop in float32, so that their gradients are accumulated in float32 and rounded
+  once.
+  """
+  batch, length = arrays[0].shape[:2]
+  size = length // parts
+  chunk = min(chunk, size)
+  padding = -size % chunk
+
+  def chunked(array):
+    rest = array.shape[2:]
+    array = array.reshape(batch, parts, size, *rest)
+    array = jnp.pad(array, ((0, 0), (0, 0), (0, padding), *[(0, 0)] * len(rest)))
+    array = array.reshape(batch, parts, -1, chunk, *rest)
+    return jnp.moveaxis(array, 2, 0).reshape(-1, batch, parts * chunk, *rest)
+
+  parameters, structure = jax.tree.flatten((head, embedding))
+  wide = [_widened(leaf) for leaf in parameters]
+
+  @jax.checkpoint
+  def one(arrays):
+    narrow = [leaf.astype(was.dtype) for leaf, was in zip(wide, parameters, strict=True)]
+    return sums(*jax.tree.unflatten(structure, narrow), *arrays)
+
+  by_chunk = jax.lax.map(one, tuple(map(chunked, arrays)))
+  return jax.tree.map(lambda array: array.sum(axis=0), by_chunk)
+
+
+def _widened(parameter: Array) -> Array:
+  return parameter.astype(jnp.float32) if parameter.dtype == jnp.bfloat16 else parameter
+
+
+class TiedHead(LogitHead):
   """Logits by the token embedding's own table (https://arxiv.org/abs/1608.05859).
 
   Args:
@@ -50,6 +154,7 @@ class TiedHead(nnx.Module):
     vocab_size: number of tokens.
     use_bias: adds a bias by token.
     scaled: divides the hidden vectors by sqrt(d_model) first (T5 1.0).
+    chunk: tokens of each row whose logits are computed at a time in the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -59,18 +164,29 @@ class TiedHead(nnx.Module):
     *,
     use_bias: bool = False,
     scaled: bool = False,
+    chunk: Size | None = None,
     rngs: nnx.Rngs,
   ):
+    self.chunk = chunk
     self.scale = d_model**-0.5 if scaled else 1.0
     self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs) if use_bias else None
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+  def logits(self, x, embedding):
+    """Logits by the embedding's table."""
     logits = embedding.attend(x * self.scale)
     return logits if self.bias is None else logits + self.bias[...].astype(logits.dtype)
 
 
-class LMHead(nnx.Module):
-  """Logits by a projection of its own, in float32 as those of `TiedHead`."""
+class LMHead(LogitHead):
+  """Logits by a projection of its own, in float32 as those of `TiedHead`.
+
+  Args:
+    d_model: width of the hidden vectors.
+    vocab_size: number of tokens.
+    use_bias: adds a bias by token.
+    init: initialiser of the projection.
+    chunk: tokens of each row whose logits are computed at a time in the loss; see `LogitHead`.
+  """
 
   def __init__(
     self,
@@ -79,18 +195,21 @@ class LMHead(nnx.Module):
     *,
     use_bias: bool = False,
     init: Initializer = normal(0.02),
+    chunk: Size | None = None,
     rngs: nnx.Rngs,
   ):
+    self.chunk = chunk
     self.out = Linear(
       (d_model,), (vocab_size,), ('embed', 'vocab'), init=init, use_bias=use_bias, rngs=rngs
     )
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+  def logits(self, x, embedding):
+    """Logits by the head's own projection."""
     logits = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
     return logits if self.out.bias is None else logits + self.out.bias[...].astype(logits.dtype)
 
 
-class MaskedLMHead(nnx.Module):
+class MaskedLMHead(LogitHead):
   """BERT's: projection, activation, norm, then the embedding's table and a bias
   (https://arxiv.org/abs/1810.04805).
 
@@ -101,6 +220,7 @@ class MaskedLMHead(nnx.Module):
     activation: elementwise function.
     norm: builds the norm.
     init: initialiser of the projection.
+    chunk: tokens of each row whose logits are computed at a time in the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -112,15 +232,18 @@ class MaskedLMHead(nnx.Module):
     activation: Callable[[Array], Array] = gelu_exact,
     norm: Callable[..., Norm] = LayerNorm,
     init: Initializer = normal(0.02),
+    chunk: Size | None = None,
     rngs: nnx.Rngs,
   ):
+    self.chunk = chunk
     width = embedding_dim or d_model
     self.activation = activation
     self.transform = Linear((d_model,), (width,), ('embed', None), init=init, rngs=rngs)
     self.norm = norm(width, rngs=rngs)
     self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs)
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+  def logits(self, x, embedding):
+    """Logits of the transformed vectors by the embedding's table."""
     x = self.norm(self.activation(self.transform(x)))
     logits = embedding.attend(x)
     return logits + self.bias[...].astype(logits.dtype)
@@ -134,8 +257,18 @@ class Pooler(nnx.Module):
   ):
     self.projection = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
 
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """A vector for each row."""
+    return frozenset({'vectors'})
+
+  @property
+  def num_classes(self) -> int | None:
+    """None: vectors have no classes."""
+    return None
+
   def __call__(
-    self, x: Float[Array, 'batch length d_model'], embedding: Any
+    self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
   ) -> Float[Array, 'batch d_model']:
     return jnp.tanh(self.projection(x[:, 0]))
 
@@ -239,7 +372,7 @@ class PooledClassifier(Classifier):
     return super().__call__(jnp.tanh(self.transform(x)), key)
 
 
-class SequenceClassifier(nnx.Module):
+class SequenceClassifier(LogitHead):
   """One vector of a row and its class, in the place of a head over the vocabulary.
 
   From the class token as BERT does (https://arxiv.org/abs/1810.04805), from the mean of all tokens,
@@ -261,12 +394,17 @@ class SequenceClassifier(nnx.Module):
     *,
     pool: Callable[..., Array] = first_token,
     classifier: Callable[..., ClassHead] = Classifier,
-    language_head: Callable[..., TokenHead] = TiedHead,
+    language_head: Callable[..., Head] = TiedHead,
     rngs: nnx.Rngs,
   ):
     self.pool = pool
     self.classifier = classifier(d_model, rngs=rngs)
     self.language_head = language_head(d_model, vocab_size, rngs=rngs)
+
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """Class logits of rows, beside the outputs of the language head."""
+    return frozenset({'class logits'}) | self.language_head.outputs
 
   @property
   def num_classes(self) -> int:
@@ -282,16 +420,22 @@ class SequenceClassifier(nnx.Module):
     """Class logits; tokens of segment 0 are padding."""
     return self.classifier(self.pool(x, segments), named_key(key, 'classifier'))
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
+  def logits(self, x, embedding):
     """Logits over the vocabulary."""
-    return self.language_head(x, embedding)
+    return self.language_head.logits(x, embedding)
+
+  def cross_entropy(self, x, embedding, labels, weights, **settings):
+    """That of the language head."""
+    return self.language_head.cross_entropy(x, embedding, labels, weights, **settings)
 
 
-class TokenClassifier(nnx.Module):
+class TokenClassifier(LogitHead):
   """Class logits for each token, in the place of a head over the vocabulary: tags of words, and with
   two classes the start and the end of a span (https://arxiv.org/abs/1810.04805). Dropout before it
   is the body's `final_dropout`.
   """
+
+  axis = None
 
   def __init__(
     self,
@@ -302,8 +446,18 @@ class TokenClassifier(nnx.Module):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.num_classes = num_classes
     self.out = Linear((d_model,), (num_classes,), ('embed', 'classes'), init=init, rngs=rngs)
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... classes']:
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """Class logits of tokens."""
+    return frozenset({'classes per token'})
+
+  @property
+  def num_classes(self) -> int:
+    """Number of class logits."""
+    return self.out.kernel.shape[-1]
+
+  def logits(self, x, embedding):
+    """Class logits for `x`."""
     return self.out(x)

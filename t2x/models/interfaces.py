@@ -1,30 +1,68 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
+from t2x.hyperparameters import Tunable
 from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
+from t2x.models.losses import Sums
 
 __all__ = [
   'Body',
   'ClassHead',
   'GridPositions',
+  'Head',
   'ImageEmbedding',
   'Inputs',
   'Layer',
   'LayerStack',
   'Model',
+  'ModelSpec',
   'Output',
+  'OutputHead',
+  'OutputKind',
   'TextEmbedding',
-  'TokenHead',
+  'TextModel',
   'add_aux',
 ]
 
 
 Inputs = Literal['a text', 'a source and a target', 'images']
+# Logits over the vocabulary for each token, over classes for each row or for each token; or vectors.
+OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+  """Facts about a model, known from its shapes.
+
+  Attributes:
+    inputs: what the model is called with.
+    outputs: the kinds of outputs that its head computes.
+    patterns: attention patterns of the layers whose output the head reads.
+    max_length: the most tokens in a row, of the target where there is a source; None: any number.
+    max_source_length: the most tokens in a source; None: any number.
+    vocab_size: size of the vocabulary of a text or a target; None for images.
+    num_classes: number of class logits; None without.
+    num_types: number of token types (BERT's sentences A and B).
+  """
+
+  inputs: Inputs
+  outputs: frozenset[OutputKind]
+  patterns: tuple[Pattern, ...]
+  max_length: int | None = None
+  max_source_length: int | None = None
+  vocab_size: int | None = None
+  num_classes: int | None = None
+  num_types: int = 0
+
+  def is_causal(self, length: int) -> bool:
+    """Whether no token of a row of `length` tokens sees a later token."""
+    return all(pattern.is_causal(length) for pattern in self.patterns)
 
 
 @jax.tree_util.register_dataclass
@@ -157,9 +195,15 @@ class Body(Protocol):
 
 @runtime_checkable
 class TextEmbedding(Protocol):
-  """Token ids -> vectors, and back to logits."""
+  """Token ids -> vectors, and back to logits.
+
+  Attributes:
+    vocab_size: number of tokens.
+    num_types: number of token types; 0: none.
+  """
 
   vocab_size: int
+  num_types: int
 
   def __call__(
     self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
@@ -173,11 +217,64 @@ class TextEmbedding(Protocol):
 
 
 @runtime_checkable
-class TokenHead(Protocol):
-  """Hidden vectors -> logits for each token, built as `Head(d_model, vocab_size, rngs=rngs)`."""
+class OutputHead(Protocol):
+  """Hidden vectors -> what a model of text returns, built as `OutputHead(d_model, vocab_size, rngs=rngs)`."""
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
-    """Logits; a tied head reads the embedding."""
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """The kinds of outputs that it computes."""
+    ...
+
+  @property
+  def num_classes(self) -> int | None:
+    """Number of class logits; None without."""
+    ...
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
+  ) -> Float[Array, 'batch *rest']:
+    """Outputs for `x`; a tied head reads the embedding."""
+    ...
+
+
+@runtime_checkable
+class Head(OutputHead, Protocol):
+  """Hidden vectors -> logits for each token, or their cross-entropy.
+
+  Attributes:
+    chunk: tokens of each row whose logits exist at a time in `cross_entropy`; None: all.
+  """
+
+  chunk: int | None
+
+  def logits(
+    self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
+  ) -> Float[Array, '*rest logits']:
+    """Logits for `x`."""
+    ...
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    embedding: TextEmbedding,
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """`classification_sums` of the logits, which need never exist as a whole.
+
+    Args:
+      x: hidden vectors.
+      embedding: read by a tied head.
+      labels: the index of the right logit.
+      weights: weight of each token; 0 for padding.
+      smoothing: label smoothing.
+      z_loss: coefficient of the squared logarithm of the softmax's normaliser.
+      axes: logical axes of the first two dimensions.
+    """
     ...
 
 
@@ -218,15 +315,38 @@ class GridPositions(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-  """A whole model.
-
-  Attributes:
-    inputs: what it is called with.
-  """
-
-  inputs: ClassVar[Inputs]
+  """A whole model."""
 
   @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the layers whose output the head reads."""
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    ...
+
+
+@runtime_checkable
+class TextModel(Model, Protocol):
+  """A model with a head over hidden vectors: `hidden(...)`, then `logits` or `cross_entropy`.
+
+  The arguments of `hidden` and of the call depend on `spec.inputs`.
+  """
+
+  def hidden(self, *inputs: Any, **settings: Any) -> Output:
+    """Hidden vectors [batch, length, d_model] that the head reads."""
+    ...
+
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
+    """Logits of hidden vectors."""
+    ...
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
     ...

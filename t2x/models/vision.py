@@ -1,15 +1,21 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
 from collections.abc import Callable
-from typing import ClassVar
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, named_key
+from t2x.layers import LearnedGrid, PatchEmbedding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
-from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Inputs, Output
+from t2x.models.interfaces import (
+  Body,
+  ClassHead,
+  GridPositions,
+  ImageEmbedding,
+  ModelSpec,
+  Output,
+)
 from t2x.ranges import Size, TunableRate
 
 __all__ = ['VisionTransformer']
@@ -28,8 +34,6 @@ class VisionTransformer(nnx.Module):
     head: builds the classifier; None: the pooled vector is what the model gives.
     input_dropout: rate on the embedded patches.
   """
-
-  inputs: ClassVar[Inputs] = 'images'
 
   def __init__(
     self,
@@ -51,14 +55,14 @@ class VisionTransformer(nnx.Module):
     self.head = head and head(d_model, rngs=rngs)
 
   @property
-  def num_classes(self) -> int:
-    """Number of class logits; 0 without a head."""
-    return 0 if self.head is None else self.head.num_classes
-
-  @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the body's blocks."""
-    return self.body.patterns
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    return ModelSpec(
+      inputs='images',
+      outputs=frozenset({'vectors' if self.head is None else 'class logits'}),
+      patterns=tuple(self.body.patterns),
+      num_classes=None if self.head is None else self.head.num_classes,
+    )
 
   def hidden(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.models import ModelSpec
+
 BUCKETS = 211
 
 
@@ -24,6 +26,16 @@ class HistoryModel:
   max_length: int | None = dataclasses.field(default=None, metadata={'static': True})
   seen: object = dataclasses.field(default=None, metadata={'static': True})
   traced: object = dataclasses.field(default=None, metadata={'static': True})
+
+  @property
+  def spec(self):
+    return ModelSpec(
+      inputs='a text',
+      outputs=frozenset({'token logits'}),
+      patterns=self.patterns,
+      max_length=self.max_length,
+      vocab_size=self.table.shape[1],
+    )
 
   def init_cache(self, batch, length, offset=None):
     """`offset` [batch] stands for an encoder-decoder's source: it is added to every hash."""
