@@ -85,8 +85,9 @@ def test_every_tunable_field_of_a_schedule_equals_the_constant(schedule, name):
 )
 def test_dropout_of_every_kernel_equals_the_constant(kernel):
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 8, 2, 4))
+  tokens = Tokens.row(8)
   attend = functools.partial(
-    kernel, pattern=Causal(), q_tokens=Tokens(), k_tokens=Tokens(), scale=0.5, key=jax.random.key(1)
+    kernel, pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=0.5, key=jax.random.key(1)
   )
 
   def gradients(rate):
@@ -214,8 +215,9 @@ def test_traces_one_after_another_and_in_threads_keep_their_own_values():
 
   def gradient(rate):
     """Through a scan, a checkpoint and the kernel's own jit."""
+    tokens = Tokens.row(8)
     attend = functools.partial(
-      Blockwise(4, 4), pattern=Causal(), q_tokens=Tokens(), k_tokens=Tokens(), scale=0.5
+      Blockwise(4, 4), pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=0.5
     )
 
     @jax.checkpoint

@@ -142,16 +142,19 @@ def spread_over(model, batch):
     return jnp.asarray, lambda arrays: arrays
   axes = [axis for axis in ('data', 'fsdp') if axis in mesh.shape]
   divides = batch % math.prod(mesh.shape[axis] for axis in axes) == 0
-  sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)) if divides else PartitionSpec())
+  whole = NamedSharding(mesh, PartitionSpec())
+  by_row = NamedSharding(mesh, PartitionSpec(tuple(axes))) if divides else whole
 
   def spread(array):
     array = np.asarray(array)
+    # Token metadata that is the same for all rows has a batch of 1.
+    sharding = by_row if len(array) == batch else whole
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
   def gathered(arrays):
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(arrays)):
       return arrays
-    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(arrays)
+    return jax.jit(lambda x: x, out_shardings=whole)(arrays)
 
   return spread, gathered
 
@@ -247,11 +250,11 @@ def _prefill(model, prompts, lengths, cache):
 
   Padding is written too, as padding (segment 0), into slots that generated tokens take later.
   """
-  slots = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
-  segments = (slots < lengths[:, None]).astype(jnp.int32)
+  segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
   has_prefix = any('prefix' in pattern.reads for pattern in model.spec.patterns)
-  tokens = Tokens(slots, segments, segments.astype(bool) if has_prefix else None)
+  marks = {'prefix': segments.astype(bool)} if has_prefix else {}
+  tokens = Tokens.row(prompts.shape[1], segments=segments, marks=marks)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 

@@ -54,7 +54,8 @@ class AttentionCache:
   @property
   def tokens(self) -> Tokens:
     """What is known of the slots."""
-    return Tokens(None, self.segments, self.prefix)
+    marks = {'prefix': self.prefix}
+    return Tokens.row(self.v.shape[1], segments=self.segments, marks=marks)
 
   def write(self, k: Array | None, v: Array, tokens: Tokens) -> 'AttentionCache':
     """The cache with new keys and values at the slots of their positions, padding left out."""
@@ -62,9 +63,9 @@ class AttentionCache:
     num_slots = self.v.shape[1]
     ones = jnp.ones((1, length), jnp.int32)
     segments = ones if tokens.segments is None else tokens.segments
-    prefix = jnp.zeros_like(ones) if tokens.prefix is None else tokens.prefix
+    prefix = tokens.marks.get('prefix', jnp.zeros_like(ones))
     # A slot out of range is not written: `drop` below.
-    slots = jnp.where(segments == 0, num_slots, tokens.index(length))
+    slots = jnp.where(segments == 0, num_slots, tokens.positions)
     slots = jnp.broadcast_to(slots, (batch, length))
     rows = jnp.arange(batch)[:, None]
 
@@ -83,26 +84,17 @@ class AttentionCache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CrossCache:
-  """Keys and values of a context, and what is known of its tokens.
+  """Keys, values and token metadata of a context.
 
   Attributes:
     k: keys [batch, source, kv_heads, head_dim].
     v: values, of the same shape.
-    positions: as in `Tokens`, [batch, source] or None; so are the next two.
-    segments: see `Tokens`.
-    prefix: see `Tokens`.
+    tokens: metadata of the context's tokens, each array [batch, source, ...].
   """
 
   k: Any
   v: Any
-  positions: Any = None
-  segments: Any = None
-  prefix: Any = None
-
-  @property
-  def tokens(self) -> Tokens:
-    """What is known of the context's tokens."""
-    return Tokens(self.positions, self.segments, self.prefix)
+  tokens: Tokens
 
 
 class MultiHeadAttention(nnx.Module):
@@ -186,10 +178,9 @@ class MultiHeadAttention(nnx.Module):
 
     # Every leaf of a cache has the batch, so that rows can be picked out of it.
     def full(a):
-      return None if a is None else jnp.broadcast_to(a, context.x.shape[:2])
+      return jnp.broadcast_to(a, (len(context.x), *a.shape[1:]))
 
-    tokens = context.tokens
-    return CrossCache(k, v, full(tokens.positions), full(tokens.segments), full(tokens.prefix))
+    return CrossCache(k, v, jax.tree.map(full, context.elsewhere().tokens))
 
   def __call__(
     self,
@@ -197,7 +188,7 @@ class MultiHeadAttention(nnx.Module):
     context: Context | None = None,
     *,
     pattern: Pattern,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     encoding: PositionEncoding | None = None,
     cache: AttentionCache | CrossCache | None = None,
     key: Array | None = None,
@@ -207,7 +198,7 @@ class MultiHeadAttention(nnx.Module):
     Args:
       context: what is attended to; None: `x` itself. Not looked at when `cache` is a CrossCache.
       pattern: who may see whom, by position.
-      tokens: positions and segments of `x`; tokens of segment 0 are not written to the cache.
+      tokens: metadata of `x`; tokens of segment 0 are not written to the cache. None: a plain row.
       encoding: rotates queries and keys, adds to scores; None in cross-attention.
       cache: an AttentionCache is extended by `x` at its positions (slots beyond its length are
         not written) and then attended to; a CrossCache replaces the context.
@@ -216,6 +207,7 @@ class MultiHeadAttention(nnx.Module):
     Returns:
       The output, and the cache: the new one, the CrossCache as it was, or None.
     """
+    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
     q = self.q(x)
     q = q if self.q_norm is None else self.q_norm(q)
     if isinstance(cache, CrossCache):
@@ -229,7 +221,7 @@ class MultiHeadAttention(nnx.Module):
         raise ValueError(
           'positions of two sequences do not compare: cross-attention has no encoding'
         )
-      positions = tokens.index(q.shape[1]), k_tokens.index(k.shape[1])
+      positions = tokens.positions, k_tokens.positions
       q, k = encoding.rotate(q, k, *positions)
     if isinstance(cache, AttentionCache):
       cache = cache.write(k, v, tokens)

@@ -5,13 +5,13 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
@@ -42,29 +42,41 @@ class RowLayout(enum.Enum):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['positions', 'segments', 'prefix'],
-  meta_fields=['layout'],
+  data_fields=['positions', 'segments', 'coords', 'order', 'marks'],
+  meta_fields=['layout', 'grid', 'num_extra'],
 )
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """Per-token metadata. Every array may be None.
+  """Per-token metadata: arrays [#batch, length], the batch being 1 where all rows are alike.
 
   Attributes:
-    positions: index of each token inside its segment, from 0. None: 0 .. length - 1.
+    positions: index of each token inside its segment, from 0.
     segments: 1, 2, ... for the examples packed into a row, 0 for padding. None: one segment.
-    prefix: True where the pattern `Prefix()` lets every query see the token.
-    layout: what is static about `positions`; kernels skip tiles of the attention matrix by it. PACKED is
-      stated by whoever packs the rows. None: CONTIGUOUS without positions, else ARBITRARY.
+    coords: coordinates [#batch, length, dims] of each token (rows and columns of a grid, calendar
+      fields), or None.
+    order: rank of each token in the order of prediction (permutation language models), or None.
+    marks: sets of tokens by name, as booleans, which patterns such as `Prefix()` read.
+    layout: the static relation between positions and slots, by which kernels skip tiles of the attention
+      matrix. It is set where the tokens are created and never inferred.
+    grid: shape of the grid that the tokens fill row by row (patches of an image), or None.
+    num_extra: tokens before the grid (class or distillation tokens).
   """
 
-  positions: Int[Array, '#batch length'] | None = None
-  segments: Int[Array, '#batch length'] | None = None
-  prefix: Bool[Array, '#batch length'] | None = None
-  layout: RowLayout | None = None
+  # Not annotated with shapes: views have further dimensions, stacked caches too, and tree functions
+  # put other things than arrays into the fields.
+  positions: Any
+  segments: Any = None
+  coords: Any = None
+  order: Any = None
+  marks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  layout: RowLayout = RowLayout.ARBITRARY
+  grid: tuple[int, ...] | None = None
+  num_extra: int = 0
 
-  def index(self, length: int) -> Int[Array, '#batch length']:
-    """The positions, counted from 0 where none were given."""
-    return jnp.arange(length)[None] if self.positions is None else self.positions
+  @classmethod
+  def row(cls, length: int, **fields: Any) -> 'Tokens':
+    """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
+    return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
 
 @jax.tree_util.register_dataclass
@@ -73,11 +85,14 @@ class Context:
   """What cross-attention reads: vectors and tokens of another sequence."""
 
   x: Float[Array, 'batch source d_model']
-  tokens: Tokens = dataclasses.field(default_factory=Tokens)
+  tokens: Tokens
 
   def elsewhere(self) -> 'Context':
     """The same without PACKED, which holds between tokens of one sequence only."""
-    return dataclasses.replace(self, tokens=dataclasses.replace(self.tokens, layout=None))
+    if self.tokens.layout is not RowLayout.PACKED:
+      return self
+    tokens = dataclasses.replace(self.tokens, layout=RowLayout.ARBITRARY)
+    return dataclasses.replace(self, tokens=tokens)
 
 
 def param(

@@ -69,7 +69,7 @@ class _Convolution(nnx.Module):
     context: Context | None = None,
     *,
     pattern: Pattern,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     encoding: PositionEncoding | None = None,
     cache: AttentionCache | CrossCache | None = None,
     key: Array | None = None,
@@ -80,7 +80,7 @@ class _Convolution(nnx.Module):
       context: refused: a convolution has no neighbours in another sequence.
       pattern: a tap that it hides gives zero, and so does one in another segment or in padding. Where
         it lets nobody see later positions, all other taps lie before the token, else half of them.
-      tokens: positions and segments of `x`. Neighbours are found by slot, and count where their
+      tokens: metadata of `x`; None: a plain row. Neighbours are found by slot, and count where their
         positions differ as their slots do.
       encoding: not used: a kernel knows distances by itself.
       cache: extended by `x` at its positions.
@@ -95,6 +95,7 @@ class _Convolution(nnx.Module):
     if context is not None or isinstance(cache, CrossCache):
       name = type(self).__name__
       raise UserError(f'{name} reads no context: use MultiHeadAttention for cross-attention')
+    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
     a, gate = jnp.moveaxis(self.gate(x), -2, 0)
     source = constrain(a * jax.nn.sigmoid(gate), 'batch', 'length', 'mlp')
     kernels = jax.nn.softmax(self.logits(source).astype(jnp.float32))
@@ -166,7 +167,7 @@ class _Row:
   def __init__(self, x: Array, tokens: Tokens, cache: AttentionCache | None):
     self.length = x.shape[1]
     self.tokens = tokens
-    self.positions = tokens.index(self.length)
+    self.positions = tokens.positions
     self.has_cache = cache is not None
     self.x = x if cache is None else cache.v.astype(x.dtype)
     self.of_keys = tokens if cache is None else cache.tokens
@@ -190,8 +191,8 @@ class _Row:
 
     wanted, segments = self.positions + offset, known(self.of_keys.segments)
     seen = (slots >= 0) & (slots < num_slots)
-    seen &= shifted(self.of_keys.index(num_slots)) == wanted
-    seen &= pattern.allows(self.positions, wanted, known(self.of_keys.prefix))
+    seen &= shifted(self.of_keys.positions) == wanted
+    seen &= pattern.allows(self.positions, wanted, known(self.of_keys.marks.get('prefix')))
     if segments is not None:
       own = 1 if self.tokens.segments is None else self.tokens.segments
       seen &= (segments != 0) & (segments == own)

@@ -161,7 +161,7 @@ class Synthesizer(nnx.Module):
     context: Context | None = None,
     *,
     pattern: Pattern,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     encoding: PositionEncoding | None = None,
     cache: AttentionCache | CrossCache | None = None,
     key: Array | None = None,
@@ -176,7 +176,8 @@ class Synthesizer(nnx.Module):
         'Synthesizer has no scores for a context: use MultiHeadAttention for cross-attention'
       )
     self._check_length(x.shape[1])
-    positions = tokens.index(x.shape[1])
+    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+    positions = tokens.positions
     q = None if self.q is None else constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = None if self.k is None else self.k(x), self.v(x)
     turned = q
@@ -188,14 +189,14 @@ class Synthesizer(nnx.Module):
       k, v = cache.k, cache.v
       k_tokens = cache.tokens
     v = constrain(v.astype(x.dtype), 'batch', None, 'heads', None)
-    k_positions = k_tokens.index(v.shape[1])
+    k_positions = k_tokens.positions
     dots = None if k is None else self._dots(turned, k, encoding, positions, k_positions)
     dtype = softmax_dtype(x)
     scores = self.mix(dots, self.scores(q, positions, k_positions).astype(dtype))
     if encoding is not None and encoding.has_bias and not encoding.reads_queries:
       added = position_bias(encoding, positions, k_positions, self.head_shape[0])
       scores = scores + added.astype(dtype)
-    mask = attention_mask(pattern, tokens, k_tokens, x.shape[1], v.shape[1])
+    mask = attention_mask(pattern, tokens, k_tokens)
     y = self._read(scores, v, mask, key)
     return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache
 

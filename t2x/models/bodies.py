@@ -95,12 +95,16 @@ class _Body(nnx.Module):
     x: Float[Array, 'batch length input_dim'],
     context: Context | None = None,
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     cache: Any = None,
     key: Array | None = None,
   ) -> Output:
-    """Embedded tokens -> hidden vectors [batch, length, d_model]. `key` None means no dropout."""
-    x = self.encoding.embed(x, tokens.index(x.shape[1]))
+    """Embedded tokens -> hidden vectors [batch, length, d_model].
+
+    Without `tokens` they are a plain row; `key` None means no dropout.
+    """
+    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+    x = self.encoding.embed(x, tokens.positions)
     if self.input_norm is not None:
       x = self.input_norm(x)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))

@@ -73,19 +73,22 @@ class EncoderDecoder(nnx.Module):
     source: Int[Array, 'batch source'],
     target: Int[Array, 'batch length'],
     *,
-    source_tokens: Tokens = Tokens(),
-    target_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
+    target_tokens: Tokens | None = None,
     key: Array | None = None,
   ) -> Output:
     """Hidden vectors [batch, length, d_model] of the target, which is what the decoder reads (already
     shifted)."""
-    embedded = self.embedding(source)
-    encoded = self.encoder(embedded, tokens=source_tokens, key=named_key(key, 'encoder'))
-    context = Context(encoded.x, source_tokens)
+    encoded, context = self._encode(source, source_tokens, named_key(key, 'encoder'))
     embedded = self._target_embedding(target)
     decoder_key = named_key(key, 'decoder')
     out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
     return Output(out.x, None, add_aux(encoded.aux, out.aux))
+
+  def _encode(self, source, tokens, key=None) -> tuple[Output, Context]:
+    tokens = Tokens.row(source.shape[1]) if tokens is None else tokens
+    encoded = self.encoder(self.embedding(source), tokens=tokens, key=key)
+    return encoded, Context(encoded.x, tokens)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
     """Logits of hidden vectors."""
@@ -111,8 +114,8 @@ class EncoderDecoder(nnx.Module):
     source: Int[Array, 'batch source'],
     target: Int[Array, 'batch length'],
     *,
-    source_tokens: Tokens = Tokens(),
-    target_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
+    target_tokens: Tokens | None = None,
     key: Array | None = None,
   ) -> Output:
     """Logits [batch, length, vocab]; the arguments are those of `hidden`."""
@@ -126,13 +129,13 @@ class EncoderDecoder(nnx.Module):
     batch: int,
     length: int,
     source: Int[Array, 'batch source'],
-    source_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
     dtype: Any = jnp.float32,
   ) -> Any:
     """Runs the encoder; gives a cache with its keys and values and room for `length` tokens."""
-    encoded = self.encoder(self.embedding(source), tokens=source_tokens)
+    _, context = self._encode(source, source_tokens)
     cache = self.decoder.init_cache(batch, length, dtype)
-    return self.decoder.fill_cross(cache, Context(encoded.x, source_tokens))
+    return self.decoder.fill_cross(cache, context)
 
   def decode(
     self,

@@ -185,7 +185,7 @@ class Body(Protocol):
     x: Float[Array, 'batch length input_dim'],
     context: Context | None = None,
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     cache: Any = None,
     key: Array | None = None,
   ) -> Output:

@@ -87,7 +87,7 @@ class LanguageModel(nnx.Module):
     self,
     ids: Int[Array, 'batch length'],
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     cache: Any = None,
     key: Array | None = None,
@@ -119,7 +119,7 @@ class LanguageModel(nnx.Module):
     self,
     ids: Int[Array, 'batch length'],
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     key: Array | None = None,
   ) -> Output:

@@ -27,7 +27,7 @@ def hidden_of(model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array |
   models that have some."""
   return model.hidden(
     batch['tokens'],
-    tokens=Tokens(segments=batch['segments']),
+    tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments']),
     types=batch['types'] if model.spec.num_types else None,
     key=key,
   )

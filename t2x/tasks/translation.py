@@ -105,7 +105,7 @@ class Translation(TokenTask):
       pad_id=tokenizer.pad_id,
       key=jax.random.key(seed),
       source=ids,
-      source_tokens=Tokens(segments=jnp.asarray(segments)),
+      source_tokens=Tokens.row(ids.shape[1], segments=jnp.asarray(segments)),
       **settings,
     )
 

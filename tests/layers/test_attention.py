@@ -106,7 +106,8 @@ def test_head_dim_and_scale_can_be_chosen():
 def test_cross_attention_reads_the_context_and_skips_its_padding():
   attention = build()
   segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-  y, _ = attend(attention, X, Context(SOURCE, Tokens(segments=segments)), pattern=Full())
+  context = Context(SOURCE, Tokens.row(SOURCE.shape[1], segments=segments))
+  y, _ = attend(attention, X, context, pattern=Full())
   mask = np.asarray(segments, bool)[:, None, :]
   np.testing.assert_allclose(y, oracle(attention, X, SOURCE, mask, 0.5), atol=1e-5)
 
@@ -218,11 +219,13 @@ def test_kernel_is_the_one_handed_in():
 def test_cached_decoding_equals_full_forward(pattern, encoding):
   attention, encoding = build(num_kv_heads=2), ENCODINGS[encoding]()
   prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (BATCH, LENGTH))
-  full, _ = attend(attention, X, pattern=pattern, tokens=Tokens(prefix=prefix), encoding=encoding)
+  whole = Tokens.row(LENGTH, marks={'prefix': prefix})
+  full, _ = attend(attention, X, pattern=pattern, tokens=whole, encoding=encoding)
   cache, outputs = attention.init_cache(BATCH, LENGTH + 2, jnp.float32), []
   for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
-    tokens = Tokens(positions, jnp.ones_like(positions), prefix[:, start:stop])
+    marks = {'prefix': prefix[:, start:stop]}
+    tokens = Tokens(positions, jnp.ones_like(positions), marks=marks)
     y, cache = attend(
       attention, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, cache=cache
     )
@@ -278,7 +281,8 @@ def test_what_does_not_fit_the_cache_leaves_it_as_it_was():
 
 def test_cross_cache_equals_no_cache():
   attention = build(num_kv_heads=2, qk_norm=RMSNorm)
-  context = Context(SOURCE, Tokens(segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+  context = Context(SOURCE, Tokens.row(SOURCE.shape[1], segments=segments))
   cache = attention.cross_cache(context)
   expected, nothing = attend(attention, X, context, pattern=Full())
   y, same = attend(attention, X, None, pattern=Full(), cache=cache)
@@ -297,7 +301,7 @@ def test_every_leaf_of_a_cache_has_the_batch():
 
 def test_encoding_of_cross_attention_is_refused():
   with pytest.raises(ValueError, match='cross-attention'):
-    build()(X, Context(X), pattern=Full(), encoding=ENCODINGS['rope']())
+    build()(X, Context(X, Tokens.row(LENGTH)), pattern=Full(), encoding=ENCODINGS['rope']())
 
 
 def test_heads_that_do_not_divide_are_an_error():

@@ -92,7 +92,8 @@ def test_prefix_is_read_from_behind_and_nothing_else_is():
   prefix = jnp.arange(LENGTH)[None] < 3
 
   def read(x):
-    return mixer(x, pattern=Causal() | Prefix(), tokens=Tokens(prefix=prefix))[0][0, 1].sum()
+    tokens = Tokens.row(LENGTH, marks={'prefix': prefix})
+    return mixer(x, pattern=Causal() | Prefix(), tokens=tokens)[0][0, 1].sum()
 
   gradient = jnp.abs(jax.grad(read)(X)[0]).max(-1)
   np.testing.assert_array_equal(gradient > 0, [True, True, True] + [False] * 4)
@@ -106,7 +107,7 @@ def test_default_has_the_nine_taps_of_the_study():
 def test_users_mistakes():
   mixer = build(DynamicConvolution, 3)
   with pytest.raises(UserError, match='DynamicConvolution reads no context'):
-    mixer(X, Context(X), pattern=Full())
+    mixer(X, Context(X, Tokens.row(LENGTH)), pattern=Full())
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(LightweightConvolution, 3, num_heads=5)
   with pytest.raises(UserError, match='kernel_size'):

@@ -95,11 +95,13 @@ def test_packed_equals_unpacked_and_padding_is_not_read(name, pattern):
 def test_cached_decoding_equals_full_forward(name, pattern):
   mixer, encoding = build(name)
   prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (2, LENGTH))
-  full, _ = run(mixer, X, pattern=pattern, tokens=Tokens(prefix=prefix), encoding=encoding)
+  whole = Tokens.row(LENGTH, marks={'prefix': prefix})
+  full, _ = run(mixer, X, pattern=pattern, tokens=whole, encoding=encoding)
   cache, outputs = mixer.init_cache(2, LENGTH + 2), []
   for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (2, stop - start))
-    tokens = Tokens(positions, jnp.ones_like(positions), prefix[:, start:stop])
+    marks = {'prefix': prefix[:, start:stop]}
+    tokens = Tokens(positions, jnp.ones_like(positions), marks=marks)
     y, cache = run(
       mixer, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, cache=cache
     )

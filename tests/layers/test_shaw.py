@@ -72,7 +72,7 @@ def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
   attention, encoding = build(kernel, num_kv_heads)
   settings = {'pattern': pattern, 'tokens': TOKENS}
   y, _ = jax.jit(lambda a, e: a(X, encoding=e, **settings))(attention, encoding)
-  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS, LENGTH, LENGTH))[:, 0]
+  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
   np.testing.assert_allclose(y, expected, atol=1e-5)
 

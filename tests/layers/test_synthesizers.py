@@ -45,7 +45,7 @@ PACKED = Tokens(
   jnp.asarray([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 0, 0]]),
   jnp.asarray([[1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0, 0]]),
 )
-TOKENS = {'plain': Tokens(), 'packed': PACKED}
+TOKENS = {'plain': Tokens.row(LENGTH), 'packed': PACKED}
 
 
 def build(source='random', mix='replace', **settings):
@@ -131,9 +131,9 @@ def oracle(mixer, x, mask, positions, bias=None):
 def test_synthesizer_is_its_formula(source, mix, pattern, tokens):
   mixer, tokens = build(source, mix), TOKENS[tokens]
   y, cache = run(mixer, X, pattern=pattern, tokens=tokens)
-  mask = attention_mask(pattern, tokens, tokens, LENGTH, LENGTH)
+  mask = attention_mask(pattern, tokens, tokens)
   mask = np.ones((2, LENGTH, LENGTH), bool) if mask is None else np.asarray(mask)[:, 0]
-  positions = np.broadcast_to(tokens.index(LENGTH), (2, LENGTH))
+  positions = np.broadcast_to(tokens.positions, (2, LENGTH))
   np.testing.assert_allclose(y, oracle(mixer, X, mask, positions), atol=1e-5)
   assert cache is None
 
@@ -173,7 +173,7 @@ def test_parameters_are_those_that_are_read():
 def test_users_mistakes():
   mixer = build()
   with pytest.raises(UserError, match='cross-attention'):
-    mixer(X, Context(X), pattern=Full())
+    mixer(X, Context(X, Tokens.row(LENGTH)), pattern=Full())
   with pytest.raises(UserError, match='11 tokens is longer than the 10 positions of RandomScores'):
     mixer(jnp.zeros((1, 11, WIDTH)), pattern=Full())
   with pytest.raises(UserError, match='RandomScores'):

@@ -196,8 +196,9 @@ def on_images(model, key):
 
 def on_vectors(block, key):
   x = jnp.ones((2, 3, 16))
-  context = Context(x) if block.reads_context else None
-  block(x, context, pattern=Causal(), tokens=Tokens(), key=key)
+  tokens = Tokens.row(3)
+  context = Context(x, tokens) if block.reads_context else None
+  block(x, context, pattern=Causal(), tokens=tokens, key=key)
 
 
 def causal(make, stack, **body):

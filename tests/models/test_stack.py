@@ -14,7 +14,7 @@ from t2x.models import ParallelBlock
 
 
 def call(stack, x, key=None, pattern=Causal()):
-  return stack(x, pattern=pattern, tokens=Tokens(), key=key)[0]
+  return stack(x, pattern=pattern, tokens=Tokens.row(x.shape[1]), key=key)[0]
 
 
 def x_of(make, length=7):
@@ -55,7 +55,7 @@ def test_blocks_repeat_in_turn(make):
   for repeat in range(2):
     for block in stack.blocks:
       own = jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], block)
-      expected = own(expected, pattern=Causal(), tokens=Tokens())[0]
+      expected = own(expected, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
   np.testing.assert_allclose(jax.jit(call)(stack, x), expected, atol=2e-5)
 
 
@@ -66,7 +66,7 @@ def test_shared_groups_apply_one_set_of_parameters_again(make):
   expected = x
   for repeat in range(4):
     own = jax.tree.map(lambda leaf, group=repeat // 2: leaf[group], shared.blocks[0])
-    expected = own(expected, pattern=Causal(), tokens=Tokens())[0]
+    expected = own(expected, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
   np.testing.assert_allclose(jax.jit(call)(shared, x), expected, atol=2e-5)
 
 
@@ -88,7 +88,7 @@ def test_auxiliary_losses_of_all_blocks_are_summed_by_name_and_row(make, num_gro
     for name, loss in (('a', 0.5), ('b', 3.0), ('a', 0.25))
   ]
   stack = build(make, blocks=blocks, num_layers=6, num_groups=num_groups)
-  aux = stack(x_of(make), pattern=Causal(), tokens=Tokens())[2]
+  aux = stack(x_of(make), pattern=Causal(), tokens=Tokens.row(7))[2]
   assert {name: value.tolist() for name, value in aux.items()} == {
     'a': [1.5, 3.0],
     'b': [6.0, 12.0],
@@ -98,11 +98,11 @@ def test_auxiliary_losses_of_all_blocks_are_summed_by_name_and_row(make, num_gro
 
 def test_a_block_refuses_a_context_that_it_would_not_read(make):
   block = make.built(functools.partial(make.block(), make.width))
-  x = x_of(make)
+  x, tokens = x_of(make), Tokens.row(7)
   with pytest.raises(UserError, match='without cross-attention'):
-    block(x, Context(x), pattern=Causal(), tokens=Tokens())
+    block(x, Context(x, tokens), pattern=Causal(), tokens=tokens)
   with pytest.raises(UserError, match='would be ignored'):
-    build(make)(x, Context(x), pattern=Causal(), tokens=Tokens())
+    build(make)(x, Context(x, tokens), pattern=Causal(), tokens=tokens)
 
 
 def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):
@@ -111,7 +111,7 @@ def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):
   np.testing.assert_allclose(call(stack, x), call(build(make, num_layers=2), x), atol=1e-6)
   # The first layer is always kept, the last nearly never.
   first = jax.tree.map(lambda leaf: leaf[0], stack.blocks[0])
-  alone = first(x, pattern=Causal(), tokens=Tokens())[0]
+  alone = first(x, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
   np.testing.assert_allclose(jax.jit(call)(stack, x, jax.random.key(0)), alone, atol=2e-5)
 
 
@@ -124,10 +124,10 @@ def test_parallel_block_is_the_sum_of_its_branches(make):
   )
   x = x_of(make)
   h = block.norm(x)
-  mixed = block.mixer(h, pattern=Causal(), tokens=Tokens())[0]
+  mixed = block.mixer(h, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
   expected = x + mixed + block.feed_forward(h)[0]
   np.testing.assert_allclose(
-    block(x, pattern=Causal(), tokens=Tokens())[0], expected, rtol=1e-6, atol=1e-6
+    block(x, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0], expected, rtol=1e-6, atol=1e-6
   )
 
 

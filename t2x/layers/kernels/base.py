@@ -65,13 +65,8 @@ def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
   PACKED on both sides means the same packed rows: cross-attention hands in keys that are ARBITRARY.
   """
 
-  def own(tokens: Tokens) -> RowLayout:
-    if tokens.layout is not None:
-      return tokens.layout
-    return RowLayout.CONTIGUOUS if tokens.positions is None else RowLayout.ARBITRARY
-
-  q_layout, k_layout = own(q_tokens), own(k_tokens)
-  return q_layout if q_layout is k_layout else RowLayout.ARBITRARY
+  layout = q_tokens.layout
+  return layout if layout is k_tokens.layout else RowLayout.ARBITRARY
 
 
 def reads_queries(bias: Any) -> bool:

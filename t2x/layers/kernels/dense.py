@@ -39,7 +39,7 @@ class Dense(Kernel):
     groups = group_size(q, k)
     added = None
     if bias is not None:
-      added = added_scores(bias, q, q_tokens.index(q_len), k_tokens.index(k_len), scale)
+      added = added_scores(bias, q, q_tokens.positions, k_tokens.positions, scale)
     # The heads of a group stand in line as so many more queries of their one key head.
     q = q.reshape(batch, q_len, kv_heads, groups, head_dim).swapaxes(2, 3)
     q = q.reshape(batch, q_len * groups, kv_heads, head_dim)
@@ -47,7 +47,7 @@ class Dense(Kernel):
     if added is not None:
       added = added.astype(dtype).reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
       scores += added.reshape(-1, kv_heads, q_len * groups, k_len)
-    mask = attention_mask(pattern, q_tokens, k_tokens, q_len, k_len)
+    mask = attention_mask(pattern, q_tokens, k_tokens)
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
     probabilities = dropout(jax.nn.softmax(scores).astype(v.dtype), dropout_rate, key)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
-from t2x.layers.base import Tokens
+from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
 from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
@@ -61,7 +61,7 @@ class XLA(Kernel):
     if bias is not None:
       return 'a bias on the scores is not trusted to cuDNN'
     for tokens in (q_tokens, k_tokens):
-      if tokens.segments is not None or tokens.positions is not None:
+      if tokens.segments is not None or tokens.layout is not RowLayout.CONTIGUOUS:
         return 'segments and explicit positions are not trusted to cuDNN'
     native = _native(pattern)
     if native is None:
@@ -93,10 +93,9 @@ class XLA(Kernel):
       return jax.nn.dot_product_attention(
         q, k, v, scale=scale, implementation='cudnn', **(_native(pattern) or {})
       )
-    q_len, k_len = q.shape[1], k.shape[1]
-    mask = attention_mask(pattern, q_tokens, k_tokens, q_len, k_len)
+    mask = attention_mask(pattern, q_tokens, k_tokens)
     if bias is not None:
-      q_pos, k_pos = q_tokens.index(q_len), k_tokens.index(k_len)
+      q_pos, k_pos = q_tokens.positions, k_tokens.positions
       bias = added_scores(bias, q, q_pos, k_pos, scale).astype(softmax_dtype(q))
     out = jax.nn.dot_product_attention(
       q, k, v, bias=bias, mask=mask, scale=scale, implementation='xla'

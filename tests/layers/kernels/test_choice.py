@@ -13,6 +13,7 @@ from t2x.layers.kernels import XLA, Auto, Blockwise, Dense
 from t2x.layers.patterns import Causal, Full, Window
 
 SCALE = 0.3
+TOKENS = Tokens.row(21)
 
 
 class NoBias:
@@ -37,7 +38,7 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   monkeypatch.setattr(jax.nn, 'dot_product_attention', xla)
   for pattern in (Full(), Causal(), Causal() & Window(3), Window(3) & Causal()):
-    kwargs = {'pattern': pattern, 'q_tokens': Tokens(), 'k_tokens': Tokens()}
+    kwargs = {'pattern': pattern, 'q_tokens': TOKENS, 'k_tokens': TOKENS}
     assert Auto().choose(q, k, v, **kwargs)[0] == XLA('cudnn')
     out, expected = (f(q, k, v, **kwargs, scale=SCALE) for f in (XLA('cudnn'), Dense()))
     np.testing.assert_allclose(
@@ -50,7 +51,7 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
   'changes, reason',
   [
     ({'pattern': Window(3)}, 'not Window'),
-    ({'q_tokens': Tokens(segments=jnp.ones((2, 21), int))}, 'segments'),
+    ({'q_tokens': Tokens.row(21, segments=jnp.ones((2, 21), int))}, 'segments'),
     ({'bias': NoBias()}, 'bias'),
     ({'dropout_rate': 0.1, 'key': jax.random.key(0)}, 'dropout'),
   ],
@@ -59,7 +60,7 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
 def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   q, k, v = arrays(np.random.default_rng(13), dtype=jnp.bfloat16)
-  kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
+  kwargs = {'pattern': Causal(), 'q_tokens': TOKENS, 'k_tokens': TOKENS, 'scale': SCALE}
   with pytest.raises(UserError, match=reason):
     XLA('cudnn')(q, k, v, **{**kwargs, **changes})
 
@@ -81,8 +82,8 @@ def test_what_a_kernel_cannot_honour_is_refused(kernel, changes, reason):
     'k': k,
     'v': v,
     'pattern': Causal(),
-    'q_tokens': Tokens(),
-    'k_tokens': Tokens(),
+    'q_tokens': TOKENS,
+    'k_tokens': TOKENS,
     'scale': SCALE,
   }
   with pytest.raises(UserError, match=reason):
@@ -98,7 +99,8 @@ def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
   def choose(q_len, k_len):
     q = jax.ShapeDtypeStruct((1, q_len, 4, 8), jnp.float32)
     k = jax.ShapeDtypeStruct((1, k_len, 4, 8), jnp.float32)
-    return Auto().choose(q, k, k, pattern=Causal(), q_tokens=Tokens(), k_tokens=Tokens())[0]
+    q_tokens, k_tokens = Tokens.row(q_len), Tokens.row(k_len)
+    return Auto().choose(q, k, k, pattern=Causal(), q_tokens=q_tokens, k_tokens=k_tokens)[0]
 
   assert choose(256, 256) == Dense()
   assert choose(1, 100_000) == Dense()
@@ -107,7 +109,8 @@ def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
 
 def test_auto_equals_its_choice_and_tells_it_once(caplog):
   q, k, v = arrays(np.random.default_rng(16), q_len=23, k_len=19)
-  kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
+  q_tokens, k_tokens = Tokens.row(23), Tokens.row(19)
+  kwargs = {'pattern': Causal(), 'q_tokens': q_tokens, 'k_tokens': k_tokens, 'scale': SCALE}
   with caplog.at_level(logging.DEBUG, logger='t2x'):
     outs = [Auto()(q, k, v, **kwargs) for _ in range(3)]
   np.testing.assert_array_equal(outs[-1], Dense()(q, k, v, **kwargs))

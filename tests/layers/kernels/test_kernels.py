@@ -157,7 +157,7 @@ def test_kernels_equal_dense_over_random_patterns(kernel, seed):
   rng = np.random.default_rng(seed)
   pattern = random_pattern(rng)
   prefix = jnp.asarray(rng.random((2, 21)) < 0.3)
-  tokens = Tokens(prefix=prefix) if seed % 2 or pattern.reads else Tokens()
+  tokens = Tokens.row(21, marks={'prefix': prefix} if seed % 2 or pattern.reads else {})
   assert_agree(kernel, pattern, *arrays(rng), None, tokens)
 
 
@@ -168,7 +168,7 @@ def test_kernels_equal_dense_over_random_patterns(kernel, seed):
 def test_kernels_equal_dense_on_packed_rows_with_a_bias(kernel, pattern):
   rng = np.random.default_rng(1)
   tokens = packed(rng)
-  tokens = dataclasses.replace(tokens, prefix=jnp.asarray(rng.random((2, 21)) < 0.3))
+  tokens = dataclasses.replace(tokens, marks={'prefix': jnp.asarray(rng.random((2, 21)) < 0.3)})
   assert_agree(kernel, pattern, *arrays(rng), TableBias(4, nnx.Rngs(1)), tokens)
 
 
@@ -187,7 +187,7 @@ def test_blockwise_skips_no_tile_where_positions_are_in_another_order(pattern, o
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 @pytest.mark.parametrize('heads', [1, 2, 8])
 def test_a_bias_with_another_number_of_heads_is_refused(kernel, heads):
-  inputs, tokens = arrays(np.random.default_rng(12)), Tokens()
+  inputs, tokens = arrays(np.random.default_rng(12)), Tokens.row(21)
   bias = TableBias(heads, nnx.Rngs(0))
   with pytest.raises(UserError, match=f'scores for {heads} heads, the attention has 4'):
     attend(kernel, Causal(), *inputs, tokens, bias=bias)
@@ -196,19 +196,21 @@ def test_a_bias_with_another_number_of_heads_is_refused(kernel, heads):
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 def test_a_pattern_that_reads_a_prefix_needs_one(kernel):
   inputs = arrays(np.random.default_rng(13))
-  with pytest.raises(UserError, match=r'\(Causal\(\) \| Prefix\(\)\) reads Tokens\.prefix'):
-    attend(kernel, Causal() | Prefix(), *inputs, Tokens())
+  with pytest.raises(
+    UserError, match=r"\(Causal\(\) \| Prefix\(\)\) reads Tokens\.marks\['prefix'\]"
+  ):
+    attend(kernel, Causal() | Prefix(), *inputs, Tokens.row(21))
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
 def test_kernels_equal_dense_for_cross_attention(kernel):
   rng = np.random.default_rng(2)
-  q_tokens = Tokens(segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
-  k_tokens = Tokens(segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
+  q_tokens = Tokens.row(13, segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
+  k_tokens = Tokens.row(31, segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
   inputs = arrays(rng, q_len=13, k_len=31, kv_heads=1)
   assert_agree(kernel, Full(), *inputs, SlopeBias(), q_tokens, k_tokens)
   inputs = arrays(rng, q_len=13, k_len=31, kv_heads=4)
-  assert_agree(kernel, Causal() | Global(20), *inputs, None, Tokens(), Tokens())
+  assert_agree(kernel, Causal() | Global(20), *inputs, None, Tokens.row(13), Tokens.row(31))
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
@@ -224,7 +226,7 @@ def test_parameters_of_a_bfloat16_bias_get_bfloat16_gradients():
     lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, TableBias(4, nnx.Rngs(3))
   )
   inputs = arrays(rng, dtype=jnp.bfloat16)
-  _, gradients = value_and_gradients(Blockwise(8, 8), Causal(), *inputs, bias, Tokens(), None)
+  _, gradients = value_and_gradients(Blockwise(8, 8), Causal(), *inputs, bias, Tokens.row(21), None)
   assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in gradients)
 
 
@@ -233,7 +235,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(kernel):
   inputs = arrays(np.random.default_rng(5))
   pattern = ~Causal() & Window(4)
   out, gradients = value_and_gradients(
-    kernel, pattern, *inputs, TableBias(4, nnx.Rngs(0)), Tokens(), None
+    kernel, pattern, *inputs, TableBias(4, nnx.Rngs(0)), Tokens.row(21), None
   )
   assert (out[:, -1] == 0).all() and (out[:, 0] != 0).all()
   assert (gradients[0][:, -1] == 0).all()
@@ -242,7 +244,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(kernel):
 
 @pytest.mark.parametrize('kernel', [Dense(), Blockwise(8, 8)], ids=str)
 def test_values_may_have_another_size_than_keys(kernel):
-  assert_agree(kernel, Causal(), *arrays(np.random.default_rng(6), v_dim=3), None, Tokens())
+  assert_agree(kernel, Causal(), *arrays(np.random.default_rng(6), v_dim=3), None, Tokens.row(21))
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
@@ -255,7 +257,7 @@ def test_packed_equals_unpacked(kernel, pattern):
   positions, segments = jnp.tile(jnp.arange(7), 3)[None], jnp.arange(3).repeat(7)[None] + 1
   tokens = Tokens(positions, segments, layout=RowLayout.PACKED)
   together = attend(kernel, pattern, *(x.reshape(1, 21, *x.shape[2:]) for x in rows), tokens)
-  alone = attend(kernel, pattern, *rows, Tokens())
+  alone = attend(kernel, pattern, *rows, Tokens.row(7))
   np.testing.assert_allclose(together.reshape(alone.shape), alone, atol=2e-6)
 
 
@@ -265,14 +267,19 @@ def test_decoding_from_a_cache_sees_the_written_keys(kernel):
   rng = np.random.default_rng(8)
   q, k, v = arrays(rng, q_len=1, k_len=16)
   q_tokens = Tokens(positions=jnp.full((2, 1), 11), segments=jnp.ones((2, 1), int))
-  k_tokens = Tokens(segments=jnp.asarray([[1] * 12 + [0] * 4] * 2))
+  k_tokens = Tokens.row(16, segments=jnp.asarray([[1] * 12 + [0] * 4] * 2))
   out = attend(kernel, Causal() & Window(9), q, k, v, q_tokens, k_tokens)
   mask = (np.arange(16) <= 11) & (np.arange(16) > 2)
   np.testing.assert_allclose(out, oracle(q, k, v, mask), atol=2e-6)
 
 
 def test_dropout_of_dense_is_unbiased_and_needs_a_key():
-  kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens(), 'scale': SCALE}
+  kwargs = {
+    'pattern': Causal(),
+    'q_tokens': Tokens.row(21),
+    'k_tokens': Tokens.row(21),
+    'scale': SCALE,
+  }
   dense = functools.partial(Dense(), *arrays(np.random.default_rng(9)), **kwargs)
   keys = jax.random.split(jax.random.key(0), 2000)
   outs = jit(jax.vmap(lambda key: dense(dropout_rate=0.5, key=key)))(keys)
@@ -293,8 +300,8 @@ def test_blockwise_dropout_is_the_same_in_both_passes():
     return jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(scores) * kept, v)
 
   def blockwise(q, k, v):
-    tokens = Tokens()
-    kwargs = {'pattern': Causal(), 'q_tokens': tokens, 'k_tokens': tokens, 'scale': SCALE}
+    q_tokens, k_tokens = Tokens.row(20), Tokens.row(15)
+    kwargs = {'pattern': Causal(), 'q_tokens': q_tokens, 'k_tokens': k_tokens, 'scale': SCALE}
     return Blockwise(8, 5)(q, k, v, **kwargs, dropout_rate=rate, key=key)
 
   def gradients(attend):
@@ -320,12 +327,12 @@ def test_skipped_tiles_are_never_read(pattern, poisoned):
   q, k, v = arrays(np.random.default_rng(11), q_len=32, k_len=32)
   k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
 
-  assert jnp.isfinite(attend(Blockwise(8, 8), pattern, q, k, v, Tokens())[:, :8]).all()
-  assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens())[:, :8]).any()
+  assert jnp.isfinite(attend(Blockwise(8, 8), pattern, q, k, v, Tokens.row(32))[:, :8]).all()
+  assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens.row(32))[:, :8]).any()
 
 
 def temporary_bytes(kernel, length):
-  tokens = Tokens()
+  tokens = Tokens.row(length)
 
   def loss(q, k, v):
     return kernel(q, k, v, pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=SCALE).sum()
@@ -349,7 +356,7 @@ def test_blockwise_under_vmap_scan_and_remat_equals_dense():
 
   def loss(biases, kernel):
     def layer(x, bias):
-      kwargs = {'pattern': Causal(), 'q_tokens': Tokens(), 'k_tokens': Tokens()}
+      kwargs = {'pattern': Causal(), 'q_tokens': Tokens.row(21), 'k_tokens': Tokens.row(21)}
       return x + kernel(x, k, v, bias=bias, scale=SCALE, **kwargs), None
 
     def model(x):
@@ -370,4 +377,4 @@ def test_blockwise_under_vmap_scan_and_remat_equals_dense():
 def test_cudnn_equals_dense(pattern):
   inputs = arrays(np.random.default_rng(14), q_len=64, k_len=64, dim=64, v_dim=64)
   inputs = tuple(x.astype(jnp.bfloat16) for x in inputs)
-  assert_agree(XLA('cudnn'), pattern, *inputs, None, Tokens(), tolerance=2e-2)
+  assert_agree(XLA('cudnn'), pattern, *inputs, None, Tokens.row(64), tolerance=2e-2)
