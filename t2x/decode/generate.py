@@ -1,13 +1,7 @@
 """The one loop of generation: prompts in one pass, then a token a step from the model's cache.
 
-A model is anything with
-- `init_cache(batch, length, **inputs)`: a pytree whose every leaf has the batch on axis
-  `model.cache_batch_axis`;
-- `decode(ids, tokens, cache, last=None) -> (logits, cache)`: `ids` [batch, n] extend what the cache
-  holds at `tokens.positions`, those with `tokens.segments` 0 are padding, and `last` [batch] asks
-  for the logits of that token of each row alone, [batch, 1, vocab];
-- `spec`, a `ModelSpec`: a prefix that one of its attention patterns reads is the prompt, and no sequence
-  is longer than its `max_length`.
+The model is a `DecodingModel`: a prefix that one of its attention patterns reads is the prompt, and no
+sequence is longer than its `spec.max_length`.
 
 It is an argument of the compiled function. That is compiled again for another batch size, padded
 prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
@@ -28,12 +22,13 @@ from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.models import DecodingModel
 
 __all__ = ['generate']
 
 
 def generate(
-  model: Any,
+  model: DecodingModel,
   prompts: Int[Array | np.ndarray, 'batch prompt'],
   prompt_lengths: Int[Array | np.ndarray, ' batch'],
   *,

@@ -3,22 +3,21 @@ tokens and images made of them. Nothing about losses."""
 
 from t2x.models.block import Block, ParallelBlock
 from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed
-from t2x.models.encoder_decoder import EncoderDecoder
-from t2x.models.heads import (
+from t2x.models.classifiers import (
   Classifier,
-  LMHead,
-  LogitHead,
-  MaskedLMHead,
   PooledClassifier,
   Pooler,
   SequenceClassifier,
-  TiedHead,
   TokenClassifier,
   first_token,
   last_token,
   mean_tokens,
 )
+from t2x.models.encoder_decoder import EncoderDecoder
+from t2x.models.heads import LMHead, LogitHead, MaskedLMHead, TiedHead
 from t2x.models.interfaces import (
+  DecodingModel,
+  Embedder,
   Head,
   Inputs,
   Model,
@@ -37,6 +36,8 @@ __all__ = [
   'Block',
   'Classifier',
   'Decoder',
+  'DecodingModel',
+  'Embedder',
   'Encoder',
   'EncoderDecoder',
   'Head',

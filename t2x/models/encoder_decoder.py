@@ -80,14 +80,13 @@ class EncoderDecoder(nnx.Module):
     """Hidden vectors [batch, length, d_model] of the target, which is what the decoder reads (already
     shifted)."""
     encoded, context = self._encode(source, source_tokens, named_key(key, 'encoder'))
-    embedded = self._target_embedding(target)
-    decoder_key = named_key(key, 'decoder')
-    out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
+    embedded, tokens = self._target_embedding(target, target_tokens)
+    out = self.decoder(embedded, context, tokens=tokens, key=named_key(key, 'decoder'))
     return Output(out.x, None, add_aux(encoded.aux, out.aux))
 
   def _encode(self, source, tokens, key=None) -> tuple[Output, Context]:
-    tokens = Tokens.row(source.shape[1]) if tokens is None else tokens
-    encoded = self.encoder(self.embedding(source), tokens=tokens, key=key)
+    embedded, tokens = self.embedding(source, tokens)
+    encoded = self.encoder(embedded, tokens=tokens, key=key)
     return encoded, Context(encoded.x, tokens)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
@@ -145,6 +144,7 @@ class EncoderDecoder(nnx.Module):
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
     """Logits for `ids`, which extend what the cache holds; as `LanguageModel.decode`."""
-    out = self.decoder(self._target_embedding(ids), None, tokens=tokens, cache=cache)
+    embedded, tokens = self._target_embedding(ids, tokens)
+    out = self.decoder(embedded, None, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])
     return self.logits(x), out.cache

@@ -14,9 +14,10 @@ from t2x.models.losses import Sums
 __all__ = [
   'Body',
   'ClassHead',
+  'DecodingModel',
+  'Embedder',
   'GridPositions',
   'Head',
-  'ImageEmbedding',
   'Inputs',
   'Layer',
   'LayerStack',
@@ -194,7 +195,21 @@ class Body(Protocol):
 
 
 @runtime_checkable
-class TextEmbedding(Protocol):
+class Embedder(Protocol):
+  """Inputs (token ids, pixels, ...) -> vectors and their metadata.
+
+  The length, coordinates and grid may change; segments and marks are kept.
+  """
+
+  def __call__(
+    self, inputs: Array, /, tokens: Tokens | None = None
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """Returns the vectors and their metadata; `tokens` None is a plain row."""
+    ...
+
+
+@runtime_checkable
+class TextEmbedding(Embedder, Protocol):
   """Token ids -> vectors, and back to logits.
 
   Attributes:
@@ -206,9 +221,14 @@ class TextEmbedding(Protocol):
   num_types: int
 
   def __call__(
-    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
-  ) -> Float[Array, 'batch length d_model']:
-    """Vectors of `ids`."""
+    self,
+    inputs: Array,
+    /,
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """As `Embedder`; vectors of `types` are added."""
     ...
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
@@ -292,17 +312,6 @@ class ClassHead(Protocol):
 
 
 @runtime_checkable
-class ImageEmbedding(Protocol):
-  """Images -> tokens."""
-
-  def __call__(
-    self, images: Float[Array, 'batch height width channels']
-  ) -> tuple[Float[Array, 'batch tokens d_model'], tuple[int, int]]:
-    """The tokens, and the rows and columns of their grid."""
-    ...
-
-
-@runtime_checkable
 class GridPositions(Protocol):
   """Positions of the tokens of an image."""
 
@@ -349,4 +358,33 @@ class TextModel(Model, Protocol):
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
     """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    ...
+
+
+@runtime_checkable
+class DecodingModel(Model, Protocol):
+  """A model that extends sequences from a cache.
+
+  Attributes:
+    cache_batch_axis: the axis of every array of the cache that is the batch.
+  """
+
+  cache_batch_axis: int
+
+  def init_cache(self, batch: int, length: int, *inputs: Any, **settings: Any) -> Any:
+    """An empty cache for `length` tokens; an encoder-decoder needs its source too."""
+    ...
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
+    """Returns the logits of `ids`, which extend what the cache holds, and the new cache.
+
+    With `last` [batch], only the logits of that token of each row: [batch, 1, vocab]. Tokens of segment
+    0 are padding.
+    """
     ...

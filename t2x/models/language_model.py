@@ -93,7 +93,7 @@ class LanguageModel(nnx.Module):
     key: Array | None = None,
   ) -> Output:
     """Hidden vectors [batch, length, d_model] after the last layer."""
-    x = self.embedding(ids, types)
+    x, tokens = self.embedding(ids, tokens, types=types)
     return self.body(x, tokens=tokens, cache=cache, key=named_key(key, 'body'))
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:

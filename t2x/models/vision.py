@@ -1,19 +1,19 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
-import math
 from collections.abc import Callable
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import LearnedGrid, PatchEmbedding, Tokens, dropout, named_key
+from t2x.errors import UserError
+from t2x.layers import LearnedGrid, PatchEmbedding, dropout, named_key
 from t2x.models.bodies import Encoder
-from t2x.models.heads import Classifier, first_token
+from t2x.models.classifiers import Classifier, first_token
 from t2x.models.interfaces import (
   Body,
   ClassHead,
+  Embedder,
   GridPositions,
-  ImageEmbedding,
   ModelSpec,
   Output,
 )
@@ -40,7 +40,7 @@ class VisionTransformer(nnx.Module):
     self,
     *,
     d_model: Size,
-    embedding: Callable[..., ImageEmbedding] = PatchEmbedding,
+    embedding: Callable[..., Embedder] = PatchEmbedding,
     positions: Callable[..., GridPositions] = LearnedGrid,
     body: Callable[..., Body] = Encoder,
     pool: Callable[[Array], Array] = first_token,
@@ -69,10 +69,14 @@ class VisionTransformer(nnx.Module):
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
     """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
-    x, grid = self.embedding(images)
-    length = x.shape[1]
-    tokens = Tokens.row(length, grid=grid, num_extra=length - math.prod(grid))
-    x = self.positions.embed_grid(x, grid)
+    x, tokens = self.embedding(images)
+    if tokens.grid is None or len(tokens.grid) != 2:
+      raise UserError(
+        f'VisionTransformer.positions needs a grid of rows and columns, but '
+        f'@{type(self.embedding).__name__} returns tokens with the grid {tokens.grid}'
+      )
+    rows, columns = tokens.grid
+    x = self.positions.embed_grid(x, (rows, columns))
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     return self.body(x, tokens=tokens, key=named_key(key, 'body'))
 

@@ -148,7 +148,7 @@ def test_a_narrow_embedding_has_narrow_positions_norm_and_table_and_decodes(make
   assert model.body.input_norm.scale.shape == (4,)
   assert model.body.projection.kernel.shape == (4, make.width)
   tokens = make.ids((2, 6))
-  x = model.body.input_norm(model.embedding(tokens) + model.body.encoding.table[:6])
+  x = model.body.input_norm(model.embedding(tokens)[0] + model.body.encoding.table[:6])
   wide = functools.partial(model.body.stack, pattern=model.body.pattern, tokens=Tokens.row(6))
   hidden, *_ = wide(model.body.projection(x), encoding=model.body.encoding)
   np.testing.assert_allclose(model(tokens).x, model.logits(hidden), atol=5e-5)
