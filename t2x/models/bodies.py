@@ -27,7 +27,8 @@ from t2x.layers import (
   normal,
 )
 from t2x.layers.constraints import constrain
-from t2x.models.interfaces import BodyCache, LayerStack, Output
+from t2x.models.cache import BodyCache
+from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
 from t2x.ranges import Size, TunableRate
 
