@@ -1,5 +1,6 @@
 """Convolutions over a row in place of attention (Wu et al. 2019, https://arxiv.org/abs/1901.10430)."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,7 +15,8 @@ from t2x.layers.attention import AttentionCache, CrossCache
 from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.patterns import Pattern, check_marks
+from t2x.layers.masks import check_reads
+from t2x.layers.patterns import Pattern, marks_of
 from t2x.layers.positions import PositionEncoding
 from t2x.ranges import Size, TunableRate
 
@@ -103,7 +105,7 @@ class _Convolution(nnx.Module):
     if cache is not None:
       cache = cache.write(None, source, tokens)
     row = _Row(source, tokens, cache)
-    check_marks(pattern, row.of_keys)
+    check_reads(pattern, tokens, row.of_keys)
     before = _taps_before(pattern, self.kernel_size)
     by_head = (*source.shape[:2], self.num_heads, -1)
     y = jnp.zeros_like(source).reshape(by_head)
@@ -186,16 +188,13 @@ class _Row:
       index = jnp.clip(slots, 0, num_slots - 1)
       return jnp.take_along_axis(a, index.reshape(*index.shape, *[1] * (a.ndim - 2)), axis=1)
 
-    def known(a):
-      return None if a is None else shifted(a)
-
-    wanted, segments = self.positions + offset, known(self.of_keys.segments)
+    keys, wanted = jax.tree.map(shifted, self.of_keys), self.positions + offset
     seen = (slots >= 0) & (slots < num_slots)
-    seen &= shifted(self.of_keys.positions) == wanted
-    seen &= pattern.allows(self.positions, wanted, known(self.of_keys.marks.get('prefix')))
-    if segments is not None:
+    seen &= keys.positions == wanted
+    seen &= pattern.allows(self.tokens, dataclasses.replace(keys, positions=wanted))
+    if keys.segments is not None:
       own = 1 if self.tokens.segments is None else self.tokens.segments
-      seen &= (segments != 0) & (segments == own)
+      seen &= (keys.segments != 0) & (keys.segments == own)
     return shifted(self.x), seen[..., None]
 
 
@@ -203,5 +202,7 @@ class _Row:
 def _taps_before(pattern: Pattern, kernel_size: int) -> int:
   """How many taps lie before the token: all but its own where nobody may look ahead."""
   length = 2 * kernel_size
-  ahead = pattern.mask(length, length) | pattern.mask(length, length, np.ones(length, bool))
+  positions = np.arange(length)[None]
+  marked = Tokens(positions, marks=dict.fromkeys(marks_of(pattern), positions >= 0))
+  ahead = pattern.mask(length, length) | pattern.mask(marked, marked)
   return kernel_size // 2 if np.triu(ahead, 1).any() else kernel_size - 1

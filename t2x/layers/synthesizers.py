@@ -15,7 +15,8 @@ from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.kernels.base import hide_blind, position_bias, softmax_dtype
-from t2x.layers.patterns import Pattern, attention_mask
+from t2x.layers.masks import attention_mask
+from t2x.layers.patterns import Pattern
 from t2x.layers.positions import PositionEncoding
 from t2x.ranges import Positive, Size, TunableRate
 
