@@ -247,7 +247,7 @@ def _prefill(model, prompts, lengths, cache):
   """
   segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
-  has_prefix = any('prefix' in pattern.reads for pattern in model.spec.patterns)
+  has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
   marks = {'prefix': segments.astype(bool)} if has_prefix else {}
   tokens = Tokens.row(prompts.shape[1], segments=segments, marks=marks)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
