@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
+from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
@@ -151,9 +151,7 @@ class MultiHeadAttention(nnx.Module):
         'positions of two sequences do not compare: cross-attention has no position encoding'
       )
     k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
-    if k_tokens.layout is RowLayout.PACKED:
-      # It holds between tokens of one sequence only.
-      k_tokens = dataclasses.replace(k_tokens, layout=RowLayout.ARBITRARY)
+    k_tokens = k_tokens.elsewhere()
     rows, shape = k.shape[0], q.shape
     if rows == shape[0]:
       return self._attend(q, k, v, call, k_tokens)
