@@ -1,34 +1,61 @@
-"""The one loop of generation: prompts in one pass, then a token a step from the model's cache.
+"""The generation loop: prompts in one pass, then a token per step from the model's cache.
 
-The model is a `DecodingModel`: a prefix that one of its attention patterns reads is the prompt, and no
-sequence is longer than its `spec.max_length`.
-
-It is an argument of the compiled function. That is compiled again for another batch size, padded
-prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
-Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
+The model (`Decodable`) is an argument of the compiled function. That is compiled again for another batch
+size, padded prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or
+weights. Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
 """
 
 import functools
 import math
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
-from t2x.layers import Tokens
-from t2x.models import DecodingModel
+from t2x.layers import Cache, Tokens
+from t2x.models import Model
 
-__all__ = ['generate']
+__all__ = ['Decodable', 'generate']
+
+
+@runtime_checkable
+class Decodable(Model, Protocol):
+  """What `generate` needs of a model.
+
+  A prefix that one of the attention patterns in `spec` reads is the prompt.
+  """
+
+  def init_cache(self, batch: int, num_slots: int, **inputs: Any) -> Cache:
+    """An empty cache for `num_slots` tokens of `batch` rows."""
+    ...
+
+  def unstacked(self, cache: Any) -> tuple['Decodable', Cache]:
+    """The model and its cache in the form that the loop uses, after the prompts have been read."""
+    ...
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
+    """Logits of `ids`, which follow what the cache holds, and the new cache.
+
+    `tokens` has positions and segments, 0 for padding. With `last`, the logits of that token of each
+    row alone: [batch, 1, vocab].
+    """
+    ...
 
 
 def generate(
-  model: DecodingModel,
+  model: Decodable,
   prompts: Int[Array | np.ndarray, 'batch prompt'],
   prompt_lengths: Int[Array | np.ndarray, ' batch'],
   *,
@@ -45,7 +72,7 @@ def generate(
   """Continues each prompt until `eos_id` or its limit.
 
   Args:
-    model: see the module's docstring. An encoder-decoder gets its source through `cache_inputs`.
+    model: a language model or an encoder-decoder, which gets its source through `cache_inputs`.
     prompts: ids, padded on the right; for an encoder-decoder the token that starts a target.
     prompt_lengths: tokens of each prompt, at least 1.
     max_new_tokens: the most tokens to generate, the end token included.
@@ -78,7 +105,7 @@ def generate(
     spread(np.asarray(limits, np.int32)),
     key if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
-    cache_length=max(prompts.shape[1], min(prompts.shape[1] + room, max_length or 2**31)),
+    num_slots=prompts.shape[1] + room,
     max_new_tokens=room,
     strategy=strategy,
     num_return=num_return,
@@ -170,7 +197,7 @@ def _pad(prompts, pad_id, known_positions):
 @functools.partial(
   jax.jit,
   static_argnames=(
-    'cache_length',
+    'num_slots',
     'max_new_tokens',
     'strategy',
     'num_return',
@@ -187,7 +214,7 @@ def _run(
   key,
   cache_inputs,
   *,
-  cache_length,
+  num_slots,
   max_new_tokens,
   strategy,
   num_return,
@@ -207,12 +234,12 @@ def _run(
     eos_ids,
     pad_id,
   )
-  axis = model.cache_batch_axis
-
   dtype = {} if cache_dtype is None else {'dtype': cache_dtype}
-  cache = model.init_cache(batch, cache_length, **cache_inputs, **dtype)
+  cache = model.init_cache(batch, num_slots, **cache_inputs, **dtype)
   logits, cache = _prefill(model, prompts, lengths, cache)
-  cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=axis), cache)
+  # The loop slices neither stacked parameters nor stacked caches.
+  model, cache = model.unstacked(cache)
+  cache = cache.repeat(copies) if copies > 1 else cache
   logits = jnp.broadcast_to(logits, (batch, copies, logits.shape[-1]))
   state, _ = strategy.advance(strategy.start(request), logits, jnp.int32(0), request)
 
@@ -229,7 +256,7 @@ def _run(
     logits, cache = model.decode(state.last.reshape(-1, 1), tokens, cache)
     logits = logits.reshape(batch, copies, -1)
     state, parents = strategy.advance(state, logits, step, request)
-    return step + 1, state, _follow(cache, parents, axis)
+    return step + 1, state, _follow(cache, parents)
 
   _, state, _ = jax.lax.while_loop(unfinished, one_token, (jnp.int32(1), state, cache))
   return strategy.finish(state, request)
@@ -243,7 +270,7 @@ def _right_aligned(prompts, lengths):
 def _prefill(model, prompts, lengths, cache):
   """Logits [batch, 1, vocab] behind each prompt, and the cache that holds the prompts.
 
-  Padding is written too, as padding (segment 0), into slots that generated tokens take later.
+  Padding takes slots too, as padding (segment 0).
   """
   segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
@@ -253,10 +280,9 @@ def _prefill(model, prompts, lengths, cache):
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 
-def _follow(cache, parents, axis):
+def _follow(cache, parents):
   """The cache of each sequence's parent: beams that go on take theirs along."""
   if parents is None:
     return cache
   batch, copies = parents.shape
-  rows = (jnp.arange(batch)[:, None] * copies + parents).reshape(-1)
-  return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=axis), cache)
+  return cache.take((jnp.arange(batch)[:, None] * copies + parents).reshape(-1))

@@ -15,9 +15,8 @@ from t2x.layers.activations import (
   swish,
   tanh,
 )
-from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
+from t2x.layers.attention import MultiHeadAttention
 from t2x.layers.base import (
-  Context,
   Initializer,
   Linear,
   RowLayout,
@@ -25,9 +24,10 @@ from t2x.layers.base import (
   dropout,
   param,
 )
+from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
-from t2x.layers.feed_forward import MLP, GatedMLP
+from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
   depth_scaled,
@@ -43,11 +43,15 @@ from t2x.layers.initializers import (
   zeros,
 )
 from t2x.layers.interfaces import (
+  NO_AUX,
   Aux,
-  CrossMixer,
-  FeedForward,
-  Mixer,
+  Cache,
+  Call,
+  CrossSublayer,
   Norm,
+  Result,
+  Slots,
+  Source,
   Sublayer,
   Wiring,
 )
@@ -89,19 +93,19 @@ from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
+  'NO_AUX',
   'XLA',
   'ALiBi',
   'And',
-  'AttentionCache',
   'Auto',
   'Aux',
   'Bias',
   'Blocks',
   'Blockwise',
+  'Cache',
+  'Call',
   'Causal',
-  'Context',
-  'CrossCache',
-  'CrossMixer',
+  'CrossSublayer',
   'Dense',
   'DenseScores',
   'DynamicConvolution',
@@ -115,6 +119,7 @@ __all__ = [
   'Global',
   'Initializer',
   'Kernel',
+  'KeyValueCache',
   'LayerNorm',
   'LearnedGrid',
   'LearnedPositions',
@@ -122,7 +127,6 @@ __all__ = [
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
-  'Mixer',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',
@@ -140,12 +144,16 @@ __all__ = [
   'RandomScores',
   'ReZero',
   'Replace',
+  'Result',
   'RoPE',
   'RoPEScaling',
   'RowLayout',
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
+  'Slots',
+  'Source',
+  'SourceCache',
   'Sublayer',
   'Synthesizer',
   'T5Bias',

@@ -1,104 +1,28 @@
 """Multi-head attention to the sequence itself or to another (https://arxiv.org/abs/1706.03762), with
-shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245), and
-the cache it decodes with."""
+shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245)."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Context, Initializer, Linear, Tokens
+from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
+from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Norm
+from t2x.layers.interfaces import Call, Norm, Result, Source
 from t2x.layers.kernels import Auto, Kernel
-from t2x.layers.patterns import Pattern
-from t2x.layers.positions import PositionEncoding
 from t2x.ranges import Positive, Size, TunableRate
 
-__all__ = ['AttentionCache', 'CrossCache', 'MultiHeadAttention']
-
-
-# The fields of the caches are not annotated with shapes: a stack puts its layers before the batch, and
-# tree functions put other things than arrays into them.
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AttentionCache:
-  """Keys and values of what was read so far; the slot of a token is its position.
-
-  Attributes:
-    k: keys, already rotated, [batch, slots, kv_heads, head_dim]; None for a mixer without keys.
-    v: values, of the same shape; of another mixer, whatever it reads of a token: [batch, slots, ...].
-    segments: segment of the token in each slot, int [batch, slots]; 0: the slot is empty.
-    prefix: bool [batch, slots]: does the pattern `Prefix()` let everybody see the token?
-  """
-
-  k: Any
-  v: Any
-  segments: Any
-  prefix: Any
-
-  @staticmethod
-  def empty(k: Array | None, v: Array) -> 'AttentionCache':
-    """A cache of these zeros, with nothing written."""
-    segments = jnp.zeros(v.shape[:2], jnp.int32)
-    return AttentionCache(k, v, segments, segments.astype(bool))
-
-  @property
-  def tokens(self) -> Tokens:
-    """What is known of the slots."""
-    marks = {'prefix': self.prefix}
-    return Tokens.row(self.v.shape[1], segments=self.segments, marks=marks)
-
-  def write(self, k: Array | None, v: Array, tokens: Tokens) -> 'AttentionCache':
-    """The cache with new keys and values at the slots of their positions, padding left out."""
-    batch, length = v.shape[:2]
-    num_slots = self.v.shape[1]
-    ones = jnp.ones((1, length), jnp.int32)
-    segments = ones if tokens.segments is None else tokens.segments
-    prefix = tokens.marks.get('prefix', jnp.zeros_like(ones))
-    # A slot out of range is not written: `drop` below.
-    slots = jnp.where(segments == 0, num_slots, tokens.positions)
-    slots = jnp.broadcast_to(slots, (batch, length))
-    rows = jnp.arange(batch)[:, None]
-
-    def put(old, new):
-      new = jnp.broadcast_to(new.astype(old.dtype), (batch, length, *old.shape[2:]))
-      return old.at[rows, slots].set(new, mode='drop')
-
-    return AttentionCache(
-      None if k is None else put(self.k, k),
-      put(self.v, v),
-      put(self.segments, segments),
-      put(self.prefix, prefix),
-    )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class CrossCache:
-  """Keys, values and token metadata of a context.
-
-  Attributes:
-    k: keys [batch, source, kv_heads, head_dim].
-    v: values, of the same shape.
-    tokens: metadata of the context's tokens, each array [batch, source, ...].
-  """
-
-  k: Any
-  v: Any
-  tokens: Tokens
+__all__ = ['MultiHeadAttention']
 
 
 class MultiHeadAttention(nnx.Module):
-  """Attention by `num_heads` heads: to `x` itself, or to a context where one is given.
+  """Attention by `num_heads` heads: to `x` itself, or to a source where one is given.
 
   Args:
     d_model: width of the input and output.
@@ -120,6 +44,9 @@ class MultiHeadAttention(nnx.Module):
     UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
       divide num_heads.
   """
+
+  reads = frozenset({'pattern', 'encoding', 'source'})
+  max_length: int | None = None
 
   def __init__(
     self,
@@ -167,82 +94,95 @@ class MultiHeadAttention(nnx.Module):
     self.q_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
     self.k_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
-    """An empty cache with `length` slots."""
-    shape = (batch, length, self.num_kv_heads, self.head_dim)
-    return AttentionCache.empty(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
+    """An empty cache with `num_slots` slots."""
+    shape = (batch, self.num_kv_heads, num_slots, self.head_dim)
+    return KeyValueCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
-  def cross_cache(self, context: Context) -> CrossCache:
-    """Keys and values of a context, computed once for a whole generation."""
-    k, v = self._keys_and_values(context.x)
-
-    # Every leaf of a cache has the batch, so that rows can be picked out of it.
-    def full(a):
-      return jnp.broadcast_to(a, (len(context.x), *a.shape[1:]))
-
-    return CrossCache(k, v, jax.tree.map(full, context.elsewhere().tokens))
+  def source_cache(self, source: Source) -> SourceCache:
+    """Keys and values of a source, computed once for a whole generation."""
+    assert source.x is not None  # Caches are made of vectors.
+    k, v = self._keys_and_values(source.x)
+    return SourceCache(k.swapaxes(1, 2), v.swapaxes(1, 2))
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens | None = None,
-    encoding: PositionEncoding | None = None,
-    cache: AttentionCache | CrossCache | None = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], AttentionCache | CrossCache | None]:
-    """Attends from `x` to itself, to a context, or to what a cache holds.
+    call: Call,
+    cache: Any = None,
+  ) -> Result:
+    """Attends from `x` to itself, to `call.source`, or to what a cache holds.
 
     Args:
-      context: what is attended to; None: `x` itself. Not looked at when `cache` is a CrossCache.
-      pattern: who may see whom, by position.
-      tokens: metadata of `x`; tokens of segment 0 are not written to the cache. None: a plain row.
-      encoding: rotates queries and keys, adds to scores; None in cross-attention.
-      cache: an AttentionCache is extended by `x` at its positions (slots beyond its length are
-        not written) and then attended to; a CrossCache replaces the context.
-      key: for dropout; None: none.
+      x: the input.
+      call: a source replaces `x` as what is attended to; it has no position encoding.
+      cache: a KeyValueCache is extended by `x` at `call.slots` and then attended to; a SourceCache
+        has the keys and values of the source.
 
     Returns:
-      The output, and the cache: the new one, the CrossCache as it was, or None.
+      The output, and the cache: the extended one, the SourceCache as it was, or None.
     """
-    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
     q = self.q(x)
     q = q if self.q_norm is None else self.q_norm(q)
-    if isinstance(cache, CrossCache):
-      k, v, k_tokens = cache.k, cache.v, cache.tokens
+    if call.source is None:
+      y, cache = self._attend_self(q, x, call, cache)
     else:
-      source = Context(x, tokens) if context is None else context.elsewhere()
-      k_tokens = source.tokens
-      k, v = self._keys_and_values(source.x)
-    if encoding is not None:
-      if context is not None or isinstance(cache, CrossCache):
-        raise ValueError(
-          'positions of two sequences do not compare: cross-attention has no encoding'
-        )
-      positions = tokens.positions, k_tokens.positions
-      q, k = encoding.rotate(q, k, *positions)
-    if isinstance(cache, AttentionCache):
-      cache = cache.write(k, v, tokens)
-      k, v = cache.k, cache.v
-      k_tokens = cache.tokens
+      y = self._attend_source(q, cache or self.source_cache(call.source), call, call.source.tokens)
+    return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
+
+  def _attend_self(
+    self, q: Array, x: Array, call: Call, cache: KeyValueCache | None
+  ) -> tuple[Array, KeyValueCache | None]:
+    k, v = self._keys_and_values(x)
+    positions = call.tokens.positions
+    if call.encoding is not None:
+      q, k = call.encoding.rotate(q, k, positions, positions)
+    k_tokens = call.tokens
+    if cache is not None and call.slots is not None:
+      cache = cache.extend(k, v, call.slots.start)
+      k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
+      k_tokens = call.slots.tokens
+    return self._attend(q, k, v, call, k_tokens), cache
+
+  def _attend_source(self, q: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
+    """Rows of q that are copies of one row of the source are so many more queries of that row."""
+    if call.encoding is not None:
+      raise UserError(
+        'positions of two sequences do not compare: cross-attention has no position encoding'
+      )
+    k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
+    if k_tokens.layout is RowLayout.PACKED:
+      # It holds between tokens of one sequence only.
+      k_tokens = dataclasses.replace(k_tokens, layout=RowLayout.ARBITRARY)
+    rows, shape = k.shape[0], q.shape
+    if rows == shape[0]:
+      return self._attend(q, k, v, call, k_tokens)
+
+    def grouped(a):
+      return None if a is None else jnp.broadcast_to(a, shape[:2]).reshape(rows, -1)
+
+    tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
+    call = dataclasses.replace(call, tokens=tokens)
+    y = self._attend(q.reshape(rows, -1, *shape[2:]), k, v, call, k_tokens)
+    return y.reshape(*shape[:3], -1)
+
+  def _attend(self, q: Array, k: Array, v: Array, call: Call, k_tokens: Tokens) -> Array:
     # Queries stay where their tokens are; every one may look at any key.
     q = constrain(q, 'batch', 'length', 'heads', None)
     k, v = (constrain(a.astype(q.dtype), 'batch', None, 'kv_heads', None) for a in (k, v))
-    y = self.kernel(
+    encoding = call.encoding
+    return self.kernel(
       q,
       k,
       v,
-      pattern=pattern,
-      q_tokens=tokens,
+      pattern=call.pattern,
+      q_tokens=call.tokens,
       k_tokens=k_tokens,
       bias=encoding if encoding is not None and encoding.has_bias else None,
       scale=self.scale,
       dropout_rate=self.dropout_rate,
-      key=key,
+      key=call.key,
     )
-    return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache
 
   def _keys_and_values(self, x: Array) -> tuple[Array, Array]:
     k = self.k(x)

@@ -15,10 +15,10 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.keys import NamedRngs
 
 __all__ = [
-  'Context',
   'Linear',
   'RowLayout',
   'Tokens',
@@ -79,22 +79,6 @@ class Tokens:
     return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Context:
-  """What cross-attention reads: vectors and tokens of another sequence."""
-
-  x: Float[Array, 'batch source d_model']
-  tokens: Tokens
-
-  def elsewhere(self) -> 'Context':
-    """The same without PACKED, which holds between tokens of one sequence only."""
-    if self.tokens.layout is not RowLayout.PACKED:
-      return self
-    tokens = dataclasses.replace(self.tokens, layout=RowLayout.ARBITRARY)
-    return dataclasses.replace(self, tokens=tokens)
-
-
 def param(
   init: Initializer,
   shape: Sequence[int],
@@ -106,8 +90,8 @@ def param(
   """A float32 parameter that carries its logical axes.
 
   Stacked layers have one more leading dimension than `axes` has names: it is 'layers'. With
-  `keep_float32` it is not rounded to the compute type of a step. Inside `initialized` its initial
-  value is drawn by name, else with the next key of `rngs`.
+  `keep_float32` a step does not cast it to the compute dtype (see `Dtypes`). Inside `initialized` its
+  initial value is drawn by name, else with the next key of `rngs`.
   """
   if len(axes) != len(shape):
     raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
@@ -115,7 +99,7 @@ def param(
   if isinstance(rngs, NamedRngs):
     value, metadata = rngs.draw(init, tuple(shape))
   else:
-    value = init(rngs.params(), tuple(shape), jnp.float32)
+    value = init(rngs.params(), tuple(shape), Dtypes.parameters)
   return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32, **metadata)
 
 
@@ -135,7 +119,7 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   """
   if not isinstance(index, jax.core.Tracer) and index.size and int(index.max()) >= len(table):
     raise UserError(f'index {int(index.max())} is beyond the {len(table)} rows that {name} gives')
-  return table.at[index].get(mode='fill', fill_value=jnp.nan)
+  return gather(table, index, mode='fill')
 
 
 def kept_share(rate: Tunable) -> Float[Array, '']:
@@ -184,5 +168,5 @@ class Linear(nnx.Module):
     contracted = tuple(range(x.ndim - self.num_inputs, x.ndim)), tuple(range(self.num_inputs))
     y = jax.lax.dot_general(x, kernel, (contracted, ((), ())))
     if self.bias is not None:
-      y = y + self.bias[...].astype(x.dtype)
+      y = y + broadcast(self.bias[...], y.shape, y.dtype)
     return y

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, param, rows_at
+from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
 from t2x.layers.rope_scaling import RoPEScaling
 from t2x.ranges import Natural, Positive, Range, Size
@@ -35,11 +36,13 @@ class PositionEncoding(nnx.Module):
 
   Attributes:
     max_length: longest sequence it can serve; None: any.
+    acts_in_layers: whether the layers use it, by rotation or a bias; else it only changes embeddings.
     has_bias: whether something is to be added to attention scores.
     reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
   """
 
   max_length: Size | None = None
+  acts_in_layers: bool = True
   has_bias: bool = False
   reads_queries: bool = False
 
@@ -80,6 +83,8 @@ class PositionEncoding(nnx.Module):
 class NoPositions(PositionEncoding):
   """No positions: attention with a symmetric pattern then sees a set, not a sequence."""
 
+  acts_in_layers = False
+
   def __init__(self, d_model: int, *, rngs: nnx.Rngs):
     pass
 
@@ -101,6 +106,8 @@ class Sinusoidal(PositionEncoding):
   Raises:
     UserError: d_model is odd.
   """
+
+  acts_in_layers = False
 
   def __init__(
     self,
@@ -144,6 +151,8 @@ class LearnedPositions(PositionEncoding):
     offset: rows of the table before position 0 (BART has 2); the table has max_length + offset.
   """
 
+  acts_in_layers = False
+
   def __init__(
     self,
     d_model: int,
@@ -173,7 +182,7 @@ class LearnedPositions(PositionEncoding):
         f'{self.max_length}: shorten the sequences or raise max_length'
       )
     rows = rows_at(self.table[...], positions + self.offset, 'LearnedPositions.max_length')
-    return x + rows.astype(x.dtype)
+    return x + broadcast(rows, x.shape, x.dtype)
 
 
 class RoPE(PositionEncoding):
@@ -282,7 +291,8 @@ class T5Bias(PositionEncoding):
     self.num_buckets = num_buckets
     self.max_distance = max_distance
     self.bidirectional = bidirectional
-    self.table = param(init, (num_buckets, num_heads), ('buckets', 'heads'), rngs)
+    axes = ('buckets', 'heads')
+    self.table = param(init, (num_buckets, num_heads), axes, rngs, keep_float32=True)
 
   def bucket(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:
     """The bucket of `distance` = key position - query position."""
@@ -297,7 +307,7 @@ class T5Bias(PositionEncoding):
   ) -> Float[Array, '#batch heads queries keys']:
     """The table's entries for each pair, in float32."""
     bucket = self.bucket(k_positions[:, None, :] - q_positions[:, :, None])
-    return jnp.moveaxis(self.table[...].astype(jnp.float32)[bucket], -1, 1)
+    return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
 
 
 class ALiBi(PositionEncoding):

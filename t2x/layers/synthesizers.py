@@ -10,13 +10,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.attention import AttentionCache, CrossCache
-from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
+from t2x.layers.base import Initializer, Linear, dropout, param
+from t2x.layers.cache import KeyValueCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform, zeros
+from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import hide_blind, position_bias, softmax_dtype
-from t2x.layers.patterns import Pattern, attention_mask
-from t2x.layers.positions import PositionEncoding
+from t2x.layers.patterns import attention_mask
 from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = [
@@ -67,7 +67,7 @@ class PlusAlpha(nnx.Module):
   reads_dots = True
 
   def __init__(self, *, rngs: nnx.Rngs):
-    self.logit = param(zeros(), (), (), rngs)
+    self.logit = param(zeros(), (), (), rngs, keep_float32=True)
 
   def __call__(
     self,
@@ -100,8 +100,10 @@ class Synthesizer(nnx.Module):
 
   Raises:
     UserError: num_heads does not divide d_model and no head_dim is given; when called, on a
-      context, or on sequences longer than the synthetic scores have.
+      source, or on sequences longer than the synthetic scores have.
   """
+
+  reads = frozenset({'pattern', 'encoding'})
 
   def __init__(
     self,
@@ -149,34 +151,31 @@ class Synthesizer(nnx.Module):
       rngs=rngs,
     )
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
-    """An empty cache with `length` slots; it has keys where there are dot products."""
-    self._check_length(length)
-    v = jnp.zeros((batch, length, *self.head_shape), dtype)
-    return AttentionCache.empty(None if self.k is None else v, v)
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence that `scores` has scores for."""
+    return self.scores.max_length
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
+    """An empty cache with `num_slots` slots; it has keys where there are dot products."""
+    heads, head_dim = self.head_shape
+    v = jnp.zeros((batch, heads, num_slots, head_dim), dtype)
+    return KeyValueCache(None if self.k is None else v, v)
 
   def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens | None = None,
-    encoding: PositionEncoding | None = None,
-    cache: AttentionCache | CrossCache | None = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], AttentionCache | None]:
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: KeyValueCache | None = None
+  ) -> Result:
     """As `MultiHeadAttention`, to `x` itself or to what a cache holds.
 
     What turns queries and keys, or adds to their products (`RoPE`, `ShawPositions`), works where
     there are dot products; what adds to scores alone (`T5Bias`, `ALiBi`) is added after the mix.
     """
-    if context is not None or isinstance(cache, CrossCache):
+    if call.source is not None:
       raise UserError(
-        'Synthesizer has no scores for a context: use MultiHeadAttention for cross-attention'
+        'Synthesizer has no scores for a source: use MultiHeadAttention for cross-attention'
       )
     self._check_length(x.shape[1])
-    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+    tokens, encoding = call.tokens, call.encoding
     positions = tokens.positions
     q = None if self.q is None else constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = None if self.k is None else self.k(x), self.v(x)
@@ -184,10 +183,10 @@ class Synthesizer(nnx.Module):
     if encoding is not None and q is not None and k is not None:
       turned, k = encoding.rotate(q, k, positions, positions)
     k_tokens = tokens
-    if cache is not None:
-      cache = cache.write(k, v, tokens)
-      k, v = cache.k, cache.v
-      k_tokens = cache.tokens
+    if cache is not None and call.slots is not None:
+      cache = cache.extend(k, v, call.slots.start)
+      k, v = None if k is None else cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
+      k_tokens = call.slots.tokens
     v = constrain(v.astype(x.dtype), 'batch', None, 'heads', None)
     k_positions = k_tokens.positions
     dots = None if k is None else self._dots(turned, k, encoding, positions, k_positions)
@@ -196,9 +195,9 @@ class Synthesizer(nnx.Module):
     if encoding is not None and encoding.has_bias and not encoding.reads_queries:
       added = position_bias(encoding, positions, k_positions, self.head_shape[0])
       scores = scores + added.astype(dtype)
-    mask = attention_mask(pattern, tokens, k_tokens)
-    y = self._read(scores, v, mask, key)
-    return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache
+    mask = attention_mask(call.pattern, tokens, k_tokens)
+    y = self._read(scores, v, mask, call.key)
+    return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
 
   def _dots(self, q, k, encoding, q_positions, k_positions):
     k = constrain(k.astype(q.dtype), 'batch', None, 'heads', None)

@@ -1,7 +1,7 @@
 """Wholes built of layers: the residual block, the stack, encoders, decoders, and the models of
 tokens and images made of them. Nothing about losses."""
 
-from t2x.models.block import Block, ParallelBlock
+from t2x.models.block import Block, ParallelBlock, SublayerBlock
 from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed
 from t2x.models.classifiers import (
   Classifier,
@@ -16,7 +16,6 @@ from t2x.models.classifiers import (
 from t2x.models.encoder_decoder import EncoderDecoder
 from t2x.models.heads import LMHead, LogitHead, MaskedLMHead, TiedHead
 from t2x.models.interfaces import (
-  DecodingModel,
   Embedder,
   Head,
   Inputs,
@@ -36,7 +35,6 @@ __all__ = [
   'Block',
   'Classifier',
   'Decoder',
-  'DecodingModel',
   'Embedder',
   'Encoder',
   'EncoderDecoder',
@@ -57,6 +55,7 @@ __all__ = [
   'Pooler',
   'SequenceClassifier',
   'Stack',
+  'SublayerBlock',
   'TextModel',
   'TiedHead',
   'TokenClassifier',

@@ -8,11 +8,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.hyperparameters import Tunable
-from t2x.layers import Context, TokenEmbedding, Tokens, named_key
+from t2x.layers import Source, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder, Encoder
+from t2x.models.bodies import Decoder, Encoder, replaced
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, ModelSpec, Output, TextEmbedding, add_aux
+from t2x.models.interfaces import Body, BodyCache, Head, ModelSpec, Output, TextEmbedding
 from t2x.models.language_model import select
 from t2x.models.losses import Sums
 from t2x.ranges import Size
@@ -31,8 +31,6 @@ class EncoderDecoder(nnx.Module):
     decoder: builds the body that writes the target; its blocks have `cross`.
     head: builds what turns hidden vectors into logits of the target's vocabulary.
   """
-
-  cache_batch_axis = 1
 
   def __init__(
     self,
@@ -58,8 +56,8 @@ class EncoderDecoder(nnx.Module):
       inputs='a source and a target',
       outputs=self.head.outputs,
       patterns=tuple(self.decoder.patterns),
-      max_length=self.decoder.encoding.max_length,
-      max_source_length=self.encoder.encoding.max_length,
+      max_length=self.decoder.max_length,
+      max_source_length=self.encoder.max_length,
       vocab_size=self._target_embedding.vocab_size,
       num_classes=self.head.num_classes,
     )
@@ -76,18 +74,24 @@ class EncoderDecoder(nnx.Module):
     source_tokens: Tokens | None = None,
     target_tokens: Tokens | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Hidden vectors [batch, length, d_model] of the target, which is what the decoder reads (already
-    shifted)."""
-    encoded, context = self._encode(source, source_tokens, named_key(key, 'encoder'))
+    shifted); `record` names intermediate arrays."""
+    encoded, read = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
     embedded, tokens = self._target_embedding(target, target_tokens)
-    out = self.decoder(embedded, context, tokens=tokens, key=named_key(key, 'decoder'))
-    return Output(out.x, None, add_aux(encoded.aux, out.aux))
+    out = self.decoder(embedded, read, tokens=tokens, key=named_key(key, 'decoder'), record=record)
+    recorded = {
+      f'{name}.{key}': value
+      for name, side in (('encoder', encoded), ('decoder', out))
+      for key, value in side.recorded.items()
+    }
+    return Output(out.x, None, encoded.aux + out.aux, recorded)
 
-  def _encode(self, source, tokens, key=None) -> tuple[Output, Context]:
+  def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
     embedded, tokens = self.embedding(source, tokens)
-    encoded = self.encoder(embedded, tokens=tokens, key=key)
-    return encoded, Context(encoded.x, tokens)
+    encoded = self.encoder(embedded, tokens=tokens, key=key, record=record)
+    return encoded, Source(encoded.x, tokens)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
     """Logits of hidden vectors."""
@@ -116,34 +120,45 @@ class EncoderDecoder(nnx.Module):
     source_tokens: Tokens | None = None,
     target_tokens: Tokens | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Logits [batch, length, vocab]; the arguments are those of `hidden`."""
     out = self.hidden(
-      source, target, source_tokens=source_tokens, target_tokens=target_tokens, key=key
+      source,
+      target,
+      source_tokens=source_tokens,
+      target_tokens=target_tokens,
+      key=key,
+      record=record,
     )
-    return Output(constrain(self.logits(out.x), 'batch', 'length', 'vocab'), None, out.aux)
+    logits = constrain(self.logits(out.x), 'batch', 'length', 'vocab')
+    return Output(logits, None, out.aux, out.recorded)
 
   def init_cache(
     self,
     batch: int,
-    length: int,
+    num_slots: int,
     source: Int[Array, 'batch source'],
     source_tokens: Tokens | None = None,
     dtype: Any = jnp.float32,
-  ) -> Any:
-    """Runs the encoder; gives a cache with its keys and values and room for `length` tokens."""
-    _, context = self._encode(source, source_tokens)
-    cache = self.decoder.init_cache(batch, length, dtype)
-    return self.decoder.fill_cross(cache, context)
+  ) -> BodyCache:
+    """Applies the encoder; returns a cache with what cross-attention reads and room for `num_slots` tokens."""
+    _, read = self._encode(source, source_tokens)
+    return self.decoder.init_cache(batch, num_slots, dtype, read)
+
+  def unstacked(self, cache: BodyCache) -> tuple['EncoderDecoder', BodyCache]:
+    """The model and its cache layer by layer, for decoding token by token."""
+    decoder, cache = self.decoder.unstacked(cache)
+    return replaced(self, decoder=decoder), cache
 
   def decode(
     self,
     ids: Int[Array, 'batch length'],
     tokens: Tokens,
-    cache: Any,
+    cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
-    """Logits for `ids`, which extend what the cache holds; as `LanguageModel.decode`."""
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+    """Logits for `ids`, which follow what the cache holds; as `LanguageModel.decode`."""
     embedded, tokens = self._target_embedding(ids, tokens)
     out = self.decoder(embedded, None, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])

@@ -1,20 +1,20 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.hyperparameters import Tunable
-from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
+from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Slots, Source, Tokens
 from t2x.models.losses import Sums
 
 __all__ = [
   'Body',
+  'BodyCache',
   'ClassHead',
-  'DecodingModel',
   'Embedder',
   'GridPositions',
   'Head',
@@ -28,7 +28,6 @@ __all__ = [
   'OutputKind',
   'TextEmbedding',
   'TextModel',
-  'add_aux',
 ]
 
 
@@ -73,18 +72,43 @@ class Output:
 
   Attributes:
     x: hidden vectors or logits, [batch, length, ...].
-    cache: the new cache when one was handed in.
-    aux: auxiliary losses [batch] by name, summed over layers.
+    cache: the new cache when one was given.
+    aux: auxiliary losses and metrics, summed over layers.
+    recorded: intermediate arrays by name, as `Stack` returns them.
   """
 
   x: Float[Array, 'batch *rest']
   cache: Any = None
-  aux: Aux = dataclasses.field(default_factory=dict)
+  aux: Aux = NO_AUX
+  recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
 
-def add_aux(a: Aux, b: Aux) -> Aux:
-  """Auxiliary losses [batch] of two parts of a model, summed by name."""
-  return a | b | {name: a[name] + b[name] for name in a if name in b}
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BodyCache(Cache):
+  """What a body remembers of a generation.
+
+  Attributes:
+    layers: the caches of the layers, as the stack made them.
+    slots: the tokens in the slots of all key-value caches.
+    source: the tokens of the source, whose copies of a row share them; None without a source.
+  """
+
+  layers: Any
+  slots: Slots
+  source: Tokens | None = None
+
+  def repeat(self, copies: int) -> 'BodyCache':
+    layers = self._each_layer(lambda cache: cache.repeat(copies))
+    return BodyCache(layers, self.slots.repeat(copies), self.source)
+
+  def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
+    layers = self._each_layer(lambda cache: cache.take(rows))
+    return BodyCache(layers, self.slots.take(rows), self.source)
+
+  def _each_layer(self, change: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
+    """The caches of single layers, changed; those of a stack have another axis before the batch."""
+    return [{name: change(cache) for name, cache in layer.items()} for layer in self.layers]
 
 
 @runtime_checkable
@@ -98,8 +122,13 @@ class Layer(Protocol):
   pattern: Pattern
 
   @property
-  def reads_context(self) -> bool:
-    """Whether it attends to a context; a layer that does not is never given one."""
+  def reads(self) -> frozenset[str]:
+    """What its sublayers read, of the fields of `Call`; only then it is given a source or an encoding."""
+    ...
+
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
     ...
 
   @property
@@ -107,26 +136,21 @@ class Layer(Protocol):
     """Whether its output is normalised."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
+    """Empty caches by sublayer."""
+    ...
 
-  def cross_cache(self, context: Context) -> Any:
-    """What is computed of the context once for a whole generation."""
+  def source_cache(self, source: Source) -> dict[str, Cache]:
+    """What is computed of the source once for a whole generation, by sublayer."""
+    ...
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: Any = None,
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the new stream, the new cache and auxiliary losses [batch] by name; `keep` scales each
-    branch."""
+    call: Call,
+    cache: Mapping[str, Cache] | None = None,
+  ) -> Result:
+    """The new stream, the new caches, auxiliary losses and recorded arrays."""
     ...
 
 
@@ -139,28 +163,35 @@ class LayerStack(Protocol):
     """Whether the output is normalised."""
     ...
 
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
+    ...
+
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """The pattern of each kind of layer inside a body with `pattern`."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
+    """Empty caches of the layers."""
+    ...
 
-  def cross_cache(self, context: Context) -> Any:
-    """What is computed of the context once for a whole generation."""
+  def source_cache(self, source: Source) -> Any:
+    """What is computed of the source once for a whole generation."""
+    ...
+
+  def unstacked(self) -> Any:
+    """The layers one by one, for decoding token by token."""
+    ...
+
+  def unstacked_cache(self, cache: Any) -> Any:
+    """The caches of `unstacked`."""
+    ...
 
   def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: Any = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the stream, the caches and auxiliary losses [batch] by name, summed over layers."""
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """The stream, the caches, auxiliary losses and metrics summed over layers, recorded arrays."""
     ...
 
 
@@ -168,27 +199,35 @@ class LayerStack(Protocol):
 class Body(Protocol):
   """Vectors in, vectors out: `Encoder` or `Decoder`."""
 
-  encoding: PositionEncoding
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
+    ...
 
   @property
   def patterns(self) -> list[Pattern]:
     """The attention pattern of each kind of layer."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens of `batch` rows."""
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> BodyCache:
+    """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
+    ...
 
-  def fill_cross(self, cache: Any, context: Context) -> Any:
-    """The cache with the context's keys and values."""
+  def unstacked(self, cache: BodyCache) -> tuple[Any, BodyCache]:
+    """The body and its cache layer by layer, for decoding token by token."""
+    ...
 
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
-    context: Context | None = None,
+    source: Source | None = None,
     *,
     tokens: Tokens | None = None,
-    cache: Any = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Embedded tokens -> hidden vectors [batch, length, d_model]."""
     ...
@@ -358,33 +397,4 @@ class TextModel(Model, Protocol):
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
     """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
-    ...
-
-
-@runtime_checkable
-class DecodingModel(Model, Protocol):
-  """A model that extends sequences from a cache.
-
-  Attributes:
-    cache_batch_axis: the axis of every array of the cache that is the batch.
-  """
-
-  cache_batch_axis: int
-
-  def init_cache(self, batch: int, length: int, *inputs: Any, **settings: Any) -> Any:
-    """An empty cache for `length` tokens; an encoder-decoder needs its source too."""
-    ...
-
-  def decode(
-    self,
-    ids: Int[Array, 'batch length'],
-    tokens: Tokens,
-    cache: Any,
-    last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
-    """Returns the logits of `ids`, which extend what the cache holds, and the new cache.
-
-    With `last` [batch], only the logits of that token of each row: [batch, 1, vocab]. Tokens of segment
-    0 are padding.
-    """
     ...

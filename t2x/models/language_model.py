@@ -11,9 +11,17 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder
+from t2x.models.bodies import Decoder, replaced
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, ModelSpec, Output, OutputHead, TextEmbedding
+from t2x.models.interfaces import (
+  Body,
+  BodyCache,
+  Head,
+  ModelSpec,
+  Output,
+  OutputHead,
+  TextEmbedding,
+)
 from t2x.models.losses import Sums
 from t2x.ranges import Size
 
@@ -53,9 +61,6 @@ class LanguageModel(nnx.Module):
     head: builds what turns hidden vectors into logits.
   """
 
-  # Every leaf of the cache is [layers, batch, ...].
-  cache_batch_axis = 1
-
   def __init__(
     self,
     *,
@@ -77,7 +82,7 @@ class LanguageModel(nnx.Module):
       inputs='a text',
       outputs=self.head.outputs,
       patterns=tuple(self.body.patterns),
-      max_length=self.body.encoding.max_length,
+      max_length=self.body.max_length,
       vocab_size=self.embedding.vocab_size,
       num_classes=self.head.num_classes,
       num_types=self.embedding.num_types,
@@ -89,12 +94,14 @@ class LanguageModel(nnx.Module):
     *,
     tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
-    cache: Any = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, length, d_model] after the last layer."""
+    """Hidden vectors [batch, length, d_model] after the last layer; `record` names intermediate arrays."""
     x, tokens = self.embedding(ids, tokens, types=types)
-    return self.body(x, tokens=tokens, cache=cache, key=named_key(key, 'body'))
+    body_key = named_key(key, 'body')
+    return self.body(x, tokens=tokens, cache=cache, key=body_key, record=record)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
     """Logits of hidden vectors."""
@@ -122,26 +129,32 @@ class LanguageModel(nnx.Module):
     tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """The outputs of the head: logits [batch, length, vocab] of every token."""
-    out = self.hidden(ids, tokens=tokens, types=types, key=key)
+    out = self.hidden(ids, tokens=tokens, types=types, key=key, record=record)
     x = self.head(out.x, self.embedding)
     if 'token logits' in self.head.outputs:
       x = constrain(x, 'batch', 'length', 'vocab')
-    return Output(x, None, out.aux)
+    return Output(x, None, out.aux, out.recorded)
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> Any:
-    """An empty key-value cache for `length` tokens."""
-    return self.body.init_cache(batch, length, dtype)
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> BodyCache:
+    """An empty cache for `num_slots` tokens."""
+    return self.body.init_cache(batch, num_slots, dtype)
+
+  def unstacked(self, cache: BodyCache) -> tuple['LanguageModel', BodyCache]:
+    """The model and its cache layer by layer, for decoding token by token."""
+    body, cache = self.body.unstacked(cache)
+    return replaced(self, body=body), cache
 
   def decode(
     self,
     ids: Int[Array, 'batch length'],
     tokens: Tokens,
-    cache: Any,
+    cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
-    """Logits for `ids`, which extend what the cache holds at `tokens.positions`.
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+    """Logits for `ids`, which follow what the cache holds, and the new cache.
 
     With `last`, only the logits of that token of each row are computed: [batch, 1, vocab].
     """

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.dtypes import Dtypes
 
 __all__ = ['Sums', 'classification_sums', 'cross_entropy']
 
@@ -51,8 +52,8 @@ def classification_sums(
 
 
 def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array]:
-  """The cross-entropy of each element and the logarithm of its normaliser, in float32."""
-  logits = logits.astype(jnp.float32)
+  """The cross-entropy of each element and the logarithm of its normaliser."""
+  logits = logits.astype(Dtypes.logits)
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   loss = normaliser - picked

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import (
   Causal,
-  Context,
   DenseScores,
   FactorizedDenseScores,
   FactorizedRandomScores,
@@ -23,6 +23,7 @@ from t2x.layers import (
   Replace,
   RoPE,
   ShawPositions,
+  Source,
   Synthesizer,
   T5Bias,
   Tokens,
@@ -58,8 +59,7 @@ def build(source='random', mix='replace', **settings):
   )
 
 
-run = jax.jit(lambda mixer, *args, pattern, **kwargs: mixer(*args, pattern=pattern, **kwargs),
-              static_argnames='pattern')  # fmt: skip
+run = jax.jit(applied, static_argnames='pattern')
 
 
 def double(array):
@@ -158,7 +158,9 @@ def test_dot_products_are_those_of_attention(encoding):
   attention = MultiHeadAttention(WIDTH, num_heads=HEADS, rngs=nnx.Rngs(0))
   attention.q, attention.k, attention.v, attention.out = mixer.q, mixer.k, mixer.v, mixer.out
   settings = {'pattern': Causal(), 'tokens': PACKED, 'encoding': encoding}
-  np.testing.assert_allclose(run(mixer, X, **settings)[0], attention(X, **settings)[0], atol=1e-5)
+  np.testing.assert_allclose(
+    run(mixer, X, **settings)[0], applied(attention, X, **settings)[0], atol=1e-5
+  )
 
 
 def test_parameters_are_those_that_are_read():
@@ -173,10 +175,9 @@ def test_parameters_are_those_that_are_read():
 def test_users_mistakes():
   mixer = build()
   with pytest.raises(UserError, match='cross-attention'):
-    mixer(X, Context(X, Tokens.row(LENGTH)), pattern=Full())
+    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='11 tokens is longer than the 10 positions of RandomScores'):
-    mixer(jnp.zeros((1, 11, WIDTH)), pattern=Full())
-  with pytest.raises(UserError, match='RandomScores'):
-    mixer.init_cache(1, 11)
+    applied(mixer, jnp.zeros((1, 11, WIDTH)))
+  assert mixer.max_length == MAX_LENGTH
   with pytest.raises(UserError, match='does not divide'):
     build(num_heads=5)
