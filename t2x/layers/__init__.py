@@ -57,6 +57,7 @@ from t2x.layers.interfaces import (
 )
 from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
 from t2x.layers.keys import initialized, named_key, stacked
+from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
   And,
@@ -64,12 +65,12 @@ from t2x.layers.patterns import (
   Causal,
   Full,
   Global,
+  Marked,
   Not,
   Or,
   Pattern,
   Prefix,
   Window,
-  attention_mask,
 )
 from t2x.layers.positions import (
   ALiBi,
@@ -127,6 +128,7 @@ __all__ = [
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
+  'Marked',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',

@@ -16,7 +16,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import hide_blind, position_bias, softmax_dtype
-from t2x.layers.patterns import attention_mask
+from t2x.layers.masks import attention_mask
 from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = [

@@ -16,6 +16,7 @@ from t2x.models.classifiers import (
 from t2x.models.encoder_decoder import EncoderDecoder
 from t2x.models.heads import LMHead, LogitHead, MaskedLMHead, TiedHead
 from t2x.models.interfaces import (
+  DecodingModel,
   Embedder,
   Head,
   Inputs,
@@ -35,6 +36,7 @@ __all__ = [
   'Block',
   'Classifier',
   'Decoder',
+  'DecodingModel',
   'Embedder',
   'Encoder',
   'EncoderDecoder',

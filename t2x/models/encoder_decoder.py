@@ -11,8 +11,9 @@ from t2x.hyperparameters import Tunable
 from t2x.layers import Source, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder, replaced
+from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, BodyCache, Head, ModelSpec, Output, TextEmbedding
+from t2x.models.interfaces import Body, Head, ModelSpec, Output, TextEmbedding
 from t2x.models.language_model import select
 from t2x.models.losses import Sums
 from t2x.ranges import Size
@@ -77,10 +78,11 @@ class EncoderDecoder(nnx.Module):
     record: frozenset[str] = frozenset(),
   ) -> Output:
     """Hidden vectors [batch, length, d_model] of the target, which is what the decoder reads (already
-    shifted); `record` names intermediate arrays."""
+    shifted)."""
     encoded, read = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
     embedded, tokens = self._target_embedding(target, target_tokens)
-    out = self.decoder(embedded, read, tokens=tokens, key=named_key(key, 'decoder'), record=record)
+    decoder_key = named_key(key, 'decoder')
+    out = self.decoder(embedded, read, tokens=tokens, key=decoder_key, record=record)
     recorded = {
       f'{name}.{key}': value
       for name, side in (('encoder', encoded), ('decoder', out))

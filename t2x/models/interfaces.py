@@ -1,20 +1,21 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.hyperparameters import Tunable
-from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Slots, Source, Tokens
+from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, Tokens
+from t2x.models.cache import BodyCache
 from t2x.models.losses import Sums
 
 __all__ = [
   'Body',
-  'BodyCache',
   'ClassHead',
+  'DecodingModel',
   'Embedder',
   'GridPositions',
   'Head',
@@ -81,34 +82,6 @@ class Output:
   cache: Any = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BodyCache(Cache):
-  """What a body remembers of a generation.
-
-  Attributes:
-    layers: the caches of the layers, as the stack made them.
-    slots: the tokens in the slots of all key-value caches.
-    source: the tokens of the source, whose copies of a row share them; None without a source.
-  """
-
-  layers: Any
-  slots: Slots
-  source: Tokens | None = None
-
-  def repeat(self, copies: int) -> 'BodyCache':
-    layers = self._each_layer(lambda cache: cache.repeat(copies))
-    return BodyCache(layers, self.slots.repeat(copies), self.source)
-
-  def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
-    layers = self._each_layer(lambda cache: cache.take(rows))
-    return BodyCache(layers, self.slots.take(rows), self.source)
-
-  def _each_layer(self, change: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
-    """The caches of single layers, changed; those of a stack have another axis before the batch."""
-    return [{name: change(cache) for name, cache in layer.items()} for layer in self.layers]
 
 
 @runtime_checkable
@@ -397,4 +370,31 @@ class TextModel(Model, Protocol):
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
     """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    ...
+
+
+@runtime_checkable
+class DecodingModel(Model, Protocol):
+  """A model that extends sequences from a cache."""
+
+  def init_cache(self, batch: int, num_slots: int, *inputs: Any, **settings: Any) -> Cache:
+    """An empty cache for `num_slots` tokens; an encoder-decoder needs its source too."""
+    ...
+
+  def unstacked(self, cache: Any) -> tuple[Any, Cache]:
+    """The model and its cache in the form that a loop over single tokens uses."""
+    ...
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
+    """Returns the logits of `ids`, which follow what the cache holds, and the new cache.
+
+    With `last` [batch], only the logits of that token of each row: [batch, 1, vocab]. Tokens of segment
+    0 are padding.
+    """
     ...

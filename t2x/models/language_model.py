@@ -12,10 +12,10 @@ from t2x.hyperparameters import Tunable
 from t2x.layers import TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, replaced
+from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import (
   Body,
-  BodyCache,
   Head,
   ModelSpec,
   Output,

@@ -52,7 +52,7 @@ def classification_sums(
 
 
 def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array]:
-  """The cross-entropy of each element and the logarithm of its normaliser."""
+  """The cross-entropy of each element and the logarithm of its normaliser, in float32."""
   logits = logits.astype(Dtypes.logits)
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

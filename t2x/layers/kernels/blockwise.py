@@ -7,17 +7,16 @@ arXiv:2205.14135). Tiles that the pattern's schedule rules out are never compute
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
-from t2x.layers.base import RowLayout, Tokens, kept_share
+from t2x.layers.base import Tokens, kept_share
 from t2x.layers.constraints import constrain
 from t2x.layers.kernels.base import (
   Kernel,
@@ -27,7 +26,9 @@ from t2x.layers.kernels.base import (
   reads_queries,
   softmax_dtype,
 )
-from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, check_marks, visible
+from t2x.layers.kernels.schedule import tiles_to_visit
+from t2x.layers.masks import check_reads, visible
+from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
 __all__ = ['Blockwise', 'tile_dropout']
@@ -38,8 +39,9 @@ class Blockwise(Kernel):
   """Attends in tiles of `q_block` queries by `k_block` keys, skipping what the pattern rules out.
 
   Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. A bias is
-  computed tile by tile; a bias that reads the queries is refused. Tiles are skipped where
-  `Tokens.layout` is CONTIGUOUS or PACKED. Not differentiable twice.
+  computed tile by tile; a bias that reads the queries is refused. Tiles that are empty by the layout of
+  the tokens are left out of the program, those that are empty by their marks, positions or segments are
+  skipped at run time. Not differentiable twice.
   """
 
   q_block: Size = 256
@@ -66,7 +68,7 @@ class Blockwise(Kernel):
     if reads_queries(bias):
       name = type(bias).__name__
       raise UserError(f'{self} has no {name}, which reads the queries; use Dense() or Auto()')
-    check_marks(pattern, k_tokens)
+    check_reads(pattern, q_tokens, k_tokens)
     (q_len, k_len), groups = (q.shape[1], k.shape[1]), group_size(q, k)
     leaves, structure = jax.tree.flatten(bias)
     trained = [_is_float(leaf) for leaf in leaves]
@@ -76,7 +78,6 @@ class Blockwise(Kernel):
       k_len=k_len,
       q_block=min(self.q_block, q_len),
       k_block=min(self.k_block, k_len),
-      layout=common_layout(q_tokens, k_tokens),
       scale=float(scale),
       has_bias=bias is not None,
       bias=structure,
@@ -84,11 +85,16 @@ class Blockwise(Kernel):
     )
     drops = key is not None and dropout_rate != 0.0
     known = _Known(
-      q_pos=_cut(q_tokens.positions, plan.q_block, 1),
-      k_pos=_cut(k_tokens.positions, plan.k_block, 1),
-      q_segments=_cut(q_tokens.segments, plan.q_block, 1),
-      k_segments=_cut(k_tokens.segments, plan.k_block, 1),
-      prefix=_cut(k_tokens.marks.get('prefix'), plan.k_block, 1),
+      q_tokens=jax.tree.map(lambda x: _cut(x, plan.q_block, 1), q_tokens),
+      k_tokens=jax.tree.map(lambda x: _cut(x, plan.k_block, 1), k_tokens),
+      tiles=tiles_to_visit(
+        pattern,
+        q_tokens,
+        k_tokens,
+        plan.q_block,
+        plan.k_block,
+        common_layout(q_tokens, k_tokens),
+      ),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
       key=key if drops else None,
       share=kept_share(dropout_rate) if drops else None,
@@ -129,52 +135,26 @@ class _Plan:
   k_len: int
   q_block: int
   k_block: int
-  layout: RowLayout
   scale: float
   has_bias: bool
   bias: Any
   trained: tuple[bool, ...]
 
-  def tiles(self, known: '_Known') -> Iterator[tuple[np.ndarray, bool]]:
-    """[tiles, 2] indices of the tiles to visit, once those without and once those with a mask."""
-    has_segments = known.q_segments is not None or known.k_segments is not None
-    if self.layout is RowLayout.ARBITRARY:
-      shape = -(-self.q_len // self.q_block), -(-self.k_len // self.k_block)
-      schedule = np.full(shape, PARTIAL, np.int8)
-    else:
-      schedule = self.pattern.schedule(
-        self.q_len,
-        self.k_len,
-        self.q_block,
-        self.k_block,
-        packed=self.layout is RowLayout.PACKED,
-        has_prefix=known.prefix is not None,
-      )
-    full = schedule == FULL
-    if has_segments:
-      full &= False
-    if self.k_len % self.k_block:
-      full[:, -1] = False
-    for chosen, is_masked in ((full, False), ((schedule != SKIP) & ~full, True)):
-      if chosen.any():
-        yield np.argwhere(chosen).astype(np.int32), is_masked
-
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['q_pos', 'k_pos', 'q_segments', 'k_segments', 'prefix', 'fixed', 'key', 'share'],
+  data_fields=['q_tokens', 'k_tokens', 'tiles', 'fixed', 'key', 'share'],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class _Known:
-  """What has no gradient: [blocks, #batch, block] of each token, the bias's integers, dropout's
-  key and the share that it keeps (an array: functions are traced once for all rates)."""
+  """What has no gradient: token metadata [blocks, #batch, block], the lists of tiles to visit, the
+  bias's integers, dropout's key and the share that it keeps (an array: functions are traced once for
+  all rates)."""
 
-  q_pos: Any
-  k_pos: Any
-  q_segments: Any
-  k_segments: Any
-  prefix: Any
+  q_tokens: Any
+  k_tokens: Any
+  tiles: Any
   fixed: Any
   key: Any
   share: Any
@@ -215,7 +195,7 @@ def _forward(plan, q, k, v, parameters, known):
     jnp.full(rows, -jnp.inf, dtype),
     jnp.zeros(rows, dtype),
   )
-  out, largest, total = _over_tiles(plan, known, visit, carry)
+  out, largest, total = _over_tiles(known, visit, carry)
   sees = total > 0
   total = jnp.where(sees, total, 1)
   logsumexp = jnp.where(sees, largest + jnp.log(total), jnp.inf)
@@ -272,18 +252,17 @@ def _backward(plan, saved, d_out):
     lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), dtype)),
     (q, k, v, parameters),
   )
-  gradients = _over_tiles(plan, known, visit, carry)
+  gradients = _over_tiles(known, visit, carry)
   return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, (q, k, v, parameters))
 
 
-def _over_tiles(plan: _Plan, known: _Known, visit: Callable, carry: Any) -> Any:
-  for tiles, is_masked in plan.tiles(known):
-    table = jnp.asarray(tiles)
+def _over_tiles(known: _Known, visit: Callable, carry: Any) -> Any:
+  for tiles in known.tiles:
 
-    def body(step, carry, table=table, is_masked=is_masked):
-      return visit((table[step, 0], table[step, 1]), is_masked, carry)
+    def one(i, j, carry, is_masked=tiles.is_masked):
+      return visit((i, j), is_masked, carry)
 
-    carry = jax.lax.fori_loop(0, len(tiles), body, carry)
+    carry = tiles.loop(one, carry)
   return carry
 
 
@@ -291,20 +270,17 @@ def _scores(plan, queries, keys, parameters, known, i, j, is_masked):
   """The scores of tile (i, j): [batch, kv_heads, groups, q_block, k_block], -inf where unseen."""
   dtype = softmax_dtype(queries)
   scores = _dot('bkgqd,bksd->bkgqs', queries, keys, dtype) * plan.scale
-  q_pos, k_pos = _at(known.q_pos, i), _at(known.k_pos, j)
+  q_tokens = jax.tree.map(lambda x: _at(x, i), known.q_tokens)
+  k_tokens = jax.tree.map(lambda x: _at(x, j), known.k_tokens)
   if plan.has_bias:
     trained, fixed = iter(parameters), iter(known.fixed)
     leaves = [next(trained if is_trained else fixed) for is_trained in plan.trained]
     bias, num_heads = jax.tree.unflatten(plan.bias, leaves), scores.shape[1] * scores.shape[2]
-    added = position_bias(bias, q_pos, k_pos, num_heads).astype(dtype)
+    added = position_bias(bias, q_tokens.positions, k_tokens.positions, num_heads).astype(dtype)
     scores += added.reshape(-1, *scores.shape[1:])
   if not is_masked:
     return scores
-  q_segments, k_segments, prefix = (
-    None if x is None else _at(x, n)
-    for x, n in ((known.q_segments, i), (known.k_segments, j), (known.prefix, j))
-  )
-  seen = visible(plan.pattern, q_pos, k_pos, prefix, q_segments, k_segments)
+  seen = visible(plan.pattern, q_tokens, k_tokens)
   if plan.k_len % plan.k_block:
     seen &= j * plan.k_block + jnp.arange(plan.k_block) < plan.k_len
   return jnp.where(seen[:, None, None], scores, -jnp.inf)
@@ -316,8 +292,6 @@ def _dot(equation, a, b, dtype):
 
 def _cut(x: Any, block: int, axis: int) -> Any:
   """Pads `axis` with zeros to whole blocks and moves the blocks to the front."""
-  if x is None:
-    return None
   num_blocks = -(-x.shape[axis] // block)
   padding = [(0, 0)] * x.ndim
   padding[axis] = 0, num_blocks * block - x.shape[axis]

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import Tokens, dropout
 from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
-from t2x.layers.patterns import Pattern, attention_mask
+from t2x.layers.masks import attention_mask
+from t2x.layers.patterns import Pattern
 
 __all__ = ['Dense']
 

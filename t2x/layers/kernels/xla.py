@@ -13,7 +13,8 @@ from t2x.hyperparameters import Tunable
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
-from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
+from t2x.layers.masks import attention_mask
+from t2x.layers.patterns import Pattern
 
 __all__ = ['XLA']
 
@@ -105,11 +106,11 @@ class XLA(Kernel):
 
 def _native(pattern: Pattern) -> dict[str, Any] | None:
   """The arguments by which cuDNN honours the pattern itself; None where it cannot."""
-  match pattern:
-    case Full():
+  match pattern.offsets():
+    case (None, None):
       return {}
-    case Causal():
+    case (0, None):
       return {'is_causal': True}
-    case And(Causal(), Window(size, 1)) | And(Window(size, 1), Causal()):
-      return {'is_causal': True, 'local_window_size': (size - 1, 0)}
+    case (0, int(highest)):
+      return {'is_causal': True, 'local_window_size': (highest, 0)}
   return None
