@@ -85,12 +85,13 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
     for block, pattern in zip(body.stack.blocks, body.patterns, strict=True):
       if not isinstance(block, (SublayerBlock, ParallelBlock)):
         continue
+      encoding = body.encoding if block.encoding is None else block.encoding
       for name, mixer in block.sublayers.items():
         if name == 'cross' or not isinstance(mixer, MultiHeadAttention):
           continue
         line = str(mixer.kernel)
         if isinstance(mixer.kernel, Auto):
-          bias = body.encoding if body.encoding.has_bias else None
+          bias = encoding if encoding.has_bias else None
           line = _chosen(mixer.kernel, mixer, pattern, bias, length, dtype)
         line += f' under {pattern}'
         if line not in told:
