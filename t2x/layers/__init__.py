@@ -48,10 +48,21 @@ from t2x.layers.interfaces import (
   FeedForward,
   Mixer,
   Norm,
+  Scores,
   Sublayer,
   Wiring,
 )
-from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
+from t2x.layers.kernels import (
+  XLA,
+  AttentionInputs,
+  Auto,
+  Blockwise,
+  Dense,
+  DotProduct,
+  Kernel,
+  Logits,
+  PositionTerms,
+)
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
@@ -67,16 +78,17 @@ from t2x.layers.patterns import (
   Window,
   attention_mask,
 )
+from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
   ALiBi,
   LearnedPositions,
   NoPositions,
-  PositionEncoding,
   RoPE,
   Sinusoidal,
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.scores import CosineScores, DotProductScores
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -85,25 +97,30 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
+from t2x.layers.tupe import TUPE
 from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
+  'TUPE',
   'XLA',
   'ALiBi',
   'And',
   'AttentionCache',
+  'AttentionInputs',
   'Auto',
   'Aux',
-  'Bias',
   'Blocks',
   'Blockwise',
   'Causal',
   'Context',
+  'CosineScores',
   'CrossCache',
   'CrossMixer',
   'Dense',
   'DenseScores',
+  'DotProduct',
+  'DotProductScores',
   'DynamicConvolution',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
@@ -122,6 +139,7 @@ __all__ = [
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
+  'Logits',
   'Mixer',
   'MultiHeadAttention',
   'NoPositions',
@@ -133,9 +151,11 @@ __all__ = [
   'Plus',
   'PlusAlpha',
   'PositionEncoding',
+  'PositionTerms',
   'PostNorm',
   'PreNorm',
   'Prefix',
+  'Projections',
   'RMSNorm',
   'RandomScores',
   'ReZero',
@@ -143,6 +163,7 @@ __all__ = [
   'RoPE',
   'RoPEScaling',
   'RowLayout',
+  'Scores',
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',

@@ -15,7 +15,7 @@ from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.patterns import Pattern, check_marks
-from t2x.layers.positions import PositionEncoding
+from t2x.layers.position_encoding import PositionEncoding
 from t2x.ranges import Size, TunableRate
 
 __all__ = ['DynamicConvolution', 'LightweightConvolution']

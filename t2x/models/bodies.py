@@ -100,7 +100,7 @@ class _Body(nnx.Module):
     key: Array | None = None,
   ) -> Output:
     """Embedded tokens -> hidden vectors [batch, length, d_model]. `key` None means no dropout."""
-    x = self.encoding.embed(x, tokens.index(x.shape[1]))
+    x = self.encoding.embed(x, tokens)
     if self.input_norm is not None:
       x = self.input_norm(x)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))

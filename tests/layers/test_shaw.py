@@ -93,7 +93,5 @@ def test_kernels_that_cannot_take_it_say_so():
   wrong = ShawPositions(WIDTH, head_dim=5, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match='head_dim = 5'):
     attention(X, pattern=Full(), encoding=wrong)
-  with pytest.raises(NotImplementedError, match='ShawPositions has no bias'):
-    encoding.bias(jnp.arange(3)[None], jnp.arange(3)[None])
   with pytest.raises(UserError, match='max_distance'):
     ShawPositions(WIDTH, head_dim=5, max_distance=0, rngs=nnx.Rngs(0))
