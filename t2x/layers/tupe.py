@@ -20,7 +20,8 @@ class TUPE(PositionEncoding):
 
   Positions have projections of their own, shared by all layers, and both terms of the scores have the
   scale 1 / sqrt(2 head_dim). With `untied_first`, position 0 (the class token) is untied from the others:
-  its scores as a query and as a key are learned numbers theta_1 and theta_2 of each head.
+  its scores as a query and as a key are learned numbers theta_1 and theta_2 of each head. (The softmax of
+  a row cancels theta_1, unless the scores have a sink.)
 
   Args:
     d_model: width of the position vectors.

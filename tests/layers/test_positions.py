@@ -23,6 +23,7 @@ from t2x.layers import (
   Tokens,
   zeros,
 )
+from t2x.layers.base import rows_at
 
 POSITIONS = jnp.asarray([[0, 1, 2, 3, 9], [5, 0, 1, 100, 3]])
 
@@ -95,6 +96,14 @@ def test_a_position_beyond_the_learned_table_is_never_its_last_row():
     encoding.embed(x, tokens)
   out = jax.jit(encoding.embed)(x, tokens)
   assert jnp.isfinite(out[0, 0]).all() and jnp.isnan(out[0, 1]).all()
+
+
+def test_a_constant_index_inside_a_traced_function_is_checked():
+  table, fits, beyond = jnp.eye(4), jnp.asarray([2, 3]), jnp.asarray([3, 4])
+  rows = jax.jit(lambda table: rows_at(table, fits, 'Part.size'))(table)
+  np.testing.assert_array_equal(rows, table[2:])
+  with pytest.raises(UserError, match=r'index 4 is beyond the 4 rows that Part\.size'):
+    jax.jit(lambda table: rows_at(table, beyond, 'Part.size'))(table)
 
 
 def rotate(encoding, x, positions):
