@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from t2x.data import BabelDates, Bytes, Digits, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding, normal, param
+from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
 from t2x.models import Block, Decoder, LanguageModel, Output, Stack
 from t2x.tasks import (
   CausalLM,
@@ -145,9 +145,9 @@ def model_of(task):
 class Balanced(MLP):
   """An MLP with an auxiliary loss of each row: the mean square of its input."""
 
-  def __call__(self, x, key=None):
-    y, _ = super().__call__(x, key)
-    return y, {'balance': 0.1 * jnp.square(x).mean(axis=(1, 2))}
+  def __call__(self, x, call, cache=None):
+    aux = Aux({'balance': 0.1 * jnp.square(x).mean(axis=(1, 2))})
+    return dataclasses.replace(super().__call__(x, call, cache), aux=aux)
 
 
 def transformer():

@@ -90,7 +90,9 @@ def test_dropout_of_every_kernel_equals_the_constant(kernel):
     def loss(q, k, v):
       scores, key = DotProduct(q, k, 0.5), jax.random.key(1)
       out = kernel(
-        AttentionInputs(scores, v, Causal(), Tokens(), Tokens(), dropout_rate=rate, key=key)
+        AttentionInputs(
+          scores, v, Causal(), Tokens.row(8), Tokens.row(8), dropout_rate=rate, key=key
+        )
       )
       return jnp.sin(out).sum()
 
@@ -223,7 +225,7 @@ def test_traces_one_after_another_and_in_threads_keep_their_own_values():
     def layer(x, key):
       q = dropout(x, rate, key).reshape(2, 8, 2, 4)
       inputs = AttentionInputs(
-        DotProduct(q, q, 0.5), q, Causal(), Tokens(), Tokens(), dropout_rate=rate, key=key
+        DotProduct(q, q, 0.5), q, Causal(), Tokens.row(8), Tokens.row(8), dropout_rate=rate, key=key
       )
       return x + Blockwise(4, 4)(inputs).reshape(x.shape), None
 

@@ -31,7 +31,8 @@ def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
 
   @jax.jit
   def vectors(model, ids, segments):
-    x = mean_tokens(model.hidden(ids, tokens=Tokens(segments=segments)).x, segments)
+    tokens = Tokens.row(ids.shape[1], segments=segments)
+    x = mean_tokens(model.hidden(ids, tokens=tokens).x, segments)
     return x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
   return np.asarray(vectors(model, ids, segments))

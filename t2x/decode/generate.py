@@ -1,39 +1,68 @@
-"""The one loop of generation: prompts in one pass, then a token a step from the model's cache.
+"""The generation loop: prompts in one pass, then a token per step from the model's cache.
 
-A model is anything with
-- `init_cache(batch, length, **inputs)`: a pytree whose every leaf has the batch on axis
-  `model.cache_batch_axis`;
-- `decode(ids, tokens, cache, last=None) -> (logits, cache)`: `ids` [batch, n] extend what the cache
-  holds at `tokens.positions`, those with `tokens.segments` 0 are padding, and `last` [batch] asks
-  for the logits of that token of each row alone, [batch, 1, vocab];
-- `patterns`: the attention patterns of its blocks; a pattern that reads a prefix sees the prompt as it;
-- optionally `max_length`: how many positions it knows.
-
-It is an argument of the compiled function. That is compiled again for another batch size, padded
-prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
-Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
+The model (`Decodable`) is an argument of the compiled function. That is compiled again for another batch
+size, padded prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or
+weights. Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
 """
 
 import functools
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
-from t2x.layers import Tokens
+from t2x.layers import Cache, Pattern, Tokens
 
-__all__ = ['generate']
+__all__ = ['Decodable', 'generate']
+
+
+@runtime_checkable
+class Decodable(Protocol):
+  """What `generate` needs of a model."""
+
+  @property
+  def max_length(self) -> int | None:
+    """The number of positions that it knows; None: any."""
+    ...
+
+  @property
+  def patterns(self) -> Sequence[Pattern]:
+    """The attention patterns of its blocks; a prefix that they read is the prompt."""
+    ...
+
+  def init_cache(self, batch: int, num_slots: int, **inputs: Any) -> Cache:
+    """An empty cache for `num_slots` tokens of `batch` rows."""
+    ...
+
+  def unstacked(self, cache: Any) -> tuple['Decodable', Cache]:
+    """The model and its cache in the form that the loop uses, after the prompts have been read."""
+    ...
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
+    """Logits of `ids`, which follow what the cache holds, and the new cache.
+
+    `tokens` has positions and segments, 0 for padding. With `last`, the logits of that token of each
+    row alone: [batch, 1, vocab].
+    """
+    ...
 
 
 def generate(
-  model: Any,
+  model: Decodable,
   prompts: Int[Array | np.ndarray, 'batch prompt'],
   prompt_lengths: Int[Array | np.ndarray, ' batch'],
   *,
@@ -50,7 +79,7 @@ def generate(
   """Continues each prompt until `eos_id` or its limit.
 
   Args:
-    model: see the module's docstring. An encoder-decoder gets its source through `cache_inputs`.
+    model: a language model or an encoder-decoder, which gets its source through `cache_inputs`.
     prompts: ids, padded on the right; for an encoder-decoder the token that starts a target.
     prompt_lengths: tokens of each prompt, at least 1.
     max_new_tokens: the most tokens to generate, the end token included.
@@ -69,7 +98,7 @@ def generate(
     UserError: limits, lengths or counts that cannot be met.
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  known_positions = getattr(model, 'max_length', None)
+  known_positions = model.max_length
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
@@ -83,7 +112,7 @@ def generate(
     spread(np.asarray(limits, np.int32)),
     key if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
-    cache_length=max(prompts.shape[1], min(prompts.shape[1] + room, max_length or 2**31)),
+    num_slots=prompts.shape[1] + room,
     max_new_tokens=room,
     strategy=strategy,
     num_return=num_return,
@@ -142,16 +171,19 @@ def spread_over(model, batch):
     return jnp.asarray, lambda arrays: arrays
   axes = [axis for axis in ('data', 'fsdp') if axis in mesh.shape]
   divides = batch % math.prod(mesh.shape[axis] for axis in axes) == 0
-  sharding = NamedSharding(mesh, PartitionSpec(tuple(axes)) if divides else PartitionSpec())
+  whole = NamedSharding(mesh, PartitionSpec())
+  by_row = NamedSharding(mesh, PartitionSpec(tuple(axes))) if divides else whole
 
   def spread(array):
     array = np.asarray(array)
+    # Token metadata that is the same for all rows has a batch of 1.
+    sharding = by_row if len(array) == batch else whole
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
   def gathered(arrays):
     if all(leaf.is_fully_addressable for leaf in jax.tree.leaves(arrays)):
       return arrays
-    return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))(arrays)
+    return jax.jit(lambda x: x, out_shardings=whole)(arrays)
 
   return spread, gathered
 
@@ -172,7 +204,7 @@ def _pad(prompts, pad_id, known_positions):
 @functools.partial(
   jax.jit,
   static_argnames=(
-    'cache_length',
+    'num_slots',
     'max_new_tokens',
     'strategy',
     'num_return',
@@ -189,7 +221,7 @@ def _run(
   key,
   cache_inputs,
   *,
-  cache_length,
+  num_slots,
   max_new_tokens,
   strategy,
   num_return,
@@ -209,12 +241,12 @@ def _run(
     eos_ids,
     pad_id,
   )
-  axis = model.cache_batch_axis
-
   dtype = {} if cache_dtype is None else {'dtype': cache_dtype}
-  cache = model.init_cache(batch, cache_length, **cache_inputs, **dtype)
+  cache = model.init_cache(batch, num_slots, **cache_inputs, **dtype)
   logits, cache = _prefill(model, prompts, lengths, cache)
-  cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=axis), cache)
+  # The loop slices neither stacked parameters nor stacked caches.
+  model, cache = model.unstacked(cache)
+  cache = cache.repeat(copies) if copies > 1 else cache
   logits = jnp.broadcast_to(logits, (batch, copies, logits.shape[-1]))
   state, _ = strategy.advance(strategy.start(request), logits, jnp.int32(0), request)
 
@@ -231,7 +263,7 @@ def _run(
     logits, cache = model.decode(state.last.reshape(-1, 1), tokens, cache)
     logits = logits.reshape(batch, copies, -1)
     state, parents = strategy.advance(state, logits, step, request)
-    return step + 1, state, _follow(cache, parents, axis)
+    return step + 1, state, _follow(cache, parents)
 
   _, state, _ = jax.lax.while_loop(unfinished, one_token, (jnp.int32(1), state, cache))
   return strategy.finish(state, request)
@@ -245,20 +277,19 @@ def _right_aligned(prompts, lengths):
 def _prefill(model, prompts, lengths, cache):
   """Logits [batch, 1, vocab] behind each prompt, and the cache that holds the prompts.
 
-  Padding is written too, as padding (segment 0), into slots that generated tokens take later.
+  Padding takes slots too, as padding (segment 0).
   """
-  slots = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
-  segments = (slots < lengths[:, None]).astype(jnp.int32)
+  segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
   has_prefix = any('prefix' in pattern.reads for pattern in model.patterns)
-  tokens = Tokens(slots, segments, segments.astype(bool) if has_prefix else None)
+  marks = {'prefix': segments.astype(bool)} if has_prefix else {}
+  tokens = Tokens.row(prompts.shape[1], segments=segments, marks=marks)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 
-def _follow(cache, parents, axis):
+def _follow(cache, parents):
   """The cache of each sequence's parent: beams that go on take theirs along."""
   if parents is None:
     return cache
   batch, copies = parents.shape
-  rows = (jnp.arange(batch)[:, None] * copies + parents).reshape(-1)
-  return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=axis), cache)
+  return cache.take((jnp.arange(batch)[:, None] * copies + parents).reshape(-1))

@@ -15,9 +15,8 @@ from t2x.layers.activations import (
   swish,
   tanh,
 )
-from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
+from t2x.layers.attention import MultiHeadAttention
 from t2x.layers.base import (
-  Context,
   Initializer,
   Linear,
   RowLayout,
@@ -25,9 +24,10 @@ from t2x.layers.base import (
   dropout,
   param,
 )
+from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
-from t2x.layers.feed_forward import MLP, GatedMLP
+from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
   depth_scaled,
@@ -43,12 +43,16 @@ from t2x.layers.initializers import (
   zeros,
 )
 from t2x.layers.interfaces import (
+  NO_AUX,
   Aux,
-  CrossMixer,
-  FeedForward,
-  Mixer,
+  Cache,
+  Call,
+  CrossSublayer,
   Norm,
+  Result,
   Scores,
+  Slots,
+  Source,
   Sublayer,
   Wiring,
 )
@@ -102,21 +106,21 @@ from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
+  'NO_AUX',
   'TUPE',
   'XLA',
   'ALiBi',
   'And',
-  'AttentionCache',
   'AttentionInputs',
   'Auto',
   'Aux',
   'Blocks',
   'Blockwise',
+  'Cache',
+  'Call',
   'Causal',
-  'Context',
   'CosineScores',
-  'CrossCache',
-  'CrossMixer',
+  'CrossSublayer',
   'Dense',
   'DenseScores',
   'DotProduct',
@@ -132,6 +136,7 @@ __all__ = [
   'Global',
   'Initializer',
   'Kernel',
+  'KeyValueCache',
   'LayerNorm',
   'LearnedGrid',
   'LearnedPositions',
@@ -140,7 +145,6 @@ __all__ = [
   'LinearScaling',
   'Llama3Scaling',
   'Logits',
-  'Mixer',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',
@@ -160,6 +164,7 @@ __all__ = [
   'RandomScores',
   'ReZero',
   'Replace',
+  'Result',
   'RoPE',
   'RoPEScaling',
   'RowLayout',
@@ -167,6 +172,9 @@ __all__ = [
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
+  'Slots',
+  'Source',
+  'SourceCache',
   'Sublayer',
   'Synthesizer',
   'T5Bias',

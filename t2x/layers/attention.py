@@ -1,114 +1,31 @@
 """Multi-head attention to the sequence itself or to another (https://arxiv.org/abs/1706.03762), with
-shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245), and
-the cache it decodes with."""
+shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245)."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Context, Initializer, Linear, Tokens
+from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
+from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Norm, Scores
+from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
 from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel, Logits, PositionTerms
-from t2x.layers.kernels.base import placed
-from t2x.layers.patterns import Pattern, attention_mask
+from t2x.layers.patterns import attention_mask
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.scores import DotProductScores
 from t2x.ranges import Positive, Size, TunableRate
 
-__all__ = ['AttentionCache', 'CrossCache', 'MultiHeadAttention']
-
-
-# The fields of the caches are not annotated with shapes: a stack puts its layers before the batch, and
-# tree functions put other things than arrays into them.
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AttentionCache:
-  """Keys and values of what was read so far; the slot of a token is its position.
-
-  Attributes:
-    k: keys, already rotated, [batch, slots, kv_heads, head_dim]; None for a mixer without keys.
-    v: values, of the same shape; of another mixer, whatever it reads of a token: [batch, slots, ...].
-    segments: segment of the token in each slot, int [batch, slots]; 0: the slot is empty.
-    prefix: bool [batch, slots]: does the pattern `Prefix()` let everybody see the token?
-  """
-
-  k: Any
-  v: Any
-  segments: Any
-  prefix: Any
-
-  @staticmethod
-  def empty(k: Array | None, v: Array) -> 'AttentionCache':
-    """A cache of these zeros, with nothing written."""
-    segments = jnp.zeros(v.shape[:2], jnp.int32)
-    return AttentionCache(k, v, segments, segments.astype(bool))
-
-  @property
-  def tokens(self) -> Tokens:
-    """What is known of the slots."""
-    return Tokens(None, self.segments, self.prefix)
-
-  def write(self, k: Array | None, v: Array, tokens: Tokens) -> 'AttentionCache':
-    """The cache with new keys and values at the slots of their positions, padding left out."""
-    batch, length = v.shape[:2]
-    num_slots = self.v.shape[1]
-    ones = jnp.ones((1, length), jnp.int32)
-    segments = ones if tokens.segments is None else tokens.segments
-    prefix = jnp.zeros_like(ones) if tokens.prefix is None else tokens.prefix
-    # A slot out of range is not written: `drop` below.
-    slots = jnp.where(segments == 0, num_slots, tokens.index(length))
-    slots = jnp.broadcast_to(slots, (batch, length))
-    rows = jnp.arange(batch)[:, None]
-
-    def put(old, new):
-      new = jnp.broadcast_to(new.astype(old.dtype), (batch, length, *old.shape[2:]))
-      return old.at[rows, slots].set(new, mode='drop')
-
-    return AttentionCache(
-      None if k is None else put(self.k, k),
-      put(self.v, v),
-      put(self.segments, segments),
-      put(self.prefix, prefix),
-    )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class CrossCache:
-  """Keys and values of a context, and what is known of its tokens.
-
-  Attributes:
-    k: keys [batch, source, kv_heads, head_dim].
-    v: values, of the same shape.
-    positions: as in `Tokens`, [batch, source] or None; so are the next two.
-    segments: see `Tokens`.
-    prefix: see `Tokens`.
-  """
-
-  k: Any
-  v: Any
-  positions: Any = None
-  segments: Any = None
-  prefix: Any = None
-
-  @property
-  def tokens(self) -> Tokens:
-    """What is known of the context's tokens."""
-    return Tokens(self.positions, self.segments, self.prefix)
+__all__ = ['MultiHeadAttention']
 
 
 class MultiHeadAttention(nnx.Module):
-  """Attention by `num_heads` heads: to `x` itself, or to a context where one is given.
+  """Attention by `num_heads` heads: to `x` itself, or to a source where one is given.
 
   Args:
     d_model: width of the input and output.
@@ -134,6 +51,8 @@ class MultiHeadAttention(nnx.Module):
     UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
       divide num_heads, both norms are given, or there is a scale that the scores do not read.
   """
+
+  reads = frozenset({'pattern', 'encoding', 'source'})
 
   def __init__(
     self,
@@ -197,6 +116,11 @@ class MultiHeadAttention(nnx.Module):
     self.k_norm = norm(self.k, num_kv_heads)
 
   @property
+  def max_length(self) -> int | None:
+    """The most positions that there are scores for; None: no limit."""
+    return self.scores.max_length
+
+  @property
   def score_inputs(self) -> frozenset[str]:
     """What the scores read; see `Scores.reads`."""
     return self.scores.reads
@@ -212,85 +136,77 @@ class MultiHeadAttention(nnx.Module):
     """The scores, from queries before rotation and from rotated queries and keys."""
     return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
-    """An empty cache with `length` slots."""
-    _check_length(self.scores, length)
-    zeros = jnp.zeros((batch, length, self.num_kv_heads, self.head_dim), dtype)
-    return AttentionCache.empty(None if self.k is None else zeros, zeros)
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
+    """An empty cache with `num_slots` slots; it has keys where the scores read them."""
+    zeros = jnp.zeros((batch, self.num_kv_heads, num_slots, self.head_dim), dtype)
+    return KeyValueCache(None if self.k is None else zeros, zeros)
 
-  def cross_cache(self, context: Context) -> CrossCache:
-    """Keys and values of a context, computed once for a whole generation."""
-    k, v = self._keys_and_values(context.x, context.tokens)
-
-    # Every leaf of a cache has the batch, so that rows can be picked out of it.
-    def full(a):
-      return None if a is None else jnp.broadcast_to(a, context.x.shape[:2])
-
-    tokens = context.tokens
-    return CrossCache(k, v, full(tokens.positions), full(tokens.segments), full(tokens.prefix))
+  def source_cache(self, source: Source) -> SourceCache:
+    """Keys and values of a source, computed once for a whole generation."""
+    assert source.x is not None  # Caches are made of vectors.
+    k, v = self._keys_and_values(source.x, source.tokens, None)
+    return SourceCache(_swapped(k), _swapped(v))
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens = Tokens(),
-    encoding: PositionEncoding | None = None,
-    cache: AttentionCache | CrossCache | None = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], AttentionCache | CrossCache | None]:
-    """Attends from `x` to itself, to a context, or to what a cache holds.
+    call: Call,
+    cache: Any = None,
+  ) -> Result:
+    """Attends from `x` to itself, to `call.source`, or to what a cache holds.
 
     Args:
-      context: what is attended to; None: `x` itself. Not looked at when `cache` is a CrossCache.
-      pattern: who may see whom, by position.
-      tokens: positions and segments of `x`; tokens of segment 0 are not written to the cache.
-      encoding: rotates queries and keys, adds to scores; None in cross-attention.
-      cache: an AttentionCache is extended by `x` at its positions (slots beyond its length are
-        not written) and then attended to; a CrossCache replaces the context.
-      key: for dropout; None: none.
+      x: the input.
+      call: a source replaces `x` as what is attended to; it has no position encoding.
+      cache: a KeyValueCache is extended by `x` at `call.slots` and then attended to; a SourceCache
+        has the keys and values of the source.
 
     Returns:
-      The output, and the cache: the new one, the CrossCache as it was, or None.
+      The output, and the cache: the extended one, the SourceCache as it was, or None.
     """
-    is_cross = context is not None or isinstance(cache, CrossCache)
-    self._check(x.shape[1], encoding, is_cross)
-    if isinstance(cache, CrossCache):
-      k, v, k_tokens = cache.k, cache.v, cache.tokens
+    self._check(x.shape[1], call)
+    if call.source is None:
+      y, cache = self._attend_self(x, call, cache)
     else:
-      source = Context(x, tokens) if context is None else context.elsewhere()
-      k_tokens = source.tokens
-      k, v = self._keys_and_values(source.x, k_tokens, encoding)
-    q = None if self.q is None else self._queries(_addressed(x, tokens, encoding))
-    rotated_q = q
+      y = self._attend_source(x, cache or self.source_cache(call.source), call, call.source.tokens)
+    return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
+
+  def _attend_self(
+    self, x: Array, call: Call, cache: KeyValueCache | None
+  ) -> tuple[Array, KeyValueCache | None]:
+    encoding = call.encoding
+    q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
+    k, v = self._keys_and_values(x, call.tokens, encoding)
+    rotated = q
     if encoding is not None and 'rotate' in encoding.hooks:
       assert q is not None and k is not None  # `_check` requires them.
-      rotated_q, k = encoding.rotate(q, k, tokens, k_tokens)
-    if isinstance(cache, AttentionCache):
-      cache = cache.write(k, v, tokens)
-      k, v = cache.k, cache.v
-      k_tokens = cache.tokens
-    # Queries stay where their tokens are; every one may look at any key.
-    q, rotated_q = (_constrained(a, x.dtype, 'length', 'heads') for a in (q, rotated_q))
-    k = _constrained(k, x.dtype, None, 'kv_heads')
-    v = constrain(v.astype(x.dtype), 'batch', None, 'kv_heads', None)
-    q_places, k_places = placed(tokens, x.shape[1]), placed(k_tokens, v.shape[1])
-    scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
-    inputs = AttentionInputs(
-      self.score(q, (rotated_q, k), q_places, k_places, scale),
-      v,
-      pattern,
-      tokens,
-      k_tokens,
-      dropout_rate=self.dropout_rate,
-      key=key,
-    )
-    if encoding is not None and encoding.hooks & {'scores', 'values'}:
-      terms = self._terms(encoding, rotated_q, k, inputs, scale)
-      inputs = dataclasses.replace(inputs, terms=terms)
-    y = self.kernel(inputs)
-    return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache
+      rotated, k = encoding.rotate(q, k, call.tokens, call.tokens)
+    k_tokens = call.tokens
+    if cache is not None and call.slots is not None:
+      cache = cache.extend(k, v, call.slots.start)
+      k, v = _swapped(cache.k), _swapped(cache.v)
+      k_tokens = call.slots.tokens
+    return self._attend(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
+
+  def _attend_source(self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
+    """Rows of x that are copies of one row of the source are so many more queries of that row."""
+    q = None if self.q is None else self._queries(x)
+    k, v = _swapped(cache.k), _swapped(cache.v).astype(x.dtype)
+    if k_tokens.layout is RowLayout.PACKED:
+      # It holds between tokens of one sequence only.
+      k_tokens = dataclasses.replace(k_tokens, layout=RowLayout.ARBITRARY)
+    rows, (batch, length, _) = v.shape[0], x.shape
+    if rows == batch:
+      return self._attend(q, q, k, v, call, k_tokens)
+
+    def grouped(a):
+      return None if a is None else jnp.broadcast_to(a, (batch, length)).reshape(rows, -1)
+
+    tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
+    call = dataclasses.replace(call, tokens=tokens)
+    q = None if q is None else q.reshape(rows, -1, *q.shape[2:])
+    y = self._attend(q, q, k, v, call, k_tokens)
+    return y.reshape(batch, length, self.num_heads, -1)
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
@@ -308,10 +224,40 @@ class MultiHeadAttention(nnx.Module):
     return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
 
   def _keys_and_values(
-    self, x: Array, tokens: Tokens, encoding: PositionEncoding | None = None
+    self, x: Array, tokens: Tokens, encoding: PositionEncoding | None
   ) -> tuple[Array | None, Array]:
     k = None if self.k is None else self._keys(_addressed(x, tokens, encoding))
     return k, self.v(x)
+
+  def _attend(
+    self,
+    q: Array | None,
+    rotated: Array | None,
+    k: Array | None,
+    v: Array,
+    call: Call,
+    k_tokens: Tokens,
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """The kernel's output for all queries and all keys that are attended to."""
+    # Queries stay where their tokens are; every one may look at any key.
+    q, rotated = (_constrained(a, v.dtype, 'length', 'heads') for a in (q, rotated))
+    k = _constrained(k, v.dtype, None, 'kv_heads')
+    v = constrain(v, 'batch', None, 'kv_heads', None)
+    encoding = call.encoding
+    scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
+    inputs = AttentionInputs(
+      self.score(q, (rotated, k), call.tokens, k_tokens, scale),
+      v,
+      call.pattern,
+      call.tokens,
+      k_tokens,
+      dropout_rate=self.dropout_rate,
+      key=call.key,
+    )
+    if encoding is not None and encoding.hooks & {'scores', 'values'}:
+      terms = self._terms(encoding, rotated, k, inputs, scale)
+      inputs = dataclasses.replace(inputs, terms=terms)
+    return self.kernel(inputs)
 
   def _terms(
     self,
@@ -324,30 +270,32 @@ class MultiHeadAttention(nnx.Module):
     """What the encoding adds; its scores are computed here if they read queries or keys."""
     if not encoding.reads_content or 'scores' not in encoding.hooks:
       return PositionTerms(encoding, scale)
-    tokens, lengths = (inputs.q_tokens, inputs.k_tokens), (inputs.q_len, inputs.k_len)
     content = encoding.scores(
       q,
       k,
-      *map(placed, tokens, lengths),
+      inputs.q_tokens,
+      inputs.k_tokens,
       scale=scale,
       project=Projections(self._queries, self._keys),
-      visible=attention_mask(inputs.pattern, *tokens, *lengths),
+      visible=attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens),
     )
     return PositionTerms(encoding, scale, content)
 
-  def _check(self, length: int, encoding: PositionEncoding | None, is_cross: bool) -> None:
+  def _check(self, length: int, call: Call) -> None:
     """Raises where the scores or the encoding cannot be used for this call."""
-    name, scores = type(self).__name__, type(self.scores).__name__
-    if is_cross and 'positions' in self.score_inputs:
+    name, scores, encoding = type(self).__name__, type(self.scores).__name__, call.encoding
+    if call.source is not None and 'positions' in self.score_inputs:
       raise UserError(
-        f'{name} has no scores for a context, since those of {scores} are scores of positions: use '
+        f'{name} has no scores for a source, since those of {scores} are scores of positions: use '
         'MultiHeadAttention with DotProductScores for cross-attention'
       )
     _check_length(self.scores, length)
     if encoding is None:
       return
-    if is_cross:
-      raise ValueError('positions of two sequences do not compare: cross-attention has no encoding')
+    if call.source is not None:
+      raise UserError(
+        'positions of two sequences do not compare: cross-attention has no position encoding'
+      )
     _check_length(encoding, length)
     unread = encoding.mixer_hooks & {'address', 'rotate'}
     if encoding.reads_content:
@@ -361,9 +309,12 @@ class MultiHeadAttention(nnx.Module):
 
 def _addressed(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
   """What queries or keys are projected from."""
-  if encoding is None or 'address' not in encoding.hooks:
-    return x
-  return encoding.address(x, placed(tokens, x.shape[1]))
+  return encoding.address(x, tokens) if encoding is not None else x
+
+
+def _swapped(a: Any) -> Any:
+  """[batch, heads, length, ...] of a cache from or to [batch, length, heads, ...]; None stays None."""
+  return None if a is None else a.swapaxes(1, 2)
 
 
 def _constrained(x: Array | None, dtype: Any, length: str | None, heads: str) -> Array | None:

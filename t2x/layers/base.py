@@ -5,21 +5,21 @@ import dataclasses
 import enum
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.keys import NamedRngs
 
 __all__ = [
-  'Context',
   'Linear',
   'RowLayout',
   'Tokens',
@@ -43,42 +43,41 @@ class RowLayout(enum.Enum):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['positions', 'segments', 'prefix'],
-  meta_fields=['layout'],
+  data_fields=['positions', 'segments', 'coords', 'order', 'marks'],
+  meta_fields=['layout', 'grid', 'num_extra'],
 )
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """Per-token metadata. Every array may be None.
+  """Per-token metadata: arrays [#batch, length], the batch being 1 where all rows are alike.
 
   Attributes:
-    positions: index of each token inside its segment, from 0. None: 0 .. length - 1.
+    positions: index of each token inside its segment, from 0.
     segments: 1, 2, ... for the examples packed into a row, 0 for padding. None: one segment.
-    prefix: True where the pattern `Prefix()` lets every query see the token.
-    layout: what is static about `positions`; kernels skip tiles of the attention matrix by it. PACKED is
-      stated by whoever packs the rows. None: CONTIGUOUS without positions, else ARBITRARY.
+    coords: coordinates [#batch, length, dims] of each token (rows and columns of a grid, calendar
+      fields), or None.
+    order: rank of each token in the order of prediction (permutation language models), or None.
+    marks: sets of tokens by name, as booleans, which patterns such as `Prefix()` read.
+    layout: the static relation between positions and slots, by which kernels skip tiles of the attention
+      matrix. It is set where the tokens are created and never inferred.
+    grid: shape of the grid that the tokens fill row by row (patches of an image), or None.
+    num_extra: tokens before the grid (class or distillation tokens).
   """
 
-  positions: Int[Array, '#batch length'] | None = None
-  segments: Int[Array, '#batch length'] | None = None
-  prefix: Bool[Array, '#batch length'] | None = None
-  layout: RowLayout | None = None
+  # Not annotated with shapes: views have further dimensions, stacked caches too, and tree functions
+  # put other things than arrays into the fields.
+  positions: Any
+  segments: Any = None
+  coords: Any = None
+  order: Any = None
+  marks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  layout: RowLayout = RowLayout.ARBITRARY
+  grid: tuple[int, ...] | None = None
+  num_extra: int = 0
 
-  def index(self, length: int) -> Int[Array, '#batch length']:
-    """The positions, counted from 0 where none were given."""
-    return jnp.arange(length)[None] if self.positions is None else self.positions
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Context:
-  """What cross-attention reads: vectors and tokens of another sequence."""
-
-  x: Float[Array, 'batch source d_model']
-  tokens: Tokens = dataclasses.field(default_factory=Tokens)
-
-  def elsewhere(self) -> 'Context':
-    """The same without PACKED, which holds between tokens of one sequence only."""
-    return dataclasses.replace(self, tokens=dataclasses.replace(self.tokens, layout=None))
+  @classmethod
+  def row(cls, length: int, **fields: Any) -> 'Tokens':
+    """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
+    return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
 
 def param(
@@ -92,8 +91,8 @@ def param(
   """A float32 parameter that carries its logical axes.
 
   Stacked layers have one more leading dimension than `axes` has names: it is 'layers'. With
-  `keep_float32` it is not rounded to the compute type of a step. Inside `initialized` its initial
-  value is drawn by name, else with the next key of `rngs`.
+  `keep_float32` a step does not cast it to the compute dtype (see `Dtypes`). Inside `initialized` its
+  initial value is drawn by name, else with the next key of `rngs`.
   """
   if len(axes) != len(shape):
     raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
@@ -101,7 +100,7 @@ def param(
   if isinstance(rngs, NamedRngs):
     value, metadata = rngs.draw(init, tuple(shape))
   else:
-    value = init(rngs.params(), tuple(shape), jnp.float32)
+    value = init(rngs.params(), tuple(shape), Dtypes.parameters)
   return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32, **metadata)
 
 
@@ -124,7 +123,7 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
     largest = np.asarray(index).max(initial=-1)
     if largest >= len(table):
       raise UserError(f'index {largest} is beyond the {len(table)} rows that {name} gives')
-  return table.at[index].get(mode='fill', fill_value=jnp.nan)
+  return gather(table, index, mode='fill')
 
 
 def kept_share(rate: Tunable) -> Float[Array, '']:
@@ -173,5 +172,5 @@ class Linear(nnx.Module):
     contracted = tuple(range(x.ndim - self.num_inputs, x.ndim)), tuple(range(self.num_inputs))
     y = jax.lax.dot_general(x, kernel, (contracted, ((), ())))
     if self.bias is not None:
-      y = y + self.bias[...].astype(x.dtype)
+      y = y + broadcast(self.bias[...], y.shape, y.dtype)
     return y

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, param
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import lecun_normal, normal, place, xavier_uniform, zeros
 from t2x.ranges import Natural, Size
 
@@ -165,8 +166,8 @@ class PatchEmbedding(nnx.Module):
     x = images.astype(kernel.dtype).reshape(batch, rows, patch, columns, patch, channels)
     x = self.projection(x.swapaxes(2, 3)).reshape(batch, rows * columns, -1)
     if self.class_token is not None:
-      first = self.class_token[...].astype(x.dtype)
-      x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, x.shape[-1])), x], axis=1)
+      first = broadcast(self.class_token[...], (batch, 1, x.shape[-1]), x.dtype)
+      x = jnp.concatenate([first, x], axis=1)
     return x, (rows, columns)
 
 
@@ -180,7 +181,7 @@ def _vocab_size_of_task(name: str) -> int:
 def _look_up(table: nnx.Param, ids: Array) -> Array:
   """Rows of the table. They come out, and their gradient goes back, split as the table's columns
   are: without this stop on the way to whole vectors by row, compilers were seen to replicate them."""
-  return constrain(table[...][ids], 'looked_up_batch', 'length', 'looked_up')
+  return constrain(gather(table[...], ids), 'looked_up_batch', 'length', 'looked_up')
 
 
 def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
@@ -188,7 +189,9 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
     if types is not None:
       raise UserError('token types given, but the embedding has none: set num_types')
     return x
-  return x + (table[...][0] if types is None else table[...][types])
+  if types is None:
+    return x + broadcast(table[0], x.shape, x.dtype)
+  return x + gather(table[...], types)
 
 
 @jax.custom_vjp

@@ -346,7 +346,7 @@ def visible(
 
 
 def attention_mask(
-  pattern: Pattern, q: Tokens, k: Tokens, q_len: int, k_len: int
+  pattern: Pattern, q: Tokens, k: Tokens
 ) -> Bool[Array, '#batch 1 q_len k_len'] | None:
   """The dense mask: the pattern, within one segment, no padding. None where all see all.
 
@@ -356,16 +356,17 @@ def attention_mask(
   check_marks(pattern, k)
   if pattern == Full() and q.segments is None and k.segments is None:
     return None
-  q_pos, k_pos = q.index(q_len), k.index(k_len)
-  return jnp.asarray(visible(pattern, q_pos, k_pos, k.prefix, q.segments, k.segments))[:, None]
+  prefix = k.marks.get('prefix')
+  seen = visible(pattern, q.positions, k.positions, prefix, q.segments, k.segments)
+  return jnp.asarray(seen)[:, None]
 
 
 def check_marks(pattern: Pattern, k_tokens: Tokens) -> None:
   """Raises UserError where a pattern reads a mark that the keys' tokens do not carry."""
-  if 'prefix' in pattern.reads and k_tokens.prefix is None:
+  if 'prefix' in pattern.reads and 'prefix' not in k_tokens.marks:
     raise UserError(
-      f'the pattern {pattern} reads Tokens.prefix, which this batch does not have, so that Prefix() '
-      'would hide every token: use a task that marks a prefix, or leave Prefix() out'
+      f"the pattern {pattern} reads Tokens.marks['prefix'], which this batch does not have, so that "
+      'Prefix() would hide every token: use a task that marks a prefix, or leave Prefix() out'
     )
 
 

@@ -50,6 +50,11 @@ class PositionEncoding(nnx.Module):
     """The hooks that take effect only in a mixer that calls them."""
     return self.hooks - {'embed'}
 
+  @property
+  def acts_in_layers(self) -> bool:
+    """Whether the layers use it; else it only changes embeddings."""
+    return bool(self.mixer_hooks)
+
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
@@ -90,8 +95,8 @@ class PositionEncoding(nnx.Module):
     Args:
       q: rotated queries; None unless `reads_content`.
       k: rotated keys, all that are attended to; None unless `reads_content`.
-      q_tokens: tokens of the queries, with positions.
-      k_tokens: tokens of the keys, with positions.
+      q_tokens: tokens of the queries.
+      k_tokens: tokens of the keys.
       scale: the scale of dot products, 1 / sqrt(num_terms * head_dim) by default.
       project: the layer's projections; None unless `reads_content`.
       visible: whether each query sees each key; None: all do, or `reads_content` is False.
@@ -110,6 +115,4 @@ class PositionEncoding(nnx.Module):
 
 def distances(q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:
   """Key position - query position."""
-  q_positions, k_positions = q_tokens.positions, k_tokens.positions
-  assert q_positions is not None and k_positions is not None
-  return k_positions[:, None, :] - q_positions[:, :, None]
+  return k_tokens.positions[:, None, :] - q_tokens.positions[:, :, None]

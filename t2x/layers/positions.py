@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Tokens, param, rows_at
+from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
 from t2x.layers.position_encoding import PositionEncoding, distances
 from t2x.layers.rope_scaling import RoPEScaling
@@ -76,7 +77,7 @@ class Sinusoidal(PositionEncoding):
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
     """x + sinusoids, computed in float32 and added in the type of x."""
-    half, positions = x.shape[-1] // 2, tokens.index(x.shape[1])
+    half, positions = x.shape[-1] // 2, tokens.positions
     frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
     angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies
     if self.interleaved:
@@ -125,9 +126,9 @@ class LearnedPositions(PositionEncoding):
         f'a sequence of {length} tokens is longer than LearnedPositions.max_length = '
         f'{self.max_length}: shorten the sequences or raise max_length'
       )
-    index = tokens.index(length) + self.offset
+    index = tokens.positions + self.offset
     rows = rows_at(self.table[...], index, 'LearnedPositions.max_length')
-    return x + rows.astype(x.dtype)
+    return x + broadcast(rows, x.shape, x.dtype)
 
 
 class RoPE(PositionEncoding):
@@ -173,8 +174,7 @@ class RoPE(PositionEncoding):
     Float[Array, 'batch queries heads head_dim'], Float[Array, 'batch keys kv_heads head_dim']
   ]:
     """The rotated queries and keys, in their own types."""
-    q_positions, k_positions = q_tokens.index(q.shape[1]), k_tokens.index(k.shape[1])
-    return self._turn(q, q_positions), self._turn(k, k_positions)
+    return self._turn(q, q_tokens.positions), self._turn(k, k_tokens.positions)
 
   def _turn(self, x: Array, positions: Array) -> Array:
     size = round(x.shape[-1] * self.fraction)
@@ -235,7 +235,8 @@ class T5Bias(PositionEncoding):
     self.num_buckets = num_buckets
     self.max_distance = max_distance
     self.bidirectional = bidirectional
-    self.table = param(init, (num_buckets, num_heads), ('buckets', 'heads'), rngs)
+    axes = ('buckets', 'heads')
+    self.table = param(init, (num_buckets, num_heads), axes, rngs, keep_float32=True)
 
   def bucket(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:
     """The bucket of `distance` = key position - query position."""
@@ -250,7 +251,7 @@ class T5Bias(PositionEncoding):
   ) -> Float[Array, '#batch heads queries keys']:
     """The table's entries for each pair, in float32."""
     bucket = self.bucket(distances(q_tokens, k_tokens))
-    return jnp.moveaxis(self.table[...].astype(jnp.float32)[bucket], -1, 1)
+    return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
 
 
 class ALiBi(PositionEncoding):

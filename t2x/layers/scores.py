@@ -1,5 +1,6 @@
 """Scores of attention: how queries and keys become the numbers that a softmax is taken of."""
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -39,7 +40,8 @@ class DotProductScores(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.soft_cap = soft_cap
-    self.sink = param(zeros(), (num_heads,), ('heads',), rngs) if sink else None
+    logits = functools.partial(param, zeros(), (num_heads,), ('heads',), rngs, keep_float32=True)
+    self.sink = logits() if sink else None
 
   def __call__(
     self,

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.kernels.base import Logits, softmax_dtype
 from t2x.ranges import Size
@@ -42,9 +43,7 @@ class SyntheticScores(nnx.Module):
     scale: float,
   ) -> Logits:
     """The scores of each pair, which are not scaled."""
-    q_positions, k_positions = q_tokens.positions, k_tokens.positions
-    assert q_positions is not None and k_positions is not None
-    return Logits(self.pair_scores(q, q_positions, k_positions))
+    return Logits(self.pair_scores(q, q_tokens.positions, k_tokens.positions))
 
   def pair_scores(
     self,
@@ -160,8 +159,8 @@ class RandomScores(SyntheticScores):
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
     """The table's entries, at the row of the query's position and the column of the key's."""
-    pairs = self.table[...].at[:, q_positions[:, :, None], k_positions[:, None, :]]
-    return jnp.moveaxis(pairs.get(mode='fill', fill_value=jnp.nan), 0, 1)
+    pairs = q_positions[:, :, None], k_positions[:, None, :]
+    return jnp.moveaxis(gather(self.table[...], *pairs, axis=1, mode='fill'), 0, 1)
 
 
 class FactorizedRandomScores(SyntheticScores):
@@ -199,7 +198,7 @@ class FactorizedRandomScores(SyntheticScores):
   ) -> Float[Array, '#batch heads queries keys']:
     """Products of the rows of the queries' positions and those of the keys'."""
     rows, columns = (
-      table[...].at[:, positions].get(mode='fill', fill_value=jnp.nan)
+      gather(table[...], positions, axis=1, mode='fill')
       for table, positions in ((self.rows, q_positions), (self.columns, k_positions))
     )
     return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)

@@ -57,15 +57,18 @@ class TUPE(PositionEncoding):
     self.table = param(init, (max_length, d_model), ('length', 'embed'), rngs)
     self.q = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
     self.k = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
-    self.first_query = param(theta_init, (num_heads,), ('heads',), rngs) if untied_first else None
-    self.first_key = param(theta_init, (num_heads,), ('heads',), rngs) if untied_first else None
+    self.first_query = (
+      param(theta_init, (num_heads,), ('heads',), rngs, keep_float32=True) if untied_first else None
+    )
+    self.first_key = (
+      param(theta_init, (num_heads,), ('heads',), rngs, keep_float32=True) if untied_first else None
+    )
 
   def scores(
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
     """The positional term, times `scale`, in float32."""
     q_positions, k_positions = q_tokens.positions, k_tokens.positions
-    assert q_positions is not None and k_positions is not None
     table = self.table[...].astype(jnp.float32)
     queries, keys = (
       project(rows_at(table, positions, 'TUPE.max_length'))

@@ -1,7 +1,7 @@
 """Wholes built of layers: the residual block, the stack, encoders, decoders, and the models of
 tokens and images made of them. Nothing about losses."""
 
-from t2x.models.block import Block, ParallelBlock
+from t2x.models.block import Block, ParallelBlock, SublayerBlock
 from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed
 from t2x.models.encoder_decoder import EncoderDecoder
 from t2x.models.heads import (
@@ -41,6 +41,7 @@ __all__ = [
   'Pooler',
   'SequenceClassifier',
   'Stack',
+  'SublayerBlock',
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',

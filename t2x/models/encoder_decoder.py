@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Context, Pattern, TokenEmbedding, Tokens, named_key
+from t2x.layers import Pattern, Source, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder, Encoder
+from t2x.models.bodies import Decoder, Encoder, replaced
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Inputs, Output, TextEmbedding, TokenHead, add_aux
+from t2x.models.interfaces import Body, BodyCache, Inputs, Output, TextEmbedding, TokenHead
 from t2x.models.language_model import select
 from t2x.ranges import Size
 
@@ -29,8 +29,6 @@ class EncoderDecoder(nnx.Module):
     decoder: builds the body that writes the target; its blocks have `cross`.
     head: builds what turns hidden vectors into logits of the target's vocabulary.
   """
-
-  cache_batch_axis = 1
 
   inputs: ClassVar[Inputs] = 'a source and a target'
 
@@ -63,7 +61,7 @@ class EncoderDecoder(nnx.Module):
   @property
   def max_length(self) -> int | None:
     """Target positions that the model knows; None: any number."""
-    return self.decoder.encoding.max_length
+    return self.decoder.max_length
 
   @property
   def patterns(self) -> list[Pattern]:
@@ -75,41 +73,58 @@ class EncoderDecoder(nnx.Module):
     source: Int[Array, 'batch source'],
     target: Int[Array, 'batch length'],
     *,
-    source_tokens: Tokens = Tokens(),
-    target_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
+    target_tokens: Tokens | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Logits [batch, length, vocab]; `target` is what the decoder reads (already shifted)."""
-    embedded = self.embedding(source)
-    encoded = self.encoder(embedded, tokens=source_tokens, key=named_key(key, 'encoder'))
-    context = Context(encoded.x, source_tokens)
-    embedded = self._target_embedding(target)
-    decoder_key = named_key(key, 'decoder')
-    out = self.decoder(embedded, context, tokens=target_tokens, key=decoder_key)
+    encoded, read = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
+    out = self.decoder(
+      self._target_embedding(target),
+      read,
+      tokens=target_tokens,
+      key=named_key(key, 'decoder'),
+      record=record,
+    )
     logits = constrain(self.head(out.x, self._target_embedding), 'batch', 'length', 'vocab')
-    return Output(logits, None, add_aux(encoded.aux, out.aux))
+    recorded = {
+      f'{name}.{key}': value
+      for name, side in (('encoder', encoded), ('decoder', out))
+      for key, value in side.recorded.items()
+    }
+    return Output(logits, None, encoded.aux + out.aux, recorded)
+
+  def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
+    tokens = Tokens.row(source.shape[1]) if tokens is None else tokens
+    encoded = self.encoder(self.embedding(source), tokens=tokens, key=key, record=record)
+    return encoded, Source(encoded.x, tokens)
 
   def init_cache(
     self,
     batch: int,
-    length: int,
+    num_slots: int,
     source: Int[Array, 'batch source'],
-    source_tokens: Tokens = Tokens(),
+    source_tokens: Tokens | None = None,
     dtype: Any = jnp.float32,
-  ) -> Any:
-    """Runs the encoder; gives a cache with its keys and values and room for `length` tokens."""
-    encoded = self.encoder(self.embedding(source), tokens=source_tokens)
-    cache = self.decoder.init_cache(batch, length, dtype)
-    return self.decoder.fill_cross(cache, Context(encoded.x, source_tokens))
+  ) -> BodyCache:
+    """Applies the encoder; returns a cache with what cross-attention reads and room for `num_slots` tokens."""
+    _, read = self._encode(source, source_tokens)
+    return self.decoder.init_cache(batch, num_slots, dtype, read)
+
+  def unstacked(self, cache: BodyCache) -> tuple['EncoderDecoder', BodyCache]:
+    """The model and its cache layer by layer, for decoding token by token."""
+    decoder, cache = self.decoder.unstacked(cache)
+    return replaced(self, decoder=decoder), cache
 
   def decode(
     self,
     ids: Int[Array, 'batch length'],
     tokens: Tokens,
-    cache: Any,
+    cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
-    """Logits for `ids`, which extend what the cache holds; as `LanguageModel.decode`."""
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+    """Logits for `ids`, which follow what the cache holds; as `LanguageModel.decode`."""
     out = self.decoder(self._target_embedding(ids), None, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])
     return self.head(x, self._target_embedding), out.cache

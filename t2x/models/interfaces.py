@@ -1,15 +1,17 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
+from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Slots, Source, Tokens
 
 __all__ = [
   'Body',
+  'BodyCache',
   'ClassHead',
   'GridPositions',
   'ImageEmbedding',
@@ -20,7 +22,6 @@ __all__ = [
   'Output',
   'TextEmbedding',
   'TokenHead',
-  'add_aux',
 ]
 
 
@@ -34,18 +35,43 @@ class Output:
 
   Attributes:
     x: hidden vectors or logits, [batch, length, ...].
-    cache: the new cache when one was handed in.
-    aux: auxiliary losses [batch] by name, summed over layers.
+    cache: the new cache when one was given.
+    aux: auxiliary losses and metrics, summed over layers.
+    recorded: intermediate arrays by name, as `Stack` returns them.
   """
 
   x: Float[Array, 'batch *rest']
   cache: Any = None
-  aux: Aux = dataclasses.field(default_factory=dict)
+  aux: Aux = NO_AUX
+  recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
 
-def add_aux(a: Aux, b: Aux) -> Aux:
-  """Auxiliary losses [batch] of two parts of a model, summed by name."""
-  return a | b | {name: a[name] + b[name] for name in a if name in b}
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BodyCache(Cache):
+  """What a body remembers of a generation.
+
+  Attributes:
+    layers: the caches of the layers, as the stack made them.
+    slots: the tokens in the slots of all key-value caches.
+    source: the tokens of the source, whose copies of a row share them; None without a source.
+  """
+
+  layers: Any
+  slots: Slots
+  source: Tokens | None = None
+
+  def repeat(self, copies: int) -> 'BodyCache':
+    layers = self._each_layer(lambda cache: cache.repeat(copies))
+    return BodyCache(layers, self.slots.repeat(copies), self.source)
+
+  def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
+    layers = self._each_layer(lambda cache: cache.take(rows))
+    return BodyCache(layers, self.slots.take(rows), self.source)
+
+  def _each_layer(self, change: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
+    """The caches of single layers, changed; those of a stack have another axis before the batch."""
+    return [{name: change(cache) for name, cache in layer.items()} for layer in self.layers]
 
 
 @runtime_checkable
@@ -59,8 +85,13 @@ class Layer(Protocol):
   pattern: Pattern
 
   @property
-  def reads_context(self) -> bool:
-    """Whether it attends to a context; a layer that does not is never given one."""
+  def reads(self) -> frozenset[str]:
+    """What its sublayers read, of the fields of `Call`; only then it is given a source or an encoding."""
+    ...
+
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
     ...
 
   @property
@@ -68,26 +99,21 @@ class Layer(Protocol):
     """Whether its output is normalised."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
+    """Empty caches by sublayer."""
+    ...
 
-  def cross_cache(self, context: Context) -> Any:
-    """What is computed of the context once for a whole generation."""
+  def source_cache(self, source: Source) -> dict[str, Cache]:
+    """What is computed of the source once for a whole generation, by sublayer."""
+    ...
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: Any = None,
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the new stream, the new cache and auxiliary losses [batch] by name; `keep` scales each
-    branch."""
+    call: Call,
+    cache: Mapping[str, Cache] | None = None,
+  ) -> Result:
+    """The new stream, the new caches, auxiliary losses and recorded arrays."""
     ...
 
 
@@ -100,28 +126,35 @@ class LayerStack(Protocol):
     """Whether the output is normalised."""
     ...
 
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
+    ...
+
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """The pattern of each kind of layer inside a body with `pattern`."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
+    """Empty caches of the layers."""
+    ...
 
-  def cross_cache(self, context: Context) -> Any:
-    """What is computed of the context once for a whole generation."""
+  def source_cache(self, source: Source) -> Any:
+    """What is computed of the source once for a whole generation."""
+    ...
+
+  def unstacked(self) -> Any:
+    """The layers one by one, for decoding token by token."""
+    ...
+
+  def unstacked_cache(self, cache: Any) -> Any:
+    """The caches of `unstacked`."""
+    ...
 
   def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: Any = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the stream, the caches and auxiliary losses [batch] by name, summed over layers."""
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """The stream, the caches, auxiliary losses and metrics summed over layers, recorded arrays."""
     ...
 
 
@@ -129,27 +162,35 @@ class LayerStack(Protocol):
 class Body(Protocol):
   """Vectors in, vectors out: `Encoder` or `Decoder`."""
 
-  encoding: PositionEncoding
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
+    ...
 
   @property
   def patterns(self) -> list[Pattern]:
     """The attention pattern of each kind of layer."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens of `batch` rows."""
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> BodyCache:
+    """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
+    ...
 
-  def fill_cross(self, cache: Any, context: Context) -> Any:
-    """The cache with the context's keys and values."""
+  def unstacked(self, cache: BodyCache) -> tuple[Any, BodyCache]:
+    """The body and its cache layer by layer, for decoding token by token."""
+    ...
 
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
-    context: Context | None = None,
+    source: Source | None = None,
     *,
-    tokens: Tokens = Tokens(),
-    cache: Any = None,
+    tokens: Tokens | None = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Embedded tokens -> hidden vectors [batch, length, d_model]."""
     ...

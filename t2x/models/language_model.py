@@ -9,9 +9,9 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers import Pattern, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder
+from t2x.models.bodies import Decoder, replaced
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Inputs, Output, TextEmbedding, TokenHead
+from t2x.models.interfaces import Body, BodyCache, Inputs, Output, TextEmbedding, TokenHead
 from t2x.ranges import Size
 
 __all__ = ['LanguageModel', 'select']
@@ -35,9 +35,6 @@ class LanguageModel(nnx.Module):
     body: builds `Decoder` (GPT) or `Encoder` (BERT).
     head: builds what turns hidden vectors into logits.
   """
-
-  # Every leaf of the cache is [layers, batch, ...].
-  cache_batch_axis = 1
 
   inputs: ClassVar[Inputs] = 'a text'
 
@@ -63,7 +60,7 @@ class LanguageModel(nnx.Module):
   @property
   def max_length(self) -> int | None:
     """Positions that the model knows; None: any number."""
-    return self.body.encoding.max_length
+    return self.body.max_length
 
   @property
   def patterns(self) -> list[Pattern]:
@@ -74,14 +71,16 @@ class LanguageModel(nnx.Module):
     self,
     ids: Int[Array, 'batch length'],
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
-    cache: Any = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, length, d_model] after the last layer."""
+    """Hidden vectors [batch, length, d_model] after the last layer; `record` names intermediate arrays."""
     x = self.embedding(ids, types)
-    return self.body(x, tokens=tokens, cache=cache, key=named_key(key, 'body'))
+    body_key = named_key(key, 'body')
+    return self.body(x, tokens=tokens, cache=cache, key=body_key, record=record)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch *rest']:
     """Hidden vectors -> logits [batch, length, vocab]."""
@@ -91,27 +90,33 @@ class LanguageModel(nnx.Module):
     self,
     ids: Int[Array, 'batch length'],
     *,
-    tokens: Tokens = Tokens(),
+    tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Logits [batch, length, vocab] for every token."""
-    out = self.hidden(ids, tokens=tokens, types=types, key=key)
+    out = self.hidden(ids, tokens=tokens, types=types, key=key, record=record)
     logits = constrain(self.logits(out.x), 'batch', 'length', 'vocab')
-    return Output(logits, None, out.aux)
+    return Output(logits, None, out.aux, out.recorded)
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> Any:
-    """An empty key-value cache for `length` tokens."""
-    return self.body.init_cache(batch, length, dtype)
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> BodyCache:
+    """An empty cache for `num_slots` tokens."""
+    return self.body.init_cache(batch, num_slots, dtype)
+
+  def unstacked(self, cache: BodyCache) -> tuple['LanguageModel', BodyCache]:
+    """The model and its cache layer by layer, for decoding token by token."""
+    body, cache = self.body.unstacked(cache)
+    return replaced(self, body=body), cache
 
   def decode(
     self,
     ids: Int[Array, 'batch length'],
     tokens: Tokens,
-    cache: Any,
+    cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
-    """Logits for `ids`, which extend what the cache holds at `tokens.positions`.
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+    """Logits for `ids`, which follow what the cache holds, and the new cache.
 
     With `last`, only the logits of that token of each row are computed: [batch, 1, vocab].
     """

@@ -1,12 +1,13 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
+import math
 from collections.abc import Callable
 from typing import ClassVar
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, dropout, named_key
+from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, Tokens, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.heads import Classifier, first_token
 from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Inputs, Output
@@ -65,9 +66,11 @@ class VisionTransformer(nnx.Module):
   ) -> Output:
     """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
     x, grid = self.embedding(images)
+    length = x.shape[1]
+    tokens = Tokens.row(length, grid=grid, num_extra=length - math.prod(grid))
     x = self.positions.embed_grid(x, grid)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
-    return self.body(x, key=named_key(key, 'body'))
+    return self.body(x, tokens=tokens, key=named_key(key, 'body'))
 
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None

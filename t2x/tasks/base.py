@@ -14,7 +14,7 @@ from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, to
 from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
-from t2x.layers import Aux, Causal
+from t2x.layers import NO_AUX, Aux, Causal
 from t2x.models import Inputs
 from t2x.ranges import Natural, Text
 from t2x.tasks.losses import Sums
@@ -34,12 +34,12 @@ class TaskOutput:
 
   Attributes:
     metrics: (sum, weight) by name. 'loss' is the main loss term.
-    aux: auxiliary losses of the model, from `Output.aux`.
+    aux: auxiliary losses and metrics of the model, from `Output.aux`.
     further: the sum of each loss term besides the main one by name, coefficients included.
   """
 
   metrics: Sums
-  aux: Aux = dataclasses.field(default_factory=dict)
+  aux: Aux = NO_AUX
   further: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
   @property
@@ -50,6 +50,11 @@ class TaskOutput:
     total.
     """
     return {'loss': self.metrics['loss'][0]} | self.further
+
+  @property
+  def reported(self) -> Sums:
+    """The metrics of the task and those of the parts of the model."""
+    return {**self.metrics, **self.aux.metrics}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

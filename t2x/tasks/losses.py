@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.dtypes import Dtypes
 
 __all__ = ['Sums', 'classification_sums', 'cross_entropy', 'f1_sums']
 
@@ -19,7 +20,7 @@ def cross_entropy(
 ) -> Float[Array, '*batch']:
   """-log p(label) in float32; with `smoothing` s the target is (1 - s) on the label and s spread
   evenly over all classes (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
-  logits = logits.astype(jnp.float32)
+  logits = logits.astype(Dtypes.logits)
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   loss = normaliser - picked

@@ -130,8 +130,8 @@ class SpanCorruption(TextTask):
     out = model(
       batch['source'],
       shift_right(target, segments, self.tokenizer.ids.start_id),
-      source_tokens=Tokens(segments=batch['source_segments']),
-      target_tokens=Tokens(segments=segments),
+      source_tokens=Tokens.row(self.source_length, segments=batch['source_segments']),
+      target_tokens=Tokens.row(self.target_length, segments=segments),
       key=key,
     )
     sums = classification_sums(out.x, target, self.target_weights(batch))

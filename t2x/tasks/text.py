@@ -29,7 +29,7 @@ def hidden_of(model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array 
   typed = getattr(language_model.embedding, 'types', None) is not None
   return language_model.hidden(
     batch['tokens'],
-    tokens=Tokens(segments=batch['segments']),
+    tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments']),
     types=batch['types'] if typed else None,
     key=key,
   )

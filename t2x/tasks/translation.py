@@ -107,7 +107,7 @@ class Translation(TextTask):
       pad_id=tokenizer.pad_id,
       key=jax.random.key(seed),
       source=ids,
-      source_tokens=Tokens(segments=jnp.asarray(segments)),
+      source_tokens=Tokens.row(ids.shape[1], segments=jnp.asarray(segments)),
       **settings,
     )
 

@@ -19,6 +19,7 @@ from t2x.layers import (
   RowLayout,
   Tokens,
 )
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.kernels import Auto
 from t2x.models import Stack
 from t2x.parallel import Mesh, as_tuple
@@ -39,39 +40,45 @@ __all__ = [
 ]
 
 
-Parameter = tuple[tuple[str, ...], tuple[str | None, ...], tuple[int, ...]]
+Parameter = tuple[tuple[str, ...], bool, tuple[str | None, ...], tuple[int, ...]]
 
 
 def parameters(module: nnx.Module) -> Iterator[Parameter]:
-  """(path, logical axes, shape) of each; stacked layers are named in the axes."""
+  """Yields (path, keep_float32, logical axes, shape) of each; stacked layers are named in the axes."""
   flat, _ = jax.tree_util.tree_flatten_with_path(
     module, is_leaf=lambda x: isinstance(x, nnx.Variable)
   )
   for path, variable in flat:
     for leaf in jax.tree.leaves(variable):
-      axes = tuple(variable.get_metadata().get('axes') or (None,) * leaf.ndim)
+      metadata = variable.get_metadata()
+      axes = tuple(metadata.get('axes') or (None,) * leaf.ndim)
       axes = ('layers',) * (leaf.ndim - len(axes)) + axes
-      yield tuple(jax.tree_util.keystr((key,), simple=True) for key in path), axes, leaf.shape
+      names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+      yield names, bool(metadata.get('keep_float32')), axes, leaf.shape
 
 
 def model_table(module: nnx.Module) -> str:
-  """Each parameter with shape, logical axes and count, by top-level part. Stacked layers are one."""
-  rows: list[tuple[str, str, str, str]] = []
+  """Lists the parameters with shape, logical axes, count, and the dtype of those that a step does not
+  cast to the compute dtype, by top-level part. Stacked layers are one."""
+  rows: list[tuple[str, str, str, str, str]] = []
   parts: dict[str, list[Parameter]] = {}
   for parameter in parameters(module):
     parts.setdefault(parameter[0][0], []).append(parameter)
   for part, members in parts.items():
-    rows.append((part, '', '', f'{sum(math.prod(shape) for *_, shape in members):,}'))
-    for path, axes, shape in members:
+    rows.append((part, '', '', f'{_count(members):,}', ''))
+    for path, keep, axes, shape in members:
       name = '.'.join(path[1:]) or part
       told = ' x '.join(map(str, shape))
-      rows.append((f'  {name}', told, ' '.join(map(str, axes)), f'{math.prod(shape):,}'))
-  total = sum(math.prod(shape) for *_, shape in parameters(module))
-  rows = [('parameter', 'shape', 'axes', 'count'), *rows, ('total', '', '', f'{total:,}')]
+      dtype = Dtypes.parameters if keep else ''
+      rows.append((f'  {name}', told, ' '.join(map(str, axes)), f'{math.prod(shape):,}', dtype))
+  total = sum(map(_count, parts.values()))
+  rows = [('parameter', 'shape', 'axes', 'count', 'kept in'), *rows]
+  rows.append(('total', '', '', f'{total:,}', ''))
   widths = [max(len(row[column]) for row in rows) for column in range(4)]
   return '\n'.join(
-    f'{name:{widths[0]}}  {shape:{widths[1]}}  {axes:{widths[2]}}  {count:>{widths[3]}}'
-    for name, shape, axes, count in rows
+    f'{name:{widths[0]}}  {shape:{widths[1]}}  {axes:{widths[2]}}  '
+    f'{count:>{widths[3]}}  {dtype}'.rstrip()
+    for name, shape, axes, count, dtype in rows
   )
 
 
@@ -151,10 +158,14 @@ def start_screen(run: 'Run', rows: Sequence[Any], start: int, width: int) -> str
 
 
 def parameter_screen(run: 'Run') -> str:
-  """Lists every parameter of the model, and the formula of its FLOPs."""
+  """Lists every parameter of the model, the dtypes of the run, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
   flops = _flops(flops_per_token(run.task, model))
-  return f'{model_table(model)}\n\nFLOPs: {flops}, 3 x the contractions of the forward loss\n'
+  return (
+    f'{model_table(model)}\n\n'
+    f'dtypes: {run.trainer.dtypes}\n'
+    f'FLOPs: {flops}, 3 x the contractions of the forward loss\n'
+  )
 
 
 def end_screen(run: 'Run', metrics: Mapping[str, float], seconds: float, width: int) -> str:
@@ -256,7 +267,7 @@ def _count(members: Sequence[Parameter]) -> int:
 def _widths(members: Sequence[Parameter]) -> list[str]:
   """Returns the sizes of the logical axes; kv_heads only if it differs from heads."""
   sizes: dict[str, list[int]] = {}
-  for _, axes, shape in members:
+  for *_, axes, shape in members:
     for axis, size in zip(axes, shape, strict=True):
       if axis is not None and axis != 'layers' and size not in sizes.setdefault(axis, []):
         sizes[axis].append(size)

@@ -115,9 +115,10 @@ def test_the_prompt_is_the_prefix_of_a_prefix_language_model():
     model, prompts, lengths, max_new_tokens=6, strategy=Greedy(), eos_id=EOS, pad_id=PAD
   )
   prefix = jnp.asarray(np.arange(LENGTH) < lengths[:, None])
-  forward = jax.jit(lambda ids: model(ids, tokens=Tokens(prefix=prefix)).x)
+  marked = Tokens.row(LENGTH, marks={'prefix': prefix})
+  forward = jax.jit(lambda ids: model(ids, tokens=marked).x)
   assert_greedy_equals_argmax(forward, prompts, lengths, generated)
-  nothing = Tokens(prefix=jnp.zeros_like(prefix))
+  nothing = Tokens.row(LENGTH, marks={'prefix': jnp.zeros_like(prefix)})
   causal = log_probs_at_once(lambda ids: model(ids, tokens=nothing).x, prompts, lengths, [[]] * 4)
   seen = log_probs_at_once(forward, prompts, lengths, [[]] * 4)
   assert np.abs(causal - seen)[2, 0].max() > 0.01  # The prefix is not seen in vain.
@@ -128,7 +129,7 @@ def translator():
   """An encoder-decoder, ragged sources, and the forward pass over them without a cache."""
   model = encoder_decoder()
   source, source_lengths = rows([5, 2, 7], 8, seed=1)
-  source_tokens = Tokens(segments=segments(source_lengths, 8))
+  source_tokens = Tokens.row(8, segments=segments(source_lengths, 8))
   given = {'source': jnp.asarray(source), 'source_tokens': source_tokens}
 
   @jax.jit

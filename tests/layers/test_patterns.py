@@ -163,7 +163,8 @@ def test_relative_patterns_are_those_that_depend_on_the_difference(pattern):
 
 def test_mask_honours_segments_and_padding():
   segments = jnp.array([[1, 1, 2, 2, 0]])
-  mask = attention_mask(Causal(), Tokens(segments=segments), Tokens(segments=segments), 5, 5)
+  tokens = Tokens.row(5, segments=segments)
+  mask = attention_mask(Causal(), tokens, tokens)
   expected = np.zeros((5, 5), bool)
   for q, k in [(0, 0), (1, 0), (1, 1), (2, 2), (3, 2), (3, 3)]:
     expected[q, k] = True
@@ -171,14 +172,14 @@ def test_mask_honours_segments_and_padding():
 
 
 def test_mask_of_one_known_side_hides_its_padding_alone():
-  mask = attention_mask(Full(), Tokens(), Tokens(segments=jnp.array([[1, 2, 0]])), 2, 3)
+  mask = attention_mask(Full(), Tokens.row(2), Tokens.row(3, segments=jnp.array([[1, 2, 0]])))
   np.testing.assert_array_equal(mask[0, 0], [[True, True, False]] * 2)
-  mask = attention_mask(Full(), Tokens(segments=jnp.array([[1, 0]])), Tokens(), 2, 3)
+  mask = attention_mask(Full(), Tokens.row(2, segments=jnp.array([[1, 0]])), Tokens.row(3))
   np.testing.assert_array_equal(mask[0, 0], [[True] * 3, [False] * 3])
 
 
 def test_no_mask_where_all_see_all():
-  assert attention_mask(Full(), Tokens(), Tokens(), 4, 4) is None
+  assert attention_mask(Full(), Tokens.row(4), Tokens.row(4)) is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied, empty
 from flax import nnx
 
 from t2x.errors import UserError
@@ -15,7 +16,6 @@ from t2x.layers import (
   Blockwise,
   Causal,
   Dense,
-  Full,
   LearnedPositions,
   MultiHeadAttention,
   NoPositions,
@@ -67,22 +67,27 @@ class Address(PositionEncoding):
 def test_addresses_reach_queries_and_keys_but_not_values():
   attention, table = build(), 0.5 * jax.random.normal(jax.random.key(0), (9, WIDTH))
   positions = jnp.asarray([[0, 1, 2, 3, 4, 5], [3, 2, 5, 8, 0, 1]])
-  y, _ = attention(X, pattern=Full(), tokens=Tokens(positions), encoding=Address(table))
+  y, _ = applied(attention, X, tokens=Tokens(positions), encoding=Address(table))
   kept = attention.v
   moved = X + table[positions]
   attention.v = lambda x: kept(X)
-  expected, _ = attention(moved, pattern=Full(), tokens=Tokens(positions))
+  expected, _ = applied(attention, moved, tokens=Tokens(positions))
   np.testing.assert_allclose(y, expected, atol=1e-6)
 
 
 def test_an_address_is_added_once_per_side_and_cached():
   attention, table = build(), 0.5 * jax.random.normal(jax.random.key(0), (9, WIDTH))
-  whole, _ = attention(X, pattern=Causal(), encoding=Address(table))
-  cache, outputs = attention.init_cache(2, LENGTH), []
+  whole, _ = applied(attention, X, pattern=Causal(), encoding=Address(table))
+  state, outputs = empty(attention, 2, LENGTH), []
   for i in range(LENGTH):
     tokens = Tokens(jnp.full((2, 1), i), jnp.ones((2, 1), int))
-    y, cache = attention(
-      X[:, i : i + 1], pattern=Causal(), tokens=tokens, encoding=Address(table), cache=cache
+    y, state = applied(
+      attention,
+      X[:, i : i + 1],
+      pattern=Causal(),
+      tokens=tokens,
+      encoding=Address(table),
+      state=state,
     )
     outputs.append(y)
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), whole, atol=1e-5)
@@ -120,7 +125,7 @@ def test_terms_of_content_read_projections_and_share_the_scale(kernel):
   """DeBERTa's scores, pair by pair in float64."""
   attention, reach = build(kernel=kernel, qk_norm=RMSNorm), 3
   table = jax.random.normal(jax.random.key(0), (2 * reach, WIDTH))
-  y, _ = attention(X, pattern=Causal(), encoding=Disentangled(reach, table))
+  y, _ = applied(attention, X, pattern=Causal(), encoding=Disentangled(reach, table))
 
   def project(linear, norm, x):
     out = np.einsum('...d,dhe->...he', np.asarray(x, np.float64), np.asarray(linear.kernel[...]))
@@ -167,8 +172,8 @@ def test_terms_of_content_are_given_the_mask():
       masks.append(visible)
       return jnp.zeros((1, HEADS, LENGTH, LENGTH))
 
-  build()(X, pattern=Causal(), encoding=Looks())
-  build()(X, pattern=Full(), encoding=Looks())
+  applied(build(), X, pattern=Causal(), encoding=Looks())
+  applied(build(), X, encoding=Looks())
   np.testing.assert_array_equal(masks[0][0, 0], Causal().mask(LENGTH, LENGTH))
   assert masks[1] is None
 
@@ -181,13 +186,13 @@ def test_terms_of_content_are_given_the_mask():
 def test_a_mixer_refuses_hooks_that_it_would_not_call(encoding):
   attention = build(num_kv_heads=HEADS, scores=functools.partial(RandomScores, max_length=LENGTH))
   with pytest.raises(UserError, match='works on queries and keys'):
-    attention(X, pattern=Full(), encoding=encoding)
+    applied(attention, X, encoding=encoding)
   embedded_only = LearnedPositions(WIDTH, max_length=LENGTH, rngs=nnx.Rngs(0))
-  attention(X, pattern=Full(), encoding=embedded_only)
+  applied(attention, X, encoding=embedded_only)
 
 
 def test_kernels_without_probabilities_refuse_values():
   encoding = ShawPositions(WIDTH, head_dim=SIZE, values=True, rngs=nnx.Rngs(0))
   for kernel in (XLA(), Blockwise(4, 4)):
     with pytest.raises(UserError, match='ShawPositions'):
-      build(kernel=kernel)(X, pattern=Full(), encoding=encoding)
+      applied(build(kernel=kernel), X, encoding=encoding)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from applying import applied, empty
 from flax import nnx
 from transformers import Olmo2Config
 from transformers.models.gemma2 import modeling_gemma2
@@ -18,16 +19,15 @@ from t2x.layers import (
   Auto,
   Blockwise,
   Causal,
-  Context,
   CosineScores,
   Dense,
   DotProduct,
   DotProductScores,
-  Full,
   LayerNorm,
   MultiHeadAttention,
   RandomScores,
   RMSNorm,
+  Source,
   Tokens,
 )
 
@@ -50,7 +50,7 @@ def build(kernel=Dense(), **settings):
 
 
 attend = jax.jit(
-  lambda attention, x, **settings: attention(x, pattern=Causal(), **settings)[0],
+  lambda attention, x, **settings: applied(attention, x, pattern=Causal(), **settings)[0],
   compiler_options={'xla_backend_optimization_level': 0},
 )
 
@@ -137,13 +137,13 @@ def test_cosine_scores_start_at_the_factor_of_swin():
 
 def test_gradients_of_cosine_scores_are_finite_for_zero_queries():
   attention = build(scores=CosineScores, use_bias=False)
-  gradient = jax.grad(lambda x: attention(x, pattern=Causal())[0].sum())(jnp.zeros_like(X))
+  gradient = jax.grad(lambda x: applied(attention, x, pattern=Causal())[0].sum())(jnp.zeros_like(X))
   assert jnp.isfinite(gradient).all()
 
 
 def test_a_learned_temperature_learns():
   attention = build(scores=CosineScores)
-  gradient = jax.grad(lambda a: jnp.square(a(X, pattern=Causal())[0]).sum())(attention)
+  gradient = jax.grad(lambda a: jnp.square(applied(a, X, pattern=Causal())[0]).sum())(attention)
   assert (jnp.abs(gradient.scores.logit[...]) > 0).all()
 
 
@@ -152,11 +152,11 @@ def test_a_learned_temperature_learns():
 )
 def test_cached_decoding_equals_the_whole_row(scores):
   attention = build(scores=scores)
-  cache, outputs = attention.init_cache(BATCH, LENGTH), []
+  state, outputs = empty(attention, BATCH, LENGTH), []
   for start, stop in ((0, 5), (5, 6), (6, 9)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
     tokens = Tokens(positions, jnp.ones_like(positions))
-    y, cache = attention(X[:, start:stop], pattern=Causal(), tokens=tokens, cache=cache)
+    y, state = applied(attention, X[:, start:stop], pattern=Causal(), tokens=tokens, state=state)
     outputs.append(y)
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), attend(attention, X), atol=1e-5)
 
@@ -177,7 +177,7 @@ def test_scores_are_built_with_the_heads_and_asked_for_scores_only():
 
   attention = build(scores=Constant, num_kv_heads=HEADS)
   assert built == [(HEADS, SIZE)] and attention.q is None and attention.k is not None
-  mean = build(scores=Constant, num_kv_heads=HEADS)(X, pattern=Full())[0]
+  mean, _ = applied(attention, X)
   np.testing.assert_allclose(mean, mean[:, :1].repeat(LENGTH, 1), atol=1e-6)
 
 
@@ -186,8 +186,7 @@ def test_projections_that_scores_do_not_read_are_not_created():
   attention = build(scores=random, qk_norm=RMSNorm)
   assert attention.q is attention.k is attention.q_norm is attention.k_norm is None
   assert attention.init_cache(1, LENGTH).k is None
-  with pytest.raises(UserError, match=f'longer than the {LENGTH} positions of RandomScores'):
-    attention.init_cache(1, LENGTH + 1)
+  assert attention.max_length == LENGTH
 
 
 def test_a_scale_that_scores_do_not_read_is_refused():
@@ -195,7 +194,7 @@ def test_a_scale_that_scores_do_not_read_is_refused():
     build(scores=CosineScores, scale=0.5)
   with pytest.raises(UserError, match='cross-attention'):
     random = functools.partial(RandomScores, max_length=LENGTH)
-    build(scores=random)(X, Context(X), pattern=Full())
+    applied(build(scores=random), X, source=Source(X, Tokens.row(LENGTH)))
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, Auto()], ids=str)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 
 from t2x.errors import UserError
@@ -75,8 +76,8 @@ def oracle(attention, encoding, x, mask, positions):
 def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
   attention, encoding = build(kernel, num_kv_heads)
   settings = {'pattern': pattern, 'tokens': TOKENS}
-  y, _ = jax.jit(lambda a, e: a(X, encoding=e, **settings))(attention, encoding)
-  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS, LENGTH, LENGTH))[:, 0]
+  y, _ = jax.jit(lambda a, e: applied(a, X, encoding=e, **settings))(attention, encoding)
+  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
   np.testing.assert_allclose(y, expected, atol=1e-5)
 
@@ -87,8 +88,8 @@ def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
 def test_vectors_of_the_values_are_those_of_equation_3(kernel, pattern, num_kv_heads):
   attention, encoding = build(kernel, num_kv_heads, values=True)
   settings = {'pattern': pattern, 'tokens': TOKENS}
-  y, _ = jax.jit(lambda a, e: a(X, encoding=e, **settings))(attention, encoding)
-  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS, LENGTH, LENGTH))[:, 0]
+  y, _ = jax.jit(lambda a, e: applied(a, X, encoding=e, **settings))(attention, encoding)
+  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
   np.testing.assert_allclose(y, expected, atol=1e-5)
   assert encoding.value_table[...].shape == encoding.table[...].shape
@@ -97,18 +98,18 @@ def test_vectors_of_the_values_are_those_of_equation_3(kernel, pattern, num_kv_h
 def test_shaw_does_not_see_a_shift():
   attention, encoding = build(Dense())
   positions = jnp.arange(LENGTH)[None]
-  y, _ = attention(X, pattern=Full(), tokens=Tokens(positions), encoding=encoding)
-  shifted, _ = attention(X, pattern=Full(), tokens=Tokens(positions + 30), encoding=encoding)
+  y, _ = applied(attention, X, tokens=Tokens(positions), encoding=encoding)
+  shifted, _ = applied(attention, X, tokens=Tokens(positions + 30), encoding=encoding)
   np.testing.assert_allclose(shifted, y, atol=1e-5)
 
 
 def test_kernels_that_cannot_take_it_say_so():
   attention, encoding = build(Blockwise(4, 4))
   with pytest.raises(UserError, match='ShawPositions, which reads the queries'):
-    attention(X, pattern=Full(), encoding=encoding)
+    applied(attention, X, encoding=encoding)
   attention, _ = build(Dense())
   wrong = ShawPositions(WIDTH, head_dim=5, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match='head_dim = 5'):
-    attention(X, pattern=Full(), encoding=wrong)
+    applied(attention, X, encoding=wrong)
   with pytest.raises(UserError, match='max_distance'):
     ShawPositions(WIDTH, head_dim=5, max_distance=0, rngs=nnx.Rngs(0))

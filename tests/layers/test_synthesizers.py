@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import (
   Causal,
-  Context,
   DenseScores,
   DotProductScores,
   FactorizedDenseScores,
@@ -24,6 +24,7 @@ from t2x.layers import (
   Replace,
   RoPE,
   ShawPositions,
+  Source,
   Synthesizer,
   T5Bias,
   Tokens,
@@ -46,7 +47,7 @@ PACKED = Tokens(
   jnp.asarray([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 0, 0]]),
   jnp.asarray([[1, 1, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 0, 0]]),
 )
-TOKENS = {'plain': Tokens(), 'packed': PACKED}
+TOKENS = {'plain': Tokens.row(LENGTH), 'packed': PACKED}
 
 
 def build(source='random', mix='replace', **settings):
@@ -59,8 +60,7 @@ def build(source='random', mix='replace', **settings):
   )
 
 
-run = jax.jit(lambda mixer, *args, pattern, **kwargs: mixer(*args, pattern=pattern, **kwargs),
-              static_argnames='pattern')  # fmt: skip
+run = jax.jit(applied, static_argnames='pattern')
 
 
 def double(array):
@@ -132,9 +132,9 @@ def oracle(mixer, x, mask, positions, bias=None):
 def test_synthesizer_is_its_formula(source, mix, pattern, tokens):
   mixer, tokens = build(source, mix), TOKENS[tokens]
   y, cache = run(mixer, X, pattern=pattern, tokens=tokens)
-  mask = attention_mask(pattern, tokens, tokens, LENGTH, LENGTH)
+  mask = attention_mask(pattern, tokens, tokens)
   mask = np.ones((2, LENGTH, LENGTH), bool) if mask is None else np.asarray(mask)[:, 0]
-  positions = np.broadcast_to(tokens.index(LENGTH), (2, LENGTH))
+  positions = np.broadcast_to(tokens.positions, (2, LENGTH))
   np.testing.assert_allclose(y, oracle(mixer, X, mask, positions), atol=1e-5)
   assert cache is None
 
@@ -159,7 +159,9 @@ def test_dot_products_are_those_of_attention(encoding):
   attention = MultiHeadAttention(WIDTH, num_heads=HEADS, rngs=nnx.Rngs(0))
   attention.q, attention.k, attention.v, attention.out = mixer.q, mixer.k, mixer.v, mixer.out
   settings = {'pattern': Causal(), 'tokens': PACKED, 'encoding': encoding}
-  np.testing.assert_allclose(run(mixer, X, **settings)[0], attention(X, **settings)[0], atol=1e-5)
+  np.testing.assert_allclose(
+    run(mixer, X, **settings)[0], applied(attention, X, **settings)[0], atol=1e-5
+  )
 
 
 def test_parameters_are_those_that_are_read():
@@ -175,7 +177,7 @@ def test_parameters_are_those_that_are_read():
 @pytest.mark.parametrize('source', ['random', 'dense'])
 def test_an_encoding_of_queries_and_keys_is_refused_without_dot_products(source, encoding):
   with pytest.raises(UserError, match='works on queries and keys'):
-    build(source)(X, pattern=Full(), encoding=encoding(WIDTH, rngs=nnx.Rngs(2)))
+    applied(build(source), X, encoding=encoding(WIDTH, rngs=nnx.Rngs(2)))
 
 
 def test_a_scale_without_dot_products_is_refused():
@@ -187,7 +189,7 @@ def test_a_scale_without_dot_products_is_refused():
 def test_dot_products_are_no_synthetic_scores():
   with pytest.raises(UserError, match=r'MultiHeadAttention\.scores'):
     mixer = Synthesizer(WIDTH, num_heads=HEADS, scores=DotProductScores, rngs=nnx.Rngs(0))
-    mixer(X, pattern=Full())
+    applied(mixer, X)
 
 
 @pytest.mark.parametrize('source', SOURCES)
@@ -196,20 +198,19 @@ def test_attention_with_synthetic_scores_is_a_synthesizer(source):
   attention = MultiHeadAttention(WIDTH, num_heads=HEADS, scores=SOURCES[source], rngs=nnx.Rngs(0))
   for name in ('q', 'k', 'v', 'out', 'scores'):
     setattr(attention, name, getattr(mixer, name))
-  for tokens in (Tokens(), PACKED):
+  for tokens in (Tokens.row(LENGTH), PACKED):
     kwargs = {'pattern': Causal(), 'tokens': tokens}
     np.testing.assert_array_equal(run(attention, X, **kwargs)[0], run(mixer, X, **kwargs)[0])
   with pytest.raises(UserError, match='cross-attention'):
-    attention(X, Context(X), pattern=Full())
+    applied(attention, X, source=Source(X, Tokens.row(LENGTH)))
 
 
 def test_users_mistakes():
   mixer = build()
   with pytest.raises(UserError, match='cross-attention'):
-    mixer(X, Context(X), pattern=Full())
+    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='11 tokens is longer than the 10 positions of RandomScores'):
-    mixer(jnp.zeros((1, 11, WIDTH)), pattern=Full())
-  with pytest.raises(UserError, match='RandomScores'):
-    mixer.init_cache(1, 11)
+    applied(mixer, jnp.zeros((1, 11, WIDTH)))
+  assert mixer.max_length == MAX_LENGTH
   with pytest.raises(UserError, match='does not divide'):
     build(num_heads=5)

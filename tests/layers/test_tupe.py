@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied, empty
 from flax import nnx
 
 from t2x.arrays import named_leaves
@@ -79,8 +80,8 @@ def oracle(attention, encoding, x, mask, positions):
 @pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
 def test_tupe_is_its_formula(kernel, pattern, untied_first):
   attention, encoding = build(kernel, untied_first=untied_first)
-  run = jax.jit(lambda a, e: a(X, pattern=pattern, tokens=PACKED, encoding=e)[0])
-  mask = np.asarray(attention_mask(pattern, PACKED, PACKED, LENGTH, LENGTH))[:, 0]
+  run = jax.jit(lambda a, e: applied(a, X, pattern=pattern, tokens=PACKED, encoding=e)[0])
+  mask = np.asarray(attention_mask(pattern, PACKED, PACKED))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(PACKED.positions))
   np.testing.assert_allclose(run(attention, encoding), expected, atol=1e-5)
 
@@ -90,7 +91,7 @@ def test_tupe_learns_alike_in_dense_and_blockwise():
     attention, encoding = build(kernel)
 
     def loss(encoding):
-      out = attention(X, pattern=Full(), tokens=PACKED, encoding=encoding)[0]
+      out, _ = applied(attention, X, tokens=PACKED, encoding=encoding)
       return (out * jnp.arange(out.size).reshape(out.shape)).sum()
 
     return dict(named_leaves(jax.jit(jax.grad(loss))(encoding)))
@@ -106,23 +107,23 @@ def test_tupe_learns_alike_in_dense_and_blockwise():
 
 def test_decoding_with_tupe_equals_the_whole_row():
   attention, encoding = build()
-  cache, outputs = attention.init_cache(2, LENGTH), []
+  state, outputs = empty(attention, 2, LENGTH), []
   for start, stop in ((0, 4), (4, 5), (5, 7)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (2, stop - start))
     tokens = Tokens(positions, jnp.ones_like(positions))
-    y, cache = attention(
-      X[:, start:stop], pattern=Causal(), tokens=tokens, encoding=encoding, cache=cache
+    y, state = applied(
+      attention, X[:, start:stop], pattern=Causal(), tokens=tokens, encoding=encoding, state=state
     )
     outputs.append(y)
-  whole, _ = attention(X, pattern=Causal(), encoding=encoding)
+  whole, _ = applied(attention, X, pattern=Causal(), encoding=encoding)
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), whole, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused():
   attention, encoding = build(max_length=6)
   with pytest.raises(UserError, match='7 tokens is longer than the 6 positions of TUPE'):
-    attention(X, pattern=Full(), encoding=encoding)
+    applied(attention, X, encoding=encoding)
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(num_heads=5)
   with pytest.raises(UserError, match=r'set TUPE\.num_heads = 2'):
-    attention(X[:, :5], pattern=Full(), encoding=build(num_heads=3)[1])
+    applied(attention, X[:, :5], encoding=build(num_heads=3)[1])

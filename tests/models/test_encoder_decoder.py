@@ -55,7 +55,7 @@ def test_the_source_reaches_the_blocks_that_have_cross_attention_only(make):
   network, source, target = make.built(factory), make.ids((2, 7)), make.ids((2, 5), seed=1)
   full = network(source, target).x
   cache = network.init_cache(2, 5, source)
-  np.testing.assert_allclose(network.decode(target, Tokens(), cache)[0], full, atol=5e-5)
+  np.testing.assert_allclose(network.decode(target, Tokens.row(5), cache)[0], full, atol=5e-5)
   other = network(source.at[0, 0].add(1), target).x
   assert jnp.abs(full - other)[0].max() > 1e-3
 
@@ -63,8 +63,9 @@ def test_the_source_reaches_the_blocks_that_have_cross_attention_only(make):
 def test_cached_decoding_equals_the_full_forward(make):
   network = model(make)
   source, target = make.ids((2, 7)), make.ids((2, 5), seed=1)
-  known = Tokens(segments=(jnp.arange(7)[None] < jnp.array([[7], [4]])).astype(jnp.int32))
-  ones = Tokens(segments=jnp.ones((2, 5), jnp.int32))
+  segments = (jnp.arange(7)[None] < jnp.array([[7], [4]])).astype(jnp.int32)
+  known = Tokens.row(7, segments=segments)
+  ones = Tokens.row(5, segments=jnp.ones((2, 5), jnp.int32))
   full = network(source, target, source_tokens=known, target_tokens=ones).x
   cache = network.init_cache(2, 5, source, known)
   for i in range(5):
@@ -82,7 +83,7 @@ def test_a_target_embedding_of_its_own_is_read_decoded_and_tied(make):
   full = network(source, target).x
   assert full.shape[-1] == network.vocab_size == make.vocab + 9
   cache = network.init_cache(2, 3, source)
-  decoded, _ = network.decode(target, Tokens(), cache)
+  decoded, _ = network.decode(target, Tokens.row(3), cache)
   np.testing.assert_allclose(decoded, full, atol=5e-5)
   # With the same tables on both sides it is the model that shares one.
   shared = model(make)
@@ -98,6 +99,7 @@ def test_padding_of_the_source_is_not_read(make):
   source, target = make.ids((1, 7)), make.ids((1, 5), seed=1)
   segments = (jnp.arange(7)[None] < 4).astype(jnp.int32)
   other = source.at[0, 4:].set(7)
-  a, b = (network(s, target, source_tokens=Tokens(segments=segments)).x for s in (source, other))
+  tokens = Tokens.row(7, segments=segments)
+  a, b = (network(s, target, source_tokens=tokens).x for s in (source, other))
   np.testing.assert_array_equal(a, b)
   np.testing.assert_allclose(a, network(source[:, :4], target).x, atol=5e-5)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 
 from t2x.errors import UserError
 from t2x.layers import (
@@ -88,18 +89,18 @@ def test_an_encoder_without_positions_sees_a_set(make):
 def test_a_prefix_model_sees_its_whole_prefix(make):
   model = make.built(make.language_model(pattern=Causal() | Prefix(), encoding=RoPE))
   tokens = make.ids((1, 6))
-  prefix = Tokens(prefix=jnp.arange(6)[None] < 3)
+  prefix = Tokens.row(6, marks={'prefix': jnp.arange(6)[None] < 3})
   changed = tokens.at[0, 2].set((tokens[0, 2] + 1) % make.vocab)
   a, b = (model(t, tokens=prefix).x for t in (tokens, changed))
   assert jnp.abs(a[0, 0] - b[0, 0]).max() > 1e-3
-  nothing = Tokens(prefix=jnp.zeros((1, 6), bool))
+  nothing = Tokens.row(6, marks={'prefix': jnp.zeros((1, 6), bool)})
   a, b = (model(t, tokens=nothing).x for t in (tokens, changed))
   np.testing.assert_array_equal(a[0, :2], b[0, :2])
 
 
 def test_a_prefix_pattern_refuses_a_batch_without_a_prefix(make):
   model = make.built(make.language_model(pattern=Causal() | Prefix()))
-  with pytest.raises(UserError, match=r'reads Tokens\.prefix'):
+  with pytest.raises(UserError, match=r"reads Tokens\.marks\['prefix'\]"):
     model(make.ids((1, 6)))
 
 
@@ -149,10 +150,9 @@ def test_a_narrow_embedding_has_narrow_positions_norm_and_table_and_decodes(make
   assert model.body.projection.kernel.shape == (4, make.width)
   tokens = make.ids((2, 6))
   x = model.body.input_norm(model.embedding(tokens) + model.body.encoding.table[:6])
-  wide = functools.partial(model.body.stack, pattern=model.body.pattern, tokens=Tokens())
-  hidden, *_ = wide(model.body.projection(x), encoding=model.body.encoding)
+  hidden, _ = applied(model.body.stack, model.body.projection(x), pattern=model.body.pattern)
   np.testing.assert_allclose(model(tokens).x, model.logits(hidden), atol=5e-5)
-  logits, _ = model.decode(tokens, Tokens(), model.init_cache(2, 6))
+  logits, _ = model.decode(tokens, Tokens.row(6), model.init_cache(2, 6))
   np.testing.assert_allclose(logits, model.logits(hidden), atol=5e-5)
 
 

@@ -45,6 +45,20 @@ def test_a_model_without_a_head_gives_the_pooled_vector(make):
   np.testing.assert_array_equal(network(images()).x, network.hidden(images()).x[:, 0])
 
 
+@pytest.mark.parametrize('class_token', [True, False])
+def test_patches_carry_their_grid(make, monkeypatch, class_token):
+  network, seen = model(make, class_token), []
+  call = Encoder.__call__
+
+  def spy(self, x, context=None, *, tokens=None, **settings):
+    seen.append((tokens.grid, tokens.num_extra, tokens.positions.shape))
+    return call(self, x, context, tokens=tokens, **settings)
+
+  monkeypatch.setattr(Encoder, '__call__', spy)
+  network.hidden(images())
+  assert seen == [((3, 3), int(class_token), (1, 9 + class_token))]
+
+
 def test_the_head_drops_out_in_training(make):
   network = model(make, head=functools.partial(Classifier, num_classes=5, dropout_rate=0.5))
   trained = network(images(), key=jax.random.key(1)).x

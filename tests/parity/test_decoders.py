@@ -26,7 +26,7 @@ def theirs(model):
 
 def ours(model):
   """Logits where there are tokens."""
-  tokens = Tokens(segments=jnp.asarray(VALID, jnp.int32))
+  tokens = Tokens.row(VALID.shape[1], segments=jnp.asarray(VALID, jnp.int32))
   return np.asarray(jax.jit(lambda m: m(jnp.asarray(IDS), tokens=tokens).x)(model))[VALID]
 
 
@@ -40,7 +40,7 @@ def theirs_loss(model):
 
 def ours_loss(model):
   """The same."""
-  tokens = Tokens(segments=jnp.asarray(VALID, jnp.int32))
+  tokens = Tokens.row(VALID.shape[1], segments=jnp.asarray(VALID, jnp.int32))
   logits = model(jnp.asarray(IDS), tokens=tokens).x[:, :-1]
   losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(IDS[:, 1:]))
   return losses.mean(where=jnp.asarray(VALID[:, 1:]))

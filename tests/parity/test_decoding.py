@@ -164,7 +164,7 @@ def we_generate(model, family, num_return, settings):
   if family != 'GPT-2':
     prompts = np.full((BATCH, 1), START)
     lengths = np.ones(BATCH, int)
-    known = Tokens(segments=jnp.asarray(VALID, jnp.int32))
+    known = Tokens.row(VALID.shape[1], segments=jnp.asarray(VALID, jnp.int32))
     source = {'source': jnp.asarray(IDS), 'source_tokens': known}
   return generate(
     model,

@@ -37,8 +37,8 @@ def ours(model):
     model,
     jnp.asarray(SOURCE),
     jnp.asarray(TARGET),
-    source_tokens=Tokens(segments=jnp.asarray(SOURCE_VALID, jnp.int32)),
-    target_tokens=Tokens(segments=jnp.asarray(TARGET_VALID, jnp.int32)),
+    source_tokens=Tokens.row(SOURCE_VALID.shape[1], segments=jnp.asarray(SOURCE_VALID, jnp.int32)),
+    target_tokens=Tokens.row(TARGET_VALID.shape[1], segments=jnp.asarray(TARGET_VALID, jnp.int32)),
   )
   return out.x[TARGET_VALID]
 

@@ -215,7 +215,7 @@ def test_xlm_of_one_language_read_from_left_to_right(agree):
   def theirs(model):
     return model(**tensors(input_ids=IDS, attention_mask=valid.astype(int))).logits[valid]
 
-  tokens = Tokens(segments=jnp.asarray(valid, jnp.int32))
+  tokens = Tokens.row(valid.shape[1], segments=jnp.asarray(valid, jnp.int32))
   compiled = jax.jit(lambda model: model(jnp.asarray(IDS), tokens=tokens).x)
 
   def ours(model):

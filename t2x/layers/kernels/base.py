@@ -172,8 +172,7 @@ class AttentionInputs:
     """The position terms of all pairs, or None."""
     if self.terms is None:
       return None
-    q_tokens, k_tokens = placed(self.q_tokens, self.q_len), placed(self.k_tokens, self.k_len)
-    return self.terms.scores(q_tokens, k_tokens, self.num_heads)
+    return self.terms.scores(self.q_tokens, self.k_tokens, self.num_heads)
 
 
 class Kernel(abc.ABC):
@@ -218,24 +217,13 @@ def _check_heads(inputs: AttentionInputs) -> None:
     )
 
 
-def placed(tokens: Tokens, length: int) -> Tokens:
-  """The tokens with explicit positions."""
-  return dataclasses.replace(tokens, positions=tokens.index(length))
-
-
 def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
   """What is static about the positions of queries and keys together.
 
   PACKED on both sides means the same packed rows: cross-attention hands in keys that are ARBITRARY.
   """
-
-  def own(tokens: Tokens) -> RowLayout:
-    if tokens.layout is not None:
-      return tokens.layout
-    return RowLayout.CONTIGUOUS if tokens.positions is None else RowLayout.ARBITRARY
-
-  q_layout, k_layout = own(q_tokens), own(k_tokens)
-  return q_layout if q_layout is k_layout else RowLayout.ARBITRARY
+  layout = q_tokens.layout
+  return layout if layout is k_tokens.layout else RowLayout.ARBITRARY
 
 
 def softmax_dtype(scores: Any) -> jnp.dtype:

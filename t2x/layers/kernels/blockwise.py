@@ -84,11 +84,11 @@ class Blockwise(Kernel):
       trained=tuple(trained),
     )
     known = _Known(
-      q_pos=_cut(q_tokens.index(q_len), plan.q_block, 1),
-      k_pos=_cut(k_tokens.index(k_len), plan.k_block, 1),
+      q_pos=_cut(q_tokens.positions, plan.q_block, 1),
+      k_pos=_cut(k_tokens.positions, plan.k_block, 1),
       q_segments=_cut(q_tokens.segments, plan.q_block, 1),
       k_segments=_cut(k_tokens.segments, plan.k_block, 1),
-      prefix=_cut(k_tokens.prefix, plan.k_block, 1),
+      prefix=_cut(k_tokens.marks.get('prefix'), plan.k_block, 1),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
       key=inputs.key if inputs.drops else None,
       share=kept_share(inputs.dropout_rate) if inputs.drops else None,

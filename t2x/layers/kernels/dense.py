@@ -13,7 +13,6 @@ from t2x.layers.kernels.base import (
   DotProduct,
   Kernel,
   hide_blind,
-  placed,
   soft_capped,
   softmax_dtype,
 )
@@ -48,7 +47,7 @@ class Dense(Kernel):
     added = inputs.added_scores()
     if added is not None:
       scores += grouped(added)
-    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens, q_len, k_len)
+    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
     if sink is None:
@@ -64,8 +63,8 @@ class Dense(Kernel):
     if inputs.terms is not None and inputs.terms.has_values:
       probabilities = probabilities.reshape(batch, kv_heads, q_len, groups, k_len).swapaxes(2, 3)
       probabilities = probabilities.reshape(batch, heads, q_len, k_len)
-      q_tokens, k_tokens = placed(inputs.q_tokens, q_len), placed(inputs.k_tokens, k_len)
-      out += inputs.terms.encoding.values(probabilities, q_tokens, k_tokens)
+      encoding = inputs.terms.encoding
+      out += encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
     return out if mask is None else hide_blind(out, mask)
 
   def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from t2x.layers.base import RowLayout
 from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, hide_blind
 from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
@@ -49,9 +50,7 @@ class XLA(Kernel):
       return jax.nn.dot_product_attention(
         *arrays, scale=scores.scale, implementation='cudnn', **(_native(inputs.pattern) or {})
       )
-    mask = attention_mask(
-      inputs.pattern, inputs.q_tokens, inputs.k_tokens, inputs.q_len, inputs.k_len
-    )
+    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
     added = inputs.added_scores()
     out = jax.nn.dot_product_attention(
       *arrays,
@@ -76,7 +75,7 @@ def _cudnn_refusal(scores: DotProduct, inputs: AttentionInputs) -> str | None:
   if inputs.terms is not None:
     return 'a bias on the scores is not trusted to cuDNN'
   for tokens in (inputs.q_tokens, inputs.k_tokens):
-    if tokens.segments is not None or tokens.positions is not None:
+    if tokens.segments is not None or tokens.layout is not RowLayout.CONTIGUOUS:
       return 'segments and explicit positions are not trusted to cuDNN'
   native = _native(inputs.pattern)
   if native is None:

@@ -31,7 +31,8 @@ def arrays(rng, q_len=21, k_len=21, dtype=jnp.float32):
   return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
 
 
-def inputs(q, k, v, *, pattern=Causal(), q_tokens=Tokens(), k_tokens=Tokens(), **settings):
+def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, **settings):
+  q_tokens, k_tokens = q_tokens or Tokens.row(q.shape[1]), k_tokens or Tokens.row(k.shape[1])
   return AttentionInputs(DotProduct(q, k, SCALE), v, pattern, q_tokens, k_tokens, **settings)
 
 
@@ -61,7 +62,7 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
   'changes, reason',
   [
     ({'pattern': Window(3)}, 'not Window'),
-    ({'q_tokens': Tokens(segments=jnp.ones((2, 21), int))}, 'segments'),
+    ({'q_tokens': Tokens.row(21, segments=jnp.ones((2, 21), int))}, 'segments'),
     ({'terms': BIAS}, 'bias'),
     ({'dropout_rate': 0.1, 'key': jax.random.key(0)}, 'dropout'),
   ],

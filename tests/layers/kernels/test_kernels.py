@@ -92,11 +92,12 @@ def packed(rng, length=21, batch=2):
   return Tokens(jnp.asarray(positions), jnp.asarray(segments), layout=RowLayout.PACKED)
 
 
-def inputs(q, k, v, *, pattern=Causal(), q_tokens=Tokens(), k_tokens=None, bias=None, **settings):
-  """k_tokens None: self-attention, whose two sides are the same object."""
+def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, bias=None, **settings):
+  """Tokens None: contiguous rows; k_tokens None with q_tokens: the same for both sides."""
   scores = settings.pop('scores', None) or DotProduct(q, k, SCALE)
   terms = None if bias is None else PositionTerms(bias, SCALE)
-  k_tokens = q_tokens if k_tokens is None else k_tokens
+  k_tokens = (q_tokens or Tokens.row(k.shape[1])) if k_tokens is None else k_tokens
+  q_tokens = q_tokens or Tokens.row(q.shape[1])
   return AttentionInputs(scores, v, pattern, q_tokens, k_tokens, terms, **settings)
 
 
@@ -167,7 +168,7 @@ def test_kernels_equal_dense_over_random_patterns(kernel, seed):
   rng = np.random.default_rng(seed)
   pattern = random_pattern(rng)
   prefix = jnp.asarray(rng.random((2, 21)) < 0.3)
-  tokens = Tokens(prefix=prefix) if seed % 2 or pattern.reads else Tokens()
+  tokens = Tokens.row(21, marks={'prefix': prefix} if seed % 2 or pattern.reads else {})
   assert_agree(kernel, pattern, *arrays(rng), None, tokens)
 
 
@@ -178,7 +179,7 @@ def test_kernels_equal_dense_over_random_patterns(kernel, seed):
 def test_kernels_equal_dense_on_packed_rows_with_a_bias(kernel, pattern):
   rng = np.random.default_rng(1)
   tokens = packed(rng)
-  tokens = dataclasses.replace(tokens, prefix=jnp.asarray(rng.random((2, 21)) < 0.3))
+  tokens = dataclasses.replace(tokens, marks={'prefix': jnp.asarray(rng.random((2, 21)) < 0.3)})
   assert_agree(kernel, pattern, *arrays(rng), TableBias(4, nnx.Rngs(1)), tokens)
 
 
@@ -199,24 +200,24 @@ def test_blockwise_skips_no_tile_where_positions_are_in_another_order(pattern, o
 def test_a_bias_with_another_number_of_heads_is_refused(kernel, heads):
   bias = TableBias(heads, nnx.Rngs(0))
   with pytest.raises(UserError, match=f'scores for {heads} heads, the attention has 4'):
-    attend(kernel, Causal(), *arrays(np.random.default_rng(12)), Tokens(), bias=bias)
+    attend(kernel, Causal(), *arrays(np.random.default_rng(12)), Tokens.row(21), bias=bias)
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 def test_a_pattern_that_reads_a_prefix_needs_one(kernel):
-  with pytest.raises(UserError, match=r'\(Causal\(\) \| Prefix\(\)\) reads Tokens\.prefix'):
-    attend(kernel, Causal() | Prefix(), *arrays(np.random.default_rng(13)), Tokens())
+  with pytest.raises(UserError, match=r'\(Causal\(\) \| Prefix\(\)\) reads Tokens\.marks'):
+    attend(kernel, Causal() | Prefix(), *arrays(np.random.default_rng(13)), Tokens.row(21))
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
 def test_kernels_equal_dense_for_cross_attention(kernel):
   rng = np.random.default_rng(2)
-  q_tokens = Tokens(segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
-  k_tokens = Tokens(segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
+  q_tokens = Tokens.row(13, segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
+  k_tokens = Tokens.row(31, segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
   numbers = arrays(rng, q_len=13, k_len=31, kv_heads=1)
   assert_agree(kernel, Full(), *numbers, SlopeBias(), q_tokens, k_tokens)
   numbers = arrays(rng, q_len=13, k_len=31, kv_heads=4)
-  assert_agree(kernel, Causal() | Global(20), *numbers, None, Tokens(), Tokens())
+  assert_agree(kernel, Causal() | Global(20), *numbers, None, Tokens.row(13), Tokens.row(31))
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
@@ -232,7 +233,9 @@ def test_parameters_of_a_bfloat16_bias_get_bfloat16_gradients():
     lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, TableBias(4, nnx.Rngs(3))
   )
   numbers = arrays(rng, dtype=jnp.bfloat16)
-  _, gradients = value_and_gradients(Blockwise(8, 8), Causal(), *numbers, bias, Tokens(), None)
+  _, gradients = value_and_gradients(
+    Blockwise(8, 8), Causal(), *numbers, bias, Tokens.row(21), None
+  )
   assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in gradients)
 
 
@@ -241,7 +244,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(kernel):
   numbers = arrays(np.random.default_rng(5))
   pattern = ~Causal() & Window(4)
   out, gradients = value_and_gradients(
-    kernel, pattern, *numbers, TableBias(4, nnx.Rngs(0)), Tokens(), None
+    kernel, pattern, *numbers, TableBias(4, nnx.Rngs(0)), Tokens.row(21), None
   )
   assert (out[:, -1] == 0).all() and (out[:, 0] != 0).all()
   assert (gradients[0][:, -1] == 0).all()
@@ -250,7 +253,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(kernel):
 
 @pytest.mark.parametrize('kernel', [Dense(), Blockwise(8, 8)], ids=str)
 def test_values_may_have_another_size_than_keys(kernel):
-  assert_agree(kernel, Causal(), *arrays(np.random.default_rng(6), v_dim=3), None, Tokens())
+  assert_agree(kernel, Causal(), *arrays(np.random.default_rng(6), v_dim=3), None, Tokens.row(21))
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
@@ -263,7 +266,7 @@ def test_packed_equals_unpacked(kernel, pattern):
   positions, segments = jnp.tile(jnp.arange(7), 3)[None], jnp.arange(3).repeat(7)[None] + 1
   tokens = Tokens(positions, segments, layout=RowLayout.PACKED)
   together = attend(kernel, pattern, *(x.reshape(1, 21, *x.shape[2:]) for x in rows), tokens)
-  alone = attend(kernel, pattern, *rows, Tokens())
+  alone = attend(kernel, pattern, *rows, Tokens.row(7))
   np.testing.assert_allclose(together.reshape(alone.shape), alone, atol=2e-6)
 
 
@@ -273,7 +276,7 @@ def test_decoding_from_a_cache_sees_the_written_keys(kernel):
   rng = np.random.default_rng(8)
   q, k, v = arrays(rng, q_len=1, k_len=16)
   q_tokens = Tokens(positions=jnp.full((2, 1), 11), segments=jnp.ones((2, 1), int))
-  k_tokens = Tokens(segments=jnp.asarray([[1] * 12 + [0] * 4] * 2))
+  k_tokens = Tokens.row(16, segments=jnp.asarray([[1] * 12 + [0] * 4] * 2))
   out = attend(kernel, Causal() & Window(9), q, k, v, q_tokens, k_tokens)
   mask = (np.arange(16) <= 11) & (np.arange(16) > 2)
   np.testing.assert_allclose(out, oracle(q, k, v, mask), atol=2e-6)
@@ -329,8 +332,8 @@ def test_skipped_tiles_are_never_read(pattern, poisoned):
   q, k, v = arrays(np.random.default_rng(11), q_len=32, k_len=32)
   k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
 
-  assert jnp.isfinite(attend(Blockwise(8, 8), pattern, q, k, v, Tokens())[:, :8]).all()
-  assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens())[:, :8]).any()
+  assert jnp.isfinite(attend(Blockwise(8, 8), pattern, q, k, v, Tokens.row(32))[:, :8]).all()
+  assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens.row(32))[:, :8]).any()
 
 
 def temporary_bytes(kernel, length):
@@ -376,4 +379,4 @@ def test_blockwise_under_vmap_scan_and_remat_equals_dense():
 def test_cudnn_equals_dense(pattern):
   numbers = arrays(np.random.default_rng(14), q_len=64, k_len=64, dim=64, v_dim=64)
   numbers = tuple(x.astype(jnp.bfloat16) for x in numbers)
-  assert_agree(XLA('cudnn'), pattern, *numbers, None, Tokens(), tolerance=2e-2)
+  assert_agree(XLA('cudnn'), pattern, *numbers, None, Tokens.row(64), tolerance=2e-2)

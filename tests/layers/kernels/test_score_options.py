@@ -28,7 +28,7 @@ from t2x.layers import (
 
 SCALE, CAP, BATCH, LENGTH, HEADS, KV_HEADS, SIZE = 0.9, 1.5, 2, 11, 4, 2, 6
 SEGMENTS = np.asarray([[1] * 6 + [2] * 5, [1] * 8 + [0] * 3])
-TOKENS = Tokens(segments=jnp.asarray(SEGMENTS))
+TOKENS = Tokens.row(LENGTH, segments=jnp.asarray(SEGMENTS))
 OPTIONS = {'cap': (CAP, False), 'sink': (None, True), 'cap_and_sink': (CAP, True)}
 KERNELS = [Dense(), Blockwise(4, 3), Blockwise(11, 11)]
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
@@ -142,8 +142,8 @@ def test_blockwise_dropout_with_a_sink_has_the_gradient_of_its_own_mask():
         DotProduct(q, k, SCALE, None, sink),
         v,
         Causal(),
-        Tokens(),
-        Tokens(),
+        Tokens.row(LENGTH),
+        Tokens.row(LENGTH),
         dropout_rate=0.3,
         key=jax.random.key(0),
       )
