@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -131,8 +132,11 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   Raises:
     UserError: an index beyond the table that is known already.
   """
-  if not isinstance(index, jax.core.Tracer) and index.size and int(index.max()) >= len(table):
-    raise UserError(f'index {int(index.max())} is beyond the {len(table)} rows that {name} gives')
+  if not isinstance(index, jax.core.Tracer):
+    # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
+    largest = np.asarray(index).max(initial=-1)
+    if largest >= len(table):
+      raise UserError(f'index {largest} is beyond the {len(table)} rows that {name} gives')
   return gather(table, index, mode='fill')
 
 

@@ -2,13 +2,10 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import pytest
 
-from t2x.contracts import CONTRACTS, Broken, Subject, check_part
+from t2x.contracts import CONTRACTS, Subject
 from t2x.errors import UserError
-from t2x.layers import MLP, Causal, FeedForward, Result
 
 from .parts import PARTS, REFUSED
 
