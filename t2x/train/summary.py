@@ -85,22 +85,31 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
       line = str(kernel)
       if isinstance(kernel, Auto):
         bias = body.encoding if getattr(body.encoding, 'has_bias', False) else None
-        line = _chosen(kernel, mixer, pattern, bias, length, dtype)
+        line = _chosen(kernel, mixer, pattern, bias, length, dtype, task.one_segment)
       line += f' under {pattern}'
       if line not in told:
         told.append(line)
   return told
 
 
-def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, dtype: str) -> str:
-  """What Auto picks for rows of `length` packed tokens, and why."""
+def _chosen(
+  kernel: Auto,
+  mixer: Any,
+  pattern: Pattern,
+  bias: Any,
+  length: int,
+  dtype: str,
+  one_segment: bool,
+) -> str:
+  """What Auto picks for rows of `length` tokens, of one segment or packed, and why."""
   chosen: list[str] = []
 
   def ask():
     q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
     whole = jnp.ones((1, length), jnp.int32)
-    tokens = Tokens(whole, whole, layout=RowLayout.PACKED)
+    packed = Tokens(whole, whole, layout=RowLayout.PACKED)
+    tokens = Tokens.row(length) if one_segment else packed
     one, why = kernel.choose(
       q, k, k, pattern=pattern, q_tokens=tokens, k_tokens=tokens, bias=bias, dropout_rate=0.0
     )
