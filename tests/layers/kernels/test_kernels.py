@@ -349,43 +349,6 @@ def test_skipped_tiles_are_never_read(pattern, poisoned):
   assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens.row(32))[:, :8]).any()
 
 
-def test_tiles_without_marked_tokens_are_never_read():
-  """Only the key tile of the marked token is read beside the window, forward and backward."""
-  q, k, v = arrays(np.random.default_rng(11), q_len=64, k_len=64)
-  poisoned = slice(16, 40)
-  k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
-  marked = jnp.zeros((2, 64), bool).at[0, 41].set(True).at[1, 47].set(True)
-  pattern = Window(3) | Marked('global')
-  tokens = Tokens.row(64, marks={'global': marked})
-  queries = jax.tree.map(lambda x: x[:, :8], tokens)
-
-  def first(kernel):
-    return value_and_gradients(kernel, pattern, q[:, :8], k, v, None, queries, tokens)
-
-  out, gradients = first(Blockwise(8, 8))
-  assert jnp.isfinite(out).all() and all(jnp.isfinite(g).all() for g in gradients)
-  assert jnp.isnan(first(Dense())[0]).any()
-
-
-@pytest.mark.parametrize('seed', range(3))
-def test_blockwise_equals_dense_where_few_tiles_are_left_at_run_time(seed):
-  """Long rows, small tiles: packed segments, padding and marks at random, with dropout off and on."""
-  rng = np.random.default_rng(seed)
-  segments = np.sort(rng.integers(1, 6, (2, 70)))
-  segments[1, 50:] = 0
-  starts = np.stack([[np.flatnonzero(row == s)[0] for s in row] for row in segments])
-  positions = jnp.asarray((np.arange(70) - starts) * (segments > 0))
-  tokens = Tokens(
-    positions,
-    jnp.asarray(segments),
-    marks=marks(rng, 0.03, 70),
-    layout=RowLayout.PACKED,
-  )
-  pattern = [Window(3) | Marked('global'), Causal() | Prefix(), Causal() & ~Marked('global')][seed]
-  inputs = arrays(rng, q_len=70, k_len=70)
-  assert_agree(Blockwise(8, 6), pattern, *inputs, TableBias(4, nnx.Rngs(1)), tokens)
-
-
 def temporary_bytes(kernel, length):
   def loss(q, k, v):
     return kernel(inputs(q, k, v)).sum()
@@ -411,7 +374,7 @@ def test_blockwise_under_vmap_scan_and_remat_equals_dense(pattern):
 
   def loss(biases, kernel):
     def layer(x, bias):
-      return x + kernel(inputs(x, k, v, bias=bias)), None
+      return x + kernel(inputs(x, k, v, pattern=pattern, q_tokens=tokens, bias=bias)), None
 
     def model(x):
       return jax.lax.scan(jax.checkpoint(layer), x, biases)[0]
