@@ -1,68 +1,34 @@
 """The generation loop: prompts in one pass, then a token per step from the model's cache.
 
-The model (`Decodable`) is an argument of the compiled function. That is compiled again for another batch
-size, padded prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or
-weights. Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
+The model is a `DecodingModel`: a prefix that one of its attention patterns reads is the prompt, and no
+sequence is longer than its `spec.max_length`.
+
+It is an argument of the compiled function. That is compiled again for another batch size, padded
+prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
+Prompt widths are padded to 1, 2, 4, 8, 16, 32 and multiples of 32.
 """
 
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
-from t2x.layers import Cache, Pattern, Tokens
+from t2x.layers import Tokens
+from t2x.models import DecodingModel
 
-__all__ = ['Decodable', 'generate']
-
-
-@runtime_checkable
-class Decodable(Protocol):
-  """What `generate` needs of a model."""
-
-  @property
-  def max_length(self) -> int | None:
-    """The number of positions that it knows; None: any."""
-    ...
-
-  @property
-  def patterns(self) -> Sequence[Pattern]:
-    """The attention patterns of its blocks; a prefix that they read is the prompt."""
-    ...
-
-  def init_cache(self, batch: int, num_slots: int, **inputs: Any) -> Cache:
-    """An empty cache for `num_slots` tokens of `batch` rows."""
-    ...
-
-  def unstacked(self, cache: Any) -> tuple['Decodable', Cache]:
-    """The model and its cache in the form that the loop uses, after the prompts have been read."""
-    ...
-
-  def decode(
-    self,
-    ids: Int[Array, 'batch length'],
-    tokens: Tokens,
-    cache: Any,
-    last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
-    """Logits of `ids`, which follow what the cache holds, and the new cache.
-
-    `tokens` has positions and segments, 0 for padding. With `last`, the logits of that token of each
-    row alone: [batch, 1, vocab].
-    """
-    ...
+__all__ = ['generate']
 
 
 def generate(
-  model: Decodable,
+  model: DecodingModel,
   prompts: Int[Array | np.ndarray, 'batch prompt'],
   prompt_lengths: Int[Array | np.ndarray, ' batch'],
   *,
@@ -98,7 +64,7 @@ def generate(
     UserError: limits, lengths or counts that cannot be met.
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  known_positions = model.max_length
+  known_positions = model.spec.max_length
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
@@ -281,7 +247,7 @@ def _prefill(model, prompts, lengths, cache):
   """
   segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
-  has_prefix = any('prefix' in pattern.reads for pattern in model.patterns)
+  has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
   marks = {'prefix': segments.astype(bool)} if has_prefix else {}
   tokens = Tokens.row(prompts.shape[1], segments=segments, marks=marks)
   return model.decode(prompts, tokens, cache, last=lengths - 1)

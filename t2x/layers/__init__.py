@@ -68,6 +68,7 @@ from t2x.layers.kernels import (
   PositionTerms,
 )
 from t2x.layers.keys import initialized, named_key, stacked
+from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
   And,
@@ -75,12 +76,12 @@ from t2x.layers.patterns import (
   Causal,
   Full,
   Global,
+  Marked,
   Not,
   Or,
   Pattern,
   Prefix,
   Window,
-  attention_mask,
 )
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
@@ -145,6 +146,7 @@ __all__ = [
   'LinearScaling',
   'Llama3Scaling',
   'Logits',
+  'Marked',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',

@@ -16,7 +16,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
 from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel, Logits, PositionTerms
-from t2x.layers.patterns import attention_mask
+from t2x.layers.masks import attention_mask
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.scores import DotProductScores
 from t2x.ranges import Positive, Size, TunableRate

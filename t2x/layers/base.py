@@ -79,6 +79,14 @@ class Tokens:
     """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
     return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
+  def as_queries(self) -> 'Tokens':
+    """A view with arrays [#batch, length, 1, ...], which broadcasts against `as_keys` of others."""
+    return jax.tree.map(lambda x: x[:, :, None], self)
+
+  def as_keys(self) -> 'Tokens':
+    """A view with arrays [#batch, 1, length, ...]."""
+    return jax.tree.map(lambda x: x[:, None], self)
+
 
 def param(
   init: Initializer,

@@ -16,7 +16,8 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result
-from t2x.layers.patterns import Pattern, check_marks
+from t2x.layers.masks import check_reads
+from t2x.layers.patterns import Pattern, marks_of
 from t2x.ranges import Size, TunableRate
 
 __all__ = ['DynamicConvolution', 'LightweightConvolution']
@@ -87,10 +88,11 @@ class _Convolution(nnx.Module):
     kernels = jax.nn.softmax(self.logits(source).astype(Dtypes.softmax))
     kernels = dropout(kernels, self.dropout_rate, call.key)
     if cache is None:
-      check_marks(call.pattern, call.tokens)
+      check_reads(call.pattern, call.tokens, call.tokens)
       return Result(self.out(self._convolved(source, kernels, call.tokens, call.pattern)))
     # The cached tokens stand before those of the call, without padding between them.
     both, tokens, back = cache.followed_by(source, call.tokens)
+    check_reads(call.pattern, tokens, tokens)
     length = x.shape[1]
     kernels = jnp.broadcast_to(kernels, (*x.shape[:2], *kernels.shape[2:]))
     kernels = jnp.pad(kernels, ((0, 0), (both.shape[1] - length, 0), (0, 0), (0, 0)))
@@ -169,15 +171,12 @@ def _sees(
   """Whether each token sees the one `offset` places after it."""
   positions, index = tokens.positions, jnp.arange(length)[None] + offset
 
-  def shifted(a):
-    return None if a is None else jnp.roll(a, -offset, axis=1)
-
+  keys = jax.tree.map(lambda a: jnp.roll(a, -offset, axis=1), tokens)
   wanted = positions + offset
-  seen = (index >= 0) & (index < length) & (shifted(positions) == wanted)
-  seen &= pattern.allows(positions, wanted, shifted(tokens.marks.get('prefix')))
+  seen = (index >= 0) & (index < length) & (keys.positions == wanted)
+  seen &= pattern.allows(tokens, dataclasses.replace(keys, positions=wanted))
   if tokens.segments is not None:
-    segments = shifted(tokens.segments)
-    seen &= (segments != 0) & (segments == tokens.segments)
+    seen &= (keys.segments != 0) & (keys.segments == tokens.segments)
   return seen[..., None]
 
 
@@ -256,5 +255,7 @@ class RecentTokens(Cache):
 def _taps_before(pattern: Pattern, kernel_size: int) -> int:
   """How many taps lie before the token: all but its own where nobody may look ahead."""
   length = 2 * kernel_size
-  ahead = pattern.mask(length, length) | pattern.mask(length, length, np.ones(length, bool))
+  positions = np.arange(length)[None]
+  marked = Tokens(positions, marks=dict.fromkeys(marks_of(pattern), positions >= 0))
+  ahead = pattern.mask(length, length) | pattern.mask(marked, marked)
   return kernel_size // 2 if np.triu(ahead, 1).any() else kernel_size - 1

@@ -4,103 +4,95 @@
 mask (the reference), the schedule of tiles that blockwise kernels skip by, and the picture. Windows
 and global tokens are Longformer's (Beltagy et al. 2020, arXiv:2004.05150), strided and banded
 patterns Sparse Transformer's (Child et al. 2019, arXiv:1904.10509), the seen prefix is T5's prefix
-LM (Raffel et al. 2020, arXiv:1910.10683).
+LM (Raffel et al. 2020, arXiv:1910.10683), selected tokens are ETC's (Ainslie et al. 2020,
+arXiv:2004.08483).
 """
 
 import abc
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int8
+from jaxtyping import Bool, Int8
 
 from t2x.errors import UserError
-from t2x.layers.base import Tokens
-from t2x.ranges import Size
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.tiles import SKIP, Bounds, Interval, Tiles, complement, intersection, union, within
+from t2x.ranges import Size, Text
 
 __all__ = [
-  'FULL',
-  'PARTIAL',
-  'SKIP',
   'And',
   'Blocks',
   'Causal',
   'Full',
   'Global',
+  'Marked',
   'Not',
   'Or',
   'Pattern',
   'Prefix',
   'Window',
-  'attention_mask',
-  'check_marks',
-  'visible',
+  'marks_of',
 ]
-
-SKIP, PARTIAL, FULL = 0, 1, 2
-
-
-@dataclasses.dataclass(frozen=True)
-class _Grid:
-  """The tiles of an attention matrix: first and last position of each, as columns and rows."""
-
-  q_first: np.ndarray
-  q_last: np.ndarray
-  k_first: np.ndarray
-  k_last: np.ndarray
-  packed: bool
-  has_prefix: bool
-
-  @classmethod
-  def of(cls, q_len: int, k_len: int, q_block: int, k_block: int, packed: bool, has_prefix: bool):
-    q, k = np.arange(0, q_len, q_block)[:, None], np.arange(0, k_len, k_block)[None, :]
-    q_last, k_last = np.minimum(q + q_block, q_len) - 1, np.minimum(k + k_block, k_len) - 1
-    return cls(q, q_last, k, k_last, packed, has_prefix)
-
-  def fill(self, full: Any, skip: Any) -> np.ndarray:
-    """Verdicts: FULL where `full`, SKIP where `skip`, PARTIAL elsewhere."""
-    verdicts = np.full((len(self.q_first), self.k_first.shape[1]), PARTIAL, np.int8)
-    verdicts[np.broadcast_to(skip, verdicts.shape)] = SKIP
-    verdicts[np.broadcast_to(full, verdicts.shape)] = FULL
-    return verdicts
 
 
 class Pattern(abc.ABC):
-  """A predicate over (query position, key position): may the query see the key?
+  """A predicate over (query token, key token): may the query see the key?
 
   Patterns are immutable, hashable and compare by value; they are never traced. Combine them with
   `&`, `|` and `~`.
+
+  Attributes:
+    relative: whether the answer depends on q.positions - k.positions only.
+    reads: the fields of `Tokens` that the answer depends on; a mark is 'marks.<name>'.
   """
 
+  relative: bool = False
+  reads: frozenset[str] = frozenset({'positions'})
+
   @abc.abstractmethod
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
+  def allows(self, q: Tokens, k: Tokens) -> Any:
     """True where the query may see the key.
 
     Args:
-      q_pos: integer array (NumPy or JAX) of query positions.
-      k_pos: integer array of key positions; the two broadcast against each other.
-      prefix: bool array, broadcastable to `k_pos`: is the key in the prefix? None: no key is.
+      q: metadata of queries, as NumPy or JAX arrays. Absent marks are false.
+      k: metadata of keys; its arrays and those of `q` broadcast against each other
+        (`Tokens.as_queries`, `Tokens.as_keys`).
     """
 
-  @property
-  @abc.abstractmethod
-  def relative(self) -> bool:
-    """Whether the answer depends on `q_pos - k_pos` alone."""
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    """Decides whether tiles are empty or full from bounds that broadcast as in `allows`.
 
-  @property
-  def reads(self) -> frozenset[str]:
-    """The marks of `Tokens` that it depends on ('prefix')."""
-    return frozenset()
+    By default from `offsets()`; without them every tile is partial.
+    """
+    interval = self.offsets()
+    if interval is None:
+      return Tiles(np.bool_(False), np.bool_(False))
+    return within(interval, q, k)
+
+  def offsets(self) -> Interval | None:
+    """The interval of q - k that is seen, where the pattern is one; equal patterns have equal ones."""
+    return None
+
+  def tiles(self, q: Bounds, k: Bounds) -> Tiles:
+    """As `tile`; exact where the pattern is relative and offsets are those of slots."""
+    if self.relative and q.slots is not None and k.slots is not None:
+      return _by_offset(self, q.slots, k.slots)
+    return self.tile(q, k)
 
   def is_causal(self, length: int) -> bool:
-    """Whether no query of a row of `length` tokens sees a later key, where no token has a mark."""
+    """Whether no query of a row of `length` tokens sees a later key, where no token has a mark.
+
+    False where this depends on the data (`order`, `coords`).
+    """
+    if self.reads & {'coords', 'order'}:
+      return False
     block = max(256, length // 2048)
-    schedule = self.schedule(length, length, block, block, has_prefix=False)
+    schedule = self.schedule(length, length, block, block, has_marks=False)
     for i, j in np.argwhere(schedule != SKIP):
       q = np.arange(i * block, min((i + 1) * block, length))[:, None]
       k = np.arange(j * block, min((j + 1) * block, length))[None, :]
-      if j >= i and np.any(self.allows(q, k) & (k > q)):
+      if j >= i and np.any(self.allows(Tokens(q), Tokens(k)) & (k > q)):
         return False
     return True
 
@@ -111,30 +103,31 @@ class Pattern(abc.ABC):
     q_block: int,
     k_block: int,
     *,
-    packed: bool = False,
-    has_prefix: bool = True,
+    layout: RowLayout = RowLayout.CONTIGUOUS,
+    has_marks: bool = True,
   ) -> Int8[np.ndarray, 'q_blocks k_blocks']:
-    """What each tile of the attention matrix needs: 0 skip, 1 partly masked, 2 fully seen.
+    """What is known before run time of each tile: 0 skip, 1 partly masked, 2 fully seen.
 
     Never wrong, at times PARTIAL where SKIP or FULL would do. Exact for relative patterns, Blocks
-    and Global. Costs O(lengths + tiles): pairs are never enumerated.
+    and Global in a CONTIGUOUS layout. Costs O(lengths + tiles): pairs are never enumerated.
 
     Args:
-      packed: positions restart in each segment of a row. The schedule then holds for pairs of the
-        same segment, and only what is relative can be known of them.
-      has_prefix: False when no key is in a prefix, whatever the pattern.
+      layout: of queries and keys. PACKED: the schedule holds for pairs of the same segment, and only
+        what is relative can be known of them.
+      has_marks: False when no token has a mark, whatever the pattern.
     """
-    return self._verdicts(_Grid.of(q_len, k_len, q_block, k_block, packed, has_prefix))
+    marks = marks_of(self) if has_marks else ()
+    q, k = (
+      Bounds.static(length, block, layout, marks)
+      for length, block in ((q_len, q_block), (k_len, k_block))
+    )
+    tiles = self.tiles(q.as_queries(), k.as_keys())
+    return tiles.codes(1, -(-q_len // q_block), -(-k_len // k_block))[0]
 
-  def mask(self, q_len: int, k_len: int, prefix: Any = None) -> Bool[np.ndarray, 'q_len k_len']:
-    """The dense mask for positions counted from 0; `prefix`: bool, one for each key, or None."""
-    return np.asarray(self.allows(np.arange(q_len)[:, None], np.arange(k_len)[None, :], prefix))
-
-  def _verdicts(self, grid: _Grid) -> np.ndarray:
-    return _by_offset(self, grid) if self.relative else self._by_interval(grid)
-
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    return grid.fill(False, False)
+  def mask(self, q: int | Tokens, k: int | Tokens) -> Bool[np.ndarray, 'q_len k_len']:
+    """The dense mask for tokens with NumPy arrays [1, length]; a length is a row without marks."""
+    q, k = (Tokens(np.arange(x)[None]) if isinstance(x, int) else x for x in (q, k))
+    return np.asarray(self.allows(q.as_queries(), k.as_keys()))[0]
 
   def __and__(self, other: 'Pattern') -> 'Pattern':
     if not isinstance(other, Pattern):
@@ -155,9 +148,13 @@ class Full(Pattern):
   """Every query sees every key."""
 
   relative = True
+  reads = frozenset()
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return (q_pos == q_pos) & (k_pos == k_pos)
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return (q.positions == q.positions) & (k.positions == k.positions)
+
+  def offsets(self) -> Interval:
+    return None, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +163,11 @@ class Causal(Pattern):
 
   relative = True
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return k_pos <= q_pos
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return k.positions <= q.positions
+
+  def offsets(self) -> Interval:
+    return 0, None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,25 +185,50 @@ class Window(Pattern):
     _require(self.size >= 1, f'Window: size must be at least 1, not {self.size}')
     _require(self.dilation >= 1, f'Window: dilation must be at least 1, not {self.dilation}')
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    near = abs(q_pos - k_pos) < self.size * self.dilation
-    return near if self.dilation == 1 else near & ((q_pos - k_pos) % self.dilation == 0)
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    offset = q.positions - k.positions
+    near = abs(offset) < self.size * self.dilation
+    return near if self.dilation == 1 else near & (offset % self.dilation == 0)
+
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    reach = (self.size - 1) * self.dilation
+    near = within((-reach, reach), q, k)
+    return near if self.offsets() else near._replace(full=np.bool_(False))
+
+  def offsets(self) -> Interval | None:
+    reach = self.size - 1
+    return (-reach, reach) if self.dilation == 1 or not reach else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Pattern):
-  """Everybody sees the keys of the prefix (`Tokens.prefix`); nobody sees another key."""
+  """Everybody sees the keys that have the mark 'prefix'; nobody sees another key."""
 
-  relative = False
-  reads = frozenset({'prefix'})
+  reads = frozenset({'marks.prefix'})
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    if prefix is None:
-      return (q_pos != q_pos) | (k_pos != k_pos)
-    return Full().allows(q_pos, k_pos) & prefix
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return Full().allows(q, k) & _marked(k, 'prefix')
 
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    return grid.fill(False, not grid.has_prefix)
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    return Tiles(~_marked(k.high, 'prefix'), _marked(k.low, 'prefix'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked(Pattern):
+  """The tokens that have the mark `name` see, and are seen by, all."""
+
+  name: Text
+
+  @property
+  def reads(self) -> frozenset[str]:
+    return frozenset({f'marks.{self.name}'})
+
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return _marked(q, self.name) | _marked(k, self.name)
+
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    full = _marked(q.low, self.name) | _marked(k.low, self.name)
+    return Tiles(~(_marked(q.high, self.name) | _marked(k.high, self.name)), full)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,19 +236,16 @@ class Global(Pattern):
   """The first `n` positions see, and are seen by, all."""
 
   n: Size
-  relative = False
 
   def __post_init__(self):
     _require(self.n >= 1, f'Global: n must be at least 1, not {self.n}')
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return (q_pos < self.n) | (k_pos < self.n)
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return (q.positions < self.n) | (k.positions < self.n)
 
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    if grid.packed:
-      return grid.fill(False, False)
-    full = (grid.q_last < self.n) | (grid.k_last < self.n)
-    return grid.fill(full, (grid.q_first >= self.n) & (grid.k_first >= self.n))
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    full = (q.high.positions < self.n) | (k.high.positions < self.n)
+    return Tiles((q.low.positions >= self.n) & (k.low.positions >= self.n), full)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,21 +253,18 @@ class Blocks(Pattern):
   """Positions are cut into blocks of `size`; a query sees the keys of its own block."""
 
   size: Size
-  relative = False
 
   def __post_init__(self):
     _require(self.size >= 1, f'Blocks: size must be at least 1, not {self.size}')
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return q_pos // self.size == k_pos // self.size
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return q.positions // self.size == k.positions // self.size
 
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    if grid.packed:
-      return grid.fill(False, False)
-    q_first, q_last = grid.q_first // self.size, grid.q_last // self.size
-    k_first, k_last = grid.k_first // self.size, grid.k_last // self.size
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    q_first, q_last = q.low.positions // self.size, q.high.positions // self.size
+    k_first, k_last = k.low.positions // self.size, k.high.positions // self.size
     one_block = (q_first == q_last) & (k_first == k_last) & (q_first == k_first)
-    return grid.fill(one_block, (q_last < k_first) | (k_last < q_first))
+    return Tiles((q_last < k_first) | (k_last < q_first), one_block)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -263,11 +282,16 @@ class And(Pattern):
   def reads(self) -> frozenset[str]:
     return self.left.reads | self.right.reads
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return self.left.allows(q_pos, k_pos, prefix) & self.right.allows(q_pos, k_pos, prefix)
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return self.left.allows(q, k) & self.right.allows(q, k)
 
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    return np.minimum(self.left._verdicts(grid), self.right._verdicts(grid))
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    left, right = self.left.tiles(q, k), self.right.tiles(q, k)
+    return Tiles(left.empty | right.empty, left.full & right.full)
+
+  def offsets(self) -> Interval | None:
+    left, right = self.left.offsets(), self.right.offsets()
+    return None if left is None or right is None else intersection(left, right)
 
   def __repr__(self) -> str:
     return f'({self.left} & {self.right})'
@@ -288,11 +312,16 @@ class Or(Pattern):
   def reads(self) -> frozenset[str]:
     return self.left.reads | self.right.reads
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return self.left.allows(q_pos, k_pos, prefix) | self.right.allows(q_pos, k_pos, prefix)
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return self.left.allows(q, k) | self.right.allows(q, k)
 
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    return np.maximum(self.left._verdicts(grid), self.right._verdicts(grid))
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    left, right = self.left.tiles(q, k), self.right.tiles(q, k)
+    return Tiles(left.empty & right.empty, left.full | right.full)
+
+  def offsets(self) -> Interval | None:
+    left, right = self.left.offsets(), self.right.offsets()
+    return None if left is None or right is None else union(left, right)
 
   def __repr__(self) -> str:
     return f'({self.left} | {self.right})'
@@ -312,72 +341,44 @@ class Not(Pattern):
   def reads(self) -> frozenset[str]:
     return self.pattern.reads
 
-  def allows(self, q_pos: Any, k_pos: Any, prefix: Any = None) -> Any:
-    return ~self.pattern.allows(q_pos, k_pos, prefix)
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return ~self.pattern.allows(q, k)
 
-  def _by_interval(self, grid: _Grid) -> np.ndarray:
-    return (FULL - self.pattern._verdicts(grid)).astype(np.int8)
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    tiles = self.pattern.tiles(q, k)
+    return Tiles(tiles.full, tiles.empty)
+
+  def offsets(self) -> Interval | None:
+    interval = self.pattern.offsets()
+    return None if interval is None else complement(interval)
 
   def __repr__(self) -> str:
     return f'~{self.pattern}'
 
 
-def visible(
-  pattern: Pattern,
-  q_pos: Any,
-  k_pos: Any,
-  prefix: Any = None,
-  q_segments: Any = None,
-  k_segments: Any = None,
-) -> Any:
-  """Bool [batch or 1, q, k] from [batch or 1, q] and [batch or 1, k]: pattern, segments, padding.
+def marks_of(pattern: Pattern) -> list[str]:
+  """The names of the marks that a pattern reads."""
+  return sorted(name.removeprefix('marks.') for name in pattern.reads if name.startswith('marks.'))
 
-  Where only one side has segments, only its padding counts.
+
+def _marked(tokens: Tokens, name: str) -> Any:
+  """The mark of each token; false where the tokens do not have it."""
+  return tokens.marks.get(name, tokens.positions != tokens.positions)
+
+
+def _by_offset(pattern: Pattern, q: Any, k: Any) -> Tiles:
+  """Exact verdicts of a relative pattern: a tile holds every offset between its two corners.
+
+  `q` and `k` are the first and last slots of blocks, as NumPy arrays that broadcast.
   """
-  prefix = None if prefix is None else prefix[:, None, :]
-  seen = pattern.allows(q_pos[:, :, None], k_pos[:, None, :], prefix)
-  if k_segments is not None:
-    seen = seen & (k_segments != 0)[:, None, :]
-  if q_segments is not None:
-    seen = seen & (q_segments != 0)[:, :, None]
-  if q_segments is not None and k_segments is not None:
-    seen = seen & (q_segments[:, :, None] == k_segments[:, None, :])
-  return seen
-
-
-def attention_mask(
-  pattern: Pattern, q: Tokens, k: Tokens
-) -> Bool[Array, '#batch 1 q_len k_len'] | None:
-  """The dense mask: the pattern, within one segment, no padding. None where all see all.
-
-  Raises:
-    UserError: as `check_marks`.
-  """
-  check_marks(pattern, k)
-  if pattern == Full() and q.segments is None and k.segments is None:
-    return None
-  prefix = k.marks.get('prefix')
-  seen = visible(pattern, q.positions, k.positions, prefix, q.segments, k.segments)
-  return jnp.asarray(seen)[:, None]
-
-
-def check_marks(pattern: Pattern, k_tokens: Tokens) -> None:
-  """Raises UserError where a pattern reads a mark that the keys' tokens do not carry."""
-  if 'prefix' in pattern.reads and 'prefix' not in k_tokens.marks:
-    raise UserError(
-      f"the pattern {pattern} reads Tokens.marks['prefix'], which this batch does not have, so that "
-      'Prefix() would hide every token: use a task that marks a prefix, or leave Prefix() out'
-    )
-
-
-def _by_offset(pattern: Pattern, grid: _Grid) -> np.ndarray:
-  """Exact verdicts of a relative pattern: a tile holds every offset between its two corners."""
-  lowest, highest = -int(grid.k_last.max(initial=0)), int(grid.q_last.max(initial=0))
-  seen = np.asarray(pattern.allows(np.arange(lowest, highest + 1), 0))
+  (q_first, q_last), (k_first, k_last) = q, k
+  lowest, highest = -int(k_last.max(initial=0)), int(q_last.max(initial=0))
+  offsets = Tokens(np.arange(lowest, highest + 1))
+  seen = np.asarray(pattern.allows(offsets, Tokens(np.zeros(1, int))))
   below = np.concatenate([[0], np.cumsum(seen)])
-  first, last = grid.q_first - grid.k_last, grid.q_last - grid.k_first
+  first, last = q_first - k_last, q_last - k_first
   count = below[last + 1 - lowest] - below[first - lowest]
-  return grid.fill(count == last - first + 1, count == 0)
+  return Tiles(count == 0, count == last - first + 1)
 
 
 def _require(condition: bool, message: str) -> None:

@@ -6,14 +6,17 @@ Written with zlib alone; letters are a font of three by five dots.
 import pathlib
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import UInt8
 
 from t2x.errors import UserError
-from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.patterns import Pattern, marks_of
+from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
-__all__ = ['draw', 'paint']
+__all__ = ['draw', 'example_marks', 'paint']
 
 # Five rows of three dots for each character, a row an octal digit.
 _LETTERS = 'ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789()&|~=,-.:'
@@ -44,7 +47,7 @@ def draw(
   length: int = 64,
   k_length: int | None = None,
   block: int = 16,
-  prefix_length: int = 0,
+  marks: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
   """Writes the picture of a pattern to a PNG file.
 
@@ -52,9 +55,9 @@ def draw(
     length: number of queries.
     k_length: number of keys; None: as many.
     block: size of a tile of the block schedule, in positions.
-    prefix_length: this many keys at the start are in the prefix.
+    marks: the positions that have each mark; None: an example of each mark that the pattern reads.
   """
-  image = paint(pattern, length, k_length or length, block, prefix_length)
+  image = paint(pattern, length, k_length or length, block, marks)
   try:
     pathlib.Path(path).write_bytes(_png(image))
   except OSError as e:
@@ -62,12 +65,18 @@ def draw(
 
 
 def paint(
-  pattern: Pattern, q_len: int, k_len: int, block: int, prefix_length: int = 0
+  pattern: Pattern,
+  q_len: int,
+  k_len: int,
+  block: int,
+  marks: Mapping[str, Sequence[int]] | None = None,
 ) -> UInt8[np.ndarray, 'height width 3']:
   """The picture as an array of colours."""
   if min(q_len, k_len, block) < 1 or max(q_len, k_len) > 2048:
     raise UserError('a picture has 1 to 2048 queries and keys, and tiles of at least 1')
-  matrix = _matrix(pattern, q_len, k_len, block, prefix_length)
+  matrix = _matrix(
+    pattern, q_len, k_len, block, example_marks(pattern, q_len) if marks is None else marks
+  )
   title = _words(repr(pattern), _INK)
   height, width = matrix.shape[:2]
   top = _MARGIN + _ROW
@@ -93,10 +102,23 @@ def paint(
   return image
 
 
-def _matrix(pattern, q_len, k_len, block, prefix_length):
-  prefix = np.arange(k_len) < prefix_length
-  seen = pattern.mask(q_len, k_len, prefix)
-  schedule = pattern.schedule(q_len, k_len, block, block, has_prefix=prefix_length > 0)
+def example_marks(pattern: Pattern, length: int) -> dict[str, Sequence[int]]:
+  """Positions for each mark that a pattern reads: the first quarter for a prefix, else a few tokens."""
+  few = (0, length // 3, length // 3 + 1)
+  return {name: range(length // 4) if name == 'prefix' else few for name in marks_of(pattern)}
+
+
+def _matrix(pattern, q_len, k_len, block, marks):
+  def row(length):
+    positions = np.arange(length)[None]
+    marked = {name: np.isin(positions, list(places)) for name, places in marks.items()}
+    return Tokens(positions, marks=marked, layout=RowLayout.CONTIGUOUS)
+
+  q, k = row(q_len), row(k_len)
+  seen = pattern.mask(q, k)
+  bounds = [Bounds.of(tokens, block, RowLayout.CONTIGUOUS) for tokens in (q, k)]
+  tiles = pattern.tiles(bounds[0].as_queries(), bounds[1].as_keys())
+  schedule = tiles.codes(1, -(-q_len // block), -(-k_len // block))[0]
   tile = schedule.repeat(block, 0).repeat(block, 1)[:q_len, :k_len]
   cells = np.zeros((q_len, k_len, 3), np.uint8)
   for verdict in (SKIP, PARTIAL, FULL):

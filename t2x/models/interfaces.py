@@ -1,31 +1,69 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Slots, Source, Tokens
+from t2x.hyperparameters import Tunable
+from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, Tokens
+from t2x.models.cache import BodyCache
+from t2x.models.losses import Sums
 
 __all__ = [
   'Body',
-  'BodyCache',
   'ClassHead',
+  'DecodingModel',
+  'Embedder',
   'GridPositions',
-  'ImageEmbedding',
+  'Head',
   'Inputs',
   'Layer',
   'LayerStack',
   'Model',
+  'ModelSpec',
   'Output',
+  'OutputHead',
+  'OutputKind',
   'TextEmbedding',
-  'TokenHead',
+  'TextModel',
 ]
 
 
 Inputs = Literal['a text', 'a source and a target', 'images']
+# Logits over the vocabulary for each token, over classes for each row or for each token; or vectors.
+OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+  """Facts about a model, known from its shapes.
+
+  Attributes:
+    inputs: what the model is called with.
+    outputs: the kinds of outputs that its head computes.
+    patterns: attention patterns of the layers whose output the head reads.
+    max_length: the most tokens in a row, of the target where there is a source; None: any number.
+    max_source_length: the most tokens in a source; None: any number.
+    vocab_size: size of the vocabulary of a text or a target; None for images.
+    num_classes: number of class logits; None without.
+    num_types: number of token types (BERT's sentences A and B).
+  """
+
+  inputs: Inputs
+  outputs: frozenset[OutputKind]
+  patterns: tuple[Pattern, ...]
+  max_length: int | None = None
+  max_source_length: int | None = None
+  vocab_size: int | None = None
+  num_classes: int | None = None
+  num_types: int = 0
+
+  def is_causal(self, length: int) -> bool:
+    """Whether no token of a row of `length` tokens sees a later token."""
+    return all(pattern.is_causal(length) for pattern in self.patterns)
 
 
 @jax.tree_util.register_dataclass
@@ -44,34 +82,6 @@ class Output:
   cache: Any = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class BodyCache(Cache):
-  """What a body remembers of a generation.
-
-  Attributes:
-    layers: the caches of the layers, as the stack made them.
-    slots: the tokens in the slots of all key-value caches.
-    source: the tokens of the source, whose copies of a row share them; None without a source.
-  """
-
-  layers: Any
-  slots: Slots
-  source: Tokens | None = None
-
-  def repeat(self, copies: int) -> 'BodyCache':
-    layers = self._each_layer(lambda cache: cache.repeat(copies))
-    return BodyCache(layers, self.slots.repeat(copies), self.source)
-
-  def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
-    layers = self._each_layer(lambda cache: cache.take(rows))
-    return BodyCache(layers, self.slots.take(rows), self.source)
-
-  def _each_layer(self, change: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
-    """The caches of single layers, changed; those of a stack have another axis before the batch."""
-    return [{name: change(cache) for name, cache in layer.items()} for layer in self.layers]
 
 
 @runtime_checkable
@@ -197,15 +207,40 @@ class Body(Protocol):
 
 
 @runtime_checkable
-class TextEmbedding(Protocol):
-  """Token ids -> vectors, and back to logits."""
+class Embedder(Protocol):
+  """Inputs (token ids, pixels, ...) -> vectors and their metadata.
 
-  vocab_size: int
+  The length, coordinates and grid may change; segments and marks are kept.
+  """
 
   def __call__(
-    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
-  ) -> Float[Array, 'batch length d_model']:
-    """Vectors of `ids`."""
+    self, inputs: Array, /, tokens: Tokens | None = None
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """Returns the vectors and their metadata; `tokens` None is a plain row."""
+    ...
+
+
+@runtime_checkable
+class TextEmbedding(Embedder, Protocol):
+  """Token ids -> vectors, and back to logits.
+
+  Attributes:
+    vocab_size: number of tokens.
+    num_types: number of token types; 0: none.
+  """
+
+  vocab_size: int
+  num_types: int
+
+  def __call__(
+    self,
+    inputs: Array,
+    /,
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """As `Embedder`; vectors of `types` are added."""
     ...
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
@@ -214,11 +249,64 @@ class TextEmbedding(Protocol):
 
 
 @runtime_checkable
-class TokenHead(Protocol):
-  """Hidden vectors -> logits for each token, built as `Head(d_model, vocab_size, rngs=rngs)`."""
+class OutputHead(Protocol):
+  """Hidden vectors -> what a model of text returns, built as `OutputHead(d_model, vocab_size, rngs=rngs)`."""
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
-    """Logits; a tied head reads the embedding."""
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """The kinds of outputs that it computes."""
+    ...
+
+  @property
+  def num_classes(self) -> int | None:
+    """Number of class logits; None without."""
+    ...
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
+  ) -> Float[Array, 'batch *rest']:
+    """Outputs for `x`; a tied head reads the embedding."""
+    ...
+
+
+@runtime_checkable
+class Head(OutputHead, Protocol):
+  """Hidden vectors -> logits for each token, or their cross-entropy.
+
+  Attributes:
+    chunk: tokens of each row whose logits exist at a time in `cross_entropy`; None: all.
+  """
+
+  chunk: int | None
+
+  def logits(
+    self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
+  ) -> Float[Array, '*rest logits']:
+    """Logits for `x`."""
+    ...
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    embedding: TextEmbedding,
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """`classification_sums` of the logits, which need never exist as a whole.
+
+    Args:
+      x: hidden vectors.
+      embedding: read by a tied head.
+      labels: the index of the right logit.
+      weights: weight of each token; 0 for padding.
+      smoothing: label smoothing.
+      z_loss: coefficient of the squared logarithm of the softmax's normaliser.
+      axes: logical axes of the first two dimensions.
+    """
     ...
 
 
@@ -236,17 +324,6 @@ class ClassHead(Protocol):
 
 
 @runtime_checkable
-class ImageEmbedding(Protocol):
-  """Images -> tokens."""
-
-  def __call__(
-    self, images: Float[Array, 'batch height width channels']
-  ) -> tuple[Float[Array, 'batch tokens d_model'], tuple[int, int]]:
-    """The tokens, and the rows and columns of their grid."""
-    ...
-
-
-@runtime_checkable
 class GridPositions(Protocol):
   """Positions of the tokens of an image."""
 
@@ -259,15 +336,65 @@ class GridPositions(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-  """A whole model.
-
-  Attributes:
-    inputs: what it is called with.
-  """
-
-  inputs: ClassVar[Inputs]
+  """A whole model."""
 
   @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the layers whose output the head reads."""
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    ...
+
+
+@runtime_checkable
+class TextModel(Model, Protocol):
+  """A model with a head over hidden vectors: `hidden(...)`, then `logits` or `cross_entropy`.
+
+  The arguments of `hidden` and of the call depend on `spec.inputs`.
+  """
+
+  def hidden(self, *inputs: Any, **settings: Any) -> Output:
+    """Hidden vectors [batch, length, d_model] that the head reads."""
+    ...
+
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
+    """Logits of hidden vectors."""
+    ...
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    ...
+
+
+@runtime_checkable
+class DecodingModel(Model, Protocol):
+  """A model that extends sequences from a cache."""
+
+  def init_cache(self, batch: int, num_slots: int, *inputs: Any, **settings: Any) -> Cache:
+    """An empty cache for `num_slots` tokens; an encoder-decoder needs its source too."""
+    ...
+
+  def unstacked(self, cache: Any) -> tuple[Any, Cache]:
+    """The model and its cache in the form that a loop over single tokens uses."""
+    ...
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
+    """Returns the logits of `ids`, which follow what the cache holds, and the new cache.
+
+    With `last` [batch], only the logits of that token of each row: [batch, 1, vocab]. Tokens of segment
+    0 are padding.
+    """
     ...

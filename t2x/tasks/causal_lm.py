@@ -13,8 +13,7 @@ from t2x.data import ConcatenateAndSplit
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.ranges import Size
-from t2x.tasks.base import TaskOutput, TextTask, check_causal
-from t2x.tasks.losses import classification_sums
+from t2x.tasks.base import TaskOutput, TokenTask, check_causal
 from t2x.tasks.text import answers, check_shapes, pad_prompts
 
 __all__ = ['CausalLM']
@@ -28,7 +27,7 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CausalLM(TextTask):
+class CausalLM(TokenTask):
   """Documents joined and cut into rows of `length` tokens; no token sees another document.
 
   Every token, the end of the document included, is a target exactly once, so that
@@ -76,9 +75,8 @@ class CausalLM(TextTask):
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
     packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
-    out = model(inputs, tokens=packed, key=key)
-    sums = classification_sums(out.x, tokens, self.target_weights(batch))
-    return TaskOutput(sums, out.aux)
+    out = model.hidden(inputs, tokens=packed, key=key)
+    return TaskOutput(self.token_sums(model, out.x, tokens, batch, key), out.aux)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""

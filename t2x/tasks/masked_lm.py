@@ -10,17 +10,15 @@ import jax.numpy as jnp
 
 from t2x.data import Chain, ConcatenateAndSplit, MaskTokens
 from t2x.layers import RowLayout, Tokens
-from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.ranges import Fraction, Range, Size
-from t2x.tasks.base import TaskOutput, TextTask
-from t2x.tasks.losses import classification_sums
+from t2x.tasks.base import TaskOutput, TokenTask
 
 __all__ = ['MaskedLM']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(TextTask):
+class MaskedLM(TokenTask):
   """Predicts the hidden tokens of a row.
 
   Attributes:
@@ -81,8 +79,7 @@ class MaskedLM(TextTask):
     """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
     packed = Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
     out = model.hidden(batch['tokens'], tokens=packed, key=key)
-    logits = model.logits(select(out.x, batch['masked_positions']))
-    logits = constrain(logits, 'batch', None, 'vocab')
-    sums = classification_sums(logits, batch['labels'], self.target_weights(batch))
-    metrics = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
-    return TaskOutput(metrics, out.aux)
+    x = select(out.x, batch['masked_positions'])
+    sums = self.token_sums(model, x, batch['labels'], batch, key, length_axis=None)
+    sums['masked_accuracy'] = sums.pop('accuracy')
+    return TaskOutput(sums, out.aux)

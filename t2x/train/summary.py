@@ -13,6 +13,7 @@ from flax import nnx
 
 from t2x.layers import (
   AttentionInputs,
+  MultiHeadAttention,
   Pattern,
   PositionEncoding,
   PositionTerms,
@@ -21,7 +22,7 @@ from t2x.layers import (
 )
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.kernels import Auto
-from t2x.models import Stack
+from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.train.flops import Flops, flops_per_token, row_lengths
@@ -85,23 +86,23 @@ def model_table(module: nnx.Module) -> str:
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
   """The kernel of every kind of self-attention, and what `Auto` makes of it here."""
   lengths, told = row_lengths(task, model), []
-  body: Any
   for path, body in nnx.iter_modules(model):
-    if not hasattr(body, 'stack') or not hasattr(body, 'pattern'):
+    if not isinstance(body, (Encoder, Decoder)) or not isinstance(body.stack, Stack):
       continue
-    length = lengths.get(str(path[0]) if path else '', list(lengths.values())[-1])
-    for block in body.stack.blocks:
-      mixer = getattr(block, 'mixer', None)
-      kernel = getattr(mixer, 'kernel', None)
-      if kernel is None or isinstance(kernel, nnx.Variable):
+    length = lengths.get(str(path[0]), list(lengths.values())[-1])
+    for block, pattern in zip(body.stack.blocks, body.patterns, strict=True):
+      if not isinstance(block, (SublayerBlock, ParallelBlock)):
         continue
-      pattern = body.pattern & block.pattern
-      line = str(kernel)
-      if isinstance(kernel, Auto):
-        line = _chosen(kernel, mixer, pattern, body.encoding, length, dtype)
-      line += f' under {pattern}'
-      if line not in told:
-        told.append(line)
+      for name, mixer in block.sublayers.items():
+        if name == 'cross' or not isinstance(mixer, MultiHeadAttention):
+          continue
+        line = str(mixer.kernel)
+        if isinstance(mixer.kernel, Auto):
+          encoding = body.encoding if block.encoding is None else block.encoding
+          line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype)
+        line += f' under {pattern}'
+        if line not in told:
+          told.append(line)
   return told
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.layers import Cache
+from t2x.models import ModelSpec
 
 BUCKETS = 211
 
@@ -41,6 +42,16 @@ class HistoryModel:
   max_length: int | None = dataclasses.field(default=None, metadata={'static': True})
   seen: object = dataclasses.field(default=None, metadata={'static': True})
   traced: object = dataclasses.field(default=None, metadata={'static': True})
+
+  @property
+  def spec(self):
+    return ModelSpec(
+      inputs='a text',
+      outputs=frozenset({'token logits'}),
+      patterns=self.patterns,
+      max_length=self.max_length,
+      vocab_size=self.table.shape[1],
+    )
 
   def init_cache(self, batch, num_slots, offset=None):
     """`offset` [batch] stands for an encoder-decoder's source: it is added to every hash."""

@@ -1,5 +1,8 @@
 """Patterns: the predicate, the schedule of tiles that must agree with it, and the dense mask."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,23 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2x.errors import UserError
-from t2x.layers.base import Tokens
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.kernels.schedule import tiles_to_visit
+from t2x.layers.masks import attention_mask, check_reads, visible
 from t2x.layers.patterns import (
-  FULL,
-  PARTIAL,
-  SKIP,
   Blocks,
   Causal,
   Full,
   Global,
+  Marked,
+  Pattern,
   Prefix,
   Window,
-  attention_mask,
 )
+from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
 small = st.integers(1, 9)
 leaves = st.one_of(
-  st.sampled_from([Full(), Causal(), Prefix()]),
+  st.sampled_from([Full(), Causal(), Prefix(), Marked('global')]),
   st.builds(Window, small, st.integers(1, 4)),
   st.builds(Global, small),
   st.builds(Blocks, small),
@@ -52,15 +56,23 @@ def assert_never_wrong(schedule, mask, q_block, k_block):
   assert ((schedule == PARTIAL) | (schedule == truth)).all()
 
 
+def marked(rng, length, batch=1):
+  """Rows of random marks, as NumPy arrays."""
+  marks = {name: rng.random((batch, length)) < 0.3 for name in ('prefix', 'global')}
+  positions = np.arange(length)[None]
+  return Tokens(positions, marks=marks, layout=RowLayout.CONTIGUOUS)
+
+
 @settings(max_examples=300)
 @given(patterns, lengths, lengths, small, small, st.integers(0, 2**32))
 def test_schedule_never_skips_an_allowed_pair_nor_calls_a_forbidden_one_full(
   pattern, q_len, k_len, q_block, k_block, seed
 ):
-  prefix = np.random.default_rng(seed).random(k_len) < 0.5
+  rng = np.random.default_rng(seed)
+  mask = pattern.mask(marked(rng, q_len), marked(rng, k_len))
   schedule = pattern.schedule(q_len, k_len, q_block, k_block)
-  assert_never_wrong(schedule, pattern.mask(q_len, k_len, prefix), q_block, k_block)
-  schedule = pattern.schedule(q_len, k_len, q_block, k_block, has_prefix=False)
+  assert_never_wrong(schedule, mask, q_block, k_block)
+  schedule = pattern.schedule(q_len, k_len, q_block, k_block, has_marks=False)
   assert_never_wrong(schedule, pattern.mask(q_len, k_len), q_block, k_block)
 
 
@@ -69,11 +81,11 @@ def test_schedule_never_skips_an_allowed_pair_nor_calls_a_forbidden_one_full(
 def test_schedule_of_a_packed_row_holds_within_segments(pattern, sizes, q_block, k_block):
   positions = np.concatenate([np.arange(n) for n in sizes])
   segments = np.repeat(np.arange(len(sizes)), sizes)
-  allowed = pattern.allows(positions[:, None], positions[None, :])
+  tokens = Tokens(positions[None])
+  allowed = pattern.mask(tokens, tokens)
   same = segments[:, None] == segments[None, :]
-  schedule = pattern.schedule(
-    len(positions), len(positions), q_block, k_block, packed=True, has_prefix=False
-  )
+  sizes = len(positions), len(positions), q_block, k_block
+  schedule = pattern.schedule(*sizes, layout=RowLayout.PACKED, has_marks=False)
   skipped = true_verdicts(allowed & same, q_block, k_block) != SKIP
   assert not (skipped & (schedule == SKIP)).any()
   holes = true_verdicts(allowed | ~same, q_block, k_block) != FULL
@@ -121,8 +133,8 @@ def test_predicates_by_hand():
 
 
 def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
-  prefix = np.array([True, True, False, False])
-  mask = (Causal() | Prefix()).mask(4, 4, prefix)
+  prefix = np.array([[True, True, False, False]])
+  mask = (Causal() | Prefix()).mask(4, Tokens(np.arange(4)[None], marks={'prefix': prefix}))
   assert mask[0].tolist() == [True, True, False, False]
   np.testing.assert_array_equal((Causal() | Prefix()).mask(4, 4), Causal().mask(4, 4))
 
@@ -130,7 +142,7 @@ def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
 @settings(max_examples=50)
 @given(patterns)
 def test_patterns_are_values_that_print_as_python(pattern):
-  names = {c.__name__: c for c in (Full, Causal, Prefix, Window, Global, Blocks)}
+  names = {c.__name__: c for c in (Full, Causal, Prefix, Window, Global, Blocks, Marked)}
   again = eval(repr(pattern), names)
   assert again == pattern and hash(again) == hash(pattern)
 
@@ -144,12 +156,15 @@ def test_a_pattern_is_causal_where_its_mask_has_nothing_above_the_diagonal(patte
 @pytest.mark.parametrize(
   ('pattern', 'reads'),
   [
-    (Causal() & Window(3), set()),
-    (Causal() | Prefix(), {'prefix'}),
-    (~(Blocks(4) & ~Prefix()), {'prefix'}),
+    (Full(), set()),
+    (Causal() & Window(3), {'positions'}),
+    (Causal() | Prefix(), {'positions', 'marks.prefix'}),
+    (~(Blocks(4) & ~Prefix()), {'positions', 'marks.prefix'}),
+    (Marked('cls') & Prefix(), {'marks.cls', 'marks.prefix'}),
   ],
+  ids=str,
 )
-def test_a_pattern_says_which_marks_it_reads(pattern, reads):
+def test_a_pattern_says_which_fields_it_reads(pattern, reads):
   assert pattern.reads == reads
 
 
@@ -158,7 +173,159 @@ def test_a_pattern_says_which_marks_it_reads(pattern, reads):
 def test_relative_patterns_are_those_that_depend_on_the_difference(pattern):
   if pattern.relative:
     q, k = np.arange(20)[:, None], np.arange(20)[None, :]
-    np.testing.assert_array_equal(pattern.allows(q + 7, k + 7), pattern.allows(q, k))
+    shifted = pattern.allows(Tokens(q + 7), Tokens(k + 7))
+    np.testing.assert_array_equal(shifted, pattern.allows(Tokens(q), Tokens(k)))
+
+
+@settings(max_examples=200)
+@given(patterns)
+def test_offsets_are_what_the_pattern_lets_see(pattern):
+  interval = pattern.offsets()
+  if interval is None:
+    return
+  lowest, highest = (
+    bound if bound is not None else sign * 99 for bound, sign in zip(interval, (-1, 1), strict=True)
+  )
+  offset = np.arange(20)[:, None] - np.arange(20)
+  np.testing.assert_array_equal(pattern.mask(20, 20), (offset >= lowest) & (offset <= highest))
+
+
+@pytest.mark.parametrize(
+  ('pattern', 'interval'),
+  [
+    (Causal() & Causal() & Window(256), (0, 255)),
+    (Window(256) & (Window(300) & Causal()), (0, 255)),
+    (~~(Causal() & Window(8)) & Full(), None),
+    (Causal() | Window(3), (-2, None)),
+    (~Causal() | Causal(), (None, None)),
+    (~Causal() & Causal(), (1, 0)),
+    (~(Full() | Window(3)), (1, 0)),
+    (~Window(3), None),
+    (Window(1, dilation=4), (0, 0)),
+    (Window(3, dilation=2) & Causal(), None),
+    (Causal() | Marked('global'), None),
+  ],
+  ids=str,
+)
+def test_equal_intervals_have_one_form(pattern, interval):
+  assert pattern.offsets() == interval
+
+
+def test_marked_tokens_see_and_are_seen_by_all():
+  marks = {'global': np.array([[False, True, False, False]])}
+  tokens = Tokens(np.arange(4)[None], marks=marks)
+  mask = Marked('global').mask(tokens, tokens)
+  assert mask[1].all() and mask[:, 1].all()
+  assert mask.sum() == 7
+
+
+class Permuted(Pattern):
+  """Sees what comes before in the order of prediction; a pattern of a user."""
+
+  reads = frozenset({'order'})
+
+  def allows(self, q, k):
+    return k.order < q.order
+
+
+def test_absent_fields_and_marks_are_refused_by_name():
+  row = Tokens.row(4)
+  with pytest.raises(UserError, match=r"reads Tokens\.marks\['global'\], which this batch"):
+    check_reads(Window(2) | Marked('global'), row, row)
+  with pytest.raises(UserError, match=r'reads Tokens\.order, which this batch'):
+    check_reads(Permuted(), row, row)
+  ordered = Tokens.row(4, order=jnp.array([[2, 0, 3, 1]]))
+  mask = attention_mask(Permuted(), ordered, ordered)
+  np.testing.assert_array_equal(mask[0, 0].sum(-1), [2, 0, 3, 1])
+  assert not Permuted().is_causal(4)
+
+
+@settings(max_examples=200)
+@given(patterns, lengths, lengths, small, small, st.integers(0, 2**32))
+def test_tiles_from_bounds_are_never_wrong_in_any_layout(
+  pattern, q_len, k_len, q_block, k_block, seed
+):
+  rng = np.random.default_rng(seed)
+  q, k = marked(rng, q_len), marked(rng, k_len)
+  for layout in (RowLayout.CONTIGUOUS, RowLayout.ARBITRARY):
+    if layout is RowLayout.ARBITRARY:
+      q, k = (
+        dataclasses.replace(x, positions=rng.permutation(n)[None])
+        for x, n in ((q, q_len), (k, k_len))
+      )
+    bounds = Bounds.of(q, q_block, layout).as_queries(), Bounds.of(k, k_block, layout).as_keys()
+    shape = -(-q_len // q_block), -(-k_len // k_block)
+    codes = pattern.tiles(*bounds).codes(1, *shape)[0]
+    assert_never_wrong(codes, pattern.mask(q, k), q_block, k_block)
+
+
+def visited(pattern, q, k, q_block, k_block, layout):
+  """The tiles that a kernel visits, counted at run time, and whether they are computed unmasked."""
+  codes = np.zeros((-(-q.positions.shape[1] // q_block), -(-k.positions.shape[1] // k_block)), int)
+  lists = jax.jit(lambda q, k: tiles_to_visit(pattern, q, k, q_block, k_block, layout))(
+    *jax.tree.map(jnp.asarray, (q, k))
+  )
+  for tiles in lists:
+    table = np.asarray(tiles.table)[: tiles.count]
+    assert not codes[tuple(table.T)].any()
+    codes[tuple(table.T)] = PARTIAL if tiles.is_masked else FULL
+  return codes
+
+
+@settings(max_examples=30, deadline=None)
+@given(patterns, st.lists(small, min_size=1, max_size=5), small, small, st.integers(0, 2**32))
+def test_visited_tiles_of_packed_and_marked_rows_hold_all_that_is_seen(
+  pattern, sizes, q_block, k_block, seed
+):
+  rng = np.random.default_rng(seed)
+  length = sum(sizes) + 2
+  rows = [np.array([*sizes, 2]), np.array([*sizes[::-1], 2])]
+  segments = np.stack([np.repeat([*range(1, len(row)), 0], row) for row in rows])
+  positions = np.stack([np.concatenate([np.arange(n) for n in row]) for row in rows])
+  tokens = dataclasses.replace(
+    marked(rng, length, batch=2), positions=positions, segments=segments, layout=RowLayout.PACKED
+  )
+  seen = np.asarray(visible(pattern, tokens, tokens))
+  codes = visited(pattern, tokens, tokens, q_block, k_block, RowLayout.PACKED)
+  needed = np.stack([true_verdicts(one, q_block, k_block) for one in seen])
+  assert (codes[(needed != SKIP).any(0)] != SKIP).all()
+  assert (needed[:, codes == FULL] == FULL).all()
+
+
+def test_window_or_marked_visits_the_tiles_that_the_marks_need():
+  """At 4096 tokens of which 3 are marked: 87 tiles in marked rows and columns, 33 of the window."""
+  pattern, length, block = Window(64) | Marked('global'), 4096, 256
+  marks = np.zeros((1, length), bool)
+  marks[0, [0, 700, 3100]] = True
+  tokens = Tokens(np.arange(length)[None], marks={'global': marks}, layout=RowLayout.CONTIGUOUS)
+  codes = visited(pattern, tokens, tokens, block, block, RowLayout.CONTIGUOUS)
+  needed = true_verdicts(pattern.mask(tokens, tokens), block, block)
+  np.testing.assert_array_equal(codes != SKIP, needed != SKIP)
+  assert (codes != SKIP).sum() == 120
+
+
+def test_packed_rows_skip_the_tiles_between_their_segments():
+  segments = np.repeat([1, 2, 3, 4], 1024)[None]
+  positions = np.tile(np.arange(1024), 4)[None]
+  tokens = Tokens(positions, segments, layout=RowLayout.PACKED)
+  codes = visited(Causal(), tokens, tokens, 256, 256, RowLayout.PACKED)
+  assert (codes != SKIP).sum() == 4 * 10
+  padded = dataclasses.replace(tokens, segments=segments * (segments < 3))
+  assert (visited(Causal(), padded, padded, 256, 256, RowLayout.PACKED) != SKIP).sum() == 2 * 10
+
+
+def test_arbitrary_positions_skip_by_their_bounds():
+  positions = np.arange(64)[None, ::-1]
+  tokens = Tokens(positions)
+  codes = visited(Causal(), tokens, tokens, 8, 8, RowLayout.ARBITRARY)
+  truth = true_verdicts(Causal().mask(tokens, tokens), 8, 8)
+  np.testing.assert_array_equal(codes, truth)
+
+
+def test_without_marks_and_segments_the_tiles_are_known_before_run_time():
+  tokens = Tokens.row(64)
+  lists = tiles_to_visit(Causal() & Window(9), tokens, tokens, 8, 8, RowLayout.CONTIGUOUS)
+  assert all(tiles.count is None for tiles in lists)
 
 
 def test_mask_honours_segments_and_padding():

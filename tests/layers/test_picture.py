@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from t2x.errors import UserError
-from t2x.layers.patterns import Blocks, Causal, Global, Prefix, Window
-from t2x.layers.picture import _SEEN, draw, paint
+from t2x.layers.patterns import Blocks, Causal, Global, Marked, Prefix, Window
+from t2x.layers.picture import _SEEN, _UNSEEN, draw, paint
+from t2x.layers.tiles import PARTIAL, SKIP
 
 
 @pytest.mark.parametrize(
@@ -23,10 +24,36 @@ def test_every_cell_has_the_colour_of_the_mask(pattern):
 
 def test_the_file_is_a_png_of_the_painted_image(tmp_path):
   image = pytest.importorskip('matplotlib.image')
-  draw(Causal() | Prefix(), tmp_path / 'p.png', length=20, k_length=30, block=7, prefix_length=5)
+  draw(
+    Causal() | Prefix(),
+    tmp_path / 'p.png',
+    length=20,
+    k_length=30,
+    block=7,
+    marks={'prefix': range(5)},
+  )
   read = image.imread(tmp_path / 'p.png')
-  painted = paint(Causal() | Prefix(), 20, 30, 7, 5)
+  painted = paint(Causal() | Prefix(), 20, 30, 7, {'prefix': range(5)})
   np.testing.assert_array_equal(np.rint(read[..., :3] * 255), painted)
+
+
+def test_marks_are_drawn_and_their_tiles_are_not_skipped():
+  pattern = Window(2) | Marked('global')
+  image = paint(pattern, 32, 32, 8, {'global': [20]})
+  centres = image[64 + 8 : 64 + 32 * 16 : 16, 48 + 8 : 48 + 32 * 16 : 16]
+  seen = (centres[:, :, None] == np.array(list(_SEEN.values()))).all(-1).any(-1)
+  window = Window(2).mask(32, 32)
+  window[20] = window[:, 20] = True
+  np.testing.assert_array_equal(seen, window)
+  np.testing.assert_array_equal(centres[0, 31], _UNSEEN[SKIP])
+  np.testing.assert_array_equal(centres[0, 17], _UNSEEN[PARTIAL])
+
+
+def test_a_mark_that_is_not_given_has_an_example():
+  example = {'global': (0, 10, 11)}
+  np.testing.assert_array_equal(
+    paint(Marked('global'), 32, 32, 8), paint(Marked('global'), 32, 32, 8, example)
+  )
 
 
 def test_a_long_row_is_drawn(tmp_path):

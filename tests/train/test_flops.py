@@ -102,7 +102,7 @@ def flops(task=CAUSAL, **settings):
   return flops_per_token(task, language_model(**settings)).full
 
 
-@pytest.mark.parametrize('head', [TiedHead, LMHead])
+@pytest.mark.parametrize('head', [TiedHead, LMHead, functools.partial(LMHead, chunk=7)])
 def test_a_decoder_costs_6n_plus_12ldt(head):
   # Positions and types are looked up; the vocabulary is multiplied once, tied or not.
   assert flops(head=head) == 6 * (3 * LAYER + TABLE) + 12 * 3 * 16 * 32

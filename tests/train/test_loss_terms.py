@@ -67,7 +67,7 @@ def test_the_gradient_of_a_causal_lm_with_an_auxiliary_loss_is_that_of_the_means
       inputs[row, place] = targets[row, place - 1]
 
   def expected(model):
-    x, balance = layers(model, model.embedding(jnp.asarray(inputs)), tokens)
+    x, balance = layers(model, model.embedding(jnp.asarray(inputs))[0], tokens)
     losses = cross_entropy(model.logits(x), targets)
     return mean(losses, segments) + balance.mean(), balance
 

@@ -7,16 +7,15 @@ arXiv:2205.14135). Tiles that the pattern's schedule rules out are never compute
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import RowLayout, Tokens, kept_share
+from t2x.layers.base import kept_share
 from t2x.layers.constraints import constrain
 from t2x.layers.kernels.base import (
   AttentionInputs,
@@ -26,7 +25,9 @@ from t2x.layers.kernels.base import (
   soft_capped,
   softmax_dtype,
 )
-from t2x.layers.patterns import FULL, PARTIAL, SKIP, Pattern, check_marks, visible
+from t2x.layers.kernels.schedule import tiles_to_visit
+from t2x.layers.masks import check_reads, visible
+from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
 __all__ = ['Blockwise', 'tile_dropout']
@@ -37,8 +38,9 @@ class Blockwise(Kernel):
   """Attends in tiles of `q_block` queries by `k_block` keys, skipping what the pattern rules out.
 
   Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. Position terms are
-  computed tile by tile; terms that read queries or keys are not supported. Tiles are skipped where
-  `Tokens.layout` is CONTIGUOUS or PACKED. Not differentiable twice.
+  computed tile by tile; terms that read queries or keys are not supported. Tiles that are empty by the
+  layout of the tokens are left out of the program, those that are empty by their marks, positions or
+  segments are skipped at run time. Not differentiable twice.
   """
 
   q_block: Size = 256
@@ -66,7 +68,7 @@ class Blockwise(Kernel):
       inputs.k_tokens,
     )
     assert isinstance(scores, DotProduct)  # `supports` requires it.
-    check_marks(pattern, k_tokens)
+    check_reads(pattern, q_tokens, k_tokens)
     q, k, v, q_len, k_len = scores.q, scores.k, inputs.v, inputs.q_len, inputs.k_len
     groups = inputs.num_heads // k.shape[2]
     leaves, structure = jax.tree.flatten(inputs.terms)
@@ -77,18 +79,22 @@ class Blockwise(Kernel):
       k_len=k_len,
       q_block=min(self.q_block, q_len),
       k_block=min(self.k_block, k_len),
-      layout=common_layout(q_tokens, k_tokens),
       scale=float(scores.scale),
       soft_cap=scores.soft_cap,
       terms=structure,
       trained=tuple(trained),
     )
     known = _Known(
-      q_pos=_cut(q_tokens.positions, plan.q_block, 1),
-      k_pos=_cut(k_tokens.positions, plan.k_block, 1),
-      q_segments=_cut(q_tokens.segments, plan.q_block, 1),
-      k_segments=_cut(k_tokens.segments, plan.k_block, 1),
-      prefix=_cut(k_tokens.marks.get('prefix'), plan.k_block, 1),
+      q_tokens=jax.tree.map(lambda x: _cut(x, plan.q_block, 1), q_tokens),
+      k_tokens=jax.tree.map(lambda x: _cut(x, plan.k_block, 1), k_tokens),
+      tiles=tiles_to_visit(
+        pattern,
+        q_tokens,
+        k_tokens,
+        plan.q_block,
+        plan.k_block,
+        common_layout(q_tokens, k_tokens),
+      ),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
       key=inputs.key if inputs.drops else None,
       share=kept_share(inputs.dropout_rate) if inputs.drops else None,
@@ -131,52 +137,26 @@ class _Plan:
   k_len: int
   q_block: int
   k_block: int
-  layout: RowLayout
   scale: float
   soft_cap: float | None
   terms: Any
   trained: tuple[bool, ...]
 
-  def tiles(self, known: '_Known') -> Iterator[tuple[np.ndarray, bool]]:
-    """[tiles, 2] indices of the tiles to visit, once those without and once those with a mask."""
-    has_segments = known.q_segments is not None or known.k_segments is not None
-    if self.layout is RowLayout.ARBITRARY:
-      shape = -(-self.q_len // self.q_block), -(-self.k_len // self.k_block)
-      schedule = np.full(shape, PARTIAL, np.int8)
-    else:
-      schedule = self.pattern.schedule(
-        self.q_len,
-        self.k_len,
-        self.q_block,
-        self.k_block,
-        packed=self.layout is RowLayout.PACKED,
-        has_prefix=known.prefix is not None,
-      )
-    full = schedule == FULL
-    if has_segments:
-      full &= False
-    if self.k_len % self.k_block:
-      full[:, -1] = False
-    for chosen, is_masked in ((full, False), ((schedule != SKIP) & ~full, True)):
-      if chosen.any():
-        yield np.argwhere(chosen).astype(np.int32), is_masked
-
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['q_pos', 'k_pos', 'q_segments', 'k_segments', 'prefix', 'fixed', 'key', 'share'],
+  data_fields=['q_tokens', 'k_tokens', 'tiles', 'fixed', 'key', 'share'],
   meta_fields=[],
 )
 @dataclasses.dataclass(frozen=True)
 class _Known:
-  """What has no gradient: [blocks, #batch, block] of each token, the terms' integers, dropout's
-  key and the share that it keeps (an array: functions are traced once for all rates)."""
+  """What has no gradient: token metadata [blocks, #batch, block], the lists of tiles to visit, the
+  terms' integers, dropout's key and the share that it keeps (an array: functions are traced once for
+  all rates)."""
 
-  q_pos: Any
-  k_pos: Any
-  q_segments: Any
-  k_segments: Any
-  prefix: Any
+  q_tokens: Any
+  k_tokens: Any
+  tiles: Any
   fixed: Any
   key: Any
   share: Any
@@ -222,7 +202,7 @@ def _forward(plan, q, k, v, sink, parameters, known):
   if sink is not None:  # A first key of every query, without a value.
     logits = jnp.broadcast_to(sink.astype(dtype)[..., None], rows)
     carry = carry[0], logits, jnp.ones(rows, dtype)
-  out, largest, total = _over_tiles(plan, known, visit, carry)
+  out, largest, total = _over_tiles(known, visit, carry)
   sees = total > 0
   total = jnp.where(sees, total, 1)
   logsumexp = jnp.where(sees, largest + jnp.log(total), jnp.inf)
@@ -283,7 +263,7 @@ def _backward(plan, saved, d_out):
     lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), dtype)),
     (q, k, v, parameters),
   )
-  d_q, d_k, d_v, d_parameters = _over_tiles(plan, known, visit, carry)
+  d_q, d_k, d_v, d_parameters = _over_tiles(known, visit, carry)
   d_sink = None
   if sink is not None:
     d_logits = -jnp.exp(sink.astype(dtype)[..., None] - logsumexp) * weighted
@@ -293,14 +273,13 @@ def _backward(plan, saved, d_out):
   return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, inputs)
 
 
-def _over_tiles(plan: _Plan, known: _Known, visit: Callable, carry: Any) -> Any:
-  for tiles, is_masked in plan.tiles(known):
-    table = jnp.asarray(tiles)
+def _over_tiles(known: _Known, visit: Callable, carry: Any) -> Any:
+  for tiles in known.tiles:
 
-    def body(step, carry, table=table, is_masked=is_masked):
-      return visit((table[step, 0], table[step, 1]), is_masked, carry)
+    def one(i, j, carry, is_masked=tiles.is_masked):
+      return visit((i, j), is_masked, carry)
 
-    carry = jax.lax.fori_loop(0, len(tiles), body, carry)
+    carry = tiles.loop(one, carry)
   return carry
 
 
@@ -312,21 +291,18 @@ def _dots(plan, queries, keys):
 
 def _scores(plan, scores, parameters, known, i, j, is_masked):
   """Adds the position terms of tile (i, j) to its dot products; -inf where unseen."""
-  q_pos, k_pos = _at(known.q_pos, i), _at(known.k_pos, j)
+  q_tokens = jax.tree.map(lambda x: _at(x, i), known.q_tokens)
+  k_tokens = jax.tree.map(lambda x: _at(x, j), known.k_tokens)
   trained, fixed = iter(parameters), iter(known.fixed)
   leaves = [next(trained if is_trained else fixed) for is_trained in plan.trained]
   terms = jax.tree.unflatten(plan.terms, leaves)
   if terms is not None:
     num_heads = scores.shape[1] * scores.shape[2]
-    added = terms.scores(Tokens(q_pos), Tokens(k_pos), num_heads)
+    added = terms.scores(q_tokens, k_tokens, num_heads)
     scores += added.astype(scores.dtype).reshape(-1, *scores.shape[1:])
   if not is_masked:
     return scores
-  q_segments, k_segments, prefix = (
-    None if x is None else _at(x, n)
-    for x, n in ((known.q_segments, i), (known.k_segments, j), (known.prefix, j))
-  )
-  seen = visible(plan.pattern, q_pos, k_pos, prefix, q_segments, k_segments)
+  seen = visible(plan.pattern, q_tokens, k_tokens)
   if plan.k_len % plan.k_block:
     seen &= j * plan.k_block + jnp.arange(plan.k_block) < plan.k_len
   return jnp.where(seen[:, None, None], scores, -jnp.inf)
@@ -338,8 +314,6 @@ def _dot(equation, a, b, dtype):
 
 def _cut(x: Any, block: int, axis: int) -> Any:
   """Pads `axis` with zeros to whole blocks and moves the blocks to the front."""
-  if x is None:
-    return None
   num_blocks = -(-x.shape[axis] // block)
   padding = [(0, 0)] * x.ndim
   padding[axis] = 0, num_blocks * block - x.shape[axis]

@@ -16,7 +16,7 @@ from t2x.layers.kernels.base import (
   soft_capped,
   softmax_dtype,
 )
-from t2x.layers.patterns import attention_mask
+from t2x.layers.masks import attention_mask
 
 __all__ = ['Dense']
 

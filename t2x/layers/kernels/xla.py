@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 from t2x.layers.base import RowLayout
 from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, hide_blind
-from t2x.layers.patterns import And, Causal, Full, Pattern, Window, attention_mask
+from t2x.layers.masks import attention_mask
+from t2x.layers.patterns import Pattern
 
 __all__ = ['XLA']
 
@@ -87,11 +88,11 @@ def _cudnn_refusal(scores: DotProduct, inputs: AttentionInputs) -> str | None:
 
 def _native(pattern: Pattern) -> dict[str, Any] | None:
   """The arguments by which cuDNN honours the pattern itself; None where it cannot."""
-  match pattern:
-    case Full():
+  match pattern.offsets():
+    case (None, None):
       return {}
-    case Causal():
+    case (0, None):
       return {'is_causal': True}
-    case And(Causal(), Window(size, 1)) | And(Window(size, 1), Causal()):
-      return {'is_causal': True, 'local_window_size': (size - 1, 0)}
+    case (0, int(highest)):
+      return {'is_causal': True, 'local_window_size': (highest, 0)}
   return None

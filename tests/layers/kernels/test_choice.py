@@ -48,14 +48,21 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
 
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   monkeypatch.setattr(jax.nn, 'dot_product_attention', xla)
-  for pattern in (Full(), Causal(), Causal() & Window(3), Window(3) & Causal()):
+  for pattern in (
+    Full(),
+    Causal(),
+    Causal() & Window(3),
+    Window(3) & Causal(),
+    Causal() & Causal() & Window(3),
+    Window(5) & (Window(3) & Causal()),
+  ):
     call = inputs(q, k, v, pattern=pattern)
     assert Auto().choose(call)[0] == XLA('cudnn')
     out, expected = (f(call) for f in (XLA('cudnn'), Dense()))
     np.testing.assert_allclose(
       np.asarray(out, np.float32), np.asarray(expected, np.float32), atol=2e-2
     )
-  assert asked == ['cudnn'] * 4
+  assert asked == ['cudnn'] * 6
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from t2x.layers.kernels import (
   PositionTerms,
 )
 from t2x.layers.kernels.blockwise import tile_dropout
-from t2x.layers.patterns import Blocks, Causal, Full, Global, Prefix, Window
+from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window, marks_of
 from t2x.layers.position_encoding import PositionEncoding
 
 SCALE = 0.3
@@ -28,6 +28,7 @@ LEAVES = [
   Full(),
   Causal(),
   Prefix(),
+  Marked('global'),
   Window(5),
   Window(3, dilation=2),
   Global(3),
@@ -101,6 +102,11 @@ def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, bias=None
   return AttentionInputs(scores, v, pattern, q_tokens, k_tokens, terms, **settings)
 
 
+def marks(rng, share=0.3, length=21):
+  """Random marks of two rows."""
+  return {name: jnp.asarray(rng.random((2, length)) < share) for name in ('prefix', 'global')}
+
+
 @functools.partial(jit, static_argnums=(0, 1))
 def value_and_gradients(kernel, pattern, q, k, v, bias, q_tokens, k_tokens):
   def loss(q, k, v, bias):
@@ -155,7 +161,7 @@ def test_kernels_equal_the_loops(kernel, pattern):
   q, k, v = arrays(rng)
   bias, tokens = TableBias(4, nnx.Rngs(0)), packed(rng)
   positions, segments = np.asarray(tokens.positions), np.asarray(tokens.segments)
-  mask = pattern.allows(positions[:, :, None], positions[:, None, :])
+  mask = pattern.allows(Tokens(positions[:, :, None]), Tokens(positions[:, None, :]))
   mask &= (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
   expected = oracle(q, k, v, mask[:, None], bias.scores(None, None, tokens, tokens, scale=SCALE))
   out = attend(kernel, pattern, q, k, v, tokens, bias=bias)
@@ -167,19 +173,26 @@ def test_kernels_equal_the_loops(kernel, pattern):
 def test_kernels_equal_dense_over_random_patterns(kernel, seed):
   rng = np.random.default_rng(seed)
   pattern = random_pattern(rng)
-  prefix = jnp.asarray(rng.random((2, 21)) < 0.3)
-  tokens = Tokens.row(21, marks={'prefix': prefix} if seed % 2 or pattern.reads else {})
+  tokens = Tokens.row(21, marks=marks(rng) if seed % 2 or marks_of(pattern) else {})
   assert_agree(kernel, pattern, *arrays(rng), None, tokens)
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
 @pytest.mark.parametrize(
-  'pattern', [Causal(), Causal() & Blocks(3), Global(2) | Window(2), Causal() | Prefix()], ids=str
+  'pattern',
+  [
+    Causal(),
+    Causal() & Blocks(3),
+    Global(2) | Window(2),
+    Causal() | Prefix(),
+    Window(2) | Marked('global'),
+  ],
+  ids=str,
 )
 def test_kernels_equal_dense_on_packed_rows_with_a_bias(kernel, pattern):
   rng = np.random.default_rng(1)
   tokens = packed(rng)
-  tokens = dataclasses.replace(tokens, marks={'prefix': jnp.asarray(rng.random((2, 21)) < 0.3)})
+  tokens = dataclasses.replace(tokens, marks=marks(rng))
   assert_agree(kernel, pattern, *arrays(rng), TableBias(4, nnx.Rngs(1)), tokens)
 
 
@@ -336,6 +349,43 @@ def test_skipped_tiles_are_never_read(pattern, poisoned):
   assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens.row(32))[:, :8]).any()
 
 
+def test_tiles_without_marked_tokens_are_never_read():
+  """Only the key tile of the marked token is read beside the window, forward and backward."""
+  q, k, v = arrays(np.random.default_rng(11), q_len=64, k_len=64)
+  poisoned = slice(16, 40)
+  k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
+  marked = jnp.zeros((2, 64), bool).at[0, 41].set(True).at[1, 47].set(True)
+  pattern = Window(3) | Marked('global')
+  tokens = Tokens.row(64, marks={'global': marked})
+  queries = jax.tree.map(lambda x: x[:, :8], tokens)
+
+  def first(kernel):
+    return value_and_gradients(kernel, pattern, q[:, :8], k, v, None, queries, tokens)
+
+  out, gradients = first(Blockwise(8, 8))
+  assert jnp.isfinite(out).all() and all(jnp.isfinite(g).all() for g in gradients)
+  assert jnp.isnan(first(Dense())[0]).any()
+
+
+@pytest.mark.parametrize('seed', range(3))
+def test_blockwise_equals_dense_where_few_tiles_are_left_at_run_time(seed):
+  """Long rows, small tiles: packed segments, padding and marks at random, with dropout off and on."""
+  rng = np.random.default_rng(seed)
+  segments = np.sort(rng.integers(1, 6, (2, 70)))
+  segments[1, 50:] = 0
+  starts = np.stack([[np.flatnonzero(row == s)[0] for s in row] for row in segments])
+  positions = jnp.asarray((np.arange(70) - starts) * (segments > 0))
+  tokens = Tokens(
+    positions,
+    jnp.asarray(segments),
+    marks=marks(rng, 0.03, 70),
+    layout=RowLayout.PACKED,
+  )
+  pattern = [Window(3) | Marked('global'), Causal() | Prefix(), Causal() & ~Marked('global')][seed]
+  numbers = arrays(rng, q_len=70, k_len=70)
+  assert_agree(Blockwise(8, 6), pattern, *numbers, TableBias(4, nnx.Rngs(1)), tokens)
+
+
 def temporary_bytes(kernel, length):
   def loss(q, k, v):
     return kernel(inputs(q, k, v)).sum()
@@ -353,13 +403,15 @@ def test_memory_of_blockwise_is_linear_in_length():
   assert long < dense_long / 10
 
 
-def test_blockwise_under_vmap_scan_and_remat_equals_dense():
-  q, k, v = arrays(np.random.default_rng(17))
+@pytest.mark.parametrize('pattern', [Causal(), Window(3) | Marked('global')], ids=str)
+def test_blockwise_under_vmap_scan_and_remat_equals_dense(pattern):
+  rng = np.random.default_rng(17)
+  (q, k, v), tokens = arrays(rng), Tokens.row(21, marks=marks(rng, 0.1))
   biases = jax.vmap(lambda key: TableBias(4, nnx.Rngs(key)))(jax.random.split(jax.random.key(0), 2))
 
   def loss(biases, kernel):
     def layer(x, bias):
-      return x + kernel(inputs(x, k, v, bias=bias)), None
+      return x + kernel(inputs(x, k, v, pattern=pattern, q_tokens=tokens, bias=bias)), None
 
     def model(x):
       return jax.lax.scan(jax.checkpoint(layer), x, biases)[0]
