@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
+from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
@@ -192,9 +192,7 @@ class MultiHeadAttention(nnx.Module):
     """Rows of x that are copies of one row of the source are so many more queries of that row."""
     q = None if self.q is None else self._queries(x)
     k, v = _swapped(cache.k), _swapped(cache.v).astype(x.dtype)
-    if k_tokens.layout is RowLayout.PACKED:
-      # It holds between tokens of one sequence only.
-      k_tokens = dataclasses.replace(k_tokens, layout=RowLayout.ARBITRARY)
+    k_tokens = k_tokens.elsewhere()
     rows, (batch, length, _) = v.shape[0], x.shape
     if rows == batch:
       return self._attend(q, q, k, v, call, k_tokens)

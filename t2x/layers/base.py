@@ -79,6 +79,12 @@ class Tokens:
     """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
     return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
+  def elsewhere(self) -> 'Tokens':
+    """The same for another sequence: without PACKED, which holds between tokens of one sequence only."""
+    if self.layout is not RowLayout.PACKED:
+      return self
+    return dataclasses.replace(self, layout=RowLayout.ARBITRARY)
+
   def as_queries(self) -> 'Tokens':
     """A view with arrays [#batch, length, 1, ...], which broadcasts against `as_keys` of others."""
     return jax.tree.map(lambda x: x[:, :, None], self)

@@ -93,12 +93,12 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
     for block, pattern in zip(body.stack.blocks, body.patterns, strict=True):
       if not isinstance(block, (SublayerBlock, ParallelBlock)):
         continue
+      encoding = body.encoding if block.encoding is None else block.encoding
       for name, mixer in block.sublayers.items():
         if name == 'cross' or not isinstance(mixer, MultiHeadAttention):
           continue
         line = str(mixer.kernel)
         if isinstance(mixer.kernel, Auto):
-          encoding = body.encoding if block.encoding is None else block.encoding
           line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype)
         line += f' under {pattern}'
         if line not in told:
