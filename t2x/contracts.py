@@ -59,10 +59,9 @@ class Outcome:
 
 def moved(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
   """The module with N(0, scale) added to each parameter: initial zeros and ones hide errors."""
-  leaves, structure = jax.tree.flatten(module)
   rng = np.random.default_rng(seed)
-  return structure.unflatten(
-    [leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype) for leaf in leaves]
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), module
   )
 
 
@@ -104,7 +103,7 @@ class Subject:
     """A call with the encoding, if the part reads it."""
     encoding = self.encoding if 'encoding' in self.part.reads else None
     row = Tokens.row(length or self.length) if tokens is None else tokens
-    return Call(row, pattern, **({'encoding': encoding} | fields))
+    return dataclasses.replace(Call(row, pattern, encoding), **fields)
 
   def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
     """The result of the part, compiled."""

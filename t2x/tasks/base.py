@@ -87,6 +87,11 @@ class Task(abc.ABC):
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
 
+  @property
+  def one_segment(self) -> bool:
+    """Whether every row is one segment without padding, so that models are given no segments."""
+    return False
+
   def fit_tokenizer(self) -> Tokenizer | None:
     """The tokenizer, trained on the source at first use; None for tasks without text."""
     return None

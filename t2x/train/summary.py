@@ -99,7 +99,7 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
           continue
         line = str(mixer.kernel)
         if isinstance(mixer.kernel, Auto):
-          line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype)
+          line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment)
         line += f' under {pattern}'
         if line not in told:
           told.append(line)
@@ -107,9 +107,15 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
 
 
 def _chosen(
-  kernel: Auto, mixer: Any, pattern: Pattern, encoding: PositionEncoding, length: int, dtype: str
+  kernel: Auto,
+  mixer: Any,
+  pattern: Pattern,
+  encoding: PositionEncoding,
+  length: int,
+  dtype: str,
+  one_segment: bool,
 ) -> str:
-  """What Auto picks for rows of `length` packed tokens, and why."""
+  """What Auto picks for rows of `length` tokens, of one segment or packed, and why."""
   chosen: list[str] = []
 
   def ask(stacked):
@@ -117,7 +123,8 @@ def _chosen(
     q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
     whole = jnp.ones((1, length), jnp.int32)
-    tokens = Tokens(whole, whole, layout=RowLayout.PACKED)
+    packed = Tokens(whole, whole, layout=RowLayout.PACKED)
+    tokens = Tokens.row(length) if one_segment else packed
     terms = None
     if encoding.hooks & {'scores', 'values'}:
       content = jnp.zeros((1, mixer.num_heads, length, length)) if encoding.reads_content else None

@@ -14,6 +14,7 @@ from t2x.layers import (
   PatchEmbedding,
   PlusAlpha,
   RandomScores,
+  Result,
   ReZero,
   T5Bias,
   TokenEmbedding,
@@ -165,7 +166,7 @@ def test_float32_scalars_act_unrounded_and_keep_the_stream_bfloat16(wiring):
   x, y = jnp.zeros((2, 1200, 8), jnp.bfloat16), jnp.full((2, 1200, 8), 3.0, jnp.bfloat16)
 
   def run(module):
-    return module(x, lambda _: (y, None))[0]
+    return module(x, lambda _: Result(y)).x
 
   # 3 * 1.0035 rounds to 3.015625; with the scalar rounded first to 1.0 it would be 3.
   getattr(module, name)[...] = jnp.asarray(1.0035)

@@ -93,6 +93,11 @@ def packed(rng, length=21, batch=2):
   return Tokens(jnp.asarray(positions), jnp.asarray(segments), layout=RowLayout.PACKED)
 
 
+def marks(rng, share=0.3, length=21):
+  """Random marks of two rows."""
+  return {name: jnp.asarray(rng.random((2, length)) < share) for name in ('prefix', 'global')}
+
+
 def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, bias=None, **settings):
   """Tokens None: contiguous rows; k_tokens None with q_tokens: the same for both sides."""
   scores = settings.pop('scores', None) or DotProduct(q, k, SCALE)
@@ -100,11 +105,6 @@ def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, bias=None
   k_tokens = (q_tokens or Tokens.row(k.shape[1])) if k_tokens is None else k_tokens
   q_tokens = q_tokens or Tokens.row(q.shape[1])
   return AttentionInputs(scores, v, pattern, q_tokens, k_tokens, terms, **settings)
-
-
-def marks(rng, share=0.3, length=21):
-  """Random marks of two rows."""
-  return {name: jnp.asarray(rng.random((2, length)) < share) for name in ('prefix', 'global')}
 
 
 @functools.partial(jit, static_argnums=(0, 1))
@@ -347,43 +347,6 @@ def test_skipped_tiles_are_never_read(pattern, poisoned):
 
   assert jnp.isfinite(attend(Blockwise(8, 8), pattern, q, k, v, Tokens.row(32))[:, :8]).all()
   assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens.row(32))[:, :8]).any()
-
-
-def test_tiles_without_marked_tokens_are_never_read():
-  """Only the key tile of the marked token is read beside the window, forward and backward."""
-  q, k, v = arrays(np.random.default_rng(11), q_len=64, k_len=64)
-  poisoned = slice(16, 40)
-  k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
-  marked = jnp.zeros((2, 64), bool).at[0, 41].set(True).at[1, 47].set(True)
-  pattern = Window(3) | Marked('global')
-  tokens = Tokens.row(64, marks={'global': marked})
-  queries = jax.tree.map(lambda x: x[:, :8], tokens)
-
-  def first(kernel):
-    return value_and_gradients(kernel, pattern, q[:, :8], k, v, None, queries, tokens)
-
-  out, gradients = first(Blockwise(8, 8))
-  assert jnp.isfinite(out).all() and all(jnp.isfinite(g).all() for g in gradients)
-  assert jnp.isnan(first(Dense())[0]).any()
-
-
-@pytest.mark.parametrize('seed', range(3))
-def test_blockwise_equals_dense_where_few_tiles_are_left_at_run_time(seed):
-  """Long rows, small tiles: packed segments, padding and marks at random, with dropout off and on."""
-  rng = np.random.default_rng(seed)
-  segments = np.sort(rng.integers(1, 6, (2, 70)))
-  segments[1, 50:] = 0
-  starts = np.stack([[np.flatnonzero(row == s)[0] for s in row] for row in segments])
-  positions = jnp.asarray((np.arange(70) - starts) * (segments > 0))
-  tokens = Tokens(
-    positions,
-    jnp.asarray(segments),
-    marks=marks(rng, 0.03, 70),
-    layout=RowLayout.PACKED,
-  )
-  pattern = [Window(3) | Marked('global'), Causal() | Prefix(), Causal() & ~Marked('global')][seed]
-  numbers = arrays(rng, q_len=70, k_len=70)
-  assert_agree(Blockwise(8, 6), pattern, *numbers, TableBias(4, nnx.Rngs(1)), tokens)
 
 
 def temporary_bytes(kernel, length):
