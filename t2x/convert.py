@@ -114,27 +114,29 @@ def _tokenizer(folder: Path, notes: list[str]) -> Any:
 def _use(theirs: Path, run: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
   """The gin text of a run that generates; empty for models that do not."""
   from t2x.decode.generation_config import strategy_of
-  from t2x.models import Decoder
 
-  if hasattr(model, 'encoder'):
-    task, lengths = 'Translation', ['source_length', 'target_length']
-  elif isinstance(getattr(model, 'body', None), Decoder):
-    task, lengths = 'CausalLM', ['length']
+  spec = model.spec
+  if spec.inputs == 'a source and a target':
+    task = 'Translation'
+    lengths = {'source_length': spec.max_source_length, 'target_length': spec.max_length}
+  elif 'token logits' in spec.outputs and spec.is_causal(LENGTH):
+    task, lengths = 'CausalLM', {'length': spec.max_length}
   else:
     return ''
-  given = {'eos_token_id': _eos_ids(theirs, model.vocab_size)} | _known(theirs / GENERATION)
+  given = {'eos_token_id': _eos_ids(theirs, spec.vocab_size)} | _known(theirs / GENERATION)
   strategy, left = strategy_of(
     given,
     eos_id=tokenizer.eos_id,
-    vocab_size=model.vocab_size,
+    vocab_size=spec.vocab_size,
     where=str(theirs / GENERATION),
   )
   if left:
     notes.append(f'left out of {GENERATION}: {", ".join(left)}')
-  length = min(LENGTH, model.max_length or LENGTH)
   return USE.format(
     task=task,
-    lengths='\n'.join(f'  {name} = {length}' for name in lengths),
+    lengths='\n'.join(
+      f'  {name} = {min(LENGTH, most or LENGTH)}' for name, most in lengths.items()
+    ),
     run=config_lib.to_gin(str(run)),
     vocab_size=tokenizer.vocab_size,
     strategy=config_lib.gin_of(f'{task}.strategy', strategy),

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from fake_models import WithLogits, spec
 from flax import nnx
 
 from t2x.data import BabelDates, Bytes, Digits, TextFiles
-from t2x.layers import MLP, MultiHeadAttention, TokenEmbedding, normal, param
-from t2x.models import Block, Decoder, LanguageModel, Output, Stack
+from t2x.layers import MLP, Aux, MultiHeadAttention, TokenEmbedding, normal, param
+from t2x.models import Block, Decoder, LanguageModel, Output, Stack, TiedHead
 from t2x.tasks import (
   CausalLM,
   ImageClassification,
@@ -98,14 +99,14 @@ def batch_of(task, num_rows=8, seed=0):
   return {name: jnp.asarray(array(name, one), one.dtype) for name, one in spec.items()}
 
 
-class Bag(nnx.Module):
+class Bag(WithLogits, nnx.Module):
   """Linear in the vectors of each token, and for a target in the mean vector of its source."""
 
   def __init__(self, num_logits, rngs):
     self.table = param(normal(1.0), (VOCAB, 4), ('vocab', 'embed'), rngs)
     self.out = param(normal(1.0), (4, num_logits), ('embed', 'vocab'), rngs)
     self.classes = param(normal(1.0), (4, CLASSES), ('embed', 'classes'), rngs)
-    self.embedding = nnx.static(None)
+    self.spec = nnx.static(spec())
 
   @property
   def head(self):
@@ -114,15 +115,14 @@ class Bag(nnx.Module):
   def classify(self, x, segments, key):
     return x.mean(axis=1) @ self.classes[...]
 
-  def hidden(self, ids, **settings):
-    return Output(self.table[...][ids])
+  def hidden(self, *ids, **settings):
+    vectors = self.table[...][ids[-1]]
+    if len(ids) == 2:
+      vectors += self.table[...][ids[0]].mean(axis=1, keepdims=True)
+    return Output(vectors)
 
   def logits(self, x):
     return x @ self.out[...]
-
-  def __call__(self, *ids, **settings):
-    source, target = (self.table[...][one] for one in (ids[0], ids[-1]))
-    return Output(self.logits(target + source.mean(axis=1, keepdims=True)))
 
 
 class Pixels(nnx.Module):
@@ -145,13 +145,17 @@ def model_of(task):
 class Balanced(MLP):
   """An MLP with an auxiliary loss of each row: the mean square of its input."""
 
-  def __call__(self, x, key=None):
-    y, _ = super().__call__(x, key)
-    return y, {'balance': 0.1 * jnp.square(x).mean(axis=(1, 2))}
+  def __call__(self, x, call, cache=None):
+    aux = Aux({'balance': 0.1 * jnp.square(x).mean(axis=(1, 2))})
+    return dataclasses.replace(super().__call__(x, call, cache), aux=aux)
 
 
-def transformer():
-  """A scanned decoder whose feed-forward layers give an auxiliary loss."""
+def transformer(chunk=None):
+  """A scanned decoder whose feed-forward layers give an auxiliary loss.
+
+  Args:
+    chunk: that of its head.
+  """
   block = functools.partial(
     Block,
     mixer=functools.partial(MultiHeadAttention, num_heads=2),
@@ -161,6 +165,7 @@ def transformer():
     d_model=8,
     embedding=functools.partial(TokenEmbedding, vocab_size=VOCAB),
     body=functools.partial(Decoder, stack=functools.partial(Stack, num_layers=3, blocks=[block])),
+    head=functools.partial(TiedHead, chunk=chunk),
     rngs=nnx.Rngs(0),
   )
   # Vectors of about length 1: norms of small ones enlarge rounding errors.

@@ -25,7 +25,7 @@ def random_batch(run, seed: int = 0):
 
   rng = np.random.default_rng(seed)
   model = run.program.blueprint.shapes
-  classes = getattr(run.task, 'num_classes', None) or model.vocab_size
+  classes = model.spec.num_classes or model.spec.vocab_size
   batch = {}
   for name, leaf in run.task.spec(run.trainer.batch_size).items():
     shape = leaf.shape

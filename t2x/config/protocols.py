@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = ['class_of', 'is_protocol', 'protocol_misfit']
 
+_MISSING = object()
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -29,8 +30,10 @@ def class_of(hint: Any) -> Any:
 def protocol_misfit(given: type, wanted: type) -> str | None:
   """Why a class does not implement a protocol, after ': '; None where it does."""
   for name, member in _members(wanted):
-    own = inspect.getattr_static(given, name, None)
-    if own is None or (name == '__call__' and '__call__' not in dir(given)):
+    own = inspect.getattr_static(given, name, _MISSING)
+    # A property may be given as the class attribute None, a method may not.
+    is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
+    if is_missing or (name == '__call__' and '__call__' not in dir(given)):
       return f': {given.__name__} has no {name}'
     if inspect.isfunction(member) and inspect.isfunction(own):
       reason = _call_misfit(own, member)

@@ -1,13 +1,7 @@
-"""The one loop of generation: prompts in one pass, then a token a step from the model's cache.
+"""The generation loop: prompts in one pass, then a token per step from the model's cache.
 
-A model is anything with
-- `init_cache(batch, length, **inputs)`: a pytree whose every leaf has the batch on axis
-  `model.cache_batch_axis`;
-- `decode(ids, tokens, cache, last=None) -> (logits, cache)`: `ids` [batch, n] extend what the cache
-  holds at `tokens.positions`, those with `tokens.segments` 0 are padding, and `last` [batch] asks
-  for the logits of that token of each row alone, [batch, 1, vocab];
-- `patterns`: the attention patterns of its blocks; a pattern that reads a prefix sees the prompt as it;
-- optionally `max_length`: how many positions it knows.
+The model is a `DecodingModel`: a prefix that one of its attention patterns reads is the prompt, and no
+sequence is longer than its `spec.max_length`.
 
 It is an argument of the compiled function. That is compiled again for another batch size, padded
 prompt width, limit, strategy or model structure; not for other prompts, lengths, keys or weights.
@@ -28,12 +22,13 @@ from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.models import DecodingModel
 
 __all__ = ['generate']
 
 
 def generate(
-  model: Any,
+  model: DecodingModel,
   prompts: Int[Array | np.ndarray, 'batch prompt'],
   prompt_lengths: Int[Array | np.ndarray, ' batch'],
   *,
@@ -50,7 +45,7 @@ def generate(
   """Continues each prompt until `eos_id` or its limit.
 
   Args:
-    model: see the module's docstring. An encoder-decoder gets its source through `cache_inputs`.
+    model: a language model or an encoder-decoder, which gets its source through `cache_inputs`.
     prompts: ids, padded on the right; for an encoder-decoder the token that starts a target.
     prompt_lengths: tokens of each prompt, at least 1.
     max_new_tokens: the most tokens to generate, the end token included.
@@ -69,7 +64,7 @@ def generate(
     UserError: limits, lengths or counts that cannot be met.
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  known_positions = getattr(model, 'max_length', None)
+  known_positions = model.spec.max_length
   limits = _limits(prompts, lengths, max_new_tokens, max_length, known_positions)
   _check(strategy, num_return, key)
   prompts = _pad(prompts, pad_id, known_positions)
@@ -83,7 +78,7 @@ def generate(
     spread(np.asarray(limits, np.int32)),
     key if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
-    cache_length=max(prompts.shape[1], min(prompts.shape[1] + room, max_length or 2**31)),
+    num_slots=prompts.shape[1] + room,
     max_new_tokens=room,
     strategy=strategy,
     num_return=num_return,
@@ -175,7 +170,7 @@ def _pad(prompts, pad_id, known_positions):
 @functools.partial(
   jax.jit,
   static_argnames=(
-    'cache_length',
+    'num_slots',
     'max_new_tokens',
     'strategy',
     'num_return',
@@ -192,7 +187,7 @@ def _run(
   key,
   cache_inputs,
   *,
-  cache_length,
+  num_slots,
   max_new_tokens,
   strategy,
   num_return,
@@ -212,12 +207,12 @@ def _run(
     eos_ids,
     pad_id,
   )
-  axis = model.cache_batch_axis
-
   dtype = {} if cache_dtype is None else {'dtype': cache_dtype}
-  cache = model.init_cache(batch, cache_length, **cache_inputs, **dtype)
+  cache = model.init_cache(batch, num_slots, **cache_inputs, **dtype)
   logits, cache = _prefill(model, prompts, lengths, cache)
-  cache = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=axis), cache)
+  # The loop slices neither stacked parameters nor stacked caches.
+  model, cache = model.unstacked(cache)
+  cache = cache.repeat(copies) if copies > 1 else cache
   logits = jnp.broadcast_to(logits, (batch, copies, logits.shape[-1]))
   state, _ = strategy.advance(strategy.start(request), logits, jnp.int32(0), request)
 
@@ -234,7 +229,7 @@ def _run(
     logits, cache = model.decode(state.last.reshape(-1, 1), tokens, cache)
     logits = logits.reshape(batch, copies, -1)
     state, parents = strategy.advance(state, logits, step, request)
-    return step + 1, state, _follow(cache, parents, axis)
+    return step + 1, state, _follow(cache, parents)
 
   _, state, _ = jax.lax.while_loop(unfinished, one_token, (jnp.int32(1), state, cache))
   return strategy.finish(state, request)
@@ -248,20 +243,19 @@ def _right_aligned(prompts, lengths):
 def _prefill(model, prompts, lengths, cache):
   """Logits [batch, 1, vocab] behind each prompt, and the cache that holds the prompts.
 
-  Padding is written too, as padding (segment 0), into slots that generated tokens take later.
+  Padding takes slots too, as padding (segment 0).
   """
   segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
-  has_prefix = any('marks.prefix' in pattern.reads for pattern in model.patterns)
+  has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
   marks = {'prefix': segments.astype(bool)} if has_prefix else {}
   tokens = Tokens.row(prompts.shape[1], segments=segments, marks=marks)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 
-def _follow(cache, parents, axis):
+def _follow(cache, parents):
   """The cache of each sequence's parent: beams that go on take theirs along."""
   if parents is None:
     return cache
   batch, copies = parents.shape
-  rows = (jnp.arange(batch)[:, None] * copies + parents).reshape(-1)
-  return jax.tree.map(lambda leaf: jnp.take(leaf, rows, axis=axis), cache)
+  return cache.take((jnp.arange(batch)[:, None] * copies + parents).reshape(-1))

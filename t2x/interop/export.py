@@ -23,6 +23,7 @@ __all__ = ['export']
 
 # What a model of our parts computes does not depend on these attributes, nor on which of our kernels it uses.
 FREE = {
+  'chunk',
   'dropout_rate',
   'final_dropout',
   'input_dropout',

@@ -15,9 +15,8 @@ from t2x.layers.activations import (
   swish,
   tanh,
 )
-from t2x.layers.attention import AttentionCache, CrossCache, MultiHeadAttention
+from t2x.layers.attention import MultiHeadAttention
 from t2x.layers.base import (
-  Context,
   Initializer,
   Linear,
   RowLayout,
@@ -25,9 +24,10 @@ from t2x.layers.base import (
   dropout,
   param,
 )
+from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
-from t2x.layers.feed_forward import MLP, GatedMLP
+from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
   depth_scaled,
@@ -43,15 +43,30 @@ from t2x.layers.initializers import (
   zeros,
 )
 from t2x.layers.interfaces import (
+  NO_AUX,
   Aux,
-  CrossMixer,
-  FeedForward,
-  Mixer,
+  Cache,
+  Call,
+  CrossSublayer,
   Norm,
+  Result,
+  Scores,
+  Slots,
+  Source,
   Sublayer,
   Wiring,
 )
-from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
+from t2x.layers.kernels import (
+  XLA,
+  AttentionInputs,
+  Auto,
+  Blockwise,
+  Dense,
+  DotProduct,
+  Kernel,
+  Logits,
+  PositionTerms,
+)
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
@@ -68,16 +83,17 @@ from t2x.layers.patterns import (
   Prefix,
   Window,
 )
+from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
   ALiBi,
   LearnedPositions,
   NoPositions,
-  PositionEncoding,
   RoPE,
   Sinusoidal,
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.scores import CosineScores, DotProductScores
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -86,25 +102,30 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
+from t2x.layers.tupe import TUPE
 from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
+  'NO_AUX',
+  'TUPE',
   'XLA',
   'ALiBi',
   'And',
-  'AttentionCache',
+  'AttentionInputs',
   'Auto',
   'Aux',
-  'Bias',
   'Blocks',
   'Blockwise',
+  'Cache',
+  'Call',
   'Causal',
-  'Context',
-  'CrossCache',
-  'CrossMixer',
+  'CosineScores',
+  'CrossSublayer',
   'Dense',
   'DenseScores',
+  'DotProduct',
+  'DotProductScores',
   'DynamicConvolution',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
@@ -116,6 +137,7 @@ __all__ = [
   'Global',
   'Initializer',
   'Kernel',
+  'KeyValueCache',
   'LayerNorm',
   'LearnedGrid',
   'LearnedPositions',
@@ -123,8 +145,8 @@ __all__ = [
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
+  'Logits',
   'Marked',
-  'Mixer',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',
@@ -135,19 +157,26 @@ __all__ = [
   'Plus',
   'PlusAlpha',
   'PositionEncoding',
+  'PositionTerms',
   'PostNorm',
   'PreNorm',
   'Prefix',
+  'Projections',
   'RMSNorm',
   'RandomScores',
   'ReZero',
   'Replace',
+  'Result',
   'RoPE',
   'RoPEScaling',
   'RowLayout',
+  'Scores',
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
+  'Slots',
+  'Source',
+  'SourceCache',
   'Sublayer',
   'Synthesizer',
   'T5Bias',

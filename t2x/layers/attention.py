@@ -1,104 +1,31 @@
 """Multi-head attention to the sequence itself or to another (https://arxiv.org/abs/1706.03762), with
-shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245), and
-the cache it decodes with."""
+shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245)."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Context, Initializer, Linear, Tokens
+from t2x.layers.base import Initializer, Linear, Tokens
+from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Norm
-from t2x.layers.kernels import Auto, Kernel
-from t2x.layers.patterns import Pattern
-from t2x.layers.positions import PositionEncoding
+from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
+from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel, Logits, PositionTerms
+from t2x.layers.masks import attention_mask
+from t2x.layers.position_encoding import PositionEncoding, Projections
+from t2x.layers.scores import DotProductScores
 from t2x.ranges import Positive, Size, TunableRate
 
-__all__ = ['AttentionCache', 'CrossCache', 'MultiHeadAttention']
-
-
-# The fields of the caches are not annotated with shapes: a stack puts its layers before the batch, and
-# tree functions put other things than arrays into them.
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AttentionCache:
-  """Keys and values of what was read so far; the slot of a token is its position.
-
-  Attributes:
-    k: keys, already rotated, [batch, slots, kv_heads, head_dim]; None for a mixer without keys.
-    v: values, of the same shape; of another mixer, whatever it reads of a token: [batch, slots, ...].
-    segments: segment of the token in each slot, int [batch, slots]; 0: the slot is empty.
-    prefix: bool [batch, slots]: does the pattern `Prefix()` let everybody see the token?
-  """
-
-  k: Any
-  v: Any
-  segments: Any
-  prefix: Any
-
-  @staticmethod
-  def empty(k: Array | None, v: Array) -> 'AttentionCache':
-    """A cache of these zeros, with nothing written."""
-    segments = jnp.zeros(v.shape[:2], jnp.int32)
-    return AttentionCache(k, v, segments, segments.astype(bool))
-
-  @property
-  def tokens(self) -> Tokens:
-    """What is known of the slots."""
-    marks = {'prefix': self.prefix}
-    return Tokens.row(self.v.shape[1], segments=self.segments, marks=marks)
-
-  def write(self, k: Array | None, v: Array, tokens: Tokens) -> 'AttentionCache':
-    """The cache with new keys and values at the slots of their positions, padding left out."""
-    batch, length = v.shape[:2]
-    num_slots = self.v.shape[1]
-    ones = jnp.ones((1, length), jnp.int32)
-    segments = ones if tokens.segments is None else tokens.segments
-    prefix = tokens.marks.get('prefix', jnp.zeros_like(ones))
-    # A slot out of range is not written: `drop` below.
-    slots = jnp.where(segments == 0, num_slots, tokens.positions)
-    slots = jnp.broadcast_to(slots, (batch, length))
-    rows = jnp.arange(batch)[:, None]
-
-    def put(old, new):
-      new = jnp.broadcast_to(new.astype(old.dtype), (batch, length, *old.shape[2:]))
-      return old.at[rows, slots].set(new, mode='drop')
-
-    return AttentionCache(
-      None if k is None else put(self.k, k),
-      put(self.v, v),
-      put(self.segments, segments),
-      put(self.prefix, prefix),
-    )
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class CrossCache:
-  """Keys, values and token metadata of a context.
-
-  Attributes:
-    k: keys [batch, source, kv_heads, head_dim].
-    v: values, of the same shape.
-    tokens: metadata of the context's tokens, each array [batch, source, ...].
-  """
-
-  k: Any
-  v: Any
-  tokens: Tokens
+__all__ = ['MultiHeadAttention']
 
 
 class MultiHeadAttention(nnx.Module):
-  """Attention by `num_heads` heads: to `x` itself, or to a context where one is given.
+  """Attention by `num_heads` heads: to `x` itself, or to a source where one is given.
 
   Args:
     d_model: width of the input and output.
@@ -110,16 +37,22 @@ class MultiHeadAttention(nnx.Module):
     out_bias: a bias on the output.
     qk_norm: builds a norm over the features of a head, put on queries and keys before they are rotated
       (https://arxiv.org/abs/2010.04245). None: no norm.
-    kernel: how scores become outputs.
-    scale: multiplies the scores. None: 1 / sqrt(head_dim).
+    joint_qk_norm: builds a norm over the features of all heads together instead (OLMo 2,
+      https://arxiv.org/abs/2501.00656). None: no norm.
+    scores: builds the scores. Queries and keys are projected only if the scores read them.
+    kernel: computes the output from the scores and values.
+    scale: multiplies dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
+      encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
     kernel_init: initialiser of the query, key and value projections.
     out_init: initialiser of the output projection. None: as `kernel_init`.
 
   Raises:
     UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
-      divide num_heads.
+      divide num_heads, both norms are given, or there is a scale that the scores do not read.
   """
+
+  reads = frozenset({'pattern', 'encoding', 'source'})
 
   def __init__(
     self,
@@ -131,6 +64,8 @@ class MultiHeadAttention(nnx.Module):
     use_bias: bool = True,
     out_bias: bool = True,
     qk_norm: Callable[..., Norm] | None = None,
+    joint_qk_norm: Callable[..., Norm] | None = None,
+    scores: Callable[..., Scores] = DotProductScores,
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
@@ -138,9 +73,16 @@ class MultiHeadAttention(nnx.Module):
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
+    name = type(self).__name__
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    _check_heads(d_model, num_heads, num_kv_heads, head_dim)
+    _check_heads(name, d_model, num_heads, num_kv_heads, head_dim)
     head_dim = head_dim or d_model // num_heads
+    self.scores = scores(num_heads, head_dim, rngs=rngs)
+    reads = self.score_inputs
+    if scale is not None and 'scale' not in reads:
+      raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
+    if qk_norm is not None and joint_qk_norm is not None:
+      raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: leave one out')
     self.num_heads = num_heads
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
@@ -153,8 +95,8 @@ class MultiHeadAttention(nnx.Module):
       shape = (heads, head_dim)
       return Linear((d_model,), shape, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
 
-    self.q = project(num_heads, 'heads')
-    self.k = project(num_kv_heads, 'kv_heads')
+    self.q = project(num_heads, 'heads') if 'q' in reads else None
+    self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
     self.v = project(num_kv_heads, 'kv_heads')
     self.out = Linear(
       (num_heads, head_dim),
@@ -164,98 +106,234 @@ class MultiHeadAttention(nnx.Module):
       use_bias=out_bias,
       rngs=rngs,
     )
-    self.q_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
-    self.k_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
+    self.has_joint_norm = joint_qk_norm is not None
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
-    """An empty cache with `length` slots."""
-    shape = (batch, length, self.num_kv_heads, self.head_dim)
-    return AttentionCache.empty(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    def norm(projection: Linear | None, heads: int) -> Norm | None:
+      build, size = (joint_qk_norm, heads * head_dim) if joint_qk_norm else (qk_norm, head_dim)
+      return None if projection is None or build is None else build(size, rngs=rngs)
 
-  def cross_cache(self, context: Context) -> CrossCache:
-    """Keys and values of a context, computed once for a whole generation."""
-    k, v = self._keys_and_values(context.x)
+    self.q_norm = norm(self.q, num_heads)
+    self.k_norm = norm(self.k, num_kv_heads)
 
-    # Every leaf of a cache has the batch, so that rows can be picked out of it.
-    def full(a):
-      return jnp.broadcast_to(a, (len(context.x), *a.shape[1:]))
+  @property
+  def max_length(self) -> int | None:
+    """The most positions that there are scores for; None: no limit."""
+    return self.scores.max_length
 
-    return CrossCache(k, v, jax.tree.map(full, context.elsewhere().tokens))
+  @property
+  def score_inputs(self) -> frozenset[str]:
+    """What the scores read; see `Scores.reads`."""
+    return self.scores.reads
+
+  def score(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    rotated: tuple[Array | None, Array | None],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    scale: float,
+  ) -> DotProduct | Logits:
+    """The scores, from queries before rotation and from rotated queries and keys."""
+    return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
+    """An empty cache with `num_slots` slots; it has keys where the scores read them."""
+    zeros = jnp.zeros((batch, self.num_kv_heads, num_slots, self.head_dim), dtype)
+    return KeyValueCache(None if self.k is None else zeros, zeros)
+
+  def source_cache(self, source: Source) -> SourceCache:
+    """Keys and values of a source, computed once for a whole generation."""
+    assert source.x is not None  # Caches are made of vectors.
+    k, v = self._keys_and_values(source.x, source.tokens, None)
+    return SourceCache(_swapped(k), _swapped(v))
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens | None = None,
-    encoding: PositionEncoding | None = None,
-    cache: AttentionCache | CrossCache | None = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], AttentionCache | CrossCache | None]:
-    """Attends from `x` to itself, to a context, or to what a cache holds.
+    call: Call,
+    cache: Any = None,
+  ) -> Result:
+    """Attends from `x` to itself, to `call.source`, or to what a cache holds.
 
     Args:
-      context: what is attended to; None: `x` itself. Not looked at when `cache` is a CrossCache.
-      pattern: who may see whom, by position.
-      tokens: metadata of `x`; tokens of segment 0 are not written to the cache. None: a plain row.
-      encoding: rotates queries and keys, adds to scores; None in cross-attention.
-      cache: an AttentionCache is extended by `x` at its positions (slots beyond its length are
-        not written) and then attended to; a CrossCache replaces the context.
-      key: for dropout; None: none.
+      x: the input.
+      call: a source replaces `x` as what is attended to; it has no position encoding.
+      cache: a KeyValueCache is extended by `x` at `call.slots` and then attended to; a SourceCache
+        has the keys and values of the source.
 
     Returns:
-      The output, and the cache: the new one, the CrossCache as it was, or None.
+      The output, and the cache: the extended one, the SourceCache as it was, or None.
     """
-    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
-    q = self.q(x)
-    q = q if self.q_norm is None else self.q_norm(q)
-    if isinstance(cache, CrossCache):
-      k, v, k_tokens = cache.k, cache.v, cache.tokens
+    self._check(x.shape[1], call)
+    if call.source is None:
+      y, cache = self._attend_self(x, call, cache)
     else:
-      source = Context(x, tokens) if context is None else context.elsewhere()
-      k_tokens = source.tokens
-      k, v = self._keys_and_values(source.x)
-    if encoding is not None:
-      if context is not None or isinstance(cache, CrossCache):
-        raise ValueError(
-          'positions of two sequences do not compare: cross-attention has no encoding'
-        )
-      positions = tokens.positions, k_tokens.positions
-      q, k = encoding.rotate(q, k, *positions)
-    if isinstance(cache, AttentionCache):
-      cache = cache.write(k, v, tokens)
-      k, v = cache.k, cache.v
-      k_tokens = cache.tokens
+      y = self._attend_source(x, cache or self.source_cache(call.source), call, call.source.tokens)
+    return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
+
+  def _attend_self(
+    self, x: Array, call: Call, cache: KeyValueCache | None
+  ) -> tuple[Array, KeyValueCache | None]:
+    encoding = call.encoding
+    q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
+    k, v = self._keys_and_values(x, call.tokens, encoding)
+    rotated = q
+    if encoding is not None and 'rotate' in encoding.hooks:
+      assert q is not None and k is not None  # `_check` requires them.
+      rotated, k = encoding.rotate(q, k, call.tokens, call.tokens)
+    k_tokens = call.tokens
+    if cache is not None and call.slots is not None:
+      cache = cache.extend(k, v, call.slots.start)
+      k, v = _swapped(cache.k), _swapped(cache.v)
+      k_tokens = call.slots.tokens
+    return self._attend(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
+
+  def _attend_source(self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
+    """Rows of x that are copies of one row of the source are so many more queries of that row."""
+    q = None if self.q is None else self._queries(x)
+    k, v = _swapped(cache.k), _swapped(cache.v).astype(x.dtype)
+    k_tokens = k_tokens.elsewhere()
+    rows, (batch, length, _) = v.shape[0], x.shape
+    if rows == batch:
+      return self._attend(q, q, k, v, call, k_tokens)
+
+    def grouped(a):
+      return None if a is None else jnp.broadcast_to(a, (batch, length)).reshape(rows, -1)
+
+    tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
+    call = dataclasses.replace(call, tokens=tokens)
+    q = None if q is None else q.reshape(rows, -1, *q.shape[2:])
+    y = self._attend(q, q, k, v, call, k_tokens)
+    return y.reshape(batch, length, self.num_heads, -1)
+
+  def _queries(self, x: Array) -> Array:
+    assert self.q is not None  # The scores read queries.
+    return self._normed(self.q(x), self.q_norm)
+
+  def _keys(self, x: Array) -> Array:
+    assert self.k is not None  # The scores read keys.
+    return self._normed(self.k(x), self.k_norm)
+
+  def _normed(self, x: Array, norm: Norm | None) -> Array:
+    if norm is None:
+      return x
+    if not self.has_joint_norm:
+      return norm(x)
+    return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+
+  def _keys_and_values(
+    self, x: Array, tokens: Tokens, encoding: PositionEncoding | None
+  ) -> tuple[Array | None, Array]:
+    k = None if self.k is None else self._keys(_addressed(x, tokens, encoding))
+    return k, self.v(x)
+
+  def _attend(
+    self,
+    q: Array | None,
+    rotated: Array | None,
+    k: Array | None,
+    v: Array,
+    call: Call,
+    k_tokens: Tokens,
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """The kernel's output for all queries and all keys that are attended to."""
     # Queries stay where their tokens are; every one may look at any key.
-    q = constrain(q, 'batch', 'length', 'heads', None)
-    k, v = (constrain(a.astype(q.dtype), 'batch', None, 'kv_heads', None) for a in (k, v))
-    y = self.kernel(
+    q, rotated = (_constrained(a, v.dtype, 'length', 'heads') for a in (q, rotated))
+    k = _constrained(k, v.dtype, None, 'kv_heads')
+    v = constrain(v, 'batch', None, 'kv_heads', None)
+    encoding = call.encoding
+    scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
+    inputs = AttentionInputs(
+      self.score(q, (rotated, k), call.tokens, k_tokens, scale),
+      v,
+      call.pattern,
+      call.tokens,
+      k_tokens,
+      dropout_rate=self.dropout_rate,
+      key=call.key,
+    )
+    if encoding is not None and encoding.hooks & {'scores', 'values'}:
+      terms = self._terms(encoding, rotated, k, inputs, scale)
+      inputs = dataclasses.replace(inputs, terms=terms)
+    return self.kernel(inputs)
+
+  def _terms(
+    self,
+    encoding: PositionEncoding,
+    q: Array | None,
+    k: Array | None,
+    inputs: AttentionInputs,
+    scale: float,
+  ) -> PositionTerms:
+    """What the encoding adds; its scores are computed here if they read queries or keys."""
+    if not encoding.reads_content or 'scores' not in encoding.hooks:
+      return PositionTerms(encoding, scale)
+    content = encoding.scores(
       q,
       k,
-      v,
-      pattern=pattern,
-      q_tokens=tokens,
-      k_tokens=k_tokens,
-      bias=encoding if encoding is not None and encoding.has_bias else None,
-      scale=self.scale,
-      dropout_rate=self.dropout_rate,
-      key=key,
+      inputs.q_tokens,
+      inputs.k_tokens,
+      scale=scale,
+      project=Projections(self._queries, self._keys),
+      visible=attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens),
     )
-    return self.out(constrain(y, 'batch', 'length', 'heads', None)), cache
+    return PositionTerms(encoding, scale, content)
 
-  def _keys_and_values(self, x: Array) -> tuple[Array, Array]:
-    k = self.k(x)
-    return k if self.k_norm is None else self.k_norm(k), self.v(x)
+  def _check(self, length: int, call: Call) -> None:
+    """Raises where the scores or the encoding cannot be used for this call."""
+    name, scores, encoding = type(self).__name__, type(self.scores).__name__, call.encoding
+    if call.source is not None and 'positions' in self.score_inputs:
+      raise UserError(
+        f'{name} has no scores for a source, since those of {scores} are scores of positions: use '
+        'MultiHeadAttention with DotProductScores for cross-attention'
+      )
+    _check_length(self.scores, length)
+    if encoding is None:
+      return
+    if call.source is not None:
+      raise UserError(
+        'positions of two sequences do not compare: cross-attention has no position encoding'
+      )
+    _check_length(encoding, length)
+    unread = encoding.mixer_hooks & {'address', 'rotate'}
+    if encoding.reads_content:
+      unread = unread | encoding.mixer_hooks & {'scores'}
+    if unread and not {'q', 'k'} <= self.score_inputs:
+      raise UserError(
+        f'{type(encoding).__name__} works on queries and keys ({", ".join(sorted(unread))}), which '
+        f'{scores} in {name} does not read: use another encoding, or scores that read both'
+      )
 
 
-def _check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+def _addressed(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
+  """What queries or keys are projected from."""
+  return encoding.address(x, tokens) if encoding is not None else x
+
+
+def _swapped(a: Any) -> Any:
+  """[batch, heads, length, ...] of a cache from or to [batch, length, heads, ...]; None stays None."""
+  return None if a is None else a.swapaxes(1, 2)
+
+
+def _constrained(x: Array | None, dtype: Any, length: str | None, heads: str) -> Array | None:
+  return None if x is None else constrain(x.astype(dtype), 'batch', length, heads, None)
+
+
+def _check_length(part: Scores | PositionEncoding, length: int) -> None:
+  if part.max_length is not None and length > part.max_length:
+    raise UserError(
+      f'a row of {length} tokens is longer than the {part.max_length} positions of '
+      f'{type(part).__name__}: shorten the rows or make it longer'
+    )
+
+
+def _check_heads(
+  name: str, d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None
+) -> None:
   if head_dim is None and d_model % num_heads:
     raise UserError(
-      f'MultiHeadAttention.num_heads = {num_heads} does not divide d_model = {d_model}: choose '
-      'another or set MultiHeadAttention.head_dim'
+      f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose '
+      f'another or set {name}.head_dim'
     )
   if num_kv_heads < 1 or num_heads % num_kv_heads:
-    raise UserError(
-      f'MultiHeadAttention.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}'
-    )
+    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')

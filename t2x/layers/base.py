@@ -10,15 +10,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.keys import NamedRngs
 
 __all__ = [
-  'Context',
   'Linear',
   'RowLayout',
   'Tokens',
@@ -78,6 +79,12 @@ class Tokens:
     """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
     return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
+  def elsewhere(self) -> 'Tokens':
+    """The same for another sequence: without PACKED, which holds between tokens of one sequence only."""
+    if self.layout is not RowLayout.PACKED:
+      return self
+    return dataclasses.replace(self, layout=RowLayout.ARBITRARY)
+
   def as_queries(self) -> 'Tokens':
     """A view with arrays [#batch, length, 1, ...], which broadcasts against `as_keys` of others."""
     return jax.tree.map(lambda x: x[:, :, None], self)
@@ -85,22 +92,6 @@ class Tokens:
   def as_keys(self) -> 'Tokens':
     """A view with arrays [#batch, 1, length, ...]."""
     return jax.tree.map(lambda x: x[:, None], self)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Context:
-  """What cross-attention reads: vectors and tokens of another sequence."""
-
-  x: Float[Array, 'batch source d_model']
-  tokens: Tokens
-
-  def elsewhere(self) -> 'Context':
-    """The same without PACKED, which holds between tokens of one sequence only."""
-    if self.tokens.layout is not RowLayout.PACKED:
-      return self
-    tokens = dataclasses.replace(self.tokens, layout=RowLayout.ARBITRARY)
-    return dataclasses.replace(self, tokens=tokens)
 
 
 def param(
@@ -114,8 +105,8 @@ def param(
   """A float32 parameter that carries its logical axes.
 
   Stacked layers have one more leading dimension than `axes` has names: it is 'layers'. With
-  `keep_float32` it is not rounded to the compute type of a step. Inside `initialized` its initial
-  value is drawn by name, else with the next key of `rngs`.
+  `keep_float32` a step does not cast it to the compute dtype (see `Dtypes`). Inside `initialized` its
+  initial value is drawn by name, else with the next key of `rngs`.
   """
   if len(axes) != len(shape):
     raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
@@ -123,7 +114,7 @@ def param(
   if isinstance(rngs, NamedRngs):
     value, metadata = rngs.draw(init, tuple(shape))
   else:
-    value = init(rngs.params(), tuple(shape), jnp.float32)
+    value = init(rngs.params(), tuple(shape), Dtypes.parameters)
   return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32, **metadata)
 
 
@@ -141,9 +132,12 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   Raises:
     UserError: an index beyond the table that is known already.
   """
-  if not isinstance(index, jax.core.Tracer) and index.size and int(index.max()) >= len(table):
-    raise UserError(f'index {int(index.max())} is beyond the {len(table)} rows that {name} gives')
-  return table.at[index].get(mode='fill', fill_value=jnp.nan)
+  if not isinstance(index, jax.core.Tracer):
+    # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
+    largest = np.asarray(index).max(initial=-1)
+    if largest >= len(table):
+      raise UserError(f'index {largest} is beyond the {len(table)} rows that {name} gives')
+  return gather(table, index, mode='fill')
 
 
 def kept_share(rate: Tunable) -> Float[Array, '']:
@@ -192,5 +186,5 @@ class Linear(nnx.Module):
     contracted = tuple(range(x.ndim - self.num_inputs, x.ndim)), tuple(range(self.num_inputs))
     y = jax.lax.dot_general(x, kernel, (contracted, ((), ())))
     if self.bias is not None:
-      y = y + self.bias[...].astype(x.dtype)
+      y = y + broadcast(self.bias[...], y.shape, y.dtype)
     return y

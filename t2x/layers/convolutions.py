@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.attention import AttentionCache, CrossCache
-from t2x.layers.base import Context, Initializer, Linear, Tokens, dropout, param
+from t2x.layers.base import Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.masks import check_reads
 from t2x.layers.patterns import Pattern, marks_of
-from t2x.layers.positions import PositionEncoding
 from t2x.ranges import Size, TunableRate
 
 __all__ = ['DynamicConvolution', 'LightweightConvolution']
@@ -25,6 +25,9 @@ __all__ = ['DynamicConvolution', 'LightweightConvolution']
 
 class _Convolution(nnx.Module):
   """What the two share; they differ in where the kernels come from."""
+
+  reads = frozenset({'pattern'})
+  max_length: int | None = None
 
   def __init__(
     self,
@@ -61,60 +64,59 @@ class _Convolution(nnx.Module):
     """The kernels before their softmax; `x` is what they are laid over."""
     raise NotImplementedError
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> AttentionCache:
-    """An empty cache with `length` slots for what the kernels are laid over."""
-    return AttentionCache.empty(None, jnp.zeros((batch, length, self.d_model), dtype))
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> 'RecentTokens':
+    """A cache of the tokens that the taps can reach."""
+    return RecentTokens.empty(batch, self.kernel_size - 1, self.d_model, dtype)
 
   def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens | None = None,
-    encoding: PositionEncoding | None = None,
-    cache: AttentionCache | CrossCache | None = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], AttentionCache | None]:
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: 'RecentTokens | None' = None
+  ) -> Result:
     """Mixes each token with its neighbours in `x`, or in what a cache holds.
 
-    Args:
-      context: refused: a convolution has no neighbours in another sequence.
-      pattern: a tap that it hides gives zero, and so does one in another segment or in padding. Where
-        it lets nobody see later positions, all other taps lie before the token, else half of them.
-      tokens: metadata of `x`; None: a plain row. Neighbours are found by slot, and count where their
-        positions differ as their slots do.
-      encoding: not used: a kernel knows distances by itself.
-      cache: extended by `x` at its positions.
-      key: for dropout of the kernels; None: none.
-
-    Returns:
-      The output and the new cache, or None.
+    A tap that the pattern hides gives zero, and so does one in another segment or in padding. Where the
+    pattern hides all later positions, all taps but one lie before the token, else half of them. Neighbours
+    are found by index, and count where their positions differ as their indices do.
 
     Raises:
-      UserError: a context is given.
+      UserError: a source is given.
     """
-    if context is not None or isinstance(cache, CrossCache):
+    if call.source is not None:
       name = type(self).__name__
-      raise UserError(f'{name} reads no context: use MultiHeadAttention for cross-attention')
-    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+      raise UserError(f'{name} reads no source: use MultiHeadAttention for cross-attention')
     a, gate = jnp.moveaxis(self.gate(x), -2, 0)
     source = constrain(a * jax.nn.sigmoid(gate), 'batch', 'length', 'mlp')
-    kernels = jax.nn.softmax(self.logits(source).astype(jnp.float32))
-    kernels = dropout(kernels, self.dropout_rate, key).astype(x.dtype)
-    if cache is not None:
-      cache = cache.write(None, source, tokens)
-    row = _Row(source, tokens, cache)
-    check_reads(pattern, tokens, row.of_keys)
+    kernels = jax.nn.softmax(self.logits(source).astype(Dtypes.softmax))
+    kernels = dropout(kernels, self.dropout_rate, call.key)
+    if cache is None:
+      check_reads(call.pattern, call.tokens, call.tokens)
+      return Result(self.out(self._convolved(source, kernels, call.tokens, call.pattern)))
+    # The cached tokens stand before those of the call, without padding between them.
+    both, tokens, back = cache.followed_by(source, call.tokens)
+    check_reads(call.pattern, tokens, tokens)
+    length = x.shape[1]
+    kernels = jnp.broadcast_to(kernels, (*x.shape[:2], *kernels.shape[2:]))
+    kernels = jnp.pad(kernels, ((0, 0), (both.shape[1] - length, 0), (0, 0), (0, 0)))
+    y = self._convolved(both, picked(kernels, back.order), tokens, call.pattern)
+    y = picked(y, back.inverse)[:, -length:]
+    return Result(self.out(y), cache.keep(both, tokens))
+
+  def _convolved(
+    self,
+    source: Float[Array, 'batch length d_model'],
+    kernels: Float[Array, '#batch #length heads taps'],
+    tokens: Tokens,
+    pattern: Pattern,
+  ) -> Float[Array, 'batch length d_model']:
     before = _taps_before(pattern, self.kernel_size)
     by_head = (*source.shape[:2], self.num_heads, -1)
     y = jnp.zeros_like(source).reshape(by_head)
     for tap in range(self.kernel_size):
-      value, seen = row.at(tap - before, pattern)
+      value = jnp.roll(source, before - tap, axis=1)
+      seen = _sees(tap - before, source.shape[1], tokens, pattern)
       weight = jnp.where(seen, kernels[..., tap], 0)
-      y += weight[..., None] * value.reshape(by_head)
-    y = y.reshape(source.shape)
-    return self.out(y), cache
+      value = value.reshape(by_head)
+      y += broadcast(weight[..., None], value.shape, value.dtype) * value
+    return y.reshape(source.shape)
 
 
 class LightweightConvolution(_Convolution):
@@ -163,39 +165,90 @@ class DynamicConvolution(_Convolution):
     return self.kernel(x)
 
 
-class _Row:
-  """Vectors to be looked up at an offset from each query, and what is known of their tokens."""
+def _sees(
+  offset: int, length: int, tokens: Tokens, pattern: Pattern
+) -> Bool[Array, '#batch length 1']:
+  """Whether each token sees the one `offset` places after it."""
+  positions, index = tokens.positions, jnp.arange(length)[None] + offset
 
-  def __init__(self, x: Array, tokens: Tokens, cache: AttentionCache | None):
-    self.length = x.shape[1]
-    self.tokens = tokens
-    self.positions = tokens.positions
-    self.has_cache = cache is not None
-    self.x = x if cache is None else cache.v.astype(x.dtype)
-    self.of_keys = tokens if cache is None else cache.tokens
+  keys = jax.tree.map(lambda a: jnp.roll(a, -offset, axis=1), tokens)
+  wanted = positions + offset
+  seen = (index >= 0) & (index < length) & (keys.positions == wanted)
+  seen &= pattern.allows(tokens, dataclasses.replace(keys, positions=wanted))
+  if tokens.segments is not None:
+    seen &= (keys.segments != 0) & (keys.segments == tokens.segments)
+  return seen[..., None]
 
-  def at(
-    self, offset: int, pattern: Pattern
-  ) -> tuple[Float[Array, 'batch length d_model'], Bool[Array, '#batch length 1']]:
-    """The vectors that many positions after each query, and whether it sees them."""
-    num_slots = self.x.shape[1]
-    # Slots of a cache are positions; in a row, neighbours are neighbours.
-    slots = (self.positions if self.has_cache else jnp.arange(self.length)[None]) + offset
 
-    def shifted(a):
-      if not self.has_cache:
-        return jnp.roll(a, -offset, axis=1)
-      index = jnp.clip(slots, 0, num_slots - 1)
-      return jnp.take_along_axis(a, index.reshape(*index.shape, *[1] * (a.ndim - 2)), axis=1)
+def picked(a: Array, order: Int[Array, 'batch picked']) -> Array:
+  """The entries of each row, [batch, length, ...], in this order."""
+  return jnp.take_along_axis(a, order.reshape(*order.shape, *[1] * (a.ndim - 2)), axis=1)
 
-    keys, wanted = jax.tree.map(shifted, self.of_keys), self.positions + offset
-    seen = (slots >= 0) & (slots < num_slots)
-    seen &= keys.positions == wanted
-    seen &= pattern.allows(self.tokens, dataclasses.replace(keys, positions=wanted))
-    if keys.segments is not None:
-      own = 1 if self.tokens.segments is None else self.tokens.segments
-      seen &= (keys.segments != 0) & (keys.segments == own)
-    return shifted(self.x), seen[..., None]
+
+@dataclasses.dataclass(frozen=True)
+class _Order:
+  """A permutation of the tokens of each row, and the way back."""
+
+  order: Int[Array, 'batch length']
+  inverse: Int[Array, 'batch length']
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RecentTokens(Cache):
+  """The last tokens of each row, padding left out; the newest is the last.
+
+  Attributes:
+    x: what a convolution is applied to, [batch, size, d_model].
+    tokens: positions, segments and prefix, [batch, size]; segment 0: no token yet.
+  """
+
+  x: Any
+  tokens: Tokens
+
+  @staticmethod
+  def empty(batch: int, size: int, width: int, dtype: Any) -> 'RecentTokens':
+    """A cache without tokens."""
+    zeros = jnp.zeros((batch, size), jnp.int32)
+    return RecentTokens(
+      jnp.zeros((batch, size, width), dtype),
+      Tokens(zeros, zeros, marks={'prefix': zeros.astype(bool)}),
+    )
+
+  def followed_by(self, x: Array, tokens: Tokens) -> tuple[Array, Tokens, _Order]:
+    """The cached tokens and then those of a call, all padding moved before them."""
+    batch, length = x.shape[:2]
+
+    def joined(old, new, default):
+      new = jnp.full((1, 1), default, old.dtype) if new is None else new.astype(old.dtype)
+      return jnp.concatenate([old, jnp.broadcast_to(new, (batch, length))], axis=1)
+
+    segments = joined(self.tokens.segments, tokens.segments, 1)
+    # A stable sort keeps the order of the tokens.
+    order = jnp.argsort(segments != 0, axis=1)
+    moved = Tokens(
+      picked(joined(self.tokens.positions, tokens.positions, 0), order),
+      picked(segments, order),
+      marks={
+        'prefix': picked(
+          joined(self.tokens.marks['prefix'], tokens.marks.get('prefix'), False), order
+        )
+      },
+    )
+    both = jnp.concatenate([self.x.astype(x.dtype), x], axis=1)
+    return picked(both, order), moved, _Order(order, jnp.argsort(order, axis=1))
+
+  def keep(self, x: Array, tokens: Tokens) -> 'RecentTokens':
+    """The cache of the last tokens of a row that `followed_by` gave."""
+    first = x.shape[1] - self.x.shape[1]
+    kept = jax.tree.map(lambda a: a[:, first:], tokens)
+    return RecentTokens(x[:, first:].astype(self.x.dtype), kept)
+
+  def repeat(self, copies: int) -> 'RecentTokens':
+    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
+
+  def take(self, rows: Int[Array, ' batch']) -> 'RecentTokens':
+    return jax.tree.map(lambda a: a[rows], self)
 
 
 @functools.cache

@@ -1,5 +1,9 @@
-"""What becomes a token: ids through a table, and image patches through a projection."""
+"""What becomes a token: ids through a table, and image patches through a projection.
 
+Each embedding maps inputs and per-token metadata to vectors and their metadata.
+"""
+
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -9,8 +13,9 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, param
+from t2x.layers.base import Initializer, Linear, Tokens, param
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import lecun_normal, normal, place, xavier_uniform, zeros
 from t2x.ranges import Natural, Size
 
@@ -39,19 +44,30 @@ class TokenEmbedding(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
+    self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
     self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
 
   def __call__(
-    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
-  ) -> Float[Array, 'batch length d_model']:
-    """Vectors of `ids`, plus those of `types` (None: type 0 where there are types).
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """Returns the vectors of `ids`, and `tokens` as they are.
+
+    Args:
+      ids: token ids.
+      tokens: per-token metadata; None: a plain row.
+      types: type of each token, whose vector is added; None: type 0 where there are types.
 
     Raises:
       UserError: `types` given to an embedding built without.
     """
-    return _add_types(_look_up(self.table, ids) * self.scale, types, self.types)
+    x = _add_types(_look_up(self.table, ids) * self.scale, types, self.types)
+    return x, Tokens.row(ids.shape[1]) if tokens is None else tokens
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Logits x table^T, in float32."""
@@ -81,6 +97,7 @@ class FactorisedEmbedding(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
+    self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
     self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None
@@ -94,11 +111,15 @@ class FactorisedEmbedding(nnx.Module):
     )
 
   def __call__(
-    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
-  ) -> Float[Array, 'batch length d_model']:
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
     """As `TokenEmbedding`."""
     x = _add_types(_look_up(self.table, ids), types, self.types)
-    return self.projection(x) * self.scale
+    return self.projection(x) * self.scale, Tokens.row(ids.shape[1]) if tokens is None else tokens
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Logits, back through the transposed projection, in float32."""
@@ -142,12 +163,17 @@ class PatchEmbedding(nnx.Module):
     self.class_token = param(zeros(), (d_model,), ('embed',), rngs) if class_token else None
 
   def __call__(
-    self, images: Float[Array, 'batch height width channels']
-  ) -> tuple[Float[Array, 'batch tokens d_model'], tuple[int, int]]:
-    """Returns the tokens, patches in rows from the top left, and the grid (rows, columns).
+    self, images: Float[Array, 'batch height width channels'], tokens: Tokens | None = None
+  ) -> tuple[Float[Array, 'batch tokens d_model'], Tokens]:
+    """Returns the vectors of the patches, in rows from the top left, and their metadata.
+
+    Args:
+      images: pixels.
+      tokens: metadata of the class token and the patches, to which the grid is added; None: a plain row.
 
     Raises:
-      UserError: height or width is no multiple of the patch, or the channels differ.
+      UserError: height or width is no multiple of the patch, the channels differ, or `tokens` are not
+        those of the patches.
     """
     batch, height, width, channels = images.shape
     patch = self.patch_size
@@ -165,9 +191,16 @@ class PatchEmbedding(nnx.Module):
     x = images.astype(kernel.dtype).reshape(batch, rows, patch, columns, patch, channels)
     x = self.projection(x.swapaxes(2, 3)).reshape(batch, rows * columns, -1)
     if self.class_token is not None:
-      first = self.class_token[...].astype(x.dtype)
-      x = jnp.concatenate([jnp.broadcast_to(first, (batch, 1, x.shape[-1])), x], axis=1)
-    return x, (rows, columns)
+      first = broadcast(self.class_token[...], (batch, 1, x.shape[-1]), x.dtype)
+      x = jnp.concatenate([first, x], axis=1)
+    tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+    if tokens.positions.shape[1] != x.shape[1]:
+      raise UserError(
+        f'metadata of {tokens.positions.shape[1]} tokens for an image of {x.shape[1]} tokens '
+        f'({rows} x {columns} patches)'
+      )
+    num_extra = 0 if self.class_token is None else 1
+    return x, dataclasses.replace(tokens, grid=(rows, columns), num_extra=num_extra)
 
 
 def _vocab_size_of_task(name: str) -> int:
@@ -180,7 +213,7 @@ def _vocab_size_of_task(name: str) -> int:
 def _look_up(table: nnx.Param, ids: Array) -> Array:
   """Rows of the table. They come out, and their gradient goes back, split as the table's columns
   are: without this stop on the way to whole vectors by row, compilers were seen to replicate them."""
-  return constrain(table[...][ids], 'looked_up_batch', 'length', 'looked_up')
+  return constrain(gather(table[...], ids), 'looked_up_batch', 'length', 'looked_up')
 
 
 def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
@@ -188,7 +221,9 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
     if types is not None:
       raise UserError('token types given, but the embedding has none: set num_types')
     return x
-  return x + (table[...][0] if types is None else table[...][types])
+  if types is None:
+    return x + broadcast(table[0], x.shape, x.dtype)
+  return x + gather(table[...], types)
 
 
 @jax.custom_vjp

@@ -2,6 +2,7 @@
 (https://arxiv.org/abs/1706.03762) and the gated linear units (https://arxiv.org/abs/2002.05202)."""
 
 from collections.abc import Callable
+from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -10,13 +11,23 @@ from t2x.layers.activations import gelu, silu
 from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Aux
+from t2x.layers.interfaces import Call, Result
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['MLP', 'GatedMLP']
+__all__ = ['MLP', 'FeedForward', 'GatedMLP']
 
 
-class MLP(nnx.Module):
+class FeedForward(nnx.Module):
+  """Base class of sublayers that work on each token alone."""
+
+  reads: frozenset[str] = frozenset()
+  max_length: int | None = None
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> None:
+    """None: it works on each token alone."""
+
+
+class MLP(FeedForward):
   """activation(x W_up) W_down.
 
   Args:
@@ -47,14 +58,14 @@ class MLP(nnx.Module):
     self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
 
   def __call__(
-    self, x: Float[Array, '*rest d_model'], key: Array | None = None
-  ) -> tuple[Float[Array, '*rest d_model'], Aux]:
-    """Returns the output and auxiliary losses by name (none here). `key` None: no dropout."""
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Transforms each token."""
     hidden = constrain(self.activation(self.up(x)), ..., 'mlp')
-    return self.down(dropout(hidden, self.dropout_rate, key)), {}
+    return Result(self.down(dropout(hidden, self.dropout_rate, call.key)))
 
 
-class GatedMLP(nnx.Module):
+class GatedMLP(FeedForward):
   """(activation(x W_gate) * (x W_up)) W_down.
 
   The activation names the unit: `sigmoid` GLU, `gelu` GEGLU, `relu` ReGLU, `silu` SwiGLU, `linear`
@@ -81,11 +92,11 @@ class GatedMLP(nnx.Module):
     self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
 
   def __call__(
-    self, x: Float[Array, '*rest d_model'], key: Array | None = None
-  ) -> tuple[Float[Array, '*rest d_model'], Aux]:
-    """Returns the output and auxiliary losses by name (none here). `key` None: no dropout."""
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Transforms each token."""
     hidden = constrain(self.activation(self.gate(x)) * self.up(x), ..., 'mlp')
-    return self.down(dropout(hidden, self.dropout_rate, key)), {}
+    return Result(self.down(dropout(hidden, self.dropout_rate, call.key)))
 
 
 def _up(d_model: int, hidden_dim: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs) -> Linear:

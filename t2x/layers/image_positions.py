@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, param
+from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import normal
 from t2x.ranges import Natural, Positive, Size
 
@@ -55,7 +56,7 @@ class LearnedGrid(nnx.Module):
     table = self.table[...]
     if grid != (self.height, self.width):
       table = resize_grid(table, (self.height, self.width), grid, self.num_extra)
-    return x + table.astype(x.dtype)
+    return x + broadcast(table, x.shape, x.dtype)
 
 
 def resize_grid(

@@ -8,6 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.layers.base import param
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, zeros
 from t2x.ranges import Epsilon
 
@@ -33,12 +34,12 @@ class LayerNorm(nnx.Module):
     )
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
-    y = x.astype(jnp.float32)
+    y = x.astype(Dtypes.reductions)
     y = y - y.mean(axis=-1, keepdims=True)
     variance = jnp.square(y).mean(axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].astype(jnp.float32)
+    y = y * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].astype(Dtypes.reductions)
     if self.bias is not None:
-      y = y + self.bias[...].astype(jnp.float32)
+      y = y + self.bias[...].astype(Dtypes.reductions)
     return y.astype(x.dtype)
 
 
@@ -55,7 +56,7 @@ class RMSNorm(nnx.Module):
     self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
-    y = x.astype(jnp.float32)
+    y = x.astype(Dtypes.reductions)
     square = jnp.square(y).mean(axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(square + self.epsilon) * self.scale[...].astype(jnp.float32)
+    y = y * jax.lax.rsqrt(square + self.epsilon) * self.scale[...].astype(Dtypes.reductions)
     return y.astype(x.dtype)

@@ -3,16 +3,17 @@
 learned scalar that starts at 0 (https://arxiv.org/abs/2003.04887), or scalars and an initialisation
 in the place of norms (https://arxiv.org/abs/1901.09321)."""
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import Norm, Sublayer
+from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
 from t2x.ranges import TunableRate
 
@@ -44,16 +45,16 @@ class PreNorm(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
-    """Returns the new stream and the second value of `sublayer`.
+  ) -> Result:
+    """The result of `sublayer` with the new stream as its `x`.
 
     `keep` multiplies the branch (stochastic depth); `key` None means no dropout.
     """
-    y, rest = sublayer(self.norm(x))
-    return x + _branch(y, self.dropout_rate, key, keep), rest
+    result = sublayer(self.norm(x))
+    return _with(result, x + _branch(result.x, self.dropout_rate, key, keep))
 
 
 class PostNorm(nnx.Module):
@@ -78,13 +79,13 @@ class PostNorm(nnx.Module):
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+  ) -> Result:
     """As `PreNorm`."""
-    y, rest = sublayer(x)
-    return self.norm(x + _branch(y, self.dropout_rate, key, keep)), rest
+    result = sublayer(x)
+    return _with(result, self.norm(x + _branch(result.x, self.dropout_rate, key, keep)))
 
 
 class ReZero(nnx.Module):
@@ -111,20 +112,20 @@ class ReZero(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.norm = norm and norm(d_model, rngs=rngs)
-    self.alpha = param(zeros(), (), (), rngs)
+    self.alpha = param(zeros(), (), (), rngs, keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+  ) -> Result:
     """As `PreNorm`."""
-    y, rest = sublayer(x if self.norm is None else self.norm(x))
-    y = y * self.alpha[...].astype(y.dtype)
-    return x + _branch(y, self.dropout_rate, key, keep), rest
+    result = sublayer(x if self.norm is None else self.norm(x))
+    y = (result.x * _scalar(self.alpha)).astype(result.x.dtype)
+    return _with(result, x + _branch(y, self.dropout_rate, key, keep))
 
 
 class FixupWiring(nnx.Module):
@@ -143,22 +144,31 @@ class FixupWiring(nnx.Module):
   ends_with_norm = False
 
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
-    self.before = param(zeros(), (), (), rngs)
-    self.scale = param(ones(), (), (), rngs)
-    self.after = param(zeros(), (), (), rngs)
+    self.before = param(zeros(), (), (), rngs, keep_float32=True)
+    self.scale = param(ones(), (), (), rngs, keep_float32=True)
+    self.after = param(zeros(), (), (), rngs, keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    sublayer: Sublayer,
+    sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any]:
+  ) -> Result:
     """As `PreNorm`."""
-    y, rest = sublayer(x + self.before[...].astype(x.dtype))
-    y = y * self.scale[...].astype(y.dtype) + self.after[...].astype(y.dtype)
-    return x + _branch(y, self.dropout_rate, key, keep), rest
+    result = sublayer((x + _scalar(self.before)).astype(x.dtype))
+    y = (result.x * _scalar(self.scale) + _scalar(self.after)).astype(result.x.dtype)
+    return _with(result, x + _branch(y, self.dropout_rate, key, keep))
+
+
+def _with(result: Result, x: Array) -> Result:
+  return dataclasses.replace(result, x=x)
+
+
+def _scalar(parameter: nnx.Param) -> Float[Array, '']:
+  """Returns the scalar in float32, to which an array that it meets is promoted."""
+  return parameter[...].astype(Dtypes.reductions)
 
 
 def _branch(y: Array, rate: Tunable, key: Array | None, keep: Array | None) -> Array:

@@ -1,23 +1,32 @@
 """Wholes built of layers: the residual block, the stack, encoders, decoders, and the models of
 tokens and images made of them. Nothing about losses."""
 
-from t2x.models.block import Block, ParallelBlock
+from t2x.models.block import Block, ParallelBlock, SublayerBlock
 from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed
-from t2x.models.encoder_decoder import EncoderDecoder
-from t2x.models.heads import (
+from t2x.models.classifiers import (
   Classifier,
-  LMHead,
-  MaskedLMHead,
   PooledClassifier,
   Pooler,
   SequenceClassifier,
-  TiedHead,
   TokenClassifier,
   first_token,
   last_token,
   mean_tokens,
 )
-from t2x.models.interfaces import Inputs, Model, Output
+from t2x.models.encoder_decoder import EncoderDecoder
+from t2x.models.heads import LMHead, LogitHead, MaskedLMHead, TiedHead
+from t2x.models.interfaces import (
+  DecodingModel,
+  Embedder,
+  Head,
+  Inputs,
+  Model,
+  ModelSpec,
+  Output,
+  OutputHead,
+  OutputKind,
+  TextModel,
+)
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
 from t2x.models.stack import Stack
@@ -27,20 +36,29 @@ __all__ = [
   'Block',
   'Classifier',
   'Decoder',
+  'DecodingModel',
+  'Embedder',
   'Encoder',
   'EncoderDecoder',
+  'Head',
   'Inputs',
   'LMHead',
   'LanguageModel',
+  'LogitHead',
   'MaskedLMHead',
   'MixtureOfSoftmaxes',
   'Model',
+  'ModelSpec',
   'Output',
+  'OutputHead',
+  'OutputKind',
   'ParallelBlock',
   'PooledClassifier',
   'Pooler',
   'SequenceClassifier',
   'Stack',
+  'SublayerBlock',
+  'TextModel',
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',

@@ -1,7 +1,8 @@
-"""The residual block: a token mixer, perhaps cross-attention, and a feed-forward layer, each wired
+"""The residual block: a token mixer, optional cross-attention and a feed-forward layer, each wired
 around the residual stream (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,19 +12,21 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  NO_AUX,
   Aux,
-  Context,
-  CrossMixer,
-  FeedForward,
+  Cache,
+  Call,
+  CrossSublayer,
   Full,
   LayerNorm,
-  Mixer,
   MultiHeadAttention,
   Norm,
   Pattern,
   PositionEncoding,
   PreNorm,
-  Tokens,
+  Result,
+  Source,
+  Sublayer,
   Wiring,
   dropout,
   named_key,
@@ -31,181 +34,275 @@ from t2x.layers import (
 from t2x.layers.initializers import building
 from t2x.ranges import TunableRate
 
-__all__ = ['Block', 'ParallelBlock']
+__all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
 
 
-class Block(nnx.Module):
+class _Block(nnx.Module):
+  """What all blocks share: sublayers by name, a pattern, and a position encoding of their own.
+
+  Attributes:
+    pattern: narrows the pattern of the body.
+    encoding: replaces the position encoding of the body; None: the body's.
+    names: the names of the sublayers in the order in which they are applied; each is an attribute.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    sublayers: Mapping[str, Callable[..., Sublayer]],
+    pattern: Pattern,
+    encoding: Callable[..., PositionEncoding] | None,
+    rngs: nnx.Rngs,
+  ):
+    self.pattern = pattern
+    self.names = tuple(sublayers)
+    self.encoding = encoding and encoding(d_model, rngs=rngs)
+    for name, build in sublayers.items():
+      setattr(self, name, build(d_model, rngs=rngs))
+    read = frozenset().union(*(part.reads for part in self.sublayers.values()))
+    kind = type(self).__name__
+    if pattern != Full() and 'pattern' not in read:
+      raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
+    if encoding is not None and 'encoding' not in read:
+      raise UserError(f'{kind}.encoding is set, but no sublayer reads positions: leave it out')
+
+  @property
+  def sublayers(self) -> dict[str, Any]:
+    """The sublayers by name, in the order in which they are applied."""
+    return {name: vars(self)[name] for name in self.names}
+
+  @property
+  def reads_source(self) -> bool:
+    """Whether it has cross-attention: a sublayer named 'cross'."""
+    return 'cross' in self.names
+
+  @property
+  def reads(self) -> frozenset[str]:
+    """What its sublayers read, of the fields of `Call`."""
+    own = frozenset({'source'}) if self.reads_source else frozenset()
+    parts = [part.reads for name, part in self.sublayers.items() if name != 'cross']
+    found = frozenset().union(*parts) - {'source'} | own
+    return found if self.encoding is None else found - {'encoding'}
+
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence that all sublayers can process; None: any."""
+    lengths = [part.max_length for part in self.sublayers.values()]
+    return min((length for length in lengths if length is not None), default=None)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
+    """Empty caches of the sublayers that have one; `source_cache` gives that of cross-attention."""
+    caches = {
+      name: part.init_cache(batch, num_slots, dtype)
+      for name, part in self.sublayers.items()
+      if name != 'cross'
+    }
+    return {name: cache for name, cache in caches.items() if cache is not None}
+
+  def source_cache(self, source: Source) -> dict[str, Cache]:
+    """What cross-attention computes of the source once for a whole generation."""
+    if not self.reads_source:
+      return {}
+    cross: CrossSublayer = self.sublayers['cross']
+    return {'cross': cross.source_cache(source)}
+
+  def calls(self, call: Call) -> dict[str, Call]:
+    """What each sublayer is called with.
+
+    Raises:
+      UserError: cross-attention without a source, or something given that no sublayer reads.
+    """
+    if self.reads_source and call.source is None:
+      raise UserError(
+        'Block.cross attends to a source, and this model has none: leave Block.cross out, or bind it '
+        'for the decoder of an EncoderDecoder only (decoder/Block.cross)'
+      )
+    if call.source is not None and not self.reads_source:
+      raise UserError('a source is given to a block without cross-attention: bind Block.cross')
+    if call.encoding is not None and 'encoding' not in self.reads:
+      name = type(call.encoding).__name__
+      raise UserError(f'{name} is given to a block whose sublayers do not read it: leave it out')
+    encoding = call.encoding if self.encoding is None else self.encoding
+    own = dataclasses.replace(
+      call, pattern=call.pattern & self.pattern, encoding=encoding, source=None, keep=None
+    )
+    calls = {}
+    for name, part in self.sublayers.items():
+      key = named_key(call.key, name)
+      if name == 'cross':
+        calls[name] = dataclasses.replace(
+          call, pattern=Full(), encoding=None, slots=None, key=key, keep=None
+        )
+      elif 'encoding' in part.reads:
+        calls[name] = dataclasses.replace(own, key=key)
+      else:
+        calls[name] = dataclasses.replace(own, key=key, encoding=None)
+    return calls
+
+
+class SublayerBlock(_Block):
+  """Any sublayers one after the other, each inside its own wiring.
+
+  Args:
+    d_model: width of the residual stream.
+    sublayers: builds each sublayer, by name, in the order in which they are applied. The one named
+      'cross' reads the source.
+    wiring: builds the way a sublayer is put around the residual stream.
+    pattern: narrows the pattern of the body (`Window(256)` for a local block).
+    encoding: builds a position encoding of this block's own (T5's bias in every layer). None: the body's.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    sublayers: Mapping[str, Callable[..., Sublayer]],
+    wiring: Callable[..., Wiring] = PreNorm,
+    pattern: Pattern = Full(),
+    encoding: Callable[..., PositionEncoding] | None = None,
+    rngs: nnx.Rngs,
+  ):
+    with building(num_branches=len(sublayers)):
+      super().__init__(d_model, sublayers=sublayers, pattern=pattern, encoding=encoding, rngs=rngs)
+      for name in self.names:
+        setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+
+  @property
+  def ends_with_norm(self) -> bool:
+    """Whether its output is normalised."""
+    return vars(self)[f'{self.names[-1]}_wiring'].ends_with_norm
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: Mapping[str, Cache] | None = None,
+  ) -> Result:
+    """The new residual stream, the new caches, and what the sublayers return beside their output.
+
+    Raises:
+      UserError: cross-attention without a source, or something given that no sublayer reads.
+    """
+    old = cache or {}
+    new, aux = dict(old), NO_AUX
+    recorded: dict[str, Array] = {}
+    for name, own in self.calls(call).items():
+      part, wiring = vars(self)[name], vars(self)[f'{name}_wiring']
+
+      def branch(h, part=part, own=own, name=name):
+        return part(h, own, old.get(name))
+
+      result = wiring(x, branch, named_key(call.key, f'{name}_wiring'), call.keep)
+      x = result.x
+      if name in old:
+        new[name] = result.cache
+      aux += result.aux
+      recorded |= {f'{name}.{key}': value for key, value in result.recorded.items()}
+    return Result(x, None if cache is None else new, aux, recorded)
+
+
+class Block(SublayerBlock):
   """Mixer, optional cross-attention, feed-forward; each inside its own `wiring`.
 
   Args:
     d_model: width of the residual stream.
     mixer: builds what moves information between tokens.
     feed_forward: builds what works on each token alone.
-    cross: builds the attention to a context (decoders of an encoder-decoder); None leaves it out.
+    cross: builds the attention to a source (decoders of an encoder-decoder); None leaves it out.
     wiring: builds the way a sublayer is put around the residual stream.
-    pattern: narrows the pattern that the model hands in (`Window(256)` for a local block).
+    pattern: narrows the pattern of the body (`Window(256)` for a local block).
+    encoding: builds a position encoding of this block's own (T5's bias in every layer). None: the body's.
   """
 
   def __init__(
     self,
     d_model: int,
     *,
-    mixer: Callable[..., Mixer] = MultiHeadAttention,
-    feed_forward: Callable[..., FeedForward] = MLP,
-    cross: Callable[..., CrossMixer] | None = None,
+    mixer: Callable[..., Sublayer] = MultiHeadAttention,
+    feed_forward: Callable[..., Sublayer] = MLP,
+    cross: Callable[..., CrossSublayer] | None = None,
     wiring: Callable[..., Wiring] = PreNorm,
     pattern: Pattern = Full(),
+    encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
-    self.pattern = pattern
-    with building(num_branches=2 if cross is None else 3):
-      self.mixer = mixer(d_model, rngs=rngs)
-      self.mixer_wiring = wiring(d_model, rngs=rngs)
-      self.cross: Any = cross and cross(d_model, rngs=rngs)
-      self.cross_wiring: Any = cross and wiring(d_model, rngs=rngs)
-      self.feed_forward = feed_forward(d_model, rngs=rngs)
-      self.feed_forward_wiring = wiring(d_model, rngs=rngs)
-
-  @property
-  def reads_context(self) -> bool:
-    """Whether it has cross-attention."""
-    return self.cross is not None
-
-  @property
-  def ends_with_norm(self) -> bool:
-    """Whether its output is normalised."""
-    return self.feed_forward_wiring.ends_with_norm
-
-  def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
-    """An empty cache for `length` tokens; `cross` is filled by `cross_cache`."""
-    return {'mixer': self.mixer.init_cache(batch, length, dtype)}
-
-  def cross_cache(self, context: Context) -> dict[str, Any]:
-    """Keys and values of the context, computed once for a whole generation."""
-    return {} if self.cross is None else {'cross': self.cross.cross_cache(context)}
-
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: dict[str, Any] | None = None,
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], dict[str, Any] | None, Aux]:
-    """Returns the new residual stream, the new cache and auxiliary losses [batch] by name.
-
-    `keep` scales each branch by example (stochastic depth); `key` None means no dropout.
-
-    Raises:
-      UserError: cross-attention without a context, or a context without cross-attention.
-    """
-    old = cache or {}
-    if self.reads_context and context is None and 'cross' not in old:
-      raise UserError(
-        'Block.cross attends to a source, and this model has none: leave Block.cross out, or bind it '
-        'for the decoder of an EncoderDecoder only (decoder/Block.cross)'
-      )
-    if context is not None and not self.reads_context:
-      raise UserError('a context is given to a Block without cross-attention: bind Block.cross')
-    new = dict(old)
-
-    def mix(h):
-      return self.mixer(
-        h,
-        pattern=pattern & self.pattern,
-        tokens=tokens,
-        encoding=encoding,
-        cache=old.get('mixer'),
-        key=named_key(key, 'mixer'),
-      )
-
-    def cross(h):
-      return self.cross(
-        h,
-        context,
-        pattern=Full(),
-        tokens=tokens,
-        encoding=None,
-        cache=old.get('cross'),
-        key=named_key(key, 'cross'),
-      )
-
-    def feed(h):
-      return self.feed_forward(h, named_key(key, 'feed_forward'))
-
-    x, new['mixer'] = self.mixer_wiring(x, mix, named_key(key, 'mixer_wiring'), keep)
-    if self.cross is not None:
-      x, new['cross'] = self.cross_wiring(x, cross, named_key(key, 'cross_wiring'), keep)
-    x, aux = self.feed_forward_wiring(x, feed, named_key(key, 'feed_forward_wiring'), keep)
-    return x, None if cache is None else new, aux
+    parts = {'mixer': mixer, 'cross': cross, 'feed_forward': feed_forward}
+    super().__init__(
+      d_model,
+      sublayers={name: build for name, build in parts.items() if build is not None},
+      wiring=wiring,
+      pattern=pattern,
+      encoding=encoding,
+      rngs=rngs,
+    )
 
 
-class ParallelBlock(nnx.Module):
+class ParallelBlock(_Block):
   """Mixer and feed-forward side by side: x + mixer(norm(x)) + feed_forward(norm(x)).
 
   GPT-J (https://github.com/kingoflolz/mesh-transformer-jax) and PaLM
-  (https://arxiv.org/abs/2204.02311, section 2); the two share one norm.
+  (https://arxiv.org/abs/2204.02311, section 2) share one norm; GPT-NeoX has two
+  (https://arxiv.org/abs/2204.06745, section 2.1).
+
+  Args:
+    d_model: width of the residual stream.
+    mixer: builds what moves information between tokens.
+    feed_forward: builds what works on each token alone.
+    norm: builds the norm before both branches.
+    feed_forward_norm: builds the norm of the feed-forward branch; None: `norm` serves both.
+    dropout_rate: dropout on the sum of the branches.
+    pattern: narrows the pattern of the body.
+    encoding: builds a position encoding of this block's own. None: the body's.
   """
 
-  reads_context = False
   ends_with_norm = False
 
   def __init__(
     self,
     d_model: int,
     *,
-    mixer: Callable[..., Mixer] = MultiHeadAttention,
-    feed_forward: Callable[..., FeedForward] = MLP,
+    mixer: Callable[..., Sublayer] = MultiHeadAttention,
+    feed_forward: Callable[..., Sublayer] = MLP,
     norm: Callable[..., Norm] = LayerNorm,
+    feed_forward_norm: Callable[..., Norm] | None = None,
     dropout_rate: TunableRate = 0.0,
     pattern: Pattern = Full(),
+    encoding: Callable[..., PositionEncoding] | None = None,
     rngs: nnx.Rngs,
   ):
-    self.pattern = pattern
     self.dropout_rate = dropout_rate
+    parts = {'mixer': mixer, 'feed_forward': feed_forward}
     with building(num_branches=2):
       self.norm = norm(d_model, rngs=rngs)
-      self.mixer = mixer(d_model, rngs=rngs)
-      self.feed_forward = feed_forward(d_model, rngs=rngs)
-
-  def init_cache(self, batch: int, length: int, dtype: Any) -> dict[str, Any]:
-    """An empty cache for `length` tokens."""
-    return {'mixer': self.mixer.init_cache(batch, length, dtype)}
-
-  def cross_cache(self, context: Context) -> dict[str, Any]:
-    """Nothing: this block reads no context."""
-    return {}
+      self.feed_forward_norm = feed_forward_norm and feed_forward_norm(d_model, rngs=rngs)
+      super().__init__(d_model, sublayers=parts, pattern=pattern, encoding=encoding, rngs=rngs)
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: dict[str, Any] | None = None,
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], dict[str, Any] | None, Aux]:
-    """As `Block`; a context is refused, since nothing here would read it."""
-    if context is not None:
-      raise UserError('ParallelBlock has no cross-attention: use Block in an encoder-decoder')
-    h = self.norm(x)
-    mixed, mixer_cache = self.mixer(
-      h,
-      pattern=pattern & self.pattern,
-      tokens=tokens,
-      encoding=encoding,
-      cache=(cache or {}).get('mixer'),
-      key=named_key(key, 'mixer'),
-    )
-    fed, aux = self.feed_forward(h, named_key(key, 'feed_forward'))
-    branch = dropout(mixed + fed, self.dropout_rate, named_key(key, 'dropout'))
-    if keep is not None:
-      branch = branch * keep.astype(branch.dtype)
-    return jnp.add(x, branch), None if cache is None else {'mixer': mixer_cache}, aux
+    call: Call,
+    cache: Mapping[str, Cache] | None = None,
+  ) -> Result:
+    """As `Block`; a source is refused."""
+    old = cache or {}
+    h, new = self.norm(x), dict(old)
+    inputs = {'mixer': h, 'feed_forward': h}
+    if self.feed_forward_norm is not None:
+      inputs['feed_forward'] = self.feed_forward_norm(x)
+    results = {
+      name: self.sublayers[name](inputs[name], own, old.get(name))
+      for name, own in self.calls(call).items()
+    }
+    new |= {name: results[name].cache for name in old}
+    branch = results['mixer'].x + results['feed_forward'].x
+    branch = dropout(branch, self.dropout_rate, named_key(call.key, 'dropout'))
+    if call.keep is not None:
+      branch = branch * call.keep.astype(branch.dtype)
+    aux: Aux = results['mixer'].aux + results['feed_forward'].aux
+    recorded = {
+      f'{name}.{key}': value
+      for name, result in results.items()
+      for key, value in result.recorded.items()
+    }
+    return Result(jnp.add(x, branch), None if cache is None else new, aux, recorded)

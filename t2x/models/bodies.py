@@ -1,15 +1,17 @@
 """Encoder and Decoder: vectors in, vectors out. Positions, a stack, norms around it."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.layers import (
+  Call,
   Causal,
-  Context,
   Full,
   LayerNorm,
   Linear,
@@ -17,17 +19,23 @@ from t2x.layers import (
   Norm,
   Pattern,
   PositionEncoding,
+  Slots,
+  Source,
   Tokens,
   dropout,
   named_key,
   normal,
 )
 from t2x.layers.constraints import constrain
+from t2x.layers.patterns import marks_of
+from t2x.models.cache import BodyCache
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['Decoder', 'Encoder', 'final_norm_if_needed']
+__all__ = ['Decoder', 'Encoder', 'final_norm_if_needed', 'replaced']
+
+Part = TypeVar('Part')
 
 
 def final_norm_if_needed(
@@ -81,49 +89,89 @@ class _Body(nnx.Module):
     """The attention pattern of each block of a repeat."""
     return self.stack.patterns(self.pattern)
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens of `batch` rows."""
-    return self.stack.init_cache(batch, length, dtype)
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence that the encoding and the layers can process; None: any."""
+    lengths = [self.encoding.max_length, self.stack.max_length]
+    return min((length for length in lengths if length is not None), default=None)
 
-  def fill_cross(self, cache: Any, context: Context) -> Any:
-    """The cache with the context's keys and values, computed once for a generation."""
-    cross = self.stack.cross_cache(context)
-    return [one | other for one, other in zip(cache, cross, strict=True)]
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> BodyCache:
+    """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
+    marks = sorted({name for pattern in self.patterns for name in marks_of(pattern)})
+    layers = self.stack.init_cache(batch, num_slots, dtype)
+    if source is not None:
+      found = self.stack.source_cache(source)
+      layers = [own | other for own, other in zip(layers, found, strict=True)]
+    slots = Slots.empty(batch, num_slots, marks)
+    return BodyCache(layers, slots, None if source is None else source.tokens)
+
+  def unstacked(self, cache: BodyCache) -> tuple['_Body', BodyCache]:
+    """The body and its cache layer by layer, for decoding token by token."""
+    layers = self.stack.unstacked_cache(cache.layers)
+    body = replaced(self, stack=self.stack.unstacked())
+    return body, dataclasses.replace(cache, layers=layers)
 
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
-    context: Context | None = None,
+    source: Source | None = None,
     *,
     tokens: Tokens | None = None,
-    cache: Any = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Embedded tokens -> hidden vectors [batch, length, d_model].
 
-    Without `tokens` they are a plain row; `key` None means no dropout.
+    Args:
+      x: embedded tokens.
+      source: what cross-attention reads; with a cache, `init_cache` has read it already.
+      tokens: metadata of the tokens of x; None: a plain row.
+      cache: what earlier calls of a generation left.
+      key: None: no dropout.
+      record: names of the intermediate arrays to return.
     """
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
-    x = self.encoding.embed(x, tokens.positions)
+    x = self.encoding.embed(x, tokens)
     if self.input_norm is not None:
       x = self.input_norm(x)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     if self.projection is not None:
       x = self.projection(x)
     x = constrain(x, 'batch', 'length', 'embed')
-    x, cache, aux = self.stack(
-      x,
-      context,
-      pattern=self.pattern,
-      tokens=tokens,
-      encoding=self.encoding,
-      cache=cache,
+    slots = None
+    if cache is not None:
+      slots = cache.slots.extend(tokens)
+      source = None if cache.source is None else Source(None, cache.source)
+    call = Call(
+      tokens,
+      self.pattern,
+      encoding=self.encoding if self.encoding.acts_in_layers else None,
+      source=source,
+      slots=slots,
       key=named_key(key, 'stack'),
+      record=record,
     )
+    result = self.stack(x, call, None if cache is None else cache.layers)
+    x = result.x
     if self.final_norm is not None:
       x = self.final_norm(x)
     x = dropout(x, self.final_dropout, named_key(key, 'final_dropout'))
-    return Output(x, cache, aux)
+    new = None
+    if cache is not None and slots is not None:
+      new = dataclasses.replace(cache, layers=result.cache, slots=slots)
+    return Output(x, new, result.aux, result.recorded)
+
+
+def replaced(module: Part, **parts: Any) -> Part:
+  """A copy of a module with other parts."""
+  leaves, structure = jax.tree.flatten(module)
+  copy = jax.tree.unflatten(structure, leaves)
+  for name, part in parts.items():
+    setattr(copy, name, part)
+  return copy
 
 
 class Encoder(_Body):

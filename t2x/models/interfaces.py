@@ -1,30 +1,69 @@
 """What the parts of a model are to each other, as protocols that configs are checked against."""
 
 import dataclasses
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens
+from t2x.hyperparameters import Tunable
+from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, Tokens
+from t2x.models.cache import BodyCache
+from t2x.models.losses import Sums
 
 __all__ = [
   'Body',
   'ClassHead',
+  'DecodingModel',
+  'Embedder',
   'GridPositions',
-  'ImageEmbedding',
+  'Head',
   'Inputs',
   'Layer',
   'LayerStack',
   'Model',
+  'ModelSpec',
   'Output',
+  'OutputHead',
+  'OutputKind',
   'TextEmbedding',
-  'TokenHead',
-  'add_aux',
+  'TextModel',
 ]
 
 
 Inputs = Literal['a text', 'a source and a target', 'images']
+# Logits over the vocabulary for each token, over classes for each row or for each token; or vectors.
+OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+  """Facts about a model, known from its shapes.
+
+  Attributes:
+    inputs: what the model is called with.
+    outputs: the kinds of outputs that its head computes.
+    patterns: attention patterns of the layers whose output the head reads.
+    max_length: the most tokens in a row, of the target where there is a source; None: any number.
+    max_source_length: the most tokens in a source; None: any number.
+    vocab_size: size of the vocabulary of a text or a target; None for images.
+    num_classes: number of class logits; None without.
+    num_types: number of token types (BERT's sentences A and B).
+  """
+
+  inputs: Inputs
+  outputs: frozenset[OutputKind]
+  patterns: tuple[Pattern, ...]
+  max_length: int | None = None
+  max_source_length: int | None = None
+  vocab_size: int | None = None
+  num_classes: int | None = None
+  num_types: int = 0
+
+  def is_causal(self, length: int) -> bool:
+    """Whether no token of a row of `length` tokens sees a later token."""
+    return all(pattern.is_causal(length) for pattern in self.patterns)
 
 
 @jax.tree_util.register_dataclass
@@ -34,18 +73,15 @@ class Output:
 
   Attributes:
     x: hidden vectors or logits, [batch, length, ...].
-    cache: the new cache when one was handed in.
-    aux: auxiliary losses [batch] by name, summed over layers.
+    cache: the new cache when one was given.
+    aux: auxiliary losses and metrics, summed over layers.
+    recorded: intermediate arrays by name, as `Stack` returns them.
   """
 
   x: Float[Array, 'batch *rest']
   cache: Any = None
-  aux: Aux = dataclasses.field(default_factory=dict)
-
-
-def add_aux(a: Aux, b: Aux) -> Aux:
-  """Auxiliary losses [batch] of two parts of a model, summed by name."""
-  return a | b | {name: a[name] + b[name] for name in a if name in b}
+  aux: Aux = NO_AUX
+  recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable
@@ -59,8 +95,13 @@ class Layer(Protocol):
   pattern: Pattern
 
   @property
-  def reads_context(self) -> bool:
-    """Whether it attends to a context; a layer that does not is never given one."""
+  def reads(self) -> frozenset[str]:
+    """What its sublayers read, of the fields of `Call`; only then it is given a source or an encoding."""
+    ...
+
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
     ...
 
   @property
@@ -68,26 +109,21 @@ class Layer(Protocol):
     """Whether its output is normalised."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
+    """Empty caches by sublayer."""
+    ...
 
-  def cross_cache(self, context: Context) -> Any:
-    """What is computed of the context once for a whole generation."""
+  def source_cache(self, source: Source) -> dict[str, Cache]:
+    """What is computed of the source once for a whole generation, by sublayer."""
+    ...
 
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: Any = None,
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the new stream, the new cache and auxiliary losses [batch] by name; `keep` scales each
-    branch."""
+    call: Call,
+    cache: Mapping[str, Cache] | None = None,
+  ) -> Result:
+    """The new stream, the new caches, auxiliary losses and recorded arrays."""
     ...
 
 
@@ -100,28 +136,35 @@ class LayerStack(Protocol):
     """Whether the output is normalised."""
     ...
 
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
+    ...
+
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """The pattern of each kind of layer inside a body with `pattern`."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens."""
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
+    """Empty caches of the layers."""
+    ...
 
-  def cross_cache(self, context: Context) -> Any:
-    """What is computed of the context once for a whole generation."""
+  def source_cache(self, source: Source) -> Any:
+    """What is computed of the source once for a whole generation."""
+    ...
+
+  def unstacked(self) -> Any:
+    """The layers one by one, for decoding token by token."""
+    ...
+
+  def unstacked_cache(self, cache: Any) -> Any:
+    """The caches of `unstacked`."""
+    ...
 
   def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: Any = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Any, Aux]:
-    """Returns the stream, the caches and auxiliary losses [batch] by name, summed over layers."""
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """The stream, the caches, auxiliary losses and metrics summed over layers, recorded arrays."""
     ...
 
 
@@ -129,42 +172,75 @@ class LayerStack(Protocol):
 class Body(Protocol):
   """Vectors in, vectors out: `Encoder` or `Decoder`."""
 
-  encoding: PositionEncoding
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence it can process; None: any."""
+    ...
 
   @property
   def patterns(self) -> list[Pattern]:
     """The attention pattern of each kind of layer."""
     ...
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> Any:
-    """An empty cache for `length` tokens of `batch` rows."""
+  def init_cache(
+    self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
+  ) -> BodyCache:
+    """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
+    ...
 
-  def fill_cross(self, cache: Any, context: Context) -> Any:
-    """The cache with the context's keys and values."""
+  def unstacked(self, cache: BodyCache) -> tuple[Any, BodyCache]:
+    """The body and its cache layer by layer, for decoding token by token."""
+    ...
 
   def __call__(
     self,
     x: Float[Array, 'batch length input_dim'],
-    context: Context | None = None,
+    source: Source | None = None,
     *,
     tokens: Tokens | None = None,
-    cache: Any = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
     """Embedded tokens -> hidden vectors [batch, length, d_model]."""
     ...
 
 
 @runtime_checkable
-class TextEmbedding(Protocol):
-  """Token ids -> vectors, and back to logits."""
+class Embedder(Protocol):
+  """Inputs (token ids, pixels, ...) -> vectors and their metadata.
 
-  vocab_size: int
+  The length, coordinates and grid may change; segments and marks are kept.
+  """
 
   def __call__(
-    self, ids: Int[Array, 'batch length'], types: Int[Array, 'batch length'] | None = None
-  ) -> Float[Array, 'batch length d_model']:
-    """Vectors of `ids`."""
+    self, inputs: Array, /, tokens: Tokens | None = None
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """Returns the vectors and their metadata; `tokens` None is a plain row."""
+    ...
+
+
+@runtime_checkable
+class TextEmbedding(Embedder, Protocol):
+  """Token ids -> vectors, and back to logits.
+
+  Attributes:
+    vocab_size: number of tokens.
+    num_types: number of token types; 0: none.
+  """
+
+  vocab_size: int
+  num_types: int
+
+  def __call__(
+    self,
+    inputs: Array,
+    /,
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """As `Embedder`; vectors of `types` are added."""
     ...
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
@@ -173,11 +249,64 @@ class TextEmbedding(Protocol):
 
 
 @runtime_checkable
-class TokenHead(Protocol):
-  """Hidden vectors -> logits for each token, built as `Head(d_model, vocab_size, rngs=rngs)`."""
+class OutputHead(Protocol):
+  """Hidden vectors -> what a model of text returns, built as `OutputHead(d_model, vocab_size, rngs=rngs)`."""
 
-  def __call__(self, x: Float[Array, '... d_model'], embedding: Any) -> Float[Array, '... vocab']:
-    """Logits; a tied head reads the embedding."""
+  @property
+  def outputs(self) -> frozenset[OutputKind]:
+    """The kinds of outputs that it computes."""
+    ...
+
+  @property
+  def num_classes(self) -> int | None:
+    """Number of class logits; None without."""
+    ...
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
+  ) -> Float[Array, 'batch *rest']:
+    """Outputs for `x`; a tied head reads the embedding."""
+    ...
+
+
+@runtime_checkable
+class Head(OutputHead, Protocol):
+  """Hidden vectors -> logits for each token, or their cross-entropy.
+
+  Attributes:
+    chunk: tokens of each row whose logits exist at a time in `cross_entropy`; None: all.
+  """
+
+  chunk: int | None
+
+  def logits(
+    self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
+  ) -> Float[Array, '*rest logits']:
+    """Logits for `x`."""
+    ...
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    embedding: TextEmbedding,
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """`classification_sums` of the logits, which need never exist as a whole.
+
+    Args:
+      x: hidden vectors.
+      embedding: read by a tied head.
+      labels: the index of the right logit.
+      weights: weight of each token; 0 for padding.
+      smoothing: label smoothing.
+      z_loss: coefficient of the squared logarithm of the softmax's normaliser.
+      axes: logical axes of the first two dimensions.
+    """
     ...
 
 
@@ -195,17 +324,6 @@ class ClassHead(Protocol):
 
 
 @runtime_checkable
-class ImageEmbedding(Protocol):
-  """Images -> tokens."""
-
-  def __call__(
-    self, images: Float[Array, 'batch height width channels']
-  ) -> tuple[Float[Array, 'batch tokens d_model'], tuple[int, int]]:
-    """The tokens, and the rows and columns of their grid."""
-    ...
-
-
-@runtime_checkable
 class GridPositions(Protocol):
   """Positions of the tokens of an image."""
 
@@ -218,15 +336,65 @@ class GridPositions(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-  """A whole model.
-
-  Attributes:
-    inputs: what it is called with.
-  """
-
-  inputs: ClassVar[Inputs]
+  """A whole model."""
 
   @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the layers whose output the head reads."""
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    ...
+
+
+@runtime_checkable
+class TextModel(Model, Protocol):
+  """A model with a head over hidden vectors: `hidden(...)`, then `logits` or `cross_entropy`.
+
+  The arguments of `hidden` and of the call depend on `spec.inputs`.
+  """
+
+  def hidden(self, *inputs: Any, **settings: Any) -> Output:
+    """Hidden vectors [batch, length, d_model] that the head reads."""
+    ...
+
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
+    """Logits of hidden vectors."""
+    ...
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    ...
+
+
+@runtime_checkable
+class DecodingModel(Model, Protocol):
+  """A model that extends sequences from a cache."""
+
+  def init_cache(self, batch: int, num_slots: int, *inputs: Any, **settings: Any) -> Cache:
+    """An empty cache for `num_slots` tokens; an encoder-decoder needs its source too."""
+    ...
+
+  def unstacked(self, cache: Any) -> tuple[Any, Cache]:
+    """The model and its cache in the form that a loop over single tokens uses."""
+    ...
+
+  def decode(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens,
+    cache: Any,
+    last: Int[Array, ' batch'] | None = None,
+  ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
+    """Returns the logits of `ids`, which follow what the cache holds, and the new cache.
+
+    With `last` [batch], only the logits of that token of each row: [batch, 1, vocab]. Tokens of segment
+    0 are padding.
+    """
     ...

@@ -1,20 +1,31 @@
 """Token models: an embedding, a body, a head. Causal and masked language models alike."""
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Pattern, TokenEmbedding, Tokens, named_key
+from t2x.errors import UserError
+from t2x.hyperparameters import Tunable
+from t2x.layers import TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder
+from t2x.models.bodies import Decoder, replaced
+from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Inputs, Output, TextEmbedding, TokenHead
+from t2x.models.interfaces import (
+  Body,
+  Head,
+  ModelSpec,
+  Output,
+  OutputHead,
+  TextEmbedding,
+)
+from t2x.models.losses import Sums
 from t2x.ranges import Size
 
-__all__ = ['LanguageModel', 'select']
+__all__ = ['LanguageModel', 'select', 'with_logits']
 
 
 def select(
@@ -22,6 +33,20 @@ def select(
 ) -> Float[Array, 'batch picked d_model']:
   """The vectors at `index` of each row."""
   return jnp.take_along_axis(x, index[:, :, None], axis=1)
+
+
+def with_logits(head: OutputHead) -> Head:
+  """The head of a model that is asked for logits.
+
+  Raises:
+    UserError: the head computes none.
+  """
+  if not isinstance(head, Head):
+    raise UserError(
+      f'@{type(head).__name__} computes {", ".join(sorted(head.outputs))}, not logits for each token: '
+      'bind another head, such as @TiedHead'
+    )
+  return head
 
 
 class LanguageModel(nnx.Module):
@@ -36,11 +61,6 @@ class LanguageModel(nnx.Module):
     head: builds what turns hidden vectors into logits.
   """
 
-  # Every leaf of the cache is [layers, batch, ...].
-  cache_batch_axis = 1
-
-  inputs: ClassVar[Inputs] = 'a text'
-
   def __init__(
     self,
     *,
@@ -48,27 +68,25 @@ class LanguageModel(nnx.Module):
     embedding_dim: Size | None = None,
     embedding: Callable[..., TextEmbedding] = TokenEmbedding,
     body: Callable[..., Body] = Decoder,
-    head: Callable[..., TokenHead] = TiedHead,
+    head: Callable[..., OutputHead] = TiedHead,
     rngs: nnx.Rngs,
   ):
     self.embedding = embedding(embedding_dim or d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    self.head = head(d_model, self.vocab_size, rngs=rngs)
+    self.head = head(d_model, self.embedding.vocab_size, rngs=rngs)
 
   @property
-  def vocab_size(self) -> int:
-    """Rows of the token embedding."""
-    return self.embedding.vocab_size
-
-  @property
-  def max_length(self) -> int | None:
-    """Positions that the model knows; None: any number."""
-    return self.body.encoding.max_length
-
-  @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the body's blocks."""
-    return self.body.patterns
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    return ModelSpec(
+      inputs='a text',
+      outputs=self.head.outputs,
+      patterns=tuple(self.body.patterns),
+      max_length=self.body.max_length,
+      vocab_size=self.embedding.vocab_size,
+      num_classes=self.head.num_classes,
+      num_types=self.embedding.num_types,
+    )
 
   def hidden(
     self,
@@ -76,16 +94,33 @@ class LanguageModel(nnx.Module):
     *,
     tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
-    cache: Any = None,
+    cache: BodyCache | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, length, d_model] after the last layer."""
-    x = self.embedding(ids, types)
-    return self.body(x, tokens=tokens, cache=cache, key=named_key(key, 'body'))
+    """Hidden vectors [batch, length, d_model] after the last layer; `record` names intermediate arrays."""
+    x, tokens = self.embedding(ids, tokens, types=types)
+    body_key = named_key(key, 'body')
+    return self.body(x, tokens=tokens, cache=cache, key=body_key, record=record)
 
-  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch *rest']:
-    """Hidden vectors -> logits [batch, length, vocab]."""
-    return self.head(x, self.embedding)
+  def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
+    """Logits of hidden vectors."""
+    return with_logits(self.head).logits(x, self.embedding)
+
+  def cross_entropy(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    labels: Int[Array, 'batch length'],
+    weights: Float[Array, 'batch length'],
+    *,
+    smoothing: Tunable = 0.0,
+    z_loss: Tunable = 0.0,
+    axes: Sequence[str | None] = ('batch', 'length'),
+  ) -> Sums:
+    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    return with_logits(self.head).cross_entropy(
+      x, self.embedding, labels, weights, smoothing=smoothing, z_loss=z_loss, axes=axes
+    )
 
   def __call__(
     self,
@@ -94,24 +129,32 @@ class LanguageModel(nnx.Module):
     tokens: Tokens | None = None,
     types: Int[Array, 'batch length'] | None = None,
     key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Logits [batch, length, vocab] for every token."""
-    out = self.hidden(ids, tokens=tokens, types=types, key=key)
-    logits = constrain(self.logits(out.x), 'batch', 'length', 'vocab')
-    return Output(logits, None, out.aux)
+    """The outputs of the head: logits [batch, length, vocab] of every token."""
+    out = self.hidden(ids, tokens=tokens, types=types, key=key, record=record)
+    x = self.head(out.x, self.embedding)
+    if 'token logits' in self.head.outputs:
+      x = constrain(x, 'batch', 'length', 'vocab')
+    return Output(x, None, out.aux, out.recorded)
 
-  def init_cache(self, batch: int, length: int, dtype: Any = jnp.float32) -> Any:
-    """An empty key-value cache for `length` tokens."""
-    return self.body.init_cache(batch, length, dtype)
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> BodyCache:
+    """An empty cache for `num_slots` tokens."""
+    return self.body.init_cache(batch, num_slots, dtype)
+
+  def unstacked(self, cache: BodyCache) -> tuple['LanguageModel', BodyCache]:
+    """The model and its cache layer by layer, for decoding token by token."""
+    body, cache = self.body.unstacked(cache)
+    return replaced(self, body=body), cache
 
   def decode(
     self,
     ids: Int[Array, 'batch length'],
     tokens: Tokens,
-    cache: Any,
+    cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
-  ) -> tuple[Float[Array, 'batch picked vocab'], Any]:
-    """Logits for `ids`, which extend what the cache holds at `tokens.positions`.
+  ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
+    """Logits for `ids`, which follow what the cache holds, and the new cache.
 
     With `last`, only the logits of that token of each row are computed: [batch, 1, vocab].
     """

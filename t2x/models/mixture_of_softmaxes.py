@@ -1,24 +1,22 @@
 """A head that mixes several softmaxes (Yang et al. 2018, https://arxiv.org/abs/1711.03953)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers import Initializer, Linear, lecun_normal
 from t2x.layers.constraints import constrain
-from t2x.models.heads import TiedHead
-from t2x.models.interfaces import TokenHead
+from t2x.models.heads import LogitHead, TiedHead
+from t2x.models.interfaces import Head
 from t2x.ranges import Size
 
 __all__ = ['MixtureOfSoftmaxes']
 
 
-class MixtureOfSoftmaxes(nnx.Module):
+class MixtureOfSoftmaxes(LogitHead):
   """log sum_k prior_k(x) softmax(head(tanh(W_k x + b_k))), prior(x) = softmax(P x).
 
   What it gives are logarithms of probabilities, which are logits of themselves. A single softmax of
@@ -29,7 +27,8 @@ class MixtureOfSoftmaxes(nnx.Module):
     vocab_size: number of tokens.
     num_softmaxes: how many are mixed. They are computed one after the other, and again for the
       gradient: the memory is that of a few, the time that of all.
-    head: builds what makes logits of a vector, for all softmaxes: `TiedHead` or `LMHead`.
+    head: builds what makes logits of a vector, for all softmaxes: `TiedHead` or `LMHead`. Its `chunk`
+      is that of the mixture.
     init: initialiser of W and P.
 
   Raises:
@@ -42,7 +41,7 @@ class MixtureOfSoftmaxes(nnx.Module):
     vocab_size: Size,
     *,
     num_softmaxes: Size,
-    head: Callable[..., TokenHead] = TiedHead,
+    head: Callable[..., Head] = TiedHead,
     init: Initializer = lecun_normal(),
     rngs: nnx.Rngs,
   ):
@@ -56,10 +55,21 @@ class MixtureOfSoftmaxes(nnx.Module):
       (d_model,), (num_softmaxes, d_model), ('embed', None, None), init=init, rngs=rngs
     )
     self.head = head(d_model, vocab_size, rngs=rngs)
+    self.chunk = self.head.chunk
 
-  def __call__(
-    self, x: Float[Array, '*rest d_model'], embedding: Any
-  ) -> Float[Array, '*rest vocab']:
+  def cross_entropy(self, x, embedding, labels, weights, *, z_loss=0.0, **settings):
+    """As `LogitHead`.
+
+    Raises:
+      UserError: a z-loss, which is 0 for log-probabilities.
+    """
+    if z_loss != 0.0:
+      raise UserError(
+        'z_loss has no effect on MixtureOfSoftmaxes, whose outputs are log-probabilities: set it to 0'
+      )
+    return super().cross_entropy(x, embedding, labels, weights, **settings)
+
+  def logits(self, x, embedding):
     """Log-probabilities in float32."""
     priors = jax.nn.log_softmax(self.prior(x).astype(jnp.float32))
     latents = jnp.tanh(self.latent(x))
@@ -67,7 +77,7 @@ class MixtureOfSoftmaxes(nnx.Module):
     @jax.checkpoint
     def add(total, one):
       prior, latent = one
-      logits = constrain(self.head(latent, embedding), ..., 'vocab').astype(jnp.float32)
+      logits = constrain(self.head.logits(latent, embedding), ..., 'vocab').astype(jnp.float32)
       return jnp.logaddexp(total, prior[..., None] + jax.nn.log_softmax(logits)), None
 
     nothing = jnp.full((*x.shape[:-1], self.vocab_size), -jnp.inf)

@@ -4,6 +4,9 @@
 (https://arxiv.org/abs/1909.11942), stochastic depth as in https://arxiv.org/abs/1603.09382.
 """
 
+import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -15,14 +18,14 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import scalar
-from t2x.layers import Aux, Context, Pattern, PositionEncoding, Tokens, named_key, stacked
+from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.block import Block
-from t2x.models.interfaces import Layer, add_aux
+from t2x.models.interfaces import Layer
 from t2x.ranges import NonEmpty, Size, TunableRate
 
-__all__ = ['Stack']
+__all__ = ['Layers', 'Stack']
 
 _POLICIES = jax.checkpoint_policies
 # What the backward pass finds saved instead of computing it again, by name.
@@ -87,14 +90,14 @@ class Stack(nnx.Module):
     with building(num_layers=num_layers):
       self.blocks = stacked(repeat, num_groups, rngs)
 
-  def init_cache(self, batch: int, length: int, dtype: Any) -> list[Any]:
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> list[dict[str, Cache]]:
     """Empty caches: a list over `blocks`, each leaf stacked over the repeats: [repeats, batch, ...]."""
 
     def stack(leaf):
       return jnp.broadcast_to(leaf, (self.num_repeats, *leaf.shape))
 
     # Caches are shaped by static attributes alone, so the stacked blocks can make them.
-    return [jax.tree.map(stack, block.init_cache(batch, length, dtype)) for block in self.blocks]
+    return [jax.tree.map(stack, block.init_cache(batch, num_slots, dtype)) for block in self.blocks]
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """The pattern of each block inside a body with `pattern`."""
@@ -113,85 +116,112 @@ class Stack(nnx.Module):
     """Whether the last block's output is normalised."""
     return self.blocks[-1].ends_with_norm
 
-  def _check_context(self) -> None:
-    """Raises UserError where no block would read a context."""
-    if not any(block.reads_context for block in self.blocks):
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence that all blocks can process; None: any."""
+    lengths = [block.max_length for block in self.blocks]
+    return min((length for length in lengths if length is not None), default=None)
+
+  def _check_read(self, call: Call) -> None:
+    """Raises UserError where something is given that no block reads."""
+    reads = frozenset().union(*(block.reads for block in self.blocks))
+    if call.source is not None and 'source' not in reads:
       raise UserError(
         'no block of this stack has cross-attention, so that the source would be ignored: bind '
         'Block.cross (for the decoder only: decoder/Block.cross = @MultiHeadAttention)'
       )
+    if call.encoding is not None and 'encoding' not in reads:
+      name = type(call.encoding).__name__
+      raise UserError(
+        f'{name} acts in the layers, and no block of this stack would use it: choose an encoding '
+        'that is added to the embeddings, or a mixer that reads positions'
+      )
+    unknown = call.record - {
+      name.removeprefix('record.') for name in reads if name.startswith('record.')
+    }
+    if unknown:
+      raise UserError(f'no part of this stack records {", ".join(sorted(unknown))}')
 
-  def cross_cache(self, context: Context) -> list[Any]:
-    """The context's keys and values for every layer, stacked as in `init_cache`.
+  def source_cache(self, source: Source) -> list[dict[str, Cache]]:
+    """What cross-attention computes of the source, stacked as in `init_cache`.
 
     Raises:
-      UserError: no block reads a context.
+      UserError: no block reads a source.
     """
-    self._check_context()
+    self._check_read(Call(source.tokens, source=source))
     per_repeat = self.num_repeats // self.num_groups
 
     def one(block):
       return jax.tree.map(
         lambda leaf: jnp.repeat(leaf, per_repeat, axis=0),
-        jax.lax.map(lambda b: b.cross_cache(context), block),
+        jax.lax.map(lambda b: b.source_cache(source), block),
       )
 
     return [one(block) for block in self.blocks]
 
+  def unstacked(self) -> 'Layers':
+    """The layers one by one, for a loop that should not slice their parameters in every iteration."""
+    per_group = self.num_repeats // self.num_groups
+    groups = [
+      [jax.tree.map(lambda a, group=group: a[group], block) for block in self.blocks]
+      for group in range(self.num_groups)
+    ]
+    return Layers([block for r in range(self.num_repeats) for block in groups[r // per_group]])
+
+  def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
+    """The caches of the layers one by one."""
+    return [
+      jax.tree.map(lambda a, r=r: a[r], block) for r in range(self.num_repeats) for block in cache
+    ]
+
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
-    context: Context | None = None,
-    *,
-    pattern: Pattern,
-    tokens: Tokens,
-    encoding: PositionEncoding | None = None,
-    cache: list[Any] | None = None,
-    key: Array | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], list[Any] | None, Aux]:
-    """Runs all layers. Returns the stream, the caches and auxiliary losses [batch] by name, summed
-    over layers.
+    call: Call,
+    cache: list[dict[str, Cache]] | None = None,
+  ) -> Result:
+    """Applies all layers.
+
+    Returns:
+      The stream, the caches, auxiliary losses and metrics summed over the layers, and what was recorded:
+      'blocks.B.NAME' is stacked over the repeats, so that row r is that of layer r * len(blocks) + B.
 
     Raises:
-      UserError: a context that no block reads, or what a block refuses.
+      UserError: something given that no block reads, or what a block refuses.
     """
-    if context is not None:
-      self._check_context()
+    self._check_read(call)
 
     def repeat(blocks, x, per_repeat):
-      caches, keys, rates = per_repeat
-      new_caches: list[Any] = []
-      total: Aux = {}
+      number, caches, keys, rates = per_repeat
+      results: list[Result] = []
       for i, block in enumerate(blocks):
-        block_key, keep = self._randomness(x, keys, rates, i)
-        x, new_cache, aux = block(
-          x,
-          context if block.reads_context else None,
-          pattern=pattern,
-          tokens=tokens,
-          encoding=encoding,
-          cache=None if caches is None else caches[i],
-          key=block_key,
-          keep=keep,
-        )
-        x = constrain(x, 'batch', 'length', 'embed')
-        new_caches.append(new_cache)
-        total = add_aux(total, aux)
-      return x, (None if caches is None else new_caches, total)
+        key, keep = self._randomness(x, keys, rates, i)
+        own = dataclasses.replace(narrowed(call, block), place=i, repeat=number, key=key, keep=keep)
+        result = block(x, own, None if caches is None else caches[i])
+        x = constrain(result.x, 'batch', 'length', 'embed')
+        results.append(result)
+      new = None if caches is None else [result.cache for result in results]
+      aux = functools.reduce(operator.add, (result.aux for result in results))
+      recorded = {
+        f'blocks.{i}.{name}': value
+        for i, result in enumerate(results)
+        for name, value in result.recorded.items()
+      }
+      return x, (new, aux, recorded)
 
     if self.remat is not None:
       repeat = jax.checkpoint(repeat, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
-    per_repeat = self._per_repeat(cache, key)
+    per_repeat = self._per_repeat(cache, call.key)
     if self.num_groups == self.num_repeats:
-      x, (cache, aux) = jax.lax.scan(
+      x, (cache, aux, recorded) = jax.lax.scan(
         lambda x, inputs: repeat(inputs[0], x, inputs[1]),
         x,
         (self.blocks, per_repeat),
         unroll=self.unroll,
       )
     else:
-      x, (cache, aux) = self._scan_groups(repeat, x, per_repeat)
-    return x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux)
+      x, (cache, aux, recorded) = self._scan_groups(repeat, x, per_repeat)
+    return Result(x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
 
   def _scan_groups(self, repeat, x, per_repeat):
     """The same parameters for neighbouring repeats: a scan over groups of a scan inside."""
@@ -205,17 +235,18 @@ class Stack(nnx.Module):
       )
 
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
-    x, (cache, aux) = jax.lax.scan(group, x, (self.blocks, grouped))
-    return x, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), (cache, aux))
+    x, found = jax.lax.scan(group, x, (self.blocks, grouped))
+    return x, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
 
   def _per_repeat(self, cache, key):
-    """What differs between repeats beside parameters: caches, keys, drop rates [repeats, blocks]."""
+    """What differs between repeats beside parameters: number, caches, keys, drop rates [repeats, blocks]."""
+    numbers = jnp.arange(self.num_repeats)
     if key is None:
-      return cache, None, None
+      return numbers, cache, None, None
     # By index: the keys of a repeat do not depend on the number of repeats.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(self.num_repeats))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     depth = np.linspace(0.0, 1.0, self.num_layers, dtype=np.float32).reshape(self.num_repeats, -1)
-    return cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
+    return numbers, cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
 
   def _randomness(self, x, key, rates, index):
     """The key of block `index` of a repeat, and its stochastic-depth multiplier [batch, 1, 1]."""
@@ -227,3 +258,36 @@ class Stack(nnx.Module):
     depth_key = named_key(key, f'stochastic_depth.{index}')
     kept = jax.random.bernoulli(depth_key, 1.0 - rates[index], (x.shape[0], 1, 1))
     return block_key, kept / (1.0 - rates[index])
+
+
+class Layers(nnx.Module):
+  """The layers of a stack one by one, each with parameters and a cache of its own.
+
+  A decoding loop over them copies neither caches nor parameters. It has no dropout.
+  """
+
+  def __init__(self, layers: Sequence[Layer]):
+    self.layers = nnx.List(layers)
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: list[dict[str, Cache]],
+  ) -> Result:
+    """Applies all layers; `cache` is a list over them."""
+    new = []
+    for layer, own in zip(self.layers, cache, strict=True):
+      result = layer(x, narrowed(call, layer), own)
+      x = constrain(result.x, 'batch', 'length', 'embed')
+      new.append(result.cache)
+    return Result(x, new)
+
+
+def narrowed(call: Call, layer: Layer) -> Call:
+  """The call without a source and an encoding that the layer does not read; another layer does."""
+  return dataclasses.replace(
+    call,
+    source=call.source if 'source' in layer.reads else None,
+    encoding=call.encoding if 'encoding' in layer.reads else None,
+  )

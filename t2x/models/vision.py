@@ -1,16 +1,22 @@
 """The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
 
-import math
 from collections.abc import Callable
-from typing import ClassVar
 
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers import LearnedGrid, PatchEmbedding, Pattern, Tokens, dropout, named_key
+from t2x.errors import UserError
+from t2x.layers import LearnedGrid, PatchEmbedding, dropout, named_key
 from t2x.models.bodies import Encoder
-from t2x.models.heads import Classifier, first_token
-from t2x.models.interfaces import Body, ClassHead, GridPositions, ImageEmbedding, Inputs, Output
+from t2x.models.classifiers import Classifier, first_token
+from t2x.models.interfaces import (
+  Body,
+  ClassHead,
+  Embedder,
+  GridPositions,
+  ModelSpec,
+  Output,
+)
 from t2x.ranges import Size, TunableRate
 
 __all__ = ['VisionTransformer']
@@ -30,13 +36,11 @@ class VisionTransformer(nnx.Module):
     input_dropout: rate on the embedded patches.
   """
 
-  inputs: ClassVar[Inputs] = 'images'
-
   def __init__(
     self,
     *,
     d_model: Size,
-    embedding: Callable[..., ImageEmbedding] = PatchEmbedding,
+    embedding: Callable[..., Embedder] = PatchEmbedding,
     positions: Callable[..., GridPositions] = LearnedGrid,
     body: Callable[..., Body] = Encoder,
     pool: Callable[[Array], Array] = first_token,
@@ -52,23 +56,27 @@ class VisionTransformer(nnx.Module):
     self.head = head and head(d_model, rngs=rngs)
 
   @property
-  def num_classes(self) -> int:
-    """Number of class logits; 0 without a head."""
-    return 0 if self.head is None else self.head.num_classes
-
-  @property
-  def patterns(self) -> list[Pattern]:
-    """The attention patterns of the body's blocks."""
-    return self.body.patterns
+  def spec(self) -> ModelSpec:
+    """Facts about the model."""
+    return ModelSpec(
+      inputs='images',
+      outputs=frozenset({'vectors' if self.head is None else 'class logits'}),
+      patterns=tuple(self.body.patterns),
+      num_classes=None if self.head is None else self.head.num_classes,
+    )
 
   def hidden(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
     """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
-    x, grid = self.embedding(images)
-    length = x.shape[1]
-    tokens = Tokens.row(length, grid=grid, num_extra=length - math.prod(grid))
-    x = self.positions.embed_grid(x, grid)
+    x, tokens = self.embedding(images)
+    if tokens.grid is None or len(tokens.grid) != 2:
+      raise UserError(
+        f'VisionTransformer.positions needs a grid of rows and columns, but '
+        f'@{type(self.embedding).__name__} returns tokens with the grid {tokens.grid}'
+      )
+    rows, columns = tokens.grid
+    x = self.positions.embed_grid(x, (rows, columns))
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     return self.body(x, tokens=tokens, key=named_key(key, 'body'))
 

@@ -2,16 +2,16 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
+from t2x.models import TextModel
 from t2x.ranges import NonNegative
 from t2x.tasks.base import check_causal
-from t2x.tasks.losses import Sums, cross_entropy
+from t2x.tasks.losses import Sums
 
 __all__ = ['Auxiliary', 'LanguageModelling']
 
@@ -20,7 +20,7 @@ __all__ = ['Auxiliary', 'LanguageModelling']
 class Auxiliary(Protocol):
   """A further loss on the hidden vectors of a task's batch."""
 
-  def check_model(self, model: nnx.Module, length: int) -> None:
+  def check_model(self, model: TextModel, length: int) -> None:
     """Raises UserError when the model cannot learn it from rows of `length` tokens."""
 
   def term_weight(
@@ -36,7 +36,7 @@ class Auxiliary(Protocol):
 
   def __call__(
     self,
-    model: nnx.Module,
+    model: TextModel,
     x: Float[Array, 'batch length d_model'],
     batch: Mapping[str, jax.Array],
     weights: Float[Array, ' batch'],
@@ -68,9 +68,10 @@ class LanguageModelling:
   def __call__(self, model, x, batch, weights):
     """`x` are the hidden vectors of `batch['tokens']`; padding has segment 0."""
     tokens, segments = batch['tokens'], batch['segments']
-    language_model: Any = model
-    losses = cross_entropy(language_model.logits(x[:, :-1]), tokens[:, 1:])
-    present = (segments[:, 1:] != 0).astype(losses.dtype)
-    by_text = (losses * present).sum(axis=1) / jnp.maximum(present.sum(axis=1), 1)
-    total = (by_text * weights).sum()
+    present = (segments[:, 1:] != 0).astype(jnp.float32)
+    shares = present / jnp.maximum(present.sum(axis=1, keepdims=True), 1)
+    sums = model.cross_entropy(
+      x[:, :-1], tokens[:, 1:], shares * weights[:, None], axes=('batch', None)
+    )
+    total, _ = sums['loss']
     return {'lm_loss': (total, self.term_weight(batch, weights))}, self.weight * total

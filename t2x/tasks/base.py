@@ -14,12 +14,13 @@ from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, to
 from t2x.data.tokenizers import Fitted
 from t2x.decode import Strategy
 from t2x.errors import UserError
-from t2x.layers import Aux, Causal
-from t2x.models import Inputs
-from t2x.ranges import Natural, Text
+from t2x.hyperparameters import Tunable
+from t2x.layers import NO_AUX, Aux, Causal
+from t2x.models import Inputs, Model, OutputKind, TextModel
+from t2x.ranges import Natural, Text, TunableNonNegative
 from t2x.tasks.losses import Sums
 
-__all__ = ['Spec', 'Task', 'TaskOutput', 'TextTask', 'Watched', 'check_causal']
+__all__ = ['Spec', 'Task', 'TaskOutput', 'TextTask', 'TokenTask', 'Watched', 'check_causal']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
@@ -34,12 +35,12 @@ class TaskOutput:
 
   Attributes:
     metrics: (sum, weight) by name. 'loss' is the main loss term.
-    aux: auxiliary losses of the model, from `Output.aux`.
+    aux: auxiliary losses and metrics of the model, from `Output.aux`.
     further: the sum of each loss term besides the main one by name, coefficients included.
   """
 
   metrics: Sums
-  aux: Aux = dataclasses.field(default_factory=dict)
+  aux: Aux = NO_AUX
   further: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
 
   @property
@@ -50,6 +51,11 @@ class TaskOutput:
     total.
     """
     return {'loss': self.metrics['loss'][0]} | self.further
+
+  @property
+  def reported(self) -> Sums:
+    """The metrics of the task and those of the parts of the model."""
+    return {**self.metrics, **self.aux.metrics}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +74,11 @@ class Task(abc.ABC):
   eval_split: Text = 'validation'
   eval_examples: Natural = 0
 
-  # What a model of this task reads.
+  # What a model of this task reads, and the kind of outputs that the loss is computed from.
   inputs: ClassVar[Inputs] = 'a text'
+  outputs: ClassVar[OutputKind] = 'token logits'
+  # A head that computes them, for messages.
+  head: ClassVar[str] = 'TiedHead'
   # What throughput counts: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
   # Whether `generate` answers prompts.
@@ -121,16 +130,22 @@ class Task(abc.ABC):
   def spec(self, batch_size: int) -> Spec:
     """Shapes and dtypes of a batch, known without data."""
 
-  def check_model(self, model: Any) -> None:
-    """Raises UserError when the model cannot learn this task (inputs, vocabulary, classes).
+  def check_model(self, model: Model) -> None:
+    """Raises UserError when the model cannot learn this task (inputs, outputs, vocabulary, classes).
 
     Args:
       model: its shapes.
     """
-    if model.inputs != self.inputs:
+    spec = model.spec
+    if spec.inputs != self.inputs:
       raise UserError(
         f'{type(self).__name__} gives {self.inputs}, but Experiment.model = '
-        f'@{type(model).__name__} reads {model.inputs}'
+        f'@{type(model).__name__} reads {spec.inputs}'
+      )
+    if self.outputs not in spec.outputs:
+      raise UserError(
+        f'{type(self).__name__} needs {self.outputs}, but the head of @{type(model).__name__} '
+        f'computes {", ".join(sorted(spec.outputs))}: bind another head, such as @{self.head}'
       )
 
   @abc.abstractmethod
@@ -207,7 +222,7 @@ class Task(abc.ABC):
     raise UserError(f'{type(self).__name__} does not generate text')
 
 
-def check_causal(model: Any, length: int, task: str) -> None:
+def check_causal(model: Model, length: int, task: str) -> None:
   """Raises UserError when a block lets a query see later tokens, which are what `task` predicts.
 
   Args:
@@ -215,7 +230,7 @@ def check_causal(model: Any, length: int, task: str) -> None:
     length: tokens in a row of what is predicted.
     task: its name, for the message.
   """
-  for pattern in model.patterns:
+  for pattern in model.spec.patterns:
     if not pattern.is_causal(length):
       raise UserError(
         f'{task} predicts each next token, but the attention pattern {pattern} shows later tokens: '
@@ -288,7 +303,7 @@ class TextTask(Task):
   def check_model(self, model):
     """The model needs a row of its table for each token."""
     super().check_model(model)
-    size, tokens = getattr(model, 'vocab_size', None), self.tokenizer.vocab_size
+    size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
       raise UserError(
         f'the model has {size} rows in its token embedding, the tokenizer {tokens} tokens: '
@@ -300,3 +315,45 @@ class TextTask(Task):
     metrics = super().summarise(means, info)
     metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
     return metrics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenTask(TextTask):
+  """A task that predicts tokens of the vocabulary.
+
+  Attributes:
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only (PaLM,
+      https://arxiv.org/abs/2204.02311, uses 1e-4).
+  """
+
+  z_loss: TunableNonNegative = 0.0
+
+  def token_sums(
+    self,
+    model: TextModel,
+    x: jax.Array,
+    labels: jax.Array,
+    batch: Mapping[str, jax.Array],
+    key: jax.Array | None,
+    smoothing: Tunable = 0.0,
+    length_axis: str | None = 'length',
+  ) -> Sums:
+    """Returns the sums of the loss and of correct predictions.
+
+    Args:
+      model: computes the logits.
+      x: hidden vectors [batch, length, d_model].
+      labels: the tokens to predict, [batch, length].
+      batch: for `target_weights`.
+      key: None is evaluation: no label smoothing, no z-loss.
+      smoothing: label smoothing in training.
+      length_axis: the logical axis of the second dimension.
+    """
+    return model.cross_entropy(
+      x,
+      labels,
+      self.target_weights(batch),
+      smoothing=0.0 if key is None else smoothing,
+      z_loss=0.0 if key is None else self.z_loss,
+      axes=('batch', length_axis),
+    )

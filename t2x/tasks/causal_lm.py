@@ -12,7 +12,6 @@ from flax import nnx
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.ranges import Size
 from t2x.tasks.base import TaskOutput, check_causal
-from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
 
 __all__ = ['CausalLM']
@@ -69,9 +68,8 @@ class CausalLM(JoinedDocuments):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
-    out = model(inputs, tokens=self.row_tokens(batch), key=key)
-    sums = classification_sums(out.x, tokens, self.target_weights(batch))
-    return TaskOutput(sums, out.aux)
+    out = model.hidden(inputs, tokens=self.row_tokens(batch), key=key)
+    return TaskOutput(self.token_sums(model, out.x, tokens, batch, key), out.aux)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""

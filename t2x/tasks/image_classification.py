@@ -10,7 +10,7 @@ import numpy as np
 from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
 from t2x.errors import UserError
 from t2x.layers import named_key
-from t2x.models import Inputs
+from t2x.models import Inputs, OutputKind
 from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
 from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.losses import classification_sums
@@ -47,6 +47,8 @@ class ImageClassification(Task):
   eval_split: Text = 'test'
 
   inputs: ClassVar[Inputs] = 'images'
+  outputs: ClassVar[OutputKind] = 'class logits'
+  head: ClassVar[str] = 'Classifier'
   unit: ClassVar[str] = 'examples'
 
   @property
@@ -89,9 +91,9 @@ class ImageClassification(Task):
   def check_model(self, model):
     """The head needs a logit for each class."""
     super().check_model(model)
-    if getattr(model, 'num_classes', None) != self.num_classes:
+    if model.spec.num_classes != self.num_classes:
       raise UserError(
-        f'the model has {getattr(model, "num_classes", None)} classes, the task '
+        f'the model has {model.spec.num_classes} classes, the task '
         f'{self.num_classes}: set Classifier.num_classes and ImageClassification.num_classes alike'
       )
 

@@ -30,8 +30,6 @@ class LabelledTask(TextTask):
   length: Size
 
   answers_prompts: ClassVar[bool] = True
-  # The model's head that the task wants.
-  head: ClassVar[str]
 
   @property
   @abc.abstractmethod
@@ -48,7 +46,7 @@ class LabelledTask(TextTask):
     self.check_split(split)
     return labelled_rows(self.source, split, tokenizer, self.plan)
 
-  def check_model(self, model: nnx.Module) -> None:
+  def check_model(self, model):
     """The head needs a logit for each class, beside what every text task wants."""
     super().check_model(model)
     if self.pieces is not None:
@@ -56,11 +54,9 @@ class LabelledTask(TextTask):
         f'{type(self).__name__}.pieces: labels stand at the pieces that rows are cached with, so no '
         'others are drawn: leave it out'
       )
-    found = getattr(getattr(model, 'head', None), 'num_classes', None)
-    if found != self.num_classes:
-      has = 'no head for classes' if found is None else f'{found} classes'
+    if model.spec.num_classes != self.num_classes:
       raise UserError(
-        f'the model has {has}, {type(self).__name__} {self.num_classes}: '
+        f'the model has {model.spec.num_classes} classes, {type(self).__name__} {self.num_classes}: '
         f'bind @{self.head} as the head, its num_classes = {self.num_classes}'
       )
 

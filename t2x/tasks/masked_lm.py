@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from t2x.data import Chain, MaskTokens
-from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.ranges import Fraction, Range
 from t2x.tasks.base import TaskOutput
-from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import JoinedDocuments
 
 __all__ = ['MaskedLM']
@@ -76,8 +74,7 @@ class MaskedLM(JoinedDocuments):
   def sums(self, model, batch, key):
     """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
     out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
-    logits = model.logits(select(out.x, batch['masked_positions']))
-    logits = constrain(logits, 'batch', None, 'vocab')
-    sums = classification_sums(logits, batch['labels'], self.target_weights(batch))
-    metrics = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
-    return TaskOutput(metrics, out.aux)
+    x = select(out.x, batch['masked_positions'])
+    sums = self.token_sums(model, x, batch['labels'], batch, key, length_axis=None)
+    sums['masked_accuracy'] = sums.pop('accuracy')
+    return TaskOutput(sums, out.aux)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from t2x.data import LabelledTexts
 from t2x.errors import UserError
 from t2x.layers import named_key
-from t2x.models import Output
+from t2x.models import Output, OutputKind
 from t2x.ranges import NonEmpty, Text, TunableRate
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import TaskOutput
@@ -44,6 +44,7 @@ class SequenceClassification(LabelledTask):
   auxiliary: Auxiliary | None = None
 
   unit: ClassVar[str] = 'examples'
+  outputs: ClassVar[OutputKind] = 'class logits'
   head: ClassVar[str] = 'SequenceClassifier'
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'

@@ -12,15 +12,14 @@ from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.ranges import Natural, Range, Size
-from t2x.tasks.base import TaskOutput, TextTask, check_causal
+from t2x.tasks.base import TaskOutput, TokenTask, check_causal
 from t2x.tasks.causal_lm import shift_right
-from t2x.tasks.losses import classification_sums
 
 __all__ = ['SpanCorruption']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SpanCorruption(TextTask):
+class SpanCorruption(TokenTask):
   """Fills the gaps of a row of text, for an encoder-decoder.
 
   Documents are joined and cut into rows that fill a source once spans are hidden (568 tokens for
@@ -113,10 +112,10 @@ class SpanCorruption(TextTask):
     tokens = self.tokenizer.vocab_size
     if tokens is None:
       return
-    largest = self._corruption(0, tokens).first_sentinel
-    if model.vocab_size <= largest:
+    largest, size = self._corruption(0, tokens).first_sentinel, model.spec.vocab_size
+    if size <= largest:
       raise UserError(
-        f'the model has {model.vocab_size} rows in its token embedding, the last sentinel is '
+        f'the model has {size} rows in its token embedding, the last sentinel is '
         f'{largest}: set TokenEmbedding.vocab_size to at least {largest + 1}'
       )
 
@@ -127,12 +126,11 @@ class SpanCorruption(TextTask):
   def sums(self, model, batch, key):
     """Loss and accuracy of each target token, sentinels and eos included."""
     target, segments = batch['target'], batch['target_segments']
-    out = model(
+    out = model.hidden(
       batch['source'],
       shift_right(target, segments, self.tokenizer.ids.start_id),
       source_tokens=Tokens.row(self.source_length, segments=batch['source_segments']),
       target_tokens=Tokens.row(self.target_length, segments=segments),
       key=key,
     )
-    sums = classification_sums(out.x, target, self.target_weights(batch))
-    return TaskOutput(sums, out.aux)
+    return TaskOutput(self.token_sums(model, out.x, target, batch, key), out.aux)

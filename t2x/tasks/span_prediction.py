@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
+from t2x.models import OutputKind, TextModel
 from t2x.ranges import Finite, Size
 from t2x.tasks.base import TaskOutput, Watched
 from t2x.tasks.labelled import LabelledTask
@@ -59,6 +60,7 @@ class SpanPrediction(LabelledTask):
   null_threshold: Finite | None = 0.0
   eval_batch_size: Size = 64
 
+  outputs: ClassVar[OutputKind] = 'classes per token'
   head: ClassVar[str] = 'TokenClassifier'
   text_fields: ClassVar[tuple[str, ...]] = ('question', 'context')
 
@@ -182,7 +184,7 @@ def for_model(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any
 
 
 def _logits(
-  model: Any, x: Float[Array, 'batch length d_model'], batch: Mapping[str, jax.Array]
+  model: TextModel, x: Float[Array, 'batch length d_model'], batch: Mapping[str, jax.Array]
 ) -> tuple[Float[Array, 'batch length'], Float[Array, 'batch length']]:
   """Logits of start and end in float32, those of other tokens than the context's and the first out
   of reach."""
@@ -194,7 +196,7 @@ def _logits(
 
 @functools.partial(jax.jit, static_argnames='longest')
 def _best_spans(
-  model: Any, batch: Mapping[str, jax.Array], longest: int
+  model: TextModel, batch: Mapping[str, jax.Array], longest: int
 ) -> tuple[Array, Array, Array, Array]:
   """Start, end and score of the best span of the context in each row, and the score of the class
   token: [batch]."""

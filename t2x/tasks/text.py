@@ -13,15 +13,15 @@ from t2x.data import ConcatenateAndSplit, FullRows, Tokenizer
 from t2x.decode import Generated
 from t2x.errors import UserError
 from t2x.layers import RowLayout, Tokens
-from t2x.models import Output
+from t2x.models import Output, TextModel
 from t2x.ranges import Size
-from t2x.tasks.base import TextTask
+from t2x.tasks.base import TokenTask
 
 __all__ = ['JoinedDocuments', 'answers', 'check_shapes', 'encoded_spec', 'hidden_of', 'pad_prompts']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JoinedDocuments(TextTask):
+class JoinedDocuments(TokenTask):
   """A task over rows of documents that are joined and cut.
 
   Attributes:
@@ -68,15 +68,13 @@ def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.
   return {name: jax.ShapeDtypeStruct((batch_size, length), jnp.int32) for name in names}
 
 
-def hidden_of(model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+def hidden_of(model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
   """A language model's hidden vectors of rows that hold one encoded example each; the types go to
   models that have some."""
-  language_model: Any = model
-  typed = getattr(language_model.embedding, 'types', None) is not None
-  return language_model.hidden(
+  return model.hidden(
     batch['tokens'],
     tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments']),
-    types=batch['types'] if typed else None,
+    types=batch['types'] if model.spec.num_types else None,
     key=key,
   )
 

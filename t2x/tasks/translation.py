@@ -13,16 +13,15 @@ from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.ranges import Size, TunableRate
-from t2x.tasks.base import TaskOutput, TextTask, check_causal
+from t2x.tasks.base import TaskOutput, TokenTask, check_causal
 from t2x.tasks.causal_lm import shift_right
-from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, check_shapes, pad_prompts
 
 __all__ = ['Translation']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translation(TextTask):
+class Translation(TokenTask):
   """Pairs of `source` and `target` text, several packed into a row.
 
   Attributes:
@@ -74,7 +73,7 @@ class Translation(TextTask):
   def sums(self, model, batch, key):
     """Loss and accuracy of each target token, the end token included."""
     target, segments = batch['target'], batch['target_segments']
-    out = model(
+    out = model.hidden(
       batch['source'],
       shift_right(target, segments, self.tokenizer.ids.start_id),
       source_tokens=Tokens(
@@ -83,8 +82,7 @@ class Translation(TextTask):
       target_tokens=Tokens(batch['target_positions'], segments, layout=RowLayout.PACKED),
       key=key,
     )
-    smoothing = 0.0 if key is None else self.label_smoothing
-    sums = classification_sums(out.x, target, self.target_weights(batch), smoothing)
+    sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
     return TaskOutput(sums, out.aux)
 
   def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):

@@ -3,7 +3,7 @@ https://arxiv.org/abs/1810.04805, section 5.3)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from t2x.data import LabelledWords
 from t2x.errors import UserError
-from t2x.models import Output
+from t2x.models import Output, OutputKind, TextModel
 from t2x.models.language_model import select
 from t2x.ranges import NonEmpty
 from t2x.tasks.base import TaskOutput
@@ -38,6 +38,7 @@ class WordClassification(LabelledTask):
 
   labels: Annotated[Sequence[str], NonEmpty]
 
+  outputs: ClassVar[OutputKind] = 'classes per token'
   head: ClassVar[str] = 'TokenClassifier'
   best_metric: ClassVar[str] = 'accuracy'
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
@@ -119,7 +120,7 @@ class WordClassification(LabelledTask):
 
 
 def _logits(
-  model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
+  model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
 ) -> tuple[Float[Array, 'batch words classes'], Output]:
   """Class logits of each word in float32, and the hidden vectors that they are made of."""
   out = hidden_of(model, batch, key)

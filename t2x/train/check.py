@@ -15,6 +15,7 @@ from t2x.data import Batches
 from t2x.errors import UserError
 from t2x.layers import Pattern
 from t2x.layers.picture import draw
+from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task, TextTask
 from t2x.train.program import Program
@@ -207,12 +208,9 @@ def draw_patterns(
   """Writes a picture of every distinct attention pattern of the model: `path`, `path-2`, ..."""
   model = experiment.shapes()
   seen: list[Pattern] = []
-  bodies: list[Any] = [part for _, part in nnx.iter_modules(model) if hasattr(part, 'stack')]
-  for body in bodies:
-    for block in body.stack.blocks:
-      pattern = body.pattern & block.pattern
-      if pattern not in seen:
-        seen.append(pattern)
+  for _, body in nnx.iter_modules(model):
+    if isinstance(body, (Encoder, Decoder)):
+      seen += [pattern for pattern in dict.fromkeys(body.patterns) if pattern not in seen]
   for number, pattern in enumerate(seen, 1):
     name = path if number == 1 else path.with_stem(f'{path.stem}-{number}')
     draw(pattern, name, length=length)

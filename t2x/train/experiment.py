@@ -10,6 +10,7 @@ from flax import nnx
 
 from t2x.data import Tokenizer
 from t2x.errors import UserError
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import building
 from t2x.models import Model
 from t2x.parallel import Mesh
@@ -41,7 +42,8 @@ class Trainer:
     accumulate: parts that a batch is worked on in; the result is that of the whole batch.
     ema_decay: keeps an exponential moving average of the parameters, which is then what is
       evaluated; after t updates its decay is min(ema_decay, (1 + t) / (10 + t)). None keeps none.
-    compute_dtype: of activations and of the parameters' working copy; parameters stay float32.
+    compute_dtype: dtype of activations and of the copy of the parameters that a step computes with;
+      `t2x.layers.dtypes.Dtypes` lists what stays float32.
     log_every: steps between train lines in metrics.jsonl.
     eval_every: steps between evaluations; 0 evaluates at the end alone.
     eval_batches: batches of an evaluation; None reads the whole split.
@@ -95,6 +97,11 @@ class Trainer:
         f'Trainer.accumulate = {self.accumulate} does not divide '
         f'Trainer.batch_size = {self.batch_size}'
       )
+
+  @property
+  def dtypes(self) -> Dtypes:
+    """The dtype of each kind of array in a run."""
+    return Dtypes(self.compute_dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

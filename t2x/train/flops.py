@@ -2,13 +2,12 @@
 
 3 x the contractions (matrix products and convolutions, 2 FLOPs per multiply-add) of the forward loss: once
 forward and twice backward. The program that is counted is the same for every kernel, remat policy and
-mesh: it is traced with dense attention. Elementwise work is left out, as in PaLM
+mesh: it is traced with dense attention and whole logits. Elementwise work is left out, as in PaLM
 (https://arxiv.org/abs/2204.02311, appendix B), whose 6 N + 12 L d T is the special case of a dense
 decoder.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from t2x.layers import Dense, Kernel
+from t2x.layers import AttentionInputs, Dense, Kernel
+from t2x.models import LogitHead
 from t2x.tasks import Task
 
 __all__ = ['Flops', 'flops_per_token', 'row_lengths']
@@ -41,14 +41,11 @@ class Flops:
 def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
   """Tokens in a row of the model, by top-level part: the source's side first, '' where all alike."""
   spec = task.spec(1)
-  if 'source' in spec and 'target' in spec:
+  if task.inputs == 'a source and a target':
     return {'encoder': spec['source'].shape[1], 'decoder': spec['target'].shape[1]}
-  if 'image' in spec:
-    embedding = getattr(model, 'embedding', None)
-    height, width = spec['image'].shape[1:3]
-    patch = getattr(embedding, 'patch_size', 1)
-    extra = int(getattr(embedding, 'class_token', None) is not None)
-    return {'': (height // patch) * (width // patch) + extra}
+  if task.inputs == 'images':
+    embedded, _ = jax.eval_shape(lambda model, x: model.embedding(x), model, spec['image'])
+    return {'': embedded.shape[1]}
   rows = [one.shape[1] for one in spec.values() if len(one.shape) == 2]
   return {'': max(rows, default=1)}
 
@@ -62,7 +59,7 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
   """
   # Traced with one row, whose tokens are the row lengths of all sides.
   jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(
-    _with_dense_attention(model), task.spec(1)
+    _plain(model), task.spec(1)
   )
   full, causal = _multiply_adds(jaxpr.jaxpr)
   tokens = sum(row_lengths(task, model).values())
@@ -73,22 +70,26 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
 class _Counted(Kernel):
   """Dense attention, in the traced program under a name that says whether it is causal."""
 
-  def __call__(self, q, k, v, *, pattern, **settings):
-    attend: Any = functools.partial(Dense(), pattern=pattern, **settings)
-    if q.shape[1] == k.shape[1] and pattern.is_causal(q.shape[1]):
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    return None
 
-      def causal_attention(q, k, v):
-        return attend(q, k, v)
+  def attend(self, inputs: AttentionInputs) -> jax.Array:
+    if inputs.q_len != inputs.k_len or not inputs.pattern.is_causal(inputs.q_len):
+      return Dense()(inputs)
 
-      causal_attention.__name__ = _CAUSAL
-      return jax.jit(causal_attention)(q, k, v)
-    return attend(q, k, v)
+    def causal_attention(inputs):
+      return Dense()(inputs)
+
+    causal_attention.__name__ = _CAUSAL
+    return jax.jit(causal_attention)(inputs)
 
 
-def _with_dense_attention(model: nnx.Module) -> nnx.Module:
-  """A copy of the model whose kernels are dense."""
+def _plain(model: nnx.Module) -> nnx.Module:
+  """A copy of the model whose kernels are dense, and whose head computes all logits at once."""
   copy = jax.tree.map(lambda leaf: leaf, model)
   for _, module in nnx.iter_modules(copy):
+    if isinstance(module, LogitHead):
+      module.chunk = None
     for name, value in list(vars(module).items()):
       if isinstance(value, Kernel):
         setattr(module, name, _Counted())

@@ -15,6 +15,7 @@ from flax import nnx
 
 from t2x.arrays import name_of
 from t2x.errors import UserError
+from t2x.layers.dtypes import Dtypes
 from t2x.models import Stack
 from t2x.ranges import Positive, Text
 from t2x.train.schedules import Schedule
@@ -107,10 +108,11 @@ class Blueprint:
 
   def model(self, params: Mapping[str, Any], dtype: str | None = None) -> Any:
     """Returns the model with these parameters, cast to `dtype` except for parameters kept in float32."""
-    leaves = []
-    for name, info in self.infos.items():
-      leaf = params[name]
-      leaves.append(leaf if dtype is None or info.keep_float32 else leaf.astype(dtype))
+    leaves = [params[name] for name in self.infos]
+    if dtype is not None:
+      policy = Dtypes(dtype)
+      dtypes = [policy.working(info.keep_float32) for info in self.infos.values()]
+      leaves = [leaf.astype(one) for leaf, one in zip(leaves, dtypes, strict=True)]
     return jax.tree.unflatten(self._structure, leaves)
 
   @property

@@ -231,10 +231,11 @@ class Program:
     """
     _, own, _ = self.experiment.complete()
     params = self.params_abstract()
+    model: Any = self.blueprint.shapes
     jax.eval_shape(self.eval_step(tokenizer), params, self.batch(own))
     for name, task in self.experiment.evaluations.items():
       try:
-        task.check_model(self.blueprint.shapes)
+        task.check_model(model)
         self._check_fit(task)
         jax.eval_shape(self.eval_step(tokenizer, name), params, self.batch(task))
       except UserError as error:

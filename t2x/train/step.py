@@ -119,19 +119,21 @@ def _totals(
       f'{name}.sums returns the loss terms {_listed(terms)}, {name}.weights the weights of '
       f'{_listed(weights)}: return a weight for each term'
     )
-  taken = output.aux.keys() & (terms.keys() | output.metrics.keys())
+  losses, metrics = output.aux.losses, output.aux.metrics
+  taken = (losses.keys() | metrics.keys()) & (terms.keys() | output.metrics.keys())
+  taken |= losses.keys() & metrics.keys()
   if taken:
     raise UserError(
-      f'the model returns auxiliary losses {_listed(taken)}, names of loss terms or metrics of '
-      f'{name}: rename them'
+      f'the model returns auxiliary losses or metrics {_listed(taken)}, names that are used '
+      f'already, by loss terms or metrics of {name} or by each other: rename them'
     )
-  for aux, values in output.aux.items():
+  for aux, values in losses.items():
     if values.shape != (num_rows,):
       raise UserError(
         f"the auxiliary loss '{aux}' of the model has the shape {values.shape}: return one value "
         f'per row of the batch, here ({num_rows},)'
       )
-  return terms | {aux: values.astype(jnp.float32).sum() for aux, values in output.aux.items()}
+  return terms | {aux: values.astype(jnp.float32).sum() for aux, values in losses.items()}
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -170,7 +172,7 @@ def make_train_step(
     totals = _totals(task, output, weights, _num_rows(batch))
     divisors = {name: weights.get(name, num_rows) for name in totals}
     loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
-    return loss, (output.metrics, totals)
+    return loss, (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
     with given(scalars):
@@ -243,6 +245,6 @@ def make_eval_step(
   def eval_step(params, batch, scalars=NO_SCALARS):
     with laid_out(layout), given(scalars):
       model = blueprint.model(params, trainer.compute_dtype)
-      return task.sums(model, batch, None).metrics
+      return task.sums(model, batch, None).reported
 
   return eval_step

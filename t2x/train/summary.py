@@ -11,9 +11,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t2x.layers import Pattern, RowLayout, Tokens
+from t2x.layers import (
+  AttentionInputs,
+  MultiHeadAttention,
+  Pattern,
+  PositionEncoding,
+  PositionTerms,
+  RowLayout,
+  Tokens,
+)
+from t2x.layers.dtypes import Dtypes
 from t2x.layers.kernels import Auto
-from t2x.models import Stack
+from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.train.flops import Flops, flops_per_token, row_lengths
@@ -32,63 +41,68 @@ __all__ = [
 ]
 
 
-Parameter = tuple[tuple[str, ...], tuple[str | None, ...], tuple[int, ...]]
+Parameter = tuple[tuple[str, ...], bool, tuple[str | None, ...], tuple[int, ...]]
 
 
 def parameters(module: nnx.Module) -> Iterator[Parameter]:
-  """(path, logical axes, shape) of each; stacked layers are named in the axes."""
+  """Yields (path, keep_float32, logical axes, shape) of each; stacked layers are named in the axes."""
   flat, _ = jax.tree_util.tree_flatten_with_path(
     module, is_leaf=lambda x: isinstance(x, nnx.Variable)
   )
   for path, variable in flat:
     for leaf in jax.tree.leaves(variable):
-      axes = tuple(variable.get_metadata().get('axes') or (None,) * leaf.ndim)
+      metadata = variable.get_metadata()
+      axes = tuple(metadata.get('axes') or (None,) * leaf.ndim)
       axes = ('layers',) * (leaf.ndim - len(axes)) + axes
-      yield tuple(jax.tree_util.keystr((key,), simple=True) for key in path), axes, leaf.shape
+      names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+      yield names, bool(metadata.get('keep_float32')), axes, leaf.shape
 
 
 def model_table(module: nnx.Module) -> str:
-  """Each parameter with shape, logical axes and count, by top-level part. Stacked layers are one."""
-  rows: list[tuple[str, str, str, str]] = []
+  """Lists the parameters with shape, logical axes, count, and the dtype of those that a step does not
+  cast to the compute dtype, by top-level part. Stacked layers are one."""
+  rows: list[tuple[str, str, str, str, str]] = []
   parts: dict[str, list[Parameter]] = {}
   for parameter in parameters(module):
     parts.setdefault(parameter[0][0], []).append(parameter)
   for part, members in parts.items():
-    rows.append((part, '', '', f'{sum(math.prod(shape) for *_, shape in members):,}'))
-    for path, axes, shape in members:
+    rows.append((part, '', '', f'{_count(members):,}', ''))
+    for path, keep, axes, shape in members:
       name = '.'.join(path[1:]) or part
       told = ' x '.join(map(str, shape))
-      rows.append((f'  {name}', told, ' '.join(map(str, axes)), f'{math.prod(shape):,}'))
-  total = sum(math.prod(shape) for *_, shape in parameters(module))
-  rows = [('parameter', 'shape', 'axes', 'count'), *rows, ('total', '', '', f'{total:,}')]
+      dtype = Dtypes.parameters if keep else ''
+      rows.append((f'  {name}', told, ' '.join(map(str, axes)), f'{math.prod(shape):,}', dtype))
+  total = sum(map(_count, parts.values()))
+  rows = [('parameter', 'shape', 'axes', 'count', 'kept in'), *rows]
+  rows.append(('total', '', '', f'{total:,}', ''))
   widths = [max(len(row[column]) for row in rows) for column in range(4)]
   return '\n'.join(
-    f'{name:{widths[0]}}  {shape:{widths[1]}}  {axes:{widths[2]}}  {count:>{widths[3]}}'
-    for name, shape, axes, count in rows
+    f'{name:{widths[0]}}  {shape:{widths[1]}}  {axes:{widths[2]}}  '
+    f'{count:>{widths[3]}}  {dtype}'.rstrip()
+    for name, shape, axes, count, dtype in rows
   )
 
 
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
   """The kernel of every kind of self-attention, and what `Auto` makes of it here."""
   lengths, told = row_lengths(task, model), []
-  body: Any
   for path, body in nnx.iter_modules(model):
-    if not hasattr(body, 'stack') or not hasattr(body, 'pattern'):
+    if not isinstance(body, (Encoder, Decoder)) or not isinstance(body.stack, Stack):
       continue
-    length = lengths.get(str(path[0]) if path else '', list(lengths.values())[-1])
-    for block in body.stack.blocks:
-      mixer = getattr(block, 'mixer', None)
-      kernel = getattr(mixer, 'kernel', None)
-      if kernel is None or isinstance(kernel, nnx.Variable):
+    length = lengths.get(str(path[0]), list(lengths.values())[-1])
+    for block, pattern in zip(body.stack.blocks, body.patterns, strict=True):
+      if not isinstance(block, (SublayerBlock, ParallelBlock)):
         continue
-      pattern = body.pattern & block.pattern
-      line = str(kernel)
-      if isinstance(kernel, Auto):
-        bias = body.encoding if getattr(body.encoding, 'has_bias', False) else None
-        line = _chosen(kernel, mixer, pattern, bias, length, dtype, task.one_segment)
-      line += f' under {pattern}'
-      if line not in told:
-        told.append(line)
+      encoding = body.encoding if block.encoding is None else block.encoding
+      for name, mixer in block.sublayers.items():
+        if name == 'cross' or not isinstance(mixer, MultiHeadAttention):
+          continue
+        line = str(mixer.kernel)
+        if isinstance(mixer.kernel, Auto):
+          line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment)
+        line += f' under {pattern}'
+        if line not in told:
+          told.append(line)
   return told
 
 
@@ -96,7 +110,7 @@ def _chosen(
   kernel: Auto,
   mixer: Any,
   pattern: Pattern,
-  bias: Any,
+  encoding: PositionEncoding,
   length: int,
   dtype: str,
   one_segment: bool,
@@ -104,18 +118,22 @@ def _chosen(
   """What Auto picks for rows of `length` tokens, of one segment or packed, and why."""
   chosen: list[str] = []
 
-  def ask():
+  def ask(stacked):
+    mixer = jax.tree.map(lambda leaf: leaf[0], stacked)
     q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
     whole = jnp.ones((1, length), jnp.int32)
     packed = Tokens(whole, whole, layout=RowLayout.PACKED)
     tokens = Tokens.row(length) if one_segment else packed
-    one, why = kernel.choose(
-      q, k, k, pattern=pattern, q_tokens=tokens, k_tokens=tokens, bias=bias, dropout_rate=0.0
-    )
+    terms = None
+    if encoding.hooks & {'scores', 'values'}:
+      content = jnp.zeros((1, mixer.num_heads, length, length)) if encoding.reads_content else None
+      terms = PositionTerms(encoding, 1.0, content)
+    scores = mixer.score(q, (q, k), tokens, tokens, 1.0)
+    one, why = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
     chosen.append(f'{one} ({why})')
 
-  jax.eval_shape(ask)
+  jax.eval_shape(ask, mixer)
   return chosen[0]
 
 
@@ -148,10 +166,14 @@ def start_screen(run: 'Run', rows: Sequence[Any], start: int, width: int) -> str
 
 
 def parameter_screen(run: 'Run') -> str:
-  """Lists every parameter of the model, and the formula of its FLOPs."""
+  """Lists every parameter of the model, the dtypes of the run, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
   flops = _flops(flops_per_token(run.task, model))
-  return f'{model_table(model)}\n\nFLOPs: {flops}, 3 x the contractions of the forward loss\n'
+  return (
+    f'{model_table(model)}\n\n'
+    f'dtypes: {run.trainer.dtypes}\n'
+    f'FLOPs: {flops}, 3 x the contractions of the forward loss\n'
+  )
 
 
 def end_screen(run: 'Run', metrics: Mapping[str, float], seconds: float, width: int) -> str:
@@ -253,7 +275,7 @@ def _count(members: Sequence[Parameter]) -> int:
 def _widths(members: Sequence[Parameter]) -> list[str]:
   """Returns the sizes of the logical axes; kv_heads only if it differs from heads."""
   sizes: dict[str, list[int]] = {}
-  for _, axes, shape in members:
+  for *_, axes, shape in members:
     for axis, size in zip(axes, shape, strict=True):
       if axis is not None and axis != 'layers' and size not in sizes.setdefault(axis, []):
         sizes[axis].append(size)

@@ -7,7 +7,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2x.layers import Cache
+from t2x.models import ModelSpec
+
 BUCKETS = 211
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class History(Cache):
+  """The ids of each row by position, and the segments of the positions, 0 for padding."""
+
+  ids: jax.Array
+  segments: jax.Array
+  offset: jax.Array
+
+  def repeat(self, copies):
+    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
+
+  def take(self, rows):
+    return jax.tree.map(lambda a: a[rows], self)
 
 
 @jax.tree_util.register_dataclass
@@ -20,44 +39,47 @@ class HistoryModel:
 
   table: jax.Array
   patterns: tuple = dataclasses.field(default=(), metadata={'static': True})
-  cache_batch_axis: int = dataclasses.field(default=1, metadata={'static': True})
   max_length: int | None = dataclasses.field(default=None, metadata={'static': True})
   seen: object = dataclasses.field(default=None, metadata={'static': True})
   traced: object = dataclasses.field(default=None, metadata={'static': True})
 
-  def init_cache(self, batch, length, offset=None):
+  @property
+  def spec(self):
+    return ModelSpec(
+      inputs='a text',
+      outputs=frozenset({'token logits'}),
+      patterns=self.patterns,
+      max_length=self.max_length,
+      vocab_size=self.table.shape[1],
+    )
+
+  def init_cache(self, batch, num_slots, offset=None):
     """`offset` [batch] stands for an encoder-decoder's source: it is added to every hash."""
-    shape = [length]
-    shape.insert(self.cache_batch_axis, batch)
-    if self.cache_batch_axis == 1:
-      shape = [1, batch, length]
-    offset = jnp.zeros(batch, jnp.int32) if offset is None else offset
-    return {
-      'ids': jnp.zeros(shape, jnp.int32),
-      'segments': jnp.zeros(shape, jnp.int32),
-      'offset': offset[None] if self.cache_batch_axis == 1 else offset,
-    }
+    zeros = jnp.zeros((batch, num_slots), jnp.int32)
+    return History(zeros, zeros, jnp.zeros(batch, jnp.int32) if offset is None else offset)
+
+  def unstacked(self, cache):
+    return self, cache
 
   def decode(self, ids, tokens, cache, last=None):
     if self.traced is not None:
       self.traced()
     if self.seen is not None:
       jax.debug.callback(self.seen, ids)
-    lead = self.cache_batch_axis == 1
-    plain = jax.tree.map(lambda a: a[0], cache) if lead else cache
     rows = jnp.arange(len(ids))[:, None]
-    plain = plain | {
-      'ids': plain['ids'].at[rows, tokens.positions].set(ids),
-      'segments': plain['segments'].at[rows, tokens.positions].set(tokens.segments),
-    }
-    slots = jnp.arange(plain['ids'].shape[1])
-    visible = (slots <= tokens.positions[:, :, None]) & (plain['segments'] != 0)[:, None]
-    terms = (plain['ids'] + 1) * (slots + 2) ** 2
-    hashed = jnp.sum(jnp.where(visible, terms[:, None], 0), axis=-1) + plain['offset'][:, None]
+    cache = History(
+      cache.ids.at[rows, tokens.positions].set(ids),
+      cache.segments.at[rows, tokens.positions].set(tokens.segments),
+      cache.offset,
+    )
+    places = jnp.arange(cache.ids.shape[1])
+    visible = (places <= tokens.positions[:, :, None]) & (cache.segments != 0)[:, None]
+    terms = (cache.ids + 1) * (places + 2) ** 2
+    hashed = jnp.sum(jnp.where(visible, terms[:, None], 0), axis=-1) + cache.offset[:, None]
     logits = self.table[hashed % BUCKETS]
     if last is not None:
       logits = jnp.take_along_axis(logits, last[:, None, None], axis=1)
-    return logits, jax.tree.map(lambda a: a[None], plain) if lead else plain
+    return logits, cache
 
 
 def history_model(vocab=5, seed=0, scale=2.0, **kwargs):

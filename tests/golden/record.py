@@ -117,17 +117,15 @@ def _task(model: Any) -> tasks.Task:
   """A task that a tiny model of these shapes can learn."""
   source: Any = _NoSource()
   text = {'source': source, 'tokenizer': Fitted(CharacterTokenizer('abcde', 10))}
-  classes = getattr(getattr(model, 'head', None), 'num_classes', None)
-  if model.inputs == 'images':
+  spec = model.spec
+  if spec.inputs == 'images':
     shape = (8, 4, 3)
-    return tasks.ImageClassification(
-      source=source, image_shape=shape, num_classes=model.num_classes
-    )
-  if model.inputs == 'a source and a target':
+    return tasks.ImageClassification(source=source, image_shape=shape, num_classes=spec.num_classes)
+  if spec.inputs == 'a source and a target':
     return tasks.Translation(**text, source_length=6, target_length=5)
-  if classes is not None:
-    return tasks.SequenceClassification(**text, length=6, labels=list('abc'[:classes]))
-  if all(pattern.is_causal(6) for pattern in model.patterns):
+  if spec.num_classes is not None:
+    return tasks.SequenceClassification(**text, length=6, labels=list('abc'[: spec.num_classes]))
+  if spec.is_causal(6):
     return tasks.CausalLM(**text, length=6)
   return tasks.MaskedLM(**text, length=6, rate=0.3)
 

@@ -110,6 +110,10 @@ def test_our_own_kernels_are_alike(kernel, changed, tmp_path):
   assert exported(model, tmp_path / 'back') == 'gpt2'
 
 
+def test_a_loss_in_chunks_is_exported(changed, tmp_path):
+  assert exported(changed(extra='TiedHead.chunk = 4\n'), tmp_path / 'back') == 'gpt2'
+
+
 OTHERS = {
   'a kernel': ('', '', 'MultiHeadAttention.kernel = @Loud()\n'),
   'an attention': ('MultiHeadAttention', 'Quiet', ''),

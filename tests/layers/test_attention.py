@@ -1,20 +1,18 @@
 """Multi-head attention: its formula, its symmetries, and its caches."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied, empty
 from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import (
   ALiBi,
   Causal,
-  Context,
-  CrossCache,
   Dense,
   Full,
   MultiHeadAttention,
@@ -22,6 +20,7 @@ from t2x.layers import (
   Prefix,
   RMSNorm,
   RoPE,
+  Source,
   T5Bias,
   Tokens,
   Window,
@@ -52,10 +51,8 @@ def build(**settings):
 QUICKLY = {'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
 
 
-@functools.partial(jax.jit, static_argnames='pattern', compiler_options=QUICKLY)
-def attend(attention, *args, **kwargs):
-  """The call, compiled as one: many small operations one by one take longer."""
-  return attention(*args, **kwargs)
+# Compiled as one: many small operations one by one take longer.
+attend = jax.jit(applied, static_argnames='pattern', compiler_options=QUICKLY)
 
 
 def double(array):
@@ -106,8 +103,7 @@ def test_head_dim_and_scale_can_be_chosen():
 def test_cross_attention_reads_the_context_and_skips_its_padding():
   attention = build()
   segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-  context = Context(SOURCE, Tokens.row(SOURCE.shape[1], segments=segments))
-  y, _ = attend(attention, X, context, pattern=Full())
+  y, _ = attend(attention, X, source=Source(SOURCE, Tokens.row(5, segments=segments)))
   mask = np.asarray(segments, bool)[:, None, :]
   np.testing.assert_allclose(y, oracle(attention, X, SOURCE, mask, 0.5), atol=1e-5)
 
@@ -170,7 +166,7 @@ def test_causal_output_does_not_depend_on_the_future():
   attention, encoding = build(), ENCODINGS['rope']()
 
   def output(x):
-    return attention(x, pattern=Causal(), encoding=encoding)[0][:, 3].sum()
+    return applied(attention, x, pattern=Causal(), encoding=encoding)[0][:, 3].sum()
 
   gradient = jax.jit(jax.grad(output))(X)
   assert (gradient[:, 4:] == 0).all() and (jnp.abs(gradient[:, :4]).max(-1) > 0).all()
@@ -203,7 +199,7 @@ def test_kernel_is_the_one_handed_in():
       return 2.0 * super().__call__(*args, **kwargs)
 
   plain, _ = attend(build(out_bias=False), X, pattern=Full())
-  twice, _ = build(out_bias=False, kernel=Twice())(X, pattern=Full())
+  twice, _ = applied(build(out_bias=False, kernel=Twice()), X)
   np.testing.assert_allclose(twice, 2.0 * plain, atol=1e-6)
 
 
@@ -219,19 +215,23 @@ def test_kernel_is_the_one_handed_in():
 def test_cached_decoding_equals_full_forward(pattern, encoding):
   attention, encoding = build(num_kv_heads=2), ENCODINGS[encoding]()
   prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (BATCH, LENGTH))
-  whole = Tokens.row(LENGTH, marks={'prefix': prefix})
-  full, _ = attend(attention, X, pattern=pattern, tokens=whole, encoding=encoding)
-  cache, outputs = attention.init_cache(BATCH, LENGTH + 2, jnp.float32), []
+  full, _ = attend(
+    attention,
+    X,
+    pattern=pattern,
+    tokens=Tokens.row(LENGTH, marks={'prefix': prefix}),
+    encoding=encoding,
+  )
+  state, outputs = empty(attention, BATCH, LENGTH + 2), []
   for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
-    marks = {'prefix': prefix[:, start:stop]}
-    tokens = Tokens(positions, jnp.ones_like(positions), marks=marks)
-    y, cache = attend(
-      attention, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, cache=cache
+    tokens = Tokens(positions, jnp.ones_like(positions), marks={'prefix': prefix[:, start:stop]})
+    y, state = attend(
+      attention, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, state=state
     )
     outputs.append(y)
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), full, atol=1e-5)
-  np.testing.assert_array_equal(cache.segments, [[1] * LENGTH + [0, 0]] * BATCH)
+  np.testing.assert_array_equal(state.slots.tokens.segments, [[1] * LENGTH + [0, 0]] * BATCH)
 
 
 @pytest.mark.parametrize('side', ['left', 'right'])
@@ -245,22 +245,22 @@ def test_ragged_prompts_decode_as_each_alone(side):
     positions[row, places] = np.arange(length)
     segments.append(np.isin(np.arange(width), np.arange(width)[places]).astype(int))
   segments = np.stack(segments)
-  cache = attention.init_cache(2, LENGTH, jnp.float32)
+  state = empty(attention, 2, LENGTH)
   tokens = Tokens(jnp.asarray(positions), jnp.asarray(segments))
   x = jnp.asarray(prompt, jnp.float32)
-  first, cache = attend(
-    attention, x, pattern=Causal(), tokens=tokens, encoding=encoding, cache=cache
+  first, state = attend(
+    attention, x, pattern=Causal(), tokens=tokens, encoding=encoding, state=state
   )
   # Each row goes on at its own position.
   at = jnp.asarray(lengths)
   tokens = Tokens(at[:, None], jnp.ones((2, 1), jnp.int32))
-  step, cache = attend(
+  step, _ = attend(
     attention,
     X[jnp.arange(2), at][:, None],
     pattern=Causal(),
     tokens=tokens,
     encoding=encoding,
-    cache=cache,
+    state=state,
   )
   for row, length in enumerate(lengths):
     alone, _ = attend(
@@ -272,36 +272,49 @@ def test_ragged_prompts_decode_as_each_alone(side):
 
 def test_what_does_not_fit_the_cache_leaves_it_as_it_was():
   attention = build()
-  cache = attention.init_cache(BATCH, 4, jnp.bfloat16)
+  _, full = attend(attention, X[:, :4], state=empty(attention, BATCH, 4, dtype=jnp.bfloat16))
   tokens = Tokens(jnp.full((BATCH, 1), 4), jnp.ones((BATCH, 1), jnp.int32))
-  _, after = attend(attention, X[:, :1], pattern=Full(), tokens=tokens, cache=cache)
-  assert after.k.dtype == jnp.bfloat16
-  jax.tree.map(np.testing.assert_array_equal, after, cache)
+  for more in (X[:, 4:5], X[:, :5]):
+    _, after = attend(attention, more, tokens=tokens if more.shape[1] == 1 else None, state=full)
+    assert after.cache.k.dtype == jnp.bfloat16
+    jax.tree.map(np.testing.assert_array_equal, after.cache, full.cache)
+    jax.tree.map(np.testing.assert_array_equal, after.slots.tokens, full.slots.tokens)
 
 
-def test_cross_cache_equals_no_cache():
+def test_the_cache_of_a_source_equals_no_cache():
   attention = build(num_kv_heads=2, qk_norm=RMSNorm)
-  segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-  context = Context(SOURCE, Tokens.row(SOURCE.shape[1], segments=segments))
-  cache = attention.cross_cache(context)
-  expected, nothing = attend(attention, X, context, pattern=Full())
-  y, same = attend(attention, X, None, pattern=Full(), cache=cache)
+  source = Source(SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  cache = attention.source_cache(source)
+  expected, nothing = attend(attention, X, source=source)
+  y, same = attend(attention, X, cache=cache, source=Source(None, source.tokens))
   np.testing.assert_allclose(y, expected, atol=1e-6)
   assert nothing is None
   jax.tree.map(np.testing.assert_array_equal, same, cache)
 
 
-def test_every_leaf_of_a_cache_has_the_batch():
-  attention = build()
-  context = Context(X, Tokens(jnp.arange(LENGTH)[None], jnp.ones((1, LENGTH), jnp.int32)))
-  caches = attention.cross_cache(context), attention.init_cache(BATCH, 9)
-  assert isinstance(caches[0], CrossCache)
-  assert {leaf.shape[0] for leaf in jax.tree.leaves(caches)} == {BATCH}
+def test_copies_of_a_row_share_the_keys_of_its_source():
+  attention = build(num_kv_heads=2)
+  source = Source(SOURCE, Tokens.row(5, segments=jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])))
+  cache = attention.source_cache(source)
+  copies = jnp.repeat(X, 3, axis=0) + 0.1 * jnp.arange(6.0)[:, None, None]
+  assert cache.repeat(3) is cache and cache.take(jnp.arange(6)) is cache
+  segments = jnp.repeat(source.tokens.segments, 3, axis=0)
+  repeated = Source(jnp.repeat(SOURCE, 3, axis=0), Tokens.row(5, segments=segments))
+  y, _ = attend(attention, copies, cache=cache, source=Source(None, source.tokens))
+  expected, _ = attend(attention, copies, source=repeated)
+  np.testing.assert_allclose(y, expected, atol=1e-6)
+
+
+def test_rows_of_a_cache_are_repeated_and_taken():
+  _, state = attend(build(), X, state=empty(build(), BATCH, 9))
+  for cache in (state.cache, state.slots):
+    again = cache.repeat(3).take(jnp.asarray([2, 3]))
+    jax.tree.map(np.testing.assert_array_equal, again, cache)
 
 
 def test_encoding_of_cross_attention_is_refused():
-  with pytest.raises(ValueError, match='cross-attention'):
-    build()(X, Context(X, Tokens.row(LENGTH)), pattern=Full(), encoding=ENCODINGS['rope']())
+  with pytest.raises(UserError, match='cross-attention'):
+    applied(build(), X, source=Source(X, Tokens.row(LENGTH)), encoding=ENCODINGS['rope']())
 
 
 def test_heads_that_do_not_divide_are_an_error():

@@ -4,18 +4,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import (
   Blocks,
   Causal,
-  Context,
   DynamicConvolution,
   Full,
   Global,
   LightweightConvolution,
   Prefix,
+  Source,
   Tokens,
   Window,
 )
@@ -82,7 +83,7 @@ NAMES = ['full', 'causal', 'window', 'global', 'blocks']
 def test_convolution_is_its_formula(kind, size, pattern, allows, before):
   mixer = build(kind, size)
   tokens = Tokens(jnp.asarray(POSITIONS), jnp.asarray(SEGMENTS))
-  y, cache = jax.jit(lambda m, x: m(x, pattern=pattern, tokens=tokens))(mixer, X)
+  y, cache = jax.jit(lambda m, x: applied(m, x, pattern=pattern, tokens=tokens))(mixer, X)
   np.testing.assert_allclose(y, oracle(mixer, X, allows, before[size == 9]), atol=1e-5)
   assert cache is None
 
@@ -93,7 +94,8 @@ def test_prefix_is_read_from_behind_and_nothing_else_is():
 
   def read(x):
     tokens = Tokens.row(LENGTH, marks={'prefix': prefix})
-    return mixer(x, pattern=Causal() | Prefix(), tokens=tokens)[0][0, 1].sum()
+    y, _ = applied(mixer, x, pattern=Causal() | Prefix(), tokens=tokens)
+    return y[0, 1].sum()
 
   gradient = jnp.abs(jax.grad(read)(X)[0]).max(-1)
   np.testing.assert_array_equal(gradient > 0, [True, True, True] + [False] * 4)
@@ -106,8 +108,8 @@ def test_default_has_the_nine_taps_of_the_study():
 
 def test_users_mistakes():
   mixer = build(DynamicConvolution, 3)
-  with pytest.raises(UserError, match='DynamicConvolution reads no context'):
-    mixer(X, Context(X, Tokens.row(LENGTH)), pattern=Full())
+  with pytest.raises(UserError, match='DynamicConvolution reads no source'):
+    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(LightweightConvolution, 3, num_heads=5)
   with pytest.raises(UserError, match='kernel_size'):

@@ -7,24 +7,27 @@ import pytest
 from flax import nnx
 
 from t2x.errors import UserError
-from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, ones
+from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, Tokens, ones
 from t2x.models import LMHead
 
 IDS = jnp.asarray([[0, 3, 10], [4, 4, 1]])
+# An untied head does not read it.
+UNUSED = TokenEmbedding(4, vocab_size=11, rngs=nnx.Rngs(0))
 
 
 def test_embedding_looks_up_scales_and_adds_types():
   embedding = TokenEmbedding(16, vocab_size=11, num_types=2, scaled=True, rngs=nnx.Rngs(0))
   table, types = np.asarray(embedding.table[...]), np.asarray(embedding.types[...])
   kinds = jnp.asarray([[0, 1, 1], [1, 0, 0]])
-  np.testing.assert_allclose(embedding(IDS, kinds), 4.0 * table[IDS] + types[kinds], rtol=1e-6)
-  np.testing.assert_array_equal(embedding(IDS), embedding(IDS, jnp.zeros_like(IDS)))
+  vectors, _ = embedding(IDS, types=kinds)
+  np.testing.assert_allclose(vectors, 4.0 * table[IDS] + types[kinds], rtol=1e-6)
+  np.testing.assert_array_equal(embedding(IDS)[0], embedding(IDS, types=jnp.zeros_like(IDS))[0])
 
 
 def test_types_without_a_table_are_an_error():
   embedding = TokenEmbedding(16, vocab_size=11, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match='num_types'):
-    embedding(IDS, IDS)
+    embedding(IDS, types=IDS)
 
 
 def test_tied_logits_are_products_with_the_table():
@@ -44,7 +47,7 @@ def untied(use_bias=False):
   bias = jnp.linspace(0.1, 0.3, 11)
   if use_bias:
     head.out.bias[...] = bias
-  return lambda x: head(x, None), head.out.kernel[...], bias if use_bias else 0.0
+  return lambda x: head(x, UNUSED), head.out.kernel[...], bias if use_bias else 0.0
 
 
 @pytest.mark.parametrize('make', [tied, untied, lambda: untied(True)], ids=['tied', 'own', 'bias'])
@@ -62,8 +65,8 @@ def test_an_untied_head_has_the_gradients_of_its_product():
   head = LMHead(16, 11, use_bias=True, rngs=nnx.Rngs(0))
   x = jax.random.normal(jax.random.key(1), (2, 3, 16))
   weights = jax.random.normal(jax.random.key(2), (2, 3, 11))
-  own = jax.grad(lambda head, x: (head(x, None) * weights).sum(), (0, 1))(head, x)
-  np.testing.assert_allclose(head(x, None), x @ head.out.kernel[...], atol=1e-6)
+  own = jax.grad(lambda head, x: (head(x, UNUSED) * weights).sum(), (0, 1))(head, x)
+  np.testing.assert_allclose(head(x, UNUSED), x @ head.out.kernel[...], atol=1e-6)
   by_kernel = jnp.einsum('bld,blv->dv', x, weights)
   np.testing.assert_allclose(own[0].out.kernel[...], by_kernel, atol=1e-5)
   np.testing.assert_allclose(own[0].out.bias[...], weights.sum((0, 1)), atol=1e-5)
@@ -100,7 +103,7 @@ def test_factorised_embedding_goes_through_the_narrow_space_both_ways():
   kernel = np.asarray(embedding.projection.kernel[...])
   embedding.projection.bias[...] = jnp.arange(16.0)
   expected = (table[IDS] + types[IDS % 2]) @ kernel + np.arange(16.0)
-  np.testing.assert_allclose(embedding(IDS, IDS % 2), expected, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(embedding(IDS, types=IDS % 2)[0], expected, rtol=1e-5, atol=1e-6)
   x = jax.random.normal(jax.random.key(1), (2, 3, 16))
   np.testing.assert_allclose(embedding.attend(x), x @ kernel.T @ table.T, atol=1e-5)
   assert table.size + kernel.size < 11 * 16
@@ -110,7 +113,7 @@ def test_patch_embedding_is_a_strided_convolution():
   embedding = PatchEmbedding(8, patch_size=4, class_token=False, rngs=nnx.Rngs(0))
   embedding.projection.bias[...] = jnp.arange(8.0)
   images = jax.random.normal(jax.random.key(1), (2, 8, 12, 3))
-  tokens, grid = embedding(images)
+  vectors, tokens = embedding(images)
   convolved = jax.lax.conv_general_dilated(
     images,
     embedding.projection.kernel[...],
@@ -118,16 +121,16 @@ def test_patch_embedding_is_a_strided_convolution():
     'VALID',
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
   )
-  assert grid == (2, 3)
-  np.testing.assert_allclose(tokens, convolved.reshape(2, 6, 8) + jnp.arange(8.0), atol=1e-5)
+  assert (tokens.grid, tokens.num_extra) == ((2, 3), 0)
+  np.testing.assert_allclose(vectors, convolved.reshape(2, 6, 8) + jnp.arange(8.0), atol=1e-5)
 
 
 def test_class_token_is_first():
   embedding = PatchEmbedding(8, patch_size=4, channels=1, rngs=nnx.Rngs(0))
   embedding.class_token[...] = jnp.arange(8.0)
-  tokens, _ = embedding(jnp.ones((2, 8, 8, 1)))
-  assert tokens.shape == (2, 5, 8)
-  np.testing.assert_array_equal(tokens[:, 0], np.tile(np.arange(8.0), (2, 1)))
+  vectors, tokens = embedding(jnp.ones((2, 8, 8, 1)))
+  assert vectors.shape == (2, 5, 8) and tokens.num_extra == 1
+  np.testing.assert_array_equal(vectors[:, 0], np.tile(np.arange(8.0), (2, 1)))
 
 
 @pytest.mark.parametrize('shape', [(1, 9, 8, 3), (1, 8, 9, 3)])
@@ -140,6 +143,31 @@ def test_image_that_does_not_divide_into_patches_is_an_error(shape):
 def test_wrong_number_of_channels_is_an_error():
   with pytest.raises(UserError, match='1 channels'):
     PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))(jnp.ones((1, 8, 8, 1)))
+
+
+@pytest.mark.parametrize(
+  ('embedding', 'inputs'),
+  [
+    (TokenEmbedding(8, vocab_size=11, rngs=nnx.Rngs(0)), jnp.ones((2, 5), jnp.int32)),
+    (FactorisedEmbedding(8, vocab_size=11, factor_dim=2, rngs=nnx.Rngs(0)), jnp.ones((2, 5), int)),
+    (PatchEmbedding(8, patch_size=4, channels=1, rngs=nnx.Rngs(0)), jnp.ones((2, 8, 8, 1))),
+  ],
+)
+def test_an_embedding_keeps_segments_and_marks(embedding, inputs):
+  segments = jnp.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+  marks = {'global': segments > 0}
+  x, tokens = embedding(inputs, Tokens.row(5, segments=segments, marks=marks))
+  assert x.shape == (2, 5, 8)
+  np.testing.assert_array_equal(tokens.segments, segments)
+  np.testing.assert_array_equal(tokens.marks['global'], marks['global'])
+  _, plain = embedding(inputs)
+  np.testing.assert_array_equal(plain.positions, np.arange(5)[None])
+
+
+def test_metadata_of_another_number_of_patches_is_refused():
+  embedding = PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match=r'4 tokens for an image of 5 tokens \(2 x 2 patches\)'):
+    embedding(jnp.ones((1, 8, 8, 3)), Tokens.row(4))
 
 
 def test_parameters_name_their_axes():

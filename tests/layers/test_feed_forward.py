@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 
 from t2x import layers
@@ -76,9 +77,9 @@ def test_mlp_is_its_formula(use_bias):
   mlp = MLP(6, hidden_dim=10, activation=layers.tanh, use_bias=use_bias, rngs=nnx.Rngs(0))
   x = np.random.default_rng(0).normal(size=(2, 3, 6))
   w = weights(mlp)
-  y, aux = mlp(jnp.asarray(x, jnp.float32))
+  y, cache = applied(mlp, jnp.asarray(x, jnp.float32))
   np.testing.assert_allclose(y, apply(np.tanh(apply(x, w['up'])), w['down']), atol=2e-5)
-  assert aux == {}
+  assert cache is None
 
 
 @pytest.mark.parametrize('name', ['sigmoid', 'gelu', 'relu', 'silu', 'linear'])
@@ -88,7 +89,7 @@ def test_gated_mlp_is_its_formula(name):
   x = np.random.default_rng(0).normal(size=(2, 3, 6))
   w = weights(mlp)
   gate = np.vectorize(ACTIVATIONS[name])(apply(x, w['gate']))
-  y, _ = mlp(jnp.asarray(x, jnp.float32))
+  y, _ = applied(mlp, jnp.asarray(x, jnp.float32))
   np.testing.assert_allclose(y, apply(gate * apply(x, w['up']), w['down']), atol=2e-5)
 
 
@@ -96,9 +97,11 @@ def test_gated_mlp_is_its_formula(name):
 def test_dropout_needs_a_key_and_keeps_the_mean(ff_class):
   mlp = ff_class(4, hidden_dim=1024, activation=layers.relu, dropout_rate=0.5, rngs=nnx.Rngs(0))
   x = jnp.ones((1, 1, 4))
-  whole, _ = mlp(x)
-  np.testing.assert_array_equal(whole, mlp(x, None)[0])
-  dropped = jax.jit(jax.vmap(lambda key: mlp(x, key)[0]))(jax.random.split(jax.random.key(0), 16))
+  whole, _ = applied(mlp, x)
+  np.testing.assert_array_equal(whole, applied(mlp, x, key=None)[0])
+  dropped = jax.jit(jax.vmap(lambda key: applied(mlp, x, key=key)[0]))(
+    jax.random.split(jax.random.key(0), 16)
+  )
   assert not np.allclose(dropped[0], dropped[1])
   np.testing.assert_allclose(dropped.mean(0), whole, atol=4 * dropped.std(0).max() / 4)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from applying import applied, empty
 from flax import nnx
 
 from t2x.layers import (
@@ -75,8 +76,7 @@ def build(name, **settings):
   return mixer, moved(ENCODINGS.get(name, NoPositions)(WIDTH, rngs=nnx.Rngs(1)))
 
 
-run = jax.jit(lambda mixer, *args, pattern, **kwargs: mixer(*args, pattern=pattern, **kwargs),
-              static_argnames='pattern')  # fmt: skip
+run = jax.jit(applied, static_argnames='pattern')
 
 
 @pytest.mark.parametrize('name', MIXERS)
@@ -95,15 +95,19 @@ def test_packed_equals_unpacked_and_padding_is_not_read(name, pattern):
 def test_cached_decoding_equals_full_forward(name, pattern):
   mixer, encoding = build(name)
   prefix = jnp.broadcast_to(jnp.arange(LENGTH) < 3, (2, LENGTH))
-  whole = Tokens.row(LENGTH, marks={'prefix': prefix})
-  full, _ = run(mixer, X, pattern=pattern, tokens=whole, encoding=encoding)
-  cache, outputs = mixer.init_cache(2, LENGTH + 2), []
+  full, _ = run(
+    mixer,
+    X,
+    pattern=pattern,
+    tokens=Tokens.row(LENGTH, marks={'prefix': prefix}),
+    encoding=encoding,
+  )
+  state, outputs = empty(mixer, 2, LENGTH + 2), []
   for start, stop in ((0, 4), (4, 5), (5, 6), (6, 7)):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (2, stop - start))
-    marks = {'prefix': prefix[:, start:stop]}
-    tokens = Tokens(positions, jnp.ones_like(positions), marks=marks)
-    y, cache = run(
-      mixer, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, cache=cache
+    tokens = Tokens(positions, jnp.ones_like(positions), marks={'prefix': prefix[:, start:stop]})
+    y, state = run(
+      mixer, X[:, start:stop], pattern=pattern, tokens=tokens, encoding=encoding, state=state
     )
     outputs.append(y)
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), full, atol=1e-5)
@@ -120,13 +124,13 @@ def test_rows_padded_on_the_left_decode_as_each_alone(name):
     jnp.asarray([[1] * 4, [0, 1, 1, 1]]),
   )
   settings = {'pattern': Causal(), 'encoding': encoding}
-  cache = mixer.init_cache(2, 5)
-  first, cache = run(mixer, prompt, tokens=Tokens(positions, segments), cache=cache, **settings)
+  state = empty(mixer, 2, 5)
+  first, state = run(mixer, prompt, tokens=Tokens(positions, segments), state=state, **settings)
   np.testing.assert_allclose(first[0], alone[0, :4], atol=1e-5)
   np.testing.assert_allclose(first[1, 1:], alone[1, :3], atol=1e-5)
   step = jnp.stack([X[0, 4], X[1, 3]])[:, None]
   tokens = Tokens(jnp.asarray([[4], [3]]), jnp.ones((2, 1), jnp.int32))
-  last, _ = run(mixer, step, tokens=tokens, cache=cache, **settings)
+  last, _ = run(mixer, step, tokens=tokens, state=state, **settings)
   np.testing.assert_allclose(last[:, 0], jnp.stack([alone[0, 4], alone[1, 3]]), atol=1e-5)
 
 

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from applying import applied
 from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import (
   Causal,
-  Context,
   DenseScores,
+  DotProductScores,
   FactorizedDenseScores,
   FactorizedRandomScores,
   Full,
@@ -23,6 +24,7 @@ from t2x.layers import (
   Replace,
   RoPE,
   ShawPositions,
+  Source,
   Synthesizer,
   T5Bias,
   Tokens,
@@ -58,8 +60,7 @@ def build(source='random', mix='replace', **settings):
   )
 
 
-run = jax.jit(lambda mixer, *args, pattern, **kwargs: mixer(*args, pattern=pattern, **kwargs),
-              static_argnames='pattern')  # fmt: skip
+run = jax.jit(applied, static_argnames='pattern')
 
 
 def double(array):
@@ -145,8 +146,8 @@ def test_bias_of_an_encoding_is_added_after_the_mix(mix):
   y, _ = run(mixer, X, pattern=Full(), encoding=encoding)
   mask = np.ones((2, LENGTH, LENGTH), bool)
   positions = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))
-  every = jnp.arange(MAX_LENGTH)[None]
-  bias = double(encoding.bias(every, every))[0]
+  every = Tokens(jnp.arange(MAX_LENGTH)[None])
+  bias = double(encoding.scores(None, None, every, every, scale=1.0))[0]
   np.testing.assert_allclose(y, oracle(mixer, X, mask, positions, bias), atol=1e-5)
 
 
@@ -158,7 +159,9 @@ def test_dot_products_are_those_of_attention(encoding):
   attention = MultiHeadAttention(WIDTH, num_heads=HEADS, rngs=nnx.Rngs(0))
   attention.q, attention.k, attention.v, attention.out = mixer.q, mixer.k, mixer.v, mixer.out
   settings = {'pattern': Causal(), 'tokens': PACKED, 'encoding': encoding}
-  np.testing.assert_allclose(run(mixer, X, **settings)[0], attention(X, **settings)[0], atol=1e-5)
+  np.testing.assert_allclose(
+    run(mixer, X, **settings)[0], applied(attention, X, **settings)[0], atol=1e-5
+  )
 
 
 def test_parameters_are_those_that_are_read():
@@ -170,13 +173,44 @@ def test_parameters_are_those_that_are_read():
   assert PlusAlpha(rngs=nnx.Rngs(0))(1.0 * X[None], 3.0 * X[None]) == pytest.approx(2.0 * X[None])
 
 
+@pytest.mark.parametrize('encoding', [RoPE, functools.partial(ShawPositions, head_dim=SIZE)])
+@pytest.mark.parametrize('source', ['random', 'dense'])
+def test_an_encoding_of_queries_and_keys_is_refused_without_dot_products(source, encoding):
+  with pytest.raises(UserError, match='works on queries and keys'):
+    applied(build(source), X, encoding=encoding(WIDTH, rngs=nnx.Rngs(2)))
+
+
+def test_a_scale_without_dot_products_is_refused():
+  with pytest.raises(UserError, match=r'Synthesizer\.scale is not read by RandomScores'):
+    build('random', 'replace', scale=0.5)
+  assert build('random', 'plus', scale=0.5).scale == 0.5
+
+
+def test_dot_products_are_no_synthetic_scores():
+  with pytest.raises(UserError, match=r'MultiHeadAttention\.scores'):
+    mixer = Synthesizer(WIDTH, num_heads=HEADS, scores=DotProductScores, rngs=nnx.Rngs(0))
+    applied(mixer, X)
+
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_attention_with_synthetic_scores_is_a_synthesizer(source):
+  mixer = build(source)
+  attention = MultiHeadAttention(WIDTH, num_heads=HEADS, scores=SOURCES[source], rngs=nnx.Rngs(0))
+  for name in ('q', 'k', 'v', 'out', 'scores'):
+    setattr(attention, name, getattr(mixer, name))
+  for tokens in (Tokens.row(LENGTH), PACKED):
+    kwargs = {'pattern': Causal(), 'tokens': tokens}
+    np.testing.assert_array_equal(run(attention, X, **kwargs)[0], run(mixer, X, **kwargs)[0])
+  with pytest.raises(UserError, match='cross-attention'):
+    applied(attention, X, source=Source(X, Tokens.row(LENGTH)))
+
+
 def test_users_mistakes():
   mixer = build()
   with pytest.raises(UserError, match='cross-attention'):
-    mixer(X, Context(X, Tokens.row(LENGTH)), pattern=Full())
+    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='11 tokens is longer than the 10 positions of RandomScores'):
-    mixer(jnp.zeros((1, 11, WIDTH)), pattern=Full())
-  with pytest.raises(UserError, match='RandomScores'):
-    mixer.init_cache(1, 11)
+    applied(mixer, jnp.zeros((1, 11, WIDTH)))
+  assert mixer.max_length == MAX_LENGTH
   with pytest.raises(UserError, match='does not divide'):
     build(num_heads=5)

@@ -11,12 +11,15 @@ from flax import nnx
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  Call,
   FixupWiring,
   LayerNorm,
   PostNorm,
   PreNorm,
+  Result,
   ReZero,
   RMSNorm,
+  Tokens,
   fixup,
   he_normal,
   normal,
@@ -29,21 +32,23 @@ X = jax.random.normal(jax.random.key(0), (3, 5, 8))
 
 
 def double(h):
-  return 2.0 * h + 1.0, 'rest'
+  return Result(2.0 * h + 1.0, 'cache')
 
 
 def test_pre_norm_is_its_formula():
   wiring = PreNorm(8, norm=RMSNorm, rngs=nnx.Rngs(0))
-  y, rest = wiring(X, double)
+  result = wiring(X, double)
+  y, rest = result.x, result.cache
   np.testing.assert_allclose(y, X + 2.0 * RMSNorm(8, rngs=nnx.Rngs(0))(X) + 1.0, atol=1e-6)
-  assert rest == 'rest'
+  assert rest == 'cache'
 
 
 def test_post_norm_is_its_formula():
   wiring = PostNorm(8, rngs=nnx.Rngs(0))
-  y, rest = wiring(X, double)
+  result = wiring(X, double)
+  y, rest = result.x, result.cache
   np.testing.assert_allclose(y, LayerNorm(8, rngs=nnx.Rngs(0))(3.0 * X + 1.0), atol=1e-6)
-  assert rest == 'rest'
+  assert rest == 'cache'
 
 
 def unlike_the_start(wiring):
@@ -64,22 +69,24 @@ WIRINGS = [PreNorm, PostNorm, REZERO, FIXUP]
 @pytest.mark.parametrize('norm', [None, LayerNorm, RMSNorm])
 def test_rezero_is_its_formula_and_starts_as_nothing(norm):
   wiring = ReZero(8, norm=norm, rngs=nnx.Rngs(0))
-  np.testing.assert_array_equal(wiring(X, double)[0], X)
+  np.testing.assert_array_equal(wiring(X, double).x, X)
   wiring.alpha[...] = jnp.asarray(0.7)
-  y, rest = wiring(X, double)
+  result = wiring(X, double)
+  y, rest = result.x, result.cache
   h = X if norm is None else norm(8, rngs=nnx.Rngs(0))(X)
   np.testing.assert_allclose(y, X + 0.7 * (2.0 * h + 1.0), atol=1e-6)
-  assert rest == 'rest'
+  assert rest == 'cache'
 
 
 def test_fixup_is_its_formula():
   wiring = FixupWiring(8, rngs=nnx.Rngs(0))
-  np.testing.assert_allclose(wiring(X, double)[0], 3.0 * X + 1.0, atol=1e-6)
+  np.testing.assert_allclose(wiring(X, double).x, 3.0 * X + 1.0, atol=1e-6)
   for name, value in (('before', 0.2), ('scale', 0.7), ('after', -0.4)):
     getattr(wiring, name)[...] = jnp.asarray(value)
-  y, rest = wiring(X, double)
+  result = wiring(X, double)
+  y, rest = result.x, result.cache
   np.testing.assert_allclose(y, X + 0.7 * (2.0 * (X + 0.2) + 1.0) - 0.4, atol=1e-6)
-  assert rest == 'rest'
+  assert rest == 'cache'
 
 
 @pytest.mark.parametrize(('layers', 'power'), [(2, -1 / 2), (3, -1 / 4)])
@@ -102,7 +109,7 @@ def test_a_deep_network_starts_as_the_identity_and_its_first_step_does_not_grow_
     def run(layers):
       x = X
       for wiring, sublayer in layers:
-        x, _ = wiring(x, sublayer)
+        x = wiring(x, functools.partial(sublayer, call=Call(Tokens.row(5)))).x
       return x
 
     np.testing.assert_array_equal(run(layers), X)
@@ -125,35 +132,35 @@ def test_scalars_are_not_decayed(kind):
 def test_keep_scales_the_branch_of_each_example(wiring_class):
   wiring = wiring_class(8, rngs=nnx.Rngs(0))
   keep = jnp.asarray([0.0, 1.0, 2.0])[:, None, None]
-  y, _ = wiring(X, double, None, keep)
-  whole, _ = wiring(X, double)
-  twice, _ = wiring(X, lambda h: (2.0 * double(h)[0], None))
-  nothing, _ = wiring(X, lambda h: (jnp.zeros_like(h), None))
+  y = wiring(X, double, None, keep).x
+  whole = wiring(X, double).x
+  twice = wiring(X, lambda h: Result(2.0 * double(h).x)).x
+  nothing = wiring(X, lambda h: Result(jnp.zeros_like(h))).x
   np.testing.assert_allclose(y, jnp.stack([nothing[0], whole[1], twice[2]]), atol=1e-6)
 
 
 @pytest.mark.parametrize('wiring_class', [PreNorm, REZERO, FIXUP])
 def test_keep_and_dropout_are_on_the_branch_alone(wiring_class):
   wiring = wiring_class(8, dropout_rate=0.5, rngs=nnx.Rngs(0))
-  branch = wiring(X, double)[0] - X
-  y, _ = wiring(X, double, jax.random.key(1))
+  branch = wiring(X, double).x - X
+  y = wiring(X, double, jax.random.key(1)).x
   dropped = np.isclose(y, X)
   assert 0.3 < dropped.mean() < 0.7
   np.testing.assert_allclose(y, jnp.where(dropped, X, X + 2.0 * branch), atol=1e-5)
   keep = jnp.asarray([0.0, 1.0, 2.0])[:, None, None]
-  np.testing.assert_allclose(wiring(X, double, None, keep)[0], X + keep * branch, atol=1e-5)
+  np.testing.assert_allclose(wiring(X, double, None, keep).x, X + keep * branch, atol=1e-5)
 
 
 @pytest.mark.parametrize('wiring_class', WIRINGS)
 def test_without_a_key_there_is_no_dropout(wiring_class):
   wiring = wiring_class(8, dropout_rate=0.5, rngs=nnx.Rngs(0))
   sure = wiring_class(8, rngs=nnx.Rngs(0))
-  np.testing.assert_array_equal(wiring(X, double, None)[0], sure(X, double)[0])
-  assert not np.allclose(wiring(X, double, jax.random.key(1))[0], sure(X, double)[0])
+  np.testing.assert_array_equal(wiring(X, double, None).x, sure(X, double).x)
+  assert not np.allclose(wiring(X, double, jax.random.key(1)).x, sure(X, double).x)
 
 
 @pytest.mark.parametrize('wiring_class', WIRINGS)
 def test_type_of_the_stream_is_kept(wiring_class):
   wiring = wiring_class(8, dropout_rate=0.1, rngs=nnx.Rngs(0))
-  y, _ = wiring(X.astype(jnp.bfloat16), double, jax.random.key(0), jnp.ones((3, 1, 1)))
+  y = wiring(X.astype(jnp.bfloat16), double, jax.random.key(0), jnp.ones((3, 1, 1))).x
   assert y.dtype == jnp.bfloat16

@@ -81,7 +81,7 @@ def test_a_target_embedding_of_its_own_is_read_decoded_and_tied(make):
   source = make.ids((2, 7))
   target = jnp.array([[make.vocab + 8, 5, 6], [7, make.vocab + 3, 8]])
   full = network(source, target).x
-  assert full.shape[-1] == network.vocab_size == make.vocab + 9
+  assert full.shape[-1] == network.spec.vocab_size == make.vocab + 9
   cache = network.init_cache(2, 3, source)
   decoded, _ = network.decode(target, Tokens.row(3), cache)
   np.testing.assert_allclose(decoded, full, atol=5e-5)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.layers import normal
+from t2x.layers import TokenEmbedding, normal
 from t2x.models import (
   Classifier,
   PooledClassifier,
@@ -18,6 +18,7 @@ from t2x.models import (
 )
 
 X = jax.random.normal(jax.random.key(0), (2, 5, 4))
+TABLE = TokenEmbedding(4, vocab_size=7, rngs=nnx.Rngs(0))
 SEGMENTS = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
 
 
@@ -62,20 +63,16 @@ def test_dropout_is_for_training_alone(kind):
 
 
 def test_a_sequence_classifier_stays_a_head_over_the_vocabulary():
-  class Table:
-    def attend(self, x):
-      return x @ jnp.ones((4, 7))
-
   def classifier(d_model, *, rngs):
     return Classifier(d_model, num_classes=3, init=normal(1.0), rngs=rngs)
 
   head = SequenceClassifier(4, 7, pool=last_token, classifier=classifier, rngs=nnx.Rngs(0))
   assert head.num_classes == 3
-  assert head(X, Table()).shape == (2, 5, 7)
+  assert head(X, TABLE).shape == (2, 5, 7)
   expected = head.classifier(last_token(X, SEGMENTS))
   np.testing.assert_array_equal(head.classify(X, SEGMENTS), expected)
 
 
 def test_a_token_classifier_gives_each_token_its_logits():
   head = TokenClassifier(4, 7, num_classes=3, rngs=nnx.Rngs(0))
-  assert head(X, None).shape == (2, 5, 3)
+  assert head(X, TABLE).shape == (2, 5, 3)

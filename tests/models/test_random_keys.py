@@ -11,14 +11,15 @@ from flax import nnx
 from t2x.arrays import named_leaves
 from t2x.layers import (
   MLP,
+  Call,
   Causal,
-  Context,
   LayerNorm,
   MultiHeadAttention,
   PatchEmbedding,
   PreNorm,
   ReZero,
   SinusoidalGrid,
+  Source,
   TokenEmbedding,
   Tokens,
   initialized,
@@ -196,9 +197,8 @@ def on_images(model, key):
 
 def on_vectors(block, key):
   x = jnp.ones((2, 3, 16))
-  tokens = Tokens.row(3)
-  context = Context(x, tokens) if block.reads_context else None
-  block(x, context, pattern=Causal(), tokens=tokens, key=key)
+  source = Source(x, Tokens.row(3)) if 'source' in block.reads else None
+  block(x, Call(Tokens.row(3), Causal(), source=source, key=key))
 
 
 def causal(make, stack, **body):

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from applying import applied
 
 from t2x.errors import UserError
-from t2x.layers import Causal, Context, Tokens, Window
+from t2x.layers import Aux, Call, Causal, FeedForward, Result, Source, Tokens, Window
 from t2x.models import ParallelBlock
 
 
 def call(stack, x, key=None, pattern=Causal()):
-  return stack(x, pattern=pattern, tokens=Tokens.row(x.shape[1]), key=key)[0]
+  return applied(stack, x, pattern=pattern, key=key)[0]
 
 
 def x_of(make, length=7):
@@ -55,7 +55,7 @@ def test_blocks_repeat_in_turn(make):
   for repeat in range(2):
     for block in stack.blocks:
       own = jax.tree.map(lambda leaf, repeat=repeat: leaf[repeat], block)
-      expected = own(expected, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
+      expected, _ = applied(own, expected, pattern=Causal())
   np.testing.assert_allclose(jax.jit(call)(stack, x), expected, atol=2e-5)
 
 
@@ -66,19 +66,20 @@ def test_shared_groups_apply_one_set_of_parameters_again(make):
   expected = x
   for repeat in range(4):
     own = jax.tree.map(lambda leaf, group=repeat // 2: leaf[group], shared.blocks[0])
-    expected = own(expected, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
+    expected, _ = applied(own, expected, pattern=Causal())
   np.testing.assert_allclose(jax.jit(call)(shared, x), expected, atol=2e-5)
 
 
-class WithLoss(nnx.Module):
+class WithLoss(FeedForward):
   """A feed-forward layer with auxiliary losses `loss` and 1, times the number of the row."""
 
   def __init__(self, d_model, *, name, loss, rngs):
     self.name, self.loss = name, loss
 
-  def __call__(self, x, key=None):
+  def __call__(self, x, call, cache=None):
     rows = 1.0 + jnp.arange(len(x))
-    return x, {self.name: self.loss * rows, 'both': rows}
+    metrics = {'mean': (self.loss * rows.sum(), rows.sum())}
+    return Result(x, aux=Aux({self.name: self.loss * rows, 'both': rows}, metrics))
 
 
 @pytest.mark.parametrize('num_groups', [None, 1])
@@ -88,8 +89,10 @@ def test_auxiliary_losses_of_all_blocks_are_summed_by_name_and_row(make, num_gro
     for name, loss in (('a', 0.5), ('b', 3.0), ('a', 0.25))
   ]
   stack = build(make, blocks=blocks, num_layers=6, num_groups=num_groups)
-  aux = stack(x_of(make), pattern=Causal(), tokens=Tokens.row(7))[2]
-  assert {name: value.tolist() for name, value in aux.items()} == {
+  aux = stack(x_of(make), Call(Tokens.row(7), Causal())).aux
+  # Sums and weights are added, so that their quotient is the average over layers.
+  assert [float(value) for value in aux.metrics['mean']] == [2 * (0.5 + 3.0 + 0.25) * 3, 6 * 3]
+  assert {name: value.tolist() for name, value in aux.losses.items()} == {
     'a': [1.5, 3.0],
     'b': [6.0, 12.0],
     'both': [6.0, 12.0],
@@ -98,11 +101,11 @@ def test_auxiliary_losses_of_all_blocks_are_summed_by_name_and_row(make, num_gro
 
 def test_a_block_refuses_a_context_that_it_would_not_read(make):
   block = make.built(functools.partial(make.block(), make.width))
-  x, tokens = x_of(make), Tokens.row(7)
+  x = x_of(make)
   with pytest.raises(UserError, match='without cross-attention'):
-    block(x, Context(x, tokens), pattern=Causal(), tokens=tokens)
+    applied(block, x, source=Source(x, Tokens.row(7)))
   with pytest.raises(UserError, match='would be ignored'):
-    build(make)(x, Context(x, tokens), pattern=Causal(), tokens=tokens)
+    applied(build(make), x, source=Source(x, Tokens.row(7)))
 
 
 def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):
@@ -111,7 +114,7 @@ def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):
   np.testing.assert_allclose(call(stack, x), call(build(make, num_layers=2), x), atol=1e-6)
   # The first layer is always kept, the last nearly never.
   first = jax.tree.map(lambda leaf: leaf[0], stack.blocks[0])
-  alone = first(x, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
+  alone, _ = applied(first, x, pattern=Causal())
   np.testing.assert_allclose(jax.jit(call)(stack, x, jax.random.key(0)), alone, atol=2e-5)
 
 
@@ -124,11 +127,9 @@ def test_parallel_block_is_the_sum_of_its_branches(make):
   )
   x = x_of(make)
   h = block.norm(x)
-  mixed = block.mixer(h, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0]
-  expected = x + mixed + block.feed_forward(h)[0]
-  np.testing.assert_allclose(
-    block(x, pattern=Causal(), tokens=Tokens.row(x.shape[1]))[0], expected, rtol=1e-6, atol=1e-6
-  )
+  mixed, _ = applied(block.mixer, h, pattern=Causal())
+  expected = x + mixed + applied(block.feed_forward, h)[0]
+  np.testing.assert_allclose(applied(block, x, pattern=Causal())[0], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(

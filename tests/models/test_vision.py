@@ -1,5 +1,6 @@
 """The vision encoder: pooling, image sizes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2x.errors import UserError
 from t2x.layers import LearnedGrid, PatchEmbedding, SinusoidalGrid
 from t2x.models import Classifier, Encoder, VisionTransformer, first_token, mean_tokens
 
@@ -41,7 +43,7 @@ def test_logits_come_from_the_pooled_tokens(make, class_token):
 
 def test_a_model_without_a_head_gives_the_pooled_vector(make):
   network = model(make, head=None)
-  assert network.num_classes == 0
+  assert network.spec.outputs == {'vectors'} and network.spec.num_classes is None
   np.testing.assert_array_equal(network(images()).x, network.hidden(images()).x[:, 0])
 
 
@@ -70,6 +72,20 @@ def test_another_image_size_interpolates_the_positions(make, size):
   out = model(make)(images(size)).x
   assert out.shape == (2, 5)
   assert bool(jnp.isfinite(out).all())
+
+
+class Flat(PatchEmbedding):
+  """Patches without a grid."""
+
+  def __call__(self, images, tokens=None):
+    x, tokens = super().__call__(images, tokens)
+    return x, dataclasses.replace(tokens, grid=None)
+
+
+def test_tokens_without_a_grid_are_refused(make):
+  network = model(make, embedding=functools.partial(Flat, patch_size=2, channels=1))
+  with pytest.raises(UserError, match=r'needs a grid .* @Flat returns tokens with the grid None'):
+    network(images())
 
 
 def test_sinusoidal_grid_has_no_parameters(make):

@@ -21,6 +21,7 @@ from t2x.train.params import Blueprint
 two_terms = model_of(TASKS['with_token_modelling'])
 for name, model, settings in (
   ('causal_lm', transformer(), Mesh(data=2, fsdp=2, tensor=2)),
+  ('causal_lm', transformer(chunk=3), Mesh(data=2, context=2, tensor=2)),
   ('with_token_modelling', two_terms, Mesh(data=8)),
   ('with_token_modelling', two_terms, Mesh(data=2, fsdp=2, tensor=2)),
 ):

@@ -10,12 +10,14 @@ from t2x.sweeps.records import read_outcome, read_plan
 from t2x.sweeps.runners import distinct
 
 PARTS = """
+import dataclasses
+
 from t2x.layers import MLP
 
 class Doubled(MLP):
-  def __call__(self, x, key=None):
-    out, aux = super().__call__(x, key)
-    return 2 * out, aux
+  def __call__(self, x, call, cache=None):
+    result = super().__call__(x, call, cache)
+    return dataclasses.replace(result, x=2 * result.x)
 """
 
 VARIANTS = "{'gelu': {}, 'own': {'Block.feed_forward': @Doubled, 'Doubled.hidden_dim': 32}}"

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_models import WithLogits, spec
 from flax import nnx
 
 from t2x.data import Bytes, TextFiles
@@ -28,15 +29,13 @@ class Head:
     return self.logits
 
 
-class Told(nnx.Module):
+class Told(WithLogits, nnx.Module):
   """A model whose logits are given: by row, or by token id."""
 
-  vocab_size = 512
-  inputs = 'a text'
-
-  def __init__(self, logits, pattern=Full()):
-    self.head, self.embedding = nnx.static(Head(logits)), nnx.static(None)
-    self.patterns = [pattern]
+  def __init__(self, logits, pattern=Full(), outputs='class logits'):
+    self.head = nnx.static(Head(logits))
+    facts = {'vocab_size': 512, 'num_classes': len(logits[0])}
+    self.spec = nnx.static(spec('a text', outputs, [pattern], **facts))
 
   def hidden(self, ids, **known):
     return Output(jax.nn.one_hot(ids, 64))
@@ -247,5 +246,5 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
 )
 def test_a_head_that_does_not_fit_the_labels_is_told(task, head, told):
   with pytest.raises(UserError) as caught:
-    task.check_model(Told(head))
+    task.check_model(Told(head, outputs=task.outputs))
   assert told in str(caught.value)

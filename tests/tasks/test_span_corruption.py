@@ -5,6 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_models import WithLogits, spec
 
 from t2x.data import Batches, Bytes, SampledPieces, SentencePiece, TextFiles
 from t2x.errors import UserError
@@ -15,16 +16,18 @@ from t2x.tasks import SpanCorruption
 BYTES = Bytes().train([])
 
 
-class Model:
+class Model(WithLogits):
   """Keeps what it reads; every token is as likely."""
 
-  vocab_size = 361
-  inputs = 'a source and a target'
-  patterns = (Causal(),)
+  def __init__(self, vocab_size=361):
+    self.spec = spec('a source and a target', patterns=[Causal()], vocab_size=vocab_size)
 
-  def __call__(self, source, target, *, source_tokens, target_tokens, key):
+  def hidden(self, source, target, *, source_tokens, target_tokens, key):
     self.read = source, target, source_tokens, target_tokens
-    return Output(jnp.zeros((*target.shape, self.vocab_size)))
+    return Output(jnp.zeros((*target.shape, 4)))
+
+  def logits(self, x):
+    return jnp.zeros((*x.shape[:-1], self.spec.vocab_size))
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def test_the_decoder_reads_the_target_shifted_and_padding_is_not_counted(text):
   assert float(sums['loss'][1]) == 3 * made.target_length + 5
   means = {name: (float(a), float(b)) for name, (a, b) in sums.items()}
   metrics = made.summarise(means)
-  assert math.isclose(metrics['perplexity'], Model.vocab_size, rel_tol=1e-5)
+  assert math.isclose(metrics['perplexity'], model.spec.vocab_size, rel_tol=1e-5)
   assert metrics['accuracy'] == 0
 
 
@@ -91,14 +94,11 @@ def test_pieces_drawn_anew_fill_the_same_shapes(text):
 
 
 def test_a_model_without_rows_for_the_sentinels_is_refused(text):
-  model = Model()
-  task(text).check_model(model)
-  model.vocab_size = 360
+  task(text).check_model(Model())
   with pytest.raises(UserError, match='at least 361'):
-    task(text).check_model(model)
-  model.vocab_size = 200
+    task(text).check_model(Model(360))
   with pytest.raises(UserError, match='261 tokens'):
-    task(text).check_model(model)
+    task(text).check_model(Model(200))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import string
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_models import spec
 from flax import nnx
 
 from t2x.data import Bytes, Source
@@ -22,15 +23,13 @@ WORDS = ('the', 'a', 'Cat', 'sat,', 'on', 'mat.', 'red')
 class Random(nnx.Module):
   """Logits drawn at random for each token and place."""
 
-  vocab_size = 512
-
   def __init__(self, seed):
     rng = np.random.default_rng(seed)
     self.by_token = nnx.Param(jnp.asarray(rng.normal(size=(512, 2)) * 2, jnp.float32))
     by_place = rng.normal(size=(64, 2)) * 2
     by_place[0] = 3.5  # The class token competes with the best of many spans.
     self.by_place = nnx.Param(jnp.asarray(by_place, jnp.float32))
-    self.embedding = nnx.static(None)
+    self.spec = nnx.static(spec())
 
   def hidden(self, ids, **known):
     return Output(self.by_token[...][ids] + self.by_place[...][None, : ids.shape[1]])

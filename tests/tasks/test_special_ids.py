@@ -6,6 +6,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_models import WithLogits, spec
 
 from t2x.data import BPE, Batches, HubTokenizer, SampledPieces, Source
 from t2x.decode import Generated, Greedy
@@ -24,14 +25,17 @@ class Texts(tiny_source.Texts, Source):
   """A source as tasks want it."""
 
 
-class Listening:
+class Listening(WithLogits):
   """Keeps what it is given to read."""
 
-  vocab_size = VOCAB
+  spec = spec(vocab_size=VOCAB)
 
-  def __call__(self, *ids, **known):
+  def hidden(self, *ids, **known):
     self.heard = [np.asarray(side) for side in ids]
-    return Output(jnp.zeros((*ids[-1].shape, VOCAB)))
+    return Output(jnp.zeros((*ids[-1].shape, 4)))
+
+  def logits(self, x):
+    return jnp.zeros((*x.shape[:-1], VOCAB))
 
 
 @pytest.fixture(scope='module')

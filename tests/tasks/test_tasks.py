@@ -6,33 +6,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fake_models import WithLogits, spec
 from flax import nnx
 
 from t2x.data import BabelDates, Bytes, Digits, TextFiles
 from t2x.errors import UserError
 from t2x.layers import Causal, Full, Prefix, Window
 from t2x.models import Output
-from t2x.tasks import CausalLM, ImageClassification, MaskedLM, SpanCorruption, Translation
+from t2x.tasks import (
+  CausalLM,
+  ImageClassification,
+  MaskedLM,
+  SequenceClassification,
+  SpanCorruption,
+  Translation,
+  WordClassification,
+)
 
 TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
 
 
-class Uniform(nnx.Module):
+class Uniform(WithLogits, nnx.Module):
   """Gives every token the same probability."""
 
-  vocab_size = 512
+  def __init__(self, inputs='a text', patterns=(), outputs='token logits'):
+    self.spec = nnx.static(spec(inputs, outputs, patterns, vocab_size=512))
 
-  def __init__(self, inputs='a text', patterns=()):
-    self.inputs, self.patterns = inputs, patterns
-
-  def __call__(self, *ids, **known):
-    return Output(jnp.zeros((*ids[-1].shape, self.vocab_size)))
-
-  def hidden(self, ids, **known):
-    return Output(jnp.zeros((*ids.shape, 4)))
+  def hidden(self, *ids, **known):
+    return Output(jnp.zeros((*ids[-1].shape, 4)))
 
   def logits(self, x):
-    return jnp.zeros((*x.shape[:-1], self.vocab_size))
+    return jnp.zeros((*x.shape[:-1], 512))
 
 
 def batch(task, seed=0):
@@ -92,6 +96,55 @@ def test_a_model_of_other_inputs_is_refused(task, inputs):
     UserError, match=f'{name} gives {task.inputs}, but .* @Uniform reads {inputs}'
   ):
     task.check_model(Uniform(inputs))
+
+
+@pytest.mark.parametrize(
+  ('task', 'outputs', 'head'),
+  [
+    (CausalLM(**TEXT, length=8), 'class logits', 'TiedHead'),
+    (Translation(**PAIRS, source_length=8, target_length=8), 'vectors', 'TiedHead'),
+    (
+      SequenceClassification(**TEXT, labels=['a', 'b'], length=8),
+      'classes per token',
+      'SequenceClassifier',
+    ),
+    (
+      WordClassification(**TEXT, labels=['a', 'b'], length=8),
+      'token logits',
+      'TokenClassifier',
+    ),
+    (
+      ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10),
+      'vectors',
+      'Classifier',
+    ),
+  ],
+)
+def test_a_head_of_other_outputs_is_refused(task, outputs, head):
+  reason = f'needs {task.outputs}, but the head of @Uniform computes {outputs}: bind .* @{head}'
+  with pytest.raises(UserError, match=reason):
+    task.check_model(Uniform(task.inputs, outputs=outputs))
+
+
+@pytest.mark.parametrize(
+  'task',
+  [
+    CausalLM(**TEXT, length=8, z_loss=0.1),
+    MaskedLM(**TEXT, length=16, z_loss=0.1),
+    SpanCorruption(**TEXT, source_length=40, z_loss=0.1),
+    Translation(**PAIRS, source_length=8, target_length=6, z_loss=0.1),
+  ],
+)
+def test_the_z_loss_is_added_in_training_only(task):
+  """The normaliser of 512 logits that are 0 is 512."""
+  arrays = batch(task)
+  training = task.sums(Uniform(), arrays, jax.random.key(0)).metrics
+  evaluation = task.sums(Uniform(), arrays, None).metrics
+  total, weight = map(float, training['z_loss'])
+  assert math.isclose(total / weight, 0.1 * math.log(512) ** 2, rel_tol=1e-6)
+  assert math.isclose(training['loss'][0], evaluation['loss'][0] + total, rel_tol=1e-6)
+  assert math.isclose(evaluation['loss'][0] / weight, math.log(512), rel_tol=1e-6)
+  assert 'z_loss' not in evaluation
 
 
 @pytest.mark.parametrize(

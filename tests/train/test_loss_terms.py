@@ -18,7 +18,7 @@ from loss_terms import (
 )
 
 from t2x.errors import UserError
-from t2x.layers import Causal, RowLayout, Tokens
+from t2x.layers import Aux, Call, Causal, RowLayout, Tokens
 from t2x.models import Output
 
 
@@ -50,8 +50,8 @@ def layers(model, x, tokens):
   stack, balance = model.body.stack, 0.0
   for layer in range(stack.num_layers):
     block = jax.tree.map(lambda leaf, layer=layer: leaf[layer], stack.blocks[0])
-    x, _, aux = block(x, pattern=Causal(), tokens=tokens)
-    balance = balance + aux['balance']
+    result = block(x, Call(tokens, Causal()))
+    x, balance = result.x, balance + result.aux.losses['balance']
   return model.body.final_norm(x), balance
 
 
@@ -67,7 +67,7 @@ def test_the_gradient_of_a_causal_lm_with_an_auxiliary_loss_is_that_of_the_means
       inputs[row, place] = targets[row, place - 1]
 
   def expected(model):
-    x, balance = layers(model, model.embedding(jnp.asarray(inputs)), tokens)
+    x, balance = layers(model, model.embedding(jnp.asarray(inputs))[0], tokens)
     losses = cross_entropy(model.logits(x), targets)
     return mean(losses, segments) + balance.mean(), balance
 
@@ -156,7 +156,7 @@ def test_terms_and_weights_of_other_names_are_refused_with_both_names(extra, mes
   [
     ({'balance': jnp.float32(1.0)}, r"'balance' of the model has the shape \(\): return one value per row of the batch, here \(8,\)"),
     ({'balance': jnp.ones((3, 8))}, r"'balance' of the model has the shape \(3, 8\)"),
-    ({'accuracy': jnp.ones(8)}, "auxiliary losses 'accuracy', names of loss terms or metrics of CausalLM"),
+    ({'accuracy': jnp.ones(8)}, "auxiliary losses or metrics 'accuracy', names that are used already, by loss terms or metrics of CausalLM"),
   ],
 )  # fmt: skip
 @pytest.mark.usefixtures('unchecked')
@@ -165,9 +165,11 @@ def test_auxiliary_losses_that_are_not_one_value_per_row_or_take_a_name_are_refu
 ):
   task = TASKS['causal_lm']
   model = model_of(task)
-  call = type(model).__call__
+  hidden = type(model).hidden
   monkeypatch.setattr(
-    type(model), '__call__', lambda *args, **settings: Output(call(*args, **settings).x, aux=aux)
+    type(model),
+    'hidden',
+    lambda *args, **settings: Output(hidden(*args, **settings).x, aux=Aux(aux)),
   )
   with pytest.raises(UserError, match=message):
     gradient(task, model, batch_of(task))

@@ -5,6 +5,7 @@ import json
 
 import jax
 import pytest
+from fake_models import spec
 from flax import nnx
 
 from t2x.cli import main
@@ -38,11 +39,9 @@ Trainer:
 class Model(nnx.Module):
   """A table of tokens."""
 
-  inputs = 'a text'
-  patterns = ()
-
   def __init__(self, embedding, *, rngs):
     self.embedding = embedding(4, rngs=rngs)
+    self.spec = nnx.static(spec(vocab_size=self.embedding.vocab_size))
 
 
 @pytest.fixture

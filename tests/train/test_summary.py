@@ -90,6 +90,8 @@ def test_the_table_counts_every_parameter_and_names_stacked_layers():
   assert table.splitlines()[-1].split() == ['total', f'{total:,}']
   row = next(line for line in table.splitlines() if 'mixer.q.kernel' in line)
   assert ' '.join(row.split()[1:]) == '3 x 16 x 2 x 8 layers embed heads head_dim 768'
+  row = next(line for line in table.splitlines() if 'mixer_wiring.norm.scale' in line)
+  assert ' '.join(row.split()[1:]) == '3 x 16 layers embed 48 float32'
 
 
 def test_images_are_counted_in_patches():
@@ -164,6 +166,7 @@ def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen()
   run = run_of(decoder())
   assert '3 x the contractions' in parameter_screen(run)
   assert model_table(decoder()) in parameter_screen(run)
+  assert 'dtypes: compute in float32; parameters, logits, softmax' in parameter_screen(run)
   assert 'mixer.q.kernel' not in start_screen(run, [{}] * 20, 0, 80)
 
 

@@ -143,12 +143,12 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'hidden_size': model.body.projection.kernel.shape[-1],
     'intermediate_size': block.feed_forward.up.kernel.shape[-1],
     'layer_norm_eps': model.body.input_norm.epsilon,
-    'max_position_embeddings': model.max_length,
+    'max_position_embeddings': model.spec.max_length,
     'num_attention_heads': fields_of_attention(block.mixer)[0],
     'num_hidden_groups': model.body.stack.num_groups,
     'num_hidden_layers': model.body.stack.num_layers,
     'type_vocab_size': model.embedding.types.shape[0],
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

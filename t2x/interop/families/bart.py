@@ -46,7 +46,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
   architecture = 'BartModel' if model.head.bias is None else 'BartForConditionalGeneration'
   return architecture, fairseq.fields(model) | {
     'max_position_embeddings': model.encoder.encoding.max_length,
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

@@ -21,7 +21,7 @@ from t2x.interop.family import (
 )
 from t2x.interop.layouts import LINEAR_FROM_HEADS
 from t2x.interop.rules import Rule, dense, norm
-from t2x.models import MaskedLMHead
+from t2x.models import MaskedLMHead, SequenceClassifier
 
 __all__ = ['BERT', 'SENTENCE_PAIRS']
 
@@ -159,8 +159,9 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'Pooler': 'BertModel',
   }
   architecture = architectures[type(model.head).__name__]
-  classes = {'num_labels': model.head.num_classes} if 'Classification' in architecture else {}
-  if classes and isinstance(getattr(model.head, 'language_head', None), MaskedLMHead):
+  head = model.head
+  classes = {'num_labels': head.num_classes} if 'Classification' in architecture else {}
+  if isinstance(head, SequenceClassifier) and isinstance(head.language_head, MaskedLMHead):
     architecture, classes = 'BertForPreTraining', {}
   (block,) = model.body.stack.blocks
   return architecture, classes | {
@@ -170,11 +171,11 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'hidden_size': model.embedding.table.shape[-1],
     'intermediate_size': block.feed_forward.up.kernel.shape[-1],
     'layer_norm_eps': model.body.input_norm.epsilon,
-    'max_position_embeddings': model.max_length,
+    'max_position_embeddings': model.spec.max_length,
     'num_attention_heads': fields_of_attention(block.mixer)[0],
     'num_hidden_layers': model.body.stack.num_layers,
     'type_vocab_size': model.embedding.types.shape[0],
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

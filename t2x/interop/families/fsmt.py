@@ -59,7 +59,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'langs': ['source', 'target'],
     'pad_token_id': model.encoder.encoding.offset - 1,
     'src_vocab_size': model.embedding.vocab_size,
-    'tgt_vocab_size': model.vocab_size,
+    'tgt_vocab_size': model.spec.vocab_size,
     'tie_word_embeddings': model.target_embedding is None,
   }
 

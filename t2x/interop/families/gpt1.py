@@ -85,9 +85,9 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'n_embd': model.embedding.table.shape[-1],
     'n_head': fields_of_attention(block.mixer)[0],
     'n_layer': model.body.stack.num_layers,
-    'n_positions': model.max_length,
+    'n_positions': model.spec.max_length,
     'resid_pdrop': block.mixer_wiring.dropout_rate,
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

@@ -95,7 +95,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'n_layer': model.body.stack.num_layers,
     'n_positions': model.body.encoding.max_length,
     'resid_pdrop': block.mixer_wiring.dropout_rate,
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

@@ -134,11 +134,11 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'hidden_size': model.embedding.table.shape[-1],
     'intermediate_size': block.feed_forward.up.kernel.shape[-1],
     'layer_norm_epsilon': model.body.final_norm.epsilon,
-    'max_position_embeddings': model.max_length,
+    'max_position_embeddings': model.spec.max_length,
     'num_heads': fields_of_attention(block.mixer)[0],
     'num_layers': model.body.stack.num_layers,
     'resid_dropout': block.mixer_wiring.dropout_rate,
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
     'window_size': size,
   }
 

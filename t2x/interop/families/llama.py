@@ -145,7 +145,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'rope_scaling': _rope_scaling(model.body.encoding.scaling),
     'rope_theta': model.body.encoding.base,
     'tie_word_embeddings': isinstance(model.head, TiedHead),
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

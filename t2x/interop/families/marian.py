@@ -48,7 +48,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
   """The config.json of a model."""
   architecture = 'MarianModel' if model.head.bias is None else 'MarianMTModel'
   return architecture, fairseq.fields(model) | {
-    'decoder_vocab_size': model.vocab_size,
+    'decoder_vocab_size': model.spec.vocab_size,
     'share_encoder_decoder_embeddings': model.target_embedding is None,
     'vocab_size': model.embedding.vocab_size,
   }

@@ -175,7 +175,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'relative_attention_max_distance': model.encoder.encoding.max_distance,
     'relative_attention_num_buckets': model.encoder.encoding.num_buckets,
     'tie_word_embeddings': not isinstance(model.head, LMHead),
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

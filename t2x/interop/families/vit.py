@@ -135,7 +135,7 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
   """The config.json of a model."""
   (block,) = model.body.stack.blocks
   patch, grid = model.embedding.patch_size, model.positions
-  classes = {'num_labels': model.num_classes} if model.num_classes else {}
+  classes = {} if model.head is None else {'num_labels': model.spec.num_classes}
   return 'ViTForImageClassification' if classes else 'ViTModel', {
     'attention_probs_dropout_prob': block.mixer.dropout_rate,
     'hidden_act': activation_name(block.feed_forward.activation),

@@ -106,12 +106,12 @@ def fields(model: Any) -> tuple[str, dict[str, Any]]:
     'emb_dim': model.embedding.table.shape[-1],
     'gelu_activation': activation_name(block.feed_forward.activation) == 'gelu',
     'layer_norm_eps': model.body.input_norm.epsilon,
-    'max_position_embeddings': model.max_length,
+    'max_position_embeddings': model.spec.max_length,
     'n_heads': fields_of_attention(block.mixer)[0],
     'n_langs': 1 if types is None else types.shape[0],
     'n_layers': model.body.stack.num_layers,
     'use_lang_emb': types is not None,
-    'vocab_size': model.vocab_size,
+    'vocab_size': model.spec.vocab_size,
   }
 
 

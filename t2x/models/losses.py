@@ -1,0 +1,63 @@
+"""Cross-entropy as a sum and a weight, so that accumulation and sharding do not change the result."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.dtypes import Dtypes
+
+__all__ = ['Sums', 'classification_sums', 'cross_entropy']
+
+# Name -> (sum over what was counted, how much was counted). A metric is their quotient.
+Sums = dict[str, tuple[Array, Array]]
+
+
+def cross_entropy(
+  logits: Float[Array, '*batch classes'], labels: Int[Array, '*batch'], smoothing: Tunable = 0.0
+) -> Float[Array, '*batch']:
+  """-log p(label) in float32; with `smoothing` s the target is (1 - s) on the label and s spread
+  evenly over all classes (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
+  return _losses(logits, labels, smoothing)[0]
+
+
+def classification_sums(
+  logits: Float[Array, '*batch classes'],
+  labels: Int[Array, '*batch'],
+  weights: Float[Array, '*batch'],
+  smoothing: Tunable = 0.0,
+  z_loss: Tunable = 0.0,
+) -> Sums:
+  """Weighted sums of the loss and of correct predictions.
+
+  Args:
+    logits: unnormalised log-probabilities.
+    labels: the index of the right logit.
+    weights: weight 0 leaves an element out.
+    smoothing: as in `cross_entropy`.
+    z_loss: adds z_loss * logsumexp(logits)^2 to the loss of each element, which keeps the
+      normaliser close to 1 (PaLM, https://arxiv.org/abs/2204.02311, section 5).
+
+  Returns:
+    loss, accuracy; with `z_loss` also the part of the loss that it adds.
+  """
+  total = weights.sum()
+  correct = (jnp.argmax(logits, axis=-1) == labels) * weights
+  losses, normaliser = _losses(logits, labels, smoothing)
+  sums = {'loss': ((losses * weights).sum(), total), 'accuracy': (correct.sum(), total)}
+  if z_loss != 0.0:
+    added = (scalar(z_loss) * jnp.square(normaliser) * weights).sum()
+    sums |= {'loss': (sums['loss'][0] + added, total), 'z_loss': (added, total)}
+  return sums
+
+
+def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array]:
+  """The cross-entropy of each element and the logarithm of its normaliser, in float32."""
+  logits = logits.astype(Dtypes.logits)
+  normaliser = jax.nn.logsumexp(logits, axis=-1)
+  picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+  loss = normaliser - picked
+  if smoothing != 0.0:
+    share = scalar(smoothing)
+    loss = (1.0 - share) * loss + share * (normaliser - logits.mean(axis=-1))
+  return loss, normaliser

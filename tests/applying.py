@@ -1,0 +1,42 @@
+"""Calls of one part of a block, with and without a cache."""
+
+import dataclasses
+
+import jax
+
+from t2x.layers import Cache, Call, Full, Slots, Tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+  """The cache of a part and the tokens in its slots."""
+
+  cache: Cache
+  slots: Slots
+
+
+def empty(part, batch, num_slots, marks=('prefix',), **settings):
+  """The state of a part before the first call."""
+  return State(part.init_cache(batch, num_slots, **settings), Slots.empty(batch, num_slots, marks))
+
+
+def applied(part, x, *, tokens=None, pattern=Full(), state=None, cache=None, **fields):
+  """The output, and the new state or cache (None without one).
+
+  Args:
+    part: a sublayer or a block.
+    x: its input.
+    tokens: of x.
+    pattern: who may see whom.
+    state: what `empty` or an earlier call gave.
+    cache: one that needs no slots.
+    fields: further fields of `Call`.
+  """
+  tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
+  if state is None:
+    result = part(x, Call(tokens, pattern, **fields), cache)
+    return result.x, result.cache
+  slots = state.slots.extend(tokens)
+  result = part(x, Call(tokens, pattern, slots=slots, **fields), state.cache)
+  return result.x, State(result.cache, slots)
