@@ -27,6 +27,7 @@ from t2x.train.params import Blueprint, Groups, ParamInfo, Params
 from t2x.train.step import (
   NO_SCALARS,
   Scalars,
+  StepSums,
   TrainState,
   init_state,
   make_eval_step,
@@ -42,7 +43,7 @@ __all__ = ['Program', 'memory_of']
 # A train state, or the handle of a program that stores states elsewhere.
 State = Any
 Batch = Mapping[str, jax.Array]
-TrainStep = Callable[[State, Params, Batch], tuple[State, Sums, jax.Array]]
+TrainStep = Callable[[State, Params, Batch], tuple[State, StepSums]]
 EvalStep = Callable[[Params, Batch], Sums]
 
 
@@ -165,7 +166,7 @@ class Program:
     return contextlib.nullcontext()
 
   def train_step(self, tokenizer: Any) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, sums, norms)`; the state is donated.
+    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; the state is donated.
 
     Args:
       tokenizer: the runs' fitted tokenizer, the same for all of them.
@@ -173,7 +174,7 @@ class Program:
     if 'train' not in self._compiled:
       shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
       self._compiled['train'] = jax.jit(
-        self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None, None)
+        self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None)
       )
     step, scalars = self._compiled['train'], self.scalars
     return lambda state, frozen, batch: step(state, frozen, batch, scalars)
@@ -184,7 +185,7 @@ class Program:
     return jax.device_put({name: np.float32(value) for name, value in self._values.items()})
 
   def step(self, tokenizer: Any = None) -> Callable:
-    """`(state, frozen, batch, scalars) -> (state, sums, norms)`, to be jitted.
+    """`(state, frozen, batch, scalars) -> (state, StepSums)`, to be jitted.
 
     Args:
       tokenizer: the fitted tokenizer; None if only shapes are computed.

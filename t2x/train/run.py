@@ -202,7 +202,7 @@ class Run:
 
   @functools.cached_property
   def train_step(self) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, sums, norms)`; see `Program`."""
+    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; see `Program`."""
     return self.program.train_step(self.tokenizer)
 
   def evaluate(

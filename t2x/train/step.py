@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
   'NO_SCALARS',
   'Scalars',
+  'StepSums',
   'TrainState',
   'init_state',
   'make_eval_step',
@@ -64,6 +65,46 @@ class TrainState:
   def evaluated(self) -> Any:
     """The trained parameters that evaluation uses."""
     return self.params if self.ema is None else self.ema
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepSums:
+  """The sums and gradient norms of a step in one array, which the host fetches at once: each array of a
+  step costs it time.
+
+  Attributes:
+    names: of the sums, in order.
+    values: float32 [..., 2 * names + norms]: sum and weight of each name, then the norms.
+  """
+
+  names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
+  values: Any
+
+  @classmethod
+  def packed(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
+    """Packs (sum, weight) by name and the gradient norms."""
+    flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
+    return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
+
+  @property
+  def sums(self) -> Sums:
+    """(sum, weight) by name."""
+    return {
+      name: (self.values[..., 2 * i], self.values[..., 2 * i + 1])
+      for i, name in enumerate(self.names)
+    }
+
+  @property
+  def norms(self) -> Any:
+    """The gradient norms of the trained parameters, in the order of sorted names."""
+    return self.values[..., 2 * len(self.names) :]
+
+  @property
+  def loss(self) -> float:
+    """The mean loss of the step; waits for the device."""
+    total, weight = jax.device_get(self).sums['loss']
+    return float(total / weight)
 
 
 def init_state(
@@ -145,13 +186,12 @@ def make_train_step(
   blueprint: Blueprint,
   groups: Groups,
   layout: Layout | None = None,
-) -> Callable[..., tuple[TrainState, Sums, jax.Array]]:
-  """`(state, frozen, batch, scalars) -> (state, sums, norms)`; jit it with a donated state.
+) -> Callable[..., tuple[TrainState, StepSums]]:
+  """`(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained, `scalars` the hyperparameters that trials vary. `norms`
-  are the gradient norms of the trained parameters, in the order of sorted names. `sums['finite']` is 1 if
-  the loss and all norms are finite: the host reads it and does not decide anew. `layout` splits activations
-  over devices; None leaves them to the compiler.
+  `frozen` are the parameters that are not trained, `scalars` the hyperparameters that trials vary. The sum
+  `finite` is 1 if the loss and all norms are finite: the host reads it and does not decide anew. `layout`
+  splits activations over devices; None leaves them to the compiler.
 
   Each loss term is divided by its weight over the whole batch (an auxiliary loss of the model by the
   number of rows) before the gradients of micro-batches are added up, so `accumulate` does not change
@@ -193,8 +233,8 @@ def make_train_step(
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
-    sums = _reported(trainer, finite, sums, norms)
-    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums, norms
+    sums = StepSums.packed(_reported(trainer, finite, sums, norms), norms)
+    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
 
   return train_step
 

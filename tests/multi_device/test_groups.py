@@ -61,8 +61,8 @@ def trained(mesh):
   batches, losses = run.batches(run.rows('train')), []
   state, frozen = run.init()
   for step in range(5):
-    state, sums, _ = run.train_step(state, frozen, run.on_device(batches[step]))
-    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+    state, out = run.train_step(state, frozen, run.on_device(batches[step]))
+    losses.append(out.loss)
   check_shardings(run.program.abstract, state)
   run.save(5, state, {})
   run.checkpoints.close()
