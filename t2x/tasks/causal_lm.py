@@ -14,6 +14,7 @@ from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.ranges import Size
 from t2x.tasks.base import TaskOutput, TextTask, check_causal
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import answers, check_shapes, pad_prompts
 
@@ -28,7 +29,7 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CausalLM(TextTask):
+class CausalLM(DistillableTask, TextTask):
   """Documents joined and cut into rows of `length` tokens; no token sees another document.
 
   Every token, the end of the document included, is a target exactly once, so that
@@ -71,14 +72,20 @@ class CausalLM(TextTask):
     """1 for each token that is not padding."""
     return (batch['segments'] != 0).astype(jnp.float32)
 
-  def sums(self, model, batch, key):
-    """Loss and accuracy of each token that is not padding."""
+  def predictions(self, model, batch, key):
+    """The logits of each token."""
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
     packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
     out = model(inputs, tokens=packed, key=key)
-    sums = classification_sums(out.x, tokens, self.target_weights(batch))
-    return TaskOutput(sums, out.aux)
+    return out.x, out
+
+  def sums(self, model, batch, key, teacher=None):
+    """Loss and accuracy of each token that is not padding."""
+    logits, out = self.predictions(model, batch, key)
+    weights = self.target_weights(batch)
+    sums = classification_sums(logits, batch['tokens'], weights)
+    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""

@@ -14,13 +14,14 @@ from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.ranges import Fraction, Range, Size
 from t2x.tasks.base import TaskOutput, TextTask
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.losses import classification_sums
 
 __all__ = ['MaskedLM']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(TextTask):
+class MaskedLM(DistillableTask, TextTask):
   """Predicts the hidden tokens of a row.
 
   Attributes:
@@ -77,12 +78,17 @@ class MaskedLM(TextTask):
     """1 for each place of a prediction that is used."""
     return batch['weights']
 
-  def sums(self, model, batch, key):
-    """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
+  def predictions(self, model, batch, key):
+    """The logits of the hidden tokens alone."""
     packed = Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
     out = model.hidden(batch['tokens'], tokens=packed, key=key)
     logits = model.logits(select(out.x, batch['masked_positions']))
-    logits = constrain(logits, 'batch', None, 'vocab')
-    sums = classification_sums(logits, batch['labels'], self.target_weights(batch))
+    return constrain(logits, 'batch', None, 'vocab'), out
+
+  def sums(self, model, batch, key, teacher=None):
+    """Loss and accuracy over the hidden tokens."""
+    logits, out = self.predictions(model, batch, key)
+    weights = self.target_weights(batch)
+    sums = classification_sums(logits, batch['labels'], weights)
     metrics = {'loss': sums['loss'], 'masked_accuracy': sums['accuracy']}
-    return TaskOutput(metrics, out.aux)
+    return self.distilled(TaskOutput(metrics, out.aux), logits, weights, teacher, batch)

@@ -13,12 +13,13 @@ from jax.extend.core import jaxpr_as_fun
 from t2x.errors import UserError
 from t2x.hyperparameters import given
 from t2x.layers.constraints import Layout, laid_out
-from t2x.tasks import Task, TaskOutput
+from t2x.tasks import DistillableTask, Task, TaskOutput
 from t2x.tasks.losses import Sums
 from t2x.train.params import Blueprint, Groups, Params
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Trainer
+  from t2x.train.teacher import FrozenTeacher
 
 __all__ = [
   'NO_SCALARS',
@@ -175,6 +176,12 @@ def _totals(
   return terms | {aux: values.astype(jnp.float32).sum() for aux, values in output.aux.items()}
 
 
+def _output(task: Task, model: Any, batch: Batch, key: jax.Array, teacher: Any) -> TaskOutput:
+  if teacher is not None and isinstance(task, DistillableTask):
+    return task.sums(model, batch, key, teacher)
+  return task.sums(model, batch, key)
+
+
 def _listed(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
@@ -186,10 +193,11 @@ def make_train_step(
   blueprint: Blueprint,
   groups: Groups,
   layout: Layout | None = None,
+  teacher: 'FrozenTeacher | None' = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
   """`(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained, `scalars` the hyperparameters that trials vary. The sum
+  `frozen` are the parameters that are not trained, those of `teacher` included, `scalars` the hyperparameters that trials vary. The sum
   `finite` is 1 if the loss and all norms are finite: the host reads it and does not decide anew. `layout`
   splits activations over devices; None leaves them to the compiler.
 
@@ -206,7 +214,8 @@ def make_train_step(
 
   def objective(params, frozen, batch, key, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
-    output = task.sums(model, batch, key)
+    other = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
+    output = _output(task, model, batch, key, other)
     totals = _totals(task, output, weights, _num_rows(batch))
     divisors = {name: weights.get(name, num_rows) for name in totals}
     loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
