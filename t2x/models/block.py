@@ -43,7 +43,8 @@ class _Block(nnx.Module):
   Attributes:
     pattern: narrows the pattern of the body.
     encoding: replaces the position encoding of the body; None: the body's.
-    names: the names of the sublayers in the order in which they are applied; each is an attribute.
+    names: the names of the sublayers in the order in which they are applied; each is an attribute,
+      and so is its wiring, where each has its own: NAME_wiring.
   """
 
   def __init__(
@@ -51,15 +52,18 @@ class _Block(nnx.Module):
     d_model: int,
     *,
     sublayers: Mapping[str, Callable[..., Sublayer]],
+    wiring: Callable[..., Wiring] | None,
     pattern: Pattern,
     encoding: Callable[..., PositionEncoding] | None,
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
     self.names = tuple(sublayers)
-    self.encoding = encoding and encoding(d_model, rngs=rngs)
     for name, build in sublayers.items():
       setattr(self, name, build(d_model, rngs=rngs))
+      if wiring is not None:
+        setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+    self.encoding = encoding and encoding(d_model, rngs=rngs)
     read = frozenset().union(*(part.reads for part in self.sublayers.values()))
     kind = type(self).__name__
     if pattern != Full() and 'pattern' not in read:
@@ -166,9 +170,9 @@ class SublayerBlock(_Block):
     rngs: nnx.Rngs,
   ):
     with building(num_branches=len(sublayers)):
-      super().__init__(d_model, sublayers=sublayers, pattern=pattern, encoding=encoding, rngs=rngs)
-      for name in self.names:
-        setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+      super().__init__(
+        d_model, sublayers=sublayers, wiring=wiring, pattern=pattern, encoding=encoding, rngs=rngs
+      )
 
   @property
   def ends_with_norm(self) -> bool:
@@ -278,7 +282,9 @@ class ParallelBlock(_Block):
     with building(num_branches=2):
       self.norm = norm(d_model, rngs=rngs)
       self.feed_forward_norm = feed_forward_norm and feed_forward_norm(d_model, rngs=rngs)
-      super().__init__(d_model, sublayers=parts, pattern=pattern, encoding=encoding, rngs=rngs)
+      super().__init__(
+        d_model, sublayers=parts, wiring=None, pattern=pattern, encoding=encoding, rngs=rngs
+      )
 
   def __call__(
     self,
