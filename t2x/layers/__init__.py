@@ -90,7 +90,15 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
-from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
+from t2x.layers.wiring import (
+  BranchNorm,
+  FixupWiring,
+  LayerScale,
+  PostNorm,
+  PreNorm,
+  ReZero,
+  Sandwich,
+)
 
 __all__ = [
   'MLP',
@@ -103,6 +111,7 @@ __all__ = [
   'Bias',
   'Blocks',
   'Blockwise',
+  'BranchNorm',
   'Cache',
   'Call',
   'Causal',
@@ -122,6 +131,7 @@ __all__ = [
   'Kernel',
   'KeyValueCache',
   'LayerNorm',
+  'LayerScale',
   'LearnedGrid',
   'LearnedPositions',
   'LightweightConvolution',
@@ -150,6 +160,7 @@ __all__ = [
   'RoPE',
   'RoPEScaling',
   'RowLayout',
+  'Sandwich',
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
