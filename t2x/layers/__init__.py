@@ -27,6 +27,7 @@ from t2x.layers.base import (
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
+from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
@@ -168,6 +169,7 @@ __all__ = [
   'Source',
   'SourceCache',
   'Sublayer',
+  'SwitchFeedForward',
   'Synthesizer',
   'T5Bias',
   'TokenEmbedding',
