@@ -51,12 +51,23 @@ from t2x.layers.interfaces import (
   CrossSublayer,
   Norm,
   Result,
+  Scores,
   Slots,
   Source,
   Sublayer,
   Wiring,
 )
-from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
+from t2x.layers.kernels import (
+  XLA,
+  AttentionInputs,
+  Auto,
+  Blockwise,
+  Dense,
+  DotProduct,
+  Kernel,
+  Logits,
+  PositionTerms,
+)
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
@@ -73,16 +84,17 @@ from t2x.layers.patterns import (
   Prefix,
   Window,
 )
+from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
   ALiBi,
   LearnedPositions,
   NoPositions,
-  PositionEncoding,
   RoPE,
   Sinusoidal,
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.scores import CosineScores, DotProductScores
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -91,6 +103,7 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
+from t2x.layers.tupe import TUPE
 from t2x.layers.wiring import (
   BranchNorm,
   FixupWiring,
@@ -104,21 +117,25 @@ from t2x.layers.wiring import (
 __all__ = [
   'MLP',
   'NO_AUX',
+  'TUPE',
   'XLA',
   'ALiBi',
   'And',
+  'AttentionInputs',
   'Auto',
   'Aux',
-  'Bias',
   'Blocks',
   'Blockwise',
   'BranchNorm',
   'Cache',
   'Call',
   'Causal',
+  'CosineScores',
   'CrossSublayer',
   'Dense',
   'DenseScores',
+  'DotProduct',
+  'DotProductScores',
   'DynamicConvolution',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
@@ -139,6 +156,7 @@ __all__ = [
   'Linear',
   'LinearScaling',
   'Llama3Scaling',
+  'Logits',
   'Marked',
   'MultiHeadAttention',
   'NoPositions',
@@ -150,9 +168,11 @@ __all__ = [
   'Plus',
   'PlusAlpha',
   'PositionEncoding',
+  'PositionTerms',
   'PostNorm',
   'PreNorm',
   'Prefix',
+  'Projections',
   'RMSNorm',
   'RandomScores',
   'ReZero',
@@ -162,6 +182,7 @@ __all__ = [
   'RoPEScaling',
   'RowLayout',
   'Sandwich',
+  'Scores',
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',
