@@ -49,6 +49,8 @@ from t2x.layers.interfaces import (
   Cache,
   Call,
   CrossSublayer,
+  GridPositions,
+  Merge,
   Norm,
   Result,
   Scores,
@@ -70,6 +72,7 @@ from t2x.layers.kernels import (
 )
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.masks import attention_mask
+from t2x.layers.merging import PatchMerging
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
   And,
@@ -145,6 +148,7 @@ __all__ = [
   'Full',
   'GatedMLP',
   'Global',
+  'GridPositions',
   'Initializer',
   'Kernel',
   'KeyValueCache',
@@ -158,12 +162,14 @@ __all__ = [
   'Llama3Scaling',
   'Logits',
   'Marked',
+  'Merge',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',
   'Not',
   'Or',
   'PatchEmbedding',
+  'PatchMerging',
   'Pattern',
   'Plus',
   'PlusAlpha',

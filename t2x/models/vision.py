@@ -6,14 +6,13 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers import LearnedGrid, PatchEmbedding, dropout, named_key
+from t2x.layers import GridPositions, LearnedGrid, PatchEmbedding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier, first_token
 from t2x.models.interfaces import (
   Body,
   ClassHead,
   Embedder,
-  GridPositions,
   ModelSpec,
   Output,
 )
@@ -53,7 +52,7 @@ class VisionTransformer(nnx.Module):
     self.body = body(d_model, rngs=rngs)
     self.pool = pool
     self.input_dropout = input_dropout
-    self.head = head and head(d_model, rngs=rngs)
+    self.head = head and head(self.body.output_dim, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:
@@ -68,7 +67,7 @@ class VisionTransformer(nnx.Module):
   def hidden(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
-    """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
+    """Hidden vectors [batch, tokens, output_dim] after the last layer, class token first."""
     x, tokens = self.embedding(images)
     if tokens.grid is None or len(tokens.grid) != 2:
       raise UserError(
@@ -83,7 +82,7 @@ class VisionTransformer(nnx.Module):
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
-    """Class logits [batch, classes], or pooled vectors [batch, d_model] without a head."""
+    """Class logits [batch, classes], or pooled vectors [batch, output_dim] without a head."""
     out = self.hidden(images, key=key)
     x = self.pool(out.x)
     if self.head is not None:
