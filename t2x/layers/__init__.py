@@ -27,6 +27,7 @@ from t2x.layers.base import (
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
+from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
@@ -48,6 +49,8 @@ from t2x.layers.interfaces import (
   Cache,
   Call,
   CrossSublayer,
+  GridPositions,
+  Merge,
   Norm,
   Result,
   Scores,
@@ -69,6 +72,7 @@ from t2x.layers.kernels import (
 )
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.masks import attention_mask
+from t2x.layers.merging import PatchMerging
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
   And,
@@ -103,7 +107,15 @@ from t2x.layers.synthetic_scores import (
   RandomScores,
 )
 from t2x.layers.tupe import TUPE
-from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
+from t2x.layers.wiring import (
+  BranchNorm,
+  FixupWiring,
+  LayerScale,
+  PostNorm,
+  PreNorm,
+  ReZero,
+  Sandwich,
+)
 
 __all__ = [
   'MLP',
@@ -117,6 +129,7 @@ __all__ = [
   'Aux',
   'Blocks',
   'Blockwise',
+  'BranchNorm',
   'Cache',
   'Call',
   'Causal',
@@ -135,10 +148,12 @@ __all__ = [
   'Full',
   'GatedMLP',
   'Global',
+  'GridPositions',
   'Initializer',
   'Kernel',
   'KeyValueCache',
   'LayerNorm',
+  'LayerScale',
   'LearnedGrid',
   'LearnedPositions',
   'LightweightConvolution',
@@ -147,12 +162,14 @@ __all__ = [
   'Llama3Scaling',
   'Logits',
   'Marked',
+  'Merge',
   'MultiHeadAttention',
   'NoPositions',
   'Norm',
   'Not',
   'Or',
   'PatchEmbedding',
+  'PatchMerging',
   'Pattern',
   'Plus',
   'PlusAlpha',
@@ -170,6 +187,7 @@ __all__ = [
   'RoPE',
   'RoPEScaling',
   'RowLayout',
+  'Sandwich',
   'Scores',
   'ShawPositions',
   'Sinusoidal',
@@ -178,6 +196,7 @@ __all__ = [
   'Source',
   'SourceCache',
   'Sublayer',
+  'SwitchFeedForward',
   'Synthesizer',
   'T5Bias',
   'TokenEmbedding',

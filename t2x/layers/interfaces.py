@@ -24,6 +24,8 @@ __all__ = [
   'Cache',
   'Call',
   'CrossSublayer',
+  'GridPositions',
+  'Merge',
   'Norm',
   'Result',
   'Scores',
@@ -192,12 +194,14 @@ class Result:
     cache: the new cache, or None without one.
     aux: auxiliary losses and metrics.
     recorded: the intermediate arrays that `Call.record` names and the part has, by name.
+    tokens: metadata of the tokens of `x` where they are others than those of the call; else None.
   """
 
   x: Float[Array, 'batch length d_model']
   cache: Any = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+  tokens: Tokens | None = None
 
 
 @runtime_checkable
@@ -297,4 +301,37 @@ class Wiring(Protocol):
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
     """The result of `sublayer` with the new stream as its `x`; `keep` multiplies the branch."""
+    ...
+
+
+@runtime_checkable
+class Merge(Protocol):
+  """Merges tokens into fewer, wider ones, built as `Merge(d_model, rngs=rngs)`.
+
+  Attributes:
+    num_merged: how many tokens become one.
+  """
+
+  num_merged: int
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the output."""
+    ...
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
+  ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
+    """The merged vectors and their metadata."""
+    ...
+
+
+@runtime_checkable
+class GridPositions(Protocol):
+  """Positions of the tokens of an image."""
+
+  def embed_grid(
+    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
+  ) -> Float[Array, 'batch tokens d_model']:
+    """x plus its positions."""
     ...

@@ -1,11 +1,14 @@
-"""How a sublayer is put around the residual stream: norm before it
-(https://arxiv.org/abs/2002.04745) or after the addition (https://arxiv.org/abs/1706.03762), a
-learned scalar that starts at 0 (https://arxiv.org/abs/2003.04887), or scalars and an initialisation
-in the place of norms (https://arxiv.org/abs/1901.09321)."""
+"""How a sublayer is put around the residual stream.
+
+Norm before it (https://arxiv.org/abs/2002.04745), after the addition (https://arxiv.org/abs/1706.03762),
+after the branch or on both sides of it; a learned factor of the branch that starts at 0
+(https://arxiv.org/abs/2003.04887) or near it (https://arxiv.org/abs/2103.17239); or scalars and an
+initialisation in the place of norms (https://arxiv.org/abs/1901.09321)."""
 
 import dataclasses
 from collections.abc import Callable
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -15,32 +18,32 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
-from t2x.ranges import TunableRate
+from t2x.ranges import Positive, TunableRate
 
-__all__ = ['FixupWiring', 'PostNorm', 'PreNorm', 'ReZero']
+__all__ = [
+  'BranchNorm',
+  'FixupWiring',
+  'LayerScale',
+  'PostNorm',
+  'PreNorm',
+  'ReZero',
+  'Sandwich',
+]
 
 
-class PreNorm(nnx.Module):
-  """x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama.
-
-  Args:
-    d_model: width of the residual stream.
-    norm: builds the norm.
-    dropout_rate: dropout on the sublayer's output.
-  """
+class _Residual(nnx.Module):
+  """x + dropout(after(sublayer(before(x)))); each wiring defines its own before and after."""
 
   ends_with_norm = False
+  dropout_rate: TunableRate
 
-  def __init__(
-    self,
-    d_model: int,
-    *,
-    norm: Callable[..., Norm] = LayerNorm,
-    dropout_rate: TunableRate = 0.0,
-    rngs: nnx.Rngs,
-  ):
-    self.norm = norm(d_model, rngs=rngs)
-    self.dropout_rate = dropout_rate
+  def _before(self, x: Array) -> Array:
+    """The input of the sublayer."""
+    return x
+
+  def _after(self, y: Array) -> Array:
+    """What is added to the stream, given the sublayer's output."""
+    return y
 
   def __call__(
     self,
@@ -53,8 +56,33 @@ class PreNorm(nnx.Module):
 
     `keep` multiplies the branch (stochastic depth); `key` None means no dropout.
     """
-    result = sublayer(self.norm(x))
-    return _with(result, x + _branch(result.x, self.dropout_rate, key, keep))
+    result = sublayer(self._before(x))
+    y = _branch(self._after(result.x), self.dropout_rate, key, keep)
+    return dataclasses.replace(result, x=x + y)
+
+
+class PreNorm(_Residual):
+  """x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama.
+
+  Args:
+    d_model: width of the residual stream.
+    norm: builds the norm.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    self.norm = norm(d_model, rngs=rngs)
+    self.dropout_rate = dropout_rate
+
+  def _before(self, x: Array) -> Array:
+    return self.norm(x)
 
 
 class PostNorm(nnx.Module):
@@ -85,10 +113,97 @@ class PostNorm(nnx.Module):
   ) -> Result:
     """As `PreNorm`."""
     result = sublayer(x)
-    return _with(result, self.norm(x + _branch(result.x, self.dropout_rate, key, keep)))
+    y = self.norm(x + _branch(result.x, self.dropout_rate, key, keep))
+    return dataclasses.replace(result, x=y)
 
 
-class ReZero(nnx.Module):
+class BranchNorm(_Residual):
+  """x + dropout(norm(sublayer(x))), as in Swin v2 (https://arxiv.org/abs/2111.09883, section 3.2) and
+  OLMo 2 (https://arxiv.org/abs/2501.00656).
+
+  Arguments are those of `PreNorm`.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    self.norm = norm(d_model, rngs=rngs)
+    self.dropout_rate = dropout_rate
+
+  def _after(self, y: Array) -> Array:
+    return self.norm(y)
+
+
+class Sandwich(_Residual):
+  """x + dropout(branch_norm(sublayer(norm(x)))), as in CogView (https://arxiv.org/abs/2105.13290,
+  section 2.4) and Gemma 2 (https://arxiv.org/abs/2408.00118).
+
+  Args:
+    d_model: width of the residual stream.
+    norm: builds both norms.
+    dropout_rate: dropout on the normalised branch.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    self.norm = norm(d_model, rngs=rngs)
+    self.branch_norm = norm(d_model, rngs=rngs)
+    self.dropout_rate = dropout_rate
+
+  def _before(self, x: Array) -> Array:
+    return self.norm(x)
+
+  def _after(self, y: Array) -> Array:
+    return self.branch_norm(y)
+
+
+class LayerScale(_Residual):
+  """x + dropout(gamma * sublayer(norm(x))), gamma a learned vector (CaiT,
+  https://arxiv.org/abs/2103.17239, section 2).
+
+  Args:
+    d_model: width of the residual stream.
+    norm: builds the norm before the sublayer.
+    initial_value: value of gamma at the start; the paper has 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6
+      above.
+    dropout_rate: dropout on the scaled branch.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    initial_value: Positive = 1e-5,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    def constant(key, shape, dtype):
+      return jnp.full(shape, initial_value, dtype)
+
+    self.norm = norm(d_model, rngs=rngs)
+    self.gamma = param(constant, (d_model,), ('embed',), rngs, keep_float32=True)
+    self.dropout_rate = dropout_rate
+
+  def _before(self, x: Array) -> Array:
+    return self.norm(x)
+
+  def _after(self, y: Array) -> Array:
+    return (y * _float32(self.gamma)).astype(y.dtype)
+
+
+class ReZero(_Residual):
   """x + alpha * dropout(sublayer(x)), alpha a learned scalar of this sublayer that starts at 0
   (https://arxiv.org/abs/2003.04887).
 
@@ -100,8 +215,6 @@ class ReZero(nnx.Module):
     norm: builds the norm before the sublayer; None leaves it out.
     dropout_rate: dropout on the sublayer's output.
   """
-
-  ends_with_norm = False
 
   def __init__(
     self,
@@ -115,20 +228,14 @@ class ReZero(nnx.Module):
     self.alpha = param(zeros(), (), (), rngs, keep_float32=True)
     self.dropout_rate = dropout_rate
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    sublayer: Callable[[Array], Result],
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> Result:
-    """As `PreNorm`."""
-    result = sublayer(x if self.norm is None else self.norm(x))
-    y = (result.x * _scalar(self.alpha)).astype(result.x.dtype)
-    return _with(result, x + _branch(y, self.dropout_rate, key, keep))
+  def _before(self, x: Array) -> Array:
+    return x if self.norm is None else self.norm(x)
+
+  def _after(self, y: Array) -> Array:
+    return (y * _float32(self.alpha)).astype(y.dtype)
 
 
-class FixupWiring(nnx.Module):
+class FixupWiring(_Residual):
   """x + dropout(scale * sublayer(x + before) + after), with three learned scalars and no norm (Fixup,
   https://arxiv.org/abs/1901.09321).
 
@@ -141,33 +248,21 @@ class FixupWiring(nnx.Module):
     dropout_rate: dropout on the branch.
   """
 
-  ends_with_norm = False
-
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
     self.before = param(zeros(), (), (), rngs, keep_float32=True)
     self.scale = param(ones(), (), (), rngs, keep_float32=True)
     self.after = param(zeros(), (), (), rngs, keep_float32=True)
     self.dropout_rate = dropout_rate
 
-  def __call__(
-    self,
-    x: Float[Array, 'batch length d_model'],
-    sublayer: Callable[[Array], Result],
-    key: Array | None = None,
-    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
-  ) -> Result:
-    """As `PreNorm`."""
-    result = sublayer((x + _scalar(self.before)).astype(x.dtype))
-    y = (result.x * _scalar(self.scale) + _scalar(self.after)).astype(result.x.dtype)
-    return _with(result, x + _branch(y, self.dropout_rate, key, keep))
+  def _before(self, x: Array) -> Array:
+    return (x + _float32(self.before)).astype(x.dtype)
+
+  def _after(self, y: Array) -> Array:
+    return (y * _float32(self.scale) + _float32(self.after)).astype(y.dtype)
 
 
-def _with(result: Result, x: Array) -> Result:
-  return dataclasses.replace(result, x=x)
-
-
-def _scalar(parameter: nnx.Param) -> Float[Array, '']:
-  """Returns the scalar in float32, to which an array that it meets is promoted."""
+def _float32(parameter: nnx.Param) -> Float[Array, '*shape']:
+  """Returns the parameter in float32, to which an array that it meets is promoted."""
   return parameter[...].astype(Dtypes.reductions)
 
 

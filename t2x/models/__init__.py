@@ -30,6 +30,7 @@ from t2x.models.interfaces import (
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
 from t2x.models.stack import Stack
+from t2x.models.stages import Stages
 from t2x.models.vision import VisionTransformer
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
   'Pooler',
   'SequenceClassifier',
   'Stack',
+  'Stages',
   'SublayerBlock',
   'TextModel',
   'TiedHead',

@@ -82,7 +82,12 @@ class _Body(nnx.Module):
     self.stack = stack(d_model, rngs=rngs)
     if _function(final_norm) is final_norm_if_needed and self.stack.ends_with_norm:
       final_norm = None
-    self.final_norm = final_norm and final_norm(d_model, rngs=rngs)
+    self.final_norm = final_norm and final_norm(self.output_dim, rngs=rngs)
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the hidden vectors."""
+    return self.stack.output_dim
 
   @property
   def patterns(self) -> list[Pattern]:
@@ -162,7 +167,8 @@ class _Body(nnx.Module):
     new = None
     if cache is not None and slots is not None:
       new = dataclasses.replace(cache, layers=result.cache, slots=slots)
-    return Output(x, new, result.aux, result.recorded)
+    tokens = tokens if result.tokens is None else result.tokens
+    return Output(x, new, result.aux, result.recorded, tokens)
 
 
 def replaced(module: Part, **parts: Any) -> Part:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import Source, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
@@ -48,7 +49,12 @@ class EncoderDecoder(nnx.Module):
     self.target_embedding = target_embedding and target_embedding(d_model, rngs=rngs)
     self.encoder = encoder(d_model, rngs=rngs)
     self.decoder = decoder(d_model, rngs=rngs)
-    self.head = head(d_model, self._target_embedding.vocab_size, rngs=rngs)
+    if self.encoder.output_dim != d_model:
+      raise UserError(
+        f'the encoder returns vectors of width {self.encoder.output_dim}, but the decoder attends to '
+        f'vectors of width d_model = {d_model}: use stacks that keep the width'
+      )
+    self.head = head(self.decoder.output_dim, self._target_embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:
@@ -88,12 +94,12 @@ class EncoderDecoder(nnx.Module):
       for name, side in (('encoder', encoded), ('decoder', out))
       for key, value in side.recorded.items()
     }
-    return Output(out.x, None, encoded.aux + out.aux, recorded)
+    return Output(out.x, None, encoded.aux + out.aux, recorded, out.tokens)
 
   def _encode(self, source, tokens, key=None, record=frozenset()) -> tuple[Output, Source]:
     embedded, tokens = self.embedding(source, tokens)
     encoded = self.encoder(embedded, tokens=tokens, key=key, record=record)
-    return encoded, Source(encoded.x, tokens)
+    return encoded, Source(encoded.x, tokens if encoded.tokens is None else encoded.tokens)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
     """Logits of hidden vectors."""

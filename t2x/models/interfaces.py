@@ -75,12 +75,14 @@ class Output:
     cache: the new cache when one was given.
     aux: auxiliary losses and metrics, summed over layers.
     recorded: intermediate arrays by name, as `Stack` returns them.
+    tokens: metadata of the tokens of hidden vectors; None for the output of a head.
   """
 
   x: Float[Array, 'batch *rest']
   cache: Any = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
+  tokens: Tokens | None = None
 
 
 @runtime_checkable
@@ -131,6 +133,11 @@ class LayerStack(Protocol):
   """Layers one after the other."""
 
   @property
+  def output_dim(self) -> int:
+    """Width of the output."""
+    ...
+
+  @property
   def ends_with_norm(self) -> bool:
     """Whether the output is normalised."""
     ...
@@ -170,6 +177,11 @@ class LayerStack(Protocol):
 @runtime_checkable
 class Body(Protocol):
   """Vectors in, vectors out: `Encoder` or `Decoder`."""
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the hidden vectors."""
+    ...
 
   @property
   def max_length(self) -> int | None:

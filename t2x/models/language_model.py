@@ -73,7 +73,7 @@ class LanguageModel(nnx.Module):
   ):
     self.embedding = embedding(embedding_dim or d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    self.head = head(d_model, self.embedding.vocab_size, rngs=rngs)
+    self.head = head(self.body.output_dim, self.embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:

@@ -70,6 +70,7 @@ class Stack(nnx.Module):
       raise UserError(
         f'Stack.num_layers = {num_layers} is no multiple of the {len(blocks)} Stack.blocks'
       )
+    self.d_model = d_model
     self.num_repeats = num_layers // len(blocks)
     num_groups = num_groups or self.num_repeats
     if self.num_repeats % num_groups:
@@ -110,6 +111,11 @@ class Stack(nnx.Module):
     return tuple(
       tuple(layers[group * shared : (group + 1) * shared]) for group in range(self.num_groups)
     )
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the output."""
+    return self.d_model
 
   @property
   def ends_with_norm(self) -> bool:

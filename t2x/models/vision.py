@@ -52,7 +52,7 @@ class VisionTransformer(nnx.Module):
     self.body = body(d_model, rngs=rngs)
     self.pool = pool
     self.input_dropout = input_dropout
-    self.head = head and head(d_model, rngs=rngs)
+    self.head = head and head(self.body.output_dim, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:
@@ -67,7 +67,7 @@ class VisionTransformer(nnx.Module):
   def hidden(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
-    """Hidden vectors [batch, tokens, d_model] after the last layer, class token first."""
+    """Hidden vectors [batch, tokens, output_dim] after the last layer, class token first."""
     x, tokens = self.embedding(images)
     if tokens.grid is None or len(tokens.grid) != 2:
       raise UserError(
@@ -81,7 +81,7 @@ class VisionTransformer(nnx.Module):
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
-    """Class logits [batch, classes], or pooled vectors [batch, d_model] without a head."""
+    """Class logits [batch, classes], or pooled vectors [batch, output_dim] without a head."""
     out = self.hidden(images, key=key)
     x = self.pool(out.x)
     if self.head is not None:

@@ -239,9 +239,10 @@ class Muon(Optimizer):
 
 def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Which dimensions are a matrix's inputs and outputs; None when it is no matrix for Muon."""
-  axes = info.axes
-  if _is_vector(info) or not NO_MATRIX.isdisjoint(axes):
+  if _is_vector(info) or not NO_MATRIX.isdisjoint(info.axes):
     return None
+  # Each expert has a matrix of its own.
+  axes = info.axes[1:] if info.axes[0] == 'experts' else info.axes
   num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
   dimensions = tuple(range(-len(axes), 0))  # From the end: stacked layers lead.
   return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])

@@ -6,19 +6,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from flax import nnx
+from transformers import Dinov2Config, Gemma2Config, Olmo2Config
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Layer
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
+from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  BranchNorm,
   Call,
   FixupWiring,
   LayerNorm,
+  LayerScale,
   PostNorm,
   PreNorm,
   Result,
   ReZero,
   RMSNorm,
+  Sandwich,
   Tokens,
   fixup,
   he_normal,
@@ -62,8 +70,115 @@ def with_scalars(kind):
   return lambda d_model, **settings: unlike_the_start(kind(d_model, **settings))
 
 
-REZERO, FIXUP = with_scalars(ReZero), with_scalars(FixupWiring)
-WIRINGS = [PreNorm, PostNorm, REZERO, FIXUP]
+REZERO, FIXUP, LAYER_SCALE = map(with_scalars, (ReZero, FixupWiring, LayerScale))
+WIRINGS = [PreNorm, PostNorm, BranchNorm, Sandwich, REZERO, LAYER_SCALE, FIXUP]
+
+
+class Fixed(torch.nn.Module):
+  """A sublayer of transformers that multiplies by a matrix."""
+
+  def __init__(self, matrix, returns_tuple):
+    super().__init__()
+    self.matrix, self.returns_tuple = torch.from_numpy(matrix), returns_tuple
+
+  def forward(self, hidden_states, **settings):
+    y = hidden_states @ self.matrix
+    return (y, None) if self.returns_tuple else y
+
+
+def as_in_transformers(layer, attention, wirings, vectors, offset=0.0):
+  """The output of a layer of transformers and that of two wirings, around the same two matrices.
+
+  Args:
+    layer: has the sublayers `attention` and 'mlp'.
+    attention: the name of its attention.
+    wirings: of the two sublayers.
+    vectors: the names of the layer's vectors, by those of the two wirings.
+    offset: what the layer adds to the scales of its norms.
+  """
+  rng = np.random.default_rng(0)
+  matrices = [rng.normal(size=(8, 8)).astype(np.float32) for _ in range(2)]
+  setattr(layer, attention, Fixed(matrices[0], returns_tuple=True))
+  layer.mlp = Fixed(matrices[1], returns_tuple=False)
+  state = dict(layer.named_parameters())
+  assert {name for names in vectors for name in names} == set(state)
+  for own, names in zip(wirings, vectors, strict=True):
+    assert len(jax.tree.leaves(own)) == len(names)
+    for name, path in names.items():
+      value = rng.normal(size=8).astype(np.float32)
+      state[name].data = torch.from_numpy(value)
+      part, _, field = path.rpartition('.')
+      target = getattr(getattr(own, part) if part else own, field)
+      target[...] = jnp.asarray(value + (offset if field == 'scale' else 0.0))
+  x = rng.normal(size=(3, 5, 8)).astype(np.float32)
+  with torch.no_grad():
+    expected = layer.eval()(torch.from_numpy(x))
+  y = jnp.asarray(x)
+  for own, matrix in zip(wirings, matrices, strict=True):
+    y = own(y, lambda h, matrix=matrix: Result(h @ matrix)).x
+  return y, expected.numpy()
+
+
+def wirings(kind, norm):
+  return [kind(8, norm=norm, rngs=nnx.Rngs(0)) for _ in range(2)]
+
+
+def test_branch_norm_is_the_layer_of_olmo_2():
+  config = Olmo2Config(hidden_size=8, num_attention_heads=2, intermediate_size=8, rms_norm_eps=1e-6)
+  vectors = [
+    {'post_attention_layernorm.weight': 'norm.scale'},
+    {'post_feedforward_layernorm.weight': 'norm.scale'},
+  ]
+  layer = Olmo2DecoderLayer(config, 0)
+  y, expected = as_in_transformers(layer, 'self_attn', wirings(BranchNorm, RMSNorm), vectors)
+  np.testing.assert_allclose(y, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_sandwich_is_the_layer_of_gemma_2():
+  config = Gemma2Config(
+    hidden_size=8, num_attention_heads=2, intermediate_size=8, rms_norm_eps=1e-6
+  )
+  vectors = [
+    {
+      'input_layernorm.weight': 'norm.scale',
+      'post_attention_layernorm.weight': 'branch_norm.scale',
+    },
+    {
+      'pre_feedforward_layernorm.weight': 'norm.scale',
+      'post_feedforward_layernorm.weight': 'branch_norm.scale',
+    },
+  ]
+  layer = Gemma2DecoderLayer(config, 0)
+  own = wirings(Sandwich, RMSNorm)
+  y, expected = as_in_transformers(layer, 'self_attn', own, vectors, offset=1.0)
+  np.testing.assert_allclose(y, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layer_scale_is_the_layer_of_dinov2():
+  config = Dinov2Config(hidden_size=8, num_attention_heads=2, layer_norm_eps=1e-6)
+  vectors = [
+    {
+      f'norm{i}.weight': 'norm.scale',
+      f'norm{i}.bias': 'norm.bias',
+      f'layer_scale{i}.lambda1': 'gamma',
+    }
+    for i in (1, 2)
+  ]
+  layer = Dinov2Layer(config)
+  y, expected = as_in_transformers(layer, 'attention', wirings(LayerScale, LayerNorm), vectors)
+  np.testing.assert_allclose(y, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_layer_scale_starts_near_the_identity():
+  branch = LayerScale(8, initial_value=1e-3, rngs=nnx.Rngs(0))(X, double).x - X
+  whole = PreNorm(8, rngs=nnx.Rngs(0))(X, double).x - X
+  np.testing.assert_allclose(branch, 1e-3 * whole, atol=1e-6)
+  assert (LayerScale(8, rngs=nnx.Rngs(0)).gamma[...] == 1e-5).all()
+
+
+@pytest.mark.parametrize('kind', [BranchNorm, Sandwich, LayerScale])
+def test_a_stream_of_added_branches_is_not_normalised(kind):
+  assert kind(8, rngs=nnx.Rngs(0)).ends_with_norm is False
 
 
 @pytest.mark.parametrize('norm', [None, LayerNorm, RMSNorm])
@@ -120,15 +235,15 @@ def test_a_deep_network_starts_as_the_identity_and_its_first_step_does_not_grow_
   assert 0.5 < change(16) / change(4) < 2
 
 
-@pytest.mark.parametrize('kind', [ReZero, FixupWiring])
-def test_scalars_are_not_decayed(kind):
+@pytest.mark.parametrize(('kind', 'shape'), [(ReZero, ()), (FixupWiring, ()), (LayerScale, (8,))])
+def test_factors_are_not_decayed(kind, shape):
   keys = jax.random.split(jax.random.key(0), 3)
   stacked = jax.vmap(lambda key: kind(8, rngs=nnx.Rngs(key)))(keys)
-  assert all(leaf.shape == (3,) for leaf in jax.tree.leaves(stacked))
+  assert all(leaf.shape == (3, *shape) for leaf in jax.tree.leaves(stacked))
   assert not any(decay_mask(Blueprint(jax.eval_shape(lambda: stacked)).infos).values())
 
 
-@pytest.mark.parametrize('wiring_class', [PreNorm, PostNorm, REZERO])
+@pytest.mark.parametrize('wiring_class', [PreNorm, PostNorm, REZERO, LAYER_SCALE])
 def test_keep_scales_the_branch_of_each_example(wiring_class):
   wiring = wiring_class(8, rngs=nnx.Rngs(0))
   keep = jnp.asarray([0.0, 1.0, 2.0])[:, None, None]
@@ -139,7 +254,7 @@ def test_keep_scales_the_branch_of_each_example(wiring_class):
   np.testing.assert_allclose(y, jnp.stack([nothing[0], whole[1], twice[2]]), atol=1e-6)
 
 
-@pytest.mark.parametrize('wiring_class', [PreNorm, REZERO, FIXUP])
+@pytest.mark.parametrize('wiring_class', [one for one in WIRINGS if one is not PostNorm])
 def test_keep_and_dropout_are_on_the_branch_alone(wiring_class):
   wiring = wiring_class(8, dropout_rate=0.5, rngs=nnx.Rngs(0))
   branch = wiring(X, double).x - X

@@ -28,6 +28,7 @@ from t2x.layers import (
   PlusAlpha,
   RandomScores,
   ShawPositions,
+  SwitchFeedForward,
   Synthesizer,
   TokenEmbedding,
 )
@@ -219,6 +220,11 @@ MIXERS = {
   'dynamic': (
     functools.partial(DynamicConvolution, num_heads=4, kernel_size=5),
     2 * 16 * 16 + 16 * 4 * 5 + 16 * 16,
+  ),
+  # The router, and 10 slots of each of 4 experts for 32 tokens.
+  'switch': (
+    functools.partial(SwitchFeedForward, num_experts=4, hidden_dim=32),
+    16 * 4 + FEED_FORWARD * 40 / 32,
   ),
 }
 

@@ -1,0 +1,93 @@
+"""Merging of neighbouring tokens, between the stages of a pyramid."""
+
+from collections.abc import Callable
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer, Linear, Tokens
+from t2x.layers.initializers import truncated_normal
+from t2x.layers.interfaces import Norm
+from t2x.layers.norms import LayerNorm
+
+__all__ = ['PatchMerging']
+
+
+class PatchMerging(nnx.Module):
+  """Merges 2 x 2 neighbouring tokens of a grid into one of twice the width: concatenation, a norm, and a
+  projection without bias (Swin Transformer, https://arxiv.org/abs/2103.14030, section 3.1).
+
+  Args:
+    d_model: width of the input.
+    norm: builds the norm of the concatenated vectors, of width 4 d_model.
+    init: initialiser of the projection.
+  """
+
+  num_merged = 4
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    init: Initializer = truncated_normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.output_width = 2 * d_model
+    self.norm = norm(4 * d_model, rngs=rngs)
+    self.projection = Linear(
+      (4 * d_model,), (2 * d_model,), (None, 'embed'), init=init, use_bias=False, rngs=rngs
+    )
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the output."""
+    return self.output_width
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
+  ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
+    """Returns the merged vectors in rows from the top left, and their metadata.
+
+    Raises:
+      UserError: the tokens fill no grid of even sides, or have metadata that cannot be merged.
+    """
+    rows, columns = _grid(tokens)
+    batch, _, width = x.shape
+    x = x.reshape(batch, rows // 2, 2, columns // 2, 2, width)
+    # The column within a group of four comes before the row, as in the published weights.
+    x = x.transpose(0, 1, 3, 4, 2, 5).reshape(batch, rows * columns // 4, 4 * width)
+    x = self.projection(self.norm(x))
+    return x, Tokens.row(x.shape[1], grid=(rows // 2, columns // 2))
+
+
+def _grid(tokens: Tokens) -> tuple[int, int]:
+  """Rows and columns of the grid that the tokens fill.
+
+  Raises:
+    UserError: as `PatchMerging`.
+  """
+  if tokens.grid is None or len(tokens.grid) != 2:
+    raise UserError(
+      f'PatchMerging merges the patches of an image, but the tokens have the grid {tokens.grid}: use an '
+      'embedding that sets rows and columns, such as @PatchEmbedding'
+    )
+  if tokens.num_extra:
+    raise UserError(
+      f'PatchMerging takes tokens of a grid only, but {tokens.num_extra} precede it (class tokens): set '
+      'PatchEmbedding.class_token = False and pool with @mean_tokens'
+    )
+  fields = {'segments': tokens.segments, 'coords': tokens.coords, 'order': tokens.order}
+  names = [name for name, value in fields.items() if value is not None] + sorted(tokens.marks)
+  if names:
+    raise UserError(
+      f'PatchMerging merges whole images: it cannot merge the {", ".join(names)} of tokens'
+    )
+  rows, columns = tokens.grid
+  if rows % 2 or columns % 2:
+    raise UserError(
+      f'PatchMerging merges 2 x 2 tokens, which do not divide a grid of {rows} x {columns}: choose '
+      'another image size or PatchEmbedding.patch_size'
+    )
+  return rows, columns

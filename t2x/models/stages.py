@@ -1,0 +1,120 @@
+"""Stacks of growing width with a merge of tokens between them: the layers of a pyramid."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NoReturn
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Source, named_key
+from t2x.models.interfaces import LayerStack
+from t2x.ranges import NonEmpty
+
+__all__ = ['Stages']
+
+
+class Stages(nnx.Module):
+  """Stacks one after the other, with a merge before each but the first (Swin Transformer,
+  https://arxiv.org/abs/2103.14030, section 3.1).
+
+  All stages share the body's pattern and position encoding, each on its own tokens. The layers, and with
+  them `Stack.stochastic_depth`, are counted in each stage anew. There is no cache: a model with stages
+  reads whole inputs and does not generate.
+
+  Args:
+    d_model: width of the first stage.
+    stages: builds the stack of each stage.
+    merge: builds what is between two stages and sets the width of the next one.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    stages: Annotated[Sequence[Callable[..., LayerStack]], NonEmpty],
+    merge: Callable[..., Merge] = PatchMerging,
+    rngs: nnx.Rngs,
+  ):
+    first, *others = stages
+    built: list[LayerStack] = [first(d_model, rngs=rngs)]
+    merges: list[Merge] = []
+    for stage in others:
+      merges.append(merge(built[-1].output_dim, rngs=rngs))
+      built.append(stage(merges[-1].output_dim, rngs=rngs))
+    self.stages = nnx.List(built)
+    self.merges = nnx.List(merges)
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the last stage."""
+    return self.stages[-1].output_dim
+
+  @property
+  def ends_with_norm(self) -> bool:
+    """Whether the output of the last stage is normalised."""
+    return self.stages[-1].ends_with_norm
+
+  @property
+  def max_length(self) -> int | None:
+    """The longest sequence that all stages can process; None: any."""
+    num_merged, lengths = 1, []
+    for merge, stage in zip([None, *self.merges], self.stages, strict=True):
+      num_merged *= 1 if merge is None else merge.num_merged
+      if stage.max_length is not None:
+        lengths.append(num_merged * stage.max_length)
+    return min(lengths, default=None)
+
+  def patterns(self, pattern: Pattern) -> list[Pattern]:
+    """The pattern of each block of each stage inside a body with `pattern`."""
+    return [one for stage in self.stages for one in stage.patterns(pattern)]
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Applies all stages.
+
+    Returns:
+      The stream of the last stage and the metadata of its tokens, auxiliary losses and metrics summed over
+      the layers, and what was recorded, as 'stages.S.NAME'.
+
+    Raises:
+      UserError: a cache, or what a stage or a merge refuses.
+    """
+    if cache is not None or call.slots is not None:
+      _refuse_cache()
+    tokens, aux = call.tokens, NO_AUX
+    recorded: dict[str, Array] = {}
+    for i, stage in enumerate(self.stages):
+      if i:
+        x, tokens = self.merges[i - 1](x, tokens)
+      key = named_key(call.key, f'stages.{i}')
+      result = stage(x, dataclasses.replace(call, tokens=tokens, key=key))
+      x, aux = result.x, aux + result.aux
+      tokens = tokens if result.tokens is None else result.tokens
+      recorded |= {f'stages.{i}.{name}': value for name, value in result.recorded.items()}
+    return Result(x, None, aux, recorded, tokens)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+    """Raises UserError: there is no cache."""
+    _refuse_cache()
+
+  def source_cache(self, source: Source) -> NoReturn:
+    """Raises UserError: there is no cache."""
+    _refuse_cache()
+
+  def unstacked(self) -> NoReturn:
+    """Raises UserError: there is no cache."""
+    _refuse_cache()
+
+  def unstacked_cache(self, cache: Any) -> NoReturn:
+    """Raises UserError: there is no cache."""
+    _refuse_cache()
+
+
+def _refuse_cache() -> NoReturn:
+  raise UserError(
+    'Stages has no cache, because its stages have different numbers of tokens: generate with a body '
+    'whose stack is a Stack'
+  )

@@ -1,0 +1,208 @@
+"""A body of two stages with a merge between them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t2x.commands import load
+from t2x.errors import UserError
+from t2x.layers import (
+  MLP,
+  Full,
+  LearnedGrid,
+  MultiHeadAttention,
+  PatchEmbedding,
+  RandomScores,
+  SwitchFeedForward,
+  Synthesizer,
+  Window,
+  named_key,
+)
+from t2x.models import (
+  Block,
+  Classifier,
+  Decoder,
+  Encoder,
+  Stack,
+  Stages,
+  VisionTransformer,
+  mean_tokens,
+)
+from t2x.train.params import Blueprint
+
+HIDDEN, CLASSES = 24, 5
+ATTENTION = functools.partial(MultiHeadAttention, num_heads=2, use_bias=False)
+FEED_FORWARD = functools.partial(MLP, hidden_dim=HIDDEN)
+
+
+def stack(num_layers=1, mixer=ATTENTION, feed_forward=FEED_FORWARD, **settings):
+  block = functools.partial(Block, mixer=mixer, feed_forward=feed_forward, **settings)
+  return functools.partial(Stack, num_layers=num_layers, blocks=[block])
+
+
+def stages(*built):
+  return functools.partial(Stages, stages=built or [stack(), stack(2, pattern=Window(3))])
+
+
+def vision(make, *built, **settings):
+  """Images of 8 x 8 pixels -> 4 x 4 tokens -> 2 x 2 tokens of twice the width."""
+  return make.built(
+    functools.partial(
+      VisionTransformer,
+      d_model=make.width,
+      embedding=functools.partial(PatchEmbedding, patch_size=2, channels=1, class_token=False),
+      positions=functools.partial(LearnedGrid, height=4, width=4, num_extra=0),
+      body=functools.partial(Encoder, stack=stages(*built)),
+      pool=mean_tokens,
+      head=functools.partial(Classifier, num_classes=CLASSES),
+      **settings,
+    )
+  )
+
+
+def images(size=8):
+  return jax.random.normal(jax.random.key(0), (3, size, size, 1))
+
+
+def test_stages_are_stacks_with_a_merge_between(make):
+  model = vision(make)
+  out = model.hidden(images())
+  x, tokens = model.embedding(images())
+  x = model.positions.embed_grid(x, (4, 4))
+  plain = Encoder(make.width, stack=stack(), final_norm=None, rngs=nnx.Rngs(0))
+  first, second = model.body.stack.stages
+  plain.stack = first
+  x, merged = model.body.stack.merges[0](plain(x, tokens=tokens).x, tokens)
+  plain.stack = second
+  x = model.body.final_norm(plain(x, tokens=merged).x)
+  np.testing.assert_allclose(out.x, x, atol=1e-5)
+  assert out.x.shape == (3, 4, 2 * make.width) and model.body.output_dim == 2 * make.width
+  assert out.tokens.grid == merged.grid == (2, 2)
+
+
+def block_size(width):
+  attention = 4 * width * width + width
+  return attention + 2 * width * HIDDEN + HIDDEN + width + 4 * width
+
+
+def test_parameters_are_as_by_hand(make):
+  wide = 2 * make.width
+  embedding = 4 * make.width + make.width + 16 * make.width
+  merge = 2 * 4 * make.width + 4 * make.width * wide
+  expected = embedding + block_size(make.width) + merge + 2 * block_size(wide)
+  expected += 2 * wide + wide * CLASSES + CLASSES
+  assert Blueprint(vision(make)).size == expected
+
+
+def test_a_step_against_the_gradient_lowers_the_loss(make):
+  model, labels = vision(make), jnp.asarray([0, 3, 1])
+
+  @jax.jit
+  def value(model):
+    logits = model(images(), key=jax.random.key(1)).x
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1).mean()
+
+  before, gradients = jax.jit(jax.value_and_grad(value))(model)
+  for path, gradient in jax.tree.leaves_with_path(gradients):
+    assert bool(jnp.isfinite(gradient).all()), path
+    assert float(jnp.abs(gradient).max()) > 1e-6, path
+  after = value(jax.tree.map(lambda p, g: p - 1e-3 * g, model, gradients))
+  assert after < before
+
+
+def test_another_image_size_interpolates_the_positions(make):
+  model = vision(make)
+  assert model.hidden(images(12)).tokens.grid == (3, 3)
+  assert model(images(12)).x.shape == (3, CLASSES)
+
+
+def test_auxiliary_losses_are_summed_over_stages(make):
+  switch = functools.partial(SwitchFeedForward, num_experts=2, hidden_dim=HIDDEN)
+  one, both = (
+    vision(make, stack(), stack(feed_forward=switch)),
+    vision(make, stack(feed_forward=switch), stack(feed_forward=switch)),
+  )
+  assert one(images()).aux.metrics['dropped_tokens'][1] == 3 * 4
+  aux = both(images()).aux
+  assert aux.metrics['dropped_tokens'][1] == 3 * (4 + 16)
+  assert aux.losses['balance'].shape == (3,)
+
+
+def test_each_stage_has_dropout_of_its_own(make):
+  mlp = functools.partial(MLP, hidden_dim=HIDDEN, dropout_rate=0.5)
+  model = vision(make, stack(feed_forward=mlp), stack(feed_forward=mlp))
+  key = jax.random.key(4)
+  trained = model(images(), key=key).x
+  np.testing.assert_array_equal(trained, model(images(), key=key).x)
+  assert not np.allclose(trained, model(images()).x)
+  assert not np.allclose(trained, model(images(), key=named_key(key, 'other')).x)
+
+
+def test_lengths_and_patterns_are_those_of_all_stages(make):
+  def random(length):
+    scores = functools.partial(RandomScores, max_length=length)
+    return functools.partial(Synthesizer, num_heads=2, scores=scores)
+
+  model = make.built(
+    functools.partial(Encoder, make.width, stack=stages(stack(), stack(2, pattern=Window(3))))
+  )
+  assert model.max_length is None and model.patterns == [Full(), Full() & Window(3)]
+  for first, second, expected in ((16, 4, 16), (64, 4, 16), (16, 16, 16)):
+    built = stages(stack(mixer=random(first)), stack(mixer=random(second)))
+    shapes = jax.eval_shape(lambda built=built: built(make.width, rngs=nnx.Rngs(0)))
+    assert shapes.max_length == expected
+
+
+def test_a_cache_is_refused(make):
+  body = make.built(functools.partial(Decoder, make.width, stack=stages()))
+  with pytest.raises(UserError, match='Stages has no cache'):
+    body.init_cache(2, 8, jnp.float32)
+
+
+def test_a_class_token_is_refused(make):
+  embedding = functools.partial(PatchEmbedding, patch_size=2, channels=1)
+  positions = functools.partial(LearnedGrid, height=4, width=4)
+  model = make.built(
+    functools.partial(
+      VisionTransformer,
+      d_model=make.width,
+      embedding=embedding,
+      positions=positions,
+      body=functools.partial(Encoder, stack=stages()),
+      head=functools.partial(Classifier, num_classes=CLASSES),
+    )
+  )
+  with pytest.raises(UserError, match=r'but 1 precede it .*class_token = False'):
+    model(images())
+
+
+def test_a_decoder_needs_an_encoder_of_its_own_width(make):
+  decoder = functools.partial(Decoder, stack=make.stack([make.block(cross=ATTENTION)]))
+  encoder = functools.partial(Encoder, stack=stages())
+  with pytest.raises(UserError, match=r'encoder returns vectors of width 32, .* d_model = 16'):
+    make.built(make.encoder_decoder(encoder, decoder))
+
+
+CONFIG = """
+include '{root}/configs/models/small_vit.gin'
+
+Encoder.stack = @Stages
+Stages.stages = [@Stack, @second/Stack]
+Stack.num_layers = 1
+second/Stack.num_layers = 2
+second/MultiHeadAttention.num_heads = 8
+"""
+
+
+def test_a_config_selects_stages(tmp_path, request):
+  file = tmp_path / 'pyramid.gin'
+  file.write_text(CONFIG.format(root=request.config.rootpath))
+  infos = Blueprint(load([file]).build().shapes()).infos
+  first = infos['body.stack.stages.0.blocks.0.mixer.q.kernel']
+  second = infos['body.stack.stages.1.blocks.0.mixer.q.kernel']
+  assert (first.layers, second.layers) == (((0,),), ((0,), (1,)))
+  assert second.shape[1] == 2 * first.shape[1] and second.shape[2] == 8
