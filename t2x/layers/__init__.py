@@ -57,6 +57,8 @@ from t2x.layers.interfaces import (
 )
 from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
 from t2x.layers.keys import initialized, named_key, stacked
+from t2x.layers.linear_attention import LinearAttention, LinearState
+from t2x.layers.linformer import Linformer
 from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patterns import (
@@ -126,7 +128,10 @@ __all__ = [
   'LearnedPositions',
   'LightweightConvolution',
   'Linear',
+  'LinearAttention',
   'LinearScaling',
+  'LinearState',
+  'Linformer',
   'Llama3Scaling',
   'Marked',
   'MultiHeadAttention',
