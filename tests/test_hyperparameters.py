@@ -24,7 +24,7 @@ from t2x.layers import (
   Tokens,
   dropout,
 )
-from t2x.layers.kernels import Auto, Blockwise, Dense
+from t2x.layers.kernels import AttentionInputs, Auto, Blockwise, Dense, DotProduct
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.ranges import TunableRate
 from t2x.tasks import CausalLM, TaskOutput
@@ -85,13 +85,18 @@ def test_every_tunable_field_of_a_schedule_equals_the_constant(schedule, name):
 )
 def test_dropout_of_every_kernel_equals_the_constant(kernel):
   q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 8, 2, 4))
-  tokens = Tokens.row(8)
-  attend = functools.partial(
-    kernel, pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=0.5, key=jax.random.key(1)
-  )
 
   def gradients(rate):
-    return jax.grad(lambda *x: jnp.sin(attend(*x, dropout_rate=rate)).sum(), (0, 1, 2))(q, k, v)
+    def loss(q, k, v):
+      scores, key = DotProduct(q, k, 0.5), jax.random.key(1)
+      out = kernel(
+        AttentionInputs(
+          scores, v, Causal(), Tokens.row(8), Tokens.row(8), dropout_rate=rate, key=key
+        )
+      )
+      return jnp.sin(out).sum()
+
+    return jax.grad(loss, (0, 1, 2))(q, k, v)
 
   for ours, theirs in zip(
     as_input(gradients, 0.3), jax.jit(gradients, static_argnums=0)(0.3), strict=True
@@ -215,15 +220,14 @@ def test_traces_one_after_another_and_in_threads_keep_their_own_values():
 
   def gradient(rate):
     """Through a scan, a checkpoint and the kernel's own jit."""
-    tokens = Tokens.row(8)
-    attend = functools.partial(
-      Blockwise(4, 4), pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=0.5
-    )
 
     @jax.checkpoint
     def layer(x, key):
       q = dropout(x, rate, key).reshape(2, 8, 2, 4)
-      return x + attend(q, q, q, dropout_rate=rate, key=key).reshape(x.shape), None
+      inputs = AttentionInputs(
+        DotProduct(q, q, 0.5), q, Causal(), Tokens.row(8), Tokens.row(8), dropout_rate=rate, key=key
+      )
+      return x + Blockwise(4, 4)(inputs).reshape(x.shape), None
 
     keys = jax.random.split(jax.random.key(1), 2)
     return jax.grad(lambda x: jnp.sin(jax.lax.scan(layer, x, keys)[0]).sum())(x)

@@ -9,7 +9,7 @@ from t2x.data.images import Augmentation, PrepareImage, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
-from t2x.data.packing import ConcatenateAndSplit, PackPairs, PadPairs
+from t2x.data.packing import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
 from t2x.data.rand_augment import RandAugment
 from t2x.data.resegmenting import Resegment, SampledPieces
@@ -67,6 +67,7 @@ __all__ = [
   'Digits',
   'FactbookSpans',
   'FashionMNIST',
+  'FullRows',
   'HubTokenizer',
   'JsonLines',
   'LabelledPlan',

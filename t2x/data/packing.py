@@ -21,6 +21,7 @@ from t2x.errors import UserError
 
 __all__ = [
   'ConcatenateAndSplit',
+  'FullRows',
   'PackPairs',
   'PadPairs',
   'Plan',
@@ -66,6 +67,8 @@ class Plan(abc.ABC):
 
   # The text fields of an example that are tokenised.
   fields: ClassVar[tuple[str, ...]]
+  # Whether every row is one segment without padding, whatever the data, so that models need no segments.
+  one_segment: ClassVar[bool] = False
 
   @property
   @abc.abstractmethod
@@ -123,6 +126,28 @@ class ConcatenateAndSplit(Plan):
           row, used, segment = _empty(self.columns), 0, 0
     if used:
       yield row
+
+
+@dataclasses.dataclass(frozen=True)
+class FullRows(ConcatenateAndSplit):
+  """As `ConcatenateAndSplit`, but every row is one segment: tokens see earlier documents of their row.
+
+  The tokens of the last row are left out where they do not fill it (`cut_tokens`).
+
+  Attributes:
+    length: tokens a row.
+  """
+
+  one_segment: ClassVar[bool] = True
+
+  def pack(self, examples, special, counts):
+    """Rows in the order of the documents."""
+    for row in super().pack(examples, special, counts):
+      used = np.count_nonzero(row['segments'])
+      if used < self.length:
+        counts['cut_tokens'] += used
+      else:
+        yield row | {'segments': np.ones_like(row['segments'])}
 
 
 @dataclasses.dataclass(frozen=True)

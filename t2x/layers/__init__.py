@@ -50,12 +50,23 @@ from t2x.layers.interfaces import (
   CrossSublayer,
   Norm,
   Result,
+  Scores,
   Slots,
   Source,
   Sublayer,
   Wiring,
 )
-from t2x.layers.kernels import XLA, Auto, Bias, Blockwise, Dense, Kernel
+from t2x.layers.kernels import (
+  XLA,
+  AttentionInputs,
+  Auto,
+  Blockwise,
+  Dense,
+  DotProduct,
+  Kernel,
+  Logits,
+  PositionTerms,
+)
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.linear_attention import LinearAttention, LinearState
 from t2x.layers.linformer import Linformer
@@ -74,16 +85,17 @@ from t2x.layers.patterns import (
   Prefix,
   Window,
 )
+from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
   ALiBi,
   LearnedPositions,
   NoPositions,
-  PositionEncoding,
   RoPE,
   Sinusoidal,
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.scores import CosineScores, DotProductScores
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -92,25 +104,30 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
+from t2x.layers.tupe import TUPE
 from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
   'MLP',
   'NO_AUX',
+  'TUPE',
   'XLA',
   'ALiBi',
   'And',
+  'AttentionInputs',
   'Auto',
   'Aux',
-  'Bias',
   'Blocks',
   'Blockwise',
   'Cache',
   'Call',
   'Causal',
+  'CosineScores',
   'CrossSublayer',
   'Dense',
   'DenseScores',
+  'DotProduct',
+  'DotProductScores',
   'DynamicConvolution',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
@@ -133,6 +150,7 @@ __all__ = [
   'LinearState',
   'Linformer',
   'Llama3Scaling',
+  'Logits',
   'Marked',
   'MultiHeadAttention',
   'NoPositions',
@@ -144,9 +162,11 @@ __all__ = [
   'Plus',
   'PlusAlpha',
   'PositionEncoding',
+  'PositionTerms',
   'PostNorm',
   'PreNorm',
   'Prefix',
+  'Projections',
   'RMSNorm',
   'RandomScores',
   'ReZero',
@@ -155,6 +175,7 @@ __all__ = [
   'RoPE',
   'RoPEScaling',
   'RowLayout',
+  'Scores',
   'ShawPositions',
   'Sinusoidal',
   'SinusoidalGrid',

@@ -10,12 +10,15 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
+from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Source
-from t2x.layers.kernels import Auto, Kernel
+from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
+from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel, Logits, PositionTerms
+from t2x.layers.masks import attention_mask
+from t2x.layers.position_encoding import PositionEncoding, Projections
+from t2x.layers.scores import DotProductScores
 from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = ['MultiHeadAttention']
@@ -34,19 +37,22 @@ class MultiHeadAttention(nnx.Module):
     out_bias: a bias on the output.
     qk_norm: builds a norm over the features of a head, put on queries and keys before they are rotated
       (https://arxiv.org/abs/2010.04245). None: no norm.
-    kernel: how scores become outputs.
-    scale: multiplies the scores. None: 1 / sqrt(head_dim).
+    joint_qk_norm: builds a norm over the features of all heads together instead (OLMo 2,
+      https://arxiv.org/abs/2501.00656). None: no norm.
+    scores: builds the scores. Queries and keys are projected only if the scores read them.
+    kernel: computes the output from the scores and values.
+    scale: multiplies dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
+      encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
     kernel_init: initialiser of the query, key and value projections.
     out_init: initialiser of the output projection. None: as `kernel_init`.
 
   Raises:
     UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
-      divide num_heads.
+      divide num_heads, both norms are given, or there is a scale that the scores do not read.
   """
 
   reads = frozenset({'pattern', 'encoding', 'source'})
-  max_length: int | None = None
 
   def __init__(
     self,
@@ -58,6 +64,8 @@ class MultiHeadAttention(nnx.Module):
     use_bias: bool = True,
     out_bias: bool = True,
     qk_norm: Callable[..., Norm] | None = None,
+    joint_qk_norm: Callable[..., Norm] | None = None,
+    scores: Callable[..., Scores] = DotProductScores,
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
@@ -65,9 +73,16 @@ class MultiHeadAttention(nnx.Module):
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
+    name = type(self).__name__
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    _check_heads(d_model, num_heads, num_kv_heads, head_dim)
+    _check_heads(name, d_model, num_heads, num_kv_heads, head_dim)
     head_dim = head_dim or d_model // num_heads
+    self.scores = scores(num_heads, head_dim, rngs=rngs)
+    reads = self.score_inputs
+    if scale is not None and 'scale' not in reads:
+      raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
+    if qk_norm is not None and joint_qk_norm is not None:
+      raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: leave one out')
     self.num_heads = num_heads
     self.num_kv_heads = num_kv_heads
     self.head_dim = head_dim
@@ -80,8 +95,8 @@ class MultiHeadAttention(nnx.Module):
       shape = (heads, head_dim)
       return Linear((d_model,), shape, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
 
-    self.q = project(num_heads, 'heads')
-    self.k = project(num_kv_heads, 'kv_heads')
+    self.q = project(num_heads, 'heads') if 'q' in reads else None
+    self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
     self.v = project(num_kv_heads, 'kv_heads')
     self.out = Linear(
       (num_heads, head_dim),
@@ -91,19 +106,46 @@ class MultiHeadAttention(nnx.Module):
       use_bias=out_bias,
       rngs=rngs,
     )
-    self.q_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
-    self.k_norm = qk_norm and qk_norm(head_dim, rngs=rngs)
+    self.has_joint_norm = joint_qk_norm is not None
+
+    def norm(projection: Linear | None, heads: int) -> Norm | None:
+      build, size = (joint_qk_norm, heads * head_dim) if joint_qk_norm else (qk_norm, head_dim)
+      return None if projection is None or build is None else build(size, rngs=rngs)
+
+    self.q_norm = norm(self.q, num_heads)
+    self.k_norm = norm(self.k, num_kv_heads)
+
+  @property
+  def max_length(self) -> int | None:
+    """The most positions that there are scores for; None: no limit."""
+    return self.scores.max_length
+
+  @property
+  def score_inputs(self) -> frozenset[str]:
+    """What the scores read; see `Scores.reads`."""
+    return self.scores.reads
+
+  def score(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    rotated: tuple[Array | None, Array | None],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    scale: float,
+  ) -> DotProduct | Logits:
+    """The scores, from queries before rotation and from rotated queries and keys."""
+    return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
-    """An empty cache with `num_slots` slots."""
-    shape = (batch, self.num_kv_heads, num_slots, self.head_dim)
-    return KeyValueCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+    """An empty cache with `num_slots` slots; it has keys where the scores read them."""
+    zeros = jnp.zeros((batch, self.num_kv_heads, num_slots, self.head_dim), dtype)
+    return KeyValueCache(None if self.k is None else zeros, zeros)
 
   def source_cache(self, source: Source) -> SourceCache:
     """Keys and values of a source, computed once for a whole generation."""
     assert source.x is not None  # Caches are made of vectors.
-    k, v = self._keys_and_values(source.x)
-    return SourceCache(k.swapaxes(1, 2), v.swapaxes(1, 2))
+    k, v = self._keys_and_values(source.x, source.tokens, None)
+    return SourceCache(_swapped(k), _swapped(v))
 
   def __call__(
     self,
@@ -122,80 +164,176 @@ class MultiHeadAttention(nnx.Module):
     Returns:
       The output, and the cache: the extended one, the SourceCache as it was, or None.
     """
-    q = self.q(x)
-    q = q if self.q_norm is None else self.q_norm(q)
+    self._check(x.shape[1], call)
     if call.source is None:
-      y, cache = self._attend_self(q, x, call, cache)
+      y, cache = self._attend_self(x, call, cache)
     else:
-      y = self._attend_source(q, cache or self.source_cache(call.source), call, call.source.tokens)
+      y = self._attend_source(x, cache or self.source_cache(call.source), call, call.source.tokens)
     return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
 
   def _attend_self(
-    self, q: Array, x: Array, call: Call, cache: KeyValueCache | None
+    self, x: Array, call: Call, cache: KeyValueCache | None
   ) -> tuple[Array, KeyValueCache | None]:
-    k, v = self._keys_and_values(x)
-    positions = call.tokens.positions
-    if call.encoding is not None:
-      q, k = call.encoding.rotate(q, k, positions, positions)
+    encoding = call.encoding
+    q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
+    k, v = self._keys_and_values(x, call.tokens, encoding)
+    rotated = q
+    if encoding is not None and 'rotate' in encoding.hooks:
+      assert q is not None and k is not None  # `_check` requires them.
+      rotated, k = encoding.rotate(q, k, call.tokens, call.tokens)
     k_tokens = call.tokens
     if cache is not None and call.slots is not None:
       cache = cache.extend(k, v, call.slots.start)
-      k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
+      k, v = _swapped(cache.k), _swapped(cache.v)
       k_tokens = call.slots.tokens
-    return self._attend(q, k, v, call, k_tokens), cache
+    return self._attend(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
 
-  def _attend_source(self, q: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
-    """Rows of q that are copies of one row of the source are so many more queries of that row."""
-    if call.encoding is not None:
-      raise UserError(
-        'positions of two sequences do not compare: cross-attention has no position encoding'
-      )
-    k, v = cache.k.swapaxes(1, 2), cache.v.swapaxes(1, 2)
-    if k_tokens.layout is RowLayout.PACKED:
-      # It holds between tokens of one sequence only.
-      k_tokens = dataclasses.replace(k_tokens, layout=RowLayout.ARBITRARY)
-    rows, shape = k.shape[0], q.shape
-    if rows == shape[0]:
-      return self._attend(q, k, v, call, k_tokens)
+  def _attend_source(self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
+    """Rows of x that are copies of one row of the source are so many more queries of that row."""
+    q = None if self.q is None else self._queries(x)
+    k, v = _swapped(cache.k), _swapped(cache.v).astype(x.dtype)
+    k_tokens = k_tokens.elsewhere()
+    rows, (batch, length, _) = v.shape[0], x.shape
+    if rows == batch:
+      return self._attend(q, q, k, v, call, k_tokens)
 
     def grouped(a):
-      return None if a is None else jnp.broadcast_to(a, shape[:2]).reshape(rows, -1)
+      return None if a is None else jnp.broadcast_to(a, (batch, length)).reshape(rows, -1)
 
     tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
     call = dataclasses.replace(call, tokens=tokens)
-    y = self._attend(q.reshape(rows, -1, *shape[2:]), k, v, call, k_tokens)
-    return y.reshape(*shape[:3], -1)
+    q = None if q is None else q.reshape(rows, -1, *q.shape[2:])
+    y = self._attend(q, q, k, v, call, k_tokens)
+    return y.reshape(batch, length, self.num_heads, -1)
 
-  def _attend(self, q: Array, k: Array, v: Array, call: Call, k_tokens: Tokens) -> Array:
+  def _queries(self, x: Array) -> Array:
+    assert self.q is not None  # The scores read queries.
+    return self._normed(self.q(x), self.q_norm)
+
+  def _keys(self, x: Array) -> Array:
+    assert self.k is not None  # The scores read keys.
+    return self._normed(self.k(x), self.k_norm)
+
+  def _normed(self, x: Array, norm: Norm | None) -> Array:
+    if norm is None:
+      return x
+    if not self.has_joint_norm:
+      return norm(x)
+    return norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+
+  def _keys_and_values(
+    self, x: Array, tokens: Tokens, encoding: PositionEncoding | None
+  ) -> tuple[Array | None, Array]:
+    k = None if self.k is None else self._keys(_addressed(x, tokens, encoding))
+    return k, self.v(x)
+
+  def _attend(
+    self,
+    q: Array | None,
+    rotated: Array | None,
+    k: Array | None,
+    v: Array,
+    call: Call,
+    k_tokens: Tokens,
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """The kernel's output for all queries and all keys that are attended to."""
     # Queries stay where their tokens are; every one may look at any key.
-    q = constrain(q, 'batch', 'length', 'heads', None)
-    k, v = (constrain(a.astype(q.dtype), 'batch', None, 'kv_heads', None) for a in (k, v))
+    q, rotated = (_constrained(a, v.dtype, 'length', 'heads') for a in (q, rotated))
+    k = _constrained(k, v.dtype, None, 'kv_heads')
+    v = constrain(v, 'batch', None, 'kv_heads', None)
     encoding = call.encoding
-    return self.kernel(
-      q,
-      k,
+    scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
+    inputs = AttentionInputs(
+      self.score(q, (rotated, k), call.tokens, k_tokens, scale),
       v,
-      pattern=call.pattern,
-      q_tokens=call.tokens,
-      k_tokens=k_tokens,
-      bias=encoding if encoding is not None and encoding.has_bias else None,
-      scale=self.scale,
+      call.pattern,
+      call.tokens,
+      k_tokens,
       dropout_rate=self.dropout_rate,
       key=call.key,
     )
+    if encoding is not None and encoding.hooks & {'scores', 'values'}:
+      terms = self._terms(encoding, rotated, k, inputs, scale)
+      inputs = dataclasses.replace(inputs, terms=terms)
+    return self.kernel(inputs)
 
-  def _keys_and_values(self, x: Array) -> tuple[Array, Array]:
-    k = self.k(x)
-    return k if self.k_norm is None else self.k_norm(k), self.v(x)
+  def _terms(
+    self,
+    encoding: PositionEncoding,
+    q: Array | None,
+    k: Array | None,
+    inputs: AttentionInputs,
+    scale: float,
+  ) -> PositionTerms:
+    """What the encoding adds; its scores are computed here if they read queries or keys."""
+    if not encoding.reads_content or 'scores' not in encoding.hooks:
+      return PositionTerms(encoding, scale)
+    content = encoding.scores(
+      q,
+      k,
+      inputs.q_tokens,
+      inputs.k_tokens,
+      scale=scale,
+      project=Projections(self._queries, self._keys),
+      visible=attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens),
+    )
+    return PositionTerms(encoding, scale, content)
+
+  def _check(self, length: int, call: Call) -> None:
+    """Raises where the scores or the encoding cannot be used for this call."""
+    name, scores, encoding = type(self).__name__, type(self.scores).__name__, call.encoding
+    if call.source is not None and 'positions' in self.score_inputs:
+      raise UserError(
+        f'{name} has no scores for a source, since those of {scores} are scores of positions: use '
+        'MultiHeadAttention with DotProductScores for cross-attention'
+      )
+    _check_length(self.scores, length)
+    if encoding is None:
+      return
+    if call.source is not None:
+      raise UserError(
+        'positions of two sequences do not compare: cross-attention has no position encoding'
+      )
+    _check_length(encoding, length)
+    unread = encoding.mixer_hooks & {'address', 'rotate'}
+    if encoding.reads_content:
+      unread = unread | encoding.mixer_hooks & {'scores'}
+    if unread and not {'q', 'k'} <= self.score_inputs:
+      raise UserError(
+        f'{type(encoding).__name__} works on queries and keys ({", ".join(sorted(unread))}), which '
+        f'{scores} in {name} does not read: use another encoding, or scores that read both'
+      )
 
 
-def _check_heads(d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None) -> None:
+def _addressed(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
+  """What queries or keys are projected from."""
+  return encoding.address(x, tokens) if encoding is not None else x
+
+
+def _swapped(a: Any) -> Any:
+  """[batch, heads, length, ...] of a cache from or to [batch, length, heads, ...]; None stays None."""
+  return None if a is None else a.swapaxes(1, 2)
+
+
+def _constrained(x: Array | None, dtype: Any, length: str | None, heads: str) -> Array | None:
+  return None if x is None else constrain(x.astype(dtype), 'batch', length, heads, None)
+
+
+def _check_length(part: Scores | PositionEncoding, length: int) -> None:
+  if part.max_length is not None and length > part.max_length:
+    raise UserError(
+      f'a row of {length} tokens is longer than the {part.max_length} positions of '
+      f'{type(part).__name__}: shorten the rows or make it longer'
+    )
+
+
+def _check_heads(
+  name: str, d_model: int, num_heads: int, num_kv_heads: int, head_dim: int | None
+) -> None:
   if head_dim is None and d_model % num_heads:
     raise UserError(
-      f'MultiHeadAttention.num_heads = {num_heads} does not divide d_model = {d_model}: choose '
-      'another or set MultiHeadAttention.head_dim'
+      f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose '
+      f'another or set {name}.head_dim'
     )
   if num_kv_heads < 1 or num_heads % num_kv_heads:
-    raise UserError(
-      f'MultiHeadAttention.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}'
-    )
+    raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
@@ -78,6 +79,12 @@ class Tokens:
     """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
     return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
+  def elsewhere(self) -> 'Tokens':
+    """The same for another sequence: without PACKED, which holds between tokens of one sequence only."""
+    if self.layout is not RowLayout.PACKED:
+      return self
+    return dataclasses.replace(self, layout=RowLayout.ARBITRARY)
+
   def as_queries(self) -> 'Tokens':
     """A view with arrays [#batch, length, 1, ...], which broadcasts against `as_keys` of others."""
     return jax.tree.map(lambda x: x[:, :, None], self)
@@ -125,8 +132,11 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   Raises:
     UserError: an index beyond the table that is known already.
   """
-  if not isinstance(index, jax.core.Tracer) and index.size and int(index.max()) >= len(table):
-    raise UserError(f'index {int(index.max())} is beyond the {len(table)} rows that {name} gives')
+  if not isinstance(index, jax.core.Tracer):
+    # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
+    largest = np.asarray(index).max(initial=-1)
+    if largest >= len(table):
+      raise UserError(f'index {largest} is beyond the {len(table)} rows that {name} gives')
   return gather(table, index, mode='fill')
 
 

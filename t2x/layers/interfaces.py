@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2x.layers.base import Tokens
+from t2x.layers.kernels.base import DotProduct, Logits
 from t2x.layers.patterns import Full, Pattern
-from t2x.layers.positions import PositionEncoding
+from t2x.layers.position_encoding import PositionEncoding
 
 __all__ = [
   'NO_AUX',
@@ -25,6 +26,7 @@ __all__ = [
   'CrossSublayer',
   'Norm',
   'Result',
+  'Scores',
   'Slots',
   'Source',
   'Sublayer',
@@ -241,6 +243,40 @@ class Norm(Protocol):
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     """The normalised vectors, in the dtype of `x`."""
+    ...
+
+
+@runtime_checkable
+class Scores(Protocol):
+  """Scores of the pairs of queries and keys. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
+
+  Attributes:
+    reads: which arguments the scores depend on: 'q', 'k', 'positions' and 'scale'. Attention creates only
+      those of the projections q and k that are read.
+    max_length: most positions that there are scores for; None: no limit.
+  """
+
+  reads: frozenset[str]
+  max_length: int | None
+
+  def __call__(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+  ) -> DotProduct | Logits:
+    """Returns the scores before position terms and mask.
+
+    Args:
+      q: projected and rotated queries; None unless read.
+      k: projected and rotated keys; None unless read.
+      q_tokens: tokens of the queries.
+      k_tokens: tokens of the keys.
+      scale: multiplies dot products.
+    """
     ...
 
 

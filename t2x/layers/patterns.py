@@ -41,14 +41,17 @@ class Pattern(abc.ABC):
 
   Patterns are immutable, hashable and compare by value; they are never traced. Combine them with
   `&`, `|` and `~`.
-
-  Attributes:
-    relative: whether the answer depends on q.positions - k.positions only.
-    reads: the fields of `Tokens` that the answer depends on; a mark is 'marks.<name>'.
   """
 
-  relative: bool = False
-  reads: frozenset[str] = frozenset({'positions'})
+  @property
+  def relative(self) -> bool:
+    """Whether the answer depends on q.positions - k.positions only."""
+    return False
+
+  @property
+  def reads(self) -> frozenset[str]:
+    """The fields of `Tokens` that the answer depends on; a mark is 'marks.<name>'."""
+    return frozenset({'positions'})
 
   @abc.abstractmethod
   def allows(self, q: Tokens, k: Tokens) -> Any:

@@ -1,12 +1,12 @@
-"""Where a token stands: added to its vector, turned into its queries and keys, or added to scores.
+"""Position encodings: added to embedded tokens, rotated into queries and keys, or added to scores.
 
-One object serves all layers of a model. Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762) for
+One object serves all layers of a body, or one block. Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762) for
 sinusoids, RoFormer (https://arxiv.org/abs/2104.09864), T5 (https://arxiv.org/abs/1910.10683), ALiBi
 (https://arxiv.org/abs/2108.12409).
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,9 +14,10 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, param, rows_at
+from t2x.layers.base import Initializer, Tokens, param, rows_at
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
+from t2x.layers.position_encoding import PositionEncoding, distances
 from t2x.layers.rope_scaling import RoPEScaling
 from t2x.ranges import Natural, Positive, Range, Size
 
@@ -24,66 +25,14 @@ __all__ = [
   'ALiBi',
   'LearnedPositions',
   'NoPositions',
-  'PositionEncoding',
   'RoPE',
   'Sinusoidal',
   'T5Bias',
 ]
 
 
-class PositionEncoding(nnx.Module):
-  """What every position encoding can do; each hook does nothing unless a class overrides it.
-
-  Attributes:
-    max_length: longest sequence it can serve; None: any.
-    acts_in_layers: whether the layers use it, by rotation or a bias; else it only changes embeddings.
-    has_bias: whether something is to be added to attention scores.
-    reads_queries: whether that depends on the queries: `query_bias` gives it then, else `bias`.
-  """
-
-  max_length: Size | None = None
-  acts_in_layers: bool = True
-  has_bias: bool = False
-  reads_queries: bool = False
-
-  def embed(
-    self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']
-  ) -> Float[Array, 'batch length d_model']:
-    """Adds positions to the embedded tokens, once, before the first layer."""
-    return x
-
-  def rotate(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'],
-    k: Float[Array, 'batch keys kv_heads head_dim'],
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> tuple[
-    Float[Array, 'batch queries heads head_dim'], Float[Array, 'batch keys kv_heads head_dim']
-  ]:
-    """Turns positions into queries and keys, in every layer."""
-    return q, k
-
-  def bias(
-    self, q_positions: Int[Array, '#batch queries'], k_positions: Int[Array, '#batch keys']
-  ) -> Float[Array, '#batch heads queries keys']:
-    """What is added to scores, in float32. Only asked for when `has_bias`."""
-    raise NotImplementedError(f'{type(self).__name__} has no bias')
-
-  def query_bias(
-    self,
-    q: Float[Array, 'batch queries heads head_dim'],
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
-  ) -> Float[Array, 'batch heads queries keys']:
-    """What is added to q k' before it is scaled. Only asked for when `reads_queries`."""
-    raise NotImplementedError(f'{type(self).__name__} has no bias that reads queries')
-
-
 class NoPositions(PositionEncoding):
   """No positions: attention with a symmetric pattern then sees a set, not a sequence."""
-
-  acts_in_layers = False
 
   def __init__(self, d_model: int, *, rngs: nnx.Rngs):
     pass
@@ -107,8 +56,6 @@ class Sinusoidal(PositionEncoding):
     UserError: d_model is odd.
   """
 
-  acts_in_layers = False
-
   def __init__(
     self,
     d_model: int,
@@ -127,10 +74,10 @@ class Sinusoidal(PositionEncoding):
     self.offset = offset
 
   def embed(
-    self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
     """x + sinusoids, computed in float32 and added in the type of x."""
-    half = x.shape[-1] // 2
+    half, positions = x.shape[-1] // 2, tokens.positions
     frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
     angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies
     if self.interleaved:
@@ -151,8 +98,6 @@ class LearnedPositions(PositionEncoding):
     offset: rows of the table before position 0 (BART has 2); the table has max_length + offset.
   """
 
-  acts_in_layers = False
-
   def __init__(
     self,
     d_model: int,
@@ -167,7 +112,7 @@ class LearnedPositions(PositionEncoding):
     self.table = param(init, (max_length + offset, d_model), ('length', 'embed'), rngs)
 
   def embed(
-    self, x: Float[Array, 'batch length d_model'], positions: Int[Array, '#batch length']
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
     """x + table[positions + offset].
 
@@ -181,7 +126,8 @@ class LearnedPositions(PositionEncoding):
         f'a sequence of {length} tokens is longer than LearnedPositions.max_length = '
         f'{self.max_length}: shorten the sequences or raise max_length'
       )
-    rows = rows_at(self.table[...], positions + self.offset, 'LearnedPositions.max_length')
+    index = tokens.positions + self.offset
+    rows = rows_at(self.table[...], index, 'LearnedPositions.max_length')
     return x + broadcast(rows, x.shape, x.dtype)
 
 
@@ -222,13 +168,13 @@ class RoPE(PositionEncoding):
     self,
     q: Float[Array, 'batch queries heads head_dim'],
     k: Float[Array, 'batch keys kv_heads head_dim'],
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
   ) -> tuple[
     Float[Array, 'batch queries heads head_dim'], Float[Array, 'batch keys kv_heads head_dim']
   ]:
     """The rotated queries and keys, in their own types."""
-    return self._turn(q, q_positions), self._turn(k, k_positions)
+    return self._turn(q, q_tokens.positions), self._turn(k, k_tokens.positions)
 
   def _turn(self, x: Array, positions: Array) -> Array:
     size = round(x.shape[-1] * self.fraction)
@@ -270,8 +216,6 @@ class T5Bias(PositionEncoding):
     init: initialiser of the table [num_buckets, num_heads].
   """
 
-  has_bias = True
-
   def __init__(
     self,
     d_model: int,
@@ -302,11 +246,11 @@ class T5Bias(PositionEncoding):
     bucket = buckets[jnp.minimum(size, self.max_distance)]
     return bucket + one_sided * (distance > 0) if self.bidirectional else bucket
 
-  def bias(
-    self, q_positions: Int[Array, '#batch queries'], k_positions: Int[Array, '#batch keys']
+  def scores(
+    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
     """The table's entries for each pair, in float32."""
-    bucket = self.bucket(k_positions[:, None, :] - q_positions[:, :, None])
+    bucket = self.bucket(distances(q_tokens, k_tokens))
     return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
 
 
@@ -321,8 +265,6 @@ class ALiBi(PositionEncoding):
     num_heads: heads of the attention.
   """
 
-  has_bias = True
-
   def __init__(self, d_model: int, *, num_heads: int, rngs: nnx.Rngs):
     self.num_heads = num_heads
 
@@ -334,11 +276,11 @@ class ALiBi(PositionEncoding):
     between = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
     return np.concatenate([slopes, between[: self.num_heads - below]]).astype(np.float32)
 
-  def bias(
-    self, q_positions: Int[Array, '#batch queries'], k_positions: Int[Array, '#batch keys']
+  def scores(
+    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
     """The bias for each pair, in float32."""
-    distance = jnp.abs(q_positions[:, None, :, None] - k_positions[:, None, None, :])
+    distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
     return distance.astype(jnp.float32) * -self.slopes[:, None, None]
 
 

@@ -1,38 +1,40 @@
-"""Relative positions in the keys (Shaw et al. 2018, https://arxiv.org/abs/1803.02155)."""
+"""Relative positions in the keys and values (Shaw et al. 2018, https://arxiv.org/abs/1803.02155)."""
+
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, param
+from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.initializers import normal
-from t2x.layers.positions import PositionEncoding
+from t2x.layers.position_encoding import PositionEncoding, distances
 from t2x.ranges import Size
 
 __all__ = ['ShawPositions']
 
 
 class ShawPositions(PositionEncoding):
-  """Scores are q_i (k_j + a_ij)', a_ij a learned vector for the distance j - i, clipped.
+  """Scores are q_i (k_j + a^K_ij)' and outputs sum_j p_ij (v_j + a^V_ij), learned vectors for the distance j - i.
 
   One table serves all heads and, as every encoding here, all layers; the paper's own models have one
-  for each layer at least. The paper's vectors for the values, a^V, are left out: they need the
-  probabilities, which kernels do not give away, and by its own ablation those for the keys, a^K, may
-  be enough. Only kernels that make the whole matrix of scores take it: `Dense`, `XLA` and `Auto`.
+  for each layer at least. By the paper's own ablation the vectors for the keys, a^K, may be enough. Kernels
+  must make the whole matrix of scores (`Dense`, `XLA`, `Auto`) and, with `values`, of probabilities (`Dense`,
+  `Auto`).
 
   Args:
     d_model: not used; every encoding is built alike.
     head_dim: features of a head.
     max_distance: distances beyond it, on each side, count as it (k in the paper).
-    init: initialiser of the table [2 max_distance + 1, head_dim].
+    values: adds vectors to the values as well (a^V), from a table of their own.
+    init: initialiser of the tables [2 max_distance + 1, head_dim].
 
   Raises:
-    UserError: max_distance is below 1; when called, if heads have not `head_dim` features.
+    UserError: max_distance is below 1; when called, if heads do not have `head_dim` features.
   """
 
-  has_bias = True
-  reads_queries = True
+  reads_content = True
 
   def __init__(
     self,
@@ -40,21 +42,31 @@ class ShawPositions(PositionEncoding):
     *,
     head_dim: Size,
     max_distance: Size = 16,
+    values: bool = False,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
     if max_distance < 1:
       raise UserError(f'ShawPositions.max_distance = {max_distance} must be at least 1')
     self.max_distance = max_distance
-    self.table = param(init, (2 * max_distance + 1, head_dim), ('buckets', 'head_dim'), rngs)
+    shape, axes = (2 * max_distance + 1, head_dim), ('buckets', 'head_dim')
+    self.table = param(init, shape, axes, rngs)
+    self.value_table = param(init, shape, axes, rngs) if values else None
+    if not values:
+      self.hooks = self.hooks - {'values'}
 
-  def query_bias(
+  def scores(
     self,
-    q: Float[Array, 'batch queries heads head_dim'],
-    q_positions: Int[Array, '#batch queries'],
-    k_positions: Int[Array, '#batch keys'],
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Any,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+    **context: Any,
   ) -> Float[Array, 'batch heads queries keys']:
-    """q_i a_ij', in float32 or wider: each query meets each distance once, and pairs pick."""
+    """scale q_i a^K_ij', in float32 or wider: each query meets each distance once, and pairs pick."""
+    assert q is not None  # `reads_content`
     table = self.table[...].astype(q.dtype)
     if q.shape[-1] != table.shape[-1]:
       raise UserError(
@@ -63,6 +75,23 @@ class ShawPositions(PositionEncoding):
       )
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     scores = jnp.einsum('bqhd,rd->bhqr', q, table, preferred_element_type=dtype)
-    distance = k_positions[:, None, :] - q_positions[:, :, None]
-    row = jnp.clip(distance, -self.max_distance, self.max_distance) + self.max_distance
-    return jnp.take_along_axis(scores, row[:, None], axis=-1)
+    rows = self._rows(q_tokens, k_tokens)
+    return jnp.take_along_axis(scores, rows[:, None], axis=-1) * scale
+
+  def values(
+    self,
+    probabilities: Float[Array, 'batch heads queries keys'],
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+  ) -> Float[Array, 'batch queries heads head_dim']:
+    """sum_j p_ij a^V_ij: the probability of each distance, over the table."""
+    assert self.value_table is not None  # The hook is there only with `values`.
+    table = self.value_table[...].astype(probabilities.dtype)
+    rows = self._rows(q_tokens, k_tokens)[..., None] == jnp.arange(len(table))
+    of_distance = jnp.einsum('bhqk,bqkr->bqhr', probabilities, rows.astype(probabilities.dtype))
+    return of_distance @ table
+
+  def _rows(self, q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:
+    """The row of the tables for each pair."""
+    clipped = jnp.clip(distances(q_tokens, k_tokens), -self.max_distance, self.max_distance)
+    return clipped + self.max_distance

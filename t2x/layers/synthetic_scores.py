@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers.base import Initializer, param
+from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
-from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.kernels.base import Logits, softmax_dtype
 from t2x.ranges import Size
 
 __all__ = [
@@ -23,23 +23,35 @@ __all__ = [
 
 
 class SyntheticScores(nnx.Module):
-  """Where synthetic scores come from. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
+  """Scores of positions. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
 
   Attributes:
-    max_length: longest sequence it has scores for.
-    reads_queries: whether they are computed from the queries.
+    max_length: most positions that it has scores for.
+    reads: see `t2x.layers.interfaces.Scores`.
   """
 
   max_length: Size
-  reads_queries: bool = False
+  reads = frozenset({'positions'})
 
   def __call__(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+  ) -> Logits:
+    """The scores of each pair, which are not scaled."""
+    return Logits(self.pair_scores(q, q_tokens.positions, k_tokens.positions))
+
+  def pair_scores(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     q_positions: Int[Array, '#batch queries'],
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
-    """The scores of each pair; `q` is None unless `reads_queries`. Positions are below max_length."""
+    """The scores of each pair; `q` is None unless read. Positions are below max_length."""
     raise NotImplementedError
 
 
@@ -57,7 +69,7 @@ class DenseScores(SyntheticScores):
     init: initialiser of W2 [head_dim, max_length].
   """
 
-  reads_queries = True
+  reads = frozenset({'q', 'positions'})
 
   def __init__(
     self,
@@ -71,7 +83,7 @@ class DenseScores(SyntheticScores):
     self.max_length = max_length
     self.kernel = param(init, (head_dim, max_length), ('head_dim', None), rngs)
 
-  def __call__(
+  def pair_scores(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     q_positions: Int[Array, '#batch queries'],
@@ -91,7 +103,7 @@ class FactorizedDenseScores(SyntheticScores):
     init: initialiser of the two matrices [head_dim, a] and [head_dim, b].
   """
 
-  reads_queries = True
+  reads = frozenset({'q', 'positions'})
 
   def __init__(
     self,
@@ -106,7 +118,7 @@ class FactorizedDenseScores(SyntheticScores):
     self.a = param(init, (head_dim, factors[0]), ('head_dim', None), rngs)
     self.b = param(init, (head_dim, factors[1]), ('head_dim', None), rngs)
 
-  def __call__(
+  def pair_scores(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     q_positions: Int[Array, '#batch queries'],
@@ -140,7 +152,7 @@ class RandomScores(SyntheticScores):
     shape = (num_heads, max_length, max_length)
     self.table = param(init, shape, ('heads', 'length', 'length'), rngs)
 
-  def __call__(
+  def pair_scores(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     q_positions: Int[Array, '#batch queries'],
@@ -178,7 +190,7 @@ class FactorizedRandomScores(SyntheticScores):
     self.rows = param(init, shape, axes, rngs)
     self.columns = param(init, shape, axes, rngs)
 
-  def __call__(
+  def pair_scores(
     self,
     q: Float[Array, 'batch queries heads head_dim'] | None,
     q_positions: Int[Array, '#batch queries'],

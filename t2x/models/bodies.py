@@ -134,7 +134,7 @@ class _Body(nnx.Module):
       record: names of the intermediate arrays to return.
     """
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
-    x = self.encoding.embed(x, tokens.positions)
+    x = self.encoding.embed(x, tokens)
     if self.input_norm is not None:
       x = self.input_norm(x)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))

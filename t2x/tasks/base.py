@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
 
 from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, token_rows
 from t2x.data.tokenizers import Fitted
@@ -87,6 +86,11 @@ class Task(abc.ABC):
   # The metric that says which checkpoint is best, and whether more of it is better.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
+
+  @property
+  def one_segment(self) -> bool:
+    """Whether every row is one segment without padding, so that models are given no segments."""
+    return False
 
   def fit_tokenizer(self) -> Tokenizer | None:
     """The tokenizer, trained on the source at first use; None for tasks without text."""
@@ -327,8 +331,8 @@ class TokenTask(TextTask):
   def token_sums(
     self,
     model: TextModel,
-    x: Float[Array, 'batch length d_model'],
-    labels: Int[Array, 'batch length'],
+    x: jax.Array,
+    labels: jax.Array,
     batch: Mapping[str, jax.Array],
     key: jax.Array | None,
     smoothing: Tunable = 0.0,
@@ -338,8 +342,8 @@ class TokenTask(TextTask):
 
     Args:
       model: computes the logits.
-      x: hidden vectors.
-      labels: the tokens to predict.
+      x: hidden vectors [batch, length, d_model].
+      labels: the tokens to predict, [batch, length].
       batch: for `target_weights`.
       key: None is evaluation: no label smoothing, no z-loss.
       smoothing: label smoothing in training.

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.data import ConcatenateAndSplit
 from t2x.decode import Generated, Sampling, Strategy, generate
-from t2x.layers import RowLayout, Tokens
 from t2x.ranges import Size
-from t2x.tasks.base import TaskOutput, TokenTask, check_causal
-from t2x.tasks.text import answers, check_shapes, pad_prompts
+from t2x.tasks.base import TaskOutput, check_causal
+from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
 
 __all__ = ['CausalLM']
 
@@ -27,7 +25,7 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CausalLM(TokenTask):
+class CausalLM(JoinedDocuments):
   """Documents joined and cut into rows of `length` tokens; no token sees another document.
 
   Every token, the end of the document included, is a target exactly once, so that
@@ -35,22 +33,18 @@ class CausalLM(TokenTask):
 
   Attributes:
     length: tokens a row.
+    separate_documents: False lets tokens see earlier documents of their row. Rows are then one segment and
+      always full: the tokens of an incomplete last row are left out, and with them `bits_per_byte`.
     prompts: texts that each evaluation continues, to be looked at.
     sample_tokens: length of those continuations.
     strategy: how they are chosen.
   """
 
-  length: Size
   prompts: Sequence[str] = ()
   sample_tokens: Size = 64
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   answers_prompts: ClassVar[bool] = True
-
-  @property
-  def plan(self):
-    """Rows without padding."""
-    return ConcatenateAndSplit(self.planned(self.length))
 
   def transform(self, tokenizer, *, train):
     """Other pieces, where they are drawn."""
@@ -74,14 +68,13 @@ class CausalLM(TokenTask):
     """Loss and accuracy of each token that is not padding."""
     tokens, segments = batch['tokens'], batch['segments']
     inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
-    packed = Tokens(batch['positions'], segments, layout=RowLayout.PACKED)
-    out = model.hidden(inputs, tokens=packed, key=key)
+    out = model.hidden(inputs, tokens=self.row_tokens(batch), key=key)
     return TaskOutput(self.token_sums(model, out.x, tokens, batch, key), out.aux)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""
     metrics = super().summarise(means, info)
-    if info and info.get('bytes'):
+    if info and info.get('bytes') and not info.get('cut_tokens'):
       metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
     return metrics
 

@@ -51,6 +51,11 @@ class ImageClassification(Task):
   head: ClassVar[str] = 'Classifier'
   unit: ClassVar[str] = 'examples'
 
+  @property
+  def one_segment(self):
+    """An image is one row of patches."""
+    return True
+
   def rows(self, split, tokenizer):
     """The source's own examples."""
     self.check_split(split)

@@ -8,37 +8,33 @@ from typing import Annotated
 import jax
 import jax.numpy as jnp
 
-from t2x.data import Chain, ConcatenateAndSplit, MaskTokens
-from t2x.layers import RowLayout, Tokens
+from t2x.data import Chain, MaskTokens
 from t2x.models.language_model import select
-from t2x.ranges import Fraction, Range, Size
-from t2x.tasks.base import TaskOutput, TokenTask
+from t2x.ranges import Fraction, Range
+from t2x.tasks.base import TaskOutput
+from t2x.tasks.text import JoinedDocuments
 
 __all__ = ['MaskedLM']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(TokenTask):
+class MaskedLM(JoinedDocuments):
   """Predicts the hidden tokens of a row.
 
   Attributes:
     length: tokens a row.
+    separate_documents: False lets tokens see the other documents of their row. Rows are then one segment
+      and always full: the tokens of an incomplete last row are left out.
     rate: part of the tokens to be predicted.
     mask_rate: part of those replaced by the mask token.
     random_rate: part of those replaced by a random token; the rest stays as it was.
     whole_word: hides all pieces of a word together.
   """
 
-  length: Size
   rate: Annotated[float, Range('0 < x <= 1')] = 0.15
   mask_rate: Fraction = 0.8
   random_rate: Fraction = 0.1
   whole_word: bool = False
-
-  @property
-  def plan(self):
-    """Rows without padding."""
-    return ConcatenateAndSplit(self.planned(self.length))
 
   @property
   def max_predictions(self) -> int:
@@ -77,8 +73,7 @@ class MaskedLM(TokenTask):
 
   def sums(self, model, batch, key):
     """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
-    packed = Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
-    out = model.hidden(batch['tokens'], tokens=packed, key=key)
+    out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
     x = select(out.x, batch['masked_positions'])
     sums = self.token_sums(model, x, batch['labels'], batch, key, length_axis=None)
     sums['masked_accuracy'] = sums.pop('accuracy')

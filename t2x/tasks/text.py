@@ -1,5 +1,6 @@
 """Between text and id arrays, for several tasks."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,12 +9,57 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.data import Tokenizer
+from t2x.data import ConcatenateAndSplit, FullRows, Tokenizer
 from t2x.decode import Generated
-from t2x.layers import Tokens
+from t2x.errors import UserError
+from t2x.layers import RowLayout, Tokens
 from t2x.models import Output, TextModel
+from t2x.ranges import Size
+from t2x.tasks.base import TokenTask
 
-__all__ = ['answers', 'check_shapes', 'encoded_spec', 'hidden_of', 'pad_prompts']
+__all__ = ['JoinedDocuments', 'answers', 'check_shapes', 'encoded_spec', 'hidden_of', 'pad_prompts']
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JoinedDocuments(TokenTask):
+  """A task over rows of documents that are joined and cut.
+
+  Attributes:
+    length: tokens a row.
+    separate_documents: whether documents of one row are hidden from each other. False: rows are one segment
+      and always full, so that kernels which take no segments can be used.
+
+  Raises:
+    UserError: `pieces` without `separate_documents`.
+  """
+
+  length: Size
+  separate_documents: bool = True
+
+  def __post_init__(self):
+    if self.pieces is not None and self.one_segment:
+      name = type(self).__name__
+      raise UserError(
+        f'{name}.pieces leaves room in each row, and {name}.separate_documents = False needs full '
+        'rows: leave one of them out'
+      )
+
+  @property
+  def plan(self):
+    """Rows without padding."""
+    plan = ConcatenateAndSplit if self.separate_documents else FullRows
+    return plan(self.planned(self.length))
+
+  @property
+  def one_segment(self):
+    """As the plan states."""
+    return self.plan.one_segment
+
+  def row_tokens(self, batch: Mapping[str, jax.Array]) -> Tokens:
+    """Metadata of the rows of a batch: packed documents, or plain rows."""
+    if self.one_segment:
+      return Tokens.row(self.length)
+    return Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
 
 
 def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.ShapeDtypeStruct]:

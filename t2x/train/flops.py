@@ -8,7 +8,6 @@ decoder.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from t2x.layers import Dense, Kernel
+from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.models import LogitHead
 from t2x.tasks import Task
 
@@ -71,16 +70,18 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
 class _Counted(Kernel):
   """Dense attention, in the traced program under a name that says whether it is causal."""
 
-  def __call__(self, q, k, v, *, pattern, **settings):
-    attend: Any = functools.partial(Dense(), pattern=pattern, **settings)
-    if q.shape[1] == k.shape[1] and pattern.is_causal(q.shape[1]):
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    return None
 
-      def causal_attention(q, k, v):
-        return attend(q, k, v)
+  def attend(self, inputs: AttentionInputs) -> jax.Array:
+    if inputs.q_len != inputs.k_len or not inputs.pattern.is_causal(inputs.q_len):
+      return Dense()(inputs)
 
-      causal_attention.__name__ = _CAUSAL
-      return jax.jit(causal_attention)(q, k, v)
-    return attend(q, k, v)
+    def causal_attention(inputs):
+      return Dense()(inputs)
+
+    causal_attention.__name__ = _CAUSAL
+    return jax.jit(causal_attention)(inputs)
 
 
 def _plain(model: nnx.Module) -> nnx.Module:

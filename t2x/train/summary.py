@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t2x.layers import MultiHeadAttention, Pattern, RowLayout, Tokens
+from t2x.layers import (
+  AttentionInputs,
+  MultiHeadAttention,
+  Pattern,
+  PositionEncoding,
+  PositionTerms,
+  RowLayout,
+  Tokens,
+)
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.kernels import Auto
 from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
@@ -85,34 +93,47 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
     for block, pattern in zip(body.stack.blocks, body.patterns, strict=True):
       if not isinstance(block, (SublayerBlock, ParallelBlock)):
         continue
+      encoding = body.encoding if block.encoding is None else block.encoding
       for name, mixer in block.sublayers.items():
         if name == 'cross' or not isinstance(mixer, MultiHeadAttention):
           continue
         line = str(mixer.kernel)
         if isinstance(mixer.kernel, Auto):
-          bias = body.encoding if body.encoding.has_bias else None
-          line = _chosen(mixer.kernel, mixer, pattern, bias, length, dtype)
+          line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment)
         line += f' under {pattern}'
         if line not in told:
           told.append(line)
   return told
 
 
-def _chosen(kernel: Auto, mixer: Any, pattern: Pattern, bias: Any, length: int, dtype: str) -> str:
-  """What Auto picks for rows of `length` packed tokens, and why."""
+def _chosen(
+  kernel: Auto,
+  mixer: Any,
+  pattern: Pattern,
+  encoding: PositionEncoding,
+  length: int,
+  dtype: str,
+  one_segment: bool,
+) -> str:
+  """What Auto picks for rows of `length` tokens, of one segment or packed, and why."""
   chosen: list[str] = []
 
-  def ask():
+  def ask(stacked):
+    mixer = jax.tree.map(lambda leaf: leaf[0], stacked)
     q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
     whole = jnp.ones((1, length), jnp.int32)
-    tokens = Tokens(whole, whole, layout=RowLayout.PACKED)
-    one, why = kernel.choose(
-      q, k, k, pattern=pattern, q_tokens=tokens, k_tokens=tokens, bias=bias, dropout_rate=0.0
-    )
+    packed = Tokens(whole, whole, layout=RowLayout.PACKED)
+    tokens = Tokens.row(length) if one_segment else packed
+    terms = None
+    if encoding.hooks & {'scores', 'values'}:
+      content = jnp.zeros((1, mixer.num_heads, length, length)) if encoding.reads_content else None
+      terms = PositionTerms(encoding, 1.0, content)
+    scores = mixer.score(q, (q, k), tokens, tokens, 1.0)
+    one, why = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
     chosen.append(f'{one} ({why})')
 
-  jax.eval_shape(ask)
+  jax.eval_shape(ask, mixer)
   return chosen[0]
 
 

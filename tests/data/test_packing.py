@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2x.data import ConcatenateAndSplit, PackPairs, PadPairs
+from t2x.data import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
 from t2x.data.packing import add_positions
 from t2x.data.tokenizers import SpecialIds
 from t2x.errors import UserError
@@ -50,6 +50,20 @@ def test_every_token_of_every_document_stands_in_one_place(documents, length):
   assert packed == [t for document in documents if document for t in [*document, EOS]]
   assert counts['empty'] == sum(not document for document in documents)
   assert all((row['segments'] > 0).all() for row in rows[:-1])
+
+
+@given(st.lists(ids, max_size=20), st.integers(1, 15))
+def test_full_rows_are_one_segment_and_hold_all_but_the_tokens_of_an_incomplete_row(
+  documents, length
+):
+  rows, counts = pack(FullRows(length), [{'text': document} for document in documents])
+  assert FullRows.one_segment and not ConcatenateAndSplit.one_segment
+  for row in rows:
+    check_row(row, 'tokens', length)
+    assert row['segments'].tolist() == [1] * length
+  stream = [t for document in documents if document for t in [*document, EOS]]
+  assert [t for row in rows for t in row['tokens'].tolist()] == stream[: length * len(rows)]
+  assert counts['cut_tokens'] == len(stream) - length * len(rows) < length
 
 
 @given(st.lists(ids, max_size=10), st.integers(1, 15))

@@ -298,7 +298,8 @@ def test_copies_of_a_row_share_the_keys_of_its_source():
   cache = attention.source_cache(source)
   copies = jnp.repeat(X, 3, axis=0) + 0.1 * jnp.arange(6.0)[:, None, None]
   assert cache.repeat(3) is cache and cache.take(jnp.arange(6)) is cache
-  repeated = jax.tree.map(lambda a: jnp.repeat(a, 3, axis=0), source)
+  segments = jnp.repeat(source.tokens.segments, 3, axis=0)
+  repeated = Source(jnp.repeat(SOURCE, 3, axis=0), Tokens.row(5, segments=segments))
   y, _ = attend(attention, copies, cache=cache, source=Source(None, source.tokens))
   expected, _ = attend(attention, copies, source=repeated)
   np.testing.assert_allclose(y, expected, atol=1e-6)

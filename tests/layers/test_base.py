@@ -1,10 +1,10 @@
-"""Token metadata: plain rows, pytree structure, contexts of other sequences."""
+"""Token metadata: plain rows, pytree structure, tokens of other sequences."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.layers import Context, RowLayout, Tokens
+from t2x.layers import RowLayout, Tokens
 
 
 def test_a_plain_row_counts_from_zero_and_is_contiguous():
@@ -36,7 +36,7 @@ def test_layout_and_grid_are_static():
 
 
 def test_tokens_of_another_sequence_are_not_packed_with_these():
-  x, positions = jnp.zeros((1, 3, 2)), jnp.arange(3)[None]
-  packed = Context(x, Tokens(positions, positions + 1, layout=RowLayout.PACKED))
-  assert packed.elsewhere().tokens.layout is RowLayout.ARBITRARY
-  assert Context(x, Tokens.row(3)).elsewhere().tokens.layout is RowLayout.CONTIGUOUS
+  positions = jnp.arange(3)[None]
+  packed = Tokens(positions, positions + 1, layout=RowLayout.PACKED)
+  assert packed.elsewhere().layout is RowLayout.ARBITRARY
+  assert Tokens.row(3).elsewhere().layout is RowLayout.CONTIGUOUS

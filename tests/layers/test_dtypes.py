@@ -47,9 +47,9 @@ def layers():
   patches = PatchEmbedding(8, patch_size=1, channels=1, rngs=rngs)
   grid = LearnedGrid(8, height=1, width=1, rngs=rngs)
   every, images = jnp.zeros((4800, 1, 8), jnp.bfloat16), jnp.zeros((4800, 1, 1, 1), jnp.bfloat16)
-  yield 'tokens', tokens, lambda m: m(places), lambda m: m.table[0]
-  yield 'types', tokens, lambda m: m(places, places + 1), lambda m: m.types[1]
-  yield 'type 0', tokens, lambda m: m(places), lambda m: m.types[0]
+  yield 'tokens', tokens, lambda m: m(places)[0], lambda m: m.table[0]
+  yield 'types', tokens, lambda m: m(places, types=places + 1)[0], lambda m: m.types[1]
+  yield 'type 0', tokens, lambda m: m(places)[0], lambda m: m.types[0]
   yield 'positions', positions, lambda m: m.embed(zeros, places), lambda m: m.table[0]
   yield (
     'shared positions',

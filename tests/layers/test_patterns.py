@@ -2,17 +2,16 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_patterns import marked, patterns, small, true_verdicts
 
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.kernels.schedule import tiles_to_visit
-from t2x.layers.masks import attention_mask, check_reads, visible
+from t2x.layers.masks import attention_mask, check_reads
 from t2x.layers.patterns import (
   Blocks,
   Causal,
@@ -25,42 +24,13 @@ from t2x.layers.patterns import (
 )
 from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
-small = st.integers(1, 9)
-leaves = st.one_of(
-  st.sampled_from([Full(), Causal(), Prefix(), Marked('global')]),
-  st.builds(Window, small, st.integers(1, 4)),
-  st.builds(Global, small),
-  st.builds(Blocks, small),
-)
-patterns = st.recursive(
-  leaves,
-  lambda inner: st.one_of(
-    st.builds(lambda a, b: a & b, inner, inner),
-    st.builds(lambda a, b: a | b, inner, inner),
-    st.builds(lambda a: ~a, inner),
-  ),
-  max_leaves=5,
-)
 lengths = st.integers(1, 40)
-
-
-def true_verdicts(mask: np.ndarray, q_block: int, k_block: int) -> np.ndarray:
-  rows = [mask[i : i + q_block] for i in range(0, mask.shape[0], q_block)]
-  tiles = [[row[:, j : j + k_block] for j in range(0, mask.shape[1], k_block)] for row in rows]
-  return np.array([[FULL if t.all() else PARTIAL if t.any() else SKIP for t in r] for r in tiles])
 
 
 def assert_never_wrong(schedule, mask, q_block, k_block):
   truth = true_verdicts(mask, q_block, k_block)
   assert schedule.shape == truth.shape
   assert ((schedule == PARTIAL) | (schedule == truth)).all()
-
-
-def marked(rng, length, batch=1):
-  """Rows of random marks, as NumPy arrays."""
-  marks = {name: rng.random((batch, length)) < 0.3 for name in ('prefix', 'global')}
-  positions = np.arange(length)[None]
-  return Tokens(positions, marks=marks, layout=RowLayout.CONTIGUOUS)
 
 
 @settings(max_examples=300)
@@ -156,16 +126,16 @@ def test_a_pattern_is_causal_where_its_mask_has_nothing_above_the_diagonal(patte
 @pytest.mark.parametrize(
   ('pattern', 'reads'),
   [
-    (Full(), set()),
-    (Causal() & Window(3), {'positions'}),
-    (Causal() | Prefix(), {'positions', 'marks.prefix'}),
-    (~(Blocks(4) & ~Prefix()), {'positions', 'marks.prefix'}),
-    (Marked('cls') & Prefix(), {'marks.cls', 'marks.prefix'}),
+    (Full(), []),
+    (Causal() & Window(3), ['positions']),
+    (Causal() | Prefix(), ['positions', 'marks.prefix']),
+    (~(Blocks(4) & ~Prefix()), ['positions', 'marks.prefix']),
+    (Marked('cls') & Prefix(), ['marks.cls', 'marks.prefix']),
   ],
   ids=str,
 )
 def test_a_pattern_says_which_fields_it_reads(pattern, reads):
-  assert pattern.reads == reads
+  assert pattern.reads == frozenset(reads)
 
 
 @settings(max_examples=50)
@@ -257,75 +227,6 @@ def test_tiles_from_bounds_are_never_wrong_in_any_layout(
     shape = -(-q_len // q_block), -(-k_len // k_block)
     codes = pattern.tiles(*bounds).codes(1, *shape)[0]
     assert_never_wrong(codes, pattern.mask(q, k), q_block, k_block)
-
-
-def visited(pattern, q, k, q_block, k_block, layout):
-  """The tiles that a kernel visits, counted at run time, and whether they are computed unmasked."""
-  codes = np.zeros((-(-q.positions.shape[1] // q_block), -(-k.positions.shape[1] // k_block)), int)
-  lists = jax.jit(lambda q, k: tiles_to_visit(pattern, q, k, q_block, k_block, layout))(
-    *jax.tree.map(jnp.asarray, (q, k))
-  )
-  for tiles in lists:
-    table = np.asarray(tiles.table)[: tiles.count]
-    assert not codes[tuple(table.T)].any()
-    codes[tuple(table.T)] = PARTIAL if tiles.is_masked else FULL
-  return codes
-
-
-@settings(max_examples=30, deadline=None)
-@given(patterns, st.lists(small, min_size=1, max_size=5), small, small, st.integers(0, 2**32))
-def test_visited_tiles_of_packed_and_marked_rows_hold_all_that_is_seen(
-  pattern, sizes, q_block, k_block, seed
-):
-  rng = np.random.default_rng(seed)
-  length = sum(sizes) + 2
-  rows = [np.array([*sizes, 2]), np.array([*sizes[::-1], 2])]
-  segments = np.stack([np.repeat([*range(1, len(row)), 0], row) for row in rows])
-  positions = np.stack([np.concatenate([np.arange(n) for n in row]) for row in rows])
-  tokens = dataclasses.replace(
-    marked(rng, length, batch=2), positions=positions, segments=segments, layout=RowLayout.PACKED
-  )
-  seen = np.asarray(visible(pattern, tokens, tokens))
-  codes = visited(pattern, tokens, tokens, q_block, k_block, RowLayout.PACKED)
-  needed = np.stack([true_verdicts(one, q_block, k_block) for one in seen])
-  assert (codes[(needed != SKIP).any(0)] != SKIP).all()
-  assert (needed[:, codes == FULL] == FULL).all()
-
-
-def test_window_or_marked_visits_the_tiles_that_the_marks_need():
-  """At 4096 tokens of which 3 are marked: 87 tiles in marked rows and columns, 33 of the window."""
-  pattern, length, block = Window(64) | Marked('global'), 4096, 256
-  marks = np.zeros((1, length), bool)
-  marks[0, [0, 700, 3100]] = True
-  tokens = Tokens(np.arange(length)[None], marks={'global': marks}, layout=RowLayout.CONTIGUOUS)
-  codes = visited(pattern, tokens, tokens, block, block, RowLayout.CONTIGUOUS)
-  needed = true_verdicts(pattern.mask(tokens, tokens), block, block)
-  np.testing.assert_array_equal(codes != SKIP, needed != SKIP)
-  assert (codes != SKIP).sum() == 120
-
-
-def test_packed_rows_skip_the_tiles_between_their_segments():
-  segments = np.repeat([1, 2, 3, 4], 1024)[None]
-  positions = np.tile(np.arange(1024), 4)[None]
-  tokens = Tokens(positions, segments, layout=RowLayout.PACKED)
-  codes = visited(Causal(), tokens, tokens, 256, 256, RowLayout.PACKED)
-  assert (codes != SKIP).sum() == 4 * 10
-  padded = dataclasses.replace(tokens, segments=segments * (segments < 3))
-  assert (visited(Causal(), padded, padded, 256, 256, RowLayout.PACKED) != SKIP).sum() == 2 * 10
-
-
-def test_arbitrary_positions_skip_by_their_bounds():
-  positions = np.arange(64)[None, ::-1]
-  tokens = Tokens(positions)
-  codes = visited(Causal(), tokens, tokens, 8, 8, RowLayout.ARBITRARY)
-  truth = true_verdicts(Causal().mask(tokens, tokens), 8, 8)
-  np.testing.assert_array_equal(codes, truth)
-
-
-def test_without_marks_and_segments_the_tiles_are_known_before_run_time():
-  tokens = Tokens.row(64)
-  lists = tiles_to_visit(Causal() & Window(9), tokens, tokens, 8, 8, RowLayout.CONTIGUOUS)
-  assert all(tiles.count is None for tiles in lists)
 
 
 def test_mask_honours_segments_and_padding():

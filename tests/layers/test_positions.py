@@ -20,26 +20,36 @@ from t2x.layers import (
   Sinusoidal,
   SinusoidalGrid,
   T5Bias,
+  Tokens,
   zeros,
 )
+from t2x.layers.base import rows_at
 
 POSITIONS = jnp.asarray([[0, 1, 2, 3, 9], [5, 0, 1, 100, 3]])
+
+
+def at(positions):
+  return Tokens(jnp.asarray(positions))
+
+
+def scores(encoding, q_positions, k_positions):
+  return encoding.scores(None, None, at(q_positions), at(k_positions), scale=1.0)
 
 
 def test_no_positions_change_nothing():
   encoding = NoPositions(8, rngs=nnx.Rngs(0))
   x = jnp.ones((2, 5, 8))
   heads = jnp.ones((2, 5, 2, 4))
-  assert encoding.embed(x, POSITIONS) is x
-  assert encoding.rotate(heads, heads, POSITIONS, POSITIONS) == (heads, heads)
-  assert not encoding.has_bias and encoding.max_length is None
+  assert encoding.embed(x, at(POSITIONS)) is x
+  assert encoding.rotate(heads, heads, at(POSITIONS), at(POSITIONS)) == (heads, heads)
+  assert not encoding.hooks and encoding.max_length is None
 
 
 @pytest.mark.parametrize('interleaved', [True, False])
 @pytest.mark.parametrize('shift', [0, 1])
 def test_sinusoids_are_their_formula(interleaved, shift):
   encoding = Sinusoidal(8, interleaved=interleaved, exponent_shift=shift, rngs=nnx.Rngs(0))
-  table = np.asarray(encoding.embed(jnp.zeros((2, 5, 8)), POSITIONS))
+  table = np.asarray(encoding.embed(jnp.zeros((2, 5, 8)), at(POSITIONS)))
   for row in range(2):
     for i, position in enumerate(np.asarray(POSITIONS[row])):
       for j in range(4):
@@ -50,8 +60,10 @@ def test_sinusoids_are_their_formula(interleaved, shift):
 
 
 def test_sinusoids_with_an_offset_are_those_of_later_positions():
-  later = Sinusoidal(8, offset=2, rngs=nnx.Rngs(0)).embed(jnp.zeros((1, 3, 8)), jnp.arange(3)[None])
-  table = Sinusoidal(8, rngs=nnx.Rngs(0)).embed(jnp.zeros((1, 5, 8)), jnp.arange(5)[None])
+  later = Sinusoidal(8, offset=2, rngs=nnx.Rngs(0)).embed(
+    jnp.zeros((1, 3, 8)), at(jnp.arange(3)[None])
+  )
+  table = Sinusoidal(8, rngs=nnx.Rngs(0)).embed(jnp.zeros((1, 5, 8)), at(jnp.arange(5)[None]))
   np.testing.assert_array_equal(later, table[:, 2:])
 
 
@@ -65,30 +77,40 @@ def test_learned_positions_are_rows_after_the_offset():
   table = np.asarray(encoding.table[...])
   assert table.shape == (103, 8)
   x = jnp.ones((2, 5, 8))
-  np.testing.assert_allclose(encoding.embed(x, POSITIONS), 1.0 + table[POSITIONS + 2], rtol=1e-6)
+  np.testing.assert_allclose(
+    encoding.embed(x, at(POSITIONS)), 1.0 + table[POSITIONS + 2], rtol=1e-6
+  )
 
 
 def test_sequence_longer_than_learned_positions_is_an_error():
   encoding = LearnedPositions(8, max_length=4, rngs=nnx.Rngs(0))
-  encoding.embed(jnp.ones((1, 4, 8)), jnp.arange(4)[None])
+  encoding.embed(jnp.ones((1, 4, 8)), at(jnp.arange(4)[None]))
   with pytest.raises(UserError, match=r'5 tokens is longer than LearnedPositions.max_length = 4'):
-    jax.jit(lambda x: encoding.embed(x, jnp.arange(5)[None]))(jnp.ones((1, 5, 8)))
+    jax.jit(lambda x: encoding.embed(x, at(jnp.arange(5)[None])))(jnp.ones((1, 5, 8)))
 
 
 def test_a_position_beyond_the_learned_table_is_never_its_last_row():
   encoding = LearnedPositions(8, max_length=4, offset=2, rngs=nnx.Rngs(0))
-  x, positions = jnp.zeros((1, 2, 8)), jnp.array([[3, 4]])
+  x, tokens = jnp.zeros((1, 2, 8)), at([[3, 4]])
   with pytest.raises(UserError, match=r'index 6 is beyond the 6 rows that LearnedPositions'):
-    encoding.embed(x, positions)
-  out = jax.jit(encoding.embed)(x, positions)
+    encoding.embed(x, tokens)
+  out = jax.jit(encoding.embed)(x, tokens)
   assert jnp.isfinite(out[0, 0]).all() and jnp.isnan(out[0, 1]).all()
+
+
+def test_a_constant_index_inside_a_traced_function_is_checked():
+  table, fits, beyond = jnp.eye(4), jnp.asarray([2, 3]), jnp.asarray([3, 4])
+  rows = jax.jit(lambda table: rows_at(table, fits, 'Part.size'))(table)
+  np.testing.assert_array_equal(rows, table[2:])
+  with pytest.raises(UserError, match=r'index 4 is beyond the 4 rows that Part\.size'):
+    jax.jit(lambda table: rows_at(table, beyond, 'Part.size'))(table)
 
 
 def rotate(encoding, x, positions):
   """One vector [head_dim] at each of `positions`: [positions, head_dim]."""
   positions = jnp.asarray(positions)[None]
   many = jnp.broadcast_to(x, (1, positions.shape[1], 1, x.shape[0]))
-  return jax.jit(encoding.rotate)(many, many, positions, positions)[0][0, :, 0]
+  return jax.jit(encoding.rotate)(many, many, at(positions), at(positions))[0][0, :, 0]
 
 
 @pytest.mark.parametrize('interleaved', [True, False])
@@ -187,8 +209,8 @@ def test_t5_buckets_at_known_distances():
 def test_t5_bias_reads_the_table_by_head_and_bucket():
   encoding = T5Bias(8, num_heads=3, bidirectional=False, rngs=nnx.Rngs(0))
   table = np.asarray(encoding.table[...])
-  bias = np.asarray(encoding.bias(POSITIONS, POSITIONS[:1, :3]))
-  assert bias.shape == (2, 3, 5, 3) and encoding.has_bias
+  bias = np.asarray(scores(encoding, POSITIONS, POSITIONS[:1, :3]))
+  assert bias.shape == (2, 3, 5, 3) and encoding.hooks == {'scores'}
   for row, i, j in np.ndindex(2, 5, 3):
     bucket = t5_bucket(int(POSITIONS[0, j] - POSITIONS[row, i]), False, 32, 128)
     np.testing.assert_array_equal(bias[row, :, i, j], table[bucket])
@@ -232,7 +254,7 @@ def test_alibi_has_the_published_slopes(num_heads, slopes):
 
 def test_alibi_falls_with_distance_on_both_sides():
   encoding = ALiBi(8, num_heads=4, rngs=nnx.Rngs(0))
-  bias = encoding.bias(POSITIONS, POSITIONS[:1])
+  bias = scores(encoding, POSITIONS, POSITIONS[:1])
   distance = np.abs(np.asarray(POSITIONS)[:, :, None] - np.asarray(POSITIONS)[:1, None, :])
   expected = -encoding.slopes[:, None, None] * distance[:, None]
   np.testing.assert_allclose(bias, expected, rtol=1e-6)

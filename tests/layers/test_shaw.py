@@ -30,11 +30,16 @@ TOKENS = Tokens(
 )
 
 
-def build(kernel, num_kv_heads=2):
+def build(kernel, num_kv_heads=2, values=False):
   settings = {'num_heads': HEADS, 'num_kv_heads': num_kv_heads, 'kernel_init': normal(0.5)}
   attention = MultiHeadAttention(WIDTH, kernel=kernel, use_bias=False, rngs=nnx.Rngs(0), **settings)
   encoding = ShawPositions(
-    WIDTH, head_dim=SIZE, max_distance=DISTANCE, init=normal(1.0), rngs=nnx.Rngs(1)
+    WIDTH,
+    head_dim=SIZE,
+    max_distance=DISTANCE,
+    values=values,
+    init=normal(1.0),
+    rngs=nnx.Rngs(1),
   )
   return attention, encoding
 
@@ -44,8 +49,9 @@ def double(array):
 
 
 def oracle(attention, encoding, x, mask, positions):
-  """Equations 2, 4 and 5 of the paper without a^V, pair by pair in float64."""
+  """Equations 2 to 5 of the paper, pair by pair in float64; a^V is zero without a table of values."""
   x, table = double(x), double(encoding.table[...])
+  value_table = 0 * table if encoding.value_table is None else double(encoding.value_table[...])
   q, k, v = (
     np.einsum('bld,dhe->blhe', x, double(linear.kernel[...]))
     for linear in (attention.q, attention.k, attention.v)
@@ -56,12 +62,10 @@ def oracle(attention, encoding, x, mask, positions):
     keys = np.flatnonzero(mask[row, i])
     if not len(keys):
       continue
-    scores = []
-    for j in keys:
-      distance = max(-DISTANCE, min(DISTANCE, positions[row, j] - positions[row, i]))
-      scores.append(q[row, i, head] @ (k[row, j, group] + table[distance + DISTANCE]))
-    weights = np.exp(np.asarray(scores) / np.sqrt(SIZE))
-    read = (weights / weights.sum()) @ v[row, keys, group]
+    rows = np.clip(positions[row, keys] - positions[row, i], -DISTANCE, DISTANCE) + DISTANCE
+    scores = (k[row, keys, group] + table[rows]) @ q[row, i, head]
+    weights = np.exp(scores / np.sqrt(SIZE))
+    read = (weights / weights.sum()) @ (v[row, keys, group] + value_table[rows])
     y[row, i] += read @ double(attention.out.kernel[...])[head]
   return y
 
@@ -73,9 +77,22 @@ def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
   attention, encoding = build(kernel, num_kv_heads)
   settings = {'pattern': pattern, 'tokens': TOKENS}
   y, _ = jax.jit(lambda a, e: applied(a, X, encoding=e, **settings))(attention, encoding)
-  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS, LENGTH, LENGTH))[:, 0]
+  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS))[:, 0]
   expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
   np.testing.assert_allclose(y, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('kernel', [Dense(), Auto(dense_scores=1)], ids=str)
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+@pytest.mark.parametrize('num_kv_heads', [4, 2])
+def test_vectors_of_the_values_are_those_of_equation_3(kernel, pattern, num_kv_heads):
+  attention, encoding = build(kernel, num_kv_heads, values=True)
+  settings = {'pattern': pattern, 'tokens': TOKENS}
+  y, _ = jax.jit(lambda a, e: applied(a, X, encoding=e, **settings))(attention, encoding)
+  mask = np.asarray(attention_mask(pattern, TOKENS, TOKENS))[:, 0]
+  expected = oracle(attention, encoding, X, mask, np.asarray(TOKENS.positions))
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+  assert encoding.value_table[...].shape == encoding.table[...].shape
 
 
 def test_shaw_does_not_see_a_shift():
@@ -94,7 +111,5 @@ def test_kernels_that_cannot_take_it_say_so():
   wrong = ShawPositions(WIDTH, head_dim=5, rngs=nnx.Rngs(0))
   with pytest.raises(UserError, match='head_dim = 5'):
     applied(attention, X, encoding=wrong)
-  with pytest.raises(NotImplementedError, match='ShawPositions has no bias'):
-    encoding.bias(jnp.arange(3)[None], jnp.arange(3)[None])
   with pytest.raises(UserError, match='max_distance'):
     ShawPositions(WIDTH, head_dim=5, max_distance=0, rngs=nnx.Rngs(0))

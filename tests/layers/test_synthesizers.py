@@ -13,6 +13,7 @@ from t2x.errors import UserError
 from t2x.layers import (
   Causal,
   DenseScores,
+  DotProductScores,
   FactorizedDenseScores,
   FactorizedRandomScores,
   Full,
@@ -145,8 +146,8 @@ def test_bias_of_an_encoding_is_added_after_the_mix(mix):
   y, _ = run(mixer, X, pattern=Full(), encoding=encoding)
   mask = np.ones((2, LENGTH, LENGTH), bool)
   positions = np.broadcast_to(np.arange(LENGTH), (2, LENGTH))
-  every = jnp.arange(MAX_LENGTH)[None]
-  bias = double(encoding.bias(every, every))[0]
+  every = Tokens(jnp.arange(MAX_LENGTH)[None])
+  bias = double(encoding.scores(None, None, every, every, scale=1.0))[0]
   np.testing.assert_allclose(y, oracle(mixer, X, mask, positions, bias), atol=1e-5)
 
 
@@ -170,6 +171,38 @@ def test_parameters_are_those_that_are_read():
   assert mixer.q is not None and mixer.k is None
   assert build('random', 'plus').k is not None
   assert PlusAlpha(rngs=nnx.Rngs(0))(1.0 * X[None], 3.0 * X[None]) == pytest.approx(2.0 * X[None])
+
+
+@pytest.mark.parametrize('encoding', [RoPE, functools.partial(ShawPositions, head_dim=SIZE)])
+@pytest.mark.parametrize('source', ['random', 'dense'])
+def test_an_encoding_of_queries_and_keys_is_refused_without_dot_products(source, encoding):
+  with pytest.raises(UserError, match='works on queries and keys'):
+    applied(build(source), X, encoding=encoding(WIDTH, rngs=nnx.Rngs(2)))
+
+
+def test_a_scale_without_dot_products_is_refused():
+  with pytest.raises(UserError, match=r'Synthesizer\.scale is not read by RandomScores'):
+    build('random', 'replace', scale=0.5)
+  assert build('random', 'plus', scale=0.5).scale == 0.5
+
+
+def test_dot_products_are_no_synthetic_scores():
+  with pytest.raises(UserError, match=r'MultiHeadAttention\.scores'):
+    mixer = Synthesizer(WIDTH, num_heads=HEADS, scores=DotProductScores, rngs=nnx.Rngs(0))
+    applied(mixer, X)
+
+
+@pytest.mark.parametrize('source', SOURCES)
+def test_attention_with_synthetic_scores_is_a_synthesizer(source):
+  mixer = build(source)
+  attention = MultiHeadAttention(WIDTH, num_heads=HEADS, scores=SOURCES[source], rngs=nnx.Rngs(0))
+  for name in ('q', 'k', 'v', 'out', 'scores'):
+    setattr(attention, name, getattr(mixer, name))
+  for tokens in (Tokens.row(LENGTH), PACKED):
+    kwargs = {'pattern': Causal(), 'tokens': tokens}
+    np.testing.assert_array_equal(run(attention, X, **kwargs)[0], run(mixer, X, **kwargs)[0])
+  with pytest.raises(UserError, match='cross-attention'):
+    applied(attention, X, source=Source(X, Tokens.row(LENGTH)))
 
 
 def test_users_mistakes():

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2x.commands import load
-from t2x.layers import Blockwise, Causal, Dense, Tokens
+from t2x.layers import AttentionInputs, Blockwise, Causal, Dense, DotProduct, Tokens
 from t2x.layers.constraints import constrain, laid_out
 from t2x.parallel import Activations, Mesh, check_shardings
 from t2x.train.run import Run
@@ -104,8 +104,9 @@ def blockwise_differences():
     def objective(q, k, v):
       with laid_out(layout):
         q = constrain(q, 'batch', 'length', 'heads', None)
-        shared = {'pattern': Causal(), 'q_tokens': tokens, 'k_tokens': tokens, 'scale': 0.3}
-        out = kernel(q, k, v, **shared, dropout_rate=0.1, key=key)
+        scores = DotProduct(q, k, 0.3)
+        inputs = AttentionInputs(scores, v, Causal(), tokens, tokens, dropout_rate=0.1, key=key)
+        out = kernel(inputs)
       return jnp.sum(jnp.sin(out)), out
 
     return jax.jit(jax.grad(objective, argnums=(0, 1, 2), has_aux=True))(q, k, v)

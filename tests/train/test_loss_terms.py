@@ -165,11 +165,11 @@ def test_auxiliary_losses_that_are_not_one_value_per_row_or_take_a_name_are_refu
 ):
   task = TASKS['causal_lm']
   model = model_of(task)
-  call = type(model).__call__
+  hidden = type(model).hidden
   monkeypatch.setattr(
     type(model),
-    '__call__',
-    lambda *args, **settings: Output(call(*args, **settings).x, aux=Aux(aux)),
+    'hidden',
+    lambda *args, **settings: Output(hidden(*args, **settings).x, aux=Aux(aux)),
   )
   with pytest.raises(UserError, match=message):
     gradient(task, model, batch_of(task))

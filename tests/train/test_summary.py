@@ -1,5 +1,6 @@
 """The start screen."""
 
+import dataclasses
 import functools
 import math
 import re
@@ -117,6 +118,14 @@ def test_the_kernel_that_auto_picks_is_told_with_its_reason():
   fixed = attention_kernels(decoder(kernel={'kernel': Dense()}), long)
   assert len(fixed) == 1
   assert fixed[0].startswith('Dense() under')
+
+
+def test_the_kernel_is_chosen_for_rows_with_segments_or_without(monkeypatch):
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  task = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
+  assert 'Blockwise' in attention_kernels(decoder(), task, 'bfloat16')[0]
+  task = dataclasses.replace(task, separate_documents=False)
+  assert attention_kernels(decoder(), task, 'bfloat16')[0].startswith("XLA(implementation='cudnn')")
 
 
 def run_of(model, folder='runs/x', **settings):

@@ -1,20 +1,15 @@
-"""The kernel that picks another by what is known before run time, and says why, once."""
+"""The kernel that selects another one before run time and logs the choice once."""
 
 import dataclasses
 import functools
 import logging
-from typing import Any
 
-import jax
 from jaxtyping import Array, Float
 
-from t2x.hyperparameters import Tunable
-from t2x.layers.base import Tokens
-from t2x.layers.kernels.base import Kernel, reads_queries
+from t2x.layers.kernels.base import AttentionInputs, Kernel
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
 from t2x.layers.kernels.xla import XLA
-from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
 __all__ = ['Auto']
@@ -22,7 +17,7 @@ __all__ = ['Auto']
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):
-  """cuDNN where it can, dense for short rows and decoding, blockwise for long rows.
+  """The first of cuDNN, dense for few scores, and blockwise that supports the inputs; else dense.
 
   Attributes:
     dense_scores: up to this many scores a head (q_len times k_len), dense attention is taken. On
@@ -31,68 +26,29 @@ class Auto(Kernel):
 
   dense_scores: Size = 512 * 512
 
-  def choose(
-    self,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    pattern: Pattern,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    bias: Any = None,
-    dropout_rate: Tunable = 0.0,
-    key: jax.Array | None = None,
-  ) -> tuple[Kernel, str]:
-    """The kernel and the reason. Reads shapes and dtypes alone: arrays may be abstract."""
-    cudnn = XLA('cudnn')
-    refusal = cudnn.refusal(
-      q,
-      k,
-      v,
-      pattern=pattern,
-      q_tokens=q_tokens,
-      k_tokens=k_tokens,
-      bias=bias,
-      dropout_rate=dropout_rate,
-      key=key,
-    )
-    if refusal is None:
-      return cudnn, f'cuDNN takes {pattern}'
-    if reads_queries(bias):
-      return Dense(), f'{type(bias).__name__} reads the queries; {refusal}'
-    q_len, k_len = q.shape[1], k.shape[1]
-    if q_len * k_len <= self.dense_scores:
-      return Dense(), f'{q_len} x {k_len} scores are few; {refusal}'
-    return Blockwise(), f'{q_len} x {k_len} scores are many; {refusal}'
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    return None
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch q_len heads head_dim'],
-    k: Float[Array, 'batch k_len kv_heads head_dim'],
-    v: Float[Array, 'batch k_len kv_heads v_dim'],
-    *,
-    pattern: Pattern,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    bias: Any = None,
-    scale: float,
-    dropout_rate: Tunable = 0.0,
-    key: jax.Array | None = None,
-  ) -> Float[Array, 'batch q_len heads v_dim']:
-    asked: dict[str, Any] = {
-      'pattern': pattern,
-      'q_tokens': q_tokens,
-      'k_tokens': k_tokens,
-      'bias': bias,
-      'dropout_rate': dropout_rate,
-      'key': key,
-    }
-    kernel, reason = self.choose(q, k, v, **asked)
-    _tell_once(kernel, reason)
-    return kernel(q, k, v, scale=scale, **asked)
+  def choose(self, inputs: AttentionInputs) -> tuple[Kernel, str]:
+    """The kernel and the reason. Reads shapes, dtypes and static fields only."""
+    cudnn, blockwise = XLA('cudnn'), Blockwise()
+    refusal = cudnn.supports(inputs)
+    if refusal is None:
+      return cudnn, f'cuDNN takes {inputs.pattern}'
+    size = f'{inputs.q_len} x {inputs.k_len} scores'
+    if inputs.q_len * inputs.k_len <= self.dense_scores:
+      return Dense(), f'{size} are few; {refusal}'
+    reason = blockwise.supports(inputs)
+    if reason is None:
+      return blockwise, f'{size} are many; {refusal}'
+    return Dense(), f'{reason}; {refusal}'
+
+  def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
+    kernel, reason = self.choose(inputs)
+    _log_once(kernel, reason)
+    return kernel(inputs)
 
 
 @functools.cache
-def _tell_once(kernel: Kernel, reason: str) -> None:
+def _log_once(kernel: Kernel, reason: str) -> None:
   logging.getLogger('t2x').debug('attention kernel %s: %s', kernel, reason)

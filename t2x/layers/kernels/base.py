@@ -1,7 +1,9 @@
-"""What every attention kernel is called with, and what they share."""
+"""Inputs of attention kernels, and the functions that kernels share."""
 
 import abc
-from typing import Any, Protocol, runtime_checkable
+import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,52 +13,208 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern
+from t2x.layers.position_encoding import PositionEncoding
 
-__all__ = ['Bias', 'Kernel']
+__all__ = ['AttentionInputs', 'DotProduct', 'Kernel', 'Logits', 'PositionTerms']
 
 
-@runtime_checkable
-class Bias(Protocol):
-  """What adds to the scores: a pytree, so that gradients reach its parameters.
+# The fields are not annotated with shapes: arrays may be abstract, and tree functions put other leaves
+# into them.
 
-  One with `reads_queries` true is asked for `query_bias` instead, as `PositionEncoding` tells.
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['q', 'k', 'sink'],
+  meta_fields=['scale', 'soft_cap'],
+)
+@dataclasses.dataclass(frozen=True)
+class DotProduct:
+  """Scores scale q k', optionally soft-capped.
+
+  Query head h meets key head h // (heads // kv_heads).
+
+  Attributes:
+    q: queries [batch, q_len, heads, head_dim].
+    k: keys [batch, k_len, kv_heads, head_dim].
+    scale: multiplies q k'.
+    soft_cap: s becomes soft_cap * tanh(s / soft_cap), before position terms are added (Gemma 2,
+      https://arxiv.org/abs/2408.00118). None: no cap.
+    sink: logits [heads] that take part in each head's softmax without a value (gpt-oss; attention sinks,
+      https://arxiv.org/abs/2309.17453). None: no sinks.
   """
 
-  def bias(self, q_pos: Any, k_pos: Any) -> Any:
-    """[#batch, q] and [#batch, k] integer positions -> [#batch, heads, q, k]."""
+  q: Any
+  k: Any
+  scale: float
+  soft_cap: float | None = None
+  sink: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Logits:
+  """Scores as an array, scaled already.
+
+  Attributes:
+    array: [#batch, heads, q_len, k_len].
+  """
+
+  array: Any
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=['encoding', 'content'], meta_fields=['scale']
+)
+@dataclasses.dataclass(frozen=True)
+class PositionTerms:
+  """What a position encoding adds to the scores and the output of one attention layer.
+
+  Attributes:
+    encoding: has the hook `scores`, `values` or both.
+    scale: the scale of the attention's dot products.
+    content: the scores [#batch, heads, q_len, k_len] of an encoding that reads queries or keys; None for
+      all others, which kernels compute from the tokens.
+  """
+
+  encoding: PositionEncoding
+  scale: float
+  content: Any = None
+
+  @property
+  def name(self) -> str:
+    """The class of the encoding, for messages."""
+    return type(self.encoding).__name__
+
+  @property
+  def has_values(self) -> bool:
+    """Whether the encoding adds to the output."""
+    return 'values' in self.encoding.hooks
+
+  def scores(
+    self, q_tokens: Tokens, k_tokens: Tokens, num_heads: int
+  ) -> Float[Array, '#batch heads queries keys'] | None:
+    """What is added to the scaled scores; None for an encoding without the hook `scores`.
+
+    Raises:
+      UserError: the encoding has another number of heads than the attention.
+    """
+    if 'scores' not in self.encoding.hooks:
+      return None
+    added = self.content
+    if added is None:
+      added = self.encoding.scores(None, None, q_tokens, k_tokens, scale=self.scale)
+    if added.shape[1] != num_heads:
+      raise UserError(
+        f'{self.name} has scores for {added.shape[1]} heads, the attention has {num_heads}: '
+        f'set {self.name}.num_heads = {num_heads}'
+      )
+    return added
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['scores', 'v', 'q_tokens', 'k_tokens', 'terms', 'key'],
+  meta_fields=['pattern', 'dropout_rate'],
+)
+@dataclasses.dataclass(frozen=True)
+class AttentionInputs:
+  """All that a kernel reads.
+
+  Attributes:
+    scores: before position terms, pattern and padding.
+    v: values [batch, k_len, kv_heads, v_dim]. Value head h // (heads // kv_heads) is read by query head h.
+    pattern: which keys a query sees, by position.
+    q_tokens: tokens of the queries.
+    k_tokens: tokens of the keys.
+    terms: added by a position encoding; None: nothing.
+    dropout_rate: share of the probabilities that is dropped, where a key is given.
+    key: for dropout; None: no dropout.
+  """
+
+  scores: DotProduct | Logits
+  v: Any
+  pattern: Pattern
+  q_tokens: Tokens
+  k_tokens: Tokens
+  terms: PositionTerms | None = None
+  dropout_rate: Tunable = 0.0
+  key: Any = None
+
+  @property
+  def q_len(self) -> int:
+    """Number of queries."""
+    scores = self.scores
+    return scores.q.shape[1] if isinstance(scores, DotProduct) else scores.array.shape[2]
+
+  @property
+  def k_len(self) -> int:
+    """Number of keys."""
+    return self.v.shape[1]
+
+  @property
+  def num_heads(self) -> int:
+    """Number of query heads."""
+    scores = self.scores
+    return scores.q.shape[2] if isinstance(scores, DotProduct) else scores.array.shape[1]
+
+  @property
+  def dtype(self) -> jnp.dtype:
+    """Type of scores and softmax: float32, or wider where the scores are."""
+    scores = self.scores
+    return softmax_dtype(scores.q if isinstance(scores, DotProduct) else scores.array)
+
+  @property
+  def drops(self) -> bool:
+    """Whether probabilities are dropped."""
+    return self.key is not None and self.dropout_rate != 0.0
+
+  def added_scores(self) -> Float[Array, '#batch heads q_len k_len'] | None:
+    """The position terms of all pairs, or None."""
+    if self.terms is None:
+      return None
+    return self.terms.scores(self.q_tokens, self.k_tokens, self.num_heads)
 
 
 class Kernel(abc.ABC):
-  """How scores become outputs under a pattern: softmax(scale q k' + bias) v over what is visible.
+  """Computes softmax(scores) v over the keys that each query sees.
 
-  Kernels are immutable values. They agree with `Dense`, the reference; what one cannot honour it
-  refuses with a UserError, and nothing is dropped silently.
+  Kernels are immutable values and agree with `Dense`, the reference. Softmax is in float32, or wider
+  where the scores are. A query that sees nothing gives zeros.
   """
 
   @abc.abstractmethod
-  def __call__(
-    self,
-    q: Float[Array, 'batch q_len heads head_dim'],
-    k: Float[Array, 'batch k_len kv_heads head_dim'],
-    v: Float[Array, 'batch k_len kv_heads v_dim'],
-    *,
-    pattern: Pattern,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    bias: Any = None,
-    scale: float,
-    dropout_rate: Tunable = 0.0,
-    key: jax.Array | None = None,
-  ) -> Float[Array, 'batch q_len heads v_dim']:
-    """Attends. Head h reads key and value head h // (heads // kv_heads).
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    """The reason why this kernel cannot compute `inputs`, or None where it can.
 
-    A query that sees nothing gives zeros. Softmax is in float32, or wider where the inputs are.
-
-    Args:
-      bias: a `Bias`, or None.
-      scale: multiplies q k'.
-      dropout_rate: share of the probabilities dropped, when `key` is given.
+    Reads shapes, dtypes and static fields only: arrays may be abstract.
     """
+
+  @abc.abstractmethod
+  def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
+    """The output for inputs that the kernel supports."""
+
+  def __call__(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
+    """Attends.
+
+    Raises:
+      UserError: the kernel does not support the inputs, numbers of heads do not divide, or the tokens
+        lack a mark that the pattern reads.
+    """
+    _check_heads(inputs)
+    reason = self.supports(inputs)
+    if reason is not None:
+      raise UserError(f'{self} cannot compute this attention: {reason}; use Auto() or Dense()')
+    return self.attend(inputs)
+
+
+def _check_heads(inputs: AttentionInputs) -> None:
+  scores, heads, kv_heads = inputs.scores, inputs.num_heads, inputs.v.shape[2]
+  if heads % kv_heads:
+    raise UserError(f'attention: {heads} heads do not divide among {kv_heads} key/value heads')
+  if isinstance(scores, DotProduct) and scores.k.shape[2] != kv_heads:
+    raise UserError(
+      f'attention: keys have {scores.k.shape[2]} heads and values {kv_heads}: make them equal'
+    )
 
 
 def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
@@ -64,50 +222,18 @@ def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
 
   PACKED on both sides means the same packed rows: cross-attention hands in keys that are ARBITRARY.
   """
-
   layout = q_tokens.layout
   return layout if layout is k_tokens.layout else RowLayout.ARBITRARY
 
 
-def reads_queries(bias: Any) -> bool:
-  """Whether what `bias` adds depends on the queries."""
-  return getattr(bias, 'reads_queries', False)
+def softmax_dtype(scores: Any) -> jnp.dtype:
+  """float32, or wider where the inputs are."""
+  return jnp.promote_types(scores.dtype, jnp.float32)
 
 
-def added_scores(bias: Any, q: Any, q_pos: Any, k_pos: Any, scale: float) -> Any:
-  """What `bias` adds to scale q k': [#batch, heads, q, k]. Raises as `position_bias`."""
-  if reads_queries(bias):
-    return bias.query_bias(q, q_pos, k_pos) * scale
-  return position_bias(bias, q_pos, k_pos, q.shape[2])
-
-
-def position_bias(bias: Any, q_pos: Any, k_pos: Any, num_heads: int) -> Any:
-  """A bias that depends on positions only: [#batch, heads, q, k].
-
-  Raises:
-    UserError: it has another number of heads than the attention.
-  """
-  added = bias.bias(q_pos, k_pos)
-  if added.shape[1] != num_heads:
-    name = type(bias).__name__
-    raise UserError(
-      f'{name} has scores for {added.shape[1]} heads, the attention has {num_heads}: '
-      f'set {name}.num_heads = {num_heads}'
-    )
-  return added
-
-
-def group_size(q: Any, k: Any) -> int:
-  """How many query heads read one key head."""
-  heads, kv_heads = q.shape[2], k.shape[2]
-  if heads % kv_heads:
-    raise UserError(f'attention: {heads} heads do not divide among {kv_heads} key/value heads')
-  return heads // kv_heads
-
-
-def softmax_dtype(q: Any) -> jnp.dtype:
-  """float32, or wider when the inputs are."""
-  return jnp.promote_types(q.dtype, jnp.float32)
+def soft_capped(scores: Any, soft_cap: float | None) -> Any:
+  """soft_cap * tanh(scores / soft_cap); the scores themselves without a cap."""
+  return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def hide_blind(

@@ -15,15 +15,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.hyperparameters import Tunable
-from t2x.layers.base import Tokens, kept_share
+from t2x.layers.base import kept_share
 from t2x.layers.constraints import constrain
 from t2x.layers.kernels.base import (
+  AttentionInputs,
+  DotProduct,
   Kernel,
   common_layout,
-  group_size,
-  position_bias,
-  reads_queries,
+  soft_capped,
   softmax_dtype,
 )
 from t2x.layers.kernels.schedule import tiles_to_visit
@@ -38,10 +37,10 @@ __all__ = ['Blockwise', 'tile_dropout']
 class Blockwise(Kernel):
   """Attends in tiles of `q_block` queries by `k_block` keys, skipping what the pattern rules out.
 
-  Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. A bias is
-  computed tile by tile; a bias that reads the queries is refused. Tiles that are empty by the layout of
-  the tokens are left out of the program, those that are empty by their marks, positions or segments are
-  skipped at run time. Not differentiable twice.
+  Memory beside inputs and outputs: a few tiles of [batch, heads, q_block, k_block]. Position terms are
+  computed tile by tile; terms that read queries or keys are not supported. Tiles that are empty by the
+  layout of the tokens are left out of the program, those that are empty by their marks, positions or
+  segments are skipped at run time. Not differentiable twice.
   """
 
   q_block: Size = 256
@@ -51,26 +50,28 @@ class Blockwise(Kernel):
     if self.q_block < 1 or self.k_block < 1:
       raise UserError(f'{self}: blocks hold at least one position')
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch q_len heads head_dim'],
-    k: Float[Array, 'batch k_len kv_heads head_dim'],
-    v: Float[Array, 'batch k_len kv_heads v_dim'],
-    *,
-    pattern: Pattern,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    bias: Any = None,
-    scale: float,
-    dropout_rate: Tunable = 0.0,
-    key: jax.Array | None = None,
-  ) -> Float[Array, 'batch q_len heads v_dim']:
-    if reads_queries(bias):
-      name = type(bias).__name__
-      raise UserError(f'{self} has no {name}, which reads the queries; use Dense() or Auto()')
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    terms = inputs.terms
+    if not isinstance(inputs.scores, DotProduct):
+      return 'it takes dot products, and these scores are an array of logits'
+    if terms is not None and terms.content is not None:
+      return f'it has no {terms.name}, which reads the queries and keys'
+    if terms is not None and terms.has_values:
+      return f'{terms.name}.values reads the probabilities, which it does not keep'
+    return None
+
+  def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
+    scores, pattern, q_tokens, k_tokens = (
+      inputs.scores,
+      inputs.pattern,
+      inputs.q_tokens,
+      inputs.k_tokens,
+    )
+    assert isinstance(scores, DotProduct)  # `supports` requires it.
     check_reads(pattern, q_tokens, k_tokens)
-    (q_len, k_len), groups = (q.shape[1], k.shape[1]), group_size(q, k)
-    leaves, structure = jax.tree.flatten(bias)
+    q, k, v, q_len, k_len = scores.q, scores.k, inputs.v, inputs.q_len, inputs.k_len
+    groups = inputs.num_heads // k.shape[2]
+    leaves, structure = jax.tree.flatten(inputs.terms)
     trained = [_is_float(leaf) for leaf in leaves]
     plan = _Plan(
       pattern=pattern,
@@ -78,12 +79,11 @@ class Blockwise(Kernel):
       k_len=k_len,
       q_block=min(self.q_block, q_len),
       k_block=min(self.k_block, k_len),
-      scale=float(scale),
-      has_bias=bias is not None,
-      bias=structure,
+      scale=float(scores.scale),
+      soft_cap=scores.soft_cap,
+      terms=structure,
       trained=tuple(trained),
     )
-    drops = key is not None and dropout_rate != 0.0
     known = _Known(
       q_tokens=jax.tree.map(lambda x: _cut(x, plan.q_block, 1), q_tokens),
       k_tokens=jax.tree.map(lambda x: _cut(x, plan.k_block, 1), k_tokens),
@@ -96,12 +96,13 @@ class Blockwise(Kernel):
         common_layout(q_tokens, k_tokens),
       ),
       fixed=[leaf for leaf, is_trained in zip(leaves, trained, strict=True) if not is_trained],
-      key=key if drops else None,
-      share=kept_share(dropout_rate) if drops else None,
+      key=inputs.key if inputs.drops else None,
+      share=kept_share(inputs.dropout_rate) if inputs.drops else None,
     )
     parameters = [leaf for leaf, is_trained in zip(leaves, trained, strict=True) if is_trained]
     q = q.reshape(*q.shape[:2], k.shape[2], groups, -1).transpose(0, 2, 3, 1, 4)
     k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    sink = None if scores.sink is None else scores.sink.reshape(k.shape[1], groups)
     # Where the length is split, every device works on some rows of every tile: causal or not, all
     # have as much to do.
     out = _attend(
@@ -109,6 +110,7 @@ class Blockwise(Kernel):
       constrain(_cut(q, plan.q_block, 3), None, 'batch', 'kv_heads', None, 'length', None),
       constrain(_cut(k, plan.k_block, 2), None, 'batch', 'kv_heads', None, None),
       constrain(_cut(v, plan.k_block, 2), None, 'batch', 'kv_heads', None, None),
+      sink,
       parameters,
       known,
     )
@@ -136,8 +138,8 @@ class _Plan:
   q_block: int
   k_block: int
   scale: float
-  has_bias: bool
-  bias: Any
+  soft_cap: float | None
+  terms: Any
   trained: tuple[bool, ...]
 
 
@@ -149,7 +151,7 @@ class _Plan:
 @dataclasses.dataclass(frozen=True)
 class _Known:
   """What has no gradient: token metadata [blocks, #batch, block], the lists of tiles to visit, the
-  bias's integers, dropout's key and the share that it keeps (an array: functions are traced once for
+  terms' integers, dropout's key and the share that it keeps (an array: functions are traced once for
   all rates)."""
 
   q_tokens: Any
@@ -161,22 +163,24 @@ class _Known:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan, q, k, v, parameters, known):
-  return _forward(plan, q, k, v, parameters, known)[0]
+def _attend(plan, q, k, v, sink, parameters, known):
+  return _forward(plan, q, k, v, sink, parameters, known)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forward(plan, q, k, v, parameters, known):
-  """q [blocks, batch, kv_heads, groups, q_block, head_dim], k and v [blocks, batch, kv_heads, ...].
+def _forward(plan, q, k, v, sink, parameters, known):
+  """q [blocks, batch, kv_heads, groups, q_block, head_dim], k and v [blocks, batch, kv_heads, ...],
+  sink [kv_heads, groups] or None.
 
-  Returns the output and the logsumexp of each row, +inf where it sees nothing.
+  Returns the output and the logsumexp of each row with its sink, +inf where it sees nothing at all.
   """
   dtype = softmax_dtype(q)
 
   def visit(tile, is_masked, carry):
     i, j = tile
     out, largest, total = (_at(x, i) for x in carry)
-    scores = _scores(plan, _at(q, i), _at(k, j), parameters, known, i, j, is_masked)
+    dots = _dots(plan, _at(q, i), _at(k, j))
+    scores = _scores(plan, dots, parameters, known, i, j, is_masked)
     new = jnp.maximum(largest, scores.max(-1))
     base = jnp.where(jnp.isneginf(new), 0, new)
     probabilities = jnp.exp(scores - base[..., None])
@@ -195,6 +199,9 @@ def _forward(plan, q, k, v, parameters, known):
     jnp.full(rows, -jnp.inf, dtype),
     jnp.zeros(rows, dtype),
   )
+  if sink is not None:  # A first key of every query, without a value.
+    logits = jnp.broadcast_to(sink.astype(dtype)[..., None], rows)
+    carry = carry[0], logits, jnp.ones(rows, dtype)
   out, largest, total = _over_tiles(known, visit, carry)
   sees = total > 0
   total = jnp.where(sees, total, 1)
@@ -202,9 +209,9 @@ def _forward(plan, q, k, v, parameters, known):
   return (out / total[..., None]).astype(q.dtype), logsumexp
 
 
-def _save(plan, q, k, v, parameters, known):
-  out, logsumexp = _forward(plan, q, k, v, parameters, known)
-  return out, (q, k, v, parameters, known, out, logsumexp)
+def _save(plan, q, k, v, sink, parameters, known):
+  out, logsumexp = _forward(plan, q, k, v, sink, parameters, known)
+  return out, (q, k, v, sink, parameters, known, out, logsumexp)
 
 
 def _gradients(plan, saved, d_out):
@@ -217,7 +224,7 @@ _attend.defvjp(_save, _gradients)
 @functools.partial(jax.jit, static_argnums=0)
 def _backward(plan, saved, d_out):
   """One walk over the tiles, each of which adds to the gradients of all that it read."""
-  q, k, v, parameters, known, out, logsumexp = saved
+  q, k, v, sink, parameters, known, out, logsumexp = saved
   dtype = softmax_dtype(q)
   weighted = (out.astype(dtype) * d_out.astype(dtype)).sum(-1)
 
@@ -226,8 +233,10 @@ def _backward(plan, saved, d_out):
     d_q, d_k, d_v, d_parameters = carry
     queries, keys, values, d_rows = _at(q, i), _at(k, j), _at(v, j), _at(d_out, i)
 
-    score = functools.partial(_scores, plan, queries, keys)
-    scores, to_parameters = jax.vjp(lambda p: score(p, known, i, j, is_masked), parameters)
+    dots = _dots(plan, queries, keys)
+    scores, to_parameters = jax.vjp(
+      lambda p: _scores(plan, dots, p, known, i, j, is_masked), parameters
+    )
     probabilities = jnp.exp(scores - _at(logsumexp, i)[..., None])
     d_probabilities = _dot('bkgqd,bksd->bkgqs', d_rows, values, dtype)
     dropped = probabilities
@@ -237,6 +246,8 @@ def _backward(plan, saved, d_out):
       dropped = probabilities * kept
     d_scores = probabilities * (d_probabilities - _at(weighted, i)[..., None])
     d_parameters = jax.tree.map(jnp.add, d_parameters, to_parameters(d_scores)[0])
+    if plan.soft_cap is not None:
+      d_scores *= 1 - jnp.square(dots / plan.soft_cap)
     small = (d_scores * plan.scale).astype(q.dtype)
     d_values = _dot('bkgqs,bkgqd->bksd', dropped.astype(q.dtype), d_rows, dtype)
     d_keys = _dot('bkgqs,bkgqd->bksd', small, queries, dtype)
@@ -252,8 +263,14 @@ def _backward(plan, saved, d_out):
     lambda x: jnp.zeros(jnp.shape(x), jnp.promote_types(jnp.result_type(x), dtype)),
     (q, k, v, parameters),
   )
-  gradients = _over_tiles(known, visit, carry)
-  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, (q, k, v, parameters))
+  d_q, d_k, d_v, d_parameters = _over_tiles(known, visit, carry)
+  d_sink = None
+  if sink is not None:
+    d_logits = -jnp.exp(sink.astype(dtype)[..., None] - logsumexp) * weighted
+    d_sink = d_logits.sum((0, 1, 4))
+  gradients = d_q, d_k, d_v, d_sink, d_parameters
+  inputs = q, k, v, sink, parameters
+  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), gradients, inputs)
 
 
 def _over_tiles(known: _Known, visit: Callable, carry: Any) -> Any:
@@ -266,18 +283,23 @@ def _over_tiles(known: _Known, visit: Callable, carry: Any) -> Any:
   return carry
 
 
-def _scores(plan, queries, keys, parameters, known, i, j, is_masked):
-  """The scores of tile (i, j): [batch, kv_heads, groups, q_block, k_block], -inf where unseen."""
-  dtype = softmax_dtype(queries)
-  scores = _dot('bkgqd,bksd->bkgqs', queries, keys, dtype) * plan.scale
+def _dots(plan, queries, keys):
+  """Scaled, soft-capped dot products of a tile: [batch, kv_heads, groups, q_block, k_block]."""
+  dots = _dot('bkgqd,bksd->bkgqs', queries, keys, softmax_dtype(queries)) * plan.scale
+  return soft_capped(dots, plan.soft_cap)
+
+
+def _scores(plan, scores, parameters, known, i, j, is_masked):
+  """Adds the position terms of tile (i, j) to its dot products; -inf where unseen."""
   q_tokens = jax.tree.map(lambda x: _at(x, i), known.q_tokens)
   k_tokens = jax.tree.map(lambda x: _at(x, j), known.k_tokens)
-  if plan.has_bias:
-    trained, fixed = iter(parameters), iter(known.fixed)
-    leaves = [next(trained if is_trained else fixed) for is_trained in plan.trained]
-    bias, num_heads = jax.tree.unflatten(plan.bias, leaves), scores.shape[1] * scores.shape[2]
-    added = position_bias(bias, q_tokens.positions, k_tokens.positions, num_heads).astype(dtype)
-    scores += added.reshape(-1, *scores.shape[1:])
+  trained, fixed = iter(parameters), iter(known.fixed)
+  leaves = [next(trained if is_trained else fixed) for is_trained in plan.trained]
+  terms = jax.tree.unflatten(plan.terms, leaves)
+  if terms is not None:
+    num_heads = scores.shape[1] * scores.shape[2]
+    added = terms.scores(q_tokens, k_tokens, num_heads)
+    scores += added.astype(scores.dtype).reshape(-1, *scores.shape[1:])
   if not is_masked:
     return scores
   seen = visible(plan.pattern, q_tokens, k_tokens)

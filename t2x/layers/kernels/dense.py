@@ -2,57 +2,77 @@
 it. Grouped heads are those of Ainslie et al. 2023 (arXiv:2305.13245)."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from t2x.hyperparameters import Tunable
-from t2x.layers.base import Tokens, dropout
-from t2x.layers.kernels.base import Kernel, added_scores, group_size, hide_blind, softmax_dtype
+from t2x.layers.base import dropout
+from t2x.layers.kernels.base import (
+  AttentionInputs,
+  DotProduct,
+  Kernel,
+  hide_blind,
+  soft_capped,
+  softmax_dtype,
+)
 from t2x.layers.masks import attention_mask
-from t2x.layers.patterns import Pattern
 
 __all__ = ['Dense']
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Kernel):
-  """Softmax over the dense matrix of scores; memory O(q_len k_len)."""
+  """Softmax over the dense matrix of scores; memory O(q_len k_len). It supports all inputs."""
 
-  def __call__(
-    self,
-    q: Float[Array, 'batch q_len heads head_dim'],
-    k: Float[Array, 'batch k_len kv_heads head_dim'],
-    v: Float[Array, 'batch k_len kv_heads v_dim'],
-    *,
-    pattern: Pattern,
-    q_tokens: Tokens,
-    k_tokens: Tokens,
-    bias: Any = None,
-    scale: float,
-    dropout_rate: Tunable = 0.0,
-    key: jax.Array | None = None,
-  ) -> Float[Array, 'batch q_len heads v_dim']:
-    batch, q_len, heads, head_dim = q.shape
-    k_len, kv_heads, dtype = k.shape[1], k.shape[2], softmax_dtype(q)
-    groups = group_size(q, k)
-    added = None
-    if bias is not None:
-      added = added_scores(bias, q, q_tokens.positions, k_tokens.positions, scale)
-    # The heads of a group stand in line as so many more queries of their one key head.
-    q = q.reshape(batch, q_len, kv_heads, groups, head_dim).swapaxes(2, 3)
-    q = q.reshape(batch, q_len * groups, kv_heads, head_dim)
-    scores = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype) * scale
+  def supports(self, inputs: AttentionInputs) -> str | None:
+    return None
+
+  def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
+    v, q_len, k_len, heads = inputs.v, inputs.q_len, inputs.k_len, inputs.num_heads
+    batch, kv_heads, dtype = v.shape[0], v.shape[2], inputs.dtype
+    groups = heads // kv_heads
+
+    def grouped(scores):
+      """[#batch, heads, q, k] -> [#batch, kv_heads, q * groups, k], a group's heads side by side."""
+      scores = scores.astype(dtype).reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
+      return scores.reshape(-1, kv_heads, q_len * groups, k_len)
+
+    sink = None
+    if isinstance(inputs.scores, DotProduct):
+      scores, sink = self._dots(inputs.scores, groups), inputs.scores.sink
+    else:
+      scores = grouped(inputs.scores.array)
+      scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
+    added = inputs.added_scores()
     if added is not None:
-      added = added.astype(dtype).reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
-      scores += added.reshape(-1, kv_heads, q_len * groups, k_len)
-    mask = attention_mask(pattern, q_tokens, k_tokens)
+      scores += grouped(added)
+    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
-    probabilities = dropout(jax.nn.softmax(scores).astype(v.dtype), dropout_rate, key)
+    if sink is None:
+      probabilities = jax.nn.softmax(scores)
+    else:
+      column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), q_len)[None, :, :, None]
+      column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
+      probabilities = jax.nn.softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1]
+    probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
     out = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
     out = out.reshape(batch, q_len, groups, kv_heads, -1).swapaxes(2, 3)
     out = out.reshape(batch, q_len, heads, -1)
+    if inputs.terms is not None and inputs.terms.has_values:
+      probabilities = probabilities.reshape(batch, kv_heads, q_len, groups, k_len).swapaxes(2, 3)
+      probabilities = probabilities.reshape(batch, heads, q_len, k_len)
+      encoding = inputs.terms.encoding
+      out += encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
     return out if mask is None else hide_blind(out, mask)
+
+  def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:
+    """Scaled, soft-capped products [batch, kv_heads, q_len * groups, k_len]."""
+    q, k = scores.q, scores.k
+    batch, q_len, heads, head_dim = q.shape
+    # The heads of a group stand in line as so many more queries of their one key head.
+    q = q.reshape(batch, q_len, heads // groups, groups, head_dim).swapaxes(2, 3)
+    q = q.reshape(batch, q_len * groups, heads // groups, head_dim)
+    dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
+    return soft_capped(dots * scores.scale, scores.soft_cap)

@@ -6,23 +6,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
-from t2x.layers.kernels import XLA, Auto, Blockwise, Dense
+from t2x.layers.kernels import (
+  XLA,
+  AttentionInputs,
+  Auto,
+  Blockwise,
+  Dense,
+  DotProduct,
+  PositionTerms,
+)
 from t2x.layers.patterns import Causal, Full, Window
+from t2x.layers.positions import ALiBi
 
 SCALE = 0.3
-TOKENS = Tokens.row(21)
-
-
-class NoBias:
-  """Never asked: a bias is refused before."""
+BIAS = PositionTerms(ALiBi(8, num_heads=4, rngs=nnx.Rngs(0)), SCALE)
 
 
 def arrays(rng, q_len=21, k_len=21, dtype=jnp.float32):
   shapes = (2, q_len, 4, 8), (2, k_len, 2, 8), (2, k_len, 2, 8)
   return tuple(jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+
+
+def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, **settings):
+  q_tokens, k_tokens = q_tokens or Tokens.row(q.shape[1]), k_tokens or Tokens.row(k.shape[1])
+  return AttentionInputs(DotProduct(q, k, SCALE), v, pattern, q_tokens, k_tokens, **settings)
 
 
 def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
@@ -45,9 +56,9 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
     Causal() & Causal() & Window(3),
     Window(5) & (Window(3) & Causal()),
   ):
-    kwargs = {'pattern': pattern, 'q_tokens': TOKENS, 'k_tokens': TOKENS}
-    assert Auto().choose(q, k, v, **kwargs)[0] == XLA('cudnn')
-    out, expected = (f(q, k, v, **kwargs, scale=SCALE) for f in (XLA('cudnn'), Dense()))
+    call = inputs(q, k, v, pattern=pattern)
+    assert Auto().choose(call)[0] == XLA('cudnn')
+    out, expected = (f(call) for f in (XLA('cudnn'), Dense()))
     np.testing.assert_allclose(
       np.asarray(out, np.float32), np.asarray(expected, np.float32), atol=2e-2
     )
@@ -59,7 +70,7 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
   [
     ({'pattern': Window(3)}, 'not Window'),
     ({'q_tokens': Tokens.row(21, segments=jnp.ones((2, 21), int))}, 'segments'),
-    ({'bias': NoBias()}, 'bias'),
+    ({'terms': BIAS}, 'bias'),
     ({'dropout_rate': 0.1, 'key': jax.random.key(0)}, 'dropout'),
   ],
   ids=['pattern', 'segments', 'bias', 'dropout'],
@@ -67,9 +78,8 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
 def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   q, k, v = arrays(np.random.default_rng(13), dtype=jnp.bfloat16)
-  kwargs = {'pattern': Causal(), 'q_tokens': TOKENS, 'k_tokens': TOKENS, 'scale': SCALE}
   with pytest.raises(UserError, match=reason):
-    XLA('cudnn')(q, k, v, **{**kwargs, **changes})
+    XLA('cudnn')(inputs(q, k, v, **changes))
 
 
 @pytest.mark.parametrize(
@@ -84,17 +94,8 @@ def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
 )
 def test_what_a_kernel_cannot_honour_is_refused(kernel, changes, reason):
   q, k, v = arrays(np.random.default_rng(15))
-  kwargs = {
-    'q': q,
-    'k': k,
-    'v': v,
-    'pattern': Causal(),
-    'q_tokens': TOKENS,
-    'k_tokens': TOKENS,
-    'scale': SCALE,
-  }
   with pytest.raises(UserError, match=reason):
-    kernel(**{**kwargs, **changes})
+    kernel(inputs(**{'q': q, 'k': k, 'v': v, **changes}))
 
 
 def test_blocks_without_sense_are_refused():
@@ -106,8 +107,7 @@ def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
   def choose(q_len, k_len):
     q = jax.ShapeDtypeStruct((1, q_len, 4, 8), jnp.float32)
     k = jax.ShapeDtypeStruct((1, k_len, 4, 8), jnp.float32)
-    q_tokens, k_tokens = Tokens.row(q_len), Tokens.row(k_len)
-    return Auto().choose(q, k, k, pattern=Causal(), q_tokens=q_tokens, k_tokens=k_tokens)[0]
+    return Auto().choose(inputs(q, k, k))[0]
 
   assert choose(256, 256) == Dense()
   assert choose(1, 100_000) == Dense()
@@ -116,11 +116,9 @@ def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
 
 def test_auto_equals_its_choice_and_tells_it_once(caplog):
   q, k, v = arrays(np.random.default_rng(16), q_len=23, k_len=19)
-  q_tokens, k_tokens = Tokens.row(23), Tokens.row(19)
-  kwargs = {'pattern': Causal(), 'q_tokens': q_tokens, 'k_tokens': k_tokens, 'scale': SCALE}
   with caplog.at_level(logging.DEBUG, logger='t2x'):
-    outs = [Auto()(q, k, v, **kwargs) for _ in range(3)]
-  np.testing.assert_array_equal(outs[-1], Dense()(q, k, v, **kwargs))
+    outs = [Auto()(inputs(q, k, v)) for _ in range(3)]
+  np.testing.assert_array_equal(outs[-1], Dense()(inputs(q, k, v)))
   assert [r.getMessage() for r in caplog.records if '23 x 19' in r.getMessage()] == [
     'attention kernel Dense(): 23 x 19 scores are few; cuDNN needs an NVIDIA GPU, and this is cpu'
   ]

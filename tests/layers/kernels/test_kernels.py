@@ -11,9 +11,17 @@ from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.kernels import XLA, Blockwise, Dense
+from t2x.layers.kernels import (
+  XLA,
+  AttentionInputs,
+  Blockwise,
+  Dense,
+  DotProduct,
+  PositionTerms,
+)
 from t2x.layers.kernels.blockwise import tile_dropout
 from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window, marks_of
+from t2x.layers.position_encoding import PositionEncoding
 
 SCALE = 0.3
 LEAVES = [
@@ -31,7 +39,7 @@ KERNELS = [XLA(), Blockwise(16, 5)]
 jit = functools.partial(jax.jit, compiler_options={'xla_backend_optimization_level': 0})
 
 
-class TableBias(nnx.Module):
+class TableBias(PositionEncoding):
   """A bias with trained numbers, an integer array and a static number, by clipped distance."""
 
   def __init__(self, heads: int, rngs: nnx.Rngs):
@@ -39,15 +47,17 @@ class TableBias(nnx.Module):
     self.order = nnx.Variable(jnp.arange(2 * self.reach + 1)[::-1])
     self.table = nnx.Param(jax.random.normal(rngs.params(), (heads, 2 * self.reach + 1)))
 
-  def bias(self, q_pos, k_pos):
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
+    q_pos, k_pos = q_tokens.positions, k_tokens.positions
     distance = jnp.clip(q_pos[:, :, None] - k_pos[:, None, :], -self.reach, self.reach)
     return jnp.moveaxis(self.table[...][:, self.order[...][distance + self.reach]], 0, 1)
 
 
-class SlopeBias(nnx.Module):
+class SlopeBias(PositionEncoding):
   """A bias without parameters."""
 
-  def bias(self, q_pos, k_pos):
+  def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
+    q_pos, k_pos = q_tokens.positions, k_tokens.positions
     near = -jnp.abs(q_pos[:, :, None] - k_pos[:, None, :])[:, None]
     return near * jnp.array([0.5, 0.25, 0.1, 0.05])[:, None, None]
 
@@ -88,15 +98,19 @@ def marks(rng, share=0.3, length=21):
   return {name: jnp.asarray(rng.random((2, length)) < share) for name in ('prefix', 'global')}
 
 
+def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, bias=None, **settings):
+  """Tokens None: contiguous rows; k_tokens None with q_tokens: the same for both sides."""
+  scores = settings.pop('scores', None) or DotProduct(q, k, SCALE)
+  terms = None if bias is None else PositionTerms(bias, SCALE)
+  k_tokens = (q_tokens or Tokens.row(k.shape[1])) if k_tokens is None else k_tokens
+  q_tokens = q_tokens or Tokens.row(q.shape[1])
+  return AttentionInputs(scores, v, pattern, q_tokens, k_tokens, terms, **settings)
+
+
 @functools.partial(jit, static_argnums=(0, 1))
 def value_and_gradients(kernel, pattern, q, k, v, bias, q_tokens, k_tokens):
-  """k_tokens None: self-attention, whose two sides are the same object."""
-  k_tokens = q_tokens if k_tokens is None else k_tokens
-
   def loss(q, k, v, bias):
-    out = kernel(
-      q, k, v, pattern=pattern, q_tokens=q_tokens, k_tokens=k_tokens, bias=bias, scale=SCALE
-    )
+    out = kernel(inputs(q, k, v, pattern=pattern, q_tokens=q_tokens, k_tokens=k_tokens, bias=bias))
     weights = jnp.cos(jnp.arange(out.size, dtype=jnp.float32)).reshape(out.shape)
     return (out.astype(jnp.float32) * weights).sum(), out
 
@@ -107,10 +121,7 @@ def value_and_gradients(kernel, pattern, q, k, v, bias, q_tokens, k_tokens):
 
 @functools.partial(jit, static_argnums=(0, 1))
 def attend(kernel, pattern, q, k, v, q_tokens, k_tokens=None, bias=None):
-  k_tokens = q_tokens if k_tokens is None else k_tokens
-  return kernel(
-    q, k, v, pattern=pattern, q_tokens=q_tokens, k_tokens=k_tokens, bias=bias, scale=SCALE
-  )
+  return kernel(inputs(q, k, v, pattern=pattern, q_tokens=q_tokens, k_tokens=k_tokens, bias=bias))
 
 
 def assert_agree(kernel, pattern, q, k, v, bias, q_tokens, k_tokens=None, tolerance=2e-5):
@@ -152,7 +163,7 @@ def test_kernels_equal_the_loops(kernel, pattern):
   positions, segments = np.asarray(tokens.positions), np.asarray(tokens.segments)
   mask = pattern.allows(Tokens(positions[:, :, None]), Tokens(positions[:, None, :]))
   mask &= (segments[:, :, None] == segments[:, None, :]) & (segments != 0)[:, None, :]
-  expected = oracle(q, k, v, mask[:, None], bias.bias(positions, positions))
+  expected = oracle(q, k, v, mask[:, None], bias.scores(None, None, tokens, tokens, scale=SCALE))
   out = attend(kernel, pattern, q, k, v, tokens, bias=bias)
   np.testing.assert_allclose(out, expected, atol=2e-6)
 
@@ -200,19 +211,15 @@ def test_blockwise_skips_no_tile_where_positions_are_in_another_order(pattern, o
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 @pytest.mark.parametrize('heads', [1, 2, 8])
 def test_a_bias_with_another_number_of_heads_is_refused(kernel, heads):
-  inputs, tokens = arrays(np.random.default_rng(12)), Tokens.row(21)
   bias = TableBias(heads, nnx.Rngs(0))
   with pytest.raises(UserError, match=f'scores for {heads} heads, the attention has 4'):
-    attend(kernel, Causal(), *inputs, tokens, bias=bias)
+    attend(kernel, Causal(), *arrays(np.random.default_rng(12)), Tokens.row(21), bias=bias)
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 def test_a_pattern_that_reads_a_prefix_needs_one(kernel):
-  inputs = arrays(np.random.default_rng(13))
-  with pytest.raises(
-    UserError, match=r"\(Causal\(\) \| Prefix\(\)\) reads Tokens\.marks\['prefix'\]"
-  ):
-    attend(kernel, Causal() | Prefix(), *inputs, Tokens.row(21))
+  with pytest.raises(UserError, match=r'\(Causal\(\) \| Prefix\(\)\) reads Tokens\.marks'):
+    attend(kernel, Causal() | Prefix(), *arrays(np.random.default_rng(13)), Tokens.row(21))
 
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
@@ -220,17 +227,17 @@ def test_kernels_equal_dense_for_cross_attention(kernel):
   rng = np.random.default_rng(2)
   q_tokens = Tokens.row(13, segments=jnp.asarray([[1] * 13, [1] * 9 + [0] * 4]))
   k_tokens = Tokens.row(31, segments=jnp.asarray([[1] * 30 + [0], [1] * 4 + [0] * 27]))
-  inputs = arrays(rng, q_len=13, k_len=31, kv_heads=1)
-  assert_agree(kernel, Full(), *inputs, SlopeBias(), q_tokens, k_tokens)
-  inputs = arrays(rng, q_len=13, k_len=31, kv_heads=4)
-  assert_agree(kernel, Causal() | Global(20), *inputs, None, Tokens.row(13), Tokens.row(31))
+  numbers = arrays(rng, q_len=13, k_len=31, kv_heads=1)
+  assert_agree(kernel, Full(), *numbers, SlopeBias(), q_tokens, k_tokens)
+  numbers = arrays(rng, q_len=13, k_len=31, kv_heads=4)
+  assert_agree(kernel, Causal() | Global(20), *numbers, None, Tokens.row(13), Tokens.row(31))
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 def test_bfloat16_is_as_near_as_bfloat16_can_be(kernel):
   rng = np.random.default_rng(3)
-  inputs, bias = arrays(rng, dtype=jnp.bfloat16), TableBias(4, nnx.Rngs(3))
-  assert_agree(kernel, Causal(), *inputs, bias, packed(rng), tolerance=2e-2)
+  numbers, bias = arrays(rng, dtype=jnp.bfloat16), TableBias(4, nnx.Rngs(3))
+  assert_agree(kernel, Causal(), *numbers, bias, packed(rng), tolerance=2e-2)
 
 
 def test_parameters_of_a_bfloat16_bias_get_bfloat16_gradients():
@@ -238,17 +245,19 @@ def test_parameters_of_a_bfloat16_bias_get_bfloat16_gradients():
   bias = jax.tree.map(
     lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, TableBias(4, nnx.Rngs(3))
   )
-  inputs = arrays(rng, dtype=jnp.bfloat16)
-  _, gradients = value_and_gradients(Blockwise(8, 8), Causal(), *inputs, bias, Tokens.row(21), None)
+  numbers = arrays(rng, dtype=jnp.bfloat16)
+  _, gradients = value_and_gradients(
+    Blockwise(8, 8), Causal(), *numbers, bias, Tokens.row(21), None
+  )
   assert all(g.dtype == jnp.bfloat16 and jnp.isfinite(g).all() for g in gradients)
 
 
 @pytest.mark.parametrize('kernel', [Dense(), *KERNELS], ids=str)
 def test_a_query_that_sees_nothing_gives_zeros_and_finite_gradients(kernel):
-  inputs = arrays(np.random.default_rng(5))
+  numbers = arrays(np.random.default_rng(5))
   pattern = ~Causal() & Window(4)
   out, gradients = value_and_gradients(
-    kernel, pattern, *inputs, TableBias(4, nnx.Rngs(0)), Tokens.row(21), None
+    kernel, pattern, *numbers, TableBias(4, nnx.Rngs(0)), Tokens.row(21), None
   )
   assert (out[:, -1] == 0).all() and (out[:, 0] != 0).all()
   assert (gradients[0][:, -1] == 0).all()
@@ -287,13 +296,11 @@ def test_decoding_from_a_cache_sees_the_written_keys(kernel):
 
 
 def test_dropout_of_dense_is_unbiased_and_needs_a_key():
-  kwargs = {
-    'pattern': Causal(),
-    'q_tokens': Tokens.row(21),
-    'k_tokens': Tokens.row(21),
-    'scale': SCALE,
-  }
-  dense = functools.partial(Dense(), *arrays(np.random.default_rng(9)), **kwargs)
+  numbers = arrays(np.random.default_rng(9))
+
+  def dense(**settings):
+    return Dense()(inputs(*numbers, **settings))
+
   keys = jax.random.split(jax.random.key(0), 2000)
   outs = jit(jax.vmap(lambda key: dense(dropout_rate=0.5, key=key)))(keys)
   np.testing.assert_allclose(outs.mean(0), dense(), atol=0.15)
@@ -313,9 +320,7 @@ def test_blockwise_dropout_is_the_same_in_both_passes():
     return jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(scores) * kept, v)
 
   def blockwise(q, k, v):
-    q_tokens, k_tokens = Tokens.row(20), Tokens.row(15)
-    kwargs = {'pattern': Causal(), 'q_tokens': q_tokens, 'k_tokens': k_tokens, 'scale': SCALE}
-    return Blockwise(8, 5)(q, k, v, **kwargs, dropout_rate=rate, key=key)
+    return Blockwise(8, 5)(inputs(q, k, v, dropout_rate=rate, key=key))
 
   def gradients(attend):
     return jit(jax.grad(lambda *x: (jnp.sin(attend(*x))).sum(), (0, 1, 2)))(q, k, v)
@@ -344,48 +349,9 @@ def test_skipped_tiles_are_never_read(pattern, poisoned):
   assert jnp.isnan(attend(Dense(), pattern, q, k, v, Tokens.row(32))[:, :8]).any()
 
 
-def test_tiles_without_marked_tokens_are_never_read():
-  """Only the key tile of the marked token is read beside the window, forward and backward."""
-  q, k, v = arrays(np.random.default_rng(11), q_len=64, k_len=64)
-  poisoned = slice(16, 40)
-  k, v = k.at[:, poisoned].set(jnp.nan), v.at[:, poisoned].set(jnp.nan)
-  marked = jnp.zeros((2, 64), bool).at[0, 41].set(True).at[1, 47].set(True)
-  pattern = Window(3) | Marked('global')
-  tokens = Tokens.row(64, marks={'global': marked})
-  queries = jax.tree.map(lambda x: x[:, :8], tokens)
-
-  def first(kernel):
-    return value_and_gradients(kernel, pattern, q[:, :8], k, v, None, queries, tokens)
-
-  out, gradients = first(Blockwise(8, 8))
-  assert jnp.isfinite(out).all() and all(jnp.isfinite(g).all() for g in gradients)
-  assert jnp.isnan(first(Dense())[0]).any()
-
-
-@pytest.mark.parametrize('seed', range(3))
-def test_blockwise_equals_dense_where_few_tiles_are_left_at_run_time(seed):
-  """Long rows, small tiles: packed segments, padding and marks at random, with dropout off and on."""
-  rng = np.random.default_rng(seed)
-  segments = np.sort(rng.integers(1, 6, (2, 70)))
-  segments[1, 50:] = 0
-  starts = np.stack([[np.flatnonzero(row == s)[0] for s in row] for row in segments])
-  positions = jnp.asarray((np.arange(70) - starts) * (segments > 0))
-  tokens = Tokens(
-    positions,
-    jnp.asarray(segments),
-    marks=marks(rng, 0.03, 70),
-    layout=RowLayout.PACKED,
-  )
-  pattern = [Window(3) | Marked('global'), Causal() | Prefix(), Causal() & ~Marked('global')][seed]
-  inputs = arrays(rng, q_len=70, k_len=70)
-  assert_agree(Blockwise(8, 6), pattern, *inputs, TableBias(4, nnx.Rngs(1)), tokens)
-
-
 def temporary_bytes(kernel, length):
-  tokens = Tokens.row(length)
-
   def loss(q, k, v):
-    return kernel(q, k, v, pattern=Causal(), q_tokens=tokens, k_tokens=tokens, scale=SCALE).sum()
+    return kernel(inputs(q, k, v)).sum()
 
   x = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
   compiled = jit(jax.grad(loss, (0, 1, 2))).lower(x, x, x).compile()
@@ -408,8 +374,7 @@ def test_blockwise_under_vmap_scan_and_remat_equals_dense(pattern):
 
   def loss(biases, kernel):
     def layer(x, bias):
-      kwargs = {'pattern': pattern, 'q_tokens': tokens, 'k_tokens': tokens}
-      return x + kernel(x, k, v, bias=bias, scale=SCALE, **kwargs), None
+      return x + kernel(inputs(x, k, v, pattern=pattern, q_tokens=tokens, bias=bias)), None
 
     def model(x):
       return jax.lax.scan(jax.checkpoint(layer), x, biases)[0]
@@ -427,6 +392,6 @@ def test_blockwise_under_vmap_scan_and_remat_equals_dense(pattern):
 @pytest.mark.skipif(jax.default_backend() != 'gpu', reason='cuDNN needs an NVIDIA GPU')
 @pytest.mark.parametrize('pattern', [Full(), Causal(), Causal() & Window(5)], ids=str)
 def test_cudnn_equals_dense(pattern):
-  inputs = arrays(np.random.default_rng(14), q_len=64, k_len=64, dim=64, v_dim=64)
-  inputs = tuple(x.astype(jnp.bfloat16) for x in inputs)
-  assert_agree(XLA('cudnn'), pattern, *inputs, None, Tokens.row(64), tolerance=2e-2)
+  numbers = arrays(np.random.default_rng(14), q_len=64, k_len=64, dim=64, v_dim=64)
+  numbers = tuple(x.astype(jnp.bfloat16) for x in numbers)
+  assert_agree(XLA('cudnn'), pattern, *numbers, None, Tokens.row(64), tolerance=2e-2)

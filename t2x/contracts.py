@@ -1,0 +1,354 @@
+"""The contracts of a block's parts, as checks that any part can be run through: `t2x test-part`.
+
+A part may refuse what it cannot do with a UserError; what it accepts, it must do as the interfaces say.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from t2x.errors import UserError
+from t2x.layers import (
+  Call,
+  Causal,
+  Full,
+  Pattern,
+  PositionEncoding,
+  Result,
+  Slots,
+  Source,
+  Sublayer,
+  Tokens,
+)
+from t2x.layers.constraints import laid_out
+from t2x.models import Stack, SublayerBlock
+from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
+from t2x.train.params import Blueprint
+
+__all__ = ['CONTRACTS', 'Broken', 'Outcome', 'Subject', 'check_part']
+
+BATCH = 4
+# Absolute and relative tolerance of two ways to compute the same in float32.
+TOLERANCE = 2e-5
+
+
+class Broken(AssertionError):
+  """A part does not keep a contract."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """The outcome of one contract.
+
+  Attributes:
+    contract: its name.
+    status: 'kept', 'refused' (the part raised a UserError), 'broken' or 'not applicable'.
+    detail: the message of the part, or what differs.
+  """
+
+  contract: str
+  status: str
+  detail: str = ''
+
+
+def moved(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
+  """The module with N(0, scale) added to each parameter: initial zeros and ones hide errors."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), module
+  )
+
+
+class Subject:
+  """A part with random parameters, and the inputs that it is called with.
+
+  Args:
+    build: builds the part, as `build(d_model, rngs=rngs)`.
+    d_model: width of its input.
+    encoding: builds a position encoding for the layers; None: no positions.
+  """
+
+  def __init__(
+    self,
+    build: Callable[..., Sublayer],
+    d_model: int = 16,
+    encoding: Callable[..., PositionEncoding] | None = None,
+  ):
+    self.build = build
+    self.d_model = d_model
+    self.part: Sublayer = moved(build(d_model, rngs=nnx.Rngs(0)))
+    self.encoding = encoding and moved(encoding(d_model, rngs=nnx.Rngs(2)), 3)
+    self.length = min(12, self.part.max_length or 12)
+    rng = np.random.default_rng(4)
+    self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
+
+  @property
+  def mixes(self) -> bool:
+    """Whether it says that it follows a pattern, as parts that move information between tokens must."""
+    return 'pattern' in self.part.reads
+
+  def call(
+    self,
+    tokens: Tokens | None = None,
+    pattern: Pattern = Full(),
+    length: int | None = None,
+    **fields: Any,
+  ) -> Call:
+    """A call with the encoding, if the part reads it."""
+    encoding = self.encoding if 'encoding' in self.part.reads else None
+    row = Tokens.row(length or self.length) if tokens is None else tokens
+    return dataclasses.replace(Call(row, pattern, encoding), **fields)
+
+  def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
+    """The result of the part, compiled."""
+    x = self.x if x is None else x
+    return _apply(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
+
+
+@jax.jit
+def _apply(part: Any, x: Array, call: Call, cache: Any) -> Result:
+  return part(x, call, cache)
+
+
+def _same(actual: Any, expected: Any, what: str, tolerance: float = TOLERANCE) -> None:
+  """Raises Broken where arrays differ by more than the tolerance times the largest expected value."""
+  actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+  scale = max(np.abs(expected).max(initial=0.0), 1.0)
+  difference = np.abs(actual - expected).max(initial=0.0)
+  if not difference <= tolerance * scale:
+    raise Broken(f'{what}: the largest difference is {difference:.2g}')
+
+
+def rows_are_independent(subject: Subject) -> None:
+  """Changing a row of the batch changes no other row, so that accumulation and sharding are exact."""
+  whole = subject()
+  other = subject(subject.x.at[0].add(1.0))
+  _same(other.x[1:], whole.x[1:], 'other rows after a change of the first row')
+  halves = [subject(subject.x[rows]) for rows in (slice(0, 2), slice(2, None))]
+  for name, values in whole.aux.losses.items():
+    if values.shape != (BATCH,):
+      raise Broken(f"the auxiliary loss '{name}' has the shape {values.shape}, not ({BATCH},)")
+    parts = [half.aux.losses[name] for half in halves]
+    _same(jnp.concatenate(parts), values, f"the auxiliary loss '{name}' of two halves of the batch")
+  for name, pair in whole.aux.metrics.items():
+    for index, which in enumerate(('sum', 'weight')):
+      total = sum(half.aux.metrics[name][index] for half in halves)
+      _same(total, pair[index], f"the {which} of the metric '{name}' over two halves of the batch")
+
+
+def no_token_sees_later_ones(subject: Subject) -> None:
+  """Under Causal(), a change of a token changes no earlier output."""
+  call, place = subject.call(pattern=Causal()), subject.length // 2
+  changed = subject(subject.x.at[:, place].add(1.0), call).x
+  _same(changed[:, :place], subject(call=call).x[:, :place], 'outputs before the changed token')
+
+
+def tokens_are_independent(subject: Subject) -> None:
+  """A part that reads no pattern computes each token from that token alone."""
+  place = subject.length // 2
+  changed, whole = subject(subject.x.at[:, place].add(1.0)).x, subject().x
+  for side in (slice(0, place), slice(place + 1, None)):
+    _same(changed[:, side], whole[:, side], 'other tokens (does the part have to read a pattern?)')
+
+
+def padding_is_not_read(subject: Subject) -> None:
+  """Real tokens do not depend on padding: neither on its vectors nor on its presence."""
+  count = subject.length - 3
+  segments = jnp.broadcast_to(jnp.arange(subject.length) < count, subject.x.shape[:2])
+  call = subject.call(Tokens.row(subject.length, segments=segments.astype(jnp.int32)))
+  padded = subject(call=call).x[:, :count]
+  _same(subject(subject.x.at[:, count:].add(3.0), call).x[:, :count], padded, 'other padding')
+  _same(padded, subject(subject.x[:, :count]).x, 'a row with padding against the row without')
+
+
+def packed_rows_equal_rows_alone(subject: Subject) -> None:
+  """Examples packed into one row equal each alone, under Full() and Causal()."""
+  first = subject.length // 2
+  rest = subject.length - first
+  positions = jnp.concatenate([jnp.arange(first), jnp.arange(rest)])[None]
+  segments = jnp.repeat(
+    jnp.asarray([1, 2]), jnp.asarray([first, rest]), total_repeat_length=first + rest
+  )
+  tokens = Tokens(positions, segments[None])
+  for pattern in (Full(), Causal()):
+    packed = subject(call=subject.call(tokens, pattern)).x
+    for part in (slice(0, first), slice(first, None)):
+      x = subject.x[:, part]
+      alone = subject(x, subject.call(pattern=pattern, length=x.shape[1])).x
+      _same(packed[:, part], alone, f'packed under {pattern} against alone')
+
+
+def _pieces(length: int) -> Iterator[tuple[int, int]]:
+  start = length // 2
+  yield 0, start
+  yield from ((place, place + 1) for place in range(start, length))
+
+
+def decoding_equals_the_forward_pass(subject: Subject) -> None:
+  """Token by token from a cache, a part computes what it computes for the whole row."""
+  whole = subject(call=subject.call(pattern=Causal())).x
+  cache = subject.part.init_cache(BATCH, subject.length + 2, jnp.float32)
+  slots = Slots.empty(BATCH, subject.length + 2)
+  for start, stop in _pieces(subject.length):
+    positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
+    tokens = Tokens(positions, jnp.ones_like(positions))
+    slots = slots.extend(tokens)
+    call = subject.call(tokens, Causal(), slots=slots)
+    result = subject(subject.x[:, start:stop], call, cache)
+    cache = result.cache
+    _same(result.x, whole[:, start:stop], f'tokens {start} to {stop - 1} from the cache')
+
+
+def prompts_of_different_lengths_decode(subject: Subject) -> None:
+  """Prompts padded on the right decode as each alone, and copies of a row follow their parents."""
+  lengths, width = np.asarray([2, 4, 3, 4]), 4
+  whole = subject(call=subject.call(pattern=Causal())).x
+  cache = subject.part.init_cache(BATCH, width + 2, jnp.float32)
+  segments = jnp.asarray(np.arange(width) < lengths[:, None], jnp.int32)
+  tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
+  slots = Slots.empty(BATCH, width + 2).extend(tokens)
+  result = subject(subject.x[:, :width], subject.call(tokens, Causal(), slots=slots), cache)
+  rows = np.repeat(np.arange(BATCH), 2)
+  order = jnp.asarray([1, 0, 2, 3, 5, 4, 7, 7])
+  cache, slots = result.cache, slots.repeat(2).take(order)
+  if cache is not None:
+    cache = cache.repeat(2).take(order)
+  positions = jnp.asarray(lengths[rows])[:, None]
+  tokens = Tokens(positions, jnp.ones_like(positions))
+  slots = slots.extend(tokens)
+  x = subject.x[rows, lengths[rows]][:, None]
+  step = subject(x, subject.call(tokens, Causal(), slots=slots), cache).x
+  _same(step[:, 0], whole[rows, lengths[rows]], 'the first token after each prompt')
+
+
+def gradients_are_finite(subject: Subject) -> None:
+  """Every parameter and the input have finite gradients, with padding in the row too."""
+  segments = jnp.broadcast_to(jnp.arange(subject.length) < subject.length - 3, subject.x.shape[:2])
+  padded = Tokens.row(subject.length, segments=segments.astype(jnp.int32))
+  for tokens in (None, padded):
+    call = subject.call(tokens)
+
+    def loss(part, x, call=call):
+      result = part(x, call)
+      return jnp.square(result.x).mean() + sum(map(jnp.mean, result.aux.losses.values()))
+
+    found = jax.jit(jax.grad(loss, (0, 1)))(subject.part, subject.x)
+    for path, gradient in jax.tree.leaves_with_path(found):
+      if not jnp.isfinite(gradient).all():
+        raise Broken(f'the gradient of {jax.tree_util.keystr(path)} is not finite')
+
+
+def bfloat16_is_close(subject: Subject) -> None:
+  """In bfloat16 the output is bfloat16 and close to the one in float32."""
+  exact = subject().x
+
+  def rounded(leaf):
+    return (
+      leaf.astype(jnp.bfloat16) if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else leaf
+    )
+
+  part = jax.tree.map(rounded, subject.part)
+  call = jax.tree.map(rounded, subject.call())
+  result = _apply(part, subject.x.astype(jnp.bfloat16), call, None)
+  if result.x.dtype != jnp.bfloat16:
+    raise Broken(f'the output for a bfloat16 input is {result.x.dtype}')
+  _same(result.x, exact, 'bfloat16 against float32', 0.06)
+
+
+def only_what_is_declared_is_read(subject: Subject) -> None:
+  """What `reads` does not name changes nothing, or is refused."""
+  from t2x.layers import RoPE
+
+  other = {
+    'pattern': subject.call(pattern=Causal()),
+    'encoding': subject.call(encoding=RoPE(subject.d_model, rngs=nnx.Rngs(0))),
+    'source': subject.call(source=Source(2.0 * subject.x, Tokens.row(subject.length))),
+  }
+  for name, call in other.items():
+    if name not in subject.part.reads:
+      try:
+        result = subject(call=call)
+      except UserError:
+        continue
+      _same(result.x, subject().x, f"a part that does not declare that it reads '{name}'")
+
+
+def rematerialisation_changes_nothing(subject: Subject) -> None:
+  """In a stack, values and gradients with dropout are the same with and without rematerialisation."""
+  found = []
+  for remat in (None, 'full'):
+    encoding = subject.encoding if 'encoding' in subject.part.reads else None
+
+    def block(d_model, *, rngs):
+      return SublayerBlock(d_model, sublayers={'part': subject.build}, rngs=rngs)
+
+    stack = moved(
+      Stack(subject.d_model, num_layers=2, blocks=[block], remat=remat, rngs=nnx.Rngs(0)), 1, 0.1
+    )
+    call = Call(Tokens.row(subject.length), encoding=encoding, key=jax.random.key(7))
+    grad = jax.jit(
+      jax.value_and_grad(lambda stack, call=call: jnp.square(stack(subject.x, call).x).mean())
+    )
+    found.append(jax.tree.leaves(grad(stack)))
+  for plain, again in zip(*found, strict=True):
+    _same(again, plain, 'with rematerialisation', 1e-4)
+
+
+def devices_change_nothing(subject: Subject) -> None:
+  """On a mesh of all devices of this process, the output equals that of one device."""
+  for settings in (Mesh(), Mesh(data=-1) if len(jax.devices()) % 2 else Mesh(data=-1, tensor=2)):
+    mesh = settings.build()
+    infos = Blueprint(jax.eval_shape(lambda: subject.part)).infos
+    shardings = state_shardings(mesh, settings.rules, infos, subject.part)
+    part = jax.device_put(subject.part, shardings)
+    x = jax.device_put(jnp.tile(subject.x, (len(jax.devices()), 1, 1)), batch_sharding(mesh))
+    layout = Activations.of(mesh, settings)
+
+    def split(part, x, call, layout=layout):
+      with laid_out(layout):
+        return part(x, call).x
+
+    y = jax.jit(split)(part, x, subject.call())
+    _same(y[:BATCH], subject().x, f'on {len(jax.devices())} devices')
+
+
+# Name -> what is checked, and for which parts.
+CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]] = {
+  'rows are independent': (rows_are_independent, lambda subject: True),
+  'tokens are independent': (tokens_are_independent, lambda subject: not subject.mixes),
+  'no token sees later ones': (no_token_sees_later_ones, lambda subject: subject.mixes),
+  'padding is not read': (padding_is_not_read, lambda subject: True),
+  'packed rows equal rows alone': (packed_rows_equal_rows_alone, lambda subject: True),
+  'decoding equals the forward pass': (decoding_equals_the_forward_pass, lambda subject: True),
+  'prompts of different lengths decode': (
+    prompts_of_different_lengths_decode,
+    lambda subject: subject.length >= 5,
+  ),
+  'gradients are finite': (gradients_are_finite, lambda subject: True),
+  'bfloat16 is close': (bfloat16_is_close, lambda subject: True),
+  'only what is declared is read': (only_what_is_declared_is_read, lambda subject: True),
+  'rematerialisation changes nothing': (rematerialisation_changes_nothing, lambda subject: True),
+  'devices change nothing': (devices_change_nothing, lambda subject: len(jax.devices()) > 1),
+}
+
+
+def check_part(subject: Subject) -> Iterator[Outcome]:
+  """Runs a part through all contracts that apply to it."""
+  for name, (check, applies) in CONTRACTS.items():
+    if not applies(subject):
+      yield Outcome(name, 'not applicable')
+      continue
+    try:
+      check(subject)
+    except Broken as error:
+      yield Outcome(name, 'broken', str(error))
+    except UserError as error:
+      yield Outcome(name, 'refused', str(error))
+    else:
+      yield Outcome(name, 'kept')

@@ -1,0 +1,85 @@
+"""Untied absolute positions (TUPE: Ke et al. 2020, https://arxiv.org/abs/2006.15595)."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer, Linear, Tokens, param, rows_at
+from t2x.layers.initializers import normal, xavier_uniform
+from t2x.layers.position_encoding import PositionEncoding
+from t2x.ranges import Size
+
+__all__ = ['TUPE']
+
+
+class TUPE(PositionEncoding):
+  """Adds (p_i U^Q)(p_j U^K)' / sqrt(2 head_dim) to the scores, for learned position vectors p (TUPE-A).
+
+  Positions have projections of their own, shared by all layers, and both terms of the scores have the
+  scale 1 / sqrt(2 head_dim). With `untied_first`, position 0 (the class token) is untied from the others:
+  its scores as a query and as a key are learned numbers theta_1 and theta_2 of each head. (The softmax of
+  a row cancels theta_1, unless the scores have a sink.)
+
+  Args:
+    d_model: width of the position vectors.
+    num_heads: heads of the attention.
+    max_length: length of the longest sequence.
+    untied_first: resets the scores of position 0 (the paper's reset_theta).
+    init: initialiser of the position vectors [max_length, d_model].
+    kernel_init: initialiser of the two projections [d_model, num_heads, d_model / num_heads].
+    theta_init: initialiser of theta_1 and theta_2, each [num_heads].
+
+  Raises:
+    UserError: num_heads does not divide d_model; when called, if a sequence is longer than max_length.
+  """
+
+  num_terms = 2
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    max_length: Size,
+    untied_first: bool = True,
+    init: Initializer = normal(0.02),
+    kernel_init: Initializer = xavier_uniform(),
+    theta_init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    if d_model % num_heads:
+      raise UserError(f'TUPE.num_heads = {num_heads} does not divide d_model = {d_model}')
+    self.max_length = max_length
+    shape, axes = (num_heads, d_model // num_heads), ('embed', 'heads', 'head_dim')
+    self.table = param(init, (max_length, d_model), ('length', 'embed'), rngs)
+    self.q = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
+    self.k = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
+    self.first_query = (
+      param(theta_init, (num_heads,), ('heads',), rngs, keep_float32=True) if untied_first else None
+    )
+    self.first_key = (
+      param(theta_init, (num_heads,), ('heads',), rngs, keep_float32=True) if untied_first else None
+    )
+
+  def scores(
+    self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
+  ) -> Float[Array, '#batch heads queries keys']:
+    """The positional term, times `scale`, in float32."""
+    q_positions, k_positions = q_tokens.positions, k_tokens.positions
+    table = self.table[...].astype(jnp.float32)
+    queries, keys = (
+      project(rows_at(table, positions, 'TUPE.max_length'))
+      for project, positions in ((self.q, q_positions), (self.k, k_positions))
+    )
+    scores = jnp.einsum('bqhd,bkhd->bhqk', queries, keys) * scale
+    if self.first_query is None or self.first_key is None:
+      return scores
+
+    def of_heads(theta):
+      return theta[...].astype(jnp.float32)[:, None, None]
+
+    scores = jnp.where(k_positions[:, None, None, :] == 0, of_heads(self.first_key), scores)
+    return jnp.where(q_positions[:, None, :, None] == 0, of_heads(self.first_query), scores)

@@ -1,0 +1,229 @@
+"""Scores parts of attention against reference code and NumPy, and the projections that they need."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from applying import applied, empty
+from flax import nnx
+from transformers import Olmo2Config
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
+
+from t2x.errors import UserError
+from t2x.layers import (
+  Auto,
+  Blockwise,
+  Causal,
+  CosineScores,
+  Dense,
+  DotProduct,
+  DotProductScores,
+  LayerNorm,
+  MultiHeadAttention,
+  RandomScores,
+  RMSNorm,
+  Source,
+  Tokens,
+)
+
+BATCH, LENGTH, WIDTH, HEADS, KV_HEADS, SIZE = 2, 9, 16, 4, 2, 4
+X = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)), jnp.float32)
+KERNELS = [Dense(), Blockwise(4, 3)]
+
+
+def moved(part, scale=0.4):
+  """Every parameter moved away from where it starts."""
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), part
+  )
+
+
+def build(kernel=Dense(), **settings):
+  settings = {'num_heads': HEADS, 'num_kv_heads': KV_HEADS} | settings
+  return moved(MultiHeadAttention(WIDTH, kernel=kernel, rngs=nnx.Rngs(0), **settings))
+
+
+attend = jax.jit(
+  lambda attention, x, **settings: applied(attention, x, pattern=Causal(), **settings)[0],
+  compiler_options={'xla_backend_optimization_level': 0},
+)
+
+
+def double(array):
+  return np.asarray(array, np.float64)
+
+
+def projected(attention, x=X):
+  return (
+    np.einsum('bld,dhe->blhe', double(x), double(linear.kernel[...])) + double(linear.bias[...])
+    for linear in (attention.q, attention.k, attention.v)
+  )
+
+
+def output(attention, read):
+  return np.einsum('bqhe,hed->bqd', read, double(attention.out.kernel[...])) + double(
+    attention.out.bias[...]
+  )
+
+
+class Eager(torch.nn.Module):
+  """What transformers' eager attention functions read of a layer."""
+
+  num_key_value_groups = HEADS // KV_HEADS
+
+  def __init__(self, sinks=None):
+    super().__init__()
+    self.sinks = sinks
+    self.eval()
+
+
+def eager(function, attention, module, **settings):
+  """The output of a model's attention in transformers, from our projections, in float64."""
+  q, k, v = (torch.tensor(a).transpose(1, 2) for a in projected(attention))
+  mask = torch.full((LENGTH, LENGTH), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+  read, probabilities = function(module, q, k, v, mask, scaling=SIZE**-0.5, **settings)
+  return output(attention, read.numpy()), probabilities
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+def test_soft_cap_equals_transformers_gemma2(kernel):
+  attention = build(kernel, scores=functools.partial(DotProductScores, soft_cap=0.7))
+  expected, _ = eager(
+    modeling_gemma2.eager_attention_forward, attention, Eager(), softcap=0.7, dropout=0.0
+  )
+  np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+def test_sinks_equal_transformers_gpt_oss(kernel):
+  attention = build(kernel, scores=functools.partial(DotProductScores, sink=True))
+  module = Eager(torch.tensor(double(attention.scores.sink[...])))
+  expected, _ = eager(modeling_gpt_oss.eager_attention_forward, attention, module, dropout=0.0)
+  np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
+  assert attention.scores.sink.axes == ('heads',)
+
+
+def test_dot_products_have_no_parameters():
+  assert jax.tree.leaves(DotProductScores(HEADS, SIZE, rngs=nnx.Rngs(0))) == []
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+def test_cosine_scores_are_their_formula(kernel):
+  attention = build(kernel, scores=CosineScores)
+  attention.scores.logit[...] = jnp.asarray(
+    [-1.0, 0.5, 2.0, 6.0]
+  )  # The last is clipped at log 100.
+  q, k, v = projected(attention)
+  q, k = (a / np.linalg.norm(a, axis=-1, keepdims=True) for a in (q, k))
+  k, v = (np.repeat(a, HEADS // KV_HEADS, axis=2) for a in (k, v))
+  factor = np.exp(np.minimum([-1.0, 0.5, 2.0, 6.0], np.log(100)))
+  scores = np.einsum('bqhd,bkhd->bhqk', q, k) * factor[:, None, None]
+  weights = np.exp(scores - scores.max(-1, keepdims=True)) * Causal().mask(LENGTH, LENGTH)
+  read = np.einsum('bhqk,bkhd->bqhd', weights / weights.sum(-1, keepdims=True), v)
+  np.testing.assert_allclose(attend(attention, X), output(attention, read), atol=2e-5)
+
+
+def test_cosine_scores_start_at_the_factor_of_swin():
+  scores = CosineScores(HEADS, SIZE, rngs=nnx.Rngs(0))
+  np.testing.assert_allclose(scores.logit[...], np.log(10.0), rtol=1e-6)
+  assert scores.logit.get_metadata()['keep_float32']
+
+
+def test_gradients_of_cosine_scores_are_finite_for_zero_queries():
+  attention = build(scores=CosineScores, use_bias=False)
+  gradient = jax.grad(lambda x: applied(attention, x, pattern=Causal())[0].sum())(jnp.zeros_like(X))
+  assert jnp.isfinite(gradient).all()
+
+
+def test_a_learned_temperature_learns():
+  attention = build(scores=CosineScores)
+  gradient = jax.grad(lambda a: jnp.square(applied(a, X, pattern=Causal())[0]).sum())(attention)
+  assert (jnp.abs(gradient.scores.logit[...]) > 0).all()
+
+
+@pytest.mark.parametrize(
+  'scores', [CosineScores, functools.partial(DotProductScores, soft_cap=2.0, sink=True)]
+)
+def test_cached_decoding_equals_the_whole_row(scores):
+  attention = build(scores=scores)
+  state, outputs = empty(attention, BATCH, LENGTH), []
+  for start, stop in ((0, 5), (5, 6), (6, 9)):
+    positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
+    tokens = Tokens(positions, jnp.ones_like(positions))
+    y, state = applied(attention, X[:, start:stop], pattern=Causal(), tokens=tokens, state=state)
+    outputs.append(y)
+  np.testing.assert_allclose(jnp.concatenate(outputs, 1), attend(attention, X), atol=1e-5)
+
+
+def test_scores_are_built_with_the_heads_and_asked_for_scores_only():
+  built = []
+
+  class Constant(nnx.Module):
+    reads = frozenset({'k'})
+    max_length = None
+
+    def __init__(self, num_heads, head_dim, *, rngs):
+      built.append((num_heads, head_dim))
+
+    def __call__(self, q, k, q_tokens, k_tokens, *, scale):
+      assert q is None and q_tokens.positions.shape == (1, LENGTH)
+      return DotProduct(0 * k, k, scale)
+
+  attention = build(scores=Constant, num_kv_heads=HEADS)
+  assert built == [(HEADS, SIZE)] and attention.q is None and attention.k is not None
+  mean, _ = applied(attention, X)
+  np.testing.assert_allclose(mean, mean[:, :1].repeat(LENGTH, 1), atol=1e-6)
+
+
+def test_projections_that_scores_do_not_read_are_not_created():
+  random = functools.partial(RandomScores, max_length=LENGTH)
+  attention = build(scores=random, qk_norm=RMSNorm)
+  assert attention.q is attention.k is attention.q_norm is attention.k_norm is None
+  assert attention.init_cache(1, LENGTH).k is None
+  assert attention.max_length == LENGTH
+
+
+def test_a_scale_that_scores_do_not_read_is_refused():
+  with pytest.raises(UserError, match=r'MultiHeadAttention\.scale is not read by CosineScores'):
+    build(scores=CosineScores, scale=0.5)
+  with pytest.raises(UserError, match='cross-attention'):
+    random = functools.partial(RandomScores, max_length=LENGTH)
+    applied(build(scores=random), X, source=Source(X, Tokens.row(LENGTH)))
+
+
+@pytest.mark.parametrize('kernel', [*KERNELS, Auto()], ids=str)
+def test_joint_norm_equals_transformers_olmo2(kernel):
+  config = Olmo2Config(
+    hidden_size=WIDTH,
+    num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS,
+    rms_norm_eps=1e-6,
+    attn_implementation='eager',
+  )
+  theirs = Olmo2Attention(config, layer_idx=0).double().eval()
+  ours = build(kernel, joint_qk_norm=RMSNorm, use_bias=False, out_bias=False)
+  with torch.no_grad():
+    for name, linear in (('q', ours.q), ('k', ours.k), ('v', ours.v)):
+      kernel = double(linear.kernel[...]).reshape(WIDTH, -1)
+      getattr(theirs, f'{name}_proj').weight[:] = torch.tensor(kernel.T)
+    out = double(ours.out.kernel[...]).reshape(-1, WIDTH)
+    theirs.o_proj.weight[:] = torch.tensor(out.T)
+    theirs.q_norm.weight[:] = torch.tensor(double(ours.q_norm.scale[...]))
+    theirs.k_norm.weight[:] = torch.tensor(double(ours.k_norm.scale[...]))
+    mask = torch.full((LENGTH, LENGTH), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+    ones = torch.ones((BATCH, LENGTH, SIZE), dtype=torch.float64)
+    expected, _ = theirs(torch.tensor(double(X)), (ones, 0 * ones), mask)
+  np.testing.assert_allclose(attend(ours, X), expected.numpy(), atol=5e-6)
+  assert ours.q_norm.scale[...].shape == (HEADS * SIZE,)
+  assert ours.k_norm.scale[...].shape == (KV_HEADS * SIZE,)
+
+
+def test_two_norms_of_queries_are_refused():
+  with pytest.raises(UserError, match='both set'):
+    build(qk_norm=RMSNorm, joint_qk_norm=LayerNorm)

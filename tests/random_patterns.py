@@ -1,0 +1,38 @@
+"""Random patterns and marked rows, and what is true of the tiles of a mask."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window
+from t2x.layers.tiles import FULL, PARTIAL, SKIP
+
+small = st.integers(1, 9)
+leaves = st.one_of(
+  st.sampled_from([Full(), Causal(), Prefix(), Marked('global')]),
+  st.builds(Window, small, st.integers(1, 4)),
+  st.builds(Global, small),
+  st.builds(Blocks, small),
+)
+patterns = st.recursive(
+  leaves,
+  lambda inner: st.one_of(
+    st.builds(lambda a, b: a & b, inner, inner),
+    st.builds(lambda a, b: a | b, inner, inner),
+    st.builds(lambda a: ~a, inner),
+  ),
+  max_leaves=5,
+)
+
+
+def true_verdicts(mask: np.ndarray, q_block: int, k_block: int) -> np.ndarray:
+  rows = [mask[i : i + q_block] for i in range(0, mask.shape[0], q_block)]
+  tiles = [[row[:, j : j + k_block] for j in range(0, mask.shape[1], k_block)] for row in rows]
+  return np.array([[FULL if t.all() else PARTIAL if t.any() else SKIP for t in r] for r in tiles])
+
+
+def marked(rng, length, batch=1):
+  """Rows of random marks, as NumPy arrays."""
+  marks = {name: rng.random((batch, length)) < 0.3 for name in ('prefix', 'global')}
+  positions = np.arange(length)[None]
+  return Tokens(positions, marks=marks, layout=RowLayout.CONTIGUOUS)
