@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, RowLayout, Tokens, dropout, param
-from t2x.layers.dtypes import gather
 from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result
@@ -24,8 +23,9 @@ __all__ = ['Linformer']
 class Linformer(HeadProjections):
   """softmax(q (E'k)' / sqrt(head_dim)) F'v, with learned E and F [max_length, projected_length].
 
-  All heads share E and F. A token at position i reads row i of them; keys and values of padding are zero.
-  Every token sees the whole row, so that the pattern is Full() and there is no decoding token by token.
+  All heads share E and F; shorter rows read their first rows. Keys and values of padding are zero. Every
+  token sees the whole row, so that the pattern is Full(), a row is one segment with positions from 0
+  (`Tokens.row`), and there is no decoding token by token.
 
   Args:
     d_model: width of the input and output.
@@ -42,7 +42,7 @@ class Linformer(HeadProjections):
 
   Raises:
     UserError: num_heads does not divide d_model and no head_dim is given; when called, for a source, a
-      pattern other than Full(), packed rows, or rows longer than max_length.
+      pattern other than Full(), rows that may hold several segments, or rows longer than max_length.
   """
 
   def __init__(
@@ -97,8 +97,8 @@ class Linformer(HeadProjections):
     if tokens.segments is not None:
       is_token = (tokens.segments != 0)[..., None, None]
       k, v = jnp.where(is_token, k, 0), jnp.where(is_token, v, 0)
-    k = _along_length(k, self.k_length[...], tokens)
-    v = _along_length(v, self.v_length[...], tokens)
+    k = jnp.einsum('bnhd,nk->bkhd', k, self.k_length[: x.shape[1]].astype(k.dtype))
+    v = jnp.einsum('bnhd,nk->bkhd', v, self.v_length[: x.shape[1]].astype(v.dtype))
     scores = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
     probabilities = jax.nn.softmax(scores * self.head_dim**-0.5).astype(v.dtype)
     probabilities = dropout(probabilities, self.dropout_rate, call.key)
@@ -108,29 +108,16 @@ class Linformer(HeadProjections):
     return Result(self.output(y))
 
   def _check_tokens(self, tokens: Tokens, length: int) -> None:
-    if tokens.layout is RowLayout.PACKED:
+    if tokens.layout is not RowLayout.CONTIGUOUS:
       raise UserError(
-        'Linformer mixes all tokens of a row, and these rows are packed with several segments: use a '
-        'task with one segment per row, or MultiHeadAttention'
+        'Linformer mixes all tokens of a row, and these rows may hold several segments: use a task '
+        'with one segment per row (separate_documents = False), or MultiHeadAttention'
       )
     if self.max_length is not None and length > self.max_length:
       raise UserError(
         f'a row of {length} tokens is longer than Linformer.max_length = {self.max_length}: shorten '
         'the rows or raise max_length'
       )
-
-
-def _along_length(
-  x: Float[Array, 'batch length heads head_dim'],
-  table: Float[Array, 'max_length projected'],
-  tokens: Tokens,
-) -> Float[Array, 'batch projected heads head_dim']:
-  """Projects along the length with the rows of the table at the tokens' positions."""
-  if tokens.layout is RowLayout.CONTIGUOUS:
-    return jnp.einsum('bnhd,nk->bkhd', x, table[: x.shape[1]].astype(x.dtype))
-  positions = jnp.broadcast_to(tokens.positions, x.shape[:2])
-  weights = gather(table, positions, mode='fill').astype(x.dtype)
-  return jnp.einsum('bnhd,bnk->bkhd', x, weights)
 
 
 def _has_one_segment(segments: Int[Array, '#batch length']) -> Bool[Array, '#batch 1 1 1']:

@@ -65,15 +65,6 @@ def test_padding_is_not_read():
   np.testing.assert_allclose(y[:, :5], formula(mixer, X[:, :5]), rtol=1e-5, atol=1e-5)
 
 
-def test_rows_are_projected_by_position_and_not_by_slot():
-  mixer = build()
-  segments = jnp.asarray([[0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0]])
-  positions = jnp.asarray([[0, 0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 0, 0]])
-  y, _ = run(mixer, X, tokens=Tokens(positions, segments))
-  np.testing.assert_allclose(y[0, 2:], formula(mixer, X[:1, 2:])[0], rtol=1e-5, atol=1e-5)
-  np.testing.assert_allclose(y[1, :5], formula(mixer, X[1:, :5])[0], rtol=1e-5, atol=1e-5)
-
-
 def test_rows_of_several_segments_give_nan():
   segments = jnp.asarray([[1, 1, 1, 2, 2, 2, 0], [3, 3, 3, 3, 0, 0, 0]])
   y, _ = run(build(), X, tokens=Tokens.row(LENGTH, segments=segments))
@@ -108,9 +99,10 @@ def test_other_patterns_than_full_are_refused(pattern):
     applied(build(), X, pattern=pattern)
 
 
-def test_packed_rows_are_refused():
-  tokens = Tokens(jnp.arange(LENGTH)[None], jnp.ones((1, LENGTH), int), layout=RowLayout.PACKED)
-  with pytest.raises(UserError, match='packed with several segments'):
+@pytest.mark.parametrize('layout', [RowLayout.PACKED, RowLayout.ARBITRARY])
+def test_rows_that_may_hold_several_segments_are_refused(layout):
+  tokens = Tokens(jnp.arange(LENGTH)[None], jnp.ones((1, LENGTH), int), layout=layout)
+  with pytest.raises(UserError, match='may hold several segments'):
     applied(build(), X, tokens=tokens)
 
 
