@@ -48,6 +48,7 @@ from t2x.layers.interfaces import (
   Cache,
   Call,
   CrossSublayer,
+  ExtrasSublayer,
   Norm,
   Result,
   Scores,
@@ -105,6 +106,7 @@ from t2x.layers.synthetic_scores import (
   RandomScores,
 )
 from t2x.layers.tupe import TUPE
+from t2x.layers.value_residual import LearnedValueResidual, ValueResidual
 from t2x.layers.wiring import FixupWiring, PostNorm, PreNorm, ReZero
 
 __all__ = [
@@ -129,6 +131,7 @@ __all__ = [
   'DotProduct',
   'DotProductScores',
   'DynamicConvolution',
+  'ExtrasSublayer',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
   'FactorizedRandomScores',
@@ -143,6 +146,7 @@ __all__ = [
   'LayerNorm',
   'LearnedGrid',
   'LearnedPositions',
+  'LearnedValueResidual',
   'LightweightConvolution',
   'Linear',
   'LinearAttention',
@@ -187,6 +191,7 @@ __all__ = [
   'T5Bias',
   'TokenEmbedding',
   'Tokens',
+  'ValueResidual',
   'Window',
   'Wiring',
   'attention_mask',

@@ -19,6 +19,7 @@ from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel, Logits
 from t2x.layers.masks import attention_mask
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.scores import DotProductScores
+from t2x.layers.value_residual import ValueResidual
 from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = ['MultiHeadAttention']
@@ -44,6 +45,8 @@ class MultiHeadAttention(nnx.Module):
     scale: multiplies dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
       encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
+    values: builds the mix of the values with those of the first layer, as `values(num_kv_heads, head_dim,
+      rngs=rngs)`. None: each layer's own values.
     kernel_init: initialiser of the query, key and value projections.
     out_init: initialiser of the output projection. None: as `kernel_init`.
 
@@ -51,8 +54,6 @@ class MultiHeadAttention(nnx.Module):
     UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
       divide num_heads, both norms are given, or there is a scale that the scores do not read.
   """
-
-  reads = frozenset({'pattern', 'encoding', 'source'})
 
   def __init__(
     self,
@@ -69,6 +70,7 @@ class MultiHeadAttention(nnx.Module):
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
+    values: Callable[..., ValueResidual] | None = None,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
@@ -83,9 +85,7 @@ class MultiHeadAttention(nnx.Module):
       raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
     if qk_norm is not None and joint_qk_norm is not None:
       raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: leave one out')
-    self.num_heads = num_heads
-    self.num_kv_heads = num_kv_heads
-    self.head_dim = head_dim
+    self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.kernel = kernel
     self.scale = head_dim**-0.5 if scale is None else scale
     self.dropout_rate = dropout_rate
@@ -114,6 +114,12 @@ class MultiHeadAttention(nnx.Module):
 
     self.q_norm = norm(self.q, num_heads)
     self.k_norm = norm(self.k, num_kv_heads)
+    self.values = values and values(num_kv_heads, head_dim, rngs=rngs)
+
+  @property
+  def reads(self) -> frozenset[str]:
+    """See `Sublayer.reads`."""
+    return frozenset({'pattern', 'encoding', 'source' if self.values is None else 'extras'})
 
   @property
   def max_length(self) -> int | None:
@@ -135,6 +141,10 @@ class MultiHeadAttention(nnx.Module):
   ) -> DotProduct | Logits:
     """The scores, from queries before rotation and from rotated queries and keys."""
     return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    """What `values` reads in the first layer."""
+    return {} if self.values is None else self.values.init_extras(x)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
     """An empty cache with `num_slots` slots; it has keys where the scores read them."""
@@ -165,18 +175,23 @@ class MultiHeadAttention(nnx.Module):
       The output, and the cache: the extended one, the SourceCache as it was, or None.
     """
     self._check(x.shape[1], call)
+    extras: dict[str, Array] = {}
     if call.source is None:
-      y, cache = self._attend_self(x, call, cache)
+      y, cache, extras = self._attend_self(x, call, cache)
     else:
       y = self._attend_source(x, cache or self.source_cache(call.source), call, call.source.tokens)
-    return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
+    y = self.out(constrain(y, 'batch', 'length', 'heads', None))
+    return Result(y, cache, extras=extras)
 
   def _attend_self(
     self, x: Array, call: Call, cache: KeyValueCache | None
-  ) -> tuple[Array, KeyValueCache | None]:
+  ) -> tuple[Array, KeyValueCache | None, dict[str, Array]]:
     encoding = call.encoding
     q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
     k, v = self._keys_and_values(x, call.tokens, encoding)
+    extras: dict[str, Array] = {}
+    if self.values is not None:
+      v, extras = self.values(v, call.extras)
     rotated = q
     if encoding is not None and 'rotate' in encoding.hooks:
       assert q is not None and k is not None  # `_check` requires them.
@@ -186,7 +201,7 @@ class MultiHeadAttention(nnx.Module):
       cache = cache.extend(k, v, call.slots.start)
       k, v = _swapped(cache.k), _swapped(cache.v)
       k_tokens = call.slots.tokens
-    return self._attend(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
+    return self._attend(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache, extras
 
   def _attend_source(self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
     """Rows of x that are copies of one row of the source are so many more queries of that row."""
@@ -286,6 +301,11 @@ class MultiHeadAttention(nnx.Module):
       raise UserError(
         f'{name} has no scores for a source, since those of {scores} are scores of positions: use '
         'MultiHeadAttention with DotProductScores for cross-attention'
+      )
+    if call.source is not None and self.values is not None:
+      raise UserError(
+        f'{name}.values mixes values of the same tokens in all layers, which a source does not have: '
+        'leave it out of Block.cross'
       )
     _check_length(self.scores, length)
     if encoding is None:

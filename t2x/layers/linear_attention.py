@@ -2,6 +2,7 @@
 the softmax, so that a sum over earlier keys replaces the keys themselves."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -131,8 +132,8 @@ class LinearAttention(HeadProjections):
       state = dataclasses.replace(cache, sums=cache.sums.astype(dtype))
     y, state = scanned(q, k, v, segments, state, self.chunk)
     if not is_causal:
-      backwards = (jnp.flip(a, 1) for a in (q, k, v, segments))
-      later, _ = scanned(*backwards, empty, self.chunk, includes_own=False)
+      q, k, v, segments = (jnp.flip(a, 1) for a in (q, k, v, segments))
+      later, _ = scanned(q, k, v, segments, empty, self.chunk, includes_own=False)
       y = y + jnp.flip(later, 1)
     if cache is not None:
       cache = dataclasses.replace(state, sums=state.sums.astype(cache.sums.dtype))
@@ -183,23 +184,23 @@ def scanned(
     a = jnp.pad(a, ((0, 0), (0, missing), *[(0, 0)] * (a.ndim - 2)))
     return jnp.moveaxis(a.reshape(len(a), -1, chunk, *a.shape[2:]), 1, 0)
 
-  state, y = jax.lax.scan(
-    lambda state, inputs: _chunk(state, *inputs, before),
-    state,
-    tuple(map(cut, (q, k, v, segments))),
-  )
+  chunks = cut(q), cut(k), cut(v), cut(segments)
+  state, y = jax.lax.scan(functools.partial(_chunk, before), state, chunks)
   y = jnp.moveaxis(y, 0, 1)
   return y.reshape(len(q), -1, *y.shape[3:])[:, :length], state
 
 
 def _chunk(
-  state: LinearState,
-  q: Float[Array, 'batch chunk heads head_dim'],
-  k: Float[Array, 'batch chunk heads head_dim'],
-  v: Float[Array, 'batch chunk heads v_dim'],
-  segments: Int[Array, 'batch chunk'],
   before: Bool[Array, 'chunk chunk'],
+  state: LinearState,
+  inputs: tuple[
+    Float[Array, 'batch chunk heads head_dim'],
+    Float[Array, 'batch chunk heads head_dim'],
+    Float[Array, 'batch chunk heads v_dim'],
+    Int[Array, 'batch chunk'],
+  ],
 ) -> tuple[LinearState, Float[Array, 'batch chunk heads v_dim']]:
+  q, k, v, segments = inputs
   is_token = segments != 0
   seen = before & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
   scores = jnp.where(seen[:, None], jnp.einsum('bihd,bjhd->bhij', q, k), 0)
