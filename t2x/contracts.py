@@ -28,6 +28,7 @@ from t2x.layers import (
   Tokens,
 )
 from t2x.layers.constraints import laid_out
+from t2x.models.block import initial_extras
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
@@ -108,12 +109,15 @@ class Subject:
   def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
     """The result of the part, compiled."""
     x = self.x if x is None else x
-    return _apply(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
+    return _compiled(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
 
 
-@jax.jit
-def _apply(part: Any, x: Array, call: Call, cache: Any) -> Result:
-  return part(x, call, cache)
+def apply(part: Any, x: Array, call: Call, cache: Any = None) -> Result:
+  """The result of a part, with extras as the first layer of a stack finds them."""
+  return part(x, dataclasses.replace(call, extras=initial_extras([part], x)), cache)
+
+
+_compiled = jax.jit(apply)
 
 
 def _same(actual: Any, expected: Any, what: str, tolerance: float = TOLERANCE) -> None:
@@ -235,7 +239,7 @@ def gradients_are_finite(subject: Subject) -> None:
     call = subject.call(tokens)
 
     def loss(part, x, call=call):
-      result = part(x, call)
+      result = apply(part, x, call)
       return jnp.square(result.x).mean() + sum(map(jnp.mean, result.aux.losses.values()))
 
     found = jax.jit(jax.grad(loss, (0, 1)))(subject.part, subject.x)
@@ -255,7 +259,7 @@ def bfloat16_is_close(subject: Subject) -> None:
 
   part = jax.tree.map(rounded, subject.part)
   call = jax.tree.map(rounded, subject.call())
-  result = _apply(part, subject.x.astype(jnp.bfloat16), call, None)
+  result = _compiled(part, subject.x.astype(jnp.bfloat16), call)
   if result.x.dtype != jnp.bfloat16:
     raise Broken(f'the output for a bfloat16 input is {result.x.dtype}')
   _same(result.x, exact, 'bfloat16 against float32', 0.06)
@@ -281,11 +285,11 @@ def rematerialisation_changes_nothing(subject: Subject) -> None:
   """Values and gradients with dropout are the same when the part is computed again backward."""
   call = subject.call(key=jax.random.key(7))
 
-  def apply(part, x):
-    return part(x, call).x
+  def output(part, x):
+    return apply(part, x, call).x
 
   found = []
-  for one in (apply, jax.checkpoint(apply)):
+  for one in (output, jax.checkpoint(output)):
     loss = jax.value_and_grad(lambda part, one=one: jnp.square(one(part, subject.x)).mean())
     found.append(jax.tree.leaves(jax.jit(loss)(subject.part)))
   for plain, again in zip(*found, strict=True):
@@ -304,7 +308,7 @@ def devices_change_nothing(subject: Subject) -> None:
 
     def split(part, x, call, layout=layout):
       with laid_out(layout):
-        return part(x, call).x
+        return apply(part, x, call).x
 
     y = jax.jit(split)(part, x, subject.call())
     _same(y[:BATCH], subject().x, f'on {len(jax.devices())} devices')

@@ -5,17 +5,22 @@ import json
 
 from t2x.layers import (
   MLP,
+  TUPE,
   CosineScores,
   DenseScores,
   DotProductScores,
   DynamicConvolution,
   GatedMLP,
+  LearnedValueResidual,
   LightweightConvolution,
+  LinearAttention,
+  Linformer,
   MultiHeadAttention,
   Plus,
   RMSNorm,
   RoPE,
   ShawPositions,
+  SwitchFeedForward,
   Synthesizer,
   T5Bias,
 )
@@ -46,11 +51,26 @@ PARTS = {
   },
   'lightweight convolution': {'build': part(LightweightConvolution, num_heads=4, kernel_size=3)},
   'dynamic convolution': {'build': part(DynamicConvolution, num_heads=4, kernel_size=3)},
+  'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
+  'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
+  'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
+  'attention with TUPE': {'build': attention, 'encoding': part(TUPE, num_heads=4, max_length=16)},
+  'mixture of experts': {
+    'build': part(SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0)
+  },
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24)},
 }
 # The contracts for which a part refuses the call, with a UserError.
-REFUSED: dict[str, tuple[str, ...]] = {}
+REFUSED = {
+  # Its keys are mixtures of all tokens of a row, later ones and those of other segments included.
+  'Linformer': (
+    'no token sees later ones',
+    'packed rows equal rows alone',
+    'decoding equals the forward pass',
+    'prompts of different lengths decode',
+  ),
+}
 
 
 def print_outcomes(contract):
