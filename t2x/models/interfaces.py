@@ -17,7 +17,6 @@ __all__ = [
   'ClassHead',
   'DecodingModel',
   'Embedder',
-  'GridPositions',
   'Head',
   'Inputs',
   'Layer',
@@ -320,17 +319,6 @@ class ClassHead(Protocol):
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
   ) -> Float[Array, 'batch classes']:
     """Logits of the classes."""
-    ...
-
-
-@runtime_checkable
-class GridPositions(Protocol):
-  """Positions of the tokens of an image."""
-
-  def embed_grid(
-    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
-  ) -> Float[Array, 'batch tokens d_model']:
-    """x plus its positions."""
     ...
 
 
