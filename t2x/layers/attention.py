@@ -127,8 +127,8 @@ class MultiHeadAttention(nnx.Module):
   @property
   def reads(self) -> frozenset[str]:
     """See `Sublayer.reads`."""
-    either = 'source' if self.values is None else 'extras'
-    return frozenset({'pattern', 'encoding', either, 'record.probabilities'})
+    extras = frozenset() if self.values is None else {'extras'}
+    return frozenset({'pattern', 'encoding', 'source', 'record.probabilities'}) | extras
 
   @property
   def max_length(self) -> int | None:
@@ -215,8 +215,7 @@ class MultiHeadAttention(nnx.Module):
       cache = cache.extend(k, v, call.slots.start)
       k, v = _swapped(cache.k), _swapped(cache.v)
       k_tokens = call.slots.tokens
-    inputs = self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens)
-    return inputs, cache, extras
+    return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache, extras
 
   def _source_inputs(
     self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens

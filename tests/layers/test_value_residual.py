@@ -179,9 +179,10 @@ def test_layers_with_other_heads_are_refused():
 
 
 def test_cross_attention_is_refused():
-  mixer = MultiHeadAttention(WIDTH, num_heads=2, values=ValueResidual, rngs=nnx.Rngs(0))
+  cross = functools.partial(MultiHeadAttention, num_heads=2, values=ValueResidual)
+  stack = build(blocks=[functools.partial(block(), cross=cross)])
   with pytest.raises(UserError, match=r'leave it out of Block\.cross'):
-    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
+    applied(stack, X, pattern=Causal(), source=Source(X, Tokens.row(LENGTH)))
 
 
 class Undeclared(FeedForward):
