@@ -25,9 +25,10 @@ from t2x.tasks import (
   Translation,
   WordClassification,
 )
-from t2x.train import Trainer
+from t2x.train import InitFrom, Teacher, Trainer
 from t2x.train.params import Blueprint, Groups
 from t2x.train.step import TrainState, make_train_step
+from t2x.train.teacher import FrozenTeacher
 
 VOCAB = 512
 CLASSES = 3
@@ -173,7 +174,7 @@ def transformer(chunk=None):
   return jax.tree.map(lambda a: a + jnp.asarray(0.3 * rng.normal(size=a.shape), a.dtype), model)
 
 
-def gradient(task, model, batch, accumulate=1, layout=None):
+def gradient(task, model, batch, accumulate=1, layout=None, teacher=None):
   """The gradient that the optimizer is given, and the metrics of the step."""
   optimizer = optax.GradientTransformation(
     lambda params: jax.tree.map(jnp.zeros_like, params),
@@ -184,9 +185,17 @@ def gradient(task, model, batch, accumulate=1, layout=None):
   blueprint = Blueprint(jax.eval_shape(lambda: model))
   groups, params = Groups((), blueprint.infos), blueprint.params(model)
   state = TrainState(jnp.int32(0), params, optimizer.init(params), jax.random.key(0))
-  step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups, layout))
-  state, metrics, _ = step(state, {}, batch)
-  return blueprint.model(state.opt_state), metrics
+  frozen = {}
+  if teacher is not None:
+    leaves, builder = (
+      jax.tree.leaves(teacher),
+      functools.partial(lambda model, rngs: model, teacher),
+    )
+    teacher = FrozenTeacher(Teacher(model=builder, init_from=InitFrom(run='none')))
+    frozen = dict(zip(teacher.infos, leaves, strict=True))
+  step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups, layout, teacher))
+  state, out = step(state, frozen, batch)
+  return blueprint.model(state.opt_state), out.sums
 
 
 def assert_close(tree, expected, tolerance=1e-6):

@@ -187,8 +187,8 @@ def losses(experiment, *trials, together=False):
     if together:
       state = jax.tree.map(lambda a: jnp.stack([a, a]), state)
     for batch in packed_batches():
-      state, sums, _ = step(state, frozen, batch, scalars)
-      found.append(sums['loss'])
+      state, out = step(state, frozen, batch, scalars)
+      found.append(out.sums['loss'])
     found.append(evaluate(state.ema, batch, scalars)['loss'])
     results.append(np.stack([total / weight for total, weight in found]))
   return results[0].T if together else results

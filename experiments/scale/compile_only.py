@@ -85,7 +85,7 @@ def compile_step(name: str) -> None:
   print(f'{trainer.accumulate} parts, {trainer.compute_dtype}', flush=True)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   start = time.monotonic()
-  jitted = jax.jit(program.step(), donate_argnums=0, out_shardings=(shardings, None, None))
+  jitted = jax.jit(program.step(), donate_argnums=0, out_shardings=(shardings, None))
   lowered = jitted.lower(state, program.frozen, program.batch())
   print(f'  lowered in {time.monotonic() - start:.1f} s', flush=True)
   start = time.monotonic()

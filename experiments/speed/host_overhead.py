@@ -4,11 +4,12 @@ python experiments/speed/host_overhead.py
 
 A model so small that the host is what limits: the loop draws batches, puts them on the device,
 dispatches, logs and looks at every step for faults; the bare step is called again and again on one
-batch. The two alternate; the difference of their medians is what the loop adds to a step.
+batch. The two alternate; the difference of their medians is what the loop adds to a step. CPU time, of all
+threads of the process, depends less on what else the machine does.
 """
 
 import argparse
-import json
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -45,28 +46,49 @@ Constant.peak = 1e-3
 """
 
 
-def bare(run, steps: int) -> float:
-  """Milliseconds a step of the compiled step alone."""
+def clocks() -> tuple[float, float]:
+  """Wall and CPU time, in milliseconds."""
+  return 1e3 * time.perf_counter(), 1e3 * time.process_time()
+
+
+def bare(run, steps: int) -> tuple[float, ...]:
+  """Wall and CPU milliseconds per step of the compiled step alone."""
   import jax
 
   state, frozen = run.init()
   _, batch = next(run.train_batches(run.batches(run.rows('train')), 0))
   for count in (10, steps):
-    began = time.perf_counter()
+    began = clocks()
     for _ in range(count):
       state, *_ = run.train_step(state, frozen, batch)
     jax.block_until_ready(state)
-  return 1e3 * (time.perf_counter() - began) / steps
+  return tuple((now - then) / steps for then, now in zip(began, clocks(), strict=True))
 
 
-def loop(experiment, folder: Path) -> float:
-  """Milliseconds a step inside the training loop, from its own clock, the first interval left out."""
+class Clock:
+  """A metric writer that notes the time of each train line."""
+
+  def __init__(self):
+    self.lines: list[tuple[int, float, float]] = []
+
+  def write(self, step, split, values):
+    """Notes a line."""
+    if split == 'train':
+      self.lines.append((step, *clocks()))
+
+  def close(self):
+    """Nothing to close."""
+
+
+def loop(experiment, folder: Path) -> tuple[float, ...]:
+  """Wall and CPU milliseconds per step inside the training loop, without the first and last interval."""
   from t2x.train import train
 
-  train(experiment, folder, '')
-  lines = [json.loads(line) for line in (folder / 'timing.jsonl').read_text().splitlines()]
-  first, *_, last = [line for line in lines if line['split'] == 'train'][:-1]
-  return 1e3 * (last['seconds'] - first['seconds']) / (last['step'] - first['step'])
+  clock = Clock()
+  trainer = dataclasses.replace(experiment.trainer, writers=[lambda folder: clock])
+  train(dataclasses.replace(experiment, trainer=trainer), folder, '')
+  (first, *began), *_, (last, *ended), _ = clock.lines
+  return tuple((now - then) / (last - first) for then, now in zip(began, ended, strict=True))
 
 
 def main() -> None:
@@ -87,10 +109,13 @@ def main() -> None:
     experiment = load([config]).build()
     run = Run(experiment, folder / 'bare')
     times = [(bare(run, args.steps), loop(experiment, folder / str(i))) for i in range(args.repeat)]
-  alone, inside = (statistics.median(column) for column in zip(*times, strict=True))
-  for step, both in times:
-    print(f'bare step {step:.3f} ms, in the loop {both:.3f} ms')
-  print(f'medians: {alone:.3f} ms, {inside:.3f} ms; the loop adds {inside - alone:.3f} ms a step')
+  for name, clock in (('wall', 0), ('CPU', 1)):
+    pairs = [(step[clock], whole[clock]) for step, whole in times]
+    for step, whole in pairs:
+      print(f'{name}: bare step {step:.3f} ms, in the loop {whole:.3f} ms')
+    alone, inside = (statistics.median(column) for column in zip(*pairs, strict=True))
+    adds = f'the loop adds {inside - alone:.3f} ms per step'
+    print(f'{name} medians: {alone:.3f} ms, {inside:.3f} ms; {adds}')
 
 
 if __name__ == '__main__':

@@ -51,16 +51,16 @@ def measure(run, steps: int, peak: float | None) -> dict:
 
   batch, (state, frozen) = random_batch(run), run.init()
   began = time.perf_counter()
-  state, sums, _ = run.train_step(state, frozen, batch)
-  losses = [float(sums['loss'][0] / sums['loss'][1])]
+  state, out = run.train_step(state, frozen, batch)
+  losses = [out.loss]
   compiled = time.perf_counter() - began
   times = []
   # Timed ten at a time: the device never waits for Python in between.
   for _ in range(max(1, steps // 10)):
     began = time.perf_counter()
     for _ in range(10):
-      state, sums, _ = run.train_step(state, frozen, batch)
-    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+      state, out = run.train_step(state, frozen, batch)
+    losses.append(out.loss)
     times.append((time.perf_counter() - began) / 10)
   seconds = statistics.median(times)
   lengths = row_lengths(run.task, run.program.blueprint.shapes)

@@ -15,7 +15,15 @@ from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
-from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel, Logits, PositionTerms
+from t2x.layers.kernels import (
+  AttentionInputs,
+  Auto,
+  Dense,
+  DotProduct,
+  Kernel,
+  Logits,
+  PositionTerms,
+)
 from t2x.layers.masks import attention_mask
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.scores import DotProductScores
@@ -52,7 +60,7 @@ class MultiHeadAttention(nnx.Module):
       divide num_heads, both norms are given, or there is a scale that the scores do not read.
   """
 
-  reads = frozenset({'pattern', 'encoding', 'source'})
+  reads = frozenset({'pattern', 'encoding', 'source', 'record.probabilities'})
 
   def __init__(
     self,
@@ -166,14 +174,20 @@ class MultiHeadAttention(nnx.Module):
     """
     self._check(x.shape[1], call)
     if call.source is None:
-      y, cache = self._attend_self(x, call, cache)
+      inputs, cache = self._own_inputs(x, call, cache)
     else:
-      y = self._attend_source(x, cache or self.source_cache(call.source), call, call.source.tokens)
-    return Result(self.out(constrain(y, 'batch', 'length', 'heads', None)), cache)
+      source = cache or self.source_cache(call.source)
+      inputs = self._source_inputs(x, source, call, call.source.tokens)
+    y = self.kernel(inputs).reshape(*x.shape[:2], self.num_heads, -1)
+    y = self.out(constrain(y, 'batch', 'length', 'heads', None))
+    recorded = {}
+    if 'probabilities' in call.record:
+      recorded = {'probabilities': Dense().probabilities(inputs)}
+    return Result(y, cache, recorded=recorded)
 
-  def _attend_self(
+  def _own_inputs(
     self, x: Array, call: Call, cache: KeyValueCache | None
-  ) -> tuple[Array, KeyValueCache | None]:
+  ) -> tuple[AttentionInputs, KeyValueCache | None]:
     encoding = call.encoding
     q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
     k, v = self._keys_and_values(x, call.tokens, encoding)
@@ -186,16 +200,18 @@ class MultiHeadAttention(nnx.Module):
       cache = cache.extend(k, v, call.slots.start)
       k, v = _swapped(cache.k), _swapped(cache.v)
       k_tokens = call.slots.tokens
-    return self._attend(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
+    return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
 
-  def _attend_source(self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens) -> Array:
+  def _source_inputs(
+    self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens
+  ) -> AttentionInputs:
     """Rows of x that are copies of one row of the source are so many more queries of that row."""
     q = None if self.q is None else self._queries(x)
     k, v = _swapped(cache.k), _swapped(cache.v).astype(x.dtype)
     k_tokens = k_tokens.elsewhere()
     rows, (batch, length, _) = v.shape[0], x.shape
     if rows == batch:
-      return self._attend(q, q, k, v, call, k_tokens)
+      return self._inputs(q, q, k, v, call, k_tokens)
 
     def grouped(a):
       return None if a is None else jnp.broadcast_to(a, (batch, length)).reshape(rows, -1)
@@ -203,8 +219,7 @@ class MultiHeadAttention(nnx.Module):
     tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
     call = dataclasses.replace(call, tokens=tokens)
     q = None if q is None else q.reshape(rows, -1, *q.shape[2:])
-    y = self._attend(q, q, k, v, call, k_tokens)
-    return y.reshape(batch, length, self.num_heads, -1)
+    return self._inputs(q, q, k, v, call, k_tokens)
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
@@ -227,7 +242,7 @@ class MultiHeadAttention(nnx.Module):
     k = None if self.k is None else self._keys(_addressed(x, tokens, encoding))
     return k, self.v(x)
 
-  def _attend(
+  def _inputs(
     self,
     q: Array | None,
     rotated: Array | None,
@@ -235,8 +250,8 @@ class MultiHeadAttention(nnx.Module):
     v: Array,
     call: Call,
     k_tokens: Tokens,
-  ) -> Float[Array, 'batch length heads head_dim']:
-    """The kernel's output for all queries and all keys that are attended to."""
+  ) -> AttentionInputs:
+    """What the kernel is called with for all queries and all keys that are attended to."""
     # Queries stay where their tokens are; every one may look at any key.
     q, rotated = (_constrained(a, v.dtype, 'length', 'heads') for a in (q, rotated))
     k = _constrained(k, v.dtype, None, 'kv_heads')
@@ -255,7 +270,7 @@ class MultiHeadAttention(nnx.Module):
     if encoding is not None and encoding.hooks & {'scores', 'values'}:
       terms = self._terms(encoding, rotated, k, inputs, scale)
       inputs = dataclasses.replace(inputs, terms=terms)
-    return self.kernel(inputs)
+    return inputs
 
   def _terms(
     self,

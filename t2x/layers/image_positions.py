@@ -10,15 +10,16 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, param
+from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.dtypes import broadcast
 from t2x.layers.initializers import normal
+from t2x.layers.position_encoding import PositionEncoding
 from t2x.ranges import Natural, Positive, Size
 
 __all__ = ['LearnedGrid', 'SinusoidalGrid', 'resize_grid']
 
 
-class LearnedGrid(nnx.Module):
+class LearnedGrid(PositionEncoding):
   """A learned vector for each extra token and each patch of a grid.
 
   Args:
@@ -44,15 +45,15 @@ class LearnedGrid(nnx.Module):
     self.num_extra = num_extra
     self.table = param(init, (num_extra + height * width, d_model), ('length', 'embed'), rngs)
 
-  def embed_grid(
-    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
-  ) -> Float[Array, 'batch tokens d_model']:
+  def embed(
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
+  ) -> Float[Array, 'batch length d_model']:
     """x plus its positions; a grid other than the trained one interpolates them (bicubic).
 
     Raises:
-      UserError: x does not hold `num_extra` tokens and those of the grid.
+      UserError: the tokens have no grid of rows and columns, or are not `num_extra` and those of the grid.
     """
-    _check_tokens(x, grid, self.num_extra, 'LearnedGrid')
+    grid = _grid(x, tokens, self.num_extra, 'LearnedGrid')
     table = self.table[...]
     if grid != (self.height, self.width):
       table = resize_grid(table, (self.height, self.width), grid, self.num_extra)
@@ -75,7 +76,7 @@ def resize_grid(
   return jnp.concatenate([extra, image.reshape(-1, image.shape[-1]).astype(table.dtype)])
 
 
-class SinusoidalGrid(nnx.Module):
+class SinusoidalGrid(PositionEncoding):
   """Sines and cosines of column, then of row, a quarter of d_model each; nothing is learnt.
 
   Args:
@@ -103,15 +104,15 @@ class SinusoidalGrid(nnx.Module):
     self.max_wavelength = max_wavelength
     self.exponent_shift = exponent_shift
 
-  def embed_grid(
-    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
-  ) -> Float[Array, 'batch tokens d_model']:
+  def embed(
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
+  ) -> Float[Array, 'batch length d_model']:
     """x plus its positions, for any grid.
 
     Raises:
-      UserError: x does not hold `num_extra` tokens and those of the grid.
+      UserError: the tokens have no grid of rows and columns, or are not `num_extra` and those of the grid.
     """
-    _check_tokens(x, grid, self.num_extra, 'SinusoidalGrid')
+    grid = _grid(x, tokens, self.num_extra, 'SinusoidalGrid')
     quarter = x.shape[-1] // 4
     exponents = np.arange(quarter) / max(quarter - self.exponent_shift, 1)
     row, column = (a.reshape(-1, 1) / self.max_wavelength**exponents for a in np.indices(grid))
@@ -120,9 +121,17 @@ class SinusoidalGrid(nnx.Module):
     return x + jnp.asarray(table, x.dtype)
 
 
-def _check_tokens(x: Array, grid: tuple[int, int], num_extra: int, name: str) -> None:
-  if x.shape[1] != num_extra + grid[0] * grid[1]:
+def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:
+  """Rows and columns of the tokens' grid."""
+  if tokens.grid is None or len(tokens.grid) != 2:
+    raise UserError(
+      f'{name} needs a grid of rows and columns, but these tokens have the grid {tokens.grid}: use an '
+      'embedding that sets Tokens.grid (PatchEmbedding)'
+    )
+  rows, columns = tokens.grid
+  if x.shape[1] != num_extra + rows * columns:
     raise UserError(
       f'{x.shape[1]} tokens are not the {num_extra} of {name}.num_extra and those of a grid of '
-      f'{grid[0]} x {grid[1]}: set num_extra to the number of class tokens'
+      f'{rows} x {columns}: set num_extra to the number of class tokens'
     )
+  return rows, columns

@@ -24,7 +24,6 @@ __all__ = [
   'Cache',
   'Call',
   'CrossSublayer',
-  'GridPositions',
   'Merge',
   'Norm',
   'Result',
@@ -323,15 +322,4 @@ class Merge(Protocol):
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
     """The merged vectors and their metadata."""
-    ...
-
-
-@runtime_checkable
-class GridPositions(Protocol):
-  """Positions of the tokens of an image."""
-
-  def embed_grid(
-    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
-  ) -> Float[Array, 'batch tokens d_model']:
-    """x plus its positions."""
     ...

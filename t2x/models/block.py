@@ -80,10 +80,12 @@ class _Block(nnx.Module):
   @property
   def reads(self) -> frozenset[str]:
     """What its sublayers read, of the fields of `Call`."""
-    own = frozenset({'source'}) if self.reads_source else frozenset()
-    parts = [part.reads for name, part in self.sublayers.items() if name != 'cross']
-    found = frozenset().union(*parts) - {'source'} | own
-    return found if self.encoding is None else found - {'encoding'}
+    found: set[str] = set()
+    for name, part in self.sublayers.items():
+      # Only 'cross' is given a source, and it is given neither a pattern nor positions.
+      unused = {'pattern', 'encoding'} if name == 'cross' else {'source'}
+      found |= part.reads - unused
+    return frozenset(found if self.encoding is None else found - {'encoding'})
 
   @property
   def max_length(self) -> int | None:

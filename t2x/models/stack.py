@@ -142,9 +142,8 @@ class Stack(nnx.Module):
         f'{name} acts in the layers, and no block of this stack would use it: choose an encoding '
         'that is added to the embeddings, or a mixer that reads positions'
       )
-    unknown = call.record - {
-      name.removeprefix('record.') for name in reads if name.startswith('record.')
-    }
+    known = {name.removeprefix('record.') for name in reads if name.startswith('record.')}
+    unknown = call.record - known - {'hidden'}
     if unknown:
       raise UserError(f'no part of this stack records {", ".join(sorted(unknown))}')
 
@@ -213,6 +212,8 @@ class Stack(nnx.Module):
         for i, result in enumerate(results)
         for name, value in result.recorded.items()
       }
+      if 'hidden' in call.record:
+        recorded |= {f'blocks.{i}.hidden': result.x for i, result in enumerate(results)}
       return x, (new, aux, recorded)
 
     if self.remat is not None:

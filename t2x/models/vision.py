@@ -6,7 +6,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers import GridPositions, LearnedGrid, PatchEmbedding, dropout, named_key
+from t2x.layers import LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier, first_token
 from t2x.models.interfaces import (
@@ -40,7 +40,7 @@ class VisionTransformer(nnx.Module):
     *,
     d_model: Size,
     embedding: Callable[..., Embedder] = PatchEmbedding,
-    positions: Callable[..., GridPositions] = LearnedGrid,
+    positions: Callable[..., PositionEncoding] = LearnedGrid,
     body: Callable[..., Body] = Encoder,
     pool: Callable[[Array], Array] = first_token,
     head: Callable[..., ClassHead] | None = Classifier,
@@ -74,8 +74,7 @@ class VisionTransformer(nnx.Module):
         f'VisionTransformer.positions needs a grid of rows and columns, but '
         f'@{type(self.embedding).__name__} returns tokens with the grid {tokens.grid}'
       )
-    rows, columns = tokens.grid
-    x = self.positions.embed_grid(x, (rows, columns))
+    x = self.positions.embed(x, tokens)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
     return self.body(x, tokens=tokens, key=named_key(key, 'body'))
 

@@ -63,7 +63,7 @@ def _median(run: Run) -> float:
   for step in range(_STEPS):
     batch = run.on_device(batches[step])
     began = time.monotonic()
-    state, sums, _ = run.train_step(state, frozen, batch)
+    state, sums = run.train_step(state, frozen, batch)
     jax.block_until_ready((state, sums))
     seconds.append(time.monotonic() - began)
   return statistics.median(seconds[1:])

@@ -206,8 +206,7 @@ class Lockstep:
       if self._error:
         raise Parted(self._error)
       row = self._order.index(index)
-      sums, norms = jax.tree.map(lambda a: a[row], self._out)
-      return _Slot(row), sums, norms
+      return _Slot(row), jax.tree.map(lambda a: a[row], self._out)
 
   def state(self, slot: _Slot) -> TrainState:
     """A trial's own state."""
@@ -228,7 +227,7 @@ class Lockstep:
       states, frozen = self._stacked
       arguments = states, frozen, batches, scalars
       self._shapes = self._shapes or jax.tree.map(_shape, arguments)
-      states, *self._out = self._jitted(*arguments)
+      states, self._out = self._jitted(*arguments)
       self._stacked = states, frozen
     except Exception as error:
       self._error = in_a_line(error)

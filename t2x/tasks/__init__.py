@@ -4,6 +4,7 @@ evaluate. One file a task."""
 from t2x.tasks.auxiliary import Auxiliary, LanguageModelling
 from t2x.tasks.base import Task, TaskOutput, TextTask
 from t2x.tasks.causal_lm import CausalLM
+from t2x.tasks.distillation import DistillableTask, Distillation
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.masked_lm import MaskedLM
 from t2x.tasks.mixing import Mixing, MixUp
@@ -16,6 +17,8 @@ from t2x.tasks.word_classification import WordClassification
 __all__ = [
   'Auxiliary',
   'CausalLM',
+  'DistillableTask',
+  'Distillation',
   'ImageClassification',
   'LanguageModelling',
   'MaskedLM',

@@ -37,11 +37,13 @@ class TaskOutput:
     metrics: (sum, weight) by name. 'loss' is the main loss term.
     aux: auxiliary losses and metrics of the model, from `Output.aux`.
     further: the sum of each loss term besides the main one by name, coefficients included.
+    coefficient: factor of the main loss term; the metric 'loss' is without it.
   """
 
   metrics: Sums
   aux: Aux = NO_AUX
   further: dict[str, jax.Array] = dataclasses.field(default_factory=dict)
+  coefficient: float | jax.Array = 1.0
 
   @property
   def terms(self) -> dict[str, jax.Array]:
@@ -50,7 +52,7 @@ class TaskOutput:
     The train step divides each by its weight in `Task.weights` of the whole batch and minimises their
     total.
     """
-    return {'loss': self.metrics['loss'][0]} | self.further
+    return {'loss': self.coefficient * self.metrics['loss'][0]} | self.further
 
   @property
   def reported(self) -> Sums:
@@ -146,6 +148,18 @@ class Task(abc.ABC):
       raise UserError(
         f'{type(self).__name__} needs {self.outputs}, but the head of @{type(model).__name__} '
         f'computes {", ".join(sorted(spec.outputs))}: bind another head, such as @{self.head}'
+      )
+
+  def check_teacher(self, model: Any, teacher: Any) -> None:
+    """Raises UserError if there is a teacher that the task does not use, or none that it needs.
+
+    Args:
+      model: its shapes.
+      teacher: the shapes of `Experiment.teacher`, or None.
+    """
+    if teacher is not None:
+      raise UserError(
+        f'Experiment.teacher is set and {type(self).__name__} does not learn from a teacher: remove it'
       )
 
   @abc.abstractmethod

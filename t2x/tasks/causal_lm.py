@@ -10,8 +10,10 @@ import numpy as np
 from flax import nnx
 
 from t2x.decode import Generated, Sampling, Strategy, generate
+from t2x.layers.constraints import constrain
 from t2x.ranges import Size
 from t2x.tasks.base import TaskOutput, check_causal
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
 
 __all__ = ['CausalLM']
@@ -25,7 +27,7 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CausalLM(JoinedDocuments):
+class CausalLM(DistillableTask, JoinedDocuments):
   """Documents joined and cut into rows of `length` tokens; no token sees another document.
 
   Every token, the end of the document included, is a target exactly once, so that
@@ -64,12 +66,23 @@ class CausalLM(JoinedDocuments):
     """1 for each token that is not padding."""
     return (batch['segments'] != 0).astype(jnp.float32)
 
-  def sums(self, model, batch, key):
+  def _hidden(self, model, batch, key):
+    inputs = shift_right(batch['tokens'], batch['segments'], self.tokenizer.ids.bos_id)
+    return model.hidden(inputs, tokens=self.row_tokens(batch), key=key)
+
+  def predictions(self, model, batch, key):
+    """The logits of each token."""
+    out = self._hidden(model, batch, key)
+    return constrain(model.logits(out.x), 'batch', 'length', 'vocab'), out
+
+  def sums(self, model, batch, key, teacher=None):
     """Loss and accuracy of each token that is not padding."""
-    tokens, segments = batch['tokens'], batch['segments']
-    inputs = shift_right(tokens, segments, self.tokenizer.ids.bos_id)
-    out = model.hidden(inputs, tokens=self.row_tokens(batch), key=key)
-    return TaskOutput(self.token_sums(model, out.x, tokens, batch, key), out.aux)
+    out = self._hidden(model, batch, key)
+    output = TaskOutput(self.token_sums(model, out.x, batch['tokens'], batch, key), out.aux)
+    if teacher is None:
+      return output
+    logits = constrain(model.logits(out.x), 'batch', 'length', 'vocab')
+    return self.distilled(output, logits, self.target_weights(batch), teacher, batch)
 
   def summarise(self, means, info=None):
     """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""

@@ -12,7 +12,8 @@ from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.models import Inputs, OutputKind
 from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
-from t2x.tasks.base import Task, TaskOutput
+from t2x.tasks.base import TaskOutput
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.losses import classification_sums
 from t2x.tasks.mixing import Mixing
 
@@ -20,7 +21,7 @@ __all__ = ['ImageClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageClassification(Task):
+class ImageClassification(DistillableTask):
   """Images and labels.
 
   Attributes:
@@ -101,22 +102,28 @@ class ImageClassification(Task):
     """The weight of each example."""
     return batch['weight']
 
-  def sums(self, model, batch, key):
+  def predictions(self, model, batch, key):
+    """The logits of the classes."""
+    out = model(batch['image'], key=key)
+    return out.x, out
+
+  def sums(self, model, batch, key, teacher=None):
     """Loss, accuracy (top-1) and top-5 accuracy of the examples with weight 1; of mixed ones, those
     of both labels, each with its share."""
     images, labels, weights = batch['image'], batch['label'], self.target_weights(batch)
     if key is None or self.mixing is None:
-      out = model(images, key=key)
-      sums = self._sums(out.x, labels, weights, train=key is not None)
-      return TaskOutput(sums, out.aux)
+      logits, out = self.predictions(model, batch, key)
+      sums = self._sums(logits, labels, weights, train=key is not None)
+      return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
     # A name that no part of a model has.
     images, other, share = self.mixing(images, named_key(key, 'task.mixing'))
-    out = model(images, key=key)
-    own = self._sums(out.x, labels, share * weights, train=True)
-    others = self._sums(out.x, labels[other], (1 - share) * weights, train=True)
+    mixed = {**batch, 'image': images}
+    logits, out = self.predictions(model, mixed, key)
+    own = self._sums(logits, labels, share * weights, train=True)
+    others = self._sums(logits, labels[other], (1 - share) * weights, train=True)
     # The two shares of an example add up to its weight.
     sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
-    return TaskOutput(sums, out.aux)
+    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, mixed)
 
   def _sums(self, logits, labels, weights, train):
     smoothing = self.label_smoothing if train else 0.0

@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from t2x.data import Chain, MaskTokens
+from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.ranges import Fraction, Range
 from t2x.tasks.base import TaskOutput
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.text import JoinedDocuments
 
 __all__ = ['MaskedLM']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MaskedLM(JoinedDocuments):
+class MaskedLM(DistillableTask, JoinedDocuments):
   """Predicts the hidden tokens of a row.
 
   Attributes:
@@ -71,10 +73,23 @@ class MaskedLM(JoinedDocuments):
     """1 for each place of a prediction that is used."""
     return batch['weights']
 
-  def sums(self, model, batch, key):
-    """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
+  def _hidden(self, model, batch, key):
+    """What the model returns, with the vectors of the hidden tokens alone."""
     out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
-    x = select(out.x, batch['masked_positions'])
-    sums = self.token_sums(model, x, batch['labels'], batch, key, length_axis=None)
+    return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
+
+  def predictions(self, model, batch, key):
+    """The logits of the hidden tokens alone."""
+    out = self._hidden(model, batch, key)
+    return constrain(model.logits(out.x), 'batch', None, 'vocab'), out
+
+  def sums(self, model, batch, key, teacher=None):
+    """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
+    out = self._hidden(model, batch, key)
+    sums = self.token_sums(model, out.x, batch['labels'], batch, key, length_axis=None)
     sums['masked_accuracy'] = sums.pop('accuracy')
-    return TaskOutput(sums, out.aux)
+    output = TaskOutput(sums, out.aux)
+    if teacher is None:
+      return output
+    logits = constrain(model.logits(out.x), 'batch', None, 'vocab')
+    return self.distilled(output, logits, self.target_weights(batch), teacher, batch)

@@ -17,6 +17,7 @@ from t2x.models import Output, OutputKind
 from t2x.ranges import NonEmpty, Text, TunableRate
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import TaskOutput
+from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import classification_sums, f1_sums
 from t2x.tasks.text import encoded_spec, hidden_of
@@ -25,7 +26,7 @@ __all__ = ['SequenceClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SequenceClassification(LabelledTask):
+class SequenceClassification(DistillableTask, LabelledTask):
   """Texts and their classes: examples have `label` and the text `fields`.
 
   Metrics: accuracy; macro_f1, the mean of the classes' F1 over those that occur in the data or in
@@ -85,17 +86,22 @@ class SequenceClassification(LabelledTask):
       weights['auxiliary'] = self.auxiliary.term_weight(batch, self.target_weights(batch))
     return weights
 
-  def sums(self, model, batch, key):
+  def predictions(self, model, batch, key):
+    """The logits of the classes."""
+    return _logits(model, batch, key)
+
+  def sums(self, model, batch, key, teacher=None):
     """Loss, accuracy and the parts of F1 of each class over the examples with weight 1."""
     logits, out = _logits(model, batch, key)
     weights = self.target_weights(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)
-    if self.auxiliary is None:
-      return TaskOutput(sums, out.aux)
-    metrics, term = self.auxiliary(model, out.x, batch, weights)
-    return TaskOutput(sums | metrics, out.aux, {'auxiliary': term})
+    output = TaskOutput(sums, out.aux)
+    if self.auxiliary is not None:
+      metrics, term = self.auxiliary(model, out.x, batch, weights)
+      output = TaskOutput(sums | metrics, out.aux, {'auxiliary': term})
+    return self.distilled(output, logits, weights, teacher, batch)
 
   def count(self, batch):
     """Examples that are not padding."""

@@ -1,7 +1,7 @@
 """Training: state, step, loop, optimizers, checkpoints, metric writers. One loop for every task."""
 
 from t2x.train.check import check_experiment, draw_patterns, layout_report
-from t2x.train.experiment import Experiment, Trainer
+from t2x.train.experiment import Experiment, Teacher, Trainer
 from t2x.train.faults import Diverged, Rollback, Skip, Stop
 from t2x.train.init_from import (
   InitFrom,
@@ -54,6 +54,7 @@ __all__ = [
   'Schedule',
   'Skip',
   'Stop',
+  'Teacher',
   'Trainer',
   'WandB',
   'WarmupStableDecay',

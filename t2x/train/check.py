@@ -19,6 +19,7 @@ from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task, TextTask
 from t2x.train.program import Program
+from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
@@ -55,6 +56,8 @@ def check_experiment(
   values, mesh = dict.fromkeys(hyperparameters, 0.0), experiment.mesh.abstract(num_devices)
   program = Program(experiment.with_trainer(mesh.size), values, mesh)
   report = f'{program.blueprint.size:,} parameters'
+  if program.teacher is not None:
+    report += f'; {_check_teacher(program.teacher, program.frozen)}'
   if experiment.init_from is not None:
     report += f'; {_check_init_from(experiment.init_from, program.params_abstract())}'
   if experiment.task is None or experiment.trainer is None:
@@ -67,6 +70,15 @@ def check_experiment(
   if experiment.trainer.groups:
     report += f'\n{program.groups.table()}'
   return report
+
+
+def _check_teacher(teacher: FrozenTeacher, frozen: Mapping[str, Any]) -> str:
+  """Returns the number of parameters of the teacher and its run, which may not exist yet."""
+  size, run = f'a teacher of {teacher.blueprint.size:,} parameters', teacher.teacher.init_from.run
+  if not Path(run).is_dir():
+    return f'{size}, whose run {run} does not exist yet'
+  _, source = teacher.plan(frozen)
+  return f'{size}, {source}'
 
 
 def _check_init_from(init_from: 'InitFrom', params: Mapping[str, Any]) -> str:

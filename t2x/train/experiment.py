@@ -23,7 +23,7 @@ from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
 from t2x.train.writers import MetricWriter
 
-__all__ = ['Experiment', 'Trainer']
+__all__ = ['Experiment', 'Teacher', 'Trainer']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,20 @@ class Trainer:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Teacher:
+  """A trained model whose predictions the task learns (`Distillation`).
+
+  Attributes:
+    model: builds the model, as Experiment.model does. `@teacher/LanguageModel` takes the bindings of the
+      scope `teacher/`, and the student's for everything that the scope does not bind.
+    init_from: the run in which the model was trained. A resumed run has its own copy.
+  """
+
+  model: Callable[..., Model]
+  init_from: InitFrom
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
   """The root of a config. A file may hold a part of one; training needs all but the mesh.
 
@@ -114,6 +128,7 @@ class Experiment:
     trainer: how.
     mesh: on which devices.
     init_from: another run whose parameters a new run starts with; a resumed one has its own.
+    teacher: a trained model that the task learns from; None if the task needs none.
     evaluations: tasks that the last step evaluates too, by name; their metrics stand beside the
       task's own as NAME/METRIC. Their text is cut by the run's tokenizer.
   """
@@ -123,6 +138,7 @@ class Experiment:
   trainer: Trainer | None = None
   mesh: Mesh = Mesh()
   init_from: InitFrom | None = None
+  teacher: Teacher | None = None
   evaluations: Mapping[str, Task] = dataclasses.field(default_factory=dict)
 
   def complete(self) -> tuple[Callable[..., Any], Task, Trainer]:
@@ -158,8 +174,13 @@ class Experiment:
       task = task.bound(tokenizer)
       for name, other in evaluations.items():
         evaluations[name] = other.bound(tokenizer)
-    model = functools.partial(_build, self.model, task.vocab_size)
-    return dataclasses.replace(self, model=model, task=task, evaluations=evaluations)
+    model, teacher = functools.partial(_build, self.model, task.vocab_size), self.teacher
+    if teacher is not None:
+      sized = functools.partial(_build, teacher.model, task.vocab_size)
+      teacher = dataclasses.replace(teacher, model=sized)
+    return dataclasses.replace(
+      self, model=model, task=task, evaluations=evaluations, teacher=teacher
+    )
 
   def shapes(self, tokenizer: Tokenizer | None = None) -> Any:
     """The model, of `jax.ShapeDtypeStruct`s; `tokenizer` is that of `sized`.

@@ -207,11 +207,14 @@ class InitFrom:
             f'InitFrom.{field}: {pattern!r} is no regular expression: {error}'
           ) from error
 
-  def plan(self, params: Mapping[str, Any]) -> tuple[Callable[[], Params], str]:
+  def plan(
+    self, params: Mapping[str, Any], whole: bool = False
+  ) -> tuple[Callable[[], Params], str]:
     """Decides about every parameter from shapes alone.
 
     Args:
-      params: all of ours, initialised (or their shapes, where only the table is wanted).
+      params: all of ours, initialised (or their shapes, for the table alone or if `whole`).
+      whole: refuses to leave a parameter of ours new, or to resize one.
 
     Returns:
       A function that reads what is needed and gives all parameters with it, in the shardings of ours;
@@ -229,6 +232,9 @@ class InitFrom:
     saved = SavedParams(checkpoints, step, self.use_ema)
     where = f'step {step} of {self.run}' + (' (moving average)' if saved.averaged else '')
     rows = self._rows(where, saved.shapes, params)
+    partial = [f'{row.name}: {row.what}' for row in rows if row.name and row.kind != 'loaded']
+    if whole and partial:
+      raise UserError(f'{where} lacks {len(partial)} parameters ({"; ".join(partial[:3])})')
 
     def load() -> Params:
       return _load(saved, rows, params)

@@ -110,10 +110,10 @@ def _train(
       last = step == trainer.num_steps
       logs = last or step % trainer.log_every == 0
       with watchdog.waiting(f'compiling step {step}' if step == start + 1 else f'step {step}'):
-        held, sums, norms = train_step(held, frozen, batch)
+        held, sums = train_step(held, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(held))
-        report.step(step, sums, norms, count, log=logs)
+        report.step(step, sums, count, log=logs)
 
       stops = interrupted(step) and not last
       # A run that is asked to stop leaves the evaluation to its next start.

@@ -21,6 +21,7 @@ from t2x.ranges import Positive, Text
 from t2x.train.schedules import Schedule
 
 __all__ = [
+  'TEACHER',
   'Blueprint',
   'Group',
   'Groups',
@@ -33,6 +34,9 @@ __all__ = [
 ]
 
 Params = dict[str, Any]
+
+# Prefix of the names of a teacher's parameters among the frozen ones.
+TEACHER = 'teacher.'
 
 
 @dataclasses.dataclass(frozen=True)

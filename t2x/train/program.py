@@ -11,6 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
 from t2x.errors import UserError
+from t2x.hyperparameters import given
 from t2x.layers import initialized, named_key
 from t2x.parallel import (
   Activations,
@@ -27,12 +28,14 @@ from t2x.train.params import Blueprint, Groups, ParamInfo, Params
 from t2x.train.step import (
   NO_SCALARS,
   Scalars,
+  StepSums,
   TrainState,
   init_state,
   make_eval_step,
   make_train_step,
   scalar_shapes,
 )
+from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment, Trainer
@@ -42,7 +45,7 @@ __all__ = ['Program', 'memory_of']
 # A train state, or the handle of a program that stores states elsewhere.
 State = Any
 Batch = Mapping[str, jax.Array]
-TrainStep = Callable[[State, Params, Batch], tuple[State, Sums, jax.Array]]
+TrainStep = Callable[[State, Params, Batch], tuple[State, StepSums]]
 EvalStep = Callable[[Params, Batch], Sums]
 
 
@@ -63,7 +66,8 @@ class Program:
     groups: trained and frozen parameters, and their learning rate factors.
     optimizer: the update rule with its schedule.
     abstract: shapes and shardings of the train state.
-    frozen: shapes and shardings of the frozen parameters.
+    teacher: the model that the task learns from; None if there is none.
+    frozen: shapes and shardings of the frozen parameters, those of the teacher included.
 
   Raises:
     UserError: parts that do not fit each other or the devices.
@@ -100,14 +104,18 @@ class Program:
       rates=self.groups.rates,
     )
     self.layout = Activations.of(self.mesh, experiment.mesh)
+    self._compiled: dict[str, Any] = {}
+    self._values = values
+    self.teacher = None if experiment.teacher is None else FrozenTeacher(experiment.teacher)
     if experiment.task is not None:
       experiment.task.check_model(shapes)
       self._check_fit(experiment.task)
+      self._check_teacher(experiment.task)
     state, frozen = jax.eval_shape(self.initial, self._key)
     self.abstract = self._placed(self.groups.trained, state)
     self.frozen = self._placed(self.groups.frozen, frozen)
-    self._compiled: dict[str, Any] = {}
-    self._values = values
+    if self.teacher is not None:
+      self.frozen |= self._placed(self.teacher.infos, self.teacher.abstract())
 
   def at(self, values: Mapping[str, float]) -> 'Program':
     """The same program for a run with these values of its hyperparameters."""
@@ -126,6 +134,12 @@ class Program:
       name = f'a row of the {part or "model"}'
       check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
 
+  def _check_teacher(self, task: Task) -> None:
+    with given(dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
+      task.check_teacher(
+        self.blueprint.shapes, None if self.teacher is None else self.teacher.blueprint.shapes
+      )
+
   def _placed(self, infos: Mapping[str, ParamInfo], tree: Any) -> Any:
     """Returns the shapes of `tree` with shardings; its dicts hold arrays by parameter name."""
     shardings = state_shardings(self.mesh, self.experiment.mesh.rules, infos, tree)
@@ -136,21 +150,27 @@ class Program:
     )
 
   def initial(self, key: jax.Array) -> tuple[TrainState, Params]:
-    """The state before the first step and the frozen parameters, to be shaped or jitted."""
+    """The state before the first step and the model's frozen parameters, to be shaped or jitted."""
     values = self._draw(named_key(key, 'init'))
     trained, frozen = self.groups.split(dict(zip(self.blueprint.infos, values, strict=True)))
     return init_state(trained, self.trainer, self.optimizer, named_key(key, 'train')), frozen
 
   def init(self, seed: int) -> tuple[TrainState, Params]:
-    """A new state, and the frozen parameters: each array is made where it will live."""
+    """A new state, and the frozen parameters: each array is made where it will live, and the teacher's are
+    read from its run."""
     if 'init' not in self._compiled:
-      shardings = jax.tree.map(lambda leaf: leaf.sharding, (self.abstract, self.frozen))
+      frozen = {name: self.frozen[name] for name in self.groups.frozen}
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, (self.abstract, frozen))
       # It runs once: optimizing takes LLVM longer than running it.
       options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
       self._compiled['init'] = jax.jit(
         self.initial, out_shardings=shardings, compiler_options=options
       )
-    return self._compiled['init'](jax.random.key(seed))
+    state, frozen = self._compiled['init'](jax.random.key(seed))
+    if self.teacher is not None:
+      load, _ = self.teacher.plan(self.frozen)
+      frozen |= load()
+    return state, frozen
 
   def evaluated(self, state: TrainState, frozen: Params) -> Params:
     """All parameters, as evaluation uses them."""
@@ -165,7 +185,7 @@ class Program:
     return contextlib.nullcontext()
 
   def train_step(self, tokenizer: Any) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, sums, norms)`; the state is donated.
+    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; the state is donated.
 
     Args:
       tokenizer: the runs' fitted tokenizer, the same for all of them.
@@ -173,7 +193,7 @@ class Program:
     if 'train' not in self._compiled:
       shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
       self._compiled['train'] = jax.jit(
-        self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None, None)
+        self.step(tokenizer), donate_argnums=0, out_shardings=(shardings, None)
       )
     step, scalars = self._compiled['train'], self.scalars
     return lambda state, frozen, batch: step(state, frozen, batch, scalars)
@@ -184,14 +204,16 @@ class Program:
     return jax.device_put({name: np.float32(value) for name, value in self._values.items()})
 
   def step(self, tokenizer: Any = None) -> Callable:
-    """`(state, frozen, batch, scalars) -> (state, sums, norms)`, to be jitted.
+    """`(state, frozen, batch, scalars) -> (state, StepSums)`, to be jitted.
 
     Args:
       tokenizer: the fitted tokenizer; None if only shapes are computed.
     """
     _, task, trainer = self.experiment.complete()
     task = task if tokenizer is None else task.bound(tokenizer)
-    return make_train_step(task, trainer, self.optimizer, self.blueprint, self.groups, self.layout)
+    return make_train_step(
+      task, trainer, self.optimizer, self.blueprint, self.groups, self.layout, self.teacher
+    )
 
   def batch(self, task: Task | None = None) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of a batch of a task (None: the experiment's), as they come to the devices."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from t2x.tasks.losses import Sums
 from t2x.train.faults import Faults
+from t2x.train.step import StepSums
 from t2x.train.summary import end_screen, parameter_screen, sample_text, start_screen
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
 
@@ -28,7 +28,7 @@ class Interval:
   `saved` is what a checkpoint in the middle of the interval had summed so far.
 
   Attributes:
-    steps: number, sums and gradient norms of each.
+    steps: number and sums of each.
     units: tokens or images of its steps since the process began.
     done: when its last step was, of time.monotonic(); None: it was not when last looked at.
   """
@@ -36,23 +36,23 @@ class Interval:
   def __init__(self, faults: Faults, saved: Mapping[str, Any] | None = None):
     self.faults = faults
     self.totalled = {name: np.array(pair, np.float64) for name, pair in (saved or {}).items()}
-    self.steps: list[tuple[int, Sums, jax.Array]] = []
+    self.steps: list[tuple[int, StepSums]] = []
     self.units = 0
     self.done: float | None = None
 
   def look(self) -> None:
     """Notes whether its last step is done, without waiting."""
-    norms: Any = self.steps[-1][2]
-    if self.done is None and norms.is_ready():
+    if self.done is None and self.steps[-1][1].values.is_ready():
       self.done = time.monotonic()
 
   def totals(self) -> dict[str, tuple[float, float]]:
     """(sum, weight) by name over the whole interval, summed in float64 in the order of the steps,
     so that an interrupted interval gives the very same numbers. Each step is looked at for faults."""
     steps, self.steps = jax.device_get(self.steps), []
-    for step, sums, norms in steps:
+    for step, packed in steps:
+      sums = packed.sums
       finite, _ = sums.pop('finite')
-      self.faults.look(step, bool(finite), sums, norms)
+      self.faults.look(step, bool(finite), sums, packed.norms)
       for name, pair in sums.items():
         self.totalled[name] = self.totalled.get(name, np.zeros(2)) + np.array(pair, np.float64)
     return {name: (float(pair[0]), float(pair[1])) for name, pair in self.totalled.items()}
@@ -122,14 +122,13 @@ class Report(contextlib.AbstractContextManager):
     if self.run.processes.first:
       self.terminal.print(end_screen(self.run, metrics, self._seconds(), self.terminal.width))
 
-  def step(self, step: int, sums: Sums, norms: jax.Array, count: int, log: bool) -> None:
-    """Takes a step's sums, its gradient norms and how many units it worked on; `log` ends an
-    interval.
+  def step(self, step: int, sums: StepSums, count: int, log: bool) -> None:
+    """Takes a step's sums and how many units it worked on; `log` ends an interval.
 
     Raises:
       Fault, Spike: see `Faults`.
     """
-    self.current.steps.append((step, sums, norms))
+    self.current.steps.append((step, sums))
     self.current.units += count
     self.terminal.step(step)
     if self.late is not None:
@@ -164,7 +163,7 @@ class Report(contextlib.AbstractContextManager):
   def paused(self) -> Iterator[None]:
     """Writes what is late; what happens inside does not count as training time."""
     self._write_late()
-    jax.block_until_ready([norms for _, _, norms in self.current.steps[-1:]])
+    jax.block_until_ready(self.current.steps[-1:])
     before = time.monotonic()
     yield
     self.clock += time.monotonic() - before

@@ -147,6 +147,10 @@ class Run:
 
     The table of what became of each is told, and kept as init_from.txt.
     """
+    if self.program.teacher is not None:
+      _, source = self.program.teacher.plan(self.program.frozen, self.tokenizer)
+      if self.processes.first:
+        log.info('teacher: %s', source)
     state, frozen = self.program.init(self.trainer.seed)
     init_from, groups = self.experiment.init_from, self.program.groups
     if init_from is not None:
@@ -155,7 +159,8 @@ class Run:
         table += init_from.tokenizer_note(self.tokenizer)
         log.info(table)
         (self.folder / 'init_from.txt').write_text(table + '\n')
-      params, frozen = groups.split(load())
+      params, own = groups.split(load())
+      frozen = frozen | own
       # A copy: two leaves of a donated state must not be one buffer.
       ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
       state = dataclasses.replace(state, params=params, ema=ema)
@@ -202,7 +207,7 @@ class Run:
 
   @functools.cached_property
   def train_step(self) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, sums, norms)`; see `Program`."""
+    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; see `Program`."""
     return self.program.train_step(self.tokenizer)
 
   def evaluate(

@@ -1,6 +1,7 @@
 """Reads whole parameters from the checkpoints of a run.
 
-Frozen parameters are saved once for all checkpoints, in `checkpoints/frozen`.
+Frozen parameters, those of a teacher included, are saved once for all checkpoints, in
+`checkpoints/frozen`.
 """
 
 import json
@@ -15,7 +16,7 @@ import orbax.checkpoint as ocp
 from t2x.errors import UserError
 from t2x.files import damage_of, write_checksums
 from t2x.train.checkpoints import Checkpoints, restore_args, target_of
-from t2x.train.params import Groups, Params, join_rows
+from t2x.train.params import TEACHER, Groups, Params, join_rows
 
 __all__ = ['SavedParams', 'restore_frozen', 'save_frozen']
 
@@ -35,7 +36,10 @@ def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> Non
   with ocp.StandardCheckpointer() as writer:
     writer.save(temporary, dict(frozen))
   if jax.process_index() == 0:
-    rows = {name: [groups.frozen_rows(name), groups.infos[name].shape] for name in frozen}
+    rows = {}
+    for name, array in frozen.items():
+      some = groups.frozen_rows(name)
+      rows[name] = [some, array.shape if some is None else groups.infos[name].shape]
     (temporary / _ROWS).write_text(json.dumps(rows))
     write_checksums(temporary)
     temporary.rename(folder)
@@ -71,7 +75,7 @@ def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
 
 
 class SavedParams:
-  """The parameters of one checkpoint.
+  """The parameters of one checkpoint, without those of a teacher.
 
   Args:
     checkpoints: of the run.
@@ -88,7 +92,8 @@ class SavedParams:
     arrays = checkpoints.about(step)['arrays']
     self.averaged = use_ema and any(name.startswith('ema.') for name in arrays)
     self._prefix = 'ema.' if self.averaged else 'params.'
-    self._folder, self._rows = _frozen(checkpoints)
+    self._folder, rows = _frozen(checkpoints)
+    self._rows = {name: row for name, row in rows.items() if not name.startswith(TEACHER)}
     self.shapes = {
       name.removeprefix(self._prefix): tuple(shape)
       for name, shape in arrays.items()

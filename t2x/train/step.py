@@ -13,16 +13,18 @@ from jax.extend.core import jaxpr_as_fun
 from t2x.errors import UserError
 from t2x.hyperparameters import given
 from t2x.layers.constraints import Layout, laid_out
-from t2x.tasks import Task, TaskOutput
+from t2x.tasks import DistillableTask, Task, TaskOutput
 from t2x.tasks.losses import Sums
 from t2x.train.params import Blueprint, Groups, Params
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Trainer
+  from t2x.train.teacher import FrozenTeacher
 
 __all__ = [
   'NO_SCALARS',
   'Scalars',
+  'StepSums',
   'TrainState',
   'init_state',
   'make_eval_step',
@@ -64,6 +66,46 @@ class TrainState:
   def evaluated(self) -> Any:
     """The trained parameters that evaluation uses."""
     return self.params if self.ema is None else self.ema
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepSums:
+  """The sums and gradient norms of a step in one array, which the host fetches at once: each array of a
+  step costs it time.
+
+  Attributes:
+    names: of the sums, in order.
+    values: float32 [..., 2 * names + norms]: sum and weight of each name, then the norms.
+  """
+
+  names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
+  values: Any
+
+  @classmethod
+  def packed(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
+    """Packs (sum, weight) by name and the gradient norms."""
+    flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
+    return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
+
+  @property
+  def sums(self) -> Sums:
+    """(sum, weight) by name."""
+    return {
+      name: (self.values[..., 2 * i], self.values[..., 2 * i + 1])
+      for i, name in enumerate(self.names)
+    }
+
+  @property
+  def norms(self) -> Any:
+    """The gradient norms of the trained parameters, in the order of sorted names."""
+    return self.values[..., 2 * len(self.names) :]
+
+  @property
+  def loss(self) -> float:
+    """The mean loss of the step; waits for the device."""
+    total, weight = jax.device_get(self).sums['loss']
+    return float(total / weight)
 
 
 def init_state(
@@ -136,6 +178,12 @@ def _totals(
   return terms | {aux: values.astype(jnp.float32).sum() for aux, values in losses.items()}
 
 
+def _output(task: Task, model: Any, batch: Batch, key: jax.Array, teacher: Any) -> TaskOutput:
+  if teacher is not None and isinstance(task, DistillableTask):
+    return task.sums(model, batch, key, teacher)
+  return task.sums(model, batch, key)
+
+
 def _listed(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
@@ -147,13 +195,13 @@ def make_train_step(
   blueprint: Blueprint,
   groups: Groups,
   layout: Layout | None = None,
-) -> Callable[..., tuple[TrainState, Sums, jax.Array]]:
-  """`(state, frozen, batch, scalars) -> (state, sums, norms)`; jit it with a donated state.
+  teacher: 'FrozenTeacher | None' = None,
+) -> Callable[..., tuple[TrainState, StepSums]]:
+  """`(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained, `scalars` the hyperparameters that trials vary. `norms`
-  are the gradient norms of the trained parameters, in the order of sorted names. `sums['finite']` is 1 if
-  the loss and all norms are finite: the host reads it and does not decide anew. `layout` splits activations
-  over devices; None leaves them to the compiler.
+  `frozen` are the parameters that are not trained, those of `teacher` included, `scalars` the hyperparameters that trials vary. The sum
+  `finite` is 1 if the loss and all norms are finite: the host reads it and does not decide anew. `layout`
+  splits activations over devices; None leaves them to the compiler.
 
   Each loss term is divided by its weight over the whole batch (an auxiliary loss of the model by the
   number of rows) before the gradients of micro-batches are added up, so `accumulate` does not change
@@ -168,7 +216,8 @@ def make_train_step(
 
   def objective(params, frozen, batch, key, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
-    output = task.sums(model, batch, key)
+    other = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
+    output = _output(task, model, batch, key, other)
     totals = _totals(task, output, weights, _num_rows(batch))
     divisors = {name: weights.get(name, num_rows) for name in totals}
     loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
@@ -195,8 +244,8 @@ def make_train_step(
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
-    sums = _reported(trainer, finite, sums, norms)
-    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums, norms
+    sums = StepSums.packed(_reported(trainer, finite, sums, norms), norms)
+    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
 
   return train_step
 

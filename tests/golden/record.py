@@ -81,8 +81,8 @@ def _losses(run: Any, batches: Iterator[Any]) -> tuple[list[float], Any]:
   state, frozen = run.init()
   losses = []
   for batch in batches:
-    state, sums, _ = run.train_step(state, frozen, batch)
-    total, weight = jax.device_get(sums['loss'])
+    state, out = run.train_step(state, frozen, batch)
+    total, weight = jax.device_get(out).sums['loss']
     losses.append(float(total) / float(weight))
   return losses, run.program.evaluated(state, frozen)
 

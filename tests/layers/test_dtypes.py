@@ -14,9 +14,11 @@ from t2x.layers import (
   PatchEmbedding,
   PlusAlpha,
   RandomScores,
+  Result,
   ReZero,
   T5Bias,
   TokenEmbedding,
+  Tokens,
   ones,
 )
 from t2x.layers.dtypes import broadcast, gather
@@ -50,25 +52,25 @@ def layers():
   yield 'tokens', tokens, lambda m: m(places)[0], lambda m: m.table[0]
   yield 'types', tokens, lambda m: m(places, types=places + 1)[0], lambda m: m.types[1]
   yield 'type 0', tokens, lambda m: m(places)[0], lambda m: m.types[0]
-  yield 'positions', positions, lambda m: m.embed(zeros, places), lambda m: m.table[0]
+  yield 'positions', positions, lambda m: m.embed(zeros, Tokens(places)), lambda m: m.table[0]
   yield (
     'shared positions',
     positions,
-    lambda m: m.embed(every, jnp.zeros((1, 1), jnp.int32)),
+    lambda m: m.embed(every, Tokens(jnp.zeros((1, 1), jnp.int32))),
     lambda m: m.table[0],
   )
   yield 'bias', linear, lambda m: m(zeros), lambda m: m.bias[...]
   yield (
     'scores',
     scores,
-    lambda m: m(None, jnp.zeros((1, 60), jnp.int32), jnp.zeros((1, 80), jnp.int32)),
+    lambda m: m.pair_scores(None, jnp.zeros((1, 60), jnp.int32), jnp.zeros((1, 80), jnp.int32)),
     lambda m: m.table[:, 0, 0],
   )
   yield 'class token', patches, lambda m: m(images)[0], lambda m: m.class_token[...]
   yield (
     'grid',
     grid,
-    lambda m: m.embed_grid(jnp.zeros((4800, 2, 8), jnp.bfloat16), (1, 1)),
+    lambda m: m.embed(jnp.zeros((4800, 2, 8), jnp.bfloat16), Tokens.row(2, grid=(1, 1))),
     lambda m: m.table[1],
   )
 
@@ -164,7 +166,7 @@ def test_float32_scalars_act_unrounded_and_keep_the_stream_bfloat16(wiring):
   x, y = jnp.zeros((2, 1200, 8), jnp.bfloat16), jnp.full((2, 1200, 8), 3.0, jnp.bfloat16)
 
   def run(module):
-    return module(x, lambda _: (y, None))[0]
+    return module(x, lambda _: Result(y)).x
 
   # 3 * 1.0035 rounds to 3.015625; with the scalar rounded first to 1.0 it would be 3.
   getattr(module, name)[...] = jnp.asarray(1.0035)

@@ -32,6 +32,10 @@ def at(positions):
   return Tokens(jnp.asarray(positions))
 
 
+def patches(rows, columns):
+  return Tokens.row(1 + rows * columns, grid=(rows, columns), num_extra=1)
+
+
 def scores(encoding, q_positions, k_positions):
   return encoding.scores(None, None, at(q_positions), at(k_positions), scale=1.0)
 
@@ -264,7 +268,7 @@ def test_learned_grid_adds_its_rows_on_the_trained_grid():
   grid = LearnedGrid(8, height=2, width=3, rngs=nnx.Rngs(0))
   x = jnp.ones((2, 7, 8))
   np.testing.assert_allclose(
-    grid.embed_grid(x, (2, 3)), 1.0 + jnp.stack([grid.table[...]] * 2), rtol=1e-6
+    grid.embed(x, patches(2, 3)), 1.0 + jnp.stack([grid.table[...]] * 2), rtol=1e-6
   )
 
 
@@ -272,7 +276,7 @@ def test_learned_grid_interpolates_a_slope_to_a_slope():
   grid = LearnedGrid(2, height=8, width=8, rngs=nnx.Rngs(0))
   rows, columns = np.indices((8, 8)).reshape(2, -1)
   grid.table[...] = jnp.asarray([[7.0, 7.0], *np.stack([rows, columns], -1)], jnp.float32)
-  table = grid.embed_grid(jnp.zeros((1, 1 + 16 * 8, 2)), (16, 8))[0]
+  table = grid.embed(jnp.zeros((1, 1 + 16 * 8, 2)), patches(16, 8))[0]
   np.testing.assert_array_equal(table[0], 7.0)
   # Away from the borders, pixel centres of the finer grid lie at (i + 1/2) / 2 - 1/2.
   finer = table[1:].reshape(16, 8, 2)[4:12]
@@ -285,7 +289,7 @@ def test_learned_grid_interpolates_a_slope_to_a_slope():
 @pytest.mark.parametrize('shift', [0, 1])
 def test_sinusoidal_grid_is_its_formula(shift):
   grid = SinusoidalGrid(12, exponent_shift=shift, rngs=nnx.Rngs(0))
-  table = grid.embed_grid(jnp.zeros((1, 7, 12)), (2, 3))[0]
+  table = grid.embed(jnp.zeros((1, 7, 12)), patches(2, 3))[0]
   table = np.asarray(table)
   np.testing.assert_array_equal(table[0], 0.0)
   for row, column, j in np.ndindex(2, 3, 3):
@@ -300,4 +304,6 @@ def test_tokens_that_do_not_fill_the_grid_are_an_error():
     SinusoidalGrid(8, rngs=nnx.Rngs(0)),
   ):
     with pytest.raises(UserError, match='num_extra'):
-      grid.embed_grid(jnp.ones((1, 4, 8)), (2, 2))
+      grid.embed(jnp.ones((1, 4, 8)), patches(2, 2))
+    with pytest.raises(UserError, match='needs a grid of rows and columns'):
+      grid.embed(jnp.ones((1, 4, 8)), Tokens.row(4))

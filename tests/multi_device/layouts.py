@@ -67,11 +67,11 @@ class Training:
   def losses(self, state, start, stop):
     losses = []
     for step in range(start, stop):
-      state, sums, _ = self.run.train_step(state, {}, self.run.on_device(self.batches[step]))
+      state, out = self.run.train_step(state, {}, self.run.on_device(self.batches[step]))
       if step == start:
         check_shardings(self.run.program.abstract, state)
       # Waiting keeps all devices in one step: their collectives are threads of few cores.
-      losses.append(float(sums['loss'][0] / sums['loss'][1]))
+      losses.append(out.loss)
     return state, losses
 
 

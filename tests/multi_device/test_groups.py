@@ -1,5 +1,5 @@
 """On eight fake devices (a separate process): a run with frozen layers trains as on one device, and its
-parameters are read onto another mesh."""
+parameters are read onto another mesh; a student learns from it as on one device."""
 
 import os
 import subprocess
@@ -56,13 +56,25 @@ rest/Group.rate = @LayerDecay()
 LayerDecay.decay = 0.5
 ''')
 
-def trained(mesh):
-  run = Run(load([folder / 'run.gin', mesh]).build(), folder / mesh.stem)
+(folder / 'student.gin').write_text(f'''
+include '{folder}/run.gin'
+Trainer.groups = [@table/Group()]
+CausalLM.distillation = @Distillation()
+Experiment.teacher = @Teacher()
+Teacher.model = @teacher/LanguageModel
+Teacher.init_from = @teacher/InitFrom()
+teacher/InitFrom.run = '{folder}/run_single'
+teacher/Stack.num_layers = 4
+num_layers = 2
+''')
+
+def trained(mesh, config='run'):
+  run = Run(load([folder / f'{config}.gin', mesh]).build(), folder / f'{config}_{mesh.stem}')
   batches, losses = run.batches(run.rows('train')), []
   state, frozen = run.init()
   for step in range(5):
-    state, sums, _ = run.train_step(state, frozen, run.on_device(batches[step]))
-    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+    state, out = run.train_step(state, frozen, run.on_device(batches[step]))
+    losses.append(out.loss)
   check_shardings(run.program.abstract, state)
   run.save(5, state, {})
   run.checkpoints.close()
@@ -78,7 +90,7 @@ first = run.program.init(0)[0].params[name]
 assert first.shape[0] == 2 and run.program.frozen[name].shape[0] == 2
 assert len(run.program.frozen['embedding.table'].sharding.device_set) == 8
 for mesh in ('fsdp_tensor', 'single'):
-  other = Run(load([folder / 'run.gin', meshes / f'{mesh}.gin']).build(), folder / 'fsdp_tensor')
+  other = Run(load([folder / 'run.gin', meshes / f'{mesh}.gin']).build(), folder / 'run_fsdp_tensor')
   read, step = other.restore_params()
   assert step == 5
   for one, wanted in other.program.params_abstract().items():
@@ -86,12 +98,25 @@ for mesh in ('fsdp_tensor', 'single'):
     np.testing.assert_array_equal(np.asarray(read[one]), np.asarray(params[one]), one)
   state, frozen, _ = other.restore()
   np.testing.assert_array_equal(frozen['embedding.table'], params['embedding.table'])
+_, alone, _ = trained(meshes / 'single.gin', 'student')
+run, losses, _ = trained(meshes / 'fsdp_tensor.gin', 'student')
+np.testing.assert_allclose(losses, alone, rtol=2e-6)
+teacher = Run(load([folder / 'run.gin', meshes / 'single.gin']).build(), folder / 'run_single')
+expected, _ = teacher.restore_params()
+_, frozen, _ = run.restore()
+assert frozen.keys() == {'embedding.table', *(f'teacher.{one}' for one in expected)}
+for one, array in expected.items():
+  np.testing.assert_array_equal(frozen[f'teacher.{one}'], array, one)
+kernel = frozen[f'teacher.{name}']
+assert kernel.addressable_shards[0].data.size < kernel.size
 print(jax.device_count(), 'devices')
 """
 
 
 @pytest.mark.slow
-def test_frozen_layers_on_eight_devices_equal_one_device_and_are_read_onto_another_mesh(tmp_path):
+def test_frozen_layers_and_a_teacher_on_eight_devices_equal_one_device_and_are_read_onto_another_mesh(
+  tmp_path,
+):
   # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
   environment = os.environ | {
     'JAX_PLATFORMS': 'cpu',

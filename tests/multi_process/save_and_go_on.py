@@ -33,8 +33,8 @@ losses = []
 def trained(state, frozen, start, count):
   prepared = run.train_batches(batches, start)
   for _ in range(count):
-    state, sums, _ = run.train_step(state, frozen, next(prepared)[1])
-    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+    state, out = run.train_step(state, frozen, next(prepared)[1])
+    losses.append(out.loss)
   prepared.close()
   return state
 

@@ -94,10 +94,10 @@ def our_losses(model, task, fields):
   state = init_state(params, trainer, optimizer, jax.random.key(0))
   step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups))
   for batch in batches():
-    state, sums, _ = step(
+    state, out = step(
       state, {}, {ours: jnp.asarray(batch[theirs], jnp.int32) for ours, theirs in fields.items()}
     )
-    total, weight = sums['loss']
+    total, weight = out.sums['loss']
     yield float(total / weight)
 
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError
-from t2x.layers import LearnedGrid, param
+from t2x.layers import LearnedGrid, Tokens, param
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.init_from import (
   InitFrom,
@@ -192,7 +192,7 @@ def test_a_grid_with_a_class_token_is_resized_as_for_another_image(tmp_path):
   image = jax.image.resize(source.table[1:].reshape(3, 3, 2), (2, 5, 2), method='cubic')
   expected = np.concatenate([source.table[:1], image.reshape(-1, 2)])
   np.testing.assert_allclose(loaded.table[...], expected, rtol=1e-5, atol=1e-7)
-  seen = source.embed_grid(jnp.zeros((1, 11, 2)), (2, 5))[0]
+  seen = source.embed(jnp.zeros((1, 11, 2)), Tokens.row(11, grid=(2, 5)))[0]
   np.testing.assert_allclose(loaded.table[...], seen, rtol=1e-5, atol=1e-7)
 
 

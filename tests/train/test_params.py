@@ -78,9 +78,11 @@ def stepped(made, num=3):
   before = program.groups.join(state.params, frozen)
   step = jax.jit(program.step())
   for seed in range(num):
-    state, sums, _ = step(state, frozen, batch(seed))
+    state, out = step(state, frozen, batch(seed))
   after = program.groups.join(state.params, frozen)
-  return *(jax.tree.map(np.asarray, one) for one in (before, after)), float(sums['grad_norm'][0])
+  return *(jax.tree.map(np.asarray, one) for one in (before, after)), float(
+    out.sums['grad_norm'][0]
+  )
 
 
 FIRST = (

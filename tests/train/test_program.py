@@ -80,7 +80,7 @@ def test_the_train_step_and_the_evaluation_step_are_each_traced_once(accumulate,
   state, frozen = program.init(0)
   step = program.train_step(tokenizer)
   for _ in range(3):
-    state, _, _ = step(state, frozen, rows)
+    state, _ = step(state, frozen, rows)
   evaluate = program.eval_step(tokenizer)
   for _ in range(2):
     evaluate(program.evaluated(state, frozen), rows)

@@ -58,8 +58,8 @@ def run(experiment, num=3):
   step = jax.jit(program.step())
   losses = []
   for batch in batches(num):
-    state, sums, _ = step(state, frozen, batch)
-    losses.append(float(sums['loss'][0] / sums['loss'][1]))
+    state, out = step(state, frozen, batch)
+    losses.append(out.loss)
   return state, losses
 
 
@@ -94,7 +94,7 @@ def test_skipped_steps_do_not_count_for_the_moving_average():
   broken = dataclasses.replace(
     first, params=jax.tree.map(lambda a: jnp.full_like(a, jnp.nan), first.params)
   )
-  skipped, _, _ = step(broken, frozen, batch)
+  skipped, _ = step(broken, frozen, batch)
   skipped = dataclasses.replace(skipped, params=first.params, step=first.step)
   for a, b in zip(
     jax.tree.leaves(step(skipped, frozen, batch)[0].ema),
@@ -124,10 +124,24 @@ def stepped(experiment, given):
   first, frozen = program.init(0)
   step, states, told = jax.jit(program.step()), [first], []
   for batch in given:
-    state, sums, _ = step(states[-1], frozen, batch)
+    state, out = step(states[-1], frozen, batch)
     states.append(state)
-    told.append(jax.device_get(sums))
+    told.append(jax.device_get(out).sums)
   return states, told
+
+
+def test_a_step_returns_its_sums_and_norms_in_one_array_that_names_them():
+  program, (batch,) = Program(experiment()), batches(1)
+  _, out = jax.jit(program.step())(*program.init(0), batch)
+  assert [leaf.shape for leaf in jax.tree.leaves(out)] == [
+    (2 * len(out.names) + len(program.groups.trained),)
+  ]
+  sums, norms = jax.device_get(out).sums, jax.device_get(out).norms
+  assert list(sums) == ['loss', 'accuracy', 'grad_norm', 'finite']
+  assert sums['finite'] == (1.0, 1.0) and sums['loss'][1] == (batch['segments'] != 0).sum()
+  assert sums['grad_norm'][0] == pytest.approx(np.linalg.norm(norms), rel=1e-6)
+  together = dataclasses.replace(out, values=jnp.stack([out.values, 2 * out.values]))
+  np.testing.assert_array_equal(together.sums['loss'][0], [sums['loss'][0], 2 * sums['loss'][0]])
 
 
 def test_a_batch_of_weight_0_is_finite_and_takes_a_step_with_a_gradient_of_0():

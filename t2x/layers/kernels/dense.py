@@ -29,9 +29,29 @@ class Dense(Kernel):
     return None
 
   def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
-    v, q_len, k_len, heads = inputs.v, inputs.q_len, inputs.k_len, inputs.num_heads
-    batch, kv_heads, dtype = v.shape[0], v.shape[2], inputs.dtype
-    groups = heads // kv_heads
+    v, q_len, heads = inputs.v, inputs.q_len, inputs.num_heads
+    batch, kv_heads = v.shape[0], v.shape[2]
+    probabilities, mask = self._grouped_probabilities(inputs)
+    probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
+    out = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
+    out = out.reshape(batch, q_len, heads // kv_heads, kv_heads, -1).swapaxes(2, 3)
+    out = out.reshape(batch, q_len, heads, -1)
+    if inputs.terms is not None and inputs.terms.has_values:
+      probabilities = _by_head(probabilities, inputs)
+      out += inputs.terms.encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
+    return out if mask is None else hide_blind(out, mask)
+
+  def probabilities(self, inputs: AttentionInputs) -> Float[Array, 'batch heads q_len k_len']:
+    """The share of each value in each output, without dropout; 0 for a query that sees nothing."""
+    probabilities, mask = self._grouped_probabilities(inputs)
+    probabilities = _by_head(probabilities, inputs)
+    return probabilities if mask is None else jnp.where(mask, probabilities, 0)
+
+  def _grouped_probabilities(self, inputs: AttentionInputs) -> tuple[Array, Array | None]:
+    """[batch, kv_heads, q_len * groups, k_len], and the mask [#batch, 1, q_len, k_len] or None."""
+    q_len, k_len = inputs.q_len, inputs.k_len
+    batch, kv_heads, dtype = inputs.v.shape[0], inputs.v.shape[2], inputs.dtype
+    groups = inputs.num_heads // kv_heads
 
     def grouped(scores):
       """[#batch, heads, q, k] -> [#batch, kv_heads, q * groups, k], a group's heads side by side."""
@@ -51,21 +71,10 @@ class Dense(Kernel):
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
     if sink is None:
-      probabilities = jax.nn.softmax(scores)
-    else:
-      column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), q_len)[None, :, :, None]
-      column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
-      probabilities = jax.nn.softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1]
-    probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
-    out = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
-    out = out.reshape(batch, q_len, groups, kv_heads, -1).swapaxes(2, 3)
-    out = out.reshape(batch, q_len, heads, -1)
-    if inputs.terms is not None and inputs.terms.has_values:
-      probabilities = probabilities.reshape(batch, kv_heads, q_len, groups, k_len).swapaxes(2, 3)
-      probabilities = probabilities.reshape(batch, heads, q_len, k_len)
-      encoding = inputs.terms.encoding
-      out += encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
-    return out if mask is None else hide_blind(out, mask)
+      return jax.nn.softmax(scores), mask
+    column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), q_len)[None, :, :, None]
+    column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1], mask
 
   def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:
     """Scaled, soft-capped products [batch, kv_heads, q_len * groups, k_len]."""
@@ -76,3 +85,11 @@ class Dense(Kernel):
     q = q.reshape(batch, q_len * groups, heads // groups, head_dim)
     dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
     return soft_capped(dots * scores.scale, scores.soft_cap)
+
+
+def _by_head(probabilities: Array, inputs: AttentionInputs) -> Array:
+  """[batch, kv_heads, q_len * groups, k_len] -> [batch, heads, q_len, k_len]."""
+  kv_heads, q_len = inputs.v.shape[2], inputs.q_len
+  groups = inputs.num_heads // kv_heads
+  split = probabilities.reshape(-1, kv_heads, q_len, groups, inputs.k_len).swapaxes(2, 3)
+  return split.reshape(-1, inputs.num_heads, q_len, inputs.k_len)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from random_patterns import marked, patterns, small, true_verdicts
 
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.kernels import Blockwise, Dense
+from t2x.layers.kernels import AttentionInputs, Blockwise, Dense, DotProduct
 from t2x.layers.kernels.schedule import tiles_to_visit
 from t2x.layers.masks import visible
 from t2x.layers.patterns import Causal, Marked, Prefix, Window
@@ -96,7 +96,7 @@ def arrays(rng, length):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def value_and_gradients(kernel, pattern, q, k, v, q_tokens, k_tokens):
   def loss(q, k, v):
-    out = kernel(q, k, v, pattern=pattern, q_tokens=q_tokens, k_tokens=k_tokens, scale=0.3)
+    out = kernel(AttentionInputs(DotProduct(q, k, 0.3), v, pattern, q_tokens, k_tokens, None))
     return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
 
   gradients, out = jax.grad(loss, (0, 1, 2), has_aux=True)(q, k, v)

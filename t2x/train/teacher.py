@@ -1,0 +1,86 @@
+"""The teacher of a run that distils another model: parameters that are loaded once, saved in the run folder
+and never trained."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+from flax import nnx
+
+from t2x.data import load_tokenizer
+from t2x.errors import UserError
+from t2x.train.params import TEACHER, Blueprint, Params
+
+if TYPE_CHECKING:
+  from t2x.train.experiment import Teacher
+
+__all__ = ['FrozenTeacher']
+
+
+class FrozenTeacher:
+  """The teacher's parameters among the frozen parameters of a run, by name: `teacher.NAME`.
+
+  Args:
+    teacher: of the experiment.
+
+  Attributes:
+    blueprint: the model's shapes and the metadata of its parameters.
+    infos: the metadata by `teacher.NAME`.
+  """
+
+  def __init__(self, teacher: 'Teacher'):
+    self.teacher = teacher
+    self.blueprint = Blueprint(jax.eval_shape(lambda: teacher.model(rngs=nnx.Rngs(0))))
+    self.infos = {
+      TEACHER + name: dataclasses.replace(info, name=TEACHER + name)
+      for name, info in self.blueprint.infos.items()
+    }
+
+  def abstract(self) -> Params:
+    """Shapes of the parameters by `teacher.NAME`."""
+    shapes = self.blueprint.params(self.blueprint.shapes)
+    return {TEACHER + name: shape for name, shape in shapes.items()}
+
+  def model(self, frozen: Mapping[str, Any], dtype: str | None = None) -> Any:
+    """Returns the model with its parameters in `frozen`, cast to `dtype` as `Blueprint.model` does."""
+    return self.blueprint.model(
+      {name: frozen[TEACHER + name] for name in self.blueprint.infos}, dtype
+    )
+
+  def plan(
+    self, frozen: Mapping[str, Any], tokenizer: Any = None
+  ) -> tuple[Callable[[], Params], str]:
+    """Decides from shapes what is loaded.
+
+    Args:
+      frozen: shapes and shardings of the frozen parameters.
+      tokenizer: of the run; None if it has none, or none yet.
+
+    Returns:
+      A function that reads the parameters, by `teacher.NAME`; and a line that says from where.
+
+    Raises:
+      UserError: the teacher's run has another tokenizer, or lacks a parameter.
+    """
+    source = self.teacher.init_from
+    try:
+      load, table = source.plan(
+        {name: frozen[TEACHER + name] for name in self.blueprint.infos}, True
+      )
+      _check_tokenizer(Path(source.run), tokenizer)
+    except UserError as error:
+      raise UserError(f'Experiment.teacher: {error}', error.exit_code) from error
+    return lambda: {TEACHER + name: array for name, array in load().items()}, table.splitlines()[0]
+
+
+def _check_tokenizer(run: Path, tokenizer: Any) -> None:
+  folder = run / 'tokenizer'
+  if tokenizer is None or not folder.exists():
+    return
+  if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
+    raise UserError(
+      f'the tokenizer of {run} is not that of this run, so its logits stand for other tokens: use the '
+      'same tokenizer for both'
+    )
