@@ -21,13 +21,13 @@ from t2x.layers import (
   Pattern,
   PositionEncoding,
   Result,
+  RoPE,
   Slots,
   Source,
   Sublayer,
   Tokens,
 )
 from t2x.layers.constraints import laid_out
-from t2x.models import Stack, SublayerBlock
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
@@ -263,8 +263,6 @@ def bfloat16_is_close(subject: Subject) -> None:
 
 def only_what_is_declared_is_read(subject: Subject) -> None:
   """What `reads` does not name changes nothing, or is refused."""
-  from t2x.layers import RoPE
-
   other = {
     'pattern': subject.call(pattern=Causal()),
     'encoding': subject.call(encoding=RoPE(subject.d_model, rngs=nnx.Rngs(0))),
@@ -280,22 +278,16 @@ def only_what_is_declared_is_read(subject: Subject) -> None:
 
 
 def rematerialisation_changes_nothing(subject: Subject) -> None:
-  """In a stack, values and gradients with dropout are the same with and without rematerialisation."""
+  """Values and gradients with dropout are the same when the part is computed again backward."""
+  call = subject.call(key=jax.random.key(7))
+
+  def apply(part, x):
+    return part(x, call).x
+
   found = []
-  for remat in (None, 'full'):
-    encoding = subject.encoding if 'encoding' in subject.part.reads else None
-
-    def block(d_model, *, rngs):
-      return SublayerBlock(d_model, sublayers={'part': subject.build}, rngs=rngs)
-
-    stack = moved(
-      Stack(subject.d_model, num_layers=2, blocks=[block], remat=remat, rngs=nnx.Rngs(0)), 1, 0.1
-    )
-    call = Call(Tokens.row(subject.length), encoding=encoding, key=jax.random.key(7))
-    grad = jax.jit(
-      jax.value_and_grad(lambda stack, call=call: jnp.square(stack(subject.x, call).x).mean())
-    )
-    found.append(jax.tree.leaves(grad(stack)))
+  for one in (apply, jax.checkpoint(apply)):
+    loss = jax.value_and_grad(lambda part, one=one: jnp.square(one(part, subject.x)).mean())
+    found.append(jax.tree.leaves(jax.jit(loss)(subject.part)))
   for plain, again in zip(*found, strict=True):
     _same(again, plain, 'with rematerialisation', 1e-4)
 

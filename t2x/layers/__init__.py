@@ -49,6 +49,8 @@ from t2x.layers.interfaces import (
   Cache,
   Call,
   CrossSublayer,
+  ExtrasSublayer,
+  GridPositions,
   Merge,
   Norm,
   Result,
@@ -70,6 +72,8 @@ from t2x.layers.kernels import (
   PositionTerms,
 )
 from t2x.layers.keys import initialized, named_key, stacked
+from t2x.layers.linear_attention import LinearAttention, LinearState
+from t2x.layers.linformer import Linformer
 from t2x.layers.masks import attention_mask
 from t2x.layers.merging import PatchMerging
 from t2x.layers.norms import LayerNorm, RMSNorm
@@ -106,6 +110,7 @@ from t2x.layers.synthetic_scores import (
   RandomScores,
 )
 from t2x.layers.tupe import TUPE
+from t2x.layers.value_residual import LearnedValueResidual, ValueResidual
 from t2x.layers.wiring import (
   BranchNorm,
   FixupWiring,
@@ -139,6 +144,7 @@ __all__ = [
   'DotProduct',
   'DotProductScores',
   'DynamicConvolution',
+  'ExtrasSublayer',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
   'FactorizedRandomScores',
@@ -147,6 +153,7 @@ __all__ = [
   'Full',
   'GatedMLP',
   'Global',
+  'GridPositions',
   'Initializer',
   'Kernel',
   'KeyValueCache',
@@ -154,9 +161,13 @@ __all__ = [
   'LayerScale',
   'LearnedGrid',
   'LearnedPositions',
+  'LearnedValueResidual',
   'LightweightConvolution',
   'Linear',
+  'LinearAttention',
   'LinearScaling',
+  'LinearState',
+  'Linformer',
   'Llama3Scaling',
   'Logits',
   'Marked',
@@ -199,6 +210,7 @@ __all__ = [
   'T5Bias',
   'TokenEmbedding',
   'Tokens',
+  'ValueResidual',
   'Window',
   'Wiring',
   'attention_mask',

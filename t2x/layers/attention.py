@@ -27,6 +27,7 @@ from t2x.layers.kernels import (
 from t2x.layers.masks import attention_mask
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.scores import DotProductScores
+from t2x.layers.value_residual import ValueResidual
 from t2x.ranges import Positive, Size, TunableRate
 
 __all__ = ['MultiHeadAttention']
@@ -52,6 +53,8 @@ class MultiHeadAttention(nnx.Module):
     scale: multiplies dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
       encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
+    values: builds the mix of the values with those of the first layer, as `values(num_kv_heads, head_dim,
+      rngs=rngs)`. None: each layer's own values.
     kernel_init: initialiser of the query, key and value projections.
     out_init: initialiser of the output projection. None: as `kernel_init`.
 
@@ -59,8 +62,6 @@ class MultiHeadAttention(nnx.Module):
     UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
       divide num_heads, both norms are given, or there is a scale that the scores do not read.
   """
-
-  reads = frozenset({'pattern', 'encoding', 'source', 'record.probabilities'})
 
   def __init__(
     self,
@@ -77,6 +78,7 @@ class MultiHeadAttention(nnx.Module):
     kernel: Kernel = Auto(),
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
+    values: Callable[..., ValueResidual] | None = None,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
@@ -91,9 +93,7 @@ class MultiHeadAttention(nnx.Module):
       raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
     if qk_norm is not None and joint_qk_norm is not None:
       raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: leave one out')
-    self.num_heads = num_heads
-    self.num_kv_heads = num_kv_heads
-    self.head_dim = head_dim
+    self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.kernel = kernel
     self.scale = head_dim**-0.5 if scale is None else scale
     self.dropout_rate = dropout_rate
@@ -122,6 +122,13 @@ class MultiHeadAttention(nnx.Module):
 
     self.q_norm = norm(self.q, num_heads)
     self.k_norm = norm(self.k, num_kv_heads)
+    self.values = values and values(num_kv_heads, head_dim, rngs=rngs)
+
+  @property
+  def reads(self) -> frozenset[str]:
+    """See `Sublayer.reads`."""
+    either = 'source' if self.values is None else 'extras'
+    return frozenset({'pattern', 'encoding', either, 'record.probabilities'})
 
   @property
   def max_length(self) -> int | None:
@@ -143,6 +150,10 @@ class MultiHeadAttention(nnx.Module):
   ) -> DotProduct | Logits:
     """The scores, from queries before rotation and from rotated queries and keys."""
     return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    """What `values` reads in the first layer."""
+    return {} if self.values is None else self.values.init_extras(x)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
     """An empty cache with `num_slots` slots; it has keys where the scores read them."""
@@ -173,8 +184,9 @@ class MultiHeadAttention(nnx.Module):
       The output, and the cache: the extended one, the SourceCache as it was, or None.
     """
     self._check(x.shape[1], call)
+    extras: dict[str, Array] = {}
     if call.source is None:
-      inputs, cache = self._own_inputs(x, call, cache)
+      inputs, cache, extras = self._own_inputs(x, call, cache)
     else:
       source = cache or self.source_cache(call.source)
       inputs = self._source_inputs(x, source, call, call.source.tokens)
@@ -183,14 +195,17 @@ class MultiHeadAttention(nnx.Module):
     recorded = {}
     if 'probabilities' in call.record:
       recorded = {'probabilities': Dense().probabilities(inputs)}
-    return Result(y, cache, recorded=recorded)
+    return Result(y, cache, recorded=recorded, extras=extras)
 
   def _own_inputs(
     self, x: Array, call: Call, cache: KeyValueCache | None
-  ) -> tuple[AttentionInputs, KeyValueCache | None]:
+  ) -> tuple[AttentionInputs, KeyValueCache | None, dict[str, Array]]:
     encoding = call.encoding
     q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
     k, v = self._keys_and_values(x, call.tokens, encoding)
+    extras: dict[str, Array] = {}
+    if self.values is not None:
+      v, extras = self.values(v, call.extras)
     rotated = q
     if encoding is not None and 'rotate' in encoding.hooks:
       assert q is not None and k is not None  # `_check` requires them.
@@ -200,7 +215,8 @@ class MultiHeadAttention(nnx.Module):
       cache = cache.extend(k, v, call.slots.start)
       k, v = _swapped(cache.k), _swapped(cache.v)
       k_tokens = call.slots.tokens
-    return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache
+    inputs = self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens)
+    return inputs, cache, extras
 
   def _source_inputs(
     self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens
@@ -301,6 +317,11 @@ class MultiHeadAttention(nnx.Module):
       raise UserError(
         f'{name} has no scores for a source, since those of {scores} are scores of positions: use '
         'MultiHeadAttention with DotProductScores for cross-attention'
+      )
+    if call.source is not None and self.values is not None:
+      raise UserError(
+        f'{name}.values mixes values of the same tokens in all layers, which a source does not have: '
+        'leave it out of Block.cross'
       )
     _check_length(self.scores, length)
     if encoding is None:

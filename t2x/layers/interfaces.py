@@ -24,6 +24,8 @@ __all__ = [
   'Cache',
   'Call',
   'CrossSublayer',
+  'ExtrasSublayer',
+  'GridPositions',
   'Merge',
   'Norm',
   'Result',
@@ -151,7 +153,7 @@ class Slots(Cache):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'keep'],
+  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'keep', 'extras'],
   meta_fields=['pattern', 'place', 'record'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -169,6 +171,7 @@ class Call:
     key: for dropout; None: no dropout.
     keep: factor of the branch, [batch, 1, 1] (stochastic depth); None: 1.
     record: names of the intermediate arrays to return in `Result.recorded`.
+    extras: what parts of earlier layers returned in `Result.extras`, by name; see `ExtrasSublayer`.
   """
 
   tokens: Tokens
@@ -181,6 +184,7 @@ class Call:
   key: Array | None = None
   keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None
   record: frozenset[str] = frozenset()
+  extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @jax.tree_util.register_dataclass
@@ -194,6 +198,7 @@ class Result:
     aux: auxiliary losses and metrics.
     recorded: the intermediate arrays that `Call.record` names and the part has, by name.
     tokens: metadata of the tokens of `x` where they are others than those of the call; else None.
+    extras: new values of those of `Call.extras` that the part changes.
   """
 
   x: Float[Array, 'batch length d_model']
@@ -201,6 +206,7 @@ class Result:
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
   tokens: Tokens | None = None
+  extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @runtime_checkable
@@ -212,7 +218,8 @@ class Sublayer(Protocol):
 
   @property
   def reads(self) -> frozenset[str]:
-    """What it uses: 'pattern', 'encoding', 'source', and the names that it can record as 'record.NAME'."""
+    """What it uses: 'pattern', 'encoding', 'source', 'extras' (then it is an `ExtrasSublayer`), and the
+    names that it can record as 'record.NAME'."""
     ...
 
   @property
@@ -237,6 +244,22 @@ class CrossSublayer(Sublayer, Protocol):
 
   def source_cache(self, source: Source) -> Cache:
     """What is computed of the source once for a whole generation."""
+    ...
+
+
+@runtime_checkable
+class ExtrasSublayer(Sublayer, Protocol):
+  """A sublayer, or a block of a stack, whose `reads` has 'extras'.
+
+  Extras are arrays beside the residual stream that parts pass from layer to layer. All parts of a stack
+  share them by name.
+  """
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    """The extras that the first layer is called with, for the input `x` of the stack.
+
+    Parts that use the same name return the same value. Layers keep shapes and dtypes.
+    """
     ...
 
 
@@ -322,4 +345,15 @@ class Merge(Protocol):
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
     """The merged vectors and their metadata."""
+    ...
+
+
+@runtime_checkable
+class GridPositions(Protocol):
+  """Positions of the tokens of an image."""
+
+  def embed_grid(
+    self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
+  ) -> Float[Array, 'batch tokens d_model']:
+    """x plus its positions."""
     ...

@@ -205,11 +205,11 @@ class FactorizedRandomScores(SyntheticScores):
 
 
 def _project(q: Any, kernel: nnx.Param) -> Array:
-  """relu(q) times a matrix that heads share: [batch, heads, queries, outputs]."""
-  weights = kernel[...].astype(q.dtype)
-  return jnp.einsum(
-    'bqhd,dl->bhql', jax.nn.relu(q), weights, preferred_element_type=softmax_dtype(q)
-  )
+  """relu(q) times a matrix that heads share, in float32 or wider: [batch, heads, queries, outputs]."""
+  # XLA has no product of bfloat16 operands with a float32 result for this layout on CPUs.
+  dtype = softmax_dtype(q)
+  weights = kernel[...].astype(q.dtype).astype(dtype)
+  return jnp.einsum('bqhd,dl->bhql', jax.nn.relu(q).astype(dtype), weights)
 
 
 def _pick(scores: Array, k_positions: Array) -> Array:

@@ -19,16 +19,14 @@ from t2x.models.interfaces import (
   DecodingModel,
   Embedder,
   Head,
-  Inputs,
   Model,
-  ModelSpec,
   Output,
   OutputHead,
-  OutputKind,
   TextModel,
 )
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
+from t2x.models.spec import Inputs, ModelSpec, OutputKind
 from t2x.models.stack import Stack
 from t2x.models.stages import Stages
 from t2x.models.vision import VisionTransformer

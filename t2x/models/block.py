@@ -2,7 +2,7 @@
 around the residual stream (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from t2x.layers import (
   Cache,
   Call,
   CrossSublayer,
+  ExtrasSublayer,
   Full,
   LayerNorm,
   MultiHeadAttention,
@@ -34,7 +35,7 @@ from t2x.layers import (
 from t2x.layers.initializers import building
 from t2x.ranges import TunableRate
 
-__all__ = ['Block', 'ParallelBlock', 'SublayerBlock']
+__all__ = ['Block', 'ParallelBlock', 'SublayerBlock', 'initial_extras']
 
 
 class _Block(nnx.Module):
@@ -43,7 +44,8 @@ class _Block(nnx.Module):
   Attributes:
     pattern: narrows the pattern of the body.
     encoding: replaces the position encoding of the body; None: the body's.
-    names: the names of the sublayers in the order in which they are applied; each is an attribute.
+    names: the names of the sublayers in the order in which they are applied; each is an attribute,
+      and so is its wiring, where each has its own: NAME_wiring.
   """
 
   def __init__(
@@ -51,15 +53,18 @@ class _Block(nnx.Module):
     d_model: int,
     *,
     sublayers: Mapping[str, Callable[..., Sublayer]],
+    wiring: Callable[..., Wiring] | None,
     pattern: Pattern,
     encoding: Callable[..., PositionEncoding] | None,
     rngs: nnx.Rngs,
   ):
     self.pattern = pattern
     self.names = tuple(sublayers)
-    self.encoding = encoding and encoding(d_model, rngs=rngs)
     for name, build in sublayers.items():
       setattr(self, name, build(d_model, rngs=rngs))
+      if wiring is not None:
+        setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+    self.encoding = encoding and encoding(d_model, rngs=rngs)
     read = frozenset().union(*(part.reads for part in self.sublayers.values()))
     kind = type(self).__name__
     if pattern != Full() and 'pattern' not in read:
@@ -92,6 +97,10 @@ class _Block(nnx.Module):
     """The longest sequence that all sublayers can process; None: any."""
     lengths = [part.max_length for part in self.sublayers.values()]
     return min((length for length in lengths if length is not None), default=None)
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    """The extras that its sublayers read in the first layer."""
+    return initial_extras(self.sublayers.values(), x)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
     """Empty caches of the sublayers that have one; `source_cache` gives that of cross-attention."""
@@ -166,9 +175,9 @@ class SublayerBlock(_Block):
     rngs: nnx.Rngs,
   ):
     with building(num_branches=len(sublayers)):
-      super().__init__(d_model, sublayers=sublayers, pattern=pattern, encoding=encoding, rngs=rngs)
-      for name in self.names:
-        setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+      super().__init__(
+        d_model, sublayers=sublayers, wiring=wiring, pattern=pattern, encoding=encoding, rngs=rngs
+      )
 
   @property
   def ends_with_norm(self) -> bool:
@@ -189,8 +198,10 @@ class SublayerBlock(_Block):
     old = cache or {}
     new, aux = dict(old), NO_AUX
     recorded: dict[str, Array] = {}
-    for name, own in self.calls(call).items():
+    extras = dict(call.extras)
+    for name, without_extras in self.calls(call).items():
       part, wiring = vars(self)[name], vars(self)[f'{name}_wiring']
+      own = dataclasses.replace(without_extras, extras=extras)
 
       def branch(h, part=part, own=own, name=name):
         return part(h, own, old.get(name))
@@ -201,7 +212,8 @@ class SublayerBlock(_Block):
         new[name] = result.cache
       aux += result.aux
       recorded |= {f'{name}.{key}': value for key, value in result.recorded.items()}
-    return Result(x, None if cache is None else new, aux, recorded)
+      extras = extras | dict(result.extras)
+    return Result(x, None if cache is None else new, aux, recorded, extras=extras)
 
 
 class Block(SublayerBlock):
@@ -278,7 +290,9 @@ class ParallelBlock(_Block):
     with building(num_branches=2):
       self.norm = norm(d_model, rngs=rngs)
       self.feed_forward_norm = feed_forward_norm and feed_forward_norm(d_model, rngs=rngs)
-      super().__init__(d_model, sublayers=parts, pattern=pattern, encoding=encoding, rngs=rngs)
+      super().__init__(
+        d_model, sublayers=parts, wiring=None, pattern=pattern, encoding=encoding, rngs=rngs
+      )
 
   def __call__(
     self,
@@ -307,4 +321,27 @@ class ParallelBlock(_Block):
       for name, result in results.items()
       for key, value in result.recorded.items()
     }
-    return Result(jnp.add(x, branch), None if cache is None else new, aux, recorded)
+    extras = {name: value for result in results.values() for name, value in result.extras.items()}
+    new_cache = None if cache is None else new
+    return Result(jnp.add(x, branch), new_cache, aux, recorded, extras=extras)
+
+
+def initial_extras(
+  parts: Iterable[Any], x: Float[Array, 'batch length d_model']
+) -> dict[str, Array]:
+  """The extras of sublayers, or of the blocks of a stack, whose input is `x`.
+
+  Raises:
+    UserError: two parts use the same name for arrays of different shapes or dtypes.
+  """
+  extras: dict[str, Array] = {}
+  readers: list[ExtrasSublayer] = [part for part in parts if 'extras' in part.reads]
+  for part in readers:
+    for name, value in part.init_extras(x).items():
+      shared = extras.setdefault(name, value)
+      if (shared.shape, shared.dtype) != (value.shape, value.dtype):
+        raise UserError(
+          f"layers of one stack share '{name}', but it is {shared.dtype}{list(shared.shape)} in one and "
+          f'{value.dtype}{list(value.shape)} in another: give their parts the same sizes'
+        )
+  return extras

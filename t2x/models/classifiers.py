@@ -8,7 +8,8 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers import Initializer, Linear, dropout, named_key, normal, zeros
 from t2x.models.heads import LogitHead, TiedHead
-from t2x.models.interfaces import ClassHead, Head, OutputKind, TextEmbedding
+from t2x.models.interfaces import ClassHead, Head, TextEmbedding
+from t2x.models.spec import OutputKind
 from t2x.ranges import Size, TunableRate
 
 __all__ = [

@@ -14,9 +14,10 @@ from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, Encoder, replaced
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, ModelSpec, Output, TextEmbedding
+from t2x.models.interfaces import Body, Head, Output, TextEmbedding
 from t2x.models.language_model import select
 from t2x.models.losses import Sums
+from t2x.models.spec import ModelSpec
 from t2x.ranges import Size
 
 __all__ = ['EncoderDecoder']

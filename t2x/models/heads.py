@@ -24,8 +24,9 @@ from t2x.layers import (
 )
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.embeddings import float32_logits
-from t2x.models.interfaces import OutputKind, TextEmbedding
+from t2x.models.interfaces import TextEmbedding
 from t2x.models.losses import Sums, classification_sums
+from t2x.models.spec import OutputKind
 from t2x.ranges import Size
 
 __all__ = ['LMHead', 'LogitHead', 'MaskedLMHead', 'TiedHead']

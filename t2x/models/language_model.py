@@ -14,15 +14,9 @@ from t2x.layers.constraints import constrain
 from t2x.models.bodies import Decoder, replaced
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import (
-  Body,
-  Head,
-  ModelSpec,
-  Output,
-  OutputHead,
-  TextEmbedding,
-)
+from t2x.models.interfaces import Body, Head, Output, OutputHead, TextEmbedding
 from t2x.models.losses import Sums
+from t2x.models.spec import ModelSpec
 from t2x.ranges import Size
 
 __all__ = ['LanguageModel', 'select', 'with_logits']

@@ -7,7 +7,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import jax
@@ -21,7 +21,7 @@ from t2x.hyperparameters import scalar
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
-from t2x.models.block import Block
+from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer
 from t2x.ranges import NonEmpty, Size, TunableRate
 
@@ -34,6 +34,38 @@ REMAT_POLICIES = {
   'dots': _POLICIES.dots_saveable,
   'dots_no_batch': _POLICIES.dots_with_no_batch_dims_saveable,
 }
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stream:
+  """What each layer of a stack hands on to the next.
+
+  Attributes:
+    x: the residual stream, [batch, length, d_model].
+    extras: arrays that parts pass from layer to layer, by name; see `ExtrasSublayer`.
+  """
+
+  # Tree functions put other things than arrays into the fields.
+  x: Any
+  extras: Mapping[str, Any]
+
+  @staticmethod
+  def entering(x: Array, layers: Iterable[Layer]) -> 'Stream':
+    """The stream before the first layer."""
+    return Stream(x, initial_extras(layers, x))
+
+  def through(self, layer: Layer, call: Call, cache: Any) -> tuple['Stream', Result]:
+    """The stream after a layer, and what the layer returned."""
+    result = layer(self.x, dataclasses.replace(narrowed(call, layer), extras=self.extras), cache)
+    unknown = sorted(result.extras.keys() - self.extras.keys())
+    if unknown:
+      raise UserError(
+        f'{type(layer).__name__} returned the extras {", ".join(unknown)}, which no part of this stack '
+        'initialises: return them from init_extras of the part too'
+      )
+    x = constrain(result.x, 'batch', 'length', 'embed')
+    return Stream(x, {**self.extras, **result.extras}), result
 
 
 class Stack(nnx.Module):
@@ -171,7 +203,8 @@ class Stack(nnx.Module):
       [jax.tree.map(lambda a, group=group: a[group], block) for block in self.blocks]
       for group in range(self.num_groups)
     ]
-    return Layers([block for r in range(self.num_repeats) for block in groups[r // per_group]])
+    layers = [block for r in range(self.num_repeats) for block in groups[r // per_group]]
+    return Layers(layers, len(self.blocks))
 
   def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
     """The caches of the layers one by one."""
@@ -196,14 +229,13 @@ class Stack(nnx.Module):
     """
     self._check_read(call)
 
-    def repeat(blocks, x, per_repeat):
+    def repeat(blocks, stream, per_repeat):
       number, caches, keys, rates = per_repeat
       results: list[Result] = []
       for i, block in enumerate(blocks):
-        key, keep = self._randomness(x, keys, rates, i)
-        own = dataclasses.replace(narrowed(call, block), place=i, repeat=number, key=key, keep=keep)
-        result = block(x, own, None if caches is None else caches[i])
-        x = constrain(result.x, 'batch', 'length', 'embed')
+        key, keep = self._randomness(stream.x, keys, rates, i)
+        own = dataclasses.replace(call, place=i, repeat=number, key=key, keep=keep)
+        stream, result = stream.through(block, own, None if caches is None else caches[i])
         results.append(result)
       new = None if caches is None else [result.cache for result in results]
       aux = functools.reduce(operator.add, (result.aux for result in results))
@@ -214,36 +246,42 @@ class Stack(nnx.Module):
       }
       if 'hidden' in call.record:
         recorded |= {f'blocks.{i}.hidden': result.x for i, result in enumerate(results)}
-      return x, (new, aux, recorded)
+      return stream, (new, aux, recorded)
 
     if self.remat is not None:
       repeat = jax.checkpoint(repeat, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
     per_repeat = self._per_repeat(cache, call.key)
+    # Extras are shaped by static attributes alone, so the stacked blocks can make them.
+    stream = Stream.entering(x, self.blocks)
     if self.num_groups == self.num_repeats:
-      x, (cache, aux, recorded) = jax.lax.scan(
-        lambda x, inputs: repeat(inputs[0], x, inputs[1]),
-        x,
+      stream, (cache, aux, recorded) = jax.lax.scan(
+        lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
+        stream,
         (self.blocks, per_repeat),
         unroll=self.unroll,
       )
     else:
-      x, (cache, aux, recorded) = self._scan_groups(repeat, x, per_repeat)
-    return Result(x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
+      stream, (cache, aux, recorded) = self._scan_groups(repeat, stream, per_repeat)
+    return Result(stream.x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
 
-  def _scan_groups(self, repeat, x, per_repeat):
+  def _scan_groups(self, repeat, stream, per_repeat):
     """The same parameters for neighbouring repeats: a scan over groups of a scan inside."""
 
     length = self.num_repeats // self.num_groups
 
-    def group(x, inputs):
+    def group(stream, inputs):
       blocks, inside = inputs
       return jax.lax.scan(
-        lambda x, one: repeat(blocks, x, one), x, inside, length=length, unroll=self.unroll
+        lambda stream, one: repeat(blocks, stream, one),
+        stream,
+        inside,
+        length=length,
+        unroll=self.unroll,
       )
 
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
-    x, found = jax.lax.scan(group, x, (self.blocks, grouped))
-    return x, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
+    stream, found = jax.lax.scan(group, stream, (self.blocks, grouped))
+    return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
 
   def _per_repeat(self, cache, key):
     """What differs between repeats beside parameters: number, caches, keys, drop rates [repeats, blocks]."""
@@ -271,10 +309,15 @@ class Layers(nnx.Module):
   """The layers of a stack one by one, each with parameters and a cache of its own.
 
   A decoding loop over them copies neither caches nor parameters. It has no dropout.
+
+  Args:
+    layers: the layers in the order in which they are applied.
+    num_blocks: layers of one repeat of the stack.
   """
 
-  def __init__(self, layers: Sequence[Layer]):
+  def __init__(self, layers: Sequence[Layer], num_blocks: int):
     self.layers = nnx.List(layers)
+    self.num_blocks = num_blocks
 
   def __call__(
     self,
@@ -284,11 +327,13 @@ class Layers(nnx.Module):
   ) -> Result:
     """Applies all layers; `cache` is a list over them."""
     new = []
-    for layer, own in zip(self.layers, cache, strict=True):
-      result = layer(x, narrowed(call, layer), own)
-      x = constrain(result.x, 'batch', 'length', 'embed')
+    stream = Stream.entering(x, self.layers)
+    for i, (layer, own) in enumerate(zip(self.layers, cache, strict=True)):
+      repeat, place = divmod(i, self.num_blocks)
+      layer_call = dataclasses.replace(call, place=place, repeat=repeat)
+      stream, result = stream.through(layer, layer_call, own)
       new.append(result.cache)
-    return Result(x, new)
+    return Result(stream.x, new)
 
 
 def narrowed(call: Call, layer: Layer) -> Call:

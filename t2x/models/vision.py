@@ -9,13 +9,8 @@ from t2x.errors import UserError
 from t2x.layers import LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier, first_token
-from t2x.models.interfaces import (
-  Body,
-  ClassHead,
-  Embedder,
-  ModelSpec,
-  Output,
-)
+from t2x.models.interfaces import Body, ClassHead, Embedder, Output
+from t2x.models.spec import ModelSpec
 from t2x.ranges import Size, TunableRate
 
 __all__ = ['VisionTransformer']

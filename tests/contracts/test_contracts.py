@@ -1,13 +1,20 @@
 """Every part of a block keeps the contracts of the interfaces, or refuses."""
 
+import dataclasses
 import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
+from contract_parts import PARTS, REFUSED
 
-from t2x.contracts import CONTRACTS, Subject
+from t2x.contracts import CONTRACTS, Subject, check_part
 from t2x.errors import UserError
-
-from .parts import PARTS, REFUSED
+from t2x.layers import MLP, FeedForward, MultiHeadAttention
 
 
 @functools.cache
@@ -24,3 +31,71 @@ def test_a_part_keeps_its_contracts(name, contract):
       check(subject(name))
   elif applies(subject(name)):
     check(subject(name))
+
+
+def test_eight_devices_change_nothing():
+  """In a process of its own, whose CPU is split into eight devices."""
+  environment = os.environ | {
+    'JAX_NUM_CPU_DEVICES': '8',
+    'PYTHONPATH': str(Path(__file__).parents[1]),
+  }
+  code = 'import contract_parts; contract_parts.print_outcomes("devices change nothing")'
+  done = subprocess.run(
+    [sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=False
+  )
+  assert done.returncode == 0, done.stderr
+  assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(PARTS, 'kept')
+
+
+class Averaging(FeedForward):
+  """Averages all tokens and does not say so."""
+
+  def __init__(self, d_model, *, rngs):
+    self.mlp = MLP(d_model, hidden_dim=8, rngs=rngs)
+
+  def __call__(self, x, call, cache=None):
+    return dataclasses.replace(self.mlp(x, call), x=x + x.mean(axis=1, keepdims=True))
+
+
+class Batched(FeedForward):
+  """Normalises over the batch."""
+
+  def __init__(self, d_model, *, rngs):
+    self.mlp = MLP(d_model, hidden_dim=8, rngs=rngs)
+
+  def __call__(self, x, call, cache=None):
+    result = self.mlp(x, call)
+    return dataclasses.replace(result, x=result.x - result.x.mean(axis=0))
+
+
+class Acausal(MultiHeadAttention):
+  """Ignores the pattern and the padding."""
+
+  def __call__(self, x, call, cache=None):
+    result = super().__call__(x, call, cache)
+    return dataclasses.replace(result, x=result.x + x.mean(axis=1, keepdims=True))
+
+
+class Wide(FeedForward):
+  """Returns float32 whatever it is given."""
+
+  def __init__(self, d_model, *, rngs):
+    self.mlp = MLP(d_model, hidden_dim=8, rngs=rngs)
+
+  def __call__(self, x, call, cache=None):
+    result = self.mlp(x, call)
+    return dataclasses.replace(result, x=result.x.astype(jnp.float32))
+
+
+@pytest.mark.parametrize(
+  ('build', 'broken'),
+  [
+    (Averaging, {'tokens are independent', 'padding is not read', 'packed rows equal rows alone'}),
+    (Batched, {'rows are independent'}),
+    (functools.partial(Acausal, num_heads=2), {'no token sees later ones', 'padding is not read'}),
+    (Wide, {'bfloat16 is close'}),
+  ],
+)
+def test_a_part_that_breaks_a_contract_is_caught(build, broken):
+  outcomes = {outcome.contract: outcome for outcome in check_part(Subject(build))}
+  assert all(outcomes[name].status == 'broken' and outcomes[name].detail for name in broken)

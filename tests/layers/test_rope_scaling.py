@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.layers import LinearScaling, Llama3Scaling, RoPE
+from t2x.layers import LinearScaling, Llama3Scaling, RoPE, Tokens
 
 
 def test_llama3_keeps_what_turns_often_and_slows_what_does_not():
@@ -20,6 +20,8 @@ def test_llama3_keeps_what_turns_often_and_slows_what_does_not():
 def test_linear_scaling_interpolates_positions():
   x = jax.random.normal(jax.random.key(0), (1, 3, 1, 8))
   far, near = jnp.array([[0, 4, 12]]), jnp.array([[0, 1, 3]])
-  scaled = RoPE(8, scaling=LinearScaling(4.0), rngs=nnx.Rngs(0)).rotate(x, x, far, far)[0]
-  plain = RoPE(8, rngs=nnx.Rngs(0)).rotate(x, x, near, near)[0]
+  scaled = RoPE(8, scaling=LinearScaling(4.0), rngs=nnx.Rngs(0)).rotate(
+    x, x, Tokens(far), Tokens(far)
+  )[0]
+  plain = RoPE(8, rngs=nnx.Rngs(0)).rotate(x, x, Tokens(near), Tokens(near))[0]
   np.testing.assert_allclose(scaled, plain, atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 from applying import applied
 
 from t2x.errors import UserError
-from t2x.layers import Aux, Call, Causal, FeedForward, Result, Source, Tokens, Window
+from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, Tokens, Window
 from t2x.models import ParallelBlock
 
 
@@ -155,3 +155,25 @@ def test_the_stack_is_a_plain_pytree(make):
   both = jax.tree.map(lambda a, b: jnp.stack([a, b]), one, two)
   out = jax.vmap(lambda stack: call(stack, x_of(make)))(both)
   np.testing.assert_allclose(out[0], call(one, x_of(make)), atol=2e-5)
+
+
+class WithPlace(FeedForward):
+  """Adds the place and the repeat of its layer."""
+
+  def __init__(self, d_model, *, rngs):
+    pass
+
+  def __call__(self, x, call, cache=None):
+    return Result(jnp.zeros_like(x) + 10.0 * call.place + call.repeat)
+
+
+def test_layers_one_by_one_know_their_place(make):
+  blocks = [functools.partial(make.block(), feed_forward=WithPlace)] * 2
+  stack = build(make, blocks=blocks, num_layers=6)
+  x, cache = x_of(make, 1), stack.init_cache(2, 3, jnp.float32)
+  slots = Slots.empty(2, 3).extend(Tokens.row(1))
+  own = Call(Tokens.row(1), Causal(), slots=slots)
+  scanned = jax.jit(lambda stack, cache: stack(x, own, cache).x)
+  np.testing.assert_allclose(
+    scanned(stack.unstacked(), stack.unstacked_cache(cache)), scanned(stack, cache), atol=2e-5
+  )

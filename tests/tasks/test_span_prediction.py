@@ -8,7 +8,7 @@ import string
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_models import spec
+from fake_models import WithLogits, spec
 from flax import nnx
 
 from t2x.data import Bytes, Source
@@ -20,7 +20,7 @@ BYTES = Bytes().train([])
 WORDS = ('the', 'a', 'Cat', 'sat,', 'on', 'mat.', 'red')
 
 
-class Random(nnx.Module):
+class Random(WithLogits, nnx.Module):
   """Logits drawn at random for each token and place."""
 
   def __init__(self, seed):

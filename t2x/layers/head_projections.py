@@ -1,0 +1,99 @@
+"""The projections of self-attention, for mixers that replace its softmax over pairs of tokens."""
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer, Linear
+from t2x.layers.constraints import constrain
+from t2x.layers.interfaces import Call
+from t2x.layers.patterns import Pattern
+from t2x.ranges import Size
+
+__all__ = ['HeadProjections']
+
+
+class HeadProjections(nnx.Module):
+  """Base class: queries, keys and values for each head, and the output projection.
+
+  Args:
+    d_model: width of the input and output.
+    num_heads: heads.
+    head_dim: features of a head. None: d_model / num_heads.
+    use_bias: biases on queries, keys and values.
+    out_bias: a bias on the output.
+    kernel_init: initialiser of the query, key and value projections.
+    out_init: initialiser of the output projection. None: as `kernel_init`.
+
+  Raises:
+    UserError: num_heads does not divide d_model and no head_dim is given.
+  """
+
+  reads: frozenset[str] = frozenset({'pattern'})
+  max_length: int | None = None
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    head_dim: Size | None,
+    use_bias: bool,
+    out_bias: bool,
+    kernel_init: Initializer,
+    out_init: Initializer | None,
+    rngs: nnx.Rngs,
+  ):
+    if head_dim is None and d_model % num_heads:
+      name = type(self).__name__
+      raise UserError(
+        f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose another or set '
+        f'{name}.head_dim'
+      )
+    heads = num_heads, head_dim or d_model // num_heads
+    self.num_heads, self.head_dim = heads
+
+    def project() -> Linear:
+      axes = ('embed', 'heads', 'head_dim')
+      return Linear((d_model,), heads, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+
+    self.q = project()
+    self.k = project()
+    self.v = project()
+    self.out = Linear(
+      heads,
+      (d_model,),
+      ('heads', 'head_dim', 'embed'),
+      init=out_init or kernel_init,
+      use_bias=out_bias,
+      rngs=rngs,
+    )
+
+  def projected(
+    self, x: Float[Array, 'batch length d_model']
+  ) -> tuple[
+    Float[Array, 'batch length heads head_dim'],
+    Float[Array, 'batch length heads head_dim'],
+    Float[Array, 'batch length heads head_dim'],
+  ]:
+    """Queries, keys and values."""
+    q = constrain(self.q(x), 'batch', 'length', 'heads', None)
+    k, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.k, self.v))
+    return q, k, v
+
+  def output(
+    self, y: Float[Array, 'batch length heads head_dim']
+  ) -> Float[Array, 'batch length d_model']:
+    """The output of all heads, projected to d_model."""
+    return self.out(constrain(y, 'batch', 'length', 'heads', None))
+
+  def check_call(self, call: Call, *patterns: Pattern) -> None:
+    """Raises UserError for a source, or for a pattern that equals none of `patterns`."""
+    name = type(self).__name__
+    if call.source is not None:
+      raise UserError(f'{name} cannot attend to a source: use MultiHeadAttention for Block.cross')
+    if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
+      raise UserError(
+        f'{name} cannot follow the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '
+        'MultiHeadAttention for other patterns'
+      )

@@ -1,0 +1,218 @@
+"""Linear attention (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236): a feature map in place of
+the softmax, so that a sum over earlier keys replaces the keys themselves."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from t2x.layers.base import Initializer
+from t2x.layers.dtypes import Dtypes
+from t2x.layers.head_projections import HeadProjections
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Cache, Call, Result
+from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.patterns import Causal, Full
+from t2x.ranges import Size
+
+__all__ = ['LinearAttention', 'LinearState']
+
+# Smallest normaliser that is divided by. It is the sum of positive features and 0 only for padding, or
+# where they underflow.
+EPSILON = 1e-6
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LinearState(Cache):
+  """Sums over the tokens so far of one segment of each row, whatever their number.
+
+  Attributes:
+    sums: sum of phi(k) [v, 1]', [batch, heads, head_dim, head_dim + 1], in float32 or wider.
+    segment: the segment of these tokens, int32 [batch]; 0: no token yet.
+  """
+
+  # Not annotated with shapes: a stack puts its layers before the batch.
+  sums: Any
+  segment: Any
+
+  @staticmethod
+  def empty(batch: int, heads: int, head_dim: int, dtype: Any = Dtypes.reductions) -> 'LinearState':
+    """The state before the first token."""
+    return LinearState(
+      jnp.zeros((batch, heads, head_dim, head_dim + 1), dtype), jnp.zeros(batch, jnp.int32)
+    )
+
+  def repeat(self, copies: int) -> 'LinearState':
+    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
+
+  def take(self, rows: Int[Array, ' batch']) -> 'LinearState':
+    return jax.tree.map(lambda a: a[rows], self)
+
+
+class LinearAttention(HeadProjections):
+  """phi(q) (sum phi(k) v') / (phi(q) sum phi(k)) over the visible keys, with phi(x) = elu(x) + 1.
+
+  The pattern is Full() or Causal(). Tokens come in the order of their positions, and those of a segment
+  are neighbours except for padding between them. Time and memory are linear in the length: pairs of tokens
+  meet within chunks only, and a state goes from chunk to chunk. Decoding keeps this state in place of keys.
+
+  Args:
+    d_model: width of the input and output.
+    num_heads: heads.
+    head_dim: features of a head. None: d_model / num_heads.
+    chunk: tokens of a chunk.
+    use_bias: biases on queries, keys and values.
+    out_bias: a bias on the output.
+    kernel_init: initialiser of the query, key and value projections.
+    out_init: initialiser of the output projection. None: as `kernel_init`.
+
+  Raises:
+    UserError: num_heads does not divide d_model and no head_dim is given; when called, for a source or a
+      pattern other than Full() and Causal().
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    head_dim: Size | None = None,
+    chunk: Size = 64,
+    use_bias: bool = True,
+    out_bias: bool = True,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model,
+      num_heads=num_heads,
+      head_dim=head_dim,
+      use_bias=use_bias,
+      out_bias=out_bias,
+      kernel_init=kernel_init,
+      out_init=out_init,
+      rngs=rngs,
+    )
+    self.chunk = chunk
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> LinearState:
+    """An empty state: its size does not depend on `num_slots`, and it is in float32."""
+    return LinearState.empty(batch, self.num_heads, self.head_dim)
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: LinearState | None = None,
+  ) -> Result:
+    """Attends to the tokens of `x`, and to those before them that a cache holds the state of.
+
+    Tokens that see nothing (padding) get zeros before the output projection.
+    """
+    self.check_call(call, Full(), Causal())
+    dtype = softmax_dtype(x)
+    q, k, v = (a.astype(dtype) for a in self.projected(x))
+    q, k = features(q), features(k)
+    v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
+    segments, is_causal = call.tokens.segments, call.pattern.offsets() == Causal().offsets()
+    if segments is None and cache is None and not is_causal:
+      sums = jnp.einsum('bjhd,bjhe->bhde', k, v)
+      return Result(self._normalized(jnp.einsum('bihd,bhde->bihe', q, sums), x.dtype))
+    segments = jnp.asarray(1 if segments is None else segments, jnp.int32)
+    segments = jnp.broadcast_to(segments, x.shape[:2])
+    empty = LinearState.empty(len(x), self.num_heads, self.head_dim, dtype)
+    state = empty
+    if cache is not None:
+      state = dataclasses.replace(cache, sums=cache.sums.astype(dtype))
+    y, state = scanned(q, k, v, segments, state, self.chunk)
+    if not is_causal:
+      q, k, v, segments = (jnp.flip(a, 1) for a in (q, k, v, segments))
+      later, _ = scanned(q, k, v, segments, empty, self.chunk, includes_own=False)
+      y = y + jnp.flip(later, 1)
+    if cache is not None:
+      cache = dataclasses.replace(state, sums=state.sums.astype(cache.sums.dtype))
+    return Result(self._normalized(y, x.dtype), cache)
+
+  def _normalized(
+    self, y: Float[Array, 'batch length heads dim_and_one'], dtype: Any
+  ) -> Float[Array, 'batch length d_model']:
+    """The output, from numerators and (last) denominators."""
+    return self.output((y[..., :-1] / jnp.maximum(y[..., -1:], EPSILON)).astype(dtype))
+
+
+def features(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
+  """elu(x) + 1, which is positive; without the rounding error of the sum where x < 0."""
+  return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x)))
+
+
+def scanned(
+  q: Float[Array, 'batch length heads head_dim'],
+  k: Float[Array, 'batch length heads head_dim'],
+  v: Float[Array, 'batch length heads v_dim'],
+  segments: Int[Array, 'batch length'],
+  state: LinearState,
+  chunk: int,
+  *,
+  includes_own: bool = True,
+) -> tuple[Float[Array, 'batch length heads v_dim'], LinearState]:
+  """Sums over the earlier tokens of the same segment, chunk by chunk.
+
+  Args:
+    q: features of queries.
+    k: features of keys.
+    v: values.
+    segments: 0 for padding, which is left out.
+    state: what precedes the first token.
+    chunk: tokens that are processed at a time.
+    includes_own: whether a token is among those that it sees.
+
+  Returns:
+    The sum of (q_i k_j) v_j over j for each i, and the state after the last token.
+  """
+  length = q.shape[1]
+  chunk = min(chunk, length)
+  missing = -length % chunk
+  before = jnp.tril(jnp.ones((chunk, chunk), bool), 0 if includes_own else -1)
+
+  def cut(a: Array) -> Array:
+    a = jnp.pad(a, ((0, 0), (0, missing), *[(0, 0)] * (a.ndim - 2)))
+    return jnp.moveaxis(a.reshape(len(a), -1, chunk, *a.shape[2:]), 1, 0)
+
+  chunks = cut(q), cut(k), cut(v), cut(segments)
+  state, y = jax.lax.scan(functools.partial(_chunk, before), state, chunks)
+  y = jnp.moveaxis(y, 0, 1)
+  return y.reshape(len(q), -1, *y.shape[3:])[:, :length], state
+
+
+def _chunk(
+  before: Bool[Array, 'chunk chunk'],
+  state: LinearState,
+  inputs: tuple[
+    Float[Array, 'batch chunk heads head_dim'],
+    Float[Array, 'batch chunk heads head_dim'],
+    Float[Array, 'batch chunk heads v_dim'],
+    Int[Array, 'batch chunk'],
+  ],
+) -> tuple[LinearState, Float[Array, 'batch chunk heads v_dim']]:
+  q, k, v, segments = inputs
+  is_token = segments != 0
+  seen = before & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
+  scores = jnp.where(seen[:, None], jnp.einsum('bihd,bjhd->bhij', q, k), 0)
+  y = jnp.einsum('bhij,bjhe->bihe', scores, v)
+  # The first tokens may continue the segment of the chunks before.
+  continues = is_token & (segments == state.segment[:, None])
+  earlier = jnp.einsum('bihd,bhde->bihe', q, state.sums)
+  y = y + jnp.where(continues[..., None, None], earlier, 0)
+  index = jnp.max(jnp.where(is_token, jnp.arange(segments.shape[1]), -1), axis=1)
+  last = jnp.take_along_axis(segments, jnp.maximum(index, 0)[:, None], axis=1)[:, 0]
+  last = jnp.where(index < 0, state.segment, last)
+  own = is_token & (segments == last[:, None])
+  sums = jnp.where((last == state.segment)[:, None, None, None], state.sums, 0)
+  sums = sums + jnp.einsum('bjhd,bjhe->bhde', jnp.where(own[..., None, None], k, 0), v)
+  return LinearState(sums, last), y

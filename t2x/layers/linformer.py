@@ -1,0 +1,126 @@
+"""Linformer (Wang et al. 2020, https://arxiv.org/abs/2006.04768): self-attention whose keys and values are
+projected along the length, in time and memory linear in the length."""
+
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer, RowLayout, Tokens, dropout, param
+from t2x.layers.head_projections import HeadProjections
+from t2x.layers.initializers import variance_scaling, xavier_uniform
+from t2x.layers.interfaces import Call, Result
+from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.patterns import Full
+from t2x.ranges import Size, TunableRate
+
+__all__ = ['Linformer']
+
+
+class Linformer(HeadProjections):
+  """softmax(q (E'k)' / sqrt(head_dim)) F'v, with learned E and F [max_length, projected_length].
+
+  All heads share E and F; shorter rows read their first rows. Keys and values of padding are zero. Every
+  token sees the whole row, so that the pattern is Full(), a row is one segment with positions from 0
+  (`Tokens.row`), and there is no decoding token by token.
+
+  Args:
+    d_model: width of the input and output.
+    num_heads: heads.
+    max_length: the longest sequence.
+    projected_length: keys and values after the projection along the length (k in the paper).
+    head_dim: features of a head. None: d_model / num_heads.
+    use_bias: biases on queries, keys and values.
+    out_bias: a bias on the output.
+    dropout_rate: dropout of the attention probabilities.
+    kernel_init: initialiser of the query, key and value projections.
+    out_init: initialiser of the output projection. None: as `kernel_init`.
+    length_init: initialiser of E and F. The default has variance 1 / projected_length (theorem 2).
+
+  Raises:
+    UserError: num_heads does not divide d_model and no head_dim is given; when called, for a source, a
+      pattern other than Full(), rows that may hold several segments, or rows longer than max_length.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    max_length: Size,
+    projected_length: Size = 256,
+    head_dim: Size | None = None,
+    use_bias: bool = True,
+    out_bias: bool = True,
+    dropout_rate: TunableRate = 0.0,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    length_init: Initializer = variance_scaling(1.0, 'fan_out', 'normal'),
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model,
+      num_heads=num_heads,
+      head_dim=head_dim,
+      use_bias=use_bias,
+      out_bias=out_bias,
+      kernel_init=kernel_init,
+      out_init=out_init,
+      rngs=rngs,
+    )
+    self.max_length = max_length
+    self.dropout_rate = dropout_rate
+    shape = (max_length, projected_length)
+    self.k_length = param(length_init, shape, ('length', None), rngs)
+    self.v_length = param(length_init, shape, ('length', None), rngs)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+    """Raises UserError: every key depends on the whole row."""
+    raise UserError(
+      'Linformer projects the whole row and cannot decode token by token: use it in an Encoder'
+    )
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Attends from `x` to its projected keys and values.
+
+    The output is NaN for rows of several segments, which are known only at run time.
+    """
+    self.check_call(call, Full())
+    self._check_tokens(call.tokens, x.shape[1])
+    tokens = call.tokens
+    q, k, v = self.projected(x)
+    if tokens.segments is not None:
+      is_token = (tokens.segments != 0)[..., None, None]
+      k, v = jnp.where(is_token, k, 0), jnp.where(is_token, v, 0)
+    k = jnp.einsum('bnhd,nk->bkhd', k, self.k_length[: x.shape[1]].astype(k.dtype))
+    v = jnp.einsum('bnhd,nk->bkhd', v, self.v_length[: x.shape[1]].astype(v.dtype))
+    scores = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
+    probabilities = jax.nn.softmax(scores * self.head_dim**-0.5).astype(v.dtype)
+    probabilities = dropout(probabilities, self.dropout_rate, call.key)
+    y = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
+    if tokens.segments is not None:
+      y = jnp.where(_has_one_segment(tokens.segments), y, jnp.nan)
+    return Result(self.output(y))
+
+  def _check_tokens(self, tokens: Tokens, length: int) -> None:
+    if tokens.layout is not RowLayout.CONTIGUOUS:
+      raise UserError(
+        'Linformer mixes all tokens of a row, and these rows may hold several segments: use a task '
+        'with one segment per row (separate_documents = False), or MultiHeadAttention'
+      )
+    if self.max_length is not None and length > self.max_length:
+      raise UserError(
+        f'a row of {length} tokens is longer than Linformer.max_length = {self.max_length}: shorten '
+        'the rows or raise max_length'
+      )
+
+
+def _has_one_segment(segments: Int[Array, '#batch length']) -> Bool[Array, '#batch 1 1 1']:
+  """Whether all tokens of a row but padding have the same segment."""
+  last = segments.max(axis=1, keepdims=True)
+  return ((segments == 0) | (segments == last)).all(axis=1)[:, None, None, None]

@@ -1,0 +1,62 @@
+"""The parts that are run through the contracts."""
+
+import functools
+import json
+
+from t2x.layers import (
+  MLP,
+  CosineScores,
+  DenseScores,
+  DotProductScores,
+  DynamicConvolution,
+  GatedMLP,
+  LightweightConvolution,
+  MultiHeadAttention,
+  Plus,
+  RMSNorm,
+  RoPE,
+  ShawPositions,
+  Synthesizer,
+  T5Bias,
+)
+
+part = functools.partial
+attention = part(MultiHeadAttention, num_heads=4)
+
+# The arguments of `Subject`.
+PARTS = {
+  'attention with grouped heads and rotary positions': {
+    'build': part(attention, num_kv_heads=2, dropout_rate=0.1),
+    'encoding': RoPE,
+  },
+  'attention with the bias of T5': {
+    'build': part(attention, qk_norm=RMSNorm),
+    'encoding': part(T5Bias, num_heads=4, bidirectional=True),
+  },
+  'attention with the positions of Shaw': {
+    'build': attention,
+    'encoding': part(ShawPositions, head_dim=4, max_distance=3, values=True),
+  },
+  'attention with cosine scores': {'build': part(attention, scores=CosineScores)},
+  'attention with a soft cap and sinks': {
+    'build': part(attention, scores=part(DotProductScores, soft_cap=2.0, sink=True))
+  },
+  'synthesizer': {
+    'build': part(Synthesizer, num_heads=4, scores=part(DenseScores, max_length=16), mix=Plus)
+  },
+  'lightweight convolution': {'build': part(LightweightConvolution, num_heads=4, kernel_size=3)},
+  'dynamic convolution': {'build': part(DynamicConvolution, num_heads=4, kernel_size=3)},
+  'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
+  'gated MLP': {'build': part(GatedMLP, hidden_dim=24)},
+}
+# The contracts for which a part refuses the call, with a UserError.
+REFUSED: dict[str, tuple[str, ...]] = {}
+
+
+def print_outcomes(contract):
+  """Prints the outcome of one contract for every part, as JSON."""
+  from t2x.contracts import CONTRACTS, Subject
+
+  for build in PARTS.values():
+    CONTRACTS[contract][0](Subject(**build))
+  print(json.dumps(dict.fromkeys(PARTS, 'kept')))

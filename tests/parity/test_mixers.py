@@ -1,0 +1,61 @@
+"""Mixers against their authors' or others' PyTorch code."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import applied
+from flax import nnx
+
+from t2x.layers import Causal, Full, LinearAttention, Linformer
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+
+WIDTH, HEADS, LENGTH = 24, 3, 10
+X = np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)).astype(np.float32)
+
+
+def test_linformer_equals_the_package_linformer():
+  linformer = pytest.importorskip('linformer', reason="the extra 'parity' is not installed")
+  torch.manual_seed(0)
+  theirs = linformer.LinformerSelfAttention(WIDTH, seq_len=12, k=5, heads=HEADS)
+  ours = Linformer(
+    WIDTH,
+    num_heads=HEADS,
+    max_length=12,
+    projected_length=5,
+    use_bias=False,
+    rngs=nnx.Rngs(0),
+  )
+
+  def copied(tensor, shape=None):
+    return jnp.asarray(tensor.detach().numpy().reshape(shape or tensor.shape))
+
+  split = (WIDTH, HEADS, WIDTH // HEADS)
+  ours.q.kernel[...] = copied(theirs.to_q.weight.T, split)
+  ours.k.kernel[...] = copied(theirs.to_k.weight.T, split)
+  ours.v.kernel[...] = copied(theirs.to_v.weight.T, split)
+  ours.k_length[...], ours.v_length[...] = copied(theirs.proj_k), copied(theirs.proj_v)
+  ours.out.kernel[...] = copied(theirs.to_out.weight.T, (HEADS, WIDTH // HEADS, WIDTH))
+  ours.out.bias[...] = copied(theirs.to_out.bias)
+  # 12 tokens are the whole of E and F, 10 a slice.
+  for x in (X, np.concatenate([X, X[:, :2]], axis=1)):
+    expected = theirs(torch.tensor(x)).detach().numpy()
+    y, _ = applied(ours, jnp.asarray(x))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+def test_linear_attention_equals_the_package_performer_pytorch(pattern):
+  package = pytest.importorskip(
+    'performer_pytorch.performer_pytorch', reason="the extra 'parity' is not installed"
+  )
+  ours = LinearAttention(WIDTH, num_heads=HEADS, chunk=4, rngs=nnx.Rngs(0))
+  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.projected(jnp.asarray(3 * X)))
+  q, k = (torch.nn.functional.elu(a) + 1 for a in (q, k))
+  if pattern == Causal():
+    y = package.causal_linear_attention_noncuda(q, k, v, chunk_size=3, eps=0.0)
+  else:
+    y = package.linear_attention(q, k, v)
+  expected = ours.out(jnp.asarray(y.numpy().swapaxes(1, 2)))
+  y, _ = applied(ours, jnp.asarray(3 * X), pattern=pattern)
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
