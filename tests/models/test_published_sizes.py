@@ -71,3 +71,11 @@ def test_every_known_size_is_tested():
 
 def test_gpt3_formula_holds_for_gpt2():
   assert gpt(12, 768, 50257, 1024) == PUBLISHED['gpt2_small']
+
+
+def test_small_switch_has_experts_in_every_other_layer():
+  infos = Blueprint(load([MODELS / 'small_switch.gin']).build().shapes()).infos
+  dense = infos['body.stack.blocks.0.feed_forward.up.kernel']
+  experts = infos['body.stack.blocks.1.feed_forward.up']
+  assert (dense.layers, experts.layers) == (((0,), (2,), (4,)), ((1,), (3,), (5,)))
+  assert experts.shape == (3, 8, 256, 1024) and experts.axes == ('experts', 'embed', 'mlp')

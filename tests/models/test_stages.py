@@ -72,7 +72,7 @@ def test_stages_are_stacks_with_a_merge_between(make):
   model = vision(make)
   out = model.hidden(images())
   x, tokens = model.embedding(images())
-  x = model.positions.embed_grid(x, (4, 4))
+  x = model.positions.embed(x, tokens)
   plain = Encoder(make.width, stack=stack(), final_norm=None, rngs=nnx.Rngs(0))
   first, second = model.body.stack.stages
   plain.stack = first
