@@ -43,8 +43,8 @@ from t2x.models import (
   Stack,
   TiedHead,
   VisionTransformer,
+  mean_tokens,
 )
-from t2x.models.heads import mean_tokens
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, SequenceClassification
 from t2x.train import (
