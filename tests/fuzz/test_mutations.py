@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 spec = importlib.util.spec_from_file_location('mutate', Path(__file__).with_name('mutate.py'))
 mutate = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(mutate)

@@ -5,6 +5,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 LIMIT = 60
 LONG = 'Trainer.num_steps = 1000000\nTrainer.eval_every = 0\nTrainer.checkpoint_every = 0\n'
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.nightly
+
 MESHES = {
   'a model over processes': (1, 'Experiment.mesh = @Mesh()\nMesh.data = 1\nMesh.tensor = 2\n'),
   'two devices each': (2, ''),

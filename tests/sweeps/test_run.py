@@ -74,6 +74,7 @@ def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tm
   assert before.items() < after.items() and len(after) == 6
 
 
+@pytest.mark.nightly
 def test_a_runner_is_handed_what_is_left_and_what_had_ended_is_looked_at(
   sweep, tmp_path, monkeypatch
 ):
@@ -121,6 +122,7 @@ def test_a_dry_run_leaves_nothing(sweep, tmp_path):
   assert not (tmp_path / 'out').exists()
 
 
+@pytest.mark.nightly
 def test_trials_that_fail_are_noted_and_the_others_go_on(sweep, tmp_path, outcomes):
   variants = """{
     'gelu': {},
@@ -154,6 +156,7 @@ def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp
     assert len(times(tmp_path / 'out')) == 1
 
 
+@pytest.mark.nightly
 def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
   sweep()
   trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
@@ -178,6 +181,7 @@ def test_variants_that_are_not_run_are_said_in_the_end(sweep):
   )
 
 
+@pytest.mark.nightly
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   made = []
   monkeypatch.setattr(

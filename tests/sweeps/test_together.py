@@ -19,6 +19,8 @@ from t2x.sweeps.report import write_report
 from t2x.sweeps.stored import metric_lines
 from t2x.sweeps.together import Lockstep, Parted
 
+pytestmark = pytest.mark.nightly
+
 STEPS = 3
 
 
