@@ -14,10 +14,8 @@ import numpy as np
 __all__ = [
   'CLASS_TOKEN',
   'CONV1D',
-  'CONV1D_FROM_HEADS',
   'GROUPED',
   'LINEAR',
-  'LINEAR_FROM_HEADS',
   'PATCHES',
   'ROW',
   'SAME',
@@ -180,8 +178,6 @@ VECTOR = _Vector()
 ROW = _Row()
 CLASS_TOKEN = _Row(ones=2)
 LINEAR = _Matrix()
-LINEAR_FROM_HEADS = _Matrix(num_inputs=2)
 CONV1D = _Matrix(axis=1, turned=False)
-CONV1D_FROM_HEADS = _Matrix(axis=1, num_inputs=2, turned=False)
 GROUPED = _Grouped()
 PATCHES = _Patches()

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import tiny_models
 from flax import nnx
 
 from t2x.api import read_config
@@ -300,6 +301,16 @@ def test_a_field_that_nobody_reads_is_refused_with_its_value(tmp_path, model_typ
     f'{name if name.isprintable() else repr(name)} = {UNREAD[name]!r} is not supported' in message
   )
   assert 'remove it from the file' in message
+
+
+@pytest.mark.parametrize(
+  'model_type', ['gpt2', 'gpt_neo', 'gpt_neox', 'llama', 'openai-gpt', 'opt', 't5']
+)
+def test_a_bare_model_has_a_head_without_parameters(model_type):
+  config = tiny_models.CONFIGS[model_type] | {'tie_word_embeddings': False}
+  first, *_, bare = FAMILIES[model_type].architectures
+  heads = [shapes(gin_of(model_type, name, **config)).head for name in (first, bare)]
+  assert [type(head).__name__ for head in heads] == ['LMHead', 'TiedHead']
 
 
 @pytest.mark.parametrize('model_type', ['opt', 'gpt_neox'])

@@ -6,10 +6,8 @@ import pytest
 from t2x.interop.layouts import (
   CLASS_TOKEN,
   CONV1D,
-  CONV1D_FROM_HEADS,
   GROUPED,
   LINEAR,
-  LINEAR_FROM_HEADS,
   PATCHES,
   ROW,
   SAME,
@@ -25,10 +23,10 @@ CASES = {
   'linear': (LINEAR, [(4, 6)], (6, 4)),
   'linear to heads': (LINEAR, [(4, 2, 3)], (6, 4)),
   'linear to heads of two sizes': (LINEAR, [(4, 4, 3), (4, 2, 3), (4, 2, 3)], (24, 4)),
-  'linear from heads': (LINEAR_FROM_HEADS, [(2, 3, 4)], (4, 6)),
+  'linear from heads': (LINEAR.from_heads, [(2, 3, 4)], (4, 6)),
   'conv1d': (CONV1D, [(4, 6)], (4, 6)),
   'conv1d to heads, fused': (CONV1D, [(4, 2, 3)] * 3, (4, 18)),
-  'conv1d from heads': (CONV1D_FROM_HEADS, [(2, 3, 4)], (6, 4)),
+  'conv1d from heads': (CONV1D.from_heads, [(2, 3, 4)], (6, 4)),
   'a head of queries, keys and values': (GROUPED, [(4, 2, 3)] * 3, (18, 4)),
   'biases of a head of queries, keys and values': (GROUPED, [(2, 3)] * 3, (18,)),
   'patches': (PATCHES, [(2, 2, 3, 5)], (5, 3, 2, 2)),
@@ -85,8 +83,8 @@ def test_projections_to_and_from_heads_compute_what_a_flat_matrix_does():
   y, out = random((5, 2, 3)), random((2, 3, 4), 1)
   flat = y.reshape(5, 6)
   np.testing.assert_allclose(
-    np.einsum('bhk,hkd->bd', y, out), flat @ LINEAR_FROM_HEADS.to_theirs(out).T
+    np.einsum('bhk,hkd->bd', y, out), flat @ LINEAR.from_heads.to_theirs(out).T
   )
   np.testing.assert_allclose(
-    np.einsum('bhk,hkd->bd', y, out), flat @ CONV1D_FROM_HEADS.to_theirs(out)
+    np.einsum('bhk,hkd->bd', y, out), flat @ CONV1D.from_heads.to_theirs(out)
   )
