@@ -116,7 +116,7 @@ class Resolver:
     if statement is None or statement in self._open_macros:
       return None
     self._open_macros.append(statement)
-    told = _Muted(self.bindings) if statement in self.refused else contextlib.nullcontext()
+    told = _muted(self.bindings) if statement in self.refused else contextlib.nullcontext()
     with told:
       value = self.value(statement.value, scope, statement.place, holder, statement.macro_name)
     self._open_macros.pop()
@@ -160,7 +160,7 @@ class Resolver:
     place = statement.place
     if statement in self.refused:
       # It still counts as used, and so does what it names.
-      with _Muted(self.bindings):
+      with _muted(self.bindings):
         return Argument(self.value(statement.value, scope, place, holder), statement)
     value = self.value(statement.value, scope, place, holder)
     if not call.evaluate and part.given_by_builder(name):
@@ -219,17 +219,12 @@ class Resolver:
       )
 
 
-class _Muted:
-  """Findings inside are dropped: their cause has been told."""
-
-  def __init__(self, bindings: Bindings):
-    self.bindings = bindings
-
-  def __enter__(self):
-    self.count = len(self.bindings.findings)
-
-  def __exit__(self, *_):
-    del self.bindings.findings[self.count :]
+@contextlib.contextmanager
+def _muted(bindings: Bindings) -> Iterator[None]:
+  """Drops the findings inside: their cause has been reported."""
+  count = len(bindings.findings)
+  yield
+  del bindings.findings[count:]
 
 
 def calls(value: Any) -> Iterator[Call]:
