@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.data import evaluation_batches
 from t2x.train import Run
 
@@ -19,14 +19,14 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('run', type=Path, help='a run folder of a masked language model')
   folder = parser.parse_args().run
-  run = Run(load([folder / 'config.gin']).build(), folder)
+  run = Run(read_config([folder / 'config.gin']).build(), folder)
   train, held_out = run.rows(run.task.train_split), run.rows(run.task.eval_split)
   counts = np.zeros(run.tokenizer.vocab_size, np.int64)
   for row in train:
     counts += np.bincount(row['tokens'][row['segments'] != 0], minlength=len(counts))
   guess = int(counts[5:].argmax()) + 5
   right = total = 0.0
-  transform = run.task.transform(run.tokenizer, train=False)
+  transform = run.task.transform(train=False)
   for batch in evaluation_batches(held_out, transform, run.trainer.batch_size):
     right += float(((batch['labels'] == guess) * batch['weights']).sum())
     total += float(batch['weights'].sum())

@@ -1,33 +1,21 @@
 """`t2x convert`: Hugging Face folders to run folders, and back."""
 
-import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from t2x import config as config_lib
+from t2x.api import read_config, read_experiment
 from t2x.errors import UserError
 from t2x.foreign import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 
-__all__ = ['export_run', 'import_folder', 'read_folder']
+__all__ = ['ModelFolder', 'convert_run', 'export_run', 'import_folder']
 
-Load = Callable[[Sequence[str | Path | config_lib.GinText], Sequence[str]], config_lib.Config]
-
-# What makes a run of an imported model: it can generate, where it came with a tokenizer.
+# What lets an imported model generate, where it came with a tokenizer.
 USE = """
-Experiment.trainer = @Trainer()
-Trainer:
-  num_steps = 1
-  batch_size = 1
 Experiment.task = @{task}()
-{task}:
-  source = @NoData()
-  tokenizer = @RunTokenizer()
 {lengths}
-RunTokenizer:
-  run = {run}
-  vocab_size = {vocab_size}
 {strategy}
 """
 # Tokens that the rows of such a run would have.
@@ -37,29 +25,29 @@ LENGTH = 512
 CONFIG, GENERATION = 'config.json', 'generation_config.json'
 
 
-def import_folder(args: argparse.Namespace, load: Load) -> None:
-  """A model folder -> a run folder: config.gin and model.gin of our parts, a checkpoint of step 0, the
-  tokenizer where there is one. It is there whole or not at all."""
+def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -> None:
+  """Writes a run folder for a model folder, whole or not at all: config.gin and model.gin of our parts, a
+  checkpoint of step 0, and the tokenizer if there is one.
+
+  Args:
+    model: the folder, or a .safetensors file in it.
+    out: the run folder.
+    overrides: `NAME=VALUE` each, over the config that is derived from config.json.
+  """
   from t2x.data.folders import write_folder
-  from t2x.interop import Source
   from t2x.interop.streaming import save_streamed
 
-  out = Path(args.out)
   _check_free(out, '--out')
-  source = Source(args.model)
-  generated = config_lib.GinText(source.gin, str(source.config))
-  model = source.shapes(load([generated], args.overrides).build().model)
-  arrays, left = source.arrays(model)
+  theirs = ModelFolder(model, overrides)
+  source, tokenizer, notes = theirs.source, theirs.tokenizer, theirs.notes
+  arrays, left = source.arrays(theirs.shapes)
   count = sum(array.size for array in arrays.values())
-  notes = [f'{source.folder}: {source.family.model_type}, {count:,} parameters']
+  notes.insert(0, f'{source.folder}: {source.family.model_type}, {count:,} parameters')
   if left:
     names = ', '.join(map(printed, left))
-    notes.append(f'left out, as {source.fields["architecture"]} has no part for them: {names}')
+    notes.insert(1, f'left out, as {source.fields["architecture"]} has no part for them: {names}')
   # All that may be refused is read before the weights are copied.
-  tokenizer = _tokenizer(source.folder, notes)
-  use = _use(source.folder, out, model, tokenizer, notes) if tokenizer else ''
-  files = [generated, config_lib.GinText(use, str(source.folder))]
-  rendered = config_lib.render(load(files, args.overrides))
+  rendered = config_lib.render(theirs.config)
   kept = {name: source.folder / name for name in (CONFIG, GENERATION)}
   hub = {name: read_bytes(path, SMALL) for name, path in kept.items() if path.exists()}
 
@@ -84,17 +72,38 @@ def _check_free(folder: Path, flag: str) -> None:
     raise UserError(f'{folder} is there already: remove it, or use another {flag}')
 
 
-def read_folder(folder: Path | str, load: Load) -> Any:
-  """The model of a model folder, on this process's first device: what Python code starts from.
+class ModelFolder:
+  """A Hugging Face model folder as our parts; no weights are read.
+
+  Args:
+    path: the folder, or a .safetensors file in it.
+    overrides: `NAME=VALUE` each, over the config that is derived from config.json.
+
+  Attributes:
+    source: the files.
+    shapes: of the model.
+    tokenizer: None if the folder has none that t2x reads.
+    config: the model, and a task if it generates.
+    notes: what was left out, for the user.
 
   Raises:
-    UserError: what `Source` and its `read` refuse.
+    UserError: what `Source` refuses.
   """
-  from t2x.interop import Source
 
-  source = Source(folder)
-  generated = config_lib.GinText(source.gin, str(source.config))
-  return source.read(source.shapes(load([generated], []).build().model))
+  def __init__(self, path: Path | str, overrides: Sequence[str] = ()):
+    from t2x.interop import Source
+
+    self.source = source = Source(path)
+    self.notes: list[str] = []
+    generated = config_lib.GinText(source.gin, str(source.config))
+    build: Any = read_experiment([generated], overrides).complete_model()
+    self.shapes = source.shapes(build)
+    self.tokenizer = _tokenizer(source.folder, self.notes)
+    use = ''
+    if self.tokenizer is not None:
+      use = _use(source.folder, self.shapes, self.tokenizer, self.notes)
+    files = [generated, config_lib.GinText(use, str(source.folder))]
+    self.config = read_config(files, overrides)
 
 
 def _tokenizer(folder: Path, notes: list[str]) -> Any:
@@ -111,7 +120,7 @@ def _tokenizer(folder: Path, notes: list[str]) -> Any:
   return tokenizer
 
 
-def _use(theirs: Path, run: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
+def _use(theirs: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
   """The gin text of a run that generates; empty for models that do not."""
   from t2x.decode.generation_config import strategy_of
 
@@ -135,10 +144,8 @@ def _use(theirs: Path, run: Path, model: Any, tokenizer: Any, notes: list[str]) 
   return USE.format(
     task=task,
     lengths='\n'.join(
-      f'  {name} = {min(LENGTH, most or LENGTH)}' for name, most in lengths.items()
+      f'{task}.{name} = {min(LENGTH, most or LENGTH)}' for name, most in lengths.items()
     ),
-    run=config_lib.to_gin(str(run)),
-    vocab_size=tokenizer.vocab_size,
     strategy=config_lib.gin_of(f'{task}.strategy', strategy),
   )
 
@@ -156,8 +163,17 @@ def _known(path: Path) -> dict[str, Any]:
   return read_json(path) if path.exists() else {}
 
 
-def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | None) -> None:
-  """A run's model -> a folder that transformers loads."""
+def export_run(
+  run: Path, to: Path, which: Literal['best', 'last'] | int, model_type: str | None
+) -> None:
+  """Writes a run's model as a folder that transformers loads.
+
+  Args:
+    run: the run folder.
+    to: the new folder.
+    which: 'best', 'last' or a step.
+    model_type: the family as config.json names it; None: the one that fits.
+  """
   import numpy as np
 
   from t2x.arrays import named_leaves
@@ -170,7 +186,7 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
 
   _check_free(to, '--to')
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
-  experiment = load([run / 'config.gin'], []).build().sized(tokenizer)
+  experiment = read_experiment([run / 'config.gin']).bound(tokenizer)
   task = experiment.task
   model = experiment.shapes()
   shapes = dict(named_leaves(model))
@@ -182,7 +198,7 @@ def export_run(run: Path, to: Path, load: Load, which: Any, model_type: str | No
     return np.asarray(saved.read({name: shapes[name]})[name])
 
   def build(gin: str) -> Any:
-    return load([config_lib.GinText(gin, f'{run}, as another family,')], []).build().model
+    return read_experiment([config_lib.GinText(gin, f'{run}, as another family,')]).model
 
   def write(folder: Path) -> None:
     extra, generation = (_known(run / 'hub' / name) for name in (CONFIG, GENERATION))

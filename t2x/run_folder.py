@@ -5,10 +5,11 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
+from t2x.api import read_config
 from t2x.errors import UserError
 from t2x.files import locked
 
@@ -32,12 +33,7 @@ _ADVICE = 'use --fresh to start again (the old folder is kept), or another --out
 
 
 @contextlib.contextmanager
-def claimed(
-  folder: Path,
-  config: config_lib.Config,
-  load: Callable[..., config_lib.Config],
-  fresh: bool,
-) -> Iterator[None]:
+def claimed(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
   """Locks a run folder for a training; creates it if it is missing.
 
   A folder belongs to the values that its config.gin resolves to, however they are written. A folder
@@ -47,7 +43,6 @@ def claimed(
   Args:
     folder: the run folder.
     config: what is to be trained.
-    load: reads the config.gin of the folder; `folders` says where its modules are looked for.
     fresh: an old run is set aside (renamed, so that nothing saved is lost) instead of resumed.
 
   Raises:
@@ -62,16 +57,16 @@ def claimed(
       folder.mkdir(exist_ok=True)
       stack.enter_context(_locked(folder))
     elif (folder / 'config.gin').exists():
-      _resume(folder, config, load)
+      _resume(folder, config)
     yield
 
 
-def _resume(folder: Path, config: config_lib.Config, load: Callable) -> None:
+def _resume(folder: Path, config: config_lib.Config) -> None:
   """Refuses the folder of another config; removes what a run without a checkpoint left."""
   started = _has_checkpoint(folder)
   if (folder / 'config.gin').read_bytes() != config_lib.render(config).encode():
     if started or _has_train_line(folder):
-      _check_same(folder, config, load)
+      _check_same(folder, config)
     else:
       _remove(folder, _LEFTOVERS)
   if not started:
@@ -79,10 +74,10 @@ def _resume(folder: Path, config: config_lib.Config, load: Callable) -> None:
     _remove(folder, ['tokenizer'])
 
 
-def _check_same(folder: Path, config: config_lib.Config, load: Callable) -> None:
+def _check_same(folder: Path, config: config_lib.Config) -> None:
   try:
     # The project may have moved since: modules are those of the new config.
-    before = load([folder / 'config.gin'], folders=config.folders)
+    before = read_config([folder / 'config.gin'], folders=config.folders)
   except UserError as error:
     first, *others = str(error).splitlines()
     more = f' (and {len(others)} more)' if others else ''

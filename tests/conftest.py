@@ -5,6 +5,7 @@ Compiling is nearly all that the tests do: it is done without optimisation, and 
 
 import collections
 import contextlib
+import gc
 import importlib.metadata
 import json
 import os
@@ -31,6 +32,7 @@ os.environ.update(
 )
 
 import hypothesis
+import jax
 import jaxtyping
 import pytest
 
@@ -77,6 +79,22 @@ def pytest_terminal_summary(terminalreporter):
     for name, row in sorted(rows.items()):
       cells = ' | '.join(row.get(column, '') for column in columns)
       terminalreporter.write_line(f'| {name} | {cells} |')
+
+
+def pytest_collection_finish():
+  """What was imported is never garbage; a full collection, which reads all of it, is rare."""
+  gc.freeze()
+  gc.set_threshold(100_000, 20, 50)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def few_programs():
+  """Compiled programs do not fill the process: each has memory maps, of which Linux allows 65,530, and the
+  process ends with a segmentation fault when they are used up."""
+  yield
+  if len(Path('/proc/self/maps').read_bytes().splitlines()) > 15_000:
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

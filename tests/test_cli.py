@@ -30,8 +30,8 @@ def test_a_signal_before_the_training_steps_ends_with_the_code_to_run_again(name
   code = f"""
 import signal, sys, types
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.modules['t2x.commands'] = commands = types.ModuleType('commands')
-commands.COMMANDS = {{'train': lambda args: signal.raise_signal(signal.{name})}}
+from t2x.cli import COMMANDS
+COMMANDS['train'].run = lambda args: signal.raise_signal(signal.{name})
 from t2x.cli import main
 main(['train', 'some.gin'])
 """
@@ -59,9 +59,9 @@ def test_unknown_command_is_bad_usage(capsys):
 def test_no_tensorflow_in_the_process():
   code = """
 import json, sys
-from t2x.commands import ROOMS
-for room in ROOMS:
-  __import__(f't2x.{room}')
+from t2x.api import PACKAGES
+for package in PACKAGES:
+  __import__(package)
 print(json.dumps('tensorflow' in sys.modules))
 """
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)

@@ -5,8 +5,9 @@ import types
 import pytest
 
 from t2x import decode
+from t2x.api import read_config
 from t2x.cli import parser
-from t2x.commands import decoding_strategy, load
+from t2x.cli.generate import decoding_strategy
 from t2x.errors import UserError
 
 TRIGRAMS, LANGUAGE = decode.NoRepeatNGram(3), decode.ForceFirst([7])
@@ -15,7 +16,7 @@ KEPT = {'processors': (TRIGRAMS, LANGUAGE)}
 
 
 def strategy(flags, own=OWN):
-  task = types.SimpleNamespace(strategy=own)
+  task = types.SimpleNamespace(default_strategy=own)
   return decoding_strategy(parser().parse_args(['generate', 'run', *flags.split()]), task)
 
 
@@ -75,7 +76,7 @@ Beam.processors = [@NoRepeatNGram(), @ForceFirst()]
 NoRepeatNGram.size = 3
 ForceFirst.tokens = [7]
 """)
-  built = load([file]).build().task.strategy
+  built = read_config([file]).build().task.strategy
   assert built == decode.Beam(
     4, decode.AverageLength(), decode.WhenFull(), processors=(TRIGRAMS, LANGUAGE)
   )

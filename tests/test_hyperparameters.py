@@ -197,7 +197,7 @@ def losses(experiment, *trials, together=False):
 @pytest.mark.parametrize(
   ('kernel', 'remat'),
   [
-    pytest.param(Blockwise(4, 4), 'dots', id='blockwise'),
+    pytest.param(Blockwise(4, 4), 'dots', id='blockwise', marks=pytest.mark.nightly),
     pytest.param(Dense(), None, id='dense', marks=pytest.mark.nightly),
   ],
 )

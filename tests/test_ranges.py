@@ -3,7 +3,7 @@
 import pytest
 
 from t2x import config as config_lib
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.ranges import NonEmpty, Range
 
 
@@ -11,7 +11,7 @@ from t2x.ranges import NonEmpty, Range
 def parts(tmp_path_factory):
   file = tmp_path_factory.mktemp('ranges') / 'empty.gin'
   file.write_text('')
-  return load([file]).bindings.known_part
+  return read_config([file]).bindings.known_part
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def parts(tmp_path_factory):
   [
     ('AdamW.b1', 1.5, 0.9),
     ('CausalLM.length', 0, 1),
-    ('CausalLM.sample_tokens', 0, 1),
+    ('Samples.num_tokens', 0, 1),
     ('Constant.peak', -1.0, 1e-3),
     ('ImageClassification.image_shape', (28, 0, 1), (28, 28, 1)),
     ('InitFrom.run', '', 'runs/one'),

@@ -26,10 +26,10 @@ TRAIN = [
   'Trainer.eval_batches=1',
   'Cosine.warmup_steps=1',
   'SentencePiece.sample_megabytes=0.5',
-  'CausalLM.sample_tokens=4',
+  'Samples.num_tokens=4',
 ]
 TWO = "Sweep.variants={'gelu': {}, 'relu': {'MLP.activation': @relu}}"
-OWN = ['Trainer.num_steps=3', 'CausalLM.sample_tokens=4']
+OWN = ['Trainer.num_steps=3']
 SHORT = {'train': TRAIN, 'sweep': [*TRAIN, TWO, 'Sweep.seeds=2', "Part.examples={'validation': 2}"]}
 # Commands that say by their exit code that there is something to tell.
 CODES = {'diff': 1}

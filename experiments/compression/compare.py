@@ -12,7 +12,7 @@ import json
 import lzma
 from pathlib import Path
 
-from t2x.commands import load
+from t2x.api import read_config
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('run', type=Path, help='a run folder of a causal language model')
   folder = parser.parse_args().run
-  task = load([folder / 'config.gin']).build().task
+  task = read_config([folder / 'config.gin']).build().task
   files = [example['text'].encode() for example in task.source.load(task.eval_split)]
   total = sum(map(len, files))
   print(f'{len(files)} held-out files, {total:,} bytes')

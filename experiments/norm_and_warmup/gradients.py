@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.data import Batches
 from t2x.sweeps.sweep import read_sweep
 
@@ -36,10 +36,9 @@ def by_layer(variant: str, depth: int) -> Iterator[tuple[int, np.ndarray, np.nda
     for arm in sweep.arms()
     if arm.variant == variant and arm.point == {'Stack.num_layers': depth}
   )
-  build, task, trainer = load(arm.files, arm.bindings).build().complete()
-  tokenizer = task.fit_tokenizer()
-  rows = task.rows(task.train_split, tokenizer)
-  task = task.bound(tokenizer)
+  build, task, trainer = read_config(arm.files, arm.bindings).build().complete()
+  task = task.bound(task.fit_tokenizer())
+  rows = task.rows(task.train_split)
 
   @jax.jit
   def norms(seed, batch):

@@ -69,12 +69,12 @@ def compile_step(name: str) -> None:
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices)}
   import jax
 
-  from t2x.commands import load
+  from t2x.api import read_config
   from t2x.parallel.report import told_bytes
   from t2x.train import Program
 
   files = [ROOT / f'configs/models/{name}.gin', ROOT / f'configs/meshes/{mesh_file}.gin']
-  experiment = load(files, SHARED + overrides).build()
+  experiment = read_config(files, SHARED + overrides).build()
   _, task, trainer = experiment.complete()
   program = Program(experiment)
   mesh, state = program.mesh, program.abstract

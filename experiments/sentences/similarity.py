@@ -13,21 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.commands import load
-from t2x.convert import read_folder
-from t2x.data import load_hub_tokenizer
+import t2x
 from t2x.layers import Tokens
 from t2x.models import mean_tokens
 
 
 def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
   """Unit vectors [sentences, d_model]."""
-  tokenizer, model = load_hub_tokenizer(folder), read_folder(folder, load)
-  texts = [tokenizer.encode_pair(sentence).ids for sentence in sentences]
-  ids = np.full((len(texts), max(map(len, texts))), tokenizer.pad_id)
-  segments = np.zeros(ids.shape, np.int32)
-  for row, text in enumerate(texts):
-    ids[row, : len(text)], segments[row, : len(text)] = text, 1
+  loaded = t2x.load(folder)
+  ids, segments = loaded.encode(sentences)
 
   @jax.jit
   def vectors(model, ids, segments):
@@ -35,7 +29,7 @@ def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
     x = mean_tokens(model.hidden(ids, tokens=tokens).x, segments)
     return x / jnp.linalg.norm(x, axis=1, keepdims=True)
 
-  return np.asarray(vectors(model, ids, segments))
+  return np.asarray(vectors(loaded.model, ids, segments))
 
 
 if __name__ == '__main__':

@@ -98,7 +98,7 @@ def main() -> None:
   parser.add_argument('--repeat', type=int, default=5, help='repetitions')
   args = parser.parse_args()
   set_allocator()
-  from t2x.commands import load
+  from t2x.api import read_config
   from t2x.train import Run
 
   with tempfile.TemporaryDirectory() as name:
@@ -106,7 +106,7 @@ def main() -> None:
     config, text = folder / 'tiny.gin', folder / 'text.txt'
     text.write_text(Path(argparse.__file__).read_text())
     config.write_text(CONFIG.format(configs=CONFIGS, text=text, steps=args.steps))
-    experiment = load([config]).build()
+    experiment = read_config([config]).build()
     run = Run(experiment, folder / 'bare')
     times = [(bare(run, args.steps), loop(experiment, folder / str(i))) for i in range(args.repeat)]
   for name, clock in (('wall', 0), ('CPU', 1)):

@@ -23,7 +23,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from t2x.commands import load
 from t2x.sweeps.plan import make_plan
 from t2x.sweeps.runners import distinct
 from t2x.sweeps.sweep import read_sweep
@@ -51,7 +50,7 @@ def main() -> None:
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     some = [f'Sweep.only={args.variants or []!r}', f'Sweep.seeds={args.seeds}']
-    plan, configs = make_plan(read_sweep(args.sweep, some), load)
+    plan, configs = make_plan(read_sweep(args.sweep, some))
     trials = distinct(plan.trials)
     programs = {one.program: one for one in trials}
     for trial in trials:

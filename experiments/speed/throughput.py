@@ -93,12 +93,12 @@ def main() -> int:
   if bad := [other for other in others if not other.startswith('--gin.')]:
     parser.error(f'unknown arguments: {" ".join(bad)}')
   set_allocator()
-  from t2x.commands import load
+  from t2x.api import read_config
   from t2x.errors import UserError
   from t2x.train import Run
 
   try:
-    experiment = load(args.files, [other.removeprefix('--gin.') for other in others]).build()
+    experiment = read_config(args.files, [other.removeprefix('--gin.') for other in others]).build()
     run = Run(experiment, Path('runs') / 'throughput')
   except UserError as error:
     print(error, file=sys.stderr)

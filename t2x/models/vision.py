@@ -60,9 +60,14 @@ class VisionTransformer(nnx.Module):
     )
 
   def hidden(
-    self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
+    self,
+    images: Float[Array, 'batch height width channels'],
+    *,
+    key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, tokens, output_dim] after the last layer, class token first."""
+    """Hidden vectors [batch, tokens, output_dim] after the last layer, class token first; `record` names
+    intermediate arrays."""
     x, tokens = self.embedding(images)
     if tokens.grid is None or len(tokens.grid) != 2:
       raise UserError(
@@ -71,7 +76,7 @@ class VisionTransformer(nnx.Module):
       )
     x = self.positions.embed(x, tokens)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
-    return self.body(x, tokens=tokens, key=named_key(key, 'body'))
+    return self.body(x, tokens=tokens, key=named_key(key, 'body'), record=record)
 
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.errors import UserError
-from t2x.sweeps.plan import Load, make_plan
+from t2x.sweeps.plan import make_plan
 from t2x.sweeps.runners import distinct
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import equal_variants
@@ -14,15 +14,12 @@ from t2x.train import check_experiment
 __all__ = ['check_sweep']
 
 
-def check_sweep(
-  file: Path, overrides: Sequence[str], load: Load, num_devices: int | None = None
-) -> str:
+def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = None) -> str:
   """Checks a sweep file, and says what it holds.
 
   Args:
     file: the sweep file.
     overrides: `NAME=VALUE` each.
-    load: reads gin files.
     num_devices: the size of the mesh; None: what its sizes say.
 
   Raises:
@@ -30,7 +27,7 @@ def check_sweep(
   """
   sweep = read_sweep(file, overrides)
   plan, _ = make_plan(
-    sweep, load, _same_seconds, lambda names, one: check_experiment(one, num_devices, names)
+    sweep, _same_seconds, lambda names, one: check_experiment(one, num_devices, names)
   )
   problems = {trial.problem: trial.variant for trial in plan.trials if trial.problem}
   if problems:

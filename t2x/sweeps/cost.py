@@ -52,7 +52,7 @@ def cost_of(experiment: Experiment) -> Cost:
   Raises:
     UserError: a part of the experiment is missing, or parts do not fit each other.
   """
-  experiment = experiment.sized()
+  experiment = experiment.bound()
   _, task, trainer = experiment.complete()
   model = experiment.shapes()
   task.check_model(model)

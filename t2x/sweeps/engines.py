@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x import config as config_lib
 from t2x.errors import UserError, first_line
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.runners import Runner
@@ -18,10 +17,8 @@ from t2x.sweeps.trial import Busy, held, run_trial
 
 __all__ = ['Engine', 'Ray', 'Slurm']
 
-_Load = Callable[..., config_lib.Config]
 
-
-def _run(trial: Trial, folder: Path, load: _Load, directory: Path) -> Outcome | None:
+def _run(trial: Trial, folder: Path, directory: Path) -> Outcome | None:
   """Runs one trial as a job; None: another job runs it.
 
   `directory` is the working directory of the sweep: files and modules may be relative to it.
@@ -29,7 +26,7 @@ def _run(trial: Trial, folder: Path, load: _Load, directory: Path) -> Outcome | 
   if directory.is_dir():
     os.chdir(directory)
   try:
-    return run_trial(trial, folder, load)
+    return run_trial(trial, folder)
   except Busy:
     return None
 
@@ -89,14 +86,12 @@ class Slurm(Engine):
   """A job array, a task a trial, through submitit.
 
   Attributes:
-    load: reads gin files.
     logs: where submitit keeps its files.
     settings: of submitit's AutoExecutor: {'timeout_min': 60, 'slurm_partition': 'gpu',
       'gpus_per_node': 1, 'slurm_array_parallelism': 8}; 'cluster': 'local' runs without Slurm.
     poll_seconds: between looks at the folder.
   """
 
-  load: _Load
   logs: Path
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   poll_seconds: float = 5.0
@@ -113,7 +108,7 @@ class Slurm(Engine):
     try:
       executor = submitit.AutoExecutor(folder=self.logs, cluster=cluster)
       executor.update_parameters(**settings)
-      job = functools.partial(_run, folder=folder.resolve(), load=self.load, directory=Path.cwd())
+      job = functools.partial(_run, folder=folder.resolve(), directory=Path.cwd())
       jobs = executor.map_array(job, trials)
     except (RuntimeError, NameError, TypeError, submitit.core.utils.FailedJobError) as error:
       raise UserError(f'Slurm took no job: {first_line(error)}', 1) from error
@@ -126,12 +121,10 @@ class Ray(Engine):
   """Tasks of a Ray cluster, one a trial. A task that is lost leaves the others going.
 
   Attributes:
-    load: reads gin files.
     settings: of `ray.remote`: {'num_cpus': 1, 'num_gpus': 0.5}; 'address' is the cluster's.
     poll_seconds: between looks at the folder.
   """
 
-  load: _Load
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   poll_seconds: float = 1.0
 
@@ -144,7 +137,7 @@ class Ray(Engine):
       own = {name: value for name, value in os.environ.items() if name.startswith('T2X_')}
       ray.init(address=address, log_to_driver=False, runtime_env={'env_vars': own} if own else None)
     remote = ray.remote(**settings)(_run)
-    jobs = [remote.remote(one, folder.resolve(), self.load, Path.cwd()) for one in trials]
+    jobs = [remote.remote(one, folder.resolve(), Path.cwd()) for one in trials]
     return [functools.partial(_is_over, ray, job) for job in jobs]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from t2x import config as config_lib
+from t2x.api import read_config
 from t2x.errors import UserError, in_a_line
 from t2x.sweeps.budgets import integers, is_known, knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
@@ -16,10 +17,8 @@ from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Arm, Sweep, plain, shown
 from t2x.train import Experiment
 
-__all__ = ['SEED', 'Load', 'identity_of', 'make_plan']
+__all__ = ['SEED', 'identity_of', 'make_plan']
 
-# `t2x.commands.load`: files, `NAME=VALUE` overrides, the base whose parts they may replace.
-Load = Callable[..., config_lib.Config]
 # Seconds of a training step, given a config and its identity.
 StepSeconds = Callable[[config_lib.Config, str], float]
 
@@ -34,7 +33,6 @@ _Numbers = tuple[str, dict[str, float]]
 
 def make_plan(
   sweep: Sweep,
-  load: Load,
   step_seconds: StepSeconds | None = None,
   inspect: Inspect | None = None,
 ) -> tuple[Plan, dict[str, str]]:
@@ -42,7 +40,6 @@ def make_plan(
 
   Args:
     sweep: what was read.
-    load: reads gin files.
     step_seconds: measures a step, for a match in seconds.
     inspect: called with an experiment of each program, in which the hyperparameters that its trials
       vary are references; raises where something is wrong with it.
@@ -54,7 +51,7 @@ def make_plan(
     UserError: configs that do not resolve or fit, a line each, led by the variant's name. (A budget
       that cannot be matched is no such error: it is noted in the trial.)
   """
-  planner = _Planner(sweep, load, step_seconds)
+  planner = _Planner(sweep, step_seconds)
   planned: dict[str, tuple[Arm, config_lib.Config]] = {}
   trials: list[Trial] = []
   configs: dict[str, str] = {}
@@ -93,9 +90,9 @@ def make_plan(
   return plan, configs
 
 
-def identity_of(load: Load, files: Sequence[Path]) -> str:
+def identity_of(files: Sequence[Path]) -> str:
   """The identity of a trial, given its gin files: that of its config without the seed."""
-  return config_lib.identity(load(files, [f'{SEED}=0']), without=[SEED])
+  return config_lib.identity(read_config(files, [f'{SEED}=0']), without=[SEED])
 
 
 def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
@@ -230,11 +227,11 @@ class _Resolved:
 class _Planner:
   """Resolves arms, each config and each shape once."""
 
-  def __init__(self, sweep: Sweep, load: Load, step_seconds: StepSeconds | None):
-    self.sweep, self._load, self.step_seconds = sweep, load, step_seconds
+  def __init__(self, sweep: Sweep, step_seconds: StepSeconds | None):
+    self.sweep, self.step_seconds = sweep, step_seconds
     # Complete in itself, so that a variant may leave its parts unused.
     try:
-      self.base = load(sweep.base_files, sweep.shared)
+      self.base = read_config(sweep.base_files, sweep.shared)
     except UserError as error:
       # To the loader the sweep file's own bindings are overrides.
       told = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
@@ -249,7 +246,7 @@ class _Planner:
     self._target: float | None = None
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
-    return self._load(arm.files, (*arm.bindings, *more), base=self.base)
+    return read_config(arm.files, (*arm.bindings, *more), base=self.base)
 
   def resolve(self, arm: Arm, knob: tuple[str, ...] = ()) -> _Resolved:
     config = self.load(arm, (*knob, f'{SEED}=0'))

@@ -1,15 +1,13 @@
 """`t2x sweep`: plans the trials of a sweep file, prints them, runs those that have not ended."""
 
-import argparse
 import contextlib
 import dataclasses
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,7 +17,7 @@ from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.origin import origin
-from t2x.sweeps.plan import Load, make_plan
+from t2x.sweeps.plan import make_plan
 from t2x.sweeps.probe import step_seconds
 from t2x.sweeps.records import (
   Outcome,
@@ -37,48 +35,88 @@ from t2x.sweeps.table import plan_table
 from t2x.sweeps.timing import cores
 from t2x.terminal import console
 
-__all__ = ['sweep']
+__all__ = ['Local', 'run_sweep', 'run_worker']
 
 _PREALLOCATE = 'XLA_PYTHON_CLIENT_PREALLOCATE'
 _MOST_PROCESSES = 8
 _MOST_TOGETHER = 8
 
 
-def sweep(args: argparse.Namespace, load: Load) -> int:
+@dataclasses.dataclass(frozen=True)
+class Local:
+  """How trials run on this machine; None: by the device.
+
+  Attributes:
+    processes: each has its cores or its GPU.
+    together: trials of one program that each process trains at once.
+  """
+
+  processes: int | None = None
+  together: int | None = None
+
+
+def run_worker(file: Path, out: Path, share: tuple[int, int], together: int) -> None:
+  """Runs trials of a planned sweep in this process.
+
+  Args:
+    file: the sweep file.
+    out: the folder of the sweeps.
+    share: the index of this worker, and how many there are.
+    together: trials of one program that are trained at once.
+  """
+  origin()  # Now: the commit may be another when the first trial ends.
+  trials = distinct(read_plan(out / file.stem).trials)
+  Here(share, together).run(trials, out / 'trials', lambda *_: None)
+
+
+def run_sweep(
+  file: Path,
+  out: Path,
+  overrides: Sequence[str],
+  runner: Local | Literal['slurm', 'ray'],
+  settings: Mapping[str, Any],
+  *,
+  retry: bool = False,
+  dry_run: bool = False,
+) -> int:
   """Plans and runs a sweep.
+
+  Args:
+    file: the sweep file.
+    out: the folder of the sweeps; trials go to out/trials.
+    overrides: `NAME=VALUE` each.
+    runner: where the trials run.
+    settings: of the runner's engine.
+    retry: runs failed trials again.
+    dry_run: prints the plan only.
 
   Returns:
     The exit code: 1 where a trial failed (diverged ones are results), has no such metric, or cannot
     be matched in its budget.
   """
-  folder = Path(args.out) / Path(args.file).stem
-  trials_folder = Path(args.out) / 'trials'
-  if args.worker:
-    origin()  # Now: the commit may be another when the first trial ends.
-    index, count = map(int, args.worker.split('/'))
-    trials = distinct(read_plan(folder).trials)
-    Here(load, (index, count), args.together or 1).run(trials, trials_folder, lambda *_: None)
-    return 0
-  _check_name(Path(args.file), folder)
+  folder, trials_folder = out / file.stem, out / 'trials'
+  _check_name(file, folder)
   # What plans and waits leaves the accelerator's memory to the workers, which do as the user says.
   own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
   os.environ.setdefault(_PREALLOCATE, 'false')
   origin()
-  plan, configs = _planned(args, load, folder)
-  if args.retry and not args.dry_run:
+  with tempfile.TemporaryDirectory() as scratch:
+    measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not dry_run)
+    plan, configs = make_plan(read_sweep(file, overrides), measure)
+  if retry and not dry_run:
     _forget_failures(plan.trials, trials_folder)
-  _report_damage(plan.trials, trials_folder, keep=args.dry_run)
+  _report_damage(plan.trials, trials_folder, keep=dry_run)
   print(plan_table(plan, trials_folder))
-  if args.dry_run:
+  if dry_run:
     return 0
   try:
-    file = os.path.relpath(plan.file, folder.resolve())
-    write_plan(folder, dataclasses.replace(plan, file=file))
+    sweep_file = os.path.relpath(plan.file, folder.resolve())
+    write_plan(folder, dataclasses.replace(plan, file=sweep_file))
     for name, text in configs.items():
       _keep(trials_folder / name, text)
   except OSError as error:
-    raise UserError(f'--out {args.out} cannot be written: {error.strerror}') from error
-  _run(_runner(args, load, folder, own), plan, trials_folder)
+    raise UserError(f'--out {out} cannot be written: {error.strerror}') from error
+  _run(_runner(file, out, runner, settings, own), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
 
 
@@ -97,13 +135,6 @@ def _check_name(file: Path, folder: Path) -> None:
     raise UserError(
       f'{folder} holds the sweep of {before}: rename {file}, or give it another folder with --out'
     )
-
-
-def _planned(args: argparse.Namespace, load: Load, folder: Path) -> tuple[Plan, dict[str, str]]:
-  read = read_sweep(args.file, args.overrides)
-  with tempfile.TemporaryDirectory() as scratch:
-    measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not args.dry_run)
-    return make_plan(read, load, measure)
 
 
 def _keep(run: Path, text: str) -> None:
@@ -136,28 +167,34 @@ def _forget_failures(trials: Sequence[Trial], folder: Path) -> None:
       (folder / trial.folder / 'trial.json').unlink(missing_ok=True)
 
 
-def _runner(args: argparse.Namespace, load: Load, folder: Path, own: Sequence[str]) -> Runner:
-  """As the arguments say; `own`: environment variables that are not for the workers."""
-  settings = _settings(args.setting)
-  if args.runner == 'slurm':
-    return Slurm(load, folder / 'slurm', settings)
-  if args.runner == 'ray':
-    return Ray(load, settings)
+def _runner(
+  file: Path,
+  out: Path,
+  runner: Local | Literal['slurm', 'ray'],
+  settings: Mapping[str, Any],
+  own: Sequence[str],
+) -> Runner:
+  """Builds the runner; `own` are environment variables that are not for the workers."""
+  folder = out / file.stem
+  if runner == 'slurm':
+    return Slurm(folder / 'slurm', settings)
+  if runner == 'ray':
+    return Ray(settings)
   if settings:
     raise UserError('--setting is for --runner slurm and ray')
-  processes, together = _local(args)
+  processes, together = _local(runner)
   if processes == 1:
-    return Here(load, together=together)
+    return Here(together=together)
 
   def command(index: int, count: int) -> list[str]:
-    worker = ['--out', args.out, '--worker', f'{index}/{count}', '--together', str(together)]
-    return [sys.executable, '-m', 't2x', 'sweep', args.file, *worker]
+    worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together)]
+    return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker]
 
   return Pool(command, processes, folder, own)
 
 
-def _local(args: argparse.Namespace) -> tuple[int, int]:
-  """How many processes, and how many trials each trains together: as given, or by the device.
+def _local(wanted: Local) -> tuple[int, int]:
+  """Returns how many processes there are, and how many trials each trains together.
 
   A CPU's cores do more with a process each than with one vmapped step; an accelerator is filled by the
   latter.
@@ -165,26 +202,12 @@ def _local(args: argparse.Namespace) -> tuple[int, int]:
   device = jax.devices()[0]
   on_cpu = device.platform == 'cpu'
   devices = len(gpus()) or jax.local_device_count()
-  processes = args.workers or (min(cores(), _MOST_PROCESSES) if on_cpu else devices)
-  together = args.together or (1 if on_cpu else _MOST_TOGETHER)
+  processes = wanted.processes or (min(cores(), _MOST_PROCESSES) if on_cpu else devices)
+  together = wanted.together or (1 if on_cpu else _MOST_TOGETHER)
   way = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
   count = 'one process' if processes == 1 else f'{processes} processes'
   print(f'on {device.device_kind}: {count}, trials {way} (--processes, --together)')
   return processes, together
-
-
-def _settings(given: Sequence[str]) -> dict[str, Any]:
-  """`NAME=VALUE` each; values are JSON where they can be read so."""
-  settings: dict[str, Any] = {}
-  for one in given:
-    name, equals, text = one.partition('=')
-    if not equals:
-      raise UserError(f"--setting '{one}' wants NAME=VALUE")
-    try:
-      settings[name] = json.loads(text)
-    except ValueError:
-      settings[name] = text
-  return settings
 
 
 def _run(runner: Runner, plan: Plan, folder: Path) -> None:

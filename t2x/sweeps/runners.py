@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from t2x import config as config_lib
 from t2x.errors import Interrupted, UserError
 from t2x.signals import answered_by, asked_to_stop
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
@@ -56,13 +55,11 @@ class Here(Runner):
   """In this process; the seeds of a variant share what is compiled.
 
   Attributes:
-    load: reads gin files.
     turn: of how many workers, which one this is: (0, 1) alone. Each starts elsewhere.
     together: how many trials of one program are trained at once, by vmap; 1: one after another.
     wait_seconds: between looks at trials that others hold.
   """
 
-  load: Callable[..., config_lib.Config]
   turn: tuple[int, int] = (0, 1)
   together: int = 1
   wait_seconds: float = 2.0
@@ -88,10 +85,10 @@ class Here(Runner):
   def _run(self, group: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
     """What became of them; those that others hold are left out."""
     if len(group) > 1:
-      return run_together(group, folder, self.load, programs)
+      return run_together(group, folder, programs)
     (trial,) = group
     try:
-      return {trial.folder: run_trial(trial, folder, self.load, programs)}
+      return {trial.folder: run_trial(trial, folder, programs)}
     except Busy:
       return {}
 

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2x import config as config_lib
 from t2x.errors import Interrupted, UserError, in_a_line
 from t2x.signals import asked_to_stop, passed_on
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
@@ -49,12 +48,7 @@ class Parted(Exception):
 _APART = (Parted, jax.errors.JaxRuntimeError)
 
 
-def run_together(
-  trials: Sequence[Trial],
-  folder: Path,
-  load: Callable[..., config_lib.Config],
-  programs: Programs,
-) -> dict[str, Outcome]:
+def run_together(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
   """Trains trials of one program in lockstep, as `run_trial` would one after another.
 
   Arguments are those of `run_trial`. What the trials say together is in the log.txt of the first.
@@ -79,20 +73,18 @@ def run_together(
           outcomes[trial.folder] = outcome
     if mine:
       stack.enter_context(told_to(folder / mine[0].folder / 'log.txt'))
-      outcomes |= _trained(mine, folder, load, programs)
+      outcomes |= _trained(mine, folder, programs)
   return outcomes
 
 
-def _trained(
-  trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
-) -> dict[str, Outcome]:
+def _trained(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
   """In lockstep, and those that cannot be, one after another."""
   try:
-    lockstep = _lockstep(trials, folder, load, programs)
+    lockstep = _lockstep(trials, folder, programs)
   except Exception as error:
     found: dict[str, Outcome | str] = {trial.folder: in_a_line(error) for trial in trials}
   else:
-    found = _in_threads(lockstep, trials, folder, load)
+    found = _in_threads(lockstep, trials, folder)
   outcomes = {name: one for name, one in found.items() if isinstance(one, Outcome)}
   left = [trial for trial in trials if trial.folder not in outcomes]
   if left:
@@ -102,19 +94,17 @@ def _trained(
     run = folder / trial.folder
     with told_to(run / 'log.txt'):
       program_of = functools.partial(programs.of, trial)
-      outcomes[trial.folder] = train_trial(trial, run, load, program_of)
+      outcomes[trial.folder] = train_trial(trial, run, program_of)
   return outcomes
 
 
-def _lockstep(
-  trials: Sequence[Trial], folder: Path, load: Callable, programs: Programs
-) -> 'Lockstep':
-  program = programs.of(trials[0], config_of(trials[0], folder / trials[0].folder, load))
+def _lockstep(trials: Sequence[Trial], folder: Path, programs: Programs) -> 'Lockstep':
+  program = programs.of(trials[0], config_of(trials[0], folder / trials[0].folder))
   return Lockstep(program, [trial.numbers for trial in trials])
 
 
 def _in_threads(
-  lockstep: 'Lockstep', trials: Sequence[Trial], folder: Path, load: Callable
+  lockstep: 'Lockstep', trials: Sequence[Trial], folder: Path
 ) -> dict[str, Outcome | str]:
   """What became of each, or why it is to be trained alone.
 
@@ -126,7 +116,7 @@ def _in_threads(
     try:
       trial, member = trials[index], lockstep.members[index]
       run = folder / trial.folder
-      return train_trial(trial, run, load, lambda _: member, passes=_APART, together=len(trials))
+      return train_trial(trial, run, lambda _: member, passes=_APART, together=len(trials))
     except _APART as error:
       return in_a_line(error)
     finally:
@@ -290,8 +280,8 @@ class _Member(Program):
       yield
       finish()
 
-  def train_step(self, tokenizer):
-    function, scalars = self.step(tokenizer), self.scalars
+  def train_step(self):
+    function, scalars = self.step(), self.scalars
 
     def step(state, frozen, batch):
       return self.lockstep.step(self.index, function, state, frozen, batch, scalars)

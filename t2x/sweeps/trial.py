@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
+from t2x.api import read_config
 from t2x.errors import Interrupted, UserError, in_a_line, printable
 from t2x.files import locked
 from t2x.run_folder import claimed
@@ -51,7 +52,10 @@ class Programs:
     """The program of a trial, made anew where it is another than the last one's."""
     if self._program is None or trial.program != self._name:
       self._program = None  # Let go of the last one's memory first.
-      self._program = Program(config.build(trial.numbers), trial.numbers)
+      experiment = config.build(trial.numbers)
+      # Its runs fit the same tokenizer, and keep it in their folders.
+      tokenizer = experiment.task.fit_tokenizer()
+      self._program = Program(experiment.bound(tokenizer), trial.numbers)
       self._name = trial.program
     return self._program.at(trial.numbers)
 
@@ -59,7 +63,6 @@ class Programs:
 def run_trial(
   trial: Trial,
   folder: Path,
-  load: Callable[..., config_lib.Config],
   programs: Programs | None = None,
 ) -> Outcome:
   """Trains the config.gin of a trial's run folder, or what is left of it, and notes the outcome.
@@ -69,7 +72,6 @@ def run_trial(
   Args:
     trial: which one.
     folder: OUT/trials, with its run folder and config.gin.
-    load: reads gin files.
     programs: what earlier trials of this process compiled.
 
   Raises:
@@ -82,7 +84,7 @@ def run_trial(
     outcome = usable_outcome(run)
     if outcome is None:
       with told_to(run / 'log.txt'):
-        outcome = train_trial(trial, run, load, functools.partial(shared.of, trial))
+        outcome = train_trial(trial, run, functools.partial(shared.of, trial))
     return outcome
 
 
@@ -103,7 +105,6 @@ def held(run: Path) -> Iterator[None]:
 def train_trial(
   trial: Trial,
   run: Path,
-  load: Callable[..., config_lib.Config],
   program_of: Callable[[config_lib.Config], Program],
   passes: tuple[type[Exception], ...] = (),
   together: int = 1,
@@ -117,7 +118,7 @@ def train_trial(
     passes: errors that are the caller's to mend, and no outcome.
   """
   with conditions() as found:
-    outcome = _trained(trial, run, load, program_of, passes, together)
+    outcome = _trained(trial, run, program_of, passes, together)
   outcome = dataclasses.replace(outcome, together=together, conditions=found[0])
   write_outcome(run, outcome)
   return outcome
@@ -126,7 +127,6 @@ def train_trial(
 def _trained(
   trial: Trial,
   run: Path,
-  load: Callable,
   program_of: Callable,
   passes: tuple[type[Exception], ...],
   together: int,
@@ -136,9 +136,9 @@ def _trained(
   made_by = origin()
   try:
     with Compilation() as compilation:
-      config = config_of(trial, run, load)
+      config = config_of(trial, run)
       made_by = made_by | modules(config)
-      with claimed(run, config, load, fresh=False):
+      with claimed(run, config, fresh=False):
         program = program_of(config)
         metrics = train(config.build(), run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
@@ -167,19 +167,19 @@ def _trained(
   )
 
 
-def config_of(trial: Trial, run: Path, load: Callable[..., config_lib.Config]) -> config_lib.Config:
+def config_of(trial: Trial, run: Path) -> config_lib.Config:
   """The config of a run folder.
 
   Raises:
     UserError: it is not that of the trial: another version of t2x wrote it, or someone changed it.
   """
   file = run / 'config.gin'
-  if identity_of(load, [file]) != trial.identity:
+  if identity_of([file]) != trial.identity:
     raise UserError(
       f'{file} does not resolve to the config of trial {trial.folder}: run the same `t2x sweep` '
       'command again'
     )
-  return load([file], [f'{SEED}={trial.seed}'])
+  return read_config([file], [f'{SEED}={trial.seed}'])
 
 
 @contextlib.contextmanager

@@ -5,6 +5,13 @@ from t2x.tasks.auxiliary import Auxiliary, LanguageModelling
 from t2x.tasks.base import Task, TaskOutput, TextTask
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.distillation import DistillableTask, Distillation
+from t2x.tasks.evaluators import (
+  Answers,
+  Evaluator,
+  Losses,
+  Samples,
+  Translations,
+)
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.masked_lm import MaskedLM
 from t2x.tasks.mixing import Mixing, MixUp
@@ -15,15 +22,19 @@ from t2x.tasks.translation import Translation
 from t2x.tasks.word_classification import WordClassification
 
 __all__ = [
+  'Answers',
   'Auxiliary',
   'CausalLM',
   'DistillableTask',
   'Distillation',
+  'Evaluator',
   'ImageClassification',
   'LanguageModelling',
+  'Losses',
   'MaskedLM',
   'MixUp',
   'Mixing',
+  'Samples',
   'SequenceClassification',
   'SpanCorruption',
   'SpanPrediction',
@@ -31,5 +42,6 @@ __all__ = [
   'TaskOutput',
   'TextTask',
   'Translation',
+  'Translations',
   'WordClassification',
 ]

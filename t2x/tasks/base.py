@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -11,21 +11,20 @@ import numpy as np
 from flax import nnx
 
 from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, token_rows
-from t2x.data.tokenizers import Fitted
-from t2x.decode import Strategy
+from t2x.data.sources.base import NoSource
+from t2x.data.tokenizers.base import Fitted, NoTokenizer
+from t2x.decode import Greedy, Strategy
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import NO_AUX, Aux, Causal
 from t2x.models import Inputs, Model, OutputKind, TextModel
-from t2x.ranges import Natural, Text, TunableNonNegative
+from t2x.ranges import Text, TunableNonNegative
 from t2x.tasks.losses import Sums
 
-__all__ = ['Spec', 'Task', 'TaskOutput', 'TextTask', 'TokenTask', 'Watched', 'check_causal']
+__all__ = ['Spec', 'Task', 'TaskOutput', 'TextTask', 'TokenTask', 'check_causal']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]
-# Gives the items of an iterable, and watches how long each of them is worked on.
-Watched = Callable[[Iterable], Iterable]
 
 
 @jax.tree_util.register_dataclass
@@ -65,16 +64,14 @@ class Task(abc.ABC):
   """A learning problem over one source.
 
   Attributes:
-    source: where raw examples come from.
+    source: where raw examples come from; a task that only generates needs none.
     train_split: the split that batches are drawn from.
-    eval_split: the split that periodic evaluation reads, whole and in order.
-    eval_examples: how many examples periodic evaluation generates for.
+    eval_split: the split that evaluations read.
   """
 
-  source: Source
+  source: Source = NoSource()
   train_split: Text = 'train'
   eval_split: Text = 'validation'
-  eval_examples: Natural = 0
 
   # What a model of this task reads, and the kind of outputs that the loss is computed from.
   inputs: ClassVar[Inputs] = 'a text'
@@ -90,6 +87,11 @@ class Task(abc.ABC):
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
 
   @property
+  def default_strategy(self) -> Strategy:
+    """How `generate` chooses tokens unless the caller says."""
+    return Greedy()
+
+  @property
   def one_segment(self) -> bool:
     """Whether every row is one segment without padding, so that models are given no segments."""
     return False
@@ -99,11 +101,13 @@ class Task(abc.ABC):
     return None
 
   def bound(self, tokenizer: Tokenizer | None) -> 'Task':
-    """The task with the special ids of a fitted tokenizer, for `sums`."""
+    """The task with the fitted tokenizer, which `rows`, `transform` and `generate` need."""
     return self
 
   def check_split(self, split: str) -> None:
     """Raises UserError unless the source has the split."""
+    if isinstance(self.source, NoSource):
+      raise UserError(f'{type(self).__name__}.source is not set: there are no examples')
     splits = self.source.splits()
     if split not in splits:
       names = [name for name in ('train_split', 'eval_split') if getattr(self, name) == split]
@@ -121,10 +125,10 @@ class Task(abc.ABC):
       raise UserError(f"the split '{split}' of {self.source} is empty{why}")
 
   @abc.abstractmethod
-  def rows(self, split: str, tokenizer: Tokenizer | None) -> Sequence[dict[str, Any]]:
+  def rows(self, split: str) -> Sequence[dict[str, Any]]:
     """The model-ready rows of a split, prepared at first use and cached."""
 
-  def transform(self, tokenizer: Tokenizer | None, *, train: bool) -> Callable[..., dict] | None:
+  def transform(self, *, train: bool) -> Callable[..., dict] | None:
     """A picklable `(row, rng) -> example`, drawn anew for each epoch and example; None: as it is."""
     return None
 
@@ -197,34 +201,12 @@ class Task(abc.ABC):
       name: total / weight if weight else of_nothing for name, (total, weight) in means.items()
     }
 
-  def check_generation(  # noqa: B027
-    self, model: nnx.Module, tokenizer: Tokenizer | None
-  ) -> None:
-    """Raises UserError when `generation_metrics` cannot be computed with a model of these shapes."""
-
-  def generation_metrics(
-    self,
-    model: nnx.Module,
-    tokenizer: Tokenizer | None,
-    split: str,
-    limit: int | None,
-    watched: Watched = iter,
-  ) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Metrics that need generation, over the first `limit` examples (None: all), and samples.
-
-    Each batch that is generated is one item of an iterable that goes through `watched`, so that a
-    device that stands still is told from an evaluation that takes long. The metric
-    `generated_examples` is the number of examples that the others are means over.
-    """
-    return {}, []
-
   def check_prompt(self, prompt: str) -> None:  # noqa: B027
     """Raises UserError for a prompt that `generate` cannot answer."""
 
   def generate(
     self,
     model: nnx.Module,
-    tokenizer: Tokenizer | None,
     prompts: Sequence[str],
     *,
     strategy: Strategy,
@@ -257,11 +239,11 @@ class TextTask(Task):
   """A task over token rows.
 
   Attributes:
-    tokenizer: how text becomes tokens.
+    tokenizer: how text becomes tokens; a task that only generates takes that of its run folder.
     pieces: draws other pieces of the training text each time it is seen; None: always the same.
   """
 
-  tokenizer: TokenizerConfig
+  tokenizer: TokenizerConfig = NoTokenizer()
   pieces: SampledPieces | None = None
 
   @property
@@ -278,8 +260,15 @@ class TextTask(Task):
     return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
 
   def bound(self, tokenizer):
-    """Needs no longer what the config's tokenizer was read from."""
+    """No longer needs what the config's tokenizer was read from."""
     return dataclasses.replace(self, tokenizer=Fitted(tokenizer))
+
+  @property
+  def fitted(self) -> Tokenizer:
+    """The tokenizer that the task is bound to."""
+    if not isinstance(self.tokenizer, Fitted):
+      raise RuntimeError(f'{type(self).__name__} is not bound to a tokenizer: use task.bound(...)')
+    return self.tokenizer.tokenizer
 
   def _texts(self):
     for example in self.source.load(self.train_split):
@@ -300,19 +289,17 @@ class TextTask(Task):
     """How much of a row is filled when it is cached: all of it, but where pieces are drawn."""
     return length if self.pieces is None else self.pieces.planned(length)
 
-  def resegment(
-    self, tokenizer: Tokenizer, lengths: Mapping[str, int], train: bool
-  ) -> Callable[..., dict] | None:
+  def resegment(self, lengths: Mapping[str, int], train: bool) -> Callable[..., dict] | None:
     """What makes cached rows rows of these lengths by column; None: they are."""
     if self.pieces is None:
       return None
-    return self.pieces.transform(tokenizer, lengths, train)
+    return self.pieces.transform(self.fitted, lengths, train)
 
-  def rows(self, split, tokenizer):
+  def rows(self, split):
     """Rows from the token cache; without room for other pieces where none are drawn."""
     self.check_split(split)
     task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
-    return token_rows(self.source, split, tokenizer, task.plan)
+    return token_rows(self.source, split, self.fitted, task.plan)
 
   def check_model(self, model):
     """The model needs a row of its table for each token."""

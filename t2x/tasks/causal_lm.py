@@ -2,16 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers.constraints import constrain
-from t2x.ranges import Size
 from t2x.tasks.base import TaskOutput, check_causal
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
@@ -37,20 +35,21 @@ class CausalLM(DistillableTask, JoinedDocuments):
     length: tokens a row.
     separate_documents: False lets tokens see earlier documents of their row. Rows are then one segment and
       always full: the tokens of an incomplete last row are left out, and with them `bits_per_byte`.
-    prompts: texts that each evaluation continues, to be looked at.
-    sample_tokens: length of those continuations.
-    strategy: how they are chosen.
+    strategy: how the tokens of a continuation are chosen, unless the caller says.
   """
 
-  prompts: Sequence[str] = ()
-  sample_tokens: Size = 64
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   answers_prompts: ClassVar[bool] = True
 
-  def transform(self, tokenizer, *, train):
+  @property
+  def default_strategy(self):
+    """The config's."""
+    return self.strategy
+
+  def transform(self, *, train):
     """Other pieces, where they are drawn."""
-    return self.resegment(tokenizer, {'tokens': self.length}, train)
+    return self.resegment({'tokens': self.length}, train)
 
   def spec(self, batch_size):
     """tokens, segments, positions: int32 [batch, length]."""
@@ -91,14 +90,13 @@ class CausalLM(DistillableTask, JoinedDocuments):
       metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
     return metrics
 
-  def generate(
-    self, model: nnx.Module, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0
-  ):
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Continues each prompt; an empty one starts a document."""
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return answers(self._generated(model, tokenizer, prompts, seed, **settings), tokenizer)
+    return answers(self._generated(model, prompts, seed, **settings), self.fitted)
 
-  def _generated(self, model, tokenizer, prompts, seed=0, **settings) -> Generated:
+  def _generated(self, model, prompts, seed=0, **settings) -> Generated:
+    tokenizer = self.fitted
     ids, lengths = pad_prompts([tokenizer.prompt(prompt) for prompt in prompts], tokenizer.pad_id)
     return generate(
       model,
@@ -110,27 +108,9 @@ class CausalLM(DistillableTask, JoinedDocuments):
       **settings,
     )
 
-  def check_generation(self, model, tokenizer):
-    """Shapes the continuation of `prompts`."""
-    if self.prompts:
-      settings = {'strategy': self.strategy, 'max_new_tokens': self.sample_tokens}
-      check_shapes(lambda m: self._generated(m, tokenizer, self.prompts, **settings), model)
-
-  def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
-    """No metric; a continuation of each of `prompts`, with a fixed seed."""
-    if not self.prompts:
-      return {}, []
-    samples = []
-    for prompts in watched([self.prompts]):
-      given = self.generate(
-        model,
-        tokenizer,
-        prompts,
-        strategy=self.strategy,
-        max_new_tokens=self.sample_tokens,
-      )
-      samples += [
-        {'prompt': prompt, 'output': answer[0]['text']}
-        for prompt, answer in zip(prompts, given, strict=True)
-      ]
-    return {}, samples
+  def check_generate(
+    self, model: Any, prompts: Sequence[str], strategy: Strategy, max_new_tokens: int
+  ) -> None:
+    """Raises UserError if a model of these shapes cannot continue the prompts."""
+    settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens}
+    check_shapes(lambda m: self._generated(m, prompts, **settings), model)

@@ -57,7 +57,7 @@ class ImageClassification(DistillableTask):
     """An image is one row of patches."""
     return True
 
-  def rows(self, split, tokenizer):
+  def rows(self, split):
     """The source's own examples."""
     self.check_split(split)
     return self.source.load(split)
@@ -68,7 +68,7 @@ class ImageClassification(DistillableTask):
     for label in sorted(label_values(rows) or (), key=repr):
       check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
 
-  def transform(self, tokenizer, *, train):
+  def transform(self, *, train):
     """Normalises; in training also augments, crops and mirrors."""
     prepare = PrepareImage(
       num_classes=self.num_classes,

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from t2x.data import LabelledPlan, Tokenizer, labelled_rows
+from t2x.data import LabelledPlan, labelled_rows
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.ranges import Size
@@ -41,10 +41,10 @@ class LabelledTask(TextTask):
   def plan(self) -> LabelledPlan:
     """How examples become rows."""
 
-  def rows(self, split, tokenizer):
+  def rows(self, split):
     """Rows from the cache."""
     self.check_split(split)
-    return labelled_rows(self.source, split, tokenizer, self.plan)
+    return labelled_rows(self.source, split, self.fitted, self.plan)
 
   def check_model(self, model):
     """The head needs a logit for each class, beside what every text task wants."""
@@ -68,11 +68,10 @@ class LabelledTask(TextTask):
     self,
     function: Callable[..., Any],
     model: nnx.Module,
-    tokenizer: Tokenizer,
     examples: Sequence[Mapping[str, Any]],
   ) -> tuple[list[dict[str, Any]], Any]:
     """The rows of some examples, and what `function(model, batch)` makes of all of them at once."""
-    rows = list(self.plan.rows(examples, tokenizer, collections.Counter()))
+    rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
     spread, gathered = spread_over(model, len(rows))
     batch = {name: spread(np.stack([row[name] for row in rows])) for name in rows[0]}
     return rows, jax.device_get(gathered(jax.jit(function)(model, batch)))

@@ -43,17 +43,17 @@ class MaskedLM(DistillableTask, JoinedDocuments):
     """Places for predictions in a row."""
     return math.ceil(self.rate * self.length)
 
-  def transform(self, tokenizer, *, train):
+  def transform(self, *, train):
     """Masks; evaluation draws from a fixed seed, so that its masks are always the same."""
     masks = MaskTokens(
-      tokenizer=tokenizer,
+      tokenizer=self.fitted,
       rate=self.rate,
       mask_rate=self.mask_rate,
       random_rate=self.random_rate,
       whole_word=self.whole_word,
       max_predictions=self.max_predictions,
     )
-    first = self.resegment(tokenizer, {'tokens': self.length}, train)
+    first = self.resegment({'tokens': self.length}, train)
     return masks if first is None else Chain((first, masks))
 
   def spec(self, batch_size):

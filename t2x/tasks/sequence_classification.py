@@ -121,14 +121,14 @@ class SequenceClassification(DistillableTask, LabelledTask):
     if len(self.fields) > 1 and prompt.count('\t') != len(self.fields) - 1:
       raise UserError(f'a prompt is {len(self.fields)} texts with a tab between them')
 
-  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The likeliest classes of each prompt; a tab stands between the texts of a pair."""
     examples = []
     for prompt in prompts:
       self.check_prompt(prompt)
       texts = prompt.split('\t') if len(self.fields) > 1 else [prompt]
       examples.append(dict(zip(self.fields, texts, strict=True)) | {'label': self.labels[0]})
-    _, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, tokenizer, examples)
+    _, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, examples)
     log_probs = np.asarray(jax.nn.log_softmax(logits))
 
     def answer(row, label):

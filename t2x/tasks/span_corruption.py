@@ -90,10 +90,11 @@ class SpanCorruption(TokenTask):
     """Rows of text without padding."""
     return ConcatenateAndSplit(self.planned(self._shapes.text_length))
 
-  def transform(self, tokenizer, *, train):
+  def transform(self, *, train):
     """Hides spans; evaluation draws from a fixed seed, so that its gaps are always the same."""
+    tokenizer = self.fitted
     corruption = self._corruption(tokenizer.eos_id, tokenizer.vocab_size)
-    first = self.resegment(tokenizer, {'tokens': corruption.text_length}, train)
+    first = self.resegment({'tokens': corruption.text_length}, train)
     return corruption if first is None else Chain((first, corruption))
 
   def spec(self, batch_size):

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -20,10 +20,9 @@ from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.models import OutputKind, TextModel
 from t2x.ranges import Finite, Size
-from t2x.tasks.base import TaskOutput, Watched
+from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.losses import Sums, cross_entropy
-from t2x.tasks.squad import exact_match, word_f1
 from t2x.tasks.text import encoded_spec, hidden_of
 
 __all__ = ['SpanPrediction']
@@ -42,8 +41,8 @@ class SpanPrediction(LabelledTask):
   its windows. It is empty where the score of the class token as start and end, the smallest over the
   windows, exceeds the best span's by more than `null_threshold`, as in BERT for SQuAD 2.0.
 
-  Metrics: loss; span_accuracy, the windows whose start and end both are right; exact_match and f1
-  over the first `eval_examples` examples as SQuAD's script computes them, as fractions.
+  Metrics: loss; span_accuracy, the windows whose start and end both are right. `Answers` evaluates the
+  answers themselves.
 
   Attributes:
     stride: tokens from the start of a window to that of the next.
@@ -74,7 +73,7 @@ class SpanPrediction(LabelledTask):
     """A window a row."""
     return SpanWindows(length=self.length, stride=self.stride, question_length=self.question_length)
 
-  def transform(self, tokenizer, *, train):
+  def transform(self, *, train):
     """Leaves out what only whoever reads the answers needs."""
     return for_model
 
@@ -103,39 +102,31 @@ class SpanPrediction(LabelledTask):
     }
     return TaskOutput(sums, out.aux)
 
-  def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
-    """exact_match and f1 over the first `limit` examples, and ten answers."""
-    examples = self.source.load(split)
-    count = len(examples) if limit is None else min(limit, len(examples))
-    wanted = [examples[i] for i in range(count)]
-    if not wanted:
-      return {}, []
-    told = self.answers(model, self.rows(split, tokenizer), wanted, watched)
-    pairs = list(zip(told, [list(example['answers']) for example in wanted], strict=True))
-    metrics = {
-      'generated_examples': float(len(pairs)),
-      'exact_match': float(np.mean([exact_match(answer, gold) for answer, gold in pairs])),
-      'f1': float(np.mean([word_f1(answer, gold) for answer, gold in pairs])),
-    }
-    samples = [
-      {'question': example['question'], 'answers': ' | '.join(gold), 'output': answer}
-      for example, (answer, gold) in zip(wanted[:10], pairs, strict=False)
-    ]
-    return metrics, samples
-
   def answers(
     self,
     model: Any,
     rows: Sequence[Mapping[str, Any]],
     examples: Sequence[Mapping[str, Any]],
-    watched: Watched = iter,
-  ) -> list[str]:
-    """The answer to each of the examples, with which `rows` begin."""
-    # Rows stand in the order of their examples.
-    count = bisect.bisect_left(
-      range(len(rows)), len(examples), key=lambda i: int(rows[i]['example'])
-    )
-    windows = [rows[i] for i in range(count)]
+    wanted: Sequence[int],
+    watched: Callable[[Iterable], Iterable] = iter,
+  ) -> dict[int, str]:
+    """Answers questions.
+
+    Args:
+      model: with its parameters.
+      rows: the windows of the examples, in the order of the examples.
+      examples: of the source.
+      wanted: indices of the examples that are answered.
+      watched: each batch is one item of an iterable that goes through it.
+
+    Returns:
+      The answers by index.
+    """
+
+    def first_row(example: int) -> int:
+      return bisect.bisect_left(range(len(rows)), example, key=lambda i: int(rows[i]['example']))
+
+    windows = [rows[i] for one in wanted for i in range(first_row(one), first_row(one + 1))]
     batches = evaluation_batches(windows, for_model, self.eval_batch_size)
     spread, gathered = spread_over(model, self.eval_batch_size)
     spans: list[Any] = []
@@ -151,7 +142,7 @@ class SpanPrediction(LabelledTask):
       if number not in best or score > best[number][0]:
         context = examples[number]['context']
         best[number] = float(score), context[row['char_starts'][start] : row['char_ends'][end]]
-    return [self._chosen(*best[number], empty[number]) for number in range(len(examples))]
+    return {number: self._chosen(*best[number], empty[number]) for number in wanted}
 
   def _chosen(self, score: float, text: str, null: float) -> str:
     """The best span's text, or the empty answer."""
@@ -162,16 +153,18 @@ class SpanPrediction(LabelledTask):
     if not prompt.partition('\t')[2].strip():
       raise UserError('a prompt is a question, a tab and the context that holds the answer')
 
-  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The answer to each prompt: a question, a tab, the context."""
     for prompt in prompts:
       self.check_prompt(prompt)
     pairs = [prompt.partition('\t') for prompt in prompts]
     none: dict[str, Any] = {'answers': [], 'starts': []}
     examples = [{'question': question, 'context': text} | none for question, _, text in pairs]
-    rows = list(self.plan.rows(examples, tokenizer, collections.Counter()))
-    found = self.answers(model, rows, examples)
-    return [[{'text': text, 'tokens': [], 'log_probs': [], 'score': 0.0}] for text in found]
+    rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
+    found = self.answers(model, rows, examples, range(len(examples)))
+    return [
+      [{'text': found[i], 'tokens': [], 'log_probs': [], 'score': 0.0}] for i in range(len(found))
+    ]
 
 
 def for_model(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:

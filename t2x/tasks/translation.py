@@ -2,7 +2,7 @@
 (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,29 +28,32 @@ class Translation(TokenTask):
     source_length: tokens a row on the source side; longer examples are cut or dropped as told.
     target_length: tokens a row on the target side, the end token included.
     label_smoothing: as `cross_entropy` defines it, in training alone.
-    strategy: how evaluation translates.
-    eval_batch_size: sentences translated at once.
+    strategy: how the tokens of a translation are chosen, unless the caller says.
   """
 
   source_length: Size
   target_length: Size
   label_smoothing: TunableRate = 0.1
   strategy: Strategy = Beam(width=4)
-  eval_batch_size: Size = 64
 
   inputs: ClassVar[Inputs] = 'a source and a target'
   answers_prompts: ClassVar[bool] = True
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
 
   @property
+  def default_strategy(self):
+    """The config's."""
+    return self.strategy
+
+  @property
   def plan(self):
     """First-fit packing of pairs."""
     return PackPairs(self.planned(self.source_length), self.planned(self.target_length))
 
-  def transform(self, tokenizer, *, train):
+  def transform(self, *, train):
     """Other pieces, where they are drawn."""
     lengths = {'source': self.source_length, 'target': self.target_length}
-    return self.resegment(tokenizer, lengths, train)
+    return self.resegment(lengths, train)
 
   def spec(self, batch_size):
     """ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""
@@ -85,15 +88,17 @@ class Translation(TokenTask):
     sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
     return TaskOutput(sums, out.aux)
 
-  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Translates each prompt."""
+    tokenizer = self.fitted
     before = tokenizer.before
     limit = self.source_length - len(before) - 1
     sources = [[*before, *tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return answers(self._generated(model, tokenizer, sources, seed, **settings), tokenizer)
+    return answers(self._generated(model, sources, seed, **settings), tokenizer)
 
-  def _generated(self, model, tokenizer, sources, seed=0, **settings) -> Generated:
+  def _generated(self, model, sources, seed=0, **settings) -> Generated:
+    tokenizer = self.fitted
     ids, lengths = pad_prompts(sources, tokenizer.pad_id, longest=self.source_length)
     segments = (np.arange(ids.shape[1])[None] < lengths[:, None]).astype(np.int32)
     start = np.array([[tokenizer.start_id, *tokenizer.before]] * len(sources), np.int32)
@@ -109,50 +114,8 @@ class Translation(TokenTask):
       **settings,
     )
 
-  def check_generation(self, model, tokenizer):
-    """Shapes the translation of the longest sources."""
-    if self.eval_examples:
-      sources = [[tokenizer.eos_id] * self.source_length] * self.eval_batch_size
-      settings = {'strategy': self.strategy, 'max_new_tokens': self.target_length}
-      check_shapes(lambda m: self._generated(m, tokenizer, sources, **settings), model)
-
-  def generation_metrics(self, model, tokenizer, split, limit, watched=iter):
-    """bleu and chrf as sacrebleu gives them, exact_match as a fraction; and ten translations."""
-    if limit == 0:
-      return {}, []
-    examples = self.source.load(split)
-    count = len(examples) if limit is None else min(limit, len(examples))
-    pairs = [examples[i] for i in range(count)]
-    if not pairs:
-      return {}, []
-    # Neighbours of one length share a batch, so that little padding is translated.
-    order = sorted(range(count), key=lambda i: len(pairs[i]['source']))
-    outputs = [''] * count
-    for start in watched(range(0, count, self.eval_batch_size)):
-      chosen = order[start : start + self.eval_batch_size]
-      # The last batch is filled up, so that it needs no compilation of its own.
-      prompts = [pairs[i]['source'] for i in chosen]
-      prompts += [prompts[-1]] * (self.eval_batch_size - len(prompts))
-      given = self.generate(
-        model,
-        tokenizer,
-        prompts,
-        strategy=self.strategy,
-        max_new_tokens=self.target_length,
-      )
-      for i, answer in zip(chosen, given, strict=False):
-        outputs[i] = answer[0]['text']
-    import sacrebleu
-
-    references = [pair['target'] for pair in pairs]
-    metrics = {
-      'generated_examples': float(count),
-      'bleu': sacrebleu.corpus_bleu(outputs, [references]).score,
-      'chrf': sacrebleu.corpus_chrf(outputs, [references]).score,
-      'exact_match': float(np.mean([o == r for o, r in zip(outputs, references, strict=True)])),
-    }
-    samples = [
-      {'source': pair['source'], 'target': pair['target'], 'output': output}
-      for pair, output in list(zip(pairs, outputs, strict=True))[:10]
-    ]
-    return metrics, samples
+  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+    """Raises UserError if a model of these shapes cannot translate so many of the longest sources."""
+    sources = [[self.fitted.eos_id] * self.source_length] * batch_size
+    settings = {'strategy': strategy, 'max_new_tokens': self.target_length}
+    check_shapes(lambda m: self._generated(m, sources, **settings), model)

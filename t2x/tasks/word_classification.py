@@ -96,15 +96,13 @@ class WordClassification(LabelledTask):
     if not prompt.split():
       raise UserError('a prompt without a word: there is nothing to classify')
 
-  def generate(self, model, tokenizer, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """The words of each prompt, as white space parts them, each with its label: `word/label`."""
     for prompt in prompts:
       self.check_prompt(prompt)
     words = [prompt.split() for prompt in prompts]
     examples = [{'words': one, 'labels': [self.labels[0]] * len(one)} for one in words]
-    rows, logits = self.told(
-      lambda m, batch: _logits(m, batch, None)[0], model, tokenizer, examples
-    )
+    rows, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, examples)
     # Every word is in one of the rows, and all are in order.
     by_word = np.asarray(jax.nn.log_softmax(logits))[
       np.stack([r['word_weights'] for r in rows]) != 0

@@ -1,7 +1,6 @@
 """Whether an experiment works: its shapes, without weights, data or devices; and its data, before the
 first step, so that nothing is trained for an evaluation that then cannot be done."""
 
-import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from t2x.layers.picture import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task, TextTask
-from t2x.train.program import Program
+from t2x.train.program import Program, about_evaluation
 from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
@@ -141,9 +140,9 @@ def check_splits(run: 'Run') -> None:
   # To say which splits there are a source may have to be downloaded.
   with run.processes.first_alone():
     run.task.check_split(run.task.train_split)
-    for name, task in _evaluations(run):
-      with _named(name):
-        task.check_split(task.eval_split)
+    for name, task, split in _evaluated(run):
+      with about_evaluation(name):
+        task.check_split(split)
 
 
 def check_data(run: 'Run', rows: Any, batches: Batches) -> None:
@@ -162,31 +161,23 @@ def check_data(run: 'Run', rows: Any, batches: Batches) -> None:
   task, model = run.task, run.program.blueprint.shapes
   task.check_rows(task.train_split, rows)
   _check_batch(task, batches[0], len(batches.part), task.train_split)
-  run.program.check_evaluations(run.tokenizer)
-  for name, task in _evaluations(run):
-    with _named(name):
-      rows = run.rows(task.eval_split, task)
-      task.check_rows(task.eval_split, rows)
+  run.program.check_evaluations()
+  for name, task, split in _evaluated(run):
+    with about_evaluation(name):
+      rows = run.rows(split, task)
+      task.check_rows(split, rows)
       batch = run.evaluation_batches(rows, task)[0]
-      _check_batch(task, batch, len(batches.part), task.eval_split)
-      _check_generation(task, model, run.tokenizer)
+      _check_batch(task, batch, len(batches.part), split)
+      if name is not None:
+        run.experiment.evaluations[name].check(task, model)
 
 
-def _evaluations(run: 'Run') -> list[tuple[str | None, Task]]:
-  """The run's own task, without a name, and those of `Experiment.evaluations`."""
-  return [(None, run.task), *run.experiment.evaluations.items()]
-
-
-@contextlib.contextmanager
-def _named(evaluation: str | None) -> Iterator[None]:
-  """Errors inside say which of `Experiment.evaluations` they are about."""
-  try:
-    yield
-  except UserError as error:
-    if evaluation is None:
-      raise
-    told = f"Experiment.evaluations['{evaluation}']: {error}"
-    raise UserError(told, error.exit_code) from error
+def _evaluated(run: 'Run') -> Iterator[tuple[str | None, Task, str]]:
+  """Yields name, task and split of all that is evaluated; the run's own task has no name."""
+  yield None, run.task, run.task.eval_split
+  for name, evaluator in run.experiment.evaluations.items():
+    task = run.experiment.evaluated_task(name)
+    yield name, task, evaluator.split or task.eval_split
 
 
 def _check_batch(task: Task, batch: Mapping[str, np.ndarray], batch_size: int, split: str) -> None:
@@ -200,14 +191,6 @@ def _check_batch(task: Task, batch: Mapping[str, np.ndarray], batch_size: int, s
         f'{type(task).__name__} expects {_told(spec.get(name))}: set its lengths, shapes or classes '
         'to those of the data'
       )
-
-
-def _check_generation(task: Task, model: Any, tokenizer: Any) -> None:
-  try:
-    task.check_generation(model, tokenizer)
-  except UserError as error:
-    told = f'{type(task).__name__} cannot generate text for its evaluation: {error}'
-    raise UserError(told, error.exit_code) from error
 
 
 def _told(what: tuple[Any, tuple[int, ...]] | None) -> str:

@@ -15,7 +15,7 @@ from t2x.layers.initializers import building
 from t2x.models import Model
 from t2x.parallel import Mesh
 from t2x.ranges import Count, Natural, NonNegative, Positive, Range, Rate, Seed, Size
-from t2x.tasks import Task, TextTask
+from t2x.tasks import Evaluator, Task, TextTask
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
 from t2x.train.optimizers import AdamW, Optimizer
@@ -46,7 +46,8 @@ class Trainer:
       `t2x.layers.dtypes.Dtypes` lists what stays float32.
     log_every: steps between train lines in metrics.jsonl.
     eval_every: steps between evaluations; 0 evaluates at the end alone.
-    eval_batches: batches of an evaluation; None reads the whole split.
+    eval_batches: batches of an evaluation, spread evenly over the split; None, and the last evaluation, read
+      all of it.
     checkpoint_every: steps between checkpoints, beside those at evaluations; 0 for those alone.
     checkpoint_minutes: minutes after which another checkpoint is due, looked at when a train line
       is; 0 leaves it to the steps.
@@ -129,8 +130,8 @@ class Experiment:
     mesh: on which devices.
     init_from: another run whose parameters a new run starts with; a resumed one has its own.
     teacher: a trained model that the task learns from; None if the task needs none.
-    evaluations: tasks that the last step evaluates too, by name; their metrics stand beside the
-      task's own as NAME/METRIC. Their text is cut by the run's tokenizer.
+    evaluations: evaluators by name, besides the loss of the task on its `eval_split`; their metrics are
+      NAME/METRIC. All text is cut by the run's tokenizer.
   """
 
   model: Callable[..., Model] | None = None
@@ -139,7 +140,7 @@ class Experiment:
   mesh: Mesh = Mesh()
   init_from: InitFrom | None = None
   teacher: Teacher | None = None
-  evaluations: Mapping[str, Task] = dataclasses.field(default_factory=dict)
+  evaluations: Mapping[str, Evaluator] = dataclasses.field(default_factory=dict)
 
   def complete(self) -> tuple[Callable[..., Any], Task, Trainer]:
     """Model, task and trainer.
@@ -153,27 +154,53 @@ class Experiment:
       raise UserError(f'Experiment.{" and .".join(missing)} not set: this command needs all three')
     return model, task, trainer
 
+  def complete_model(self) -> Callable[..., Model]:
+    """The builder of the model.
+
+    Raises:
+      UserError: there is none.
+    """
+    if self.model is None:
+      raise UserError('Experiment.model is not set: this command needs it')
+    return self.model
+
+  def evaluated_task(self, evaluation: str | None = None) -> Task:
+    """The task of one of `evaluations`; None: the experiment's own.
+
+    Raises:
+      UserError: there is none.
+    """
+    own = None if evaluation is None else self.evaluations[evaluation].task
+    task = self.task if own is None else own
+    if task is None:
+      raise UserError('Experiment.task is not set: this command needs it')
+    return task
+
   def with_trainer(self, batch_size: int) -> 'Experiment':
     """The experiment, with the default trainer where it has none: for the shapes of a train state."""
     trainer = self.trainer or Trainer(num_steps=1, batch_size=batch_size)
     return dataclasses.replace(self, trainer=trainer)
 
-  def sized(self, tokenizer: Tokenizer | None = None) -> 'Experiment':
-    """The experiment whose model has as many rows in its tables of tokens as the task needs, where
-    its config leaves their number open.
+  def bound(self, tokenizer: Tokenizer | None = None) -> 'Experiment':
+    """The experiment with a fitted tokenizer; where its config leaves the number of rows of the tables of
+    tokens open, the model has as many as the task needs.
 
     Args:
-      tokenizer: the run's fitted one. None: where the task's has no size before it is fitted, it is
-        fitted now (and cached).
+      tokenizer: the run's fitted one. None: nothing is bound, unless the task's tokenizer has no size before
+        it is fitted: then it is fitted now (and cached).
     """
     task, evaluations = self.task, dict(self.evaluations)
-    if self.model is None or not isinstance(task, TextTask):
+    if not isinstance(task, TextTask):
       return self
-    if task.vocab_size is None:
-      tokenizer = tokenizer or task.fit_tokenizer()
+    if tokenizer is None and task.vocab_size is None:
+      tokenizer = task.fit_tokenizer()
+    if tokenizer is not None:
       task = task.bound(tokenizer)
-      for name, other in evaluations.items():
-        evaluations[name] = other.bound(tokenizer)
+      for name, evaluator in evaluations.items():
+        if evaluator.task is not None:
+          evaluations[name] = evaluator.replaced(task=evaluator.task.bound(tokenizer))
+    if self.model is None:
+      return dataclasses.replace(self, task=task, evaluations=evaluations)
     model, teacher = functools.partial(_build, self.model, task.vocab_size), self.teacher
     if teacher is not None:
       sized = functools.partial(_build, teacher.model, task.vocab_size)
@@ -183,14 +210,12 @@ class Experiment:
     )
 
   def shapes(self, tokenizer: Tokenizer | None = None) -> Any:
-    """The model, of `jax.ShapeDtypeStruct`s; `tokenizer` is that of `sized`.
+    """The model, of `jax.ShapeDtypeStruct`s; `tokenizer` is that of `bound`.
 
     Raises:
       UserError: there is no model.
     """
-    build = self.sized(tokenizer).model
-    if build is None:
-      raise UserError('Experiment.model is not set: this command needs it')
+    build = self.bound(tokenizer).complete_model()
     return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
 

@@ -147,7 +147,6 @@ def _evaluated(
   run: Run, step: int, params: Params, report: Report, watchdog: Watchdog
 ) -> dict[str, float]:
   """Evaluates the parameters of a state that is saved already. Returns the metrics, and adds them to its checkpoint."""
-  last = step == run.trainer.num_steps
 
   def watched(items: Iterable) -> Iterator:
     iterator = iter(items)
@@ -160,15 +159,10 @@ def _evaluated(
         yield item  # And what is done with it.
 
   with report.paused():
-    metrics, samples = run.evaluate(
-      params,
-      max_batches=None if last else run.trainer.eval_batches,
-      max_generated=run.task.eval_examples,
-      watched=watched,
-    )
-    if last:
-      metrics |= run.evaluate_further(params, watched)
-    report.evaluation(step, metrics, samples)
+    found = run.evaluate(params, step, watched)
+    report.evaluation(step, found)
+    # What says how a metric was computed is in metrics.jsonl.
+    metrics = {name: value for name, value in found.metrics.items() if not isinstance(value, str)}
     run.attach(step, metrics)
   return metrics
 

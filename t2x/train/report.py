@@ -5,12 +5,13 @@ The device never waits for Python: the means of a log interval are fetched when 
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from t2x.tasks.evaluators import Evaluation
 from t2x.train.faults import Faults
 from t2x.train.step import StepSums
 from t2x.train.summary import end_screen, parameter_screen, sample_text, start_screen
@@ -179,12 +180,10 @@ class Report(contextlib.AbstractContextManager):
     interval = self.current.totals()
     return {'interval': interval, 'seconds': self._seconds(), 'faults': self.faults.state()}
 
-  def evaluation(
-    self, step: int, metrics: Mapping[str, float], samples: Sequence[Mapping[str, str]]
-  ) -> None:
+  def evaluation(self, step: int, found: Evaluation) -> None:
     """Writes an evaluation's metrics, and shows some of what the model generated."""
-    self._write(step, 'eval', {**metrics, **self.run.weights}, time.monotonic())
-    for sample in samples:
+    self._write(step, 'eval', {**found.metrics, **self.run.weights}, time.monotonic())
+    for sample in found.samples:
       self.samples.write(step, 'eval', sample)
-    for sample in samples[:3]:
+    for sample in found.samples[:3]:
       self.terminal.print(sample_text(sample, self.terminal.width))

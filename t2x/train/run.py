@@ -1,28 +1,24 @@
-"""A run: an experiment bound to its folder, its devices, its data and its checkpoints.
+"""A training run: an experiment bound to its folder, its devices, its data and its checkpoints."""
 
-Training, evaluation and generation all start from one.
-"""
-
-import collections
 import dataclasses
 import functools
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from t2x.data import Batches, Skipping, evaluation_batches, load_tokenizer, prefetch
-from t2x.parallel import Processes, batch_sharding, process_part
-from t2x.tasks import Task, TextTask
-from t2x.tasks.base import Watched
+from t2x.data import Batches, Skipping, Tokenizer, load_tokenizer, prefetch
+from t2x.parallel import Processes
+from t2x.tasks import Task
+from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints import Checkpoints
+from t2x.train.inference import Inference
 from t2x.train.params import Params
 from t2x.train.program import Program, TrainStep
-from t2x.train.saved import SavedParams, restore_frozen, save_frozen
+from t2x.train.saved import restore_frozen, save_frozen
 from t2x.train.step import TrainState
 
 if TYPE_CHECKING:
@@ -33,19 +29,21 @@ __all__ = ['Run']
 log = logging.getLogger('t2x')
 
 
-class Run:
-  """What is ready once an experiment has met a folder.
+class Run(Inference):
+  """A training in its folder.
+
+  Args:
+    experiment: has a model, a task and a trainer.
+    folder: the run folder; keeps the tokenizer.
+    processes: those that are this run; None: this one alone.
+    program: what is compiled, if other runs share it.
 
   Attributes:
-    experiment: the config's root.
-    folder: the run folder.
-    tokenizer: the fitted tokenizer, kept in the run folder; None for tasks without text.
-    mesh: the devices.
-    program: what is compiled, which other runs may share; with the shapes of state and model.
+    trainer: of the experiment.
     checkpoints: the run's saved states.
-    processes: those that are this run.
-    part: which of how many equal parts of a global batch this process reads.
   """
+
+  program: Program
 
   def __init__(
     self,
@@ -54,78 +52,32 @@ class Run:
     processes: Processes | None = None,
     program: Program | None = None,
   ):
-    self.processes, self.folder = processes or Processes(), folder
-    _, self.task, self.trainer = experiment.complete()
-    if isinstance(self.task, TextTask) and self.task.vocab_size is None:
-      experiment = experiment.sized(self.tokenizer)
-      _, self.task, _ = experiment.complete()
-    self.experiment = experiment
-    self.program = program or Program(experiment)
-    self.mesh = self.program.mesh
-    self.batch_sharding = batch_sharding(self.mesh)
-    self.part = process_part(self.batch_sharding, self.trainer.batch_size)
+    _, task, self.trainer = experiment.complete()
+    processes, self.folder = processes or Processes(), folder
+    super().__init__(experiment, _kept_tokenizer(task, folder, processes), processes, program)
     self.checkpoints = Checkpoints(
       folder / 'checkpoints',
       keep_last=self.trainer.keep_last,
       keep_best=self.trainer.keep_best,
       keep_every=self.trainer.keep_every,
-      best_metric=self.task.best_metric,
-      best_mode=self.task.best_mode,
+      best_metric=task.best_metric,
+      best_mode=task.best_mode,
       failed_saves=self.trainer.failed_saves,
     )
 
-  @functools.cached_property
-  def tokenizer(self) -> Any:
-    """Loaded from the run folder, or fitted and kept there."""
-    folder = self.folder / 'tokenizer'
-    if folder.exists():
-      return load_tokenizer(folder)
-    # The first process fits it and, after the others have looked for it above, keeps it.
-    with self.processes.first_alone():
-      tokenizer = self.task.fit_tokenizer()
-    if tokenizer is not None and self.processes.first:
-      tokenizer.save(folder)
-    return tokenizer
-
-  def rows(self, split: str, task: Task | None = None) -> Any:
-    """The model-ready rows of a split (of another task where one is given), prepared by the first
-    process where the cache is shared."""
-    tokenizer = self.tokenizer
-    with self.processes.first_alone():
-      return (task or self.task).rows(split, tokenizer)
+  def _program(self, batch_size):
+    return Program(self.experiment)
 
   def batches(self, rows: Any) -> Batches:
     """The train batches: `batches[step]` is a function of the seed and the step."""
     return Batches(
       rows,
-      self.task.transform(self.tokenizer, train=True),
+      self.task.transform(train=True),
       batch_size=self.trainer.batch_size,
       seed=self.trainer.seed,
       process_index=self.part[0],
       process_count=self.part[1],
     )
-
-  def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:
-    """This process's part of the batches in which a task reads every row once."""
-    return evaluation_batches(
-      rows,
-      task.transform(self.tokenizer, train=False),
-      self.trainer.batch_size,
-      process_index=self.part[0],
-      process_count=self.part[1],
-    )
-
-  def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's rows -> the global, sharded batch."""
-    if self.processes.count == 1:
-      # The same, in one call for all arrays: half the time.
-      return jax.device_put(dict(batch), self.batch_sharding)
-    return {
-      name: jax.make_array_from_process_local_data(
-        self.batch_sharding, value, (len(value) * self.part[1], *value.shape[1:])
-      )
-      for name, value in batch.items()
-    }
 
   def train_batches(
     self, batches: Batches | Skipping, start: int
@@ -186,20 +138,6 @@ class Run:
     with self.program.at_disk(self.checkpoints.wait):
       self.checkpoints.attach(step, metrics)
 
-  def restore_params(self, which: Literal['best', 'last'] | int = 'last') -> tuple[Params, int]:
-    """All parameters as evaluation uses them, and their step: nothing else of the state is read."""
-    step = self.checkpoints.intact_step(which)
-    saved = SavedParams(self.checkpoints, step, use_ema=self.program.abstract.ema is not None)
-    wanted = self.program.params_abstract()
-    self.checkpoints.check_fit(
-      step, saved.shapes, {name: leaf.shape for name, leaf in wanted.items()}
-    )
-    return saved.read(wanted), step
-
-  def model(self, params: Params) -> Any:
-    """The model with these parameters."""
-    return self.program.blueprint.model(params)
-
   @property
   def weights(self) -> dict[str, str]:
     """{'weights': 'ema'} if evaluation uses the moving average of the parameters, else {}."""
@@ -208,56 +146,40 @@ class Run:
   @functools.cached_property
   def train_step(self) -> TrainStep:
     """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; see `Program`."""
-    return self.program.train_step(self.tokenizer)
+    return self.program.train_step()
 
   def evaluate(
-    self,
-    params: Params,
-    split: str | None = None,
-    *,
-    evaluation: str | None = None,
-    max_batches: int | None = None,
-    max_generated: int | None = 0,
-    watched: Watched = iter,
-  ) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Metrics over a split, every example once, and samples where the task generates.
+    self, params: Params, step: int | None = None, watched: Watched = iter
+  ) -> Evaluation:
+    """Metrics of the task over its evaluation split, and of the evaluators that are due.
 
-    `params` are all parameters. `evaluation` names one of `Experiment.evaluations`; None: the run's own task. `max_generated`
-    limits the examples that are generated for (0: none, None: all). Each batch is one item of an
-    iterable that goes through `watched`.
+    Args:
+      params: all parameters.
+      step: decides which evaluators are due; None: all of them, over the whole split.
+      watched: each batch is one item of an iterable that goes through it.
     """
-    task = self.task if evaluation is None else self.experiment.evaluations[evaluation]
-    eval_step = self.program.eval_step(self.tokenizer, evaluation)
-    split = split or task.eval_split
-    rows = self.rows(split, task)
-    task.check_rows(split, rows)
-    batches = self.evaluation_batches(rows, task)
-    count = min(len(batches), len(batches) if max_batches is None else max_batches)
-    totals: dict[str, np.ndarray] = {}
-    pending: collections.deque[Any] = collections.deque()
-    for index in watched(range(count + 1)):
-      # The device works on one batch while the next is prepared.
-      if index < count:
-        pending.append(eval_step(params, self.on_device(batches[index])))
-      if index:
-        for name, pair in jax.device_get(pending.popleft()).items():
-          totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
-    info = getattr(rows, 'info', None) if count == len(batches) else None
-    means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
-    metrics = task.summarise(means, info)
-    # The number of predicted tokens, or examples, that the loss is a mean over.
-    metrics[f'eval_{task.unit}'] = means['loss'][1]
-    generated, samples = task.generation_metrics(
-      self.model(params), self.tokenizer, split, max_generated, watched
-    )
-    return metrics | generated, samples
+    last = step is None or step == self.trainer.num_steps
+    batches = None if last else self.trainer.eval_batches
+    num_rows = None if batches is None else batches * self.batch_size
+    metrics = self.means(params, self.task.eval_split, num_rows=num_rows, watched=watched)
+    number = 0 if last or step is None else step // self.trainer.eval_every
+    due = [
+      name
+      for name, evaluator in self.experiment.evaluations.items()
+      if last or (evaluator.every and number % evaluator.every == 0)
+    ]
+    further = self.evaluators(params, due, watched)
+    return Evaluation({**metrics, **further.metrics}, further.samples)
 
-  def evaluate_further(self, params: Params, watched: Watched = iter) -> dict[str, float]:
-    """The metrics of `Experiment.evaluations`, as NAME/METRIC."""
-    found: dict[str, float] = {}
-    for name, task in self.experiment.evaluations.items():
-      metrics, _ = self.evaluate(
-        params, evaluation=name, max_generated=task.eval_examples, watched=watched
-      )
-      found |= {f'{name}/{metric}': value for metric, value in metrics.items()}
-    return found
+
+def _kept_tokenizer(task: Task, folder: Path, processes: Processes) -> Tokenizer | None:
+  """Loads the tokenizer of a run folder; fits it and keeps it there if the folder has none."""
+  folder = folder / 'tokenizer'
+  if folder.exists():
+    return load_tokenizer(folder)
+  # The first process fits it and, after the others have looked for it above, keeps it.
+  with processes.first_alone():
+    tokenizer = task.fit_tokenizer()
+  if tokenizer is not None and processes.first:
+    tokenizer.save(folder)
+  return tokenizer

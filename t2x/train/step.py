@@ -287,13 +287,13 @@ def _reported(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.Arra
 
 
 def make_eval_step(
-  task: Task, trainer: 'Trainer', blueprint: Blueprint, layout: Layout | None = None
+  task: Task, compute_dtype: str, blueprint: Blueprint, layout: Layout | None = None
 ) -> Callable[..., Sums]:
   """`(params, batch, scalars) -> sums` without dropout and label smoothing; `params` are all parameters."""
 
   def eval_step(params, batch, scalars=NO_SCALARS):
     with laid_out(layout), given(scalars):
-      model = blueprint.model(params, trainer.compute_dtype)
+      model = blueprint.model(params, compute_dtype)
       return task.sums(model, batch, None).reported
 
   return eval_step

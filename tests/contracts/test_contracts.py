@@ -45,6 +45,7 @@ def test_a_part_keeps_its_contracts(name, contract):
     check(subject(name))
 
 
+@pytest.mark.nightly
 def test_eight_devices_change_nothing():
   """In a process of its own, whose CPU is split into eight devices."""
   environment = os.environ | {

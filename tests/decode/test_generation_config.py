@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.config import gin_of
 from t2x.decode import (
   AtCurrentLength,
@@ -141,4 +141,4 @@ def test_gin_text_gives_the_strategy_back(strategy, tmp_path):
     'Experiment.task = @CausalLM()\nCausalLM.source = @StandardLibrary()\n'
     'CausalLM.tokenizer = @Bytes()\nCausalLM.length = 8\n' + gin_of('CausalLM.strategy', strategy)
   )
-  assert load([file]).build().task.strategy == strategy
+  assert read_config([file]).build().task.strategy == strategy

@@ -57,11 +57,13 @@ EXPERIMENTS = {
   'causal_lm': """
 include '{configs}/models/small_decoder.gin'
 Experiment.task = @CausalLM()
-CausalLM:
+Experiment.evaluations = {{'samples': @Samples()}}
+Samples:
   prompts = ['the ']
-  sample_tokens = 8
+  num_tokens = 8
+CausalLM:
 """
-  + TEXT.replace('  source', '  source', 1),
+  + TEXT,
   'masked_lm': """
 include '{configs}/models/small_encoder.gin'
 Experiment.task = @MaskedLM()
@@ -77,8 +79,10 @@ Translation:
   source_length = 32
   target_length = 32
   strategy = @Greedy()
-  eval_examples = 4
-  eval_batch_size = 4
+Experiment.evaluations = {{'translations': @Translations()}}
+Translations:
+  num_examples = 4
+  batch_size = 4
 TSV:
   train = '{data}/train.tsv'
   validation = '{data}/validation.tsv'
@@ -122,10 +126,11 @@ LanguageModel.head = @TokenClassifier
 TokenClassifier.num_classes = 2
 TokenEmbedding.num_types = 2
 Experiment.task = @SpanPrediction()
+Experiment.evaluations = {{'answers': @Answers()}}
+Answers.num_examples = 4
 SpanPrediction:
   stride = 8
   question_length = 8
-  eval_examples = 4
   eval_batch_size = 4
 """
   + LABELLED.replace('NAME', 'questions'),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 LEARNED = 'Decoder.encoding = @LearnedPositions\nLearnedPositions.max_length = 64\n'
-FURTHER = "Experiment.evaluations = {'far': @far/CausalLM()}\nfar/CausalLM.eval_split = 'test'\n"
+FURTHER = "Experiment.evaluations = {'far': @Losses()}\nLosses.split = 'test'\n"
 CASES = {
   'no evaluation split': (
     'causal_lm',
@@ -21,8 +21,8 @@ CASES = {
   ),
   'no tokens': (
     'causal_lm',
-    'CausalLM.sample_tokens = 0\n',
-    'CausalLM.sample_tokens must be at least 1',
+    'Samples.num_tokens = 0\n',
+    'Samples.num_tokens must be at least 1',
   ),
   'no batches': (
     'causal_lm',
@@ -36,18 +36,18 @@ CASES = {
   ),
   'a negative number of examples': (
     'translation',
-    'Translation.eval_examples = -1\n',
-    'Translation.eval_examples must be at least 0',
+    'Translations.num_examples = -1\n',
+    'Translations.num_examples must be at least 1',
   ),
   'sentences in no batches': (
     'translation',
-    'Translation.eval_batch_size = 0\n',
-    'Translation.eval_batch_size must be at least 1',
+    'Translations.batch_size = 0\n',
+    'Translations.batch_size must be at least 1',
   ),
   'continuations beyond the positions': (
     'causal_lm',
-    LEARNED + 'CausalLM.sample_tokens = 64\n',
-    'CausalLM cannot generate text for its evaluation: ',
+    LEARNED + 'Samples.num_tokens = 64\n',
+    "Experiment.evaluations['samples']: ",
     'need 68 positions, and the model knows 64',
   ),
   'a further evaluation without its split': (

@@ -5,10 +5,13 @@ import math
 
 import pytest
 
-from t2x.train import Run
+from t2x.tasks import Losses
 
 LENGTHS = """
-Experiment.evaluations = {'2x': @twice/CausalLM(), 'masked': @MaskedLM()}
+Experiment.evaluations = {'2x': @twice/Losses(), 'masked': @masked/Losses()}
+Losses.every = 0
+twice/Losses.task = @twice/CausalLM()
+masked/Losses.task = @MaskedLM()
 twice/CausalLM.length = 128
 MaskedLM:
   source = @TextFiles()
@@ -45,12 +48,12 @@ def test_the_last_step_alone_has_the_metrics_of_further_tasks(config, t2x, metri
 def test_a_run_that_died_in_them_goes_on_to_the_same_metrics(
   config, t2x, metrics, tmp_path, monkeypatch
 ):
-  def die(*args):
+  def die(*args, **settings):
     raise RuntimeError('died')
 
   assert t2x('train', config, '--out', tmp_path / 'whole')[0] == 0
   with monkeypatch.context() as patch:
-    patch.setattr(Run, 'evaluate_further', die)
+    patch.setattr(Losses, '__call__', die)
     code, _, told = t2x('train', config, '--out', tmp_path / 'run')
     assert code == 1
     assert f'RuntimeError: died ({tmp_path}/run/log.txt has the traceback)' in told

@@ -11,7 +11,7 @@ METRICS = {
   'masked_lm': {'loss', 'masked_accuracy', 'perplexity', 'eval_tokens'},
   'translation': {
     *('loss', 'accuracy', 'perplexity', 'eval_tokens'),
-    *('bleu', 'chrf', 'exact_match', 'generated_examples'),
+    *(f'translations/{name}' for name in ('bleu', 'chrf', 'exact_match', 'examples')),
   },
   'image_classification': {'loss', 'accuracy', 'top5_accuracy', 'eval_examples'},
 }
@@ -32,8 +32,11 @@ def test_train_then_eval_keeps_the_contracts(name, experiment, t2x, metrics, tmp
   evals = [line for line in lines if line['split'] == 'eval']
   assert [line['step'] for line in train] == [3, 6, 9, 12]
   assert [line['step'] for line in evals] == [6, 12]
-  assert evals[-1].keys() == METRICS[name] | {'step', 'split'}
-  assert evals[-1].get('generated_examples', 4.0) == 4.0
+  signatures = {f'translations/{metric}_signature' for metric in ('bleu', 'chrf')}
+  texts = signatures if name == 'translation' else set()
+  assert evals[-1].keys() == METRICS[name] | texts | {'step', 'split'}
+  assert all('version:' in evals[-1][name] for name in texts)
+  assert evals[-1].get('translations/examples', 4.0) == 4.0
   assert train[-1]['loss'] < train[0]['loss']
   unit = 'examples' if name == 'image_classification' else 'tokens'
   first = json.loads((out / 'metrics.jsonl').read_text().splitlines()[0])

@@ -64,10 +64,11 @@ LanguageModel.head = @TokenClassifier
 TokenClassifier.num_classes = 2
 TokenEmbedding.num_types = 2
 Experiment.task = @SpanPrediction()
+Experiment.evaluations = {{'answers': @Answers()}}
+Answers.num_examples = 6
 SpanPrediction:
   stride = 8
   question_length = 8
-  eval_examples = 6
   null_threshold = None
 """
   + DATA,
@@ -76,7 +77,7 @@ SpanPrediction:
 METRICS = {
   'texts': {'loss', 'accuracy', 'f1', 'macro_f1'},
   'words': {'loss', 'accuracy', 'entity_precision', 'entity_recall', 'entity_f1'},
-  'spans': {'loss', 'span_accuracy', 'exact_match', 'f1'},
+  'spans': {'loss', 'span_accuracy', 'answers/exact_match', 'answers/f1'},
 }
 
 # What is asked, and what the answer looks like.

@@ -63,6 +63,7 @@ def test_the_whole_screen_of_a_training(experiment, in_terminal, tmp_path):
   assert last['eval_tokens'] > 100
 
 
+@pytest.mark.nightly
 def test_ctrl_c_saves_leaves_no_bar_and_a_hangup_does_too(experiment, in_terminal, tmp_path):
   file, out = experiment('causal_lm', LONG), tmp_path / 'run'
   with in_terminal([*TRAIN, str(file), '--out', str(out)]) as terminal:

@@ -8,7 +8,7 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.sweeps.sweep import read_sweep
 from t2x.train.params import Blueprint
 
@@ -71,9 +71,9 @@ def experiments(name, variants=None):
   """Variant -> experiment, of a sweep; None: all variants."""
   sweep = read_sweep(FOLDER / f'{name}.gin')
   assert sweep.variants.keys() == TABLE.keys() | NOT_COUNTED
-  base = load(sweep.base_files, sweep.shared)
+  base = read_config(sweep.base_files, sweep.shared)
   return {
-    arm.variant: load(arm.files, arm.bindings, base=base).build()
+    arm.variant: read_config(arm.files, arm.bindings, base=base).build()
     for arm in sweep.arms()
     if variants is None or arm.variant in variants
   }
@@ -109,6 +109,7 @@ def test_convolutions_have_the_published_size_with_one_layer_more():
   assert dynamic // 10**6 == TABLE['dynamic_convolution']
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_variant_fits_its_task():
   for variant, experiment in experiments('tiny_steps').items():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.sweeps.sweep import read_sweep
 from t2x.train import check_experiment
 
@@ -29,7 +29,7 @@ def sweep_of(name):
 def test_every_variant_resolves_at_every_point(name):
   sweep = sweep_of(name)
   assert (len(sweep.variants), len(sweep.seed_list)) == SWEEPS[name]
-  configs = {arm.title: load(arm.files, arm.bindings).build() for arm in sweep.arms()}
+  configs = {arm.title: read_config(arm.files, arm.bindings).build() for arm in sweep.arms()}
   # No two are the same experiment.
   assert len({repr(config) for config in configs.values()}) == len(configs)
 
@@ -41,7 +41,7 @@ def test_every_variant_resolves_at_every_point(name):
 )
 def test_every_variant_shapes(name, variant):
   arm = next(arm for arm in sweep_of(name).arms() if arm.variant == variant)
-  assert 'parameters' in check_experiment(load(arm.files, arm.bindings).build())
+  assert 'parameters' in check_experiment(read_config(arm.files, arm.bindings).build())
 
 
 @pytest.mark.parametrize('study', sorted({name.split('/')[0] for name in SWEEPS}))

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2x import config as config_lib
+from t2x.api import read_config
 from t2x.cli import main as t2x
-from t2x.commands import load
 from t2x.config.parse import parse_value
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +94,7 @@ def mutated(text: str, rng: random.Random, known: Tokens) -> str:
 def token_mutations(count: int, seed: int) -> Iterator[tuple[str, int, str]]:
   """(what was done, exit code, stderr) of `count` mutations."""
   rng = random.Random(seed)
-  known: Tokens = {tokenize.NAME: sorted(load([RUNS[0]]).bindings.registry.names())}
+  known: Tokens = {tokenize.NAME: sorted(read_config([RUNS[0]]).bindings.registry.names())}
   for file in FILES:
     for token in tokens_of(file.read_text()):
       known.setdefault(token.type, []).append(token.string)
@@ -126,7 +126,7 @@ def odd_settings(part: float = 1.0, seed: int = 0) -> Iterator[tuple[str, int, s
   rng = random.Random(seed)
   seen: set[str] = set()
   for run in RUNS:
-    config = load([run])
+    config = read_config([run])
     for call in config_lib.calls(config.root):
       for name, value in call.given.items():
         target = f'{call.part.name}.{name}'

@@ -9,8 +9,8 @@ import pytest
 import tiny_models
 from flax import nnx
 
+from t2x.api import read_config
 from t2x.arrays import named_leaves
-from t2x.commands import load
 from t2x.errors import UserError
 from t2x.interop import FAMILIES, export
 
@@ -85,7 +85,7 @@ def changed(tmp_path_factory):
     assert old in gin
     file = folder / 'x.gin'
     file.write_text('import my_export_parts\n' + gin.replace(old, new) + extra)
-    build = load([file]).build().model
+    build = read_config([file]).build().model
     return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
   yield make

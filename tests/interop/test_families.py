@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t2x.api import read_config
 from t2x.arrays import named_leaves
-from t2x.commands import load
 from t2x.errors import UserError
 from t2x.interop import FAMILIES, Source, export
 from t2x.interop.safetensors import read_tensors, write_tensors
@@ -38,7 +38,7 @@ def build(gin):
   with tempfile.NamedTemporaryFile('w', suffix='.gin') as file:
     file.write(gin)
     file.flush()
-    return load([file.name]).build().model
+    return read_config([file.name]).build().model
 
 
 @functools.cache

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from flax import nnx
 
+from t2x.api import read_config
 from t2x.arrays import named_leaves
-from t2x.commands import load
 from t2x.config import GinText
 from t2x.interop import FAMILIES, Source
 from t2x.interop.rules import Table
@@ -79,7 +79,7 @@ CONFIGS = {
 @functools.cache
 def build(gin):
   """The builder of a model in gin text."""
-  return load([GinText(gin, 'config.json')]).build().model
+  return read_config([GinText(gin, 'config.json')]).build().model
 
 
 @functools.cache
@@ -103,5 +103,5 @@ def write_folder(path, model_type):
 def imported(path):
   """What `convert import` does with a model folder until it reads the tensors."""
   source = Source(path)
-  model = source.shapes(load([GinText(source.gin, str(source.config))]).build().model)
+  model = source.shapes(read_config([GinText(source.gin, str(source.config))]).build().model)
   return source.arrays(model)

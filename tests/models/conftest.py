@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -27,15 +28,16 @@ def stack(blocks=None, num_layers=2, **settings):
 
 
 def built(factory, seed=0, scale=0.3):
-  """The module with every parameter moved by N(0, scale): default initialisation hides errors."""
-  model = jax.jit(lambda key: factory(rngs=nnx.Rngs(key)))(jax.random.key(seed))
-  leaves, structure = jax.tree.flatten(model)
-  keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-  moved = [
-    leaf + scale * jax.random.normal(key, leaf.shape)
-    for leaf, key in zip(leaves, keys, strict=True)
-  ]
-  return jax.tree.unflatten(structure, moved)
+  """The module with parameters from N(0, scale), those of norms from N(1, scale): the default
+  initialisation hides errors. Its constructor is traced and not compiled, which takes long."""
+  rng = np.random.default_rng(seed)
+
+  def drawn(path, leaf):
+    mean = 1.0 if 'scale' in jax.tree_util.keystr(path[-2:]) else 0.0
+    return jnp.asarray(rng.normal(mean, scale, leaf.shape), leaf.dtype)
+
+  model = jax.eval_shape(lambda: factory(rngs=nnx.Rngs(0)))
+  return jax.tree_util.tree_map_with_path(drawn, model)
 
 
 def language_model(body=Decoder, layers=None, **settings):

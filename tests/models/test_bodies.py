@@ -6,7 +6,7 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.layers import PostNorm, PreNorm, ReZero, RMSNorm
 from t2x.models import Decoder, Encoder, ParallelBlock
 
@@ -39,6 +39,6 @@ def test_bindings_of_the_norm_reach_the_default(tmp_path, wiring, epsilon):
     'Stack.num_layers = 1\nMultiHeadAttention.num_heads = 2\nMLP.hidden_dim = 8\n'
     f'Block.wiring = @{wiring}\nLayerNorm.epsilon = 0.5\n'
   )
-  builder = load([file]).build().model
+  builder = read_config([file]).build().model
   norm = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0))).body.final_norm
   assert (norm and norm.epsilon) == epsilon

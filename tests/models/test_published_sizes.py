@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.train.params import Blueprint
 
 MODELS = Path(__file__).parents[2] / 'configs' / 'models'
@@ -60,7 +60,7 @@ DERIVED = {
 
 @pytest.mark.parametrize(('name', 'expected'), (PUBLISHED | DERIVED).items())
 def test_parameter_count(name, expected):
-  model = load([MODELS / f'{name}.gin']).build().shapes()
+  model = read_config([MODELS / f'{name}.gin']).build().shapes()
   assert Blueprint(model).size == expected
 
 
@@ -74,7 +74,7 @@ def test_gpt3_formula_holds_for_gpt2():
 
 
 def test_small_switch_has_experts_in_every_other_layer():
-  infos = Blueprint(load([MODELS / 'small_switch.gin']).build().shapes()).infos
+  infos = Blueprint(read_config([MODELS / 'small_switch.gin']).build().shapes()).infos
   dense = infos['body.stack.blocks.0.feed_forward.up.kernel']
   experts = infos['body.stack.blocks.1.feed_forward.up']
   assert (dense.layers, experts.layers) == (((0,), (2,), (4,)), ((1,), (3,), (5,)))

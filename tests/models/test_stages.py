@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
@@ -201,7 +201,7 @@ second/MultiHeadAttention.num_heads = 8
 def test_a_config_selects_stages(tmp_path, request):
   file = tmp_path / 'pyramid.gin'
   file.write_text(CONFIG.format(root=request.config.rootpath))
-  infos = Blueprint(load([file]).build().shapes()).infos
+  infos = Blueprint(read_config([file]).build().shapes()).infos
   first = infos['body.stack.stages.0.blocks.0.mixer.q.kernel']
   second = infos['body.stack.stages.1.blocks.0.mixer.q.kernel']
   assert (first.layers, second.layers) == (((0,),), ((0,), (1,)))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.layers import AttentionInputs, Blockwise, Causal, Dense, DotProduct, Tokens
 from t2x.layers.constraints import constrain, laid_out
 from t2x.parallel import Activations, Mesh, check_shardings
@@ -55,7 +55,7 @@ class Training:
 
   def __init__(self, config, mesh, folder, overrides=()):
     files = [config, ROOT / 'configs' / 'meshes' / f'{mesh}.gin']
-    self.run = Run(load(files, overrides).build(), folder)
+    self.run = Run(read_config(files, overrides).build(), folder)
     self.batches = self.run.batches(self.run.rows('train'))
 
   def moved(self, state):
@@ -78,7 +78,7 @@ class Training:
 def born_sharded(config, folder):
   """Bytes that making a state takes on one of eight devices, and those of the whole model."""
   sizes = ['d_model=256', 'MLP.hidden_dim=1024']
-  run = Run(load([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
+  run = Run(read_config([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
   abstract = run.program.abstract
   shardings = jax.tree.map(lambda leaf: leaf.sharding, (abstract, {}))
   init = jax.jit(run.program.initial, out_shardings=shardings)
@@ -174,7 +174,7 @@ def main(folder, names):
         state = one.moved(first)
       state, losses[name][mesh] = one.losses(state, 0, NUM_STEPS)
       if name == 'causal_lm' and mesh in ('single', 'fsdp_tensor'):
-        evaluations[name][mesh] = one.run.evaluate(state.evaluated, max_generated=0)[0]['loss']
+        evaluations[name][mesh] = one.run.means(state.evaluated, one.run.task.eval_split)['loss']
       print(name, mesh, f'{time.monotonic() - began:.1f} s', file=sys.stderr, flush=True)
   causal = folder / 'causal_lm.gin'
   told = {

@@ -9,7 +9,7 @@ SCRIPT = """
 import json, pathlib, sys
 import jax, numpy as np
 from flax import nnx
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.interop import Source
 from t2x.interop.safetensors import write_tensors
 from t2x.parallel import Mesh, state_shardings
@@ -36,7 +36,7 @@ write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tenso
 
 source = Source(folder)
 (folder / 'model.gin').write_text(source.gin)
-builder = load([folder / 'model.gin']).build().model
+builder = read_config([folder / 'model.gin']).build().model
 model = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0)))
 whole = source.read(model)
 mesh = Mesh(data=1, fsdp=4, tensor=2)

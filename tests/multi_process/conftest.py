@@ -37,8 +37,10 @@ CausalLM:
   source = @TextFiles()
   tokenizer = @Bytes()
   length = 32
+Experiment.evaluations = {{'samples': @Samples()}}
+Samples:
   prompts = ['the ', 'a cat']
-  sample_tokens = 4
+  num_tokens = 4
 TextFiles:
   train = '{data}/train.txt'
   validation = '{data}/validation.txt'
@@ -52,8 +54,10 @@ Translation:
   source_length = 32
   target_length = 32
   strategy = @Beam()
-  eval_examples = 4
-  eval_batch_size = 4
+Experiment.evaluations = {{'translations': @Translations()}}
+Translations:
+  num_examples = 4
+  batch_size = 4
 Beam.width = 2
 TSV:
   train = '{data}/train.tsv'

@@ -147,6 +147,7 @@ def test_gpt2_learns_as_in_torch(follow, perturbed):
   )
 
 
+@pytest.mark.nightly
 def test_bart_learns_as_in_torch(follow, perturbed):
   torch.manual_seed(0)
   config = transformers.BartConfig(

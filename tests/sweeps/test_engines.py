@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from t2x.commands import load
 from t2x.errors import UserError
 from t2x.sweeps.engines import Engine, _run
 from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
@@ -84,9 +83,9 @@ def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):
     return Outcome(status='finished')
 
   monkeypatch.setattr('t2x.sweeps.engines.run_trial', run_trial)
-  assert _run(trial('a'), folder, load, folder).status == 'finished'
+  assert _run(trial('a'), folder, folder).status == 'finished'
   # On another machine it may not be there.
-  assert _run(trial('a'), folder, load, folder / 'missing').status == 'finished'
+  assert _run(trial('a'), folder, folder / 'missing').status == 'finished'
   assert where == [folder, folder]
 
 

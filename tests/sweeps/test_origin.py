@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.sweeps import origin
 
 
@@ -84,8 +84,8 @@ def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
   monkeypatch.setenv('T2X_TRUST', str(tmp_path))
   (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  pass\n')
   (tmp_path / 'a.gin').write_text('import parts_with_digest\n')
-  found = origin.modules(load([tmp_path / 'a.gin']))
+  found = origin.modules(read_config([tmp_path / 'a.gin']))
   assert list(found) == ['module parts_with_digest'] and len(*found.values()) == 12
   origin._digest.cache_clear()
   (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  changed = True\n')
-  assert origin.modules(load([tmp_path / 'a.gin'])) != found
+  assert origin.modules(read_config([tmp_path / 'a.gin'])) != found

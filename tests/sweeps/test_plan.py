@@ -6,7 +6,7 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.config import calls
 from t2x.errors import UserError
 from t2x.sweeps.cost import cost_of
@@ -29,7 +29,7 @@ def plan(sweep_file):
 
   def plan(extra='', *overrides, step_seconds=None, **replaced):
     file = sweep_file(extra=extra, **replaced)
-    return make_plan(read_sweep(file, overrides), load, step_seconds)
+    return make_plan(read_sweep(file, overrides), step_seconds)
 
   return plan
 
@@ -42,7 +42,7 @@ def count(text, tmp_path):
   """Parameters of a config, counted by building it."""
   path = tmp_path / 'one.gin'
   path.write_text(text)
-  model = load([path]).build().model(rngs=nnx.Rngs(0))
+  model = read_config([path]).build().model(rngs=nnx.Rngs(0))
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from t2x.commands import load
+from t2x.api import read_config
 from t2x.sweeps import probe
 from t2x.sweeps.probe import step_seconds
 from t2x.sweeps.sweep import read_sweep
@@ -11,7 +11,7 @@ from t2x.sweeps.sweep import read_sweep
 def test_a_step_is_measured_once_whatever_the_number_of_steps(sweep_file, tmp_path, monkeypatch):
   files = read_sweep(sweep_file()).base_files
   kept = tmp_path / 'kept' / 'seconds.json'
-  short, long = load(files), load(files, ['Trainer.num_steps=500'])
+  short, long = read_config(files), read_config(files, ['Trainer.num_steps=500'])
   seconds = step_seconds(kept, tmp_path / 'scratch')(short, 'one')
   assert 0 < seconds < 10
   assert list(json.loads(kept.read_text()).values()) == [seconds]

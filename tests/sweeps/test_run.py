@@ -9,8 +9,8 @@ import time
 
 import pytest
 
+from t2x.api import read_config
 from t2x.cli import main
-from t2x.commands import load
 from t2x.errors import UserError
 from t2x.signals import answered_by
 from t2x.sweeps.origin import origin
@@ -44,7 +44,7 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
   assert code == 0
   for trial in read_plan(tmp_path / 'out' / 'study').trials:
     folder = tmp_path / 'out' / 'trials' / trial.folder
-    config = load([folder / 'config.gin'])
+    config = read_config([folder / 'config.gin'])
     alone = tmp_path / 'alone' / trial.folder
     train(config.build(), alone, (folder / 'config.gin').read_text())
     assert metrics(folder) == metrics(alone)
@@ -219,7 +219,7 @@ def test_trials_that_share_a_program_end_as_trainings_with_constants(
   rates = []
   for trial in trials:
     folder = tmp_path / 'out' / 'trials' / trial.folder
-    config, alone = load([folder / 'config.gin']), tmp_path / 'alone' / trial.folder
+    config, alone = read_config([folder / 'config.gin']), tmp_path / 'alone' / trial.folder
     train(config.build(), alone, '')
     assert_close(metrics(folder), metrics(alone), 1e-6)
     rates.append(metrics(folder)[0]['learning_rate'])
@@ -239,11 +239,11 @@ def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
   assert holder.stdout.readline() == b'held\n'
   try:
     with pytest.raises(Busy):
-      run_trial(trial, folder.parent, load)
+      run_trial(trial, folder.parent)
   finally:
     holder.kill()
     holder.wait()
-  assert run_trial(trial, folder.parent, load).status == 'finished'
+  assert run_trial(trial, folder.parent).status == 'finished'
 
 
 def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, monkeypatch):
@@ -262,7 +262,7 @@ def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, mon
   ]
   told = []
   with pytest.raises(UserError, match='interrupted'):
-    Here(load).run(trials, tmp_path, lambda trial, outcome: told.append(trial.folder))
+    Here().run(trials, tmp_path, lambda trial, outcome: told.append(trial.folder))
   assert begun == told == ['one']
 
 
@@ -278,7 +278,7 @@ def test_workers_begin_in_different_places_and_between_them_run_all():
     )
     for i in range(12)
   ]
-  orders = [[t.folder for t in Here(load, (i, 3))._order(trials)] for i in range(3)]
+  orders = [[t.folder for t in Here((i, 3))._order(trials)] for i in range(3)]
   assert len({order[0] for order in orders}) == 3
   for order in orders:
     assert sorted(order) == sorted(t.folder for t in trials)
@@ -351,6 +351,7 @@ def test_two_side_by_side_run_no_trial_twice(command, sweep, tmp_path, outcomes)
   assert starts == [1] * 4
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path, outcomes):
   line = ('--gin.Sweep.seeds=5',)

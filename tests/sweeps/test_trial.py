@@ -1,6 +1,5 @@
 """A trial in its run folder: what is trained, and what an earlier process left there."""
 
-from t2x.commands import load
 from t2x.sweeps.records import read_outcome, read_plan
 from t2x.sweeps.trial import run_trial
 
@@ -14,7 +13,7 @@ def test_a_config_that_is_not_the_trials_is_not_trained(sweep, tmp_path):
   planned = path.read_text()
   path.write_text(planned.replace('hidden_dim = 32', 'hidden_dim = 24'))
   (folder / 'trial.json').unlink()
-  outcome = run_trial(trial, folder.parent, load)
+  outcome = run_trial(trial, folder.parent)
   assert outcome.status == 'failed'
   assert f'{path} does not resolve to the config of trial {trial.folder}: ' in outcome.reason
   # The sweep writes the config of its plan.
@@ -30,7 +29,7 @@ def test_what_a_killed_process_was_writing_is_removed(sweep, tmp_path):
   half = [folder / 'trial.json.0a1b2c3d.tmp', folder / 'metrics.jsonl.0a1b2c3d.tmp']
   for path in half:
     path.write_text('{')
-  assert run_trial(trial, folder.parent, load).status == 'finished'
+  assert run_trial(trial, folder.parent).status == 'finished'
   assert not any(path.exists() for path in half)
 
 

@@ -160,15 +160,15 @@ def test_the_best_span_starts_before_it_ends_and_is_not_too_long():
 
   def answer(**settings):
     task = SpanPrediction(**TEXT, length=6, stride=2, eval_batch_size=2, **settings)
-    return task.answers(Told(logits), Rows([0, 0, 0, 1, 1, 1]), examples)
+    return task.answers(Told(logits), Rows([0, 0, 0, 1, 1, 1]), examples, [0])[0]
 
   # c is the likeliest start and its end is behind it or nowhere: a..a scores 6, c..c 9.
-  assert answer() == ['c']
+  assert answer() == 'c'
   logits[6, 0], logits[6, 1] = 2, 9
-  assert answer() == ['c']
+  assert answer() == 'c'
   logits[4, 0] = 4
-  assert answer() == ['a b c']
-  assert answer(answer_length=2) == ['c']
+  assert answer() == 'a b c'
+  assert answer(answer_length=2) == 'c'
 
 
 @pytest.mark.parametrize(
@@ -195,19 +195,19 @@ def test_prompts_that_cannot_be_answered_are_told(task, good, bad, told):
   with pytest.raises(UserError, match=told):
     task.check_prompt(bad)
   with pytest.raises(UserError, match=told):
-    task.generate(None, None, [good, bad], strategy=Greedy(), max_new_tokens=1)
+    task.generate(None, [good, bad], strategy=Greedy(), max_new_tokens=1)
 
 
 def test_a_tab_in_a_single_text_belongs_to_it(monkeypatch):
   read = []
 
-  def told(self, function, model, tokenizer, examples):
+  def told(self, function, model, examples):
     read.extend(examples)
     return [], np.zeros((1, 2))
 
   monkeypatch.setattr(SequenceClassification, 'told', told)
   task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=8)
-  task.generate(None, None, ['a\tb'], strategy=Greedy(), max_new_tokens=1)
+  task.generate(None, ['a\tb'], strategy=Greedy(), max_new_tokens=1)
   assert [example['text'] for example in read] == ['a\tb']
 
 

@@ -98,5 +98,5 @@ def test_only_training_mixes_and_augments():
   first, again = (task.sums(Straight(), batch(), key).metrics['loss'][0] for _ in range(2))
   assert first == again
   assert first != plain.sums(Straight(), batch(), key).metrics['loss'][0]
-  assert task.transform(None, train=False) == plain.transform(None, train=False)
-  assert task.transform(None, train=True) == Chain((RandAugment(), PrepareImage()))
+  assert task.transform(train=False) == plain.transform(train=False)
+  assert task.transform(train=True) == Chain((RandAugment(), PrepareImage()))

@@ -44,8 +44,8 @@ def task(source, **settings):
 
 
 def batch_of(made, tokenizer, train=True):
-  rows = made.rows('train', tokenizer)
-  transform = made.transform(tokenizer, train=train)
+  bound = made.bound(tokenizer)
+  rows, transform = bound.rows('train'), bound.transform(train=train)
   return Batches(rows, transform, batch_size=4, seed=0, shuffle=False)[0]
 
 

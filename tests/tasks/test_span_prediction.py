@@ -4,6 +4,7 @@ both written again here from their sources."""
 import collections
 import re
 import string
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from flax import nnx
 from t2x.data import Bytes, Source
 from t2x.decode import Greedy
 from t2x.models import Output
-from t2x.tasks import SpanPrediction
+from t2x.tasks import Answers, SpanPrediction
 
 BYTES = Bytes().train([])
 WORDS = ('the', 'a', 'Cat', 'sat,', 'on', 'mat.', 'red')
@@ -144,25 +145,30 @@ def test_answers_are_those_of_bert_and_their_metrics_those_of_squad(threshold, s
     answer_length=9,
     eval_batch_size=7,
     null_threshold=threshold,
-  )
-  rows, examples = list(task.rows('validation', BYTES)), source.examples
+  ).bound(BYTES)
+  rows, examples = list(task.rows('validation')), source.examples
   expected = bert(model, task, rows, examples)
-  answers = task.answers(model, rows, examples)
+  found = task.answers(model, rows, examples, range(len(examples)))
+  answers = [found[i] for i in range(len(examples))]
   assert answers == expected
   if threshold is not None:  # Both are chosen.
     assert 0 < answers.count('') < len(answers)
-  metrics, samples = task.generation_metrics(model, BYTES, 'validation', None)
-  count = {'generated_examples': len(examples)}
-  assert metrics == pytest.approx(official(expected, examples) | count)
-  assert [sample['output'] for sample in samples] == expected[:10]
-  few, _ = task.generation_metrics(model, BYTES, 'validation', 7)
-  assert few == pytest.approx(official(expected[:7], examples[:7]) | {'generated_examples': 7})
+  evaluated = types.SimpleNamespace(
+    task=task, watched=iter, model=lambda: model, rows=lambda split: rows
+  )
+  whole = Answers()(evaluated)
+  assert whole.metrics == pytest.approx(official(expected, examples) | {'examples': len(examples)})
+  assert [sample['output'] for sample in whole.samples] == expected[:10]
+  # Spread evenly over the split.
+  some = [i * len(examples) // 7 for i in range(7)]
+  few = official([expected[i] for i in some], [examples[i] for i in some]) | {'examples': 7}
+  assert Answers(num_examples=7)(evaluated).metrics == pytest.approx(few)
 
 
 def test_an_unanswerable_question_is_learnt_as_the_class_token():
   source = Questions(0)
   task = SpanPrediction(source=source, tokenizer=Bytes(), length=64, stride=5, question_length=4)
-  for row in task.rows('train', BYTES):
+  for row in task.bound(BYTES).rows('train'):
     found = (row['start'] > 0, row['end'] > 0)
     assert found == (bool(source.examples[row['example']]['answers']),) * 2
 
@@ -172,5 +178,5 @@ def test_a_prompt_may_have_an_empty_answer():
   kwargs = {'strategy': Greedy(), 'max_new_tokens': 1}
   for threshold, empty in ((-1e6, True), (1e6, False)):
     task = SpanPrediction(**settings, null_threshold=threshold, question_length=4)
-    (answer,) = task.generate(Random(0), BYTES, ['why?\tthe red cat'], **kwargs)
+    (answer,) = task.bound(BYTES).generate(Random(0), ['why?\tthe red cat'], **kwargs)
     assert (answer[0]['text'] == '') == empty

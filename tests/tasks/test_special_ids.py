@@ -61,13 +61,14 @@ def task_of(folders):
 
 def heard(task, tokenizer):
   """A batch, and what a model reads of it."""
-  transform = task.transform(tokenizer, train=True)
-  batch = Batches(task.rows('train', tokenizer), transform, batch_size=4, seed=0)[0]
+  task = task.bound(tokenizer)
+  transform = task.transform(train=True)
+  batch = Batches(task.rows('train'), transform, batch_size=4, seed=0)[0]
   assert {name: value.shape for name, value in batch.items()} == {
     name: spec.shape for name, spec in task.spec(4).items()
   }
   model = Listening()
-  task.bound(tokenizer).sums(model, {k: jnp.asarray(v) for k, v in batch.items()}, None)
+  task.sums(model, {k: jnp.asarray(v) for k, v in batch.items()}, None)
   return batch, model.heard
 
 
@@ -117,7 +118,7 @@ def test_a_translation_is_begun_as_the_model_wants_it(task_of, monkeypatch):
 
   monkeypatch.setattr(translation, 'generate', generate)
   prompts = ['3', 'number ' * 9]
-  answers = task.generate(None, tokenizer, prompts, strategy=Greedy(), max_new_tokens=4)
+  answers = task.bound(tokenizer).generate(None, prompts, strategy=Greedy(), max_new_tokens=4)
   assert given['prompts'].tolist() == [[2, 0]] * 2 and given['lengths'].tolist() == [2, 2]
   assert (given['eos_id'], given['pad_id']) == (2, 1)
   for row, prompt in enumerate(prompts):
@@ -130,8 +131,8 @@ def test_a_translation_is_begun_as_the_model_wants_it(task_of, monkeypatch):
 def test_masks_are_the_models_own(task_of):
   task = task_of(MaskedLM, 'bert', length=32, rate=0.5, random_rate=0.2)
   tokenizer = task.fit_tokenizer()
-  rows = task.rows('train', tokenizer)
-  change = task.transform(tokenizer, train=True)
+  task = task.bound(tokenizer)
+  rows, change = task.rows('train'), task.transform(train=True)
   drawn = [change(rows[i], np.random.default_rng(i)) for i in range(len(rows))]
   labels = np.concatenate([row['labels'][row['weights'] > 0] for row in drawn])
   assert not tokenizer.special[labels].any()
@@ -142,7 +143,7 @@ def test_masks_are_the_models_own(task_of):
   assert not tokenizer.special[seen[seen != tokenizer.mask_id]].any()
   causal = task_of(MaskedLM, 'gpt2', length=32)
   with pytest.raises(UserError, match='no mask token'):
-    causal.transform(causal.fit_tokenizer(), train=True)
+    causal.bound(causal.fit_tokenizer()).transform(train=True)
 
 
 @pytest.mark.parametrize(
@@ -156,16 +157,17 @@ def test_masks_are_the_models_own(task_of):
 def test_pieces_are_drawn_in_training_alone(kind, settings):
   pieces = SampledPieces(rate=0.5, room=1.5)
   known = {'source': Texts(), 'eval_split': 'train', 'tokenizer': BPE(300)}
-  task, plain = (kind(**known, **settings, pieces=given) for given in (pieces, None))
   tokenizer = BPE(300).train(hub_folders.lines())
+  task, plain = (
+    kind(**known, **settings, pieces=given).bound(tokenizer) for given in (pieces, None)
+  )
   batches = {}
   for train in (True, False):
-    rows = (task if train else plain).rows('train', tokenizer)
-    batches[train] = Batches(rows, task.transform(tokenizer, train=train), batch_size=4, seed=0)[0]
+    rows = (task if train else plain).rows('train')
+    batches[train] = Batches(rows, task.transform(train=train), batch_size=4, seed=0)[0]
     told = {name: value.shape for name, value in batches[train].items()}
     assert told == {name: spec.shape for name, spec in task.spec(4).items()}
   column = 'source' if kind is Translation else 'tokens'
-  rows = task.rows('train', tokenizer)
-  change = task.transform(tokenizer, train=True)
+  rows, change = task.rows('train'), task.transform(train=True)
   first, second = (change(rows[0], np.random.default_rng(i))[column].tolist() for i in (1, 2))
   assert first != second

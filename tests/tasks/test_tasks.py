@@ -215,4 +215,4 @@ def test_label_smoothing_is_for_training_alone():
 def test_unknown_split_names_those_there_are():
   task = ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10)
   with pytest.raises(UserError, match='train'):
-    task.rows('nowhere', None)
+    task.rows('nowhere')

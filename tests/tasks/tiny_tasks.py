@@ -89,10 +89,9 @@ def fingerprints(folder):
   """Class name -> the fingerprint of its train batches."""
   found = {}
   for name, task in make(folder).items():
-    tokenizer = task.fit_tokenizer()
-    rows = task.rows(task.train_split, tokenizer)
-    transform = task.transform(tokenizer, train=True)
-    found[name] = Batches(rows, transform, batch_size=4, seed=0).fingerprint
+    bound = task.bound(task.fit_tokenizer())
+    rows = bound.rows(task.train_split)
+    found[name] = Batches(rows, bound.transform(train=True), batch_size=4, seed=0).fingerprint
   return found
 
 

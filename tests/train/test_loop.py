@@ -248,7 +248,7 @@ def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
   fault = json.loads((tmp_path / 'fault-8.json').read_text())
   assert str(tmp_path / 'fault-8.json') in told
   assert fault['gradients'] == ['offset', 'slope']
-  rows = experiment.task.rows('train', None)
+  rows = experiment.task.rows('train')
   replayed = np.stack([rows[row]['x'] for row in fault['rows']])
   batches = Batches(rows, batch_size=BATCH, seed=0)
   np.testing.assert_array_equal(replayed, batches[fault['source_step']]['x'])

@@ -31,6 +31,7 @@ from t2x.train import (
   Trainer,
   train,
 )
+from t2x.train.inference import saved_params
 from t2x.train.params import Blueprint, Groups
 from t2x.train.saved import SavedParams
 
@@ -263,7 +264,7 @@ def test_frozen_parameters_are_saved_once_and_read_with_every_checkpoint(trained
   assert about['arrays'][f'params.{MLP_UP}'][0] == 2
   run = Run(made, folder)
   state, frozen, _ = run.restore()
-  params, step = run.restore_params()
+  params, step, _ = saved_params(run.program, run.checkpoints)
   assert step == 4
   wanted = run.program.evaluated(state, frozen)
   first, first_frozen = run.program.init(0)

@@ -72,16 +72,16 @@ def test_the_train_step_and_the_evaluation_step_are_each_traced_once(accumulate,
     body=functools.partial(Decoder, stack=stack),
   )
   trainer = Trainer(num_steps=3, batch_size=4, accumulate=accumulate)
+  task = task.bound(Bytes().train([]))
   program = Program(Experiment(model=model, task=task, trainer=trainer))
   rows = {name: jnp.ones(one.shape, one.dtype) for name, one in program.batch().items()}
   rows = jax.device_put(rows, batch_sharding(program.mesh))
-  tokenizer = Bytes().train([])
-  program.check_evaluations(tokenizer)
+  program.check_evaluations()
   state, frozen = program.init(0)
-  step = program.train_step(tokenizer)
+  step = program.train_step()
   for _ in range(3):
     state, _ = step(state, frozen, rows)
-  evaluate = program.eval_step(tokenizer)
+  evaluate = program.eval_step()
   for _ in range(2):
     evaluate(program.evaluated(state, frozen), rows)
   assert program.memory_bytes() > 0

@@ -71,7 +71,7 @@ def text(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_the_table_has_a_row_for_each_id_of_the_task(embedding, task, rows, text):
   made = task(source=TextFiles(train=str(text)))
-  experiment = Experiment(model=functools.partial(Model, embedding), task=made).sized()
+  experiment = Experiment(model=functools.partial(Model, embedding), task=made).bound()
   model = jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
   assert model.embedding.vocab_size == model.embedding.table.shape[0] == rows
   assert experiment.task.vocab_size == rows

@@ -8,7 +8,6 @@ from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.files import TSV, JsonLines, TextFiles
 from t2x.data.sources.libreoffice import LibreOfficeHelp
-from t2x.data.sources.no_data import NoData
 from t2x.data.sources.part import Part
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
@@ -26,7 +25,6 @@ __all__ = [
   'FashionMNIST',
   'JsonLines',
   'LibreOfficeHelp',
-  'NoData',
   'Part',
   'Resized',
   'SentimentSnippets',

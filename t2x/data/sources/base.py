@@ -78,6 +78,23 @@ def _default_of(field: dataclasses.Field) -> Any:
   return field.default if factory is dataclasses.MISSING else factory()
 
 
+@dataclasses.dataclass(frozen=True)
+class NoSource(Source):
+  """What a task has whose config sets no source: it generates, and is neither trained nor evaluated."""
+
+  def splits(self) -> tuple[str, ...]:
+    """None."""
+    return ()
+
+  def load(self, split: str) -> Sequence[Example]:
+    """Raises UserError: there is nothing to load."""
+    raise UserError("the task has no examples: set its 'source'")
+
+  def fingerprint(self) -> str:
+    """Of nothing."""
+    return 'no source'
+
+
 def require_split(source: Source, split: str) -> None:
   """Raises a UserError that tells the splits there are unless `split` is one of them."""
   if split not in source.splits():

@@ -309,6 +309,26 @@ class Fitted(TokenizerConfig):
     return self.tokenizer
 
 
+@dataclasses.dataclass(frozen=True)
+class NoTokenizer(TokenizerConfig):
+  """What a task has whose config sets no tokenizer: the one in its run folder."""
+
+  vocab_size: None = None
+
+  @property
+  def ids(self):
+    """Raises UserError, as `train`."""
+    return self.train(())
+
+  def train(self, texts):
+    """Raises UserError: there is no tokenizer to train."""
+    raise UserError("the task has no tokenizer, and its run folder keeps none: set its 'tokenizer'")
+
+  def is_fitted(self, source_fingerprint, cache=None):
+    """Never."""
+    return False
+
+
 def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
   """The tokenizer that was saved in `folder`, which is of one of these kinds.
 

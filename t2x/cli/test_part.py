@@ -8,7 +8,8 @@ from typing import Any
 
 from t2x.errors import UserError
 
-__all__ = ['arguments', 'run']
+HELP = 'run a part of a block through the contracts of the interfaces'
+TAKES_BINDINGS = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,18 +50,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _builder(name: str, overrides: list[str]) -> Any:
   """The part as a config binds it, with the `--gin.` values of the command line."""
-  from t2x import config
-  from t2x.commands import ACTIONS, ROOMS
+  from t2x.api import read_config
 
   module, _, part = name.rpartition('.')
-  rooms = [f't2x.{room}' for room in ROOMS]
   with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / 'part.gin'
     file.write_text(f'import {module}\n' if module else '')
     try:
-      found = config.load(
-        [file], overrides, rooms, root=f'@{part}', without=ACTIONS, folders=[os.getcwd()]
-      )
+      found = read_config([file], overrides, root=f'@{part}', folders=[os.getcwd()])
     except UserError as error:
       # The file is no file of the user's.
       raise UserError(str(error).replace(f'{file}:1', name), error.exit_code) from None

@@ -1,0 +1,105 @@
+"""Reading configs and runs from Python: what notebooks, the command line and sweeps start from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from t2x import config as config_lib
+from t2x.errors import UserError
+
+if TYPE_CHECKING:
+  from t2x.loaded import Loaded
+  from t2x.parallel import Processes
+  from t2x.train import Experiment
+
+# The packages whose public names config files may use.
+PACKAGES = tuple(
+  f't2x.{name}' for name in ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
+)
+# Functions among them with side effects (download, write files, connect): no config may call them.
+SIDE_EFFECTS = ('connect', 'draw_patterns', 'fetch', 'inspect_batches', 'train')
+
+
+def read_config(
+  files: Sequence[str | Path | config_lib.GinText],
+  overrides: Sequence[str] = (),
+  *,
+  base: config_lib.Config | None = None,
+  folders: Sequence[str] | None = None,
+  root: str = 'Experiment',
+) -> config_lib.Config:
+  """Reads gin files in order and checks every value; builds nothing.
+
+  Args:
+    files: paths of gin files, or generated gin text.
+    overrides: `NAME=VALUE` each; they win over the files.
+    base: a config whose parts the files may replace.
+    folders: where modules that the files import are looked for; None: beside the files.
+    root: the part that is built, such as `@MLP`.
+
+  Raises:
+    UserError: all mistakes at once, each with file and line.
+  """
+  try:
+    return config_lib.load(
+      files, overrides, PACKAGES, root, base, without=SIDE_EFFECTS, folders=folders
+    )
+  except UserError:
+    from t2x.sweeps.sweep import binds_sweep
+
+    for file in files:
+      if not isinstance(file, config_lib.GinText) and binds_sweep(file):
+        raise UserError(
+          f'{file} is a sweep file: `t2x sweep {file}` runs it, `t2x check {file}` checks it'
+        ) from None
+    raise
+
+
+def read_experiment(
+  files: Sequence[str | Path | config_lib.GinText], overrides: Sequence[str] = ()
+) -> 'Experiment':
+  """Builds the experiment that gin files describe.
+
+  Args:
+    files: paths of gin files, read in order.
+    overrides: `NAME=VALUE` each; they win over the files.
+
+  Raises:
+    UserError: all mistakes at once, each with file and line.
+  """
+  return read_config(files, overrides).build()
+
+
+def load(
+  path: str | Path,
+  *,
+  checkpoint: Literal['best', 'last'] | int = 'last',
+  overrides: Sequence[str] = (),
+  processes: 'Processes | None' = None,
+  batch_size: int | None = None,
+) -> 'Loaded':
+  """Loads a trained model.
+
+  Args:
+    path: a run folder, or a Hugging Face model folder (config.json, safetensors).
+    checkpoint: of a run: 'best', 'last' or a step.
+    overrides: of a run: `NAME=VALUE` each, over its config.
+    processes: those that work together; None: this one alone.
+    batch_size: rows in an evaluation batch; None: the trainer's, or 32 without one.
+
+  Raises:
+    UserError: the folder is neither, or damaged.
+  """
+  from t2x.loaded import load_model_folder, load_run
+
+  folder = Path(path)
+  if (folder / 'config.gin').exists():
+    experiment = read_experiment([folder / 'config.gin'], overrides)
+    return load_run(folder, experiment, checkpoint, processes, batch_size)
+  if not (folder / 'config.json').exists():
+    raise UserError(
+      f'{folder} is neither a run folder (it has no config.gin) nor a model folder (no config.json)'
+    )
+  if checkpoint != 'last' or overrides:
+    raise UserError(f'{folder} is a model folder: it has no checkpoints and no config.gin')
+  return load_model_folder(folder, processes)

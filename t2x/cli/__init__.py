@@ -1,0 +1,138 @@
+"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
+
+Each command is a module with `arguments(parser)` and `run(args)`. None imports jax before it runs, so that
+`t2x --help` is quick.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import traceback
+from typing import Any
+
+from t2x.allocator import set_allocator
+from t2x.cli import check, convert, data, diff, generate, report, show, sweep, test_part, train
+from t2x.cli import eval as evaluate
+from t2x.cli.options import GIN
+from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
+from t2x.signals import ended_at_once
+
+COMMANDS: dict[str, Any] = {
+  'train': train,
+  'eval': evaluate,
+  'generate': generate,
+  'check': check,
+  'show': show,
+  'diff': diff,
+  'sweep': sweep,
+  'report': report,
+  'convert': convert,
+  'data': data,
+  'test-part': test_part,
+}
+
+
+class _Command(argparse.ArgumentParser):
+  """The parser of one command, with the options of all commands."""
+
+  def __init__(self, **settings: Any):
+    super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+    self.add_argument('--traceback', action='store_true', help='show where an error came from')
+    # Without a default: that of a subcommand would undo what its command was given.
+    self.add_argument(
+      '--trust',
+      action='store_true',
+      default=argparse.SUPPRESS,
+      help='run the Python code that comes with a gin file or run folder, now and from now on: it can '
+      'do whatever you can, so read it first',
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+  """Returns the parser of the whole command line except the `--gin.` bindings."""
+  top = argparse.ArgumentParser(
+    prog='t2x', description='Train transformers from gin files and compare them.', epilog=GIN
+  )
+  top.formatter_class = argparse.RawDescriptionHelpFormatter
+  top.add_argument('--version', action='store_true', help='print the version')
+  commands = top.add_subparsers(dest='command', metavar='COMMAND', parser_class=_Command)
+  for name, command in COMMANDS.items():
+    epilog = GIN if command.TAKES_BINDINGS else None
+    command.arguments(commands.add_parser(name, help=command.HELP, epilog=epilog))
+  return top
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs one command. Returns its exit code."""
+  argv = sys.argv[1:] if argv is None else argv
+  overrides = [arg.removeprefix('--gin.') for arg in argv if arg.startswith('--gin.')]
+  top = parser()
+  top.set_defaults(trust=False)
+  args = top.parse_args([arg for arg in argv if not arg.startswith('--gin.')])
+  if args.version:
+    from t2x import __version__
+
+    print(__version__)
+    return 0
+  if args.command is None:
+    top.print_help()
+    return 2
+  if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
+    top.error(f't2x {args.command} takes no --gin. bindings')
+  args.overrides = overrides
+  from t2x.terminal import LogHandler, wrapped
+
+  logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
+  logging.getLogger('t2x').setLevel(logging.INFO)
+  args.notes = [set_allocator()]
+  if args.command not in ('train', 'sweep'):
+    return _run_command(args)
+  # Long commands continue when their terminal is closed.
+  with wrapped(), ended_at_once(lambda message: _end_others(args, message)):
+    return _run_command(args)
+
+
+def _end_others(args: argparse.Namespace, message: str) -> None:
+  """Ends the other processes of this run, if it has several."""
+  if (processes := getattr(args, 'processes', None)) is not None:
+    processes.fail(message, EXIT_INTERRUPTED)
+
+
+def _run_command(args: argparse.Namespace) -> int:
+  try:
+    from t2x.config import everything_trusted
+
+    with everything_trusted() if args.trust else contextlib.nullcontext():
+      code = COMMANDS[args.command].run(args)
+    # Several processes leave each other together.
+    if (processes := getattr(args, 'processes', None)) is not None:
+      processes.finish()
+    return code
+  except UserError as error:
+    return _fail(args, error, str(error), error.exit_code)
+  except BrokenPipeError:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+  except KeyboardInterrupt as error:
+    return _fail(args, error, 'interrupted', 130)
+  except Exception as error:
+    log = getattr(args, 'log', None)
+    where = '--traceback shows where' if log is None else f'{log} has the traceback'
+    return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
+
+
+def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:
+  if args.traceback:
+    traceback.print_exception(error)
+  processes = getattr(args, 'processes', None)
+  if processes is not None:
+    # All were interrupted together: they end together. Any other end of one is the end of all.
+    if code == EXIT_INTERRUPTED:
+      processes.finish()
+    else:
+      processes.fail(message, code)
+  if processes is None or processes.first:
+    print(f't2x: {printable(message, lines=True)}', file=sys.stderr)
+  return code

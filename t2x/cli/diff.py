@@ -1,0 +1,24 @@
+"""`t2x diff`."""
+
+import argparse
+from pathlib import Path
+
+HELP = 'print what differs between two configs'
+TAKES_BINDINGS = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  parser.add_argument('a', metavar='A', help='a gin file or a run folder')
+  parser.add_argument('b', metavar='B', help='a gin file or a run folder')
+
+
+def run(args: argparse.Namespace) -> int:
+  """Prints the differences; returns 1 if there are any."""
+  from t2x.api import read_config
+  from t2x.config import diff
+
+  sides = [Path(side) / 'config.gin' if Path(side).is_dir() else side for side in (args.a, args.b)]
+  lines = diff(*(read_config([side], args.overrides) for side in sides))
+  print('\n'.join(lines) if lines else 'no difference')
+  return 1 if lines else 0

@@ -1,0 +1,44 @@
+"""`t2x show`."""
+
+import argparse
+from pathlib import Path
+
+from t2x.cli.options import add_devices, add_files, count
+
+HELP = 'print the resolved config with origins'
+TAKES_BINDINGS = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  add_files(parser)
+  parser.add_argument(
+    '--sharding', action='store_true', help='print what every device holds of state and batch'
+  )
+  add_devices(parser)
+  parser.add_argument(
+    '--pattern', metavar='PNG', help="draw the model's attention patterns into this file"
+  )
+  parser.add_argument(
+    '--length', type=count, default=64, help='tokens in the picture (default: 64)'
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  """Prints the resolved config or the sharding, or draws the attention patterns."""
+  from t2x.api import read_config
+  from t2x.config import show
+
+  config = read_config(args.files, args.overrides)
+  if args.sharding:
+    from t2x.train import layout_report
+
+    print(layout_report(config.build(), args.devices))
+  elif args.pattern:
+    from t2x.train import draw_patterns
+
+    for path, pattern in draw_patterns(config.build(), Path(args.pattern), args.length):
+      print(f'{path}: {pattern}')
+  else:
+    print(show(config))
+  return 0

@@ -1,0 +1,54 @@
+"""`t2x train`."""
+
+import argparse
+import contextlib
+import logging
+from pathlib import Path
+
+from t2x.cli.options import add_files, add_processes, join
+
+HELP = 'train an experiment, or resume it'
+TAKES_BINDINGS = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  add_files(parser)
+  parser.add_argument('--out', metavar='DIR', help='run folder (default: runs/<name of FILE>)')
+  parser.add_argument(
+    '--fresh', action='store_true', help='start again; an old run folder is kept under a new name'
+  )
+  parser.add_argument(
+    '--verbose', action='store_true', help='print the table of parameters (always in summary.txt)'
+  )
+  add_processes(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Starts a run, or resumes the run of the folder."""
+  from t2x.api import read_config
+  from t2x.config import render
+  from t2x.run_folder import claimed
+  from t2x.terminal import logged, wrapped
+
+  log = logging.getLogger('t2x')
+  config = read_config(args.files, args.overrides)
+  processes = join(args)
+  folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
+  with contextlib.ExitStack() as held:
+    # Joining several processes may have replaced the streams.
+    held.enter_context(wrapped())
+    if processes.first:
+      held.enter_context(claimed(folder, config, args.fresh))
+      args.log = folder / 'log.txt'
+      held.enter_context(logged(args.log))
+      log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
+      for note in args.notes:
+        log.debug(note)
+      for note in config.notes():
+        log.info(note)
+    processes.barrier()
+    from t2x.train import train
+
+    train(config.build(), folder, render(config), args.verbose, processes=processes)
+  return 0

@@ -1,0 +1,199 @@
+"""A model with its data and devices, as evaluation and generation use it; `Run` adds training."""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import numpy as np
+
+from t2x.data import Tokenizer, evaluation_batches
+from t2x.data.sources.part import Spread
+from t2x.parallel import Processes, batch_sharding, process_part
+from t2x.tasks import Task
+from t2x.tasks.evaluators import Evaluation, Watched
+from t2x.train.checkpoints import Checkpoints
+from t2x.train.params import Params
+from t2x.train.program import ModelProgram
+from t2x.train.saved import SavedParams
+
+if TYPE_CHECKING:
+  from t2x.train.experiment import Experiment
+
+__all__ = ['Inference', 'saved_params']
+
+
+class Inference:
+  """Evaluates parameters of a model.
+
+  Args:
+    experiment: has a model; a task where one is evaluated. A trainer is not needed.
+    tokenizer: the fitted one; None for tasks without text.
+    processes: those that work together; None: this one alone.
+    program: what is compiled, if others share it; its experiment is bound to the same tokenizer.
+    batch_size: rows in an evaluation batch, for an experiment without a trainer.
+
+  Attributes:
+    experiment: the same, bound to the tokenizer.
+    mesh: the devices.
+    program: what is compiled, with the shapes of the model.
+    part: which of how many equal parts of a global batch this process reads.
+  """
+
+  def __init__(
+    self,
+    experiment: 'Experiment',
+    tokenizer: Tokenizer | None,
+    processes: Processes | None = None,
+    program: ModelProgram | None = None,
+    batch_size: int | None = None,
+  ):
+    self.processes, self.tokenizer = processes or Processes(), tokenizer
+    self.experiment = experiment.bound(tokenizer)
+    self.program: Any = program or self._program(batch_size)
+    self.mesh = self.program.mesh
+    self.batch_sharding = batch_sharding(self.mesh)
+    self.batch_size = self.program.batch_size
+    self.part = process_part(self.batch_sharding, self.batch_size)
+
+  def _program(self, batch_size: int | None) -> ModelProgram:
+    return ModelProgram(self.experiment, batch_size=batch_size)
+
+  @property
+  def task(self) -> Task:
+    """The experiment's own.
+
+    Raises:
+      UserError: it has none.
+    """
+    return self.experiment.evaluated_task()
+
+  def rows(self, split: str, task: Task | None = None) -> Any:
+    """The model-ready rows of a split (of another task where one is given), prepared by the first
+    process where the cache is shared."""
+    with self.processes.first_alone():
+      return (task or self.task).rows(split)
+
+  def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:
+    """This process's part of the batches in which a task reads every row once."""
+    return evaluation_batches(
+      rows,
+      task.transform(train=False),
+      self.batch_size,
+      process_index=self.part[0],
+      process_count=self.part[1],
+    )
+
+  def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    """This process's rows -> the global, sharded batch."""
+    if self.processes.count == 1:
+      # The same, in one call for all arrays: half the time.
+      return jax.device_put(dict(batch), self.batch_sharding)
+    return {
+      name: jax.make_array_from_process_local_data(
+        self.batch_sharding, value, (len(value) * self.part[1], *value.shape[1:])
+      )
+      for name, value in batch.items()
+    }
+
+  def model(self, params: Params) -> Any:
+    """The model with these parameters."""
+    return self.program.blueprint.model(params)
+
+  def means(
+    self,
+    params: Params,
+    split: str,
+    *,
+    evaluation: str | None = None,
+    num_rows: int | None = None,
+    watched: Watched = iter,
+  ) -> dict[str, float]:
+    """Metrics of a task over a split.
+
+    Args:
+      params: all parameters.
+      split: of the task's source.
+      evaluation: the name of one of `Experiment.evaluations`, for its task; None: the run's own task.
+      num_rows: evaluates so many, spread evenly over the split; None: all.
+      watched: each batch is one item of an iterable that goes through it.
+    """
+    task = self.experiment.evaluated_task(evaluation)
+    rows = self.rows(split, task)
+    task.check_rows(split, rows)
+    whole = num_rows is None or num_rows >= len(rows)
+    some = rows if num_rows is None or whole else Spread(rows, num_rows)
+    batches = self.evaluation_batches(some, task)
+    eval_step = self.program.eval_step(evaluation)
+    totals: dict[str, np.ndarray] = {}
+    pending: collections.deque[Any] = collections.deque()
+    for index in watched(range(len(batches) + 1)):
+      # The device works on one batch while the next is prepared.
+      if index < len(batches):
+        pending.append(eval_step(params, self.on_device(batches[index])))
+      if index:
+        for name, pair in jax.device_get(pending.popleft()).items():
+          totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
+    info = getattr(rows, 'info', None) if whole else None
+    means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
+    metrics = task.summarise(means, info)
+    # The number of predicted tokens, or examples, that the loss is a mean over.
+    return metrics | {f'eval_{task.unit}': means['loss'][1]}
+
+  def evaluators(
+    self,
+    params: Params,
+    names: Sequence[str],
+    watched: Watched = iter,
+    **settings: Any,
+  ) -> Evaluation:
+    """The results of some of `Experiment.evaluations`; metrics as NAME/METRIC.
+
+    Args:
+      params: all parameters.
+      names: of the evaluators.
+      watched: as of `means`.
+      **settings: fields of the evaluators to be replaced, such as `num_examples`.
+    """
+    metrics: dict[str, Any] = {}
+    samples: list[dict[str, str]] = []
+    for name in names:
+      evaluator = self.experiment.evaluations[name].replaced(**settings)
+      result = evaluator(_Evaluated(self, name, params, watched))
+      metrics |= {f'{name}/{metric}': value for metric, value in result.metrics.items()}
+      samples += [{'evaluation': name, **sample} for sample in result.samples]
+    return Evaluation(metrics, samples)
+
+
+class _Evaluated:
+  """What an evaluator is given; see `t2x.tasks.Evaluated`."""
+
+  def __init__(self, inference: Inference, name: str, params: Params, watched: Watched):
+    self.task, self.watched = inference.experiment.evaluated_task(name), watched
+    self._inference, self._name, self._params = inference, name, params
+
+  def model(self) -> Any:
+    return self._inference.model(self._params)
+
+  def rows(self, split: str) -> Any:
+    return self._inference.rows(split, self.task)
+
+  def means(self, split: str, num_rows: int | None) -> dict[str, float]:
+    return self._inference.means(
+      self._params, split, evaluation=self._name, num_rows=num_rows, watched=self.watched
+    )
+
+
+def saved_params(
+  program: ModelProgram, checkpoints: Checkpoints, which: Literal['best', 'last'] | int = 'last'
+) -> tuple[Params, int, dict[str, str]]:
+  """Reads all parameters as evaluation uses them, and nothing else of the state.
+
+  Returns:
+    The parameters, their step, and {'weights': 'ema'} if they are the moving average, else {}.
+  """
+  step = checkpoints.intact_step(which)
+  saved = SavedParams(checkpoints, step)
+  wanted = program.params_abstract()
+  checkpoints.check_fit(step, saved.shapes, {name: leaf.shape for name, leaf in wanted.items()})
+  return saved.read(wanted), step, {'weights': 'ema'} if saved.averaged else {}
