@@ -21,7 +21,6 @@ from t2x.data import (
   LabelledTexts,
   PackPairs,
   Rows,
-  labelled_rows,
   token_rows,
 )
 from t2x.data import cache as cache_module
@@ -200,7 +199,7 @@ def test_examples_are_read_in_order_and_few_are_in_memory(tmp_path, labelled):
     source = Streamed(count)
     if labelled:
       plan = LabelledTexts(length=16, labels=('a',))
-      rows = labelled_rows(source, 'train', BYTES, plan, tmp_path)
+      rows = token_rows(source, 'train', BYTES, plan, tmp_path)
     else:
       rows = token_rows(source, 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
     assert rows.info['examples'] == count
