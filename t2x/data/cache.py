@@ -1,7 +1,7 @@
 """The token cache: a split, tokenised and packed once, read at random ever after.
 
-An array_record file of rows of one size and a description beside it, in a folder named by the
-fingerprint of the source, the split, the tokenizer and the plan.
+A file of rows of one size (a NumPy structured type) and a description beside it, in a folder named by
+the fingerprint of the source, the split, the tokenizer and the plan.
 """
 
 import collections
@@ -32,9 +32,8 @@ log = logging.getLogger('t2x')
 # Raised when the same plan makes other rows. Runs are resumed only with the fingerprint they began with.
 CONTENT = 1
 # Raised when the layout of the files changes.
-LAYOUT = 1
-# Rows of up to this many bytes are held in memory: 1 microsecond a row, not 50.
-MEMORY_LIMIT = 1 << 30
+LAYOUT = 2
+FILE = 'rows.bin'
 
 
 class Rows(Sequence):
@@ -43,6 +42,8 @@ class Rows(Sequence):
   For each text column of a packing plan, ids, segments and positions: `tokens`, `segments`,
   `positions`, or `source`, `source_segments`, `source_positions`, `target`, ... Rows of labelled
   examples have the columns of their plan, a column of length 1 as a number.
+
+  The file is mapped into memory: processes share its pages, and the system drops them as it needs to.
 
   Attributes:
     folder: where they are kept.
@@ -57,7 +58,7 @@ class Rows(Sequence):
     try:
       self.info: dict[str, Any] = json.loads((self.folder / 'info.json').read_text())
       self.fingerprint: str = self.info['fingerprint']
-      self._dtype = np.dtype([(name, t, (length,)) for name, t, length in self.info['columns']])
+      self._dtype = np.dtype([(name, t, tuple(shape)) for name, t, shape in self.info['columns']])
       self._positions: list[str] = self.info['positions']
     except (OSError, ValueError, KeyError, TypeError) as error:
       raise UserError(f'{self.folder} holds no prepared rows ({error}): remove it') from error
@@ -75,41 +76,22 @@ class Rows(Sequence):
     i = int(index)
     if not -len(self) <= i < len(self):
       raise IndexError(f'row {i} of {len(self)}')
-    record = np.frombuffer(self._record(i % len(self)), self._dtype)[0]
+    record = self._records[i]
     row = {name: record[name].astype(np.int32) for name in self._dtype.fields}
     if self._positions:
       return add_positions(row, self._positions)
     return {name: array if len(array) > 1 else array[0] for name, array in row.items()}
 
-  def _record(self, index: int) -> Any:
-    if self._memory is not None:
-      return self._memory[index]
-    return self._reader.read([index])[0]
-
   @functools.cached_property
-  def _memory(self) -> np.ndarray | None:
-    """All records [rows, bytes], where they are small enough."""
-    if len(self) * self._dtype.itemsize > MEMORY_LIMIT:
-      return None
-    joined = b''.join(self._reader.read_all())
-    return np.frombuffer(joined, np.uint8).reshape(len(self), self._dtype.itemsize)
-
-  @functools.cached_property
-  def _reader(self) -> Any:
-    from array_record.python import array_record_module
-
-    path = self.folder / 'rows.array_record'
-    # Without read-ahead, which random access has no use for.
-    options = 'readahead_buffer_size:0'
+  def _records(self) -> np.ndarray:
+    """All rows, mapped into memory."""
+    path, size = self.folder / FILE, len(self) * self._dtype.itemsize
     try:
-      reader = array_record_module.ArrayRecordReader(str(path), options)
-    except (RuntimeError, OSError, ValueError) as error:
+      if path.stat().st_size != size:
+        raise UserError(f'{path} has {path.stat().st_size} bytes, not {size}: remove {self.folder}')
+      return np.asarray(np.memmap(path, self._dtype, 'r'))
+    except OSError as error:
       raise UserError(f'{path} cannot be read ({error}): remove {self.folder}') from error
-    if reader.num_records() != len(self):
-      raise UserError(
-        f'{path} has {reader.num_records()} rows, not {len(self)}: remove {self.folder}'
-      )
-    return reader
 
 
 def token_rows(
@@ -142,21 +124,15 @@ def token_rows(
 
 def _write(examples: Sequence[Any], tokenizer: Tokenizer, plan: Plan, folder: Path) -> dict:
   """Writes the file of rows. Returns what info.json says of them."""
-  from array_record.python import array_record_module
-
   counts, start = collections.Counter[str](rows=0, tokens=0), time.monotonic()
   record = np.zeros((), plan.dtype(tokenizer.vocab_size))
-  # Groups of one: a row is read without its neighbours.
-  writer = array_record_module.ArrayRecordWriter(str(folder / 'rows.array_record'), 'group_size:1')
-  try:
+  with (folder / FILE).open('wb') as file:
     for row in plan.rows(_told_of(examples), tokenizer, counts):
       for name in plan.columns:
         record[name] = row[name]
-      writer.write(record.tobytes())
+      file.write(record.tobytes())
       counts['rows'] += 1
       counts['tokens'] += sum(int(np.count_nonzero(row[segments_of(n)])) for n in plan.texts)
-  finally:
-    writer.close()
   places = counts['rows'] * sum(plan.columns[name].length for name in plan.texts)
   return {
     **counts,
@@ -164,9 +140,7 @@ def _write(examples: Sequence[Any], tokenizer: Tokenizer, plan: Plan, folder: Pa
     'efficiency': round(counts['tokens'] / max(places, 1), 6),
     'seconds': round(time.monotonic() - start, 3),
     'vocab_size': tokenizer.vocab_size,
-    'columns': [
-      (name, record.dtype[name].base.str, column.length) for name, column in plan.columns.items()
-    ],
+    'columns': record.dtype.descr,
     'positions': plan.texts if plan.positions else [],
   }
 
