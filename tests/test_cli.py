@@ -17,7 +17,7 @@ try:
   main(['--help'])
 except SystemExit:
   pass
-heavy = {'jax', 'flax', 'numpy', 'orbax', 'grain', 'tensorflow_datasets', 'rich', 'gin'}
+heavy = {'jax', 'flax', 'numpy', 'orbax', 'tensorflow_datasets', 'rich', 'gin'}
 print(sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)

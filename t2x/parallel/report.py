@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from t2x.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
+from t2x.text_table import text_table
 
 __all__ = ['sharding_table', 'told_bytes', 'told_spec']
 
@@ -58,12 +59,7 @@ def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
     whole, local = whole + part_whole, local + part_local
     rows += [(part, '', '', told_bytes(part_whole), told_bytes(part_local)), *inside]
   rows.append(('total', '', '', told_bytes(whole), told_bytes(local)))
-  widths = [max(len(row[column]) for row in rows) for column in range(5)]
-  lines = [
-    f'{a:{widths[0]}}  {b:{widths[1]}}  {c:{widths[2]}}  {d:>{widths[3]}}  {e:>{widths[4]}}'
-    for a, b, c, d, e in rows
-  ]
-  return '\n'.join([title, *lines])
+  return f'{title}\n{text_table(rows, "<<<>>")}'
 
 
 def _short(dtype: Any) -> str:

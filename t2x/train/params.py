@@ -18,6 +18,7 @@ from t2x.errors import UserError
 from t2x.layers.dtypes import Dtypes
 from t2x.models import Stack
 from t2x.ranges import Positive, Text
+from t2x.text_table import text_table
 from t2x.train.schedules import Schedule
 
 __all__ = [
@@ -354,10 +355,7 @@ class Groups:
         size, trained, rates = lines[part, layer]
         label = part if layer < 0 else f'{part}, layer {layer}'
         cells.append((label, f'{size:,}', f'{trained:,}', ', '.join(rates)))
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    return '\n'.join(
-      f'{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}'.rstrip() for a, b, c, d in cells
-    )
+    return text_table(cells, '<>><')
 
 
 def _told(rate: float | Schedule) -> str:

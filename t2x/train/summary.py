@@ -25,6 +25,7 @@ from t2x.layers.kernels import Auto
 from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
+from t2x.text_table import text_table
 from t2x.train.flops import Flops, flops_per_token, row_lengths
 from t2x.train.params import Blueprint, ParamInfo
 from t2x.train.writers import clock, in_short
@@ -65,12 +66,7 @@ def model_table(module: nnx.Module) -> str:
   total = sum(map(_count, parts.values()))
   rows = [('parameter', 'shape', 'axes', 'count', 'kept in'), *rows]
   rows.append(('total', '', '', f'{total:,}', ''))
-  widths = [max(len(row[column]) for row in rows) for column in range(4)]
-  return '\n'.join(
-    f'{name:{widths[0]}}  {shape:{widths[1]}}  {axes:{widths[2]}}  '
-    f'{count:>{widths[3]}}  {dtype}'.rstrip()
-    for name, shape, axes, count, dtype in rows
-  )
+  return text_table(rows, '<<<><')
 
 
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
