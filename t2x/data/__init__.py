@@ -2,7 +2,7 @@
 what is done to them. NumPy only."""
 
 from t2x.data.batches import Batches, Chain, evaluation_batches
-from t2x.data.cache import Rows, labelled_rows, token_rows
+from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans
 from t2x.data.fetch import fetch
 from t2x.data.images import Augmentation, PrepareImage, check_label
@@ -100,7 +100,6 @@ __all__ = [
   'fetch',
   'inspect_batches',
   'label_values',
-  'labelled_rows',
   'load_hub_tokenizer',
   'load_tokenizer',
   'name_spans',

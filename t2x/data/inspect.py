@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from t2x.data.batches import Batch, Batches
-from t2x.data.packing import segments_of
+from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 
 __all__ = ['inspect_batches']

@@ -4,33 +4,23 @@ Whole texts, or pairs of them, with a class each; sentences with a label for eac
 with the place of their answer in a context (https://arxiv.org/abs/1810.04805, section 4).
 """
 
-import abc
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 
+from t2x.data.plans import Column, Plan, Row, text_of
 from t2x.data.tokenizers import Encoding, Located, Tokenizer
 from t2x.errors import UserError
 
-__all__ = ['Column', 'LabelledPlan', 'LabelledTexts', 'LabelledWords']
-
-Row = dict[str, Any]
-Examples = Iterable[Mapping[str, Any]]
-
-
-class Column(NamedTuple):
-  """How many numbers of a row have a name, and how they are kept (None: as token ids)."""
-
-  length: int
-  dtype: type | None
+__all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelledPlan(abc.ABC):
+class LabelledPlan(Plan):
   """Turns examples into rows: `tokens` with the special ids that the tokenizer adds, `types`,
   `segments` (1, and 0 for padding), and what is to be predicted.
 
@@ -45,16 +35,10 @@ class LabelledPlan(abc.ABC):
       raise UserError(f'{type(self).__name__}.length = {self.length}: must be at least 1')
 
   @property
-  def columns(self) -> dict[str, Column]:
-    """Name -> length and type."""
+  def columns(self):
+    """`tokens`, `types` and `segments`."""
     tokens = {'tokens': Column(self.length, None)}
     return tokens | {name: Column(self.length, np.uint8) for name in ('types', 'segments')}
-
-  @abc.abstractmethod
-  def rows(
-    self, examples: Examples, tokenizer: Tokenizer, counts: collections.Counter[str]
-  ) -> Iterator[Row]:
-    """The rows, in the order of the examples. Adds to `counts` the examples that are `cut`."""
 
   def room(self, tokenizer: Tokenizer, pair: bool = False) -> int:
     """Tokens of text that a row has place for.
@@ -98,20 +82,6 @@ def _id_of(ids: Mapping[str, int], label: Any, number: int) -> int:
       'set the labels of the task to those of the data'
     )
   return ids[str(label)]
-
-
-def text_of(example: Mapping[str, Any], field: str, number: int) -> str:
-  """A text field of an example.
-
-  Raises:
-    UserError: it has none of that name.
-  """
-  text = example.get(field)
-  if isinstance(text, bytes):
-    text = text.decode(errors='replace')
-  if not isinstance(text, str):
-    raise UserError(f"example {number} has no text '{field}': its fields are {sorted(example)}")
-  return text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,28 +16,23 @@ from typing import ClassVar, Literal
 import numpy as np
 from jaxtyping import Int
 
-from t2x.data.tokenizers import SpecialIds
+from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
+from t2x.data.tokenizers import SpecialIds, Tokenizer
 from t2x.errors import UserError
 
 __all__ = [
   'ConcatenateAndSplit',
   'FullRows',
   'PackPairs',
+  'PackingPlan',
   'PadPairs',
-  'Plan',
   'add_positions',
-  'segments_of',
 ]
 
-# Ids and segments by column, as a plan gives them.
-Row = dict[str, np.ndarray]
+# Characters that are tokenised at once.
+BATCH = 1 << 20
 # The ids of one example by text field, without eos.
 Ids = dict[str, np.ndarray]
-
-
-def segments_of(column: str) -> str:
-  """The name of a column's segments: `segments` for `tokens`, else `source_segments` and so on."""
-  return 'segments' if column == 'tokens' else f'{column}_segments'
 
 
 def _positions_of(column: str) -> str:
@@ -62,18 +57,32 @@ def add_positions(row: Row, columns: Iterable[str]) -> Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(abc.ABC):
-  """Turns a stream of tokenised examples into rows."""
+class PackingPlan(Plan):
+  """Packs the token ids of texts."""
 
   # The text fields of an example that are tokenised.
   fields: ClassVar[tuple[str, ...]]
-  # Whether every row is one segment without padding, whatever the data, so that models need no segments.
-  one_segment: ClassVar[bool] = False
+
+  positions: ClassVar[bool] = True
 
   @property
   @abc.abstractmethod
-  def columns(self) -> dict[str, int]:
-    """Column -> length of a row."""
+  def lengths(self) -> dict[str, int]:
+    """Column -> tokens per row."""
+
+  @property
+  def columns(self):
+    """Ids and segments of each text column."""
+    columns = {}
+    for name, length in self.lengths.items():
+      columns[name] = Column(length, None)
+      columns[segments_of(name)] = Column(length, np.uint16 if length < 1 << 16 else np.int32)
+    return columns
+
+  def rows(self, examples, tokenizer, counts):
+    """Tokenises and packs. Also counts `bytes` (of UTF-8 text)."""
+    counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
+    return self.pack(self._tokenised(examples, tokenizer, counts), tokenizer, counts)
 
   @abc.abstractmethod
   def pack(
@@ -81,9 +90,35 @@ class Plan(abc.ABC):
   ) -> Iterator[Row]:
     """The rows. Adds to `counts`: `empty`, `dropped` and `cut` examples, `cut_tokens`."""
 
+  def _tokenised(
+    self, examples: Examples, tokenizer: Tokenizer, counts: collections.Counter[str]
+  ) -> Iterator[Ids]:
+    """The ids of each example's fields; many examples are encoded at once."""
+    waiting: dict[str, list[str]] = {field: [] for field in self.fields}
+    size = 0
+
+    def encoded() -> Iterator[Ids]:
+      sides = [tokenizer.target if field == 'target' else tokenizer for field in waiting]
+      columns = [
+        side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
+      ]
+      for ids in zip(*columns, strict=True):
+        yield {field: np.array(one, np.int32) for field, one in zip(waiting, ids, strict=True)}
+
+    for number, example in enumerate(examples):
+      for field in self.fields:
+        text = text_of(example, field, number)
+        counts['bytes'] += len(text.encode())
+        size += len(text)
+        waiting[field].append(text)
+      if size >= BATCH:
+        yield from encoded()
+        waiting, size = {field: [] for field in self.fields}, 0
+    yield from encoded()
+
 
 @dataclasses.dataclass(frozen=True)
-class ConcatenateAndSplit(Plan):
+class ConcatenateAndSplit(PackingPlan):
   """Documents joined in order and cut every `length` tokens; only the last row is padded.
 
   Each token, each document's eos included, stands in exactly one row. A causal model therefore reads
@@ -103,13 +138,13 @@ class ConcatenateAndSplit(Plan):
     _at_least_one(self, 'length')
 
   @property
-  def columns(self):
+  def lengths(self):
     """One column, `tokens`."""
     return {'tokens': self.length}
 
   def pack(self, examples, special, counts):
     """Rows in the order of the documents."""
-    row, used, segment = _empty(self.columns), 0, 0
+    row, used, segment = _empty(self.lengths), 0, 0
     for example in examples:
       if not len(example['text']):
         counts['empty'] += 1
@@ -123,7 +158,7 @@ class ConcatenateAndSplit(Plan):
         used, start = used + len(part), start + len(part)
         if used == self.length:
           yield row
-          row, used, segment = _empty(self.columns), 0, 0
+          row, used, segment = _empty(self.lengths), 0, 0
     if used:
       yield row
 
@@ -151,7 +186,7 @@ class FullRows(ConcatenateAndSplit):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pairs(Plan):
+class _Pairs(PackingPlan):
   source_length: int
   target_length: int
   too_long: Literal['drop', 'cut'] = 'drop'
@@ -162,7 +197,7 @@ class _Pairs(Plan):
     _at_least_one(self, 'source_length', 'target_length')
 
   @property
-  def columns(self):
+  def lengths(self):
     """`source` and `target`."""
     return {'source': self.source_length, 'target': self.target_length}
 
@@ -172,13 +207,13 @@ class _Pairs(Plan):
     """The pairs with eos and what the model wants before a text, none longer than a row."""
     before = np.array(special.before, np.int32)
     added = len(before) + 1
-    if min(self.columns.values()) < added:
+    if min(self.lengths.values()) < added:
       raise UserError(f'{self}: rows must have room for the {added} special tokens of a text')
     for example in examples:
       if not all(len(example[name]) for name in self.fields):
         counts['empty'] += 1
         continue
-      over = {name: len(example[name]) + added - length for name, length in self.columns.items()}
+      over = {name: len(example[name]) + added - length for name, length in self.lengths.items()}
       if max(over.values()) > 0:
         counts['dropped' if self.too_long == 'drop' else 'cut'] += 1
         if self.too_long == 'drop':
@@ -186,7 +221,7 @@ class _Pairs(Plan):
         counts['cut_tokens'] += sum(max(tokens, 0) for tokens in over.values())
       yield {
         name: np.concatenate([before, example[name][: length - added], [special.eos_id]])
-        for name, length in self.columns.items()
+        for name, length in self.lengths.items()
       }
 
 
@@ -203,7 +238,7 @@ class PadPairs(_Pairs):
   def pack(self, examples, special, counts):
     """Rows in the order of the pairs."""
     for pair in self._fitting(examples, special, counts):
-      yield _joined(self.columns, [pair])
+      yield _joined(self.lengths, [pair])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +265,7 @@ class PackPairs(_Pairs):
 
     def close(i: int) -> Row:
       rooms.pop(i)
-      return _joined(self.columns, waiting.pop(i))
+      return _joined(self.lengths, waiting.pop(i))
 
     for pair in self._fitting(examples, special, counts):
       source, target = len(pair['source']), len(pair['target'])
@@ -257,9 +292,9 @@ def _at_least_one(plan: Plan, *names: str) -> None:
       raise UserError(f'{type(plan).__name__}.{name} = {getattr(plan, name)}: must be at least 1')
 
 
-def _empty(columns: dict[str, int]) -> Row:
+def _empty(lengths: dict[str, int]) -> Row:
   row = {}
-  for column, length in columns.items():
+  for column, length in lengths.items():
     row[column] = np.zeros(length, np.int32)
     row[segments_of(column)] = np.zeros(length, np.int32)
   return row
@@ -270,9 +305,9 @@ def _put(row: Row, column: str, start: int, ids: np.ndarray, segment: int) -> No
   row[segments_of(column)][start : start + len(ids)] = segment
 
 
-def _joined(columns: dict[str, int], pairs: list[Ids]) -> Row:
-  row = _empty(columns)
-  for column in columns:
+def _joined(lengths: dict[str, int], pairs: list[Ids]) -> Row:
+  row = _empty(lengths)
+  for column in lengths:
     start = 0
     for segment, pair in enumerate(pairs, 1):
       _put(row, column, start, pair[column], segment)

@@ -2,14 +2,17 @@
 image, all of one magnitude."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from t2x.data import image_operations as operations
 from t2x.data.images import Augmentation
 from t2x.ranges import Natural, Range
+
+if TYPE_CHECKING:
+  from PIL.Image import Image
 
 __all__ = ['RandAugment']
 
@@ -18,30 +21,44 @@ __all__ = ['RandAugment']
 LARGEST = 10
 DEGREES, SHEAR, TRANSLATION, ENHANCEMENT = 30.0, 0.3, 150 / 331, 0.9
 
-# (image, part of the largest magnitude, -1 or 1, fill) -> image. The paper's fourteen.
-Operation = Callable[[np.ndarray, float, int, int], np.ndarray]
-OPERATIONS: tuple[Operation, ...] = (
-  lambda x, m, sign, fill: x,
-  lambda x, m, sign, fill: operations.autocontrast(x),
-  lambda x, m, sign, fill: operations.equalize(x),
-  lambda x, m, sign, fill: operations.rotate(x, sign * m * DEGREES, fill),
-  lambda x, m, sign, fill: operations.solarize(x, 256.0 * (1 - m)),
-  lambda x, m, sign, fill: operations.color(x, 1 + sign * m * ENHANCEMENT),
-  lambda x, m, sign, fill: operations.posterize(x, 8 - round(4 * m)),
-  lambda x, m, sign, fill: operations.contrast(x, 1 + sign * m * ENHANCEMENT),
-  lambda x, m, sign, fill: operations.brightness(x, 1 + sign * m * ENHANCEMENT),
-  lambda x, m, sign, fill: operations.sharpness(x, 1 + sign * m * ENHANCEMENT),
-  lambda x, m, sign, fill: _moved(x, sign * m * SHEAR, 0.0, 0.0, 0.0, fill),
-  lambda x, m, sign, fill: _moved(x, 0.0, 0.0, sign * m * SHEAR, 0.0, fill),
-  lambda x, m, sign, fill: _moved(x, 0.0, sign * m * TRANSLATION * x.shape[1], 0.0, 0.0, fill),
-  lambda x, m, sign, fill: _moved(x, 0.0, 0.0, 0.0, sign * m * TRANSLATION * x.shape[0], fill),
-)
+# (image, part of the largest magnitude, -1 or 1, fill) -> image.
+Operation = Callable[['Image', float, int, int], 'Image']
 
 
-def _moved(
-  image: np.ndarray, shear_x: float, x: float, shear_y: float, y: float, fill: int
-) -> np.ndarray:
-  return operations.affine(image, (1.0, shear_x, x, shear_y, 1.0, y), fill)
+@functools.cache
+def operations() -> tuple[Operation, ...]:
+  """Returns the paper's fourteen operations, on images of Pillow."""
+  from PIL import Image, ImageEnhance, ImageOps
+
+  def enhance(kind: Callable) -> Operation:
+    return lambda x, m, sign, fill: kind(x).enhance(1 + sign * m * ENHANCEMENT)
+
+  def affine(image, shear_x, x, shear_y, y, fill):
+    matrix = (1.0, shear_x, x, shear_y, 1.0, y)
+    return image.transform(
+      image.size, Image.Transform.AFFINE, matrix, fillcolor=_filled(image, fill)
+    )
+
+  return (
+    lambda x, m, sign, fill: x,
+    lambda x, m, sign, fill: ImageOps.autocontrast(x),
+    lambda x, m, sign, fill: ImageOps.equalize(x),
+    lambda x, m, sign, fill: x.rotate(sign * m * DEGREES, fillcolor=_filled(x, fill)),
+    lambda x, m, sign, fill: ImageOps.solarize(x, 256 * (1 - m)),
+    enhance(ImageEnhance.Color),
+    lambda x, m, sign, fill: ImageOps.posterize(x, 8 - round(4 * m)),
+    enhance(ImageEnhance.Contrast),
+    enhance(ImageEnhance.Brightness),
+    enhance(ImageEnhance.Sharpness),
+    lambda x, m, sign, fill: affine(x, sign * m * SHEAR, 0.0, 0.0, 0.0, fill),
+    lambda x, m, sign, fill: affine(x, 0.0, 0.0, sign * m * SHEAR, 0.0, fill),
+    lambda x, m, sign, fill: affine(x, 0.0, sign * m * TRANSLATION * x.width, 0.0, 0.0, fill),
+    lambda x, m, sign, fill: affine(x, 0.0, 0.0, 0.0, sign * m * TRANSLATION * x.height, fill),
+  )
+
+
+def _filled(image: 'Image', fill: int) -> tuple[int, ...]:
+  return (fill,) * len(image.getbands())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +66,8 @@ class RandAugment(Augmentation):
   """`num_ops` of the paper's fourteen operations, one after the other, drawn anew for each image.
 
   They are: none, autocontrast, equalize, rotate, solarize, color, posterize, contrast, brightness,
-  sharpness, and shear and translate along x and y. Where one goes two ways, the way is drawn too.
+  sharpness, and shear and translate along x and y, each as Pillow defines it. Where one goes two
+  ways, the way is drawn too. With three channels an image is RGB; else each channel is a grey image.
 
   Attributes:
     num_ops: operations an image (the paper's N).
@@ -63,13 +81,17 @@ class RandAugment(Augmentation):
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     """The row with another `image`: uint8 (from float too) [height, width, channels]."""
+    from PIL import Image
+
     image = np.asarray(row['image'])
     if image.dtype != np.uint8:
       image = np.rint(255 * image).astype(np.uint8)
     if image.ndim == 2:
       image = image[..., None]
-    strength = self.magnitude / LARGEST
+    split = [image] if image.shape[-1] == 3 else np.moveaxis(image, -1, 0)
+    parts = [Image.fromarray(part) for part in split]
     for _ in range(self.num_ops):
-      index, sign = rng.integers(len(OPERATIONS)), 2 * int(rng.integers(2)) - 1
-      image = OPERATIONS[index](image, strength, sign, self.fill)
-    return {**row, 'image': image}
+      index, sign = rng.integers(len(operations())), 2 * int(rng.integers(2)) - 1
+      operation = operations()[index]
+      parts = [operation(part, self.magnitude / LARGEST, sign, self.fill) for part in parts]
+    return {**row, 'image': np.dstack([np.asarray(part) for part in parts])}

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from t2x.data.labelled import Column, LabelledPlan, text_of
+from t2x.data.labelled import LabelledPlan
+from t2x.data.plans import Column, text_of
 from t2x.data.tokenizers import Located, Tokenizer
 from t2x.errors import UserError
 

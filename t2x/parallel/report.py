@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
-from t2x.arrays import name_of
+from t2x.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
+from t2x.text_table import text_table
 
 __all__ = ['sharding_table', 'told_bytes', 'told_spec']
 
@@ -48,24 +48,18 @@ def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
   for part, tree in parts.items():
     inside: list[Row] = []
     part_whole, part_local = 0, 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for name, leaf in named_leaves(tree):
       size = leaf.dtype.itemsize
       here = math.prod(leaf.sharding.shard_shape(leaf.shape)) * size
       there = math.prod(leaf.shape) * size
       part_whole, part_local = part_whole + there, part_local + here
-      name = name_of(path)
       shape = ' x '.join(map(str, leaf.shape)) + f' {_short(leaf.dtype)}'
       spec = told_spec(leaf.sharding, leaf.ndim)
       inside.append((f'  {name or part}', shape, spec, told_bytes(there), told_bytes(here)))
     whole, local = whole + part_whole, local + part_local
     rows += [(part, '', '', told_bytes(part_whole), told_bytes(part_local)), *inside]
   rows.append(('total', '', '', told_bytes(whole), told_bytes(local)))
-  widths = [max(len(row[column]) for row in rows) for column in range(5)]
-  lines = [
-    f'{a:{widths[0]}}  {b:{widths[1]}}  {c:{widths[2]}}  {d:>{widths[3]}}  {e:>{widths[4]}}'
-    for a, b, c, d, e in rows
-  ]
-  return '\n'.join([title, *lines])
+  return f'{title}\n{text_table(rows, "<<<>>")}'
 
 
 def _short(dtype: Any) -> str:

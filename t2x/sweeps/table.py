@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct
+from t2x.text_table import text_table
 
 __all__ = ['equal_variants', 'plan_table']
 
@@ -54,17 +55,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
         '; '.join(one.differences) or '(the base)',
       )
     )
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-  lines = [
-    '  '.join(
-      [
-        row[0].ljust(widths[0]),
-        *(c.rjust(w) for c, w in zip(row[1:-1], widths[1:], strict=True)),
-        row[-1],
-      ]
-    )
-    for row in rows
-  ]
+  lines = [text_table(rows, '<>>>>><')]
   problems = {t.problem: t for t in plan.trials if t.problem}
   lines += [f'{t.variant} is not run: {problem}' for problem, t in problems.items()]
   lines += equal_variants(plan)

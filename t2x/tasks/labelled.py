@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from t2x.data import LabelledPlan, labelled_rows
+from t2x.data import LabelledPlan, token_rows
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.ranges import Size
@@ -44,7 +44,7 @@ class LabelledTask(TextTask):
   def rows(self, split):
     """Rows from the cache."""
     self.check_split(split)
-    return labelled_rows(self.source, split, self.fitted, self.plan)
+    return token_rows(self.source, split, self.fitted, self.plan)
 
   def check_model(self, model):
     """The head needs a logit for each class, beside what every text task wants."""

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.arrays import name_of
+from t2x.arrays import name_of, named_variables
 from t2x.errors import UserError
 from t2x.layers.dtypes import Dtypes
 from t2x.models import Stack
 from t2x.ranges import Positive, Text
+from t2x.text_table import text_table
 from t2x.train.schedules import Schedule
 
 __all__ = [
@@ -63,6 +64,11 @@ class ParamInfo:
     """Number of elements."""
     return math.prod(self.shape)
 
+  @property
+  def all_axes(self) -> tuple[str | None, ...]:
+    """Logical axis of each dimension; that of stacked layers is 'layers'."""
+    return ('layers',) * (len(self.shape) - len(self.axes)) + self.axes
+
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
     """Returns the metadata of the slice with these indices of the stacked dimension."""
     layers = self.layers and tuple(self.layers[i] for i in indices)
@@ -73,11 +79,8 @@ def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
   stacks = {
     name_of(path): part for path, part in nnx.iter_modules(model) if isinstance(part, Stack)
   }
-  flat, _ = jax.tree_util.tree_flatten_with_path(
-    model, is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )
-  for path, variable in flat:
-    name, shape = name_of(path), tuple(variable.get_raw_value().shape)
+  for name, variable in named_variables(model):
+    shape = tuple(variable.get_raw_value().shape)
     metadata = variable.get_metadata()
     axes = tuple(metadata.get('axes') or (None,) * len(shape))
     layers: tuple[tuple[int, ...], ...] | None = None
@@ -352,10 +355,7 @@ class Groups:
         size, trained, rates = lines[part, layer]
         label = part if layer < 0 else f'{part}, layer {layer}'
         cells.append((label, f'{size:,}', f'{trained:,}', ', '.join(rates)))
-    widths = [max(len(row[column]) for row in cells) for column in range(3)]
-    return '\n'.join(
-      f'{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}'.rstrip() for a, b, c, d in cells
-    )
+    return text_table(cells, '<>><')
 
 
 def _told(rate: float | Schedule) -> str:

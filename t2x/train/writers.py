@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,6 +27,8 @@ __all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'Wa
 
 log = logging.getLogger('t2x')
 
+# Seconds between two flushes of TensorBoard's event file.
+FLUSH_SECONDS = 10.0
 # Returns the name of the current wait and its seconds so far, or None.
 Waiting = Callable[[], tuple[str, float] | None]
 
@@ -132,11 +133,11 @@ def json_value(value: Any) -> Any:
 
 
 class TensorBoard:
-  """TensorBoard events under `folder`/tensorboard, one chart a metric and split.
+  """TensorBoard events under `folder`/tensorboard, one chart per metric and split.
 
-  Written at once, without the thread and queue of TensorBoard's own writers: on a disk that is full
-  the thread dies, and the queue then blocks whoever fills it. Here that is told, once, and the
-  charts end there.
+  Uses tensorboardX's record writer, but not the thread and queue of its `SummaryWriter`: on a full
+  disk that thread dies, and the queue then blocks its caller. Here the error is logged once, and no
+  more points are written.
 
   Args:
     folder: the run folder.
@@ -145,12 +146,15 @@ class TensorBoard:
 
   def __init__(self, folder: Path | str, after: int | None = None):
     from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.record_writer import RecordWriter
 
     self._event = Event
-    name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}'
+    # With nanoseconds: a process may write two files in one second.
+    name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}'
     path = Path(folder) / 'tensorboard' / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    self._file: IO[bytes] | None = path.open('ab', buffering=0)
+    self._records: RecordWriter | None = RecordWriter(str(path))
+    self._flushed = -math.inf
     events = [Event(wall_time=time.time(), file_version='brain.Event:2')]
     if after:
       log_of_start = SessionLog(status=SessionLog.START)
@@ -168,31 +172,28 @@ class TensorBoard:
     )
 
   def _write(self, events: Iterable[Any]) -> None:
-    if self._file is None:
+    if self._records is None:
       return
-    records = b''.join(_record(event.SerializeToString()) for event in events)
     try:
-      written = self._file.write(records)
-      if written < len(records):  # The rest says why.
-        self._file.write(records[written:])
+      for event in events:
+        self._records.write(event.SerializeToString())
+      # Flushing includes an fsync, which may wait for a checkpoint that is being written.
+      if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+        self._records.flush()
+        self._flushed = time.monotonic()
     except OSError as error:
-      log.warning('%s: %s; no more points for TensorBoard', self._file.name, error.strerror)
-      self.close()
+      log.warning('%s: %s; no more points for TensorBoard', self._records.path, error.strerror)
+      with contextlib.suppress(OSError):
+        self._records.close()
+      self._records = None
 
   def close(self) -> None:
-    """Closes the event file."""
-    if self._file is not None:
-      self._file.close()
-      self._file = None
-
-
-def _record(data: bytes) -> bytes:
-  """A TFRecord: length, its checksum, data, its checksum."""
-  from tensorboardX.record_writer import masked_crc32c
-
-  size = struct.pack('<Q', len(data))
-  sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
-  return size + sums[0] + data + sums[1]
+    """Flushes and closes the event file."""
+    self._flushed = -math.inf
+    self._write(())
+    if self._records is not None:
+      self._records.close()
+      self._records = None
 
 
 class WandB:

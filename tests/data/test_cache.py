@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +22,6 @@ from t2x.data import (
   LabelledTexts,
   PackPairs,
   Rows,
-  labelled_rows,
   token_rows,
 )
 from t2x.data import cache as cache_module
@@ -74,16 +74,30 @@ def test_pairs_have_their_columns_and_counts(tmp_path):
   assert rows.info['examples'] == 60
 
 
-def test_rows_are_read_alike_from_memory_and_from_disk(tmp_path, monkeypatch):
+def test_rows_are_read_alike_in_order_and_at_random_in_another_process(tmp_path):
   rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
-  in_memory = [rows[i] for i in range(len(rows))]
-  monkeypatch.setattr(cache_module, 'MEMORY_LIMIT', 0)
-  on_disk = pickle.loads(pickle.dumps(rows))
+  in_order = list(rows)
+  assert len(pickle.dumps(rows)) < 1000
+  copy = pickle.loads(pickle.dumps(rows))
   for i in np.random.default_rng(0).permutation(len(rows)):
-    for name, value in on_disk[i].items():
-      np.testing.assert_array_equal(value, in_memory[i][name])
+    for name, value in copy[i].items():
+      np.testing.assert_array_equal(value, in_order[i][name])
   with pytest.raises(IndexError):
     rows[len(rows)]
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path):
+  rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+  info = json.loads((rows.folder / 'info.json').read_text())
+  many = 1 << 20
+  with (rows.folder / cache_module.FILE).open('ab') as file:
+    file.truncate(file.tell() // len(rows) * many)
+  (rows.folder / 'info.json').write_text(json.dumps(info | {'rows': many}))
+  tracemalloc.start()
+  assert not Rows(rows.folder)[many - 1]['tokens'].any()
+  most = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert most < 1 << 20
 
 
 def test_the_cache_is_used_again_and_rebuilt_when_anything_changes(tmp_path):
@@ -200,7 +214,7 @@ def test_examples_are_read_in_order_and_few_are_in_memory(tmp_path, labelled):
     source = Streamed(count)
     if labelled:
       plan = LabelledTexts(length=16, labels=('a',))
-      rows = labelled_rows(source, 'train', BYTES, plan, tmp_path)
+      rows = token_rows(source, 'train', BYTES, plan, tmp_path)
     else:
       rows = token_rows(source, 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
     assert rows.info['examples'] == count
@@ -216,9 +230,40 @@ def test_a_damaged_cache_is_told(tmp_path):
   (rows.folder / 'info.json').write_text(json.dumps(info | {'rows': info['rows'] + 1}))
   with pytest.raises(UserError, match='remove'):
     Rows(rows.folder)[0]
+  (rows.folder / 'info.json').write_text(json.dumps(info))
+  content = (rows.folder / cache_module.FILE).read_bytes()
+  (rows.folder / cache_module.FILE).write_bytes(content[:-1])
+  with pytest.raises(UserError, match=rf'has {len(content) - 1} bytes, not {len(content)}: remove'):
+    Rows(rows.folder)[0]
+  (rows.folder / cache_module.FILE).unlink()
+  with pytest.raises(UserError, match=r'cannot be read .*: remove'):
+    Rows(rows.folder)[0]
   (rows.folder / 'info.json').write_text('{')
   with pytest.raises(UserError, match='remove'):
     Rows(rows.folder)
+
+
+def test_caches_of_another_layout_are_left_alone_and_runs_are_resumed(tmp_path, monkeypatch):
+  def rows():
+    return token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
+
+  monkeypatch.setattr(cache_module, 'LAYOUT', 1)
+  old = rows()
+  (old.folder / cache_module.FILE).unlink()
+  monkeypatch.undo()
+  new = rows()
+  assert new.folder != old.folder
+  # A checkpoint holds the fingerprint of its data.
+  assert new.fingerprint == old.fingerprint
+  assert len(list(new)) == new.info['rows']
+
+
+def test_rows_written_before_the_files_were_mapped_are_no_rows(tmp_path):
+  info = {'fingerprint': 'f', 'rows': 1, 'columns': [['tokens', 2, '<u2'], ['segments', 2, '<u2']]}
+  (tmp_path / 'info.json').write_text(json.dumps(info))
+  (tmp_path / 'rows.array_record').write_bytes(b'records')
+  with pytest.raises(UserError, match=r'holds no prepared rows .*: remove it'):
+    Rows(tmp_path)
 
 
 def test_an_example_without_the_text_is_told(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from t2x.data import Bytes, LabelledTexts, LabelledWords, labelled_rows
+from t2x.data import Bytes, LabelledTexts, LabelledWords, token_rows
 from t2x.data.labelled import first_pieces
 from t2x.data.tokenizers import Located
 from t2x.errors import UserError
@@ -111,7 +111,7 @@ class Source:
 def test_rows_come_back_from_the_cache_as_they_were(tmp_path):
   plan = LabelledTexts(length=8, labels=('no', 'yes'))
   source = Source({'text': 'ab', 'label': 'yes'}, {'text': 'c' * 20, 'label': 'no'})
-  rows = labelled_rows(source, 'train', BYTES, plan, tmp_path)
+  rows = token_rows(source, 'train', BYTES, plan, tmp_path)
   expected, _ = rows_of(plan, source.examples, BYTES)
   assert len(rows) == 2
   for row, wanted in zip(rows, expected, strict=True):
@@ -119,9 +119,9 @@ def test_rows_come_back_from_the_cache_as_they_were(tmp_path):
     assert all(np.array_equal(row[name], wanted[name]) for name in wanted)
     assert np.shape(row['label']) == ()
   assert (rows.info['examples'], rows.info['cut'], rows.info['tokens']) == (2, 1, 12)
-  again = labelled_rows(source, 'train', BYTES, plan, tmp_path)
+  again = token_rows(source, 'train', BYTES, plan, tmp_path)
   assert again.fingerprint == rows.fingerprint
-  other = labelled_rows(
+  other = token_rows(
     source, 'train', BYTES, LabelledTexts(length=9, labels=('no', 'yes')), tmp_path
   )
   assert other.fingerprint != rows.fingerprint

@@ -20,7 +20,7 @@ pair = st.fixed_dictionaries({'source': ids, 'target': ids})
 def pack(plan, examples, special=SpecialIds()):
   arrays = [{k: np.array(v, np.int32) for k, v in example.items()} for example in examples]
   counts = collections.Counter()
-  rows = [add_positions(row, plan.columns) for row in plan.pack(arrays, special, counts)]
+  rows = [add_positions(row, plan.lengths) for row in plan.pack(arrays, special, counts)]
   return rows, counts
 
 

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / 'experiments' / 'speed' / 'throughput.py'
 WITHOUT = """
 import runpy, sys
 for name in ('grain', 'tensorflow_datasets', 'array_record', 'tensorboardX', 'sacrebleu', 'sklearn',
-             'babel', 'matplotlib'):
+             'babel', 'matplotlib', 'PIL'):
   sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.exit(runpy.run_path(sys.argv[0], run_name='__main__') and 0)

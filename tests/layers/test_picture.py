@@ -1,12 +1,24 @@
-"""The picture of a pattern: a PNG that others can read, whose cells are the mask."""
+"""The picture of a pattern: a PNG with labelled axes, whose cells are the mask and the schedule."""
+
+import sys
 
 import numpy as np
 import pytest
+from matplotlib import image
+from matplotlib.colors import to_rgb
 
 from t2x.errors import UserError
 from t2x.layers.patterns import Blocks, Causal, Global, Marked, Prefix, Window
-from t2x.layers.picture import _SEEN, _UNSEEN, draw, paint
+from t2x.layers.picture import EDGE, KINDS, cells, draw
 from t2x.layers.tiles import PARTIAL, SKIP
+
+
+def is_seen(kinds):
+  return np.array([seen for seen, *_ in KINDS])[kinds]
+
+
+def verdict_of(kind):
+  return KINDS[kind][1]
 
 
 @pytest.mark.parametrize(
@@ -14,55 +26,82 @@ from t2x.layers.tiles import PARTIAL, SKIP
   [Causal() & Window(9), Window(4, dilation=2) | Global(3), ~Blocks(8) & Causal()],
   ids=str,
 )
-def test_every_cell_has_the_colour_of_the_mask(pattern):
-  image = paint(pattern, 32, 24, 8)
-  centres = image[64 + 8 : 64 + 32 * 16 : 16, 48 + 8 : 48 + 24 * 16 : 16]
-  assert centres.shape == (32, 24, 3)
-  seen = (centres[:, :, None] == np.array(list(_SEEN.values()))).all(-1).any(-1)
-  np.testing.assert_array_equal(seen, pattern.mask(32, 24))
+def test_every_cell_is_that_of_the_mask(pattern):
+  kinds = cells(pattern, 32, 24, 8)
+  assert kinds.shape == (32, 24) and (kinds >= 0).all()
+  np.testing.assert_array_equal(is_seen(kinds), pattern.mask(32, 24))
 
 
-def test_the_file_is_a_png_of_the_painted_image(tmp_path):
-  image = pytest.importorskip('matplotlib.image')
-  draw(
-    Causal() | Prefix(),
-    tmp_path / 'p.png',
-    length=20,
-    k_length=30,
-    block=7,
-    marks={'prefix': range(5)},
-  )
-  read = image.imread(tmp_path / 'p.png')
-  painted = paint(Causal() | Prefix(), 20, 30, 7, {'prefix': range(5)})
-  np.testing.assert_array_equal(np.rint(read[..., :3] * 255), painted)
+def test_a_schedule_that_skips_what_is_seen_shows():
+  class Wrong(Causal):
+    def tiles(self, q, k):
+      return super().tiles(q, k)._replace(empty=np.array(True))
+
+  kinds = cells(Wrong(), 8, 8, 4)
+  np.testing.assert_array_equal(kinds == -1, Causal().mask(8, 8))
+
+
+def shares(path):
+  """Part of the picture's pixels that have each colour."""
+  pixels = image.imread(path)[..., :3]
+  colours = [to_rgb(colour) for *_, colour in KINDS] + [to_rgb(EDGE)]
+  return [(abs(pixels - colour).max(axis=-1) < 0.01).mean() for colour in colours]
+
+
+def test_the_file_is_a_png_with_the_cells_in_their_colours(tmp_path):
+  pattern, marks = Causal() | Prefix(), {'prefix': range(5)}
+  draw(pattern, tmp_path / 'p', length=20, k_length=30, block=7, marks=marks)
+  assert (tmp_path / 'p').read_bytes().startswith(b'\x89PNG')
+  kinds = cells(pattern, 20, 30, 7, marks)
+  drawn = np.array(shares(tmp_path / 'p'))
+  assert (drawn > 0).all()
+  parts = np.bincount(kinds.ravel(), minlength=len(KINDS)) / kinds.size
+  np.testing.assert_allclose(drawn[:-1] / drawn[:-1].sum(), parts, atol=0.05)
+
+
+def test_the_picture_has_a_title_and_names_its_axes(tmp_path, monkeypatch):
+  from matplotlib.figure import Figure
+
+  figures = []
+  monkeypatch.setattr(Figure, 'savefig', lambda figure, *_, **__: figures.append(figure))
+  draw(Causal() & Window(9), tmp_path / 'p.png', length=20, k_length=30, block=8)
+  (axes,) = figures[0].axes
+  assert (axes.get_xlabel(), axes.get_ylabel()) == ('key position', 'query position')
+  assert axes.get_title() == repr(Causal() & Window(9))
+  for axis, edges in ((axes.xaxis, [0, 8, 16, 24]), (axes.yaxis, [0, 8, 16])):
+    assert all(place == round(place) for place in axis.get_majorticklocs())
+    assert axis.get_minorticklocs().tolist() == [edge - 0.5 for edge in edges]
+  labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
+  assert labels == [*(label for *_, label, _ in KINDS), 'edge of a tile']
 
 
 def test_marks_are_drawn_and_their_tiles_are_not_skipped():
-  pattern = Window(2) | Marked('global')
-  image = paint(pattern, 32, 32, 8, {'global': [20]})
-  centres = image[64 + 8 : 64 + 32 * 16 : 16, 48 + 8 : 48 + 32 * 16 : 16]
-  seen = (centres[:, :, None] == np.array(list(_SEEN.values()))).all(-1).any(-1)
+  kinds = cells(Window(2) | Marked('global'), 32, 32, 8, {'global': [20]})
   window = Window(2).mask(32, 32)
   window[20] = window[:, 20] = True
-  np.testing.assert_array_equal(seen, window)
-  np.testing.assert_array_equal(centres[0, 31], _UNSEEN[SKIP])
-  np.testing.assert_array_equal(centres[0, 17], _UNSEEN[PARTIAL])
+  np.testing.assert_array_equal(is_seen(kinds), window)
+  assert verdict_of(kinds[0, 31]) == SKIP
+  assert verdict_of(kinds[0, 17]) == PARTIAL
 
 
 def test_a_mark_that_is_not_given_has_an_example():
   example = {'global': (0, 10, 11)}
   np.testing.assert_array_equal(
-    paint(Marked('global'), 32, 32, 8), paint(Marked('global'), 32, 32, 8, example)
+    cells(Marked('global'), 32, 32, 8), cells(Marked('global'), 32, 32, 8, example)
   )
 
 
-def test_a_long_row_is_drawn(tmp_path):
+def test_a_long_row_is_drawn_with_a_pixel_for_each_cell(tmp_path):
   draw(Causal() & Window(256), tmp_path / 'p.png', length=1024, block=128)
   assert (tmp_path / 'p.png').stat().st_size < 100_000
+  assert min(image.imread(tmp_path / 'p.png').shape[:2]) > 1024
 
 
-def test_what_cannot_be_drawn_is_told_in_a_line(tmp_path):
+def test_what_cannot_be_drawn_is_told_in_a_line(tmp_path, monkeypatch):
   with pytest.raises(UserError, match='cannot be written: No such file'):
     draw(Causal(), tmp_path / 'no' / 'p.png')
   with pytest.raises(UserError, match='1 to 2048'):
     draw(Causal(), tmp_path / 'p.png', length=10_000)
+  monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+  with pytest.raises(UserError, match=r"need matplotlib: pip install 't2x\[report\]'"):
+    draw(Causal(), tmp_path / 'p.png')

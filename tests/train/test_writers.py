@@ -9,10 +9,11 @@ import sys
 
 import numpy as np
 import pytest
-from tensorboardX.record_writer import RecordWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from t2x.errors import UserError
 from t2x.signals import answered_by
+from t2x.train import writers
 from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal, WandB
 
 
@@ -70,14 +71,46 @@ def test_tensorboard_has_a_chart_a_split_and_metric(tmp_path):
   assert b'left out' not in content
 
 
-def test_tensorboard_files_are_as_its_own_writer_makes_them(tmp_path):
-  TensorBoard(tmp_path).close()
+def records_of(path):
+  """The events of a file: each record is its length, a checksum, the data and a checksum."""
+  content, events = path.read_bytes(), []
+  while content:
+    (size,) = struct.unpack('<Q', content[:8])
+    events.append(Event.FromString(content[12 : 12 + size]))
+    content = content[16 + size :]
+  return events
+
+
+def test_tensorboard_points_have_their_step_and_a_resumed_run_hides_later_ones(tmp_path):
+  writer = TensorBoard(tmp_path, after=3)
+  writer.write(4, 'train', {'loss': np.float32(0.5), 'tokens': 7})
+  writer.close()
   (path,) = (tmp_path / 'tensorboard').iterdir()
-  (size,) = struct.unpack('<Q', path.read_bytes()[:8])
-  theirs = RecordWriter(str(tmp_path / 'theirs'))
-  theirs.write(path.read_bytes()[12 : 12 + size])
-  theirs.close()
-  assert (tmp_path / 'theirs').read_bytes() == path.read_bytes()
+  version, start, loss, tokens = records_of(path)
+  assert version.file_version == 'brain.Event:2'
+  assert (start.step, start.session_log.status) == (4, SessionLog.START)
+  points = [
+    (e.step, e.summary.value[0].tag, e.summary.value[0].simple_value) for e in (loss, tokens)
+  ]
+  assert points == [(4, 'train/loss', 0.5), (4, 'train/tokens', 7.0)]
+
+
+def test_tensorboard_files_of_one_second_are_apart(tmp_path):
+  for step in (1, 2):
+    writer = TensorBoard(tmp_path)
+    writer.write(step, 'train', {'loss': 1.0})
+    writer.close()
+  files = sorted((tmp_path / 'tensorboard').iterdir())
+  assert [records_of(path)[1].step for path in files] == [1, 2]
+
+
+def test_tensorboard_points_are_on_disk_before_the_end(tmp_path, monkeypatch):
+  monkeypatch.setattr(writers, 'FLUSH_SECONDS', 0.0)
+  writer = TensorBoard(tmp_path)
+  writer.write(1, 'train', {'loss': 1.0})
+  (path,) = (tmp_path / 'tensorboard').iterdir()
+  assert len(records_of(path)) == 2
+  writer.close()
 
 
 def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(tmp_path, full_disk):
@@ -95,13 +128,16 @@ def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(t
   assert len(lines(tmp_path / 'metrics.jsonl')) > 10
 
 
-def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(tmp_path, caplog, full_disk):
+@pytest.mark.parametrize('points', [3, 200])
+def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(
+  tmp_path, caplog, full_disk, points
+):
   writer = TensorBoard(tmp_path)
-  with full_disk(1 << 10):
-    for step in range(200):
+  with full_disk(100):
+    for step in range(points):
       writer.write(step, 'train', {'loss': 1.0})
-  writer.close()
-  assert caplog.text.count('no more points for TensorBoard') == 1
+    writer.close()
+  assert caplog.text.count('File too large; no more points for TensorBoard') == 1
 
 
 def test_plain_terminal_says_a_line_now_and_then(monkeypatch):

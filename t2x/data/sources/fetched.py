@@ -1,7 +1,7 @@
-"""What sources of fetched packages share: where they look, and a split by the name of a text."""
+"""What sources share: where those of fetched packages look, and a split by the name of a text."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from t2x.data.folders import cache_folder
@@ -33,10 +33,15 @@ def find_data(setting: str, given: str | None, name: str, holds: str) -> Path:
   return found[0]
 
 
-def split_of(name: str) -> str:
-  """train (80 %), validation (10 %) or test (10 %): always the same for a name."""
+def split_of(name: str, splits: Mapping[str, range] = SPLITS) -> str:
+  """The split that a name belongs to, by a hash of it.
+
+  Args:
+    name: of what the examples are taken from.
+    splits: split -> its parts of 100.
+  """
   part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
-  return next(split for split, parts in SPLITS.items() if part in parts)
+  return next(split for split, parts in splits.items() if part in parts)
 
 
 def digest_of(paths: Iterable[Path]) -> str:

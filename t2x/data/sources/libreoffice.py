@@ -11,6 +11,7 @@ from typing import Any
 from t2x.data.folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
+from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
@@ -61,7 +62,7 @@ class LibreOfficeHelp(BuiltSource):
     for path in with_progress(sorted(sources.rglob('*.html')), 'reading the help'):
       name = path.relative_to(sources)
       if (targets / name).exists():
-        pairs[_split(name.as_posix())] += _aligned(path, targets / name, name.as_posix())
+        pairs[split_of(name.as_posix(), SPLITS)] += _aligned(path, targets / name, name.as_posix())
     if not pairs['train']:
       raise UserError(f'no pairs of paragraphs in {sources} and {targets}: fetch them again')
     trained = {pair['source'] for pair in pairs['train']}
@@ -97,11 +98,6 @@ class LibreOfficeHelp(BuiltSource):
         'or set LibreOfficeHelp.folder'
       )
     return folder
-
-
-def _split(name: str) -> str:
-  part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
-  return next(split for split, parts in SPLITS.items() if part in parts)
 
 
 def _aligned(source: Path, target: Path, name: str) -> Iterator[Example]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
+from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 
 __all__ = ['StandardLibrary']
@@ -50,7 +51,7 @@ class StandardLibrary(Source):
     """The files of a split, sorted by name."""
     require_split(self, split)
     examples = [
-      {'text': text, 'name': name} for name, text in _files() if _part(name) in SPLITS[split]
+      {'text': text, 'name': name} for name, text in _files() if split_of(name, SPLITS) == split
     ]
     if self.topics and split == 'train':
       from pydoc_data.topics import topics
@@ -67,10 +68,6 @@ class StandardLibrary(Source):
       for example in self.load(split):
         digest.update(example['name'].encode() + b'\0' + example['text'].encode() + b'\0')
     return fingerprint(self, digest.hexdigest())
-
-
-def _part(name: str) -> int:
-  return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
 
 
 @functools.lru_cache(maxsize=1)

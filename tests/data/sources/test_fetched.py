@@ -51,6 +51,15 @@ def test_the_sign_of_the_mean_rating_is_the_label(snippets):
   assert [e['text'] for e in wider] == ['I love it']
 
 
+def test_a_name_belongs_to_one_split_whose_share_is_its_parts_of_a_hundred():
+  splits = {'train': range(60), 'test': range(60, 100)}
+  found = [split_of(f'name {i}', splits) for i in range(2000)]
+  assert found == [split_of(f'name {i}', splits) for i in range(2000)]
+  assert found.count('train') / 2000 == pytest.approx(0.6, abs=0.04)
+  # Runs and cached rows depend on it.
+  assert [split_of(f'name {i}') for i in (0, 1, 6)] == ['train', 'validation', 'test']
+
+
 def test_the_sentences_of_a_review_are_in_one_split(snippets):
   lines = [f'{review}_{i}\t1.0\tsentence {i} of {review}' for review in range(60) for i in range(3)]
   snippets(amazon=lines, news=['1_1\t-1.0\tall is bad'])

@@ -18,6 +18,14 @@ def test_resized_as_jax_does(size):
   np.testing.assert_allclose(resize(image, *size), expected, atol=0.51)
 
 
+def test_halves_are_rounded_to_even():
+  image = np.array([[[0], [1], [2]]], np.uint8)
+  assert resize(image, 1, 6).ravel().tolist() == [0, 0, 1, 1, 2, 2]
+  image = np.array([[[0], [2], [6]]], np.uint8)
+  # 0, 0.5, 1.5, 3, 5, 6.
+  assert resize(image, 1, 6).ravel().tolist() == [0, 0, 2, 3, 5, 6]
+
+
 def test_the_rest_of_an_example_stays(message):
   source = Resized(source=Digits(), height=16, width=12)
   assert isinstance(source, Source)

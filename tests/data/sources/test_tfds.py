@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_builders
 
-from t2x.data import Bytes, LabelledWords, SpanWindows, labelled_rows
+from t2x.data import Bytes, LabelledWords, SpanWindows, token_rows
 from t2x.data.sources import TFDS
 from t2x.errors import UserError
 
@@ -143,7 +143,7 @@ def test_class_labels_in_sequences_are_their_names(folder):
 def test_squad_and_conll2003_become_rows(folder):
   squad = TFDS(name='tiny_squad', data_dir=folder, fields=SQUAD)
   plan = SpanWindows(length=64, stride=16, question_length=16)
-  rows = labelled_rows(squad, 'train', BYTES, plan)
+  rows = token_rows(squad, 'train', BYTES, plan)
   examples = squad.load('train')
   for row in rows:
     example = examples[int(row['example'])]
@@ -153,7 +153,7 @@ def test_squad_and_conll2003_become_rows(folder):
   fields = {'words': 'tokens', 'labels': 'ner'}
   conll = TFDS(name='tiny_conll2003', data_dir=folder, fields=fields)
   labels = ('O', 'B-PER', 'I-PER', 'B-LOC')
-  rows = labelled_rows(conll, 'train', BYTES, LabelledWords(length=64, labels=labels))
+  rows = token_rows(conll, 'train', BYTES, LabelledWords(length=64, labels=labels))
   for row in rows:
     assert row['word_labels'][row['word_weights'] != 0].tolist() == [1, 2, 0, 3, 0]
 

@@ -1,0 +1,44 @@
+"""pyproject.toml declares the packages that t2x imports, and no others."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']
+# tensorflow-datasets imports it and does not ask for it.
+FOR_OTHERS = {'importlib-resources'}
+
+
+def package(name):
+  return re.match(r'[\w.-]+', name).group().replace('_', '-').lower()
+
+
+def imported():
+  """The packages that the files of t2x/ import, wherever in a file, each with one of its files."""
+  packages = importlib.metadata.packages_distributions()
+  found = {}
+  for path in (ROOT / 't2x').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text())):
+      names = []
+      if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+      elif isinstance(node, ast.ImportFrom):
+        names = [node.module]
+      for name in {name.split('.')[0] for name in names} - {'t2x', *sys.stdlib_module_names}:
+        for one in packages.get(name, [name]):
+          found[package(one)] = path
+  return found
+
+
+def test_every_package_that_is_imported_is_declared():
+  groups = [PROJECT['dependencies'], *PROJECT['optional-dependencies'].values()]
+  missing = imported().keys() - {package(one) for group in groups for one in group}
+  assert not missing, {name: str(imported()[name]) for name in missing}
+
+
+def test_every_package_of_the_core_install_is_imported():
+  assert set(map(package, PROJECT['dependencies'])) - FOR_OTHERS <= imported().keys()
