@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Sharding
 
-__all__ = ['Lazy', 'name_of', 'named_leaves']
+__all__ = ['Lazy', 'name_of', 'named_leaves', 'named_variables']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +45,17 @@ def name_of(path: tuple) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='.')
 
 
+def named_variables(tree: Any) -> Iterator[tuple[str, Any]]:
+  """(name, variable) in the order of `jax.tree.leaves`; a leaf outside of variables stands for itself."""
+  for path, variable in jax.tree_util.tree_leaves_with_path(
+    tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
+  ):
+    yield name_of(path), variable
+
+
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
   """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
-  flat, _ = jax.tree_util.tree_flatten_with_path(
-    tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )
-  for path, variable in flat:
+  for name, variable in named_variables(tree):
     leaves = jax.tree.leaves(variable)
     for number, leaf in enumerate(leaves):
-      yield name_of(path) if len(leaves) == 1 else f'{name_of(path)}.{number}', leaf
+      yield name if len(leaves) == 1 else f'{name}.{number}', leaf

@@ -125,6 +125,10 @@ class Field(abc.ABC):
     """An accepted value in the form in which it is used."""
     return value
 
+  def restore(self, value: Any) -> Any:
+    """The value that `convert` converts to `value`."""
+    return value
+
 
 class Bool(Field):
   """True or false."""

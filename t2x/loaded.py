@@ -23,14 +23,16 @@ from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference, saved_params
 
 Texts = str | Sequence[str]
+# Texts, or ids [batch, length].
+Rows = Texts | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
   """A model with its parameters, its tokenizer and its task.
 
-  Texts are given as strings, one row each, padded on the right to the longest; images as float32 [batch,
-  height, width, channels], normalised as in training.
+  Texts are given as strings, one row each, padded on the right to the longest, or as token ids int32
+  [batch, length]; images as float32 [batch, height, width, channels], normalised as in training.
 
   Attributes:
     model: the module; call it as its class says.
@@ -97,10 +99,15 @@ class Loaded:
       for text, (best, *others) in zip(texts, answers, strict=True)
     ]
 
-  def encode(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and segments (1, or 0 for padding) of what the model reads, int32 [batch, length]."""
-    assert self.tokenizer is not None, 'the model has no tokenizer'
-    spec, tokenizer = self.model.spec, self.tokenizer
+  def encode(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and segments (1, or 0 for padding) of what the model reads, int32 [batch, length].
+
+    Raises:
+      UserError: there is no tokenizer.
+    """
+    if isinstance(texts, np.ndarray):
+      return texts, np.ones_like(texts)
+    spec, tokenizer = self.model.spec, self._text_tokenizer()
     if spec.inputs == 'a source and a target':
       rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in _listed(texts)]
     elif spec.is_causal(2):
@@ -109,17 +116,23 @@ class Loaded:
       rows = [tokenizer.encode_pair(text).ids.tolist() for text in _listed(texts)]
     return self._padded(rows)
 
-  def logits(self, inputs: Any, targets: Texts | None = None) -> np.ndarray:
+  def _text_tokenizer(self) -> Tokenizer:
+    if self.tokenizer is None:
+      raise UserError('the model has no tokenizer: give token ids, int32 [batch, length]')
+    return self.tokenizer
+
+  def logits(self, inputs: Any, targets: Rows | None = None) -> np.ndarray:
     """Logits in float32: [batch, length, vocab] for each token that the model reads, or [batch, classes].
 
     Args:
-      inputs: texts or images.
-      targets: for an encoder-decoder, the beginnings of the target texts; None: empty.
+      inputs: texts, token ids or images.
+      targets: for an encoder-decoder, the beginnings of the target texts, or ids that the decoder reads; None:
+        empty texts.
     """
     return self._outputs(inputs, targets)[0]
 
   def hidden(
-    self, inputs: Any, targets: Texts | None = None, *, side: str = 'decoder'
+    self, inputs: Any, targets: Rows | None = None, *, side: str = 'decoder'
   ) -> list[np.ndarray]:
     """The residual stream after each layer, float32 [batch, length, width], from the first layer on.
 
@@ -133,7 +146,7 @@ class Loaded:
   def attention(
     self,
     inputs: Any,
-    targets: Texts | None = None,
+    targets: Rows | None = None,
     *,
     side: str = 'decoder',
     sublayer: str = 'mixer',
@@ -168,15 +181,15 @@ class Loaded:
     return {**metrics, **found.metrics, **self.weights}, [dict(one) for one in found.samples]
 
   def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    assert self.tokenizer is not None
-    ids = np.full((len(rows), max(map(len, rows))), self.tokenizer.pad_id, np.int32)
+    pad_id = self._text_tokenizer().pad_id
+    ids = np.full((len(rows), max(map(len, rows))), pad_id, np.int32)
     segments = np.zeros_like(ids)
     for i, row in enumerate(rows):
       ids[i, : len(row)], segments[i, : len(row)] = row, 1
     return ids, segments
 
   def _outputs(
-    self, inputs: Any, targets: Texts | None = None, record: frozenset[str] = frozenset()
+    self, inputs: Any, targets: Rows | None = None, record: frozenset[str] = frozenset()
   ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Logits, and recorded arrays by name."""
     spec = self.model.spec
@@ -214,19 +227,22 @@ class Loaded:
         )
         return model.logits(out.x), out.recorded
 
-      run, sources = of_pairs, _listed(inputs)
-      arguments = (*self.encode(sources), *self._targets(targets or [''] * len(sources)))
+      run = of_pairs
+      sources = inputs if isinstance(inputs, np.ndarray) else _listed(inputs)
+      beginnings = [''] * len(sources) if targets is None else targets
+      arguments = (*self.encode(sources), *self._targets(beginnings))
     logits, recorded = jax.device_get(jax.jit(run)(self.model, *arguments))
     return np.asarray(logits, np.float32), recorded
 
-  def _targets(self, texts: Texts) -> tuple[np.ndarray, np.ndarray]:
-    """What the decoder reads."""
-    assert self.tokenizer is not None
-    target = self.tokenizer.target
-    begin = [self.tokenizer.start_id, *self.tokenizer.before]
+  def _targets(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and segments of what the decoder reads."""
+    if isinstance(texts, np.ndarray):
+      return texts, np.ones_like(texts)
+    tokenizer = self._text_tokenizer()
+    target, begin = tokenizer.target, [tokenizer.start_id, *tokenizer.before]
     return self._padded([[*begin, *target.encode(text)] for text in _listed(texts)])
 
-  def _by_layer(self, name: str, inputs: Any, targets: Texts | None, side: str) -> list[np.ndarray]:
+  def _by_layer(self, name: str, inputs: Any, targets: Rows | None, side: str) -> list[np.ndarray]:
     _, recorded = self._outputs(inputs, targets, frozenset({name.rpartition('.')[2]}))
     if self.model.spec.inputs == 'a source and a target':
       start = f'{side}.'

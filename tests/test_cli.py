@@ -73,7 +73,7 @@ print(json.dumps('tensorflow' in sys.modules))
   [
     ('check FILE --devices 0', '--devices: must be at least 1'),
     ('check FILE --devices -1', '--devices: must be at least 1'),
-    ('eval RUN --limit -1', '--limit: must be at least 0'),
+    ('eval RUN --limit 0', '--limit: must be at least 1'),
     ('generate RUN --prompt a --seed -1', '--seed: must be at least 0'),
     ('generate RUN --prompt a --beam 0', '--beam: must be at least 1'),
     ('generate RUN --prompt a --temperature nan', '--temperature: must be above 0, got nan'),
@@ -94,3 +94,16 @@ def test_numbers_outside_their_range_are_refused_before_anything_is_read(argumen
     main(arguments.split())
   assert stop.value.code == 2
   assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('command', ['report DIR', 'data fetch brown', 'convert export RUN --to F'])
+def test_bindings_that_would_have_no_effect_are_refused(command, capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'RUN').mkdir()
+  (tmp_path / 'RUN' / 'config.gin').write_text('')
+  try:
+    code = main([*command.split(), '--gin.Trainer.num_steps=3'])
+  except SystemExit as stop:
+    code = stop.code
+  assert code == 2
+  assert '--gin' in capsys.readouterr().err

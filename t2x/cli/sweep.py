@@ -32,6 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument(
     '--processes',
+    # The name `processes` is that of the processes of one run.
+    dest='workers',
     type=count,
     metavar='N',
     help='of the local runner, each with its cores or GPU (default: by the device)',
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
   """Plans and runs the sweep, or works on the part of it that a worker has."""
   from t2x.sweeps.run import Local, run_sweep, run_worker
 
-  local = Local(args.processes, args.together)
+  local = Local(args.workers, args.together)
   out = Path(args.out)
   if args.worker:
     index, total = map(int, args.worker.split('/'))

@@ -2,54 +2,32 @@
 gin-config's parser; names, types and use are checked before anything is built."""
 
 from t2x.config.bindings import did_you_mean, split_scope
-from t2x.config.diff import diff
 from t2x.config.hints import problem
-from t2x.config.identity import canonical, hyperparameters, identity
 from t2x.config.load import Config, load
-from t2x.config.objects import gin_of
-from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files
-from t2x.config.registry import Registry
-from t2x.config.render import render, show
-from t2x.config.resolve import Argument, Call, Shared, calls
+from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_files
+from t2x.config.render import canonical, diff, hyperparameters, identity, render, show
+from t2x.config.resolve import calls
 from t2x.config.trusted import everything_trusted, trust
-from t2x.config.values import (
-  COMMAND_LINE,
-  Finding,
-  Macro,
-  Place,
-  Reference,
-  leaves,
-  map_leaves,
-  raise_findings,
-  to_gin,
-)
+from t2x.config.values import COMMAND_LINE, Finding, Macro, gin_of, raise_findings, to_gin
 
 __all__ = [
   'COMMAND_LINE',
-  'Argument',
-  'Call',
   'Config',
   'Finding',
   'GinText',
-  'Import',
   'Macro',
-  'Place',
-  'Reference',
-  'Registry',
-  'Shared',
   'Statement',
   'calls',
   'canonical',
   'did_you_mean',
   'diff',
   'everything_trusted',
+  'expanded',
   'gin_of',
   'hyperparameters',
   'identity',
-  'leaves',
   'load',
   'macros_in',
-  'map_leaves',
   'parse_files',
   'problem',
   'raise_findings',

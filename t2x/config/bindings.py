@@ -4,12 +4,11 @@ within a part the longest scope that is a prefix of the place beats shorter ones
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from t2x.config.parse import Statement
 from t2x.config.registry import Registry
 from t2x.config.signature import Part
-from t2x.config.values import COMMAND_LINE, Finding, Macro, map_leaves
+from t2x.config.values import COMMAND_LINE, Finding
 
 __all__ = ['Bindings', 'Scope', 'closest', 'did_you_mean', 'split_scope']
 
@@ -166,18 +165,6 @@ class Bindings:
     if name not in self.macros:
       name = closest(name, self.macros) or name
     return self.macros.get(name)
-
-  def expand(self, value: Any, stack: tuple[str, ...] = ()) -> Any:
-    """The value with macros replaced. Raises KeyError for undefined and circular ones."""
-
-    def one(leaf):
-      if not isinstance(leaf, Macro):
-        return leaf
-      if leaf.name in stack:
-        raise KeyError(leaf.name)
-      return self.expand(self.macros[leaf.name].value, (*stack, leaf.name))
-
-    return map_leaves(one, value)
 
 
 def _parameter_problem(statement: Statement, part: Part) -> str:

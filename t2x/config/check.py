@@ -5,7 +5,7 @@ from typing import Any
 
 from t2x.config.bindings import Bindings, Bound, closest, did_you_mean, split_scope
 from t2x.config.hints import problem
-from t2x.config.parse import Statement
+from t2x.config.parse import Statement, expanded
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver
 from t2x.config.signature import GIVEN
@@ -92,11 +92,9 @@ def _type_problem(bindings: Bindings, bound: Bound) -> str | None:
   statement = bound.statement
   if parameter is None or bound.param in GIVEN:
     return None
-  try:
-    value = bindings.expand(statement.value)
-  except KeyError:
-    return None
-  if value is None and parameter.default is None:
+  value = expanded(statement.value, bindings.macros)
+  is_unknown = any(isinstance(leaf, Macro) for leaf in leaves(value))
+  if is_unknown or (value is None and parameter.default is None):
     return None
   found = problem(value, parameter.hint, bindings.known_part)
   if found is None:

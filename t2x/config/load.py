@@ -11,6 +11,7 @@ from t2x.config.check import binds_parts, check_unused, check_values, used_befor
 from t2x.config.parse import GinText, Import, Statement, macros_in, parse_files, parse_value
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver, build, calls
+from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
 from t2x.errors import UserError
 
@@ -40,14 +41,13 @@ class Config:
   @property
   def bindings_used(self) -> list[Statement]:
     """The statements that gave a value, in the order they were read; macros among them."""
-    used = {
-      argument.statement
-      for call in calls(self.root)
-      for argument in call.arguments.values()
-      if argument.statement is not None
-    }
+    used = {statement for call in calls(self.root) for statement in call.bound.values()}
     used |= set(macros_in([one.value for one in used], self.bindings.macros).values())
     return [statement for statement in self.statements if statement in used]
+
+  def name_of(self, part: Part) -> str:
+    """The shortest name that means a part."""
+    return self.bindings.registry.name_of(part)
 
   def notes(self) -> list[str]:
     """What a user should know of a config that is right."""

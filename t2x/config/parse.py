@@ -16,13 +16,22 @@ from typing import Any
 
 from gin import config_parser
 
-from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves
+from t2x.config.values import (
+  COMMAND_LINE,
+  Finding,
+  Macro,
+  Place,
+  Reference,
+  leaves,
+  map_leaves,
+)
 
 __all__ = [
   'GinText',
   'Import',
   'Parsed',
   'Statement',
+  'expanded',
   'macros_in',
   'parse_files',
   'parse_value',
@@ -109,6 +118,17 @@ def macros_in(values: Iterable[Any], macros: Mapping[str, Statement]) -> dict[st
         found[leaf.name] = macros[leaf.name]
         waiting.append(macros[leaf.name].value)
   return found
+
+
+def expanded(value: Any, macros: Mapping[str, Statement], around: tuple[str, ...] = ()) -> Any:
+  """The value with macros replaced, except for those that are undefined or contain themselves."""
+
+  def one(leaf):
+    if not isinstance(leaf, Macro) or leaf.name not in macros or leaf.name in around:
+      return leaf
+    return expanded(macros[leaf.name].value, macros, (*around, leaf.name))
+
+  return map_leaves(one, value)
 
 
 class _Delegate(config_parser.ParserDelegate):

@@ -20,7 +20,7 @@ from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 from t2x.errors import UserError
 from t2x.hyperparameters import Hyperparameter
 
-__all__ = ['Argument', 'Call', 'Resolver', 'Shared', 'build', 'calls', 'key_of']
+__all__ = ['Argument', 'Call', 'Resolver', 'build', 'calls', 'key_of']
 
 
 @dataclasses.dataclass(eq=False)
@@ -36,6 +36,7 @@ class Call:
   """A part with its arguments; `evaluate` False is the factory, to be called by who holds it.
 
   `obj` is what is called: the part itself, or the `functools.partial` of it that was a default.
+  `is_shared`: a macro builds the object, one for all uses.
   """
 
   part: Part
@@ -44,16 +45,19 @@ class Call:
   evaluate: bool
   place: Place
   arguments: dict[str, Argument]
+  is_shared: bool = False
 
   @property
   def given(self) -> dict[str, Any]:
-    """What each parameter gets: bindings, and the defaults of the others."""
-    defaults = {
-      name: parameter.default
-      for name, parameter in self.part.parameters.items()
-      if parameter.default is not MISSING
-    }
-    return defaults | {name: argument.value for name, argument in self.arguments.items()}
+    """What each parameter gets, in the order of the signature: bindings, and the defaults of the others."""
+    values = {name: parameter.default for name, parameter in self.part.parameters.items()}
+    values |= {name: argument.value for name, argument in self.arguments.items()}
+    return {name: value for name, value in values.items() if value is not MISSING}
+
+  @property
+  def bound(self) -> dict[str, Statement]:
+    """The statements that bind its parameters."""
+    return {name: a.statement for name, a in self.arguments.items() if a.statement is not None}
 
   @property
   def bare(self) -> bool:
@@ -61,13 +65,6 @@ class Call:
     return not self.evaluate and all(
       a.statement is None and _is_bare(a.value) for a in self.arguments.values()
     )
-
-
-@dataclasses.dataclass(eq=False)
-class Shared:
-  """An object that a macro builds: one for all uses."""
-
-  call: Call
 
 
 def _is_bare(value: Any) -> bool:
@@ -89,12 +86,12 @@ class Resolver:
     self.visited: dict[Part, set[Scope]] = {}
     self.default_objects: dict[type, str] = {}
     self._calls: dict[Any, Call] = {}
-    self._shared: dict[int, Shared] = {}
+    self._shared: dict[int, Call] = {}
     self._open: list[tuple[Part, Scope]] = []
     self._open_macros: list[Statement] = []
 
   def value(self, value: Any, scope: Scope, place: Place, holder: str, in_macro: str = '') -> Any:
-    """A parsed value as literals, containers, Calls and Shared."""
+    """A parsed value as literals, containers and Calls."""
 
     def one(leaf):
       if isinstance(leaf, Macro):
@@ -109,7 +106,7 @@ class Resolver:
         return self.call(part, part.obj, inner, leaf.evaluate, place, holder)
       if id(leaf) not in self._shared:
         call = self.call(part, part.obj, inner, True, place, f'%{in_macro}')
-        self._shared[id(leaf)] = Shared(call)
+        self._shared[id(leaf)] = dataclasses.replace(call, is_shared=True)
       return self._shared[id(leaf)]
 
     return map_leaves(one, value)
@@ -119,7 +116,7 @@ class Resolver:
     if statement is None or statement in self._open_macros:
       return None
     self._open_macros.append(statement)
-    told = _Muted(self.bindings) if statement in self.refused else contextlib.nullcontext()
+    told = _muted(self.bindings) if statement in self.refused else contextlib.nullcontext()
     with told:
       value = self.value(statement.value, scope, statement.place, holder, statement.macro_name)
     self._open_macros.pop()
@@ -163,7 +160,7 @@ class Resolver:
     place = statement.place
     if statement in self.refused:
       # It still counts as used, and so does what it names.
-      with _Muted(self.bindings):
+      with _muted(self.bindings):
         return Argument(self.value(statement.value, scope, place, holder), statement)
     value = self.value(statement.value, scope, place, holder)
     if not call.evaluate and part.given_by_builder(name):
@@ -222,17 +219,12 @@ class Resolver:
       )
 
 
-class _Muted:
-  """Findings inside are dropped: their cause has been told."""
-
-  def __init__(self, bindings: Bindings):
-    self.bindings = bindings
-
-  def __enter__(self):
-    self.count = len(self.bindings.findings)
-
-  def __exit__(self, *_):
-    del self.bindings.findings[self.count :]
+@contextlib.contextmanager
+def _muted(bindings: Bindings) -> Iterator[None]:
+  """Drops the findings inside: their cause has been reported."""
+  count = len(bindings.findings)
+  yield
+  del bindings.findings[count:]
 
 
 def calls(value: Any) -> Iterator[Call]:
@@ -241,11 +233,10 @@ def calls(value: Any) -> Iterator[Call]:
 
   def walk(value):
     for leaf in leaves(value):
-      call = leaf.call if isinstance(leaf, Shared) else leaf
-      if isinstance(call, Call) and id(call) not in seen:
-        seen.add(id(call))
-        yield call
-        for argument in call.arguments.values():
+      if isinstance(leaf, Call) and id(leaf) not in seen:
+        seen.add(id(leaf))
+        yield leaf
+        for argument in leaf.arguments.values():
           yield from walk(argument.value)
 
   yield from walk(value)
@@ -255,7 +246,7 @@ def build(value: Any, hyperparameters: Collection[str] = ()) -> Any:
   """Makes the objects of a resolved value.
 
   Args:
-    value: literals, containers, Calls and Shared.
+    value: literals, containers and Calls.
     hyperparameters: parameters that get a `Hyperparameter` instead, by `key_of`.
 
   Raises:
@@ -264,12 +255,15 @@ def build(value: Any, hyperparameters: Collection[str] = ()) -> Any:
   made: dict[int, Any] = {}
 
   def one(leaf):
-    if isinstance(leaf, Shared):
-      if id(leaf) not in made:
-        made[id(leaf)] = one(leaf.call)
-      return made[id(leaf)]
     if not isinstance(leaf, Call):
       return leaf
+    if not leaf.is_shared:
+      return made_of(leaf)
+    if id(leaf) not in made:
+      made[id(leaf)] = made_of(leaf)
+    return made[id(leaf)]
+
+  def made_of(leaf):
     given = {
       name: map_leaves(one, argument.value)
       for name, argument in leaf.arguments.items()

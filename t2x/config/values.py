@@ -1,7 +1,7 @@
 """What stands on the right-hand side of a gin statement, where it stands, and how it is written."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from t2x.errors import UserError
@@ -12,6 +12,8 @@ __all__ = [
   'Macro',
   'Place',
   'Reference',
+  'gin_of',
+  'items_in_gin',
   'leaves',
   'map_leaves',
   'raise_findings',
@@ -85,27 +87,27 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
   return function(value)
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> list[Any]:
   """All within `value` that is not a list, tuple or dict."""
-  if type(value) in (list, tuple):
-    for item in value:
-      yield from leaves(item)
-  elif type(value) is dict:
-    for key, item in value.items():
-      yield from leaves(key)
-      yield from leaves(item)
-  else:
-    yield value
+  found: list[Any] = []
+  map_leaves(found.append, value)
+  return found
+
+
+def items_in_gin(value: list | tuple | dict) -> tuple[str, list[str], str]:
+  """The opening bracket of a container, the gin text of each item, and the closing bracket."""
+  if isinstance(value, dict):
+    return '{', [f'{to_gin(key)}: {to_gin(item)}' for key, item in value.items()], '}'
+  opening, closing = '[]' if isinstance(value, list) else '()'
+  return opening, [to_gin(item) for item in value], closing
 
 
 def to_gin(value: Any) -> str:
   """The gin text of a value; parsing it gives the value again."""
-  if isinstance(value, list):
-    return f'[{", ".join(map(to_gin, value))}]'
-  if isinstance(value, tuple):
-    return f'({", ".join(map(to_gin, value))}{"," if len(value) == 1 else ""})'
-  if isinstance(value, dict):
-    return f'{{{", ".join(f"{to_gin(k)}: {to_gin(v)}" for k, v in value.items())}}}'
+  if isinstance(value, (list, tuple, dict)):
+    opening, items, closing = items_in_gin(value)
+    comma = ',' if isinstance(value, tuple) and len(items) == 1 else ''
+    return f'{opening}{", ".join(items)}{comma}{closing}'
   if isinstance(value, (Reference, Macro)):
     return str(value)
   if isinstance(value, float):
@@ -114,3 +116,24 @@ def to_gin(value: Any) -> str:
   if isinstance(value, complex):
     return f'{value.imag!r}j'.replace('inf', '1e999')
   return repr(value)
+
+
+def gin_of(name: str, part: Any) -> str:
+  """Gin text that binds `name` to a frozen dataclass, which has no two parts of one class."""
+
+  def text(value):
+    def one(leaf):
+      return Reference('', type(leaf).__name__, True) if dataclasses.is_dataclass(leaf) else leaf
+
+    return to_gin(map_leaves(one, value))
+
+  lines = [f'{name} = {text(part)}']
+  pending = [part]
+  while pending:
+    holder = pending.pop(0)
+    for field in dataclasses.fields(holder):
+      value = getattr(holder, field.name)
+      if value != field.default:
+        lines.append(f'{type(holder).__name__}.{field.name} = {text(value)}')
+        pending += filter(dataclasses.is_dataclass, leaves(value))
+  return '\n'.join(lines) + '\n'

@@ -79,7 +79,7 @@ def export(
     for one, index in found.parts:
       if one not in kept:
         kept[one] = arrays(one)
-      ours.append(kept[one] if index is None else kept[one][index])
+      ours.append(kept[one][index])
     return found.layout.whole(ours)
 
   write_tensors(folder, specs, tensor)

@@ -15,6 +15,7 @@ __all__ = [
   'CLASS_TOKEN',
   'CONV1D',
   'CONV1D_FROM_HEADS',
+  'GROUPED',
   'LINEAR',
   'LINEAR_FROM_HEADS',
   'PATCHES',
@@ -32,6 +33,16 @@ class Layout:
   """As it is; several of ours in one of theirs follow each other along `axis` of theirs."""
 
   axis: int = 0
+
+  @property
+  def bias(self) -> 'Layout':
+    """The layout of the bias beside a matrix of this layout."""
+    return VECTOR
+
+  @property
+  def from_heads(self) -> 'Layout':
+    """The layout of the projection back from heads, in models whose other matrices have this layout."""
+    return self
 
   def theirs_shape(self, ours: Shape) -> Shape:
     """Of the tensor that an array of shape `ours` becomes."""
@@ -91,6 +102,10 @@ class _Matrix(Layout):
   num_inputs: int = 1
   turned: bool = True
 
+  @property
+  def from_heads(self):
+    return dataclasses.replace(self, num_inputs=2)
+
   def _flat(self, ours: Shape) -> Shape:
     return math.prod(ours[: self.num_inputs]), math.prod(ours[self.num_inputs :])
 
@@ -108,6 +123,42 @@ class _Matrix(Layout):
     inputs, outputs = shape[: self.num_inputs], shape[self.num_inputs :]
     order = (*range(len(outputs), len(shape)), *range(len(outputs)))
     return theirs.reshape(*outputs, *inputs).transpose(order)
+
+
+class _Grouped(Layout):
+  """[*inputs, heads, head_dim] of queries, keys and values -> [groups * heads of a group * head_dim, *inputs].
+
+  A group is the query heads that share a key head, that key head and its value head: [q, k, v] of each head
+  in GPT-NeoX and BLOOM, [q, q, ..., k, v] of each key head in Falcon with `new_decoder_architecture`. An array
+  with several heads in a group is copied when it is read.
+  """
+
+  @property
+  def bias(self):
+    return self
+
+  def part(self, theirs, ours, number):
+    *inputs, heads, head_dim = ours[number]
+    groups, sizes = self._groups(ours)
+    start = sum(sizes[:number])
+    whole = theirs.reshape(groups, sum(sizes), head_dim, *inputs)
+    part = whole[:, start : start + sizes[number]].reshape(heads, head_dim, *inputs)
+    return np.moveaxis(part, (0, 1), (-2, -1))
+
+  def whole_shape(self, ours):
+    *inputs, _, head_dim = ours[0]
+    return (sum(shape[-2] for shape in ours) * head_dim, *inputs)
+
+  def whole(self, ours):
+    groups, _ = self._groups([one.shape for one in ours])
+    heads_first = [np.moveaxis(one, (-2, -1), (0, 1)) for one in ours]
+    parts = [one.reshape(groups, -1, *one.shape[1:]) for one in heads_first]
+    return np.concatenate(parts, axis=1).reshape(self.whole_shape([one.shape for one in ours]))
+
+  def _groups(self, ours: Sequence[Shape]) -> tuple[int, list[int]]:
+    """The number of groups, and the heads of each array in a group."""
+    groups = min(shape[-2] for shape in ours)
+    return groups, [shape[-2] // groups for shape in ours]
 
 
 class _Patches(Layout):
@@ -132,4 +183,5 @@ LINEAR = _Matrix()
 LINEAR_FROM_HEADS = _Matrix(num_inputs=2)
 CONV1D = _Matrix(axis=1, turned=False)
 CONV1D_FROM_HEADS = _Matrix(axis=1, num_inputs=2, turned=False)
+GROUPED = _Grouped()
 PATCHES = _Patches()

@@ -1,20 +1,22 @@
-"""The table between our names and theirs, worked out for one model.
+"""The table between our names and those of a model folder, worked out for one model.
 
-A rule says which of our parameters lie in a tensor of theirs. `{}` in both is the number of a layer: ours
-are stacked (`body.stack.{}.mixer.q.kernel` is `body.stack.blocks.i.mixer.q.kernel` at [repeat]).
+A rule says which of our parameters lie in a tensor of the folder. `{}` in both names is the number of a
+layer: ours are stacked (`body.stack.{}.mixer.q.kernel` is `body.stack.blocks.i.mixer.q.kernel` at [repeat]).
+A last `.{}` in our name is the number of an expert, along the next dimension.
 """
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from t2x.errors import UserError
 from t2x.foreign import printed
-from t2x.interop.layouts import LINEAR, SAME, VECTOR, Layout, Shape
+from t2x.interop.layouts import LINEAR, SAME, Layout, Shape
 
-__all__ = ['Rule', 'Table', 'dense', 'norm']
+__all__ = ['Rule', 'Table', 'attention', 'block', 'dense', 'norm']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,7 @@ def dense(theirs: str, *ours: str, layout: Layout = LINEAR) -> tuple[Rule, Rule]
   """Weight and bias of a projection, or of several that theirs does at once."""
   return (
     Rule(f'{theirs}.weight', tuple(f'{one}.kernel' for one in ours), layout),
-    Rule(f'{theirs}.bias', tuple(f'{one}.bias' for one in ours), VECTOR),
+    Rule(f'{theirs}.bias', tuple(f'{one}.bias' for one in ours), layout.bias),
   )
 
 
@@ -49,12 +51,75 @@ def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
   return Rule(f'{theirs}.weight', (f'{ours}.scale',)), Rule(f'{theirs}.bias', (f'{ours}.bias',))
 
 
+def attention(
+  theirs: str,
+  ours: str,
+  names: Sequence[str],
+  layout: Layout = LINEAR,
+  qkv: Layout | None = None,
+) -> Iterator[Rule]:
+  """The projections of a multi-head attention.
+
+  Args:
+    theirs: prefix of the names of the tensors.
+    ours: the name of the attention.
+    names: of queries, keys, values and output; or of the matrix that holds queries, keys and values, and of
+      the output.
+    layout: of all matrices.
+    qkv: of queries, keys and values where theirs is another.
+  """
+  *inputs, output = names
+  parts = [f'{ours}.{part}' for part in 'qkv']
+  groups = [parts] if len(inputs) == 1 else [[part] for part in parts]
+  for name, group in zip(inputs, groups, strict=True):
+    yield from dense(f'{theirs}.{name}', *group, layout=qkv or layout)
+  yield from dense(f'{theirs}.{output}', f'{ours}.out', layout=layout.from_heads)
+
+
+def block(
+  theirs: str,
+  ours: str = 'body.stack.{}',
+  *,
+  norms: Sequence[str],
+  mixer: Sequence[str],
+  feed_forward: Sequence[str],
+  layout: Layout = LINEAR,
+  qkv: Layout | None = None,
+) -> Iterator[Rule]:
+  """A block of self-attention and feed-forward layer, one after the other or side by side, with a norm each.
+
+  Args:
+    theirs: prefix of the names of the tensors; `{}` is the number of the layer.
+    ours: the name of the block.
+    norms: of the attention and of the feed-forward layer.
+    mixer: see `attention`.
+    feed_forward: the first and second projection, or those of gate, first and second.
+    layout: of all matrices.
+    qkv: see `attention`.
+  """
+  # Of a block whose sublayers are wired one by one, and of a parallel one.
+  for ours_of_norms in (
+    ('mixer_wiring.norm', 'feed_forward_wiring.norm'),
+    ('norm', 'feed_forward_norm'),
+  ):
+    for name, our_norm in zip(norms, ours_of_norms, strict=True):
+      yield from norm(f'{theirs}.{name}', f'{ours}.{our_norm}')
+  yield from attention(theirs, f'{ours}.mixer', mixer, layout, qkv)
+  parts = ('gate', 'up', 'down')[-len(feed_forward) :]
+  for name, part in zip(feed_forward, parts, strict=True):
+    yield from dense(f'{theirs}.{name}', f'{ours}.feed_forward.{part}', layout=layout)
+
+
+# [repeat] of a stacked parameter, [repeat, expert] of one of experts; nothing of any other.
+Index = tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """A rule at one layer: (our parameter, index in its stack or None) of each part."""
+  """A rule at one layer and expert: (our parameter, index of its first dimensions) of each part."""
 
   rule: Rule
-  parts: tuple[tuple[str, int | None], ...]
+  parts: tuple[tuple[str, Index], ...]
 
   @property
   def layout(self) -> Layout:
@@ -75,14 +140,15 @@ class Table:
   def __init__(self, rules: Sequence[Rule], shapes: Mapping[str, Shape]):
     self.shapes = dict(shapes)
     self.tensors: dict[str, _Tensor] = {}
-    self.unused: list[re.Pattern] = []
+    used = set()
     for rule in rules:
-      found = dict(self._at_layers(rule))
-      self.tensors |= found
-      if not found:
-        self.unused.append(re.compile(re.escape(rule.theirs).replace(r'\{\}', r'\d+')))
-    # Our name -> for each repeat (or once, where nothing is stacked) their name and the part of it.
-    self.pieces: dict[str, dict[int | None, tuple[str, int]]] = {}
+      if found := dict(self._at_layers(rule)):
+        used.add(rule.theirs)
+        self.tensors |= found
+    unused = {rule.theirs for rule in rules} - used
+    self.unused = [re.compile(re.escape(name).replace(r'\{\}', r'\d+')) for name in unused]
+    # Our name -> index -> the name of the tensor and the part of it.
+    self.pieces: dict[str, dict[Index, tuple[str, int]]] = {}
     for theirs, tensor in self.tensors.items():
       for number, (ours, index) in enumerate(tensor.parts):
         self.pieces.setdefault(ours, {})[index] = theirs, number
@@ -90,24 +156,36 @@ class Table:
     if forgotten:
       raise ValueError(f'no rule says where {", ".join(forgotten)} lie')
 
-  def _at_layers(self, rule: Rule):
-    layers = range(self._num_layers(rule.ours[0])) if '{}' in rule.theirs else [None]
-    for layer in layers:
-      parts = tuple(self._part(name, layer) for name in rule.ours)
-      wanted = [name for name, _ in parts]
+  def _at_layers(self, rule: Rule) -> Iterator[tuple[str, _Tensor]]:
+    for numbers in itertools.product(*self._counts(rule.ours[0])):
+      parts = tuple(self._part(name, numbers) for name in rule.ours)
+      needed = [name for name, _ in parts]
       if rule.beside:
-        wanted.append(self._part(rule.beside, layer)[0])
-      refused = rule.without and self._part(rule.without, layer)[0] in self.shapes
-      if all(name in self.shapes for name in wanted) and not refused:
-        yield rule.theirs.replace('{}', str(layer)), _Tensor(rule, parts)
+        needed.append(self._part(rule.beside, numbers)[0])
+      refused = rule.without and self._part(rule.without, numbers)[0] in self.shapes
+      if all(name in self.shapes for name in needed) and not refused:
+        yield rule.theirs.format(*numbers), _Tensor(rule, parts)
 
-  def _part(self, name: str, layer: int | None) -> tuple[str, int | None]:
-    """Our parameter and its index in the stack, at a layer; as it is where nothing is stacked."""
-    if layer is None or '.{}.' not in name:
-      return name, None
-    stack, inside = name.split('.{}.')
+  def _counts(self, name: str) -> list[range]:
+    """The layers, and the experts, that `{}` in a name of ours stands for."""
+    parameter = name.removesuffix('.{}')
+    layers = self._num_layers(parameter)
+    if '.{}.' not in parameter:
+      return []
+    if parameter == name:
+      return [range(layers)]
+    names = (self._part(parameter, (layer,))[0] for layer in range(layers))
+    experts = next((self.shapes[one][1] for one in names if one in self.shapes), 0)
+    return [range(layers), range(experts)]
+
+  def _part(self, name: str, numbers: Index) -> tuple[str, Index]:
+    """A parameter of ours at a layer and expert, and its index in the stack."""
+    if '.{}.' not in name:
+      return name, ()
+    stack, inside = name.removesuffix('.{}').split('.{}.')
+    layer, *expert = numbers
     blocks = self._num_blocks(stack)
-    return f'{stack}.blocks.{layer % blocks}.{inside}', layer // blocks
+    return f'{stack}.blocks.{layer % blocks}.{inside}', (layer // blocks, *expert)
 
   def _num_blocks(self, stack: str) -> int:
     numbers = [
@@ -123,28 +201,21 @@ class Table:
     stacked = [shape[0] for one, shape in self.shapes.items() if one.startswith(first)]
     return stacked[0] * self._num_blocks(stack) if stacked else 0
 
-  def our_shape(self, name: str, index: int | None) -> Shape:
-    """Of one layer of a stacked parameter, or of a parameter that is not stacked."""
-    shape = self.shapes[name]
-    return shape if index is None else shape[1:]
+  def our_shape(self, name: str, index: Index) -> Shape:
+    """Of a parameter at an index of its stack and experts."""
+    return self.shapes[name][len(index) :]
 
   def their_shape(self, theirs: str) -> Shape:
     """Of a tensor of theirs."""
     tensor = self.tensors[theirs]
     return tensor.layout.whole_shape([self.our_shape(*part) for part in tensor.parts])
 
-  def view(self, name: str, theirs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-    """A parameter of ours as views of their tensors: one for each layer of its stack, or one."""
-    views = []
-    for _, (their_name, number) in sorted(self.pieces[name].items(), key=lambda item: item[0] or 0):
-      tensor = self.tensors[their_name]
-      shapes = [self.our_shape(*part) for part in tensor.parts]
-      views.append(tensor.layout.part(theirs[their_name], shapes, number))
-    return views
-
-  def is_stacked(self, name: str) -> bool:
-    """Whether its first dimension is a stack's."""
-    return None not in self.pieces[name]
+  def view(self, name: str, index: Index, theirs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A parameter of ours at one of its `pieces`, as a view of their tensor where the layout allows it."""
+    their_name, number = self.pieces[name][index]
+    tensor = self.tensors[their_name]
+    shapes = [self.our_shape(*part) for part in tensor.parts]
+    return tensor.layout.part(theirs[their_name], shapes, number)
 
   def check(self, theirs: Mapping[str, Shape], ignored: Sequence[str], where: str) -> list[str]:
     """Compares their tensors with what the model needs.

@@ -1,5 +1,6 @@
 """A model of theirs: a Hugging Face folder, and its arrays as ours."""
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,13 +116,20 @@ class Source:
     self._check_types(table)
 
     def lazy(name: str, leaf: Any) -> Lazy:
-      views, stacked = table.view(name, self.tensors), table.is_stacked(name)
+      num_stacked = len(next(iter(table.pieces[name])))
 
       def read(index):
-        if not stacked:
-          return np.asarray(views[0][index], leaf.dtype)
-        some = range(len(views))[index[0]]
-        return np.stack([np.asarray(views[i][index[1:]], leaf.dtype) for i in some])
+        def piece(*numbers):
+          view = table.view(name, numbers, self.tensors)
+          return np.asarray(view[index[num_stacked:]], leaf.dtype)
+
+        if not num_stacked:
+          return piece()
+        numbers = [
+          range(size)[some] for size, some in zip(leaf.shape, index[:num_stacked], strict=False)
+        ]
+        pieces = np.stack([piece(*one) for one in itertools.product(*numbers)])
+        return pieces.reshape(*map(len, numbers), *pieces.shape[1:])
 
       return Lazy(tuple(leaf.shape), leaf.dtype, read)
 

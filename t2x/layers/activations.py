@@ -20,10 +20,14 @@ __all__ = [
   'tanh',
 ]
 
-
-def relu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """max(x, 0), its gradient 0 at 0."""
-  return jax.nn.relu(x)
+# JAX's own functions, under the names that configs use. (Its gelu and elu have further arguments, which the
+# functions below leave out.)
+relu = jax.nn.relu  # The gradient at 0 is 0.
+selu = jax.nn.selu  # https://arxiv.org/abs/1706.02515
+sigmoid = jax.nn.sigmoid  # The gate of the original GLU.
+silu = jax.nn.silu  # https://arxiv.org/abs/1710.05941
+softplus = jax.nn.softplus
+tanh = jnp.tanh
 
 
 def gelu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
@@ -41,39 +45,14 @@ def quick_gelu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
   return x * jax.nn.sigmoid(1.702 * x)
 
 
-def silu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """x * sigmoid(x) (https://arxiv.org/abs/1710.05941)."""
-  return jax.nn.silu(x)
-
-
 def swish(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """Another name of `silu`."""
+  """`silu` under its other name. (A part of its own: configs that name it keep their identity.)"""
   return silu(x)
 
 
 def elu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
   """x above 0, exp(x) - 1 below (https://arxiv.org/abs/1511.07289)."""
   return jax.nn.elu(x)
-
-
-def selu(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """The self-normalising `elu` (https://arxiv.org/abs/1706.02515)."""
-  return jax.nn.selu(x)
-
-
-def sigmoid(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """1 / (1 + exp(-x)); the gate of the original GLU."""
-  return jax.nn.sigmoid(x)
-
-
-def softplus(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """log(1 + exp(x))."""
-  return jax.nn.softplus(x)
-
-
-def tanh(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """Hyperbolic tangent."""
-  return jnp.tanh(x)
 
 
 def linear(x: Float[Array, '*shape']) -> Float[Array, '*shape']:

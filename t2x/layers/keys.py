@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.arrays import named_leaves
+from t2x.arrays import named_variables
 
 __all__ = ['NamedRngs', 'initialized', 'named_key', 'stacked']
 
@@ -115,12 +115,8 @@ def initialized(build: Callable[..., Part], key: Array) -> Part:
 
 def _names(model: Any) -> Mapping[int, str]:
   """The dotted name of each parameter, by its `draw` number."""
-
-  def number(variable):
-    return variable.get_metadata().get('draw', -1) if isinstance(variable, nnx.Variable) else -1
-
-  numbers = jax.tree.map(number, model, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))
   names: dict[int, str] = {}
-  for name, draw in named_leaves(numbers):
-    names.setdefault(draw, name)
+  for name, variable in named_variables(model):
+    if isinstance(variable, nnx.Variable):
+      names.setdefault(variable.get_metadata().get('draw', -1), name)
   return names

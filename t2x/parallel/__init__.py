@@ -1,7 +1,6 @@
 """Meshes and shardings, the only code that names mesh axes; and the processes of a run."""
 
 from t2x.parallel.cluster import Cluster, find_cluster
-from t2x.parallel.inherit import check_shardings
 from t2x.parallel.mesh import ACTIVATION_RULES, MESH_AXES, RULES, Mesh, as_tuple
 from t2x.parallel.processes import Processes, connect, process_part
 from t2x.parallel.report import sharding_table
@@ -10,6 +9,7 @@ from t2x.parallel.sharding import (
   batch_sharding,
   check_batch,
   check_length,
+  check_shardings,
   partition_spec,
   state_shardings,
 )

@@ -1,8 +1,12 @@
-"""Several processes that are one run: counted at the start, kept in step, and ended together."""
+"""The processes of a run: how they join, wait for each other, and leave together.
+
+The work is done by JAX's coordination service, and by `Watch` where that does not suffice.
+"""
 
 import contextlib
 import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -27,15 +31,18 @@ log = logging.getLogger('t2x')
 
 # Data may take hours to prepare; the watch ends the wait when a process fails meanwhile.
 BARRIER_MS = 24 * 3600 * 1000
-# Until all have come to their end: some may still be saving.
+# Some processes may still be saving.
 FINISH_MS = 600 * 1000
 
 
 class Processes:
-  """The processes of this run, seen from one of them. Without `watch` often the only one.
+  """The processes of a run, seen from one of them.
+
+  Args:
+    watch: of several processes that were joined by `connect`.
 
   Attributes:
-    index: of this process; the first one alone writes to the run folder and the terminal.
+    index: of this process; only process 0 writes to the run folder and the terminal.
     count: of all processes.
   """
 
@@ -65,41 +72,31 @@ class Processes:
       self.barrier()
 
   def ask_to_stop(self) -> None:
-    """All processes are to stop after one and the same step. May be called by a signal's handler."""
+    """Asks all processes to stop after the same step. May be called by a signal handler."""
     if self.watch is not None:
       self.watch.ask_to_stop()
 
   def reached_stop(self, step: int) -> bool:
-    """Whether `step` is the one to stop at; to be asked at each step. Always False alone."""
+    """Returns whether to stop after `step`; has to be called at each step. Without watch False."""
     return self.watch is not None and self.watch.reached_stop(step)
 
   def finish(self) -> None:
-    """The good end: waits for the others, then leaves them."""
-    if self.watch is None:
-      return
-    sys.stdout.flush()
-    self._client.wait_at_barrier('t2x-finish', FINISH_MS)
-    self.watch.end()
-    jax.distributed.shutdown()
+    """Waits for the others to finish, then leaves the coordination service."""
+    if self.watch is not None:
+      sys.stdout.flush()
+      self._client.wait_at_barrier('t2x-finish', FINISH_MS)
+      self.watch.finish()
 
   def fail(self, text: str, code: int) -> None:
-    """The bad end: says why here, tells the others, and ends this process without waiting."""
+    """Ends all processes with a message and an exit code. Returns only without watch."""
     if self.watch is None:
       return
-    # When a connection broke, the one that ended it may have said why.
-    for _ in range(20 if _is_lost_connection(text) else 0):
-      if (failure := self.watch.failure()) is not None:
-        text, code = failure['text'], failure['code']
-        break
-      time.sleep(0.1)
-    else:
-      if _is_lost_connection(text):
-        text = f'the connection to another process of this run is lost ({text})'
-      text = text if self.first else f'process {self.index} on {socket.gethostname()}: {text}'
-    last_words(f't2x: {text}')
-    self.watch.failed(text, code)
-    sys.stdout.flush()
-    os._exit(code)
+    if _is_lost_connection(text):
+      # The process at the other end may have reported why: then the watch ends this process.
+      time.sleep(2)
+      text = f'the connection to another process of this run is lost ({text})'
+    text = text if self.first else f'process {self.index} on {socket.gethostname()}: {text}'
+    self.watch.end(text, code)
 
   @property
   def _client(self) -> Any:
@@ -112,26 +109,28 @@ def _is_lost_connection(text: str) -> bool:
 
 
 def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processes:
-  """Joins the other processes; must come before anything that starts jax's devices.
+  """Joins the other processes. Has to be called before anything that initializes JAX's backends.
 
   Args:
-    cluster: where they are; None: this process is alone.
-    wait: seconds until all processes must have reported.
-    lost_after: seconds without a sign of life after which a process counts as vanished.
+    cluster: the processes; None: this process is the only one.
+    wait: seconds to wait for all processes to join.
+    lost_after: seconds without a heartbeat after which a process counts as lost.
 
   Raises:
-    UserError: the processes do not agree on how many they are. (Where some are missing after
-      `wait`, the process ends with exit code 1 and a line that says so.)
+    UserError: the processes do not agree on their number, or an index is used twice. (If some do not
+      join, the process ends with exit code 1 and a message.)
   """
   if cluster is None:
     return Processes()
   filter_native_output()
   if cluster.index:
     log.setLevel(logging.WARNING)
-  # Signals are answered by the loop, which agrees with the other processes on a step.
+  # See t2x/parallel/watch.py.
   jax.config.update('jax_enable_preemption_service', False)
-  arrived = threading.Event()
-  threading.Thread(target=_give_up, args=(cluster, wait, arrived), daemon=True).start()
+  jax.config.update('jax_enable_recoverability', True)
+  timer = threading.Timer(wait, _give_up, (cluster, wait))
+  timer.daemon = True
+  timer.start()
   try:
     jax.distributed.initialize(
       cluster.coordinator,
@@ -140,45 +139,43 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
       local_device_ids=cluster.local_devices,
       cluster_detection_method='deactivate',
       initialization_timeout=int(wait) + 60,
-      heartbeat_timeout_seconds=int(2 * lost_after) + 10,
+      heartbeat_timeout_seconds=math.ceil(lost_after),
     )
+    timer.cancel()
+    client = distributed.global_state.client
+    hosts = _roll_call(client, cluster, wait)
   except (RuntimeError, ValueError) as error:
-    told = f'no connection through {cluster.coordinator}: {first_line(error)}'
-    raise UserError(told, 1) from error
-  arrived.set()
-  client = distributed.global_state.client
-  watch = Watch(client, cluster.index, cluster.count, lost_after)
-  _roll_call(client, cluster, wait)
-  return Processes(watch)
+    raise UserError(
+      f'no connection through {cluster.coordinator}: {first_line(error)}', 1
+    ) from error
+  return Processes(Watch(client, cluster.index, hosts, lost_after))
 
 
-def _roll_call(client: Any, cluster: Cluster, wait: float) -> None:
-  """Every process reports; their number must be what each was told."""
+def _roll_call(client: Any, cluster: Cluster, wait: float) -> list[str]:
+  """Checks that all processes were given the same number of processes. Returns their host names."""
   mine = {'host': socket.gethostname(), 'count': cluster.count, 'devices': jax.local_device_count()}
-  client.key_value_set(f't2x/hello/{cluster.index}', json.dumps(mine))
+  client.key_value_set(f't2x/process/{cluster.index}', json.dumps(mine))
   everyone = [
-    json.loads(client.blocking_key_value_get(f't2x/hello/{i}', int(wait * 1000) + 1000))
+    json.loads(client.blocking_key_value_get(f't2x/process/{i}', int(wait * 1000) + 1000))
     for i in range(cluster.count)
   ]
-  counts = sorted({one['count'] for one in everyone} | {jax.process_count()})
+  counts = sorted({each['count'] for each in everyone} | {jax.process_count()})
   if len(counts) > 1:
     raise UserError(f'--num-processes differs between the processes: {counts}')
-  told = ', '.join(f'{i} on {one["host"]} ({one["devices"]})' for i, one in enumerate(everyone))
-  log.info('processes (devices of each): all %d reported: %s', cluster.count, told)
+  rows = ', '.join(f'{i} on {each["host"]} ({each["devices"]})' for i, each in enumerate(everyone))
+  log.info('processes (devices of each): all %d reported: %s', cluster.count, rows)
+  return [each['host'] for each in everyone]
 
 
-def _give_up(cluster: Cluster, wait: float, arrived: threading.Event) -> None:
-  """Ends this process after `wait` seconds: jax's own end is an abort with a stack trace."""
-  if arrived.wait(wait):
-    return
+def _give_up(cluster: Cluster, wait: float) -> None:
+  """Ends this process with a message: JAX's own timeout aborts with a stack trace."""
   host, port = cluster.coordinator.rsplit(':', 1)
   try:
     socket.create_connection((host.strip('[]'), int(port)), timeout=5).close()
     reason = f'not all of the {cluster.count} processes asked for reported'
   except OSError as error:
     reason = f'process {cluster.index} found no coordinator at {cluster.coordinator} ({error})'
-  print(f't2x: {reason} within {wait:g} seconds (--wait): nothing was run', file=sys.stderr)
-  sys.stderr.flush()
+  last_words(f't2x: {reason} within {wait:g} seconds (--wait): nothing was run')
   os._exit(1)
 
 

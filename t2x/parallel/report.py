@@ -7,10 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 
-from t2x.arrays import name_of
+from t2x.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
 from t2x.text_table import text_table
 
@@ -49,12 +48,11 @@ def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
   for part, tree in parts.items():
     inside: list[Row] = []
     part_whole, part_local = 0, 0
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for name, leaf in named_leaves(tree):
       size = leaf.dtype.itemsize
       here = math.prod(leaf.sharding.shard_shape(leaf.shape)) * size
       there = math.prod(leaf.shape) * size
       part_whole, part_local = part_whole + there, part_local + here
-      name = name_of(path)
       shape = ' x '.join(map(str, leaf.shape)) + f' {_short(leaf.dtype)}'
       spec = told_spec(leaf.sharding, leaf.ndim)
       inside.append((f'  {name or part}', shape, spec, told_bytes(there), told_bytes(here)))

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t2x.arrays import name_of
 from t2x.errors import UserError
 from t2x.parallel.mesh import BATCH_AXES, Mesh, as_tuple
 
@@ -17,6 +18,7 @@ __all__ = [
   'batch_sharding',
   'check_batch',
   'check_length',
+  'check_shardings',
   'partition_spec',
   'state_shardings',
 ]
@@ -183,3 +185,36 @@ def state_shardings(mesh: AnyMesh, rules: Rules, params: Mapping[str, Placed], t
     return shardings[name] if has_its_shape else replicated
 
   return jax.tree_util.tree_map_with_path(of, tree)
+
+
+def check_shardings(expected: Any, state: Any) -> None:
+  """Checks that no array of a train state was silently replicated or moved.
+
+  Each leaf must have the expected sharding, and each array of a parameter's shape under a parameter's key
+  (moments, averages, accumulators) the sharding of that parameter.
+
+  Args:
+    expected: shapes with shardings, as `Program.abstract`.
+    state: the arrays, in the same structure; parameters are under `params`.
+
+  Raises:
+    UserError: a leaf has another sharding. Names the leaf.
+  """
+  wrong = []
+  leaves = jax.tree_util.tree_leaves_with_path(state)
+  params = {path[1:]: leaf for path, leaf in leaves if name_of(path[:1]) == 'params'}
+  for (path, leaf), shape in zip(leaves, jax.tree.leaves(expected), strict=True):
+    keys = (path[start:] for start in range(1, len(path)))
+    owners = (params[key] for key in keys if key in params)
+    owner = next((param for param in owners if param.shape == leaf.shape), leaf)
+    for what, other in (('asked for', shape), ('its parameter', owner)):
+      if not leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim):
+        wrong.append(f'{name_of(path)} {leaf.shape} is {_spec(leaf)}, {what} {_spec(other)}')
+  if wrong:
+    more = f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''
+    raise UserError(f'after the first step {wrong[0]}{more}: the state is not laid out as asked')
+
+
+def _spec(leaf: Any) -> str:
+  spec = getattr(leaf.sharding, 'spec', leaf.sharding)
+  return 'replicated' if leaf.sharding.is_fully_replicated else str(spec)

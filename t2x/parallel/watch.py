@@ -1,5 +1,12 @@
-"""A thread of each process of a run that knows of the others, through the coordinator's key-value
-store and without the devices: who has failed, who has vanished, and whether to stop."""
+"""Ends the processes of a run together: after the same step, or with the message of the process that failed.
+
+JAX's coordination service provides the heartbeats, the key-value store and the barriers. Two things it does not do:
+
+- Report why. When a process is lost or fails, it aborts the others with a C++ stack trace and without the
+  cause. `connect` therefore enables recoverability, which turns this abort off, and `Watch` ends them.
+- Stop after a signal other than SIGTERM. Its preemption sync point also replaces the SIGTERM handler of
+  the whole command, and holds the GIL for up to three minutes when a process is frozen.
+"""
 
 import contextlib
 import json
@@ -8,152 +15,116 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from t2x.errors import first_line
+import jax
+from jax.errors import JaxRuntimeError
+
 from t2x.terminal import last_words
 
 __all__ = ['Watch']
 
-# Seconds between two looks at the others.
-INTERVAL = 0.5
+# Seconds between two checks for lost processes.
+INTERVAL = 1.0
+# Seconds that process 0 gives the others to read the last message.
+GRACE = 3.0
+FOREVER_MS = 10**10
+# Its value is [message, exit code] of a failure, or null when all have finished.
+END = 't2x/end/cause'
 
 
 class Watch:
-  """See the module.
-
-  Every process writes a beat; process 0 looks for beats that have ceased and tells the others, and
-  they look for those of process 0. A stop that any process asks for is due at the same step on
-  all: each tells where it is and waits, before its next step, for what the others tell; the step
-  after the last of these is the one.
+  """Threads that end this process when another process fails or is lost.
 
   Args:
-    client: jax's client of the coordinator.
+    client: JAX's client of the coordination service.
     index: of this process.
-    count: of all processes.
-    lost_after: seconds without a beat after which a process counts as vanished.
+    hosts: the host name of each process.
+    lost_after: the heartbeat timeout in seconds, for the message.
   """
 
-  def __init__(self, client: Any, index: int, count: int, lost_after: float):
-    self.client, self.index, self.count, self.lost_after = client, index, count, lost_after
+  def __init__(self, client: Any, index: int, hosts: Sequence[str], lost_after: float):
+    self.client, self.index, self.hosts, self.lost_after = client, index, hosts, lost_after
     self._step, self._stop_at = 0, math.inf
-    self._asked = threading.Event()
-    self._ended = threading.Event()
-    self._at = threading.Condition()
-    self._deciding = False
-    self._beats: dict[str, tuple[str, float]] = {}
-    self._thread = threading.Thread(target=self._watch, name='t2x-watch', daemon=True)
-    self._thread.start()
+    self._stepping, self._ending = threading.Lock(), threading.RLock()
+    self._finished = threading.Event()
+    self._threads = [
+      threading.Thread(target=_quietly, args=(wait,), name='t2x-watch', daemon=True)
+      for wait in (self._wait_for_stop, self._wait_for_end, self._wait_for_loss)
+    ]
+    for thread in self._threads:
+      thread.start()
 
   def ask_to_stop(self) -> None:
-    """All processes are to stop soon, at the same step. May be called by a signal's handler."""
-    self._asked.set()
+    """Asks all processes to stop after the same step. May be called by a signal handler."""
+    _quietly(lambda: self.client.key_value_set('t2x/stop', '', True))
 
   def reached_stop(self, step: int) -> bool:
-    """Whether `step`, which was just handed to the device, is the one to stop at. Costs a lock."""
-    with self._at:
-      self._at.wait_for(lambda: not self._deciding)
+    """Returns whether to stop after `step`, which was just dispatched to the device."""
+    with self._stepping:
       self._step = step
       return step >= self._stop_at
 
-  def failed(self, text: str, code: int) -> None:
-    """Tells the others that this process ends, and why; returns when they know. Ends the watch."""
-    self._ended.set()
-    with contextlib.suppress(Exception):
-      said = json.dumps({'process': self.index, 'text': text, 'code': code})
-      self.client.key_value_set(f't2x/run/failed/{self.index}', said, True)
-      self.client.key_value_set(f't2x/gone/{self.index}', '1', True)
-    # The coordinator is a part of process 0: with it the others would lose this message.
-    end = time.monotonic() + (10 * INTERVAL if self.index == 0 else 0)
-    while time.monotonic() < end and len(self._known('t2x/gone/')) < self.count:
-      time.sleep(0.1)
+  def end(self, text: str, code: int) -> None:
+    """Ends all processes with this message and exit code. Does not return."""
+    with self._ending:
+      last_words(f't2x: {text}')
+      sys.stdout.flush()
+      _quietly(lambda: self.client.key_value_set(END, json.dumps([text, code])))
+      # The others need the coordinator, which is a part of process 0, to read the message.
+      time.sleep(GRACE if self.index == 0 else 0)
+      os._exit(code)
 
-  def failure(self) -> dict[str, Any] | None:
-    """What another process said when it failed: process, text, code."""
-    said = self._known('t2x/run/')
-    for key, value in sorted(said.items()):
-      if '/failed/' in key and (failure := json.loads(value))['process'] != self.index:
-        return failure
-    return None
+  def finish(self) -> None:
+    """Leaves the coordination service. All processes have to call this together."""
+    self._finished.set()
+    self.client.key_value_set(END, 'null', True)
+    # Process 0 leaves last: it is the coordinator.
+    while self.index == 0 and len(self._live()) > 1:
+      pass
+    jax.distributed.shutdown()
+    for thread in self._threads:
+      thread.join(GRACE)
 
-  def end(self) -> None:
-    """No longer watches."""
-    self._ended.set()
-    self._thread.join()
+  def _live(self) -> dict[int, int]:
+    """The processes that send heartbeats, with their incarnations. All of them have to call this."""
+    return self.client.get_live_nodes(list(range(len(self.hosts))))
 
-  def _known(self, folder: str) -> dict[str, str]:
-    try:
-      return dict(self.client.key_value_dir_get(folder))
-    except Exception:
-      return {}
+  def _wait_for_stop(self) -> None:
+    """The last step is the one after the latest that any process has dispatched."""
+    self.client.blocking_key_value_get('t2x/stop', FOREVER_MS)
+    # Holds back this process's next step until all have agreed.
+    with self._stepping:
+      self.client.key_value_set(f't2x/step/{self.index}', str(self._step))
+      steps = [
+        int(self.client.blocking_key_value_get(f't2x/step/{index}', FOREVER_MS))
+        for index in range(len(self.hosts))
+      ]
+      self._stop_at = max(steps) + 1
 
-  def _watch(self) -> None:
-    number = 0
-    while not self._ended.wait(0.02 if self._deciding else INTERVAL):
-      number += 1
-      try:
-        self._look(number)
-      except Exception as error:
-        # The coordinator does not answer; jax's client notices by itself when it is gone.
-        if self._silent('coordinator', '', time.monotonic()):
-          self._leave(f'the coordinator does not answer ({first_line(error)})', 1)
+  def _wait_for_end(self) -> None:
+    if failure := json.loads(self.client.blocking_key_value_get(END, FOREVER_MS)):
+      self.end(*failure)
 
-  def _look(self, number: int) -> None:
-    folder = 't2x/run' if self.index == 0 else 't2x/beat'
-    self.client.key_value_set(f'{folder}/{self.index}', str(number), True)
-    if self._asked.is_set():
-      self.client.key_value_set('t2x/run/stop', '1', True)
-    known = dict(self.client.key_value_dir_get('t2x/run/'))
-    now = time.monotonic()
-    self._silent('coordinator', str(number), now)
-    if any('/failed/' in key for key in known) and (failure := self.failure()) is not None:
-      self._leave(failure['text'], failure['code'], told=True)
-    if 't2x/run/stop' in known and self._stop_at == math.inf:
-      self._agree()
-    others = self._known('t2x/beat/') if self.index == 0 else {'0': known.get('t2x/run/0', '')}
-    for key, beat in others.items():
-      if self._silent(key, beat, now):
-        process = key.rsplit('/', 1)[-1]
-        self._leave(
-          f'process {process}{self._host(process)} has not been heard of for '
-          f'{self.lost_after:g} seconds: ending; run the same command again to go on',
-          1,
-        )
+  def _wait_for_loss(self) -> None:
+    first, lost = self._live(), []
+    while not lost:
+      if self._finished.wait(INTERVAL):
+        return
+      live = self._live()
+      lost = [index for index in range(len(self.hosts)) if live.get(index, -1) != first.get(index)]
+    # Processes also leave when all have finished.
+    if not self._finished.is_set() and not self.client.key_value_dir_get('t2x/end'):
+      self.end(
+        f'process {lost[0]} on {self.hosts[lost[0]]} has not been heard of for '
+        f'{self.lost_after:g} seconds; run the same command to resume',
+        1,
+      )
 
-  def _silent(self, key: str, beat: str, now: float) -> bool:
-    if key not in self._beats or self._beats[key][0] != beat:
-      self._beats[key] = beat, now
-    return now - self._beats[key][1] > self.lost_after
 
-  def _host(self, process: str) -> str:
-    about: Mapping[str, Any] = json.loads(
-      self._known('t2x/hello/').get(f't2x/hello/{process}', '{}')
-    )
-    return f' on {about["host"]}' if 'host' in about else ''
-
-  def _agree(self) -> None:
-    """A part of the agreement on the step to stop at; `_deciding` holds this process's next one."""
-    if not self._deciding:
-      with self._at:
-        self._deciding = True
-      self.client.key_value_set(f't2x/at/{self.index}', str(self._step))
-    steps = dict(self.client.key_value_dir_get('t2x/at/'))
-    if len(steps) == self.count:
-      with self._at:
-        self._stop_at = max(map(int, steps.values())) + 1
-        self._deciding = False
-        self._at.notify_all()
-
-  def _leave(self, text: str, code: int, told: bool = False) -> None:
-    """Ends this process, whatever its main thread waits for."""
-    if self._ended.is_set():
-      return
-    last_words(f't2x: {text}')
-    if told:
-      with contextlib.suppress(Exception):
-        self.client.key_value_set(f't2x/gone/{self.index}', '1', True)
-    else:
-      self.failed(text, code)
-    sys.stdout.flush()
-    os._exit(code)
+def _quietly(function: Callable[[], Any]) -> None:
+  # A call fails when this process leaves the service, or when the coordinator is lost: then jax ends
+  # the process.
+  with contextlib.suppress(JaxRuntimeError):
+    function()

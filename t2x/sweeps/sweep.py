@@ -277,7 +277,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
       findings.append(config_lib.Finding(statement.place, message))
       continue
     own.append(value)
-    value = _expanded(value, macros)
+    value = config_lib.expanded(value, macros)
     if problem := config_lib.problem(value, hints[name], lambda _: None):
       findings.append(config_lib.Finding(statement.place, f'Sweep.{name} {problem}'))
     given[name] = value
@@ -317,14 +317,3 @@ def _refuse_loops(macros: _Macros) -> None:
   for name, statement in macros.items():
     if name in config_lib.macros_in([statement.value], macros):
       raise UserError(f'{statement.place}: macro %{name} holds itself')
-
-
-def _expanded(value: Any, macros: _Macros) -> Any:
-  """The value with the sweep file's own macros replaced."""
-
-  def one(leaf):
-    if isinstance(leaf, config_lib.Macro) and leaf.name in macros:
-      return _expanded(macros[leaf.name].value, macros)
-    return leaf
-
-  return config_lib.map_leaves(one, value)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.arrays import name_of
+from t2x.arrays import name_of, named_variables
 from t2x.errors import UserError
 from t2x.layers.dtypes import Dtypes
 from t2x.models import Stack
@@ -64,6 +64,11 @@ class ParamInfo:
     """Number of elements."""
     return math.prod(self.shape)
 
+  @property
+  def all_axes(self) -> tuple[str | None, ...]:
+    """Logical axis of each dimension; that of stacked layers is 'layers'."""
+    return ('layers',) * (len(self.shape) - len(self.axes)) + self.axes
+
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
     """Returns the metadata of the slice with these indices of the stacked dimension."""
     layers = self.layers and tuple(self.layers[i] for i in indices)
@@ -74,11 +79,8 @@ def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
   stacks = {
     name_of(path): part for path, part in nnx.iter_modules(model) if isinstance(part, Stack)
   }
-  flat, _ = jax.tree_util.tree_flatten_with_path(
-    model, is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )
-  for path, variable in flat:
-    name, shape = name_of(path), tuple(variable.get_raw_value().shape)
+  for name, variable in named_variables(model):
+    shape = tuple(variable.get_raw_value().shape)
     metadata = variable.get_metadata()
     axes = tuple(metadata.get('axes') or (None,) * len(shape))
     layers: tuple[tuple[int, ...], ...] | None = None

@@ -4,7 +4,7 @@ import json
 import math
 import shlex
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -27,6 +27,7 @@ from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.text_table import text_table
 from t2x.train.flops import Flops, flops_per_token, row_lengths
+from t2x.train.params import Blueprint, ParamInfo
 from t2x.train.writers import clock, in_short
 
 if TYPE_CHECKING:
@@ -42,37 +43,26 @@ __all__ = [
 ]
 
 
-Parameter = tuple[tuple[str, ...], bool, tuple[str | None, ...], tuple[int, ...]]
-
-
-def parameters(module: nnx.Module) -> Iterator[Parameter]:
-  """Yields (path, keep_float32, logical axes, shape) of each; stacked layers are named in the axes."""
-  flat, _ = jax.tree_util.tree_flatten_with_path(
-    module, is_leaf=lambda x: isinstance(x, nnx.Variable)
-  )
-  for path, variable in flat:
-    for leaf in jax.tree.leaves(variable):
-      metadata = variable.get_metadata()
-      axes = tuple(metadata.get('axes') or (None,) * leaf.ndim)
-      axes = ('layers',) * (leaf.ndim - len(axes)) + axes
-      names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-      yield names, bool(metadata.get('keep_float32')), axes, leaf.shape
+def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
+  """The parameters of each top-level part."""
+  parts: dict[str, list[ParamInfo]] = {}
+  for name, info in Blueprint(module).infos.items():
+    parts.setdefault(name.partition('.')[0], []).append(info)
+  return parts
 
 
 def model_table(module: nnx.Module) -> str:
   """Lists the parameters with shape, logical axes, count, and the dtype of those that a step does not
   cast to the compute dtype, by top-level part. Stacked layers are one."""
   rows: list[tuple[str, str, str, str, str]] = []
-  parts: dict[str, list[Parameter]] = {}
-  for parameter in parameters(module):
-    parts.setdefault(parameter[0][0], []).append(parameter)
+  parts = _by_part(module)
   for part, members in parts.items():
     rows.append((part, '', '', f'{_count(members):,}', ''))
-    for path, keep, axes, shape in members:
-      name = '.'.join(path[1:]) or part
-      told = ' x '.join(map(str, shape))
-      dtype = Dtypes.parameters if keep else ''
-      rows.append((f'  {name}', told, ' '.join(map(str, axes)), f'{math.prod(shape):,}', dtype))
+    for info in members:
+      name = info.name.partition('.')[2] or part
+      shape, axes = ' x '.join(map(str, info.shape)), ' '.join(map(str, info.all_axes))
+      dtype = Dtypes.parameters if info.keep_float32 else ''
+      rows.append((f'  {name}', shape, axes, f'{info.size:,}', dtype))
   total = sum(map(_count, parts.values()))
   rows = [('parameter', 'shape', 'axes', 'count', 'kept in'), *rows]
   rows.append(('total', '', '', f'{total:,}', ''))
@@ -248,9 +238,7 @@ def _prefixed(number: float) -> str:
 
 def _model(model: nnx.Module) -> str:
   """Returns one line for the model and one per top-level part: parameters, layers, widths."""
-  parts: dict[str, list[Parameter]] = {}
-  for parameter in parameters(model):
-    parts.setdefault(parameter[0][0], []).append(parameter)
+  parts = _by_part(model)
   layers: dict[str, int] = {}
   for path, module in nnx.iter_modules(model):
     if isinstance(module, Stack) and path:
@@ -264,15 +252,15 @@ def _model(model: nnx.Module) -> str:
   return '\n'.join([f'{type(model).__name__}, {total:,} parameters', *lines])
 
 
-def _count(members: Sequence[Parameter]) -> int:
-  return sum(math.prod(shape) for *_, shape in members)
+def _count(members: Sequence[ParamInfo]) -> int:
+  return sum(info.size for info in members)
 
 
-def _widths(members: Sequence[Parameter]) -> list[str]:
+def _widths(members: Sequence[ParamInfo]) -> list[str]:
   """Returns the sizes of the logical axes; kv_heads only if it differs from heads."""
   sizes: dict[str, list[int]] = {}
-  for *_, axes, shape in members:
-    for axis, size in zip(axes, shape, strict=True):
+  for info in members:
+    for axis, size in zip(info.all_axes, info.shape, strict=True):
       if axis is not None and axis != 'layers' and size not in sizes.setdefault(axis, []):
         sizes[axis].append(size)
   if sizes.get('kv_heads') == sizes.get('heads'):

@@ -57,7 +57,7 @@ EXPERIMENTS = {
   'causal_lm': """
 include '{configs}/models/small_decoder.gin'
 Experiment.task = @CausalLM()
-Experiment.evaluations = {'samples': @Samples()}
+Experiment.evaluations = {{'samples': @Samples()}}
 Samples:
   prompts = ['the ']
   num_tokens = 8
@@ -79,7 +79,7 @@ Translation:
   source_length = 32
   target_length = 32
   strategy = @Greedy()
-Experiment.evaluations = {'translations': @Translations()}
+Experiment.evaluations = {{'translations': @Translations()}}
 Translations:
   num_examples = 4
   batch_size = 4
@@ -126,7 +126,7 @@ LanguageModel.head = @TokenClassifier
 TokenClassifier.num_classes = 2
 TokenEmbedding.num_types = 2
 Experiment.task = @SpanPrediction()
-Experiment.evaluations = {'answers': @Answers()}
+Experiment.evaluations = {{'answers': @Answers()}}
 Answers.num_examples = 4
 SpanPrediction:
   stride = 8

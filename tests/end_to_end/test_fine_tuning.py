@@ -64,7 +64,7 @@ LanguageModel.head = @TokenClassifier
 TokenClassifier.num_classes = 2
 TokenEmbedding.num_types = 2
 Experiment.task = @SpanPrediction()
-Experiment.evaluations = {'answers': @Answers()}
+Experiment.evaluations = {{'answers': @Answers()}}
 Answers.num_examples = 6
 SpanPrediction:
   stride = 8

@@ -34,6 +34,14 @@ def test_every_variant_resolves_at_every_point(name):
   assert len({repr(config) for config in configs.values()}) == len(configs)
 
 
+def test_every_feed_forward_layer_resolves_over_the_base():
+  sweep = sweep_of('feed_forward/sweep')
+  base = read_config(sweep.base_files, sweep.shared)
+  configs = [read_config(arm.files, arm.bindings, base=base).build() for arm in sweep.arms()]
+  assert len({repr(config) for config in configs}) == 5
+  assert all(config.evaluations == {} for config in configs)
+
+
 # The smallest point of the grid: the others have more of the same layers, or of the same images.
 @pytest.mark.parametrize(
   ('name', 'variant'),

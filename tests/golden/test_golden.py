@@ -31,7 +31,7 @@ def test_a_decoder_an_encoder_and_both_train_as_recorded():
 
 @pytest.mark.nightly
 def test_a_tiny_model_of_every_family_trains_as_recorded():
-  assert len(FAMILIES) == 12
+  assert len(FAMILIES) == 14
   check(*FAMILIES)
 
 

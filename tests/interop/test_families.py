@@ -3,6 +3,7 @@
 import functools
 import json
 import tempfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from flax import nnx
 from t2x.api import read_config
 from t2x.arrays import named_leaves
 from t2x.errors import UserError
-from t2x.interop import FAMILIES, Source, export
+from t2x.interop import FAMILIES, Source, export, families
 from t2x.interop.safetensors import read_tensors, write_tensors
 
 BERT = {
@@ -159,6 +160,7 @@ SIDES = {
 }
 DECODER = {'hidden_size': 8, 'vocab_size': 20, 'intermediate_size': 12}
 T5 = {'d_model': 8, 'd_kv': 2, 'd_ff': 12, 'num_layers': 1, 'num_heads': 2, 'vocab_size': 20}
+NEOX = DECODER | {'num_attention_heads': 2, 'num_hidden_layers': 2, 'rotary_pct': 0.5}
 WRITTEN = [
   ('t5', 'T5ForConditionalGeneration', T5 | {'feed_forward_proj': 'gated-silu'}),
   ('t5', 'T5ForConditionalGeneration', T5 | {'tie_word_embeddings': False}),
@@ -170,6 +172,20 @@ WRITTEN = [
     'GPTNeoForCausalLM',
     DECODER
     | {'num_heads': 2, 'num_layers': 3, 'attention_types': [[['local', 'local', 'global'], 1]]},
+  ),
+  (
+    'opt',
+    'OPTForCausalLM',
+    {'hidden_size': 8, 'ffn_dim': 12, 'vocab_size': 20, 'tie_word_embeddings': False}
+    | {'num_attention_heads': 2, 'num_hidden_layers': 2, 'max_position_embeddings': 6},
+  ),
+  ('gpt_neox', 'GPTNeoXForCausalLM', NEOX | {'rotary_emb_base': 500.0}),
+  (
+    'gpt_neox',
+    'GPTNeoXForCausalLM',
+    NEOX
+    | {'use_parallel_residual': False, 'attention_bias': False, 'tie_word_embeddings': True}
+    | {'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}},
   ),
   (
     'llama',
@@ -216,6 +232,19 @@ REFUSED = [
   ('gpt_neo', {'attention_types': [[['near'], 24]]}, "attention_types = [[['near'], 24]]"),
   ('llama', {'rope_scaling': {'type': 'yarn'}}, "'yarn'"),
   ('llama', {'rope_scaling': {'type': 'linear'}}, "no field 'factor'"),
+  (
+    'llama',
+    {'rope_scaling': {'type': 'linear', 'factor': 2.0, 'slope': 3}},
+    'rope_scaling: slope = 3',
+  ),
+  ('opt', {'do_layer_norm_before': False}, 'do_layer_norm_before = False'),
+  ('opt', {'word_embed_proj_dim': 512, 'hidden_size': 1024}, 'word_embed_proj_dim = 512'),
+  ('gpt_neox', {'hidden_dropout': 0.1}, 'hidden_dropout = 0.1'),
+  ('gpt_neo', {'attention_layers': ['local'] * 24}, "attention_layers = ['local'"),
+  ('t5', {'dense_act_fn': 'silu'}, "dense_act_fn = 'silu'"),
+  ('t5', {'is_gated_act': True}, 'is_gated_act = True'),
+  ('marian', {'static_position_embeddings': False}, 'static_position_embeddings = False'),
+  ('bart', {'num_hidden_layers': 3, 'encoder_layers': 4}, 'num_hidden_layers = 3'),
   ('bort', {}, "model_type 'bort' is not known; these are: albert, "),
 ]
 
@@ -245,3 +274,35 @@ def test_a_model_of_other_parts_is_refused_with_what_differs(tmp_path):
     export(model, build, tmp_path / 'out', dict(named_leaves(model)).__getitem__)
   assert 'with bert compared' in str(caught.value)
   assert 'feed_forward.down.bias is None, there (2, 8)' in str(caught.value)
+
+
+# Fields that other models have, or that switch on something which no part of ours does.
+UNREAD = {
+  'sliding_window': 128,
+  'attn_logit_softcapping': 50.0,
+  'quantization_config': {'bits': 4},
+  'per_layer_config': {'0': {'num_attention_heads': 2}},
+  'a\nb': None,
+}
+
+
+@pytest.mark.parametrize('model_type', FAMILIES)
+@pytest.mark.parametrize('name', UNREAD)
+def test_a_field_that_nobody_reads_is_refused_with_its_value(tmp_path, model_type, name):
+  config = {'model_type': model_type, name: UNREAD[name]}
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(UserError) as caught:
+    Source(tmp_path)
+  message = str(caught.value)
+  assert message.startswith(f'{tmp_path}/config.json: ')
+  assert message.isprintable()
+  assert (
+    f'{name if name.isprintable() else repr(name)} = {UNREAD[name]!r} is not supported' in message
+  )
+  assert 'remove it from the file' in message
+
+
+@pytest.mark.parametrize('model_type', ['opt', 'gpt_neox'])
+def test_a_decoder_family_is_one_file_of_at_most_50_lines(model_type):
+  family = Path(families.__file__).parent / f'{model_type}.py'
+  assert len(family.read_text().splitlines()) <= 50

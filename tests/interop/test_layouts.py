@@ -7,6 +7,7 @@ from t2x.interop.layouts import (
   CLASS_TOKEN,
   CONV1D,
   CONV1D_FROM_HEADS,
+  GROUPED,
   LINEAR,
   LINEAR_FROM_HEADS,
   PATCHES,
@@ -28,6 +29,8 @@ CASES = {
   'conv1d': (CONV1D, [(4, 6)], (4, 6)),
   'conv1d to heads, fused': (CONV1D, [(4, 2, 3)] * 3, (4, 18)),
   'conv1d from heads': (CONV1D_FROM_HEADS, [(2, 3, 4)], (6, 4)),
+  'a head of queries, keys and values': (GROUPED, [(4, 2, 3)] * 3, (18, 4)),
+  'biases of a head of queries, keys and values': (GROUPED, [(2, 3)] * 3, (18,)),
   'patches': (PATCHES, [(2, 2, 3, 5)], (5, 3, 2, 2)),
 }
 
@@ -46,6 +49,29 @@ def test_there_and_back_is_the_same(case):
     part = layout.part(theirs, shapes, number)
     np.testing.assert_array_equal(part, one)
     assert np.shares_memory(part, theirs)
+
+
+def test_interleaved_heads_lie_as_gpt_neox_reads_them():
+  q, k, v = (random((4, 2, 3), seed) for seed in range(3))
+  x = random((5, 4), 3)
+  fused = (x @ GROUPED.whole([q, k, v]).T).reshape(5, 2, 9)
+  for number, kernel in enumerate((q, k, v)):
+    np.testing.assert_allclose(
+      fused[..., 3 * number : 3 * number + 3], np.einsum('bd,dhk->bhk', x, kernel)
+    )
+
+
+def test_grouped_heads_lie_as_falcon_reads_them():
+  q, k, v = random((4, 6, 3)), random((4, 2, 3), 1), random((4, 2, 3), 2)
+  x, shapes = random((5, 4), 3), [(4, 6, 3), (4, 2, 3), (4, 2, 3)]
+  whole = GROUPED.whole([q, k, v])
+  fused = (x @ whole.T).reshape(5, 2, 5, 3)
+  queries = np.einsum('bd,dhk->bhk', x, q).reshape(5, 2, 3, 3)
+  np.testing.assert_allclose(fused[:, :, :-2], queries)
+  np.testing.assert_allclose(fused[:, :, -2], np.einsum('bd,dhk->bhk', x, k))
+  np.testing.assert_allclose(fused[:, :, -1], np.einsum('bd,dhk->bhk', x, v))
+  for number, one in enumerate((q, k, v)):
+    np.testing.assert_array_equal(GROUPED.part(whole, shapes, number), one)
 
 
 def test_projections_to_and_from_heads_compute_what_a_flat_matrix_does():

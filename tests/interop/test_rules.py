@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from t2x.errors import UserError
-from t2x.interop.layouts import CONV1D
-from t2x.interop.rules import Rule, Table, dense, norm
+from t2x.interop.layouts import CONV1D, GROUPED, LINEAR
+from t2x.interop.rules import Rule, Table, block, dense, norm
 
 RULES = (
   Rule('embed', ('table',)),
@@ -33,19 +33,41 @@ SHAPES = {
   'body.stack.blocks.1.extra': (3, 4),
 }
 TABLE = Table(RULES, SHAPES)
-OURS = {
-  name: np.random.default_rng(seed).normal(size=shape)
-  for seed, (name, shape) in enumerate(SHAPES.items())
-}
+
+
+def written(table, ours):
+  """Our parameters in their tensors."""
+  return {
+    name: tensor.layout.whole([ours[one][index] for one, index in tensor.parts])
+    for name, tensor in table.tensors.items()
+  }
 
 
 def theirs():
-  """Our parameters in their tensors."""
-  written = {}
-  for name, tensor in TABLE.tensors.items():
-    parts = [OURS[one] if index is None else OURS[one][index] for one, index in tensor.parts]
-    written[name] = tensor.layout.whole(parts)
-  return written
+  return written(TABLE, OURS)
+
+
+def arrays(shapes):
+  return {
+    name: np.random.default_rng(seed).normal(size=shape)
+    for seed, (name, shape) in enumerate(shapes.items())
+  }
+
+
+def assert_read_again(table, ours):
+  tensors = written(table, ours)
+  assert {name: tensor.shape for name, tensor in tensors.items()} == {
+    name: table.their_shape(name) for name in table.tensors
+  }
+  for name, array in ours.items():
+    indices = sorted(table.pieces[name])
+    lead = array.shape[: len(indices[0])]
+    assert indices == [*np.ndindex(*lead)]
+    views = np.stack([table.view(name, index, tensors) for index in indices])
+    np.testing.assert_array_equal(views.reshape(array.shape), array)
+
+
+OURS = arrays(SHAPES)
 
 
 def shapes():
@@ -58,17 +80,121 @@ def test_layers_take_turns_in_the_blocks():
     *(f'h.{i}.{name}' for i in range(6) for name in ('qkv.weight', 'qkv.bias', 'ln.weight')),
     *(f'h.{i}.extra' for i in (1, 3, 5)),
   }
-  assert TABLE.tensors['h.3.extra'].parts == (('body.stack.blocks.1.extra', 1),)
+  assert TABLE.tensors['h.3.extra'].parts == (('body.stack.blocks.1.extra', (1,)),)
   assert TABLE.their_shape('h.4.qkv.weight') == (4, 8)
 
 
 def test_what_is_written_is_read_again():
-  written = theirs()
-  for name, array in OURS.items():
-    views = TABLE.view(name, written)
-    stacked = TABLE.is_stacked(name)
-    assert stacked == (name != 'table')
-    np.testing.assert_array_equal(np.stack(views) if stacked else views[0], array)
+  assert_read_again(TABLE, OURS)
+  assert {name: len(next(iter(TABLE.pieces[name]))) for name in OURS} == {
+    name: 0 if name == 'table' else 1 for name in OURS
+  }
+
+
+def of_blocks(shapes, repeats=3):
+  """Shapes of parameters of two blocks that take turns `repeats` times."""
+  return {
+    f'body.stack.blocks.{block}.{name}': (repeats, *shape)
+    for block in (0, 1)
+    for name, shape in shapes.items()
+  }
+
+
+def test_a_tensor_for_each_expert_is_read_again():
+  body = 'body.stack.{}.feed_forward'
+  rules = [
+    Rule('h.{}.gate.weight', (f'{body}.router',), LINEAR),
+    Rule('h.{}.experts.{}.w1.weight', (f'{body}.up.{{}}',), LINEAR),
+    Rule('h.{}.experts.{}.w2.weight', (f'{body}.down.{{}}',), LINEAR),
+  ]
+  sizes = {
+    'feed_forward.router': (6, 4),
+    'feed_forward.up': (4, 6, 5),
+    'feed_forward.down': (4, 5, 6),
+  }
+  table = Table(rules, of_blocks(sizes))
+  assert len(table.tensors) == 6 * (1 + 4 + 4)
+  assert table.their_shape('h.5.experts.3.w1.weight') == (5, 6)
+  ours = arrays(table.shapes)
+  assert_read_again(table, ours)
+  np.testing.assert_array_equal(
+    written(table, ours)['h.3.experts.2.w1.weight'],
+    ours['body.stack.blocks.1.feed_forward.up'][1, 2].T,
+  )
+
+
+def test_experts_of_some_of_the_layers_are_read_again():
+  sizes = {
+    'body.stack.blocks.0.norm.scale': (3, 6),
+    'body.stack.blocks.1.feed_forward.up': (3, 4, 6, 5),
+  }
+  rules = [
+    *norm('h.{}.ln', 'body.stack.{}.norm'),
+    Rule('h.{}.experts.expert_{}.wi.weight', ('body.stack.{}.feed_forward.up.{}',), LINEAR),
+  ]
+  table = Table(rules, sizes)
+  experts = [name for name in table.tensors if 'expert' in name]
+  assert experts == [
+    f'h.{layer}.experts.expert_{i}.wi.weight' for layer in (1, 3, 5) for i in range(4)
+  ]
+  assert_read_again(table, arrays(sizes))
+  assert (
+    table.check(
+      dict.fromkeys(table.tensors, (5, 6))
+      | {'h.0.ln.weight': (6,), 'h.2.ln.weight': (6,), 'h.4.ln.weight': (6,)},
+      [],
+      'FOLDER',
+    )
+    == []
+  )
+
+
+# Heads of queries, keys and values in one tensor.
+@pytest.mark.parametrize('kv_heads', [4, 2, 1])
+def test_interleaved_queries_keys_and_values_are_read_again(kv_heads):
+  sizes = {
+    'mixer.q.kernel': (6, 4, 3),
+    'mixer.k.kernel': (6, kv_heads, 3),
+    'mixer.v.kernel': (6, kv_heads, 3),
+    'mixer.q.bias': (4, 3),
+    'mixer.k.bias': (kv_heads, 3),
+    'mixer.v.bias': (kv_heads, 3),
+    'mixer.out.kernel': (4, 3, 6),
+  }
+  rules = block(
+    'h.{}', norms=('ln_1', 'ln_2'), mixer=('qkv', 'out'), feed_forward=('up', 'down'), qkv=GROUPED
+  )
+  table = Table([*rules], of_blocks(sizes))
+  assert table.their_shape('h.5.qkv.weight') == (3 * (4 + 2 * kv_heads), 6)
+  assert_read_again(table, arrays(table.shapes))
+
+
+@pytest.mark.parametrize(
+  ('norms', 'parts'),
+  [
+    (('mixer_wiring.norm', 'feed_forward_wiring.norm'), ('up', 'down')),
+    (('norm', 'feed_forward_norm'), ('gate', 'up', 'down')),
+  ],
+)
+def test_the_rules_of_a_block_name_its_norms_attention_and_feed_forward(norms, parts):
+  ours = [f'{name}.scale' for name in norms]
+  ours += [f'mixer.{name}.kernel' for name in ('q', 'k', 'v', 'out')]
+  ours += [f'feed_forward.{name}.kernel' for name in parts]
+  theirs = [
+    'ln_1',
+    'ln_2',
+    'attn.q',
+    'attn.k',
+    'attn.v',
+    'attn.o',
+    *(f'mlp.{name}' for name in parts),
+  ]
+  rules = block('h.{}', norms=theirs[:2], mixer=theirs[2:6], feed_forward=theirs[6:])
+  table = Table([*rules], {f'body.stack.blocks.0.{name}': (1, 2, 2) for name in ours})
+  assert {name: tensor.parts for name, tensor in table.tensors.items()} == {
+    f'h.0.{name}.weight': ((f'body.stack.blocks.0.{one}', (0,)),)
+    for name, one in zip(theirs, ours, strict=True)
+  }
 
 
 def test_a_parameter_without_a_rule_is_a_bug_that_is_seen():
@@ -97,6 +223,13 @@ def test_missing_unknown_and_misshapen_tensors_are_told_at_once():
 def test_of_many_missing_tensors_some_are_named():
   with pytest.raises(UserError, match=r'22 tensors are missing: embed, .* and 17 more'):
     TABLE.check({}, [], 'FOLDER')
+
+
+def test_a_tensor_of_a_missing_layer_is_unknown_beside_another_rule_of_its_name():
+  rules = [*RULES, *norm('h.{}.ln', 'body.stack.{}.feed_forward_norm')]
+  found = shapes() | {'h.6.ln.weight': (4,)}
+  with pytest.raises(UserError, match=r'1 tensors are not known: h\.6\.ln\.weight'):
+    Table(rules, SHAPES).check(found, [], 'FOLDER')
 
 
 @pytest.mark.parametrize(('other', 'holds'), [('beside', True), ('without', False)])

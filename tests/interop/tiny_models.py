@@ -46,6 +46,14 @@ CONFIGS = {
     'max_position_embeddings': 6,
     'attention_types': [[['local', 'local', 'global'], 1]],
   },
+  'gpt_neox': {
+    'hidden_size': 8,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 2,
+    'intermediate_size': 12,
+    'vocab_size': 20,
+    'rotary_pct': 0.5,
+  },
   'llama': {
     'hidden_size': 8,
     'num_hidden_layers': 1,
@@ -55,6 +63,14 @@ CONFIGS = {
   },
   'marian': SIDES | {'vocab_size': 20, 'share_encoder_decoder_embeddings': False},
   'openai-gpt': GPT,
+  'opt': {
+    'hidden_size': 8,
+    'num_hidden_layers': 2,
+    'num_attention_heads': 2,
+    'ffn_dim': 12,
+    'vocab_size': 20,
+    'max_position_embeddings': 6,
+  },
   't5': {'d_model': 8, 'd_kv': 2, 'd_ff': 12, 'num_layers': 1, 'num_heads': 2, 'vocab_size': 20},
   'vit': {
     'hidden_size': 8,

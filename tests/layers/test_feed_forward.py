@@ -9,9 +9,12 @@ import pytest
 from applying import applied
 from flax import nnx
 
+from t2x import config as config_lib
 from t2x import layers
+from t2x.errors import UserError
 from t2x.layers import MLP, GatedMLP, Linear, normal, variance_scaling, xavier_uniform
 
+SIZE = ['MLP.hidden_dim=4']
 ACTIVATIONS = {
   'relu': lambda x: max(x, 0.0),
   'gelu': lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -143,3 +146,17 @@ def test_initializers_are_values():
   assert normal(0.1) == normal(0.1) != normal(0.2)
   assert hash(xavier_uniform()) == hash(xavier_uniform())
   assert (layers.ones()(jax.random.key(0), (3,), jnp.float32) == 1).all()
+
+
+@pytest.mark.parametrize('name', ['relu', 'selu', 'sigmoid', 'silu', 'softplus', 'tanh'])
+def test_a_config_binds_the_function_of_jax_itself_under_its_name(name):
+  config = config_lib.load([], [*SIZE, f'MLP.activation=@{name}'], ['t2x.layers'], root='@MLP')
+  assert config.build().keywords['activation'] is getattr(jnp if name == 'tanh' else jax.nn, name)
+  assert f'activation=@{name}()' in config_lib.canonical(config)
+  assert f'activation = @{name}\n' in config_lib.render(config)
+
+
+@pytest.mark.parametrize('name', ['leaky_relu', 'jax.nn.leaky_relu', 'jax.nn.relu', 'nn.silu'])
+def test_no_other_function_of_jax_is_part_of_a_config(name):
+  with pytest.raises(UserError, match=f"no part named '{name}'"):
+    config_lib.load([], [*SIZE, f'MLP.activation=@{name}'], ['t2x.layers'], root='@MLP')

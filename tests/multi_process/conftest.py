@@ -37,7 +37,7 @@ CausalLM:
   source = @TextFiles()
   tokenizer = @Bytes()
   length = 32
-Experiment.evaluations = {'samples': @Samples()}
+Experiment.evaluations = {{'samples': @Samples()}}
 Samples:
   prompts = ['the ', 'a cat']
   num_tokens = 4
@@ -54,7 +54,7 @@ Translation:
   source_length = 32
   target_length = 32
   strategy = @Beam()
-Experiment.evaluations = {'translations': @Translations()}
+Experiment.evaluations = {{'translations': @Translations()}}
 Translations:
   num_examples = 4
   batch_size = 4

@@ -1,8 +1,6 @@
 """Finding the processes of a run, their rows, their agreement; without starting any."""
 
 import io
-import threading
-import time
 
 import jax
 import pytest
@@ -11,7 +9,6 @@ from t2x.errors import UserError
 from t2x.parallel import Cluster, Mesh, Processes, batch_sharding, find_cluster, process_part
 from t2x.parallel.native_output import translate
 from t2x.parallel.processes import _part
-from t2x.parallel.watch import Watch
 
 SLURM = {
   'SLURM_JOB_ID': '4099',
@@ -122,98 +119,6 @@ def test_alone_nothing_waits_and_nothing_ends():
   assert not one.reached_stop(3)
   one.finish()
   one.fail('nothing', 1)
-
-
-class Store:
-  """The coordinator's key-value store."""
-
-  def __init__(self):
-    self.values, self.lock = {}, threading.Lock()
-
-  def key_value_set(self, key, value, allow_overwrite=False):
-    with self.lock:
-      assert allow_overwrite or key not in self.values, key
-      self.values[key] = value
-
-  def key_value_dir_get(self, folder):
-    with self.lock:
-      return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
-
-
-@pytest.fixture
-def quick(monkeypatch):
-  monkeypatch.setattr('t2x.parallel.watch.INTERVAL', 0.01)
-
-
-@pytest.fixture
-def left(monkeypatch):
-  """(process, text, code) of each process that was ended."""
-  seen = []
-
-  def leave(watch, text, code, told=False):
-    if not watch._ended.is_set():
-      watch._ended.set()
-      seen.append((watch.index, text, code))
-
-  monkeypatch.setattr(Watch, '_leave', leave)
-  return seen
-
-
-def wait_until(condition, seconds=10):
-  end = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.005)
-
-
-def test_all_stop_at_one_step_however_far_each_is(quick):
-  store = Store()
-  watches = [Watch(store, index, 3, lost_after=60.0) for index in range(3)]
-  stopped = {}
-
-  def loop(watch):
-    step = 0
-    while not watch.reached_stop(step := step + 1):
-      time.sleep(0.001 * (watch.index + 1))
-      if watch.index == 1 and step == 20:
-        watch.ask_to_stop()
-    stopped[watch.index] = step
-
-  threads = [threading.Thread(target=loop, args=(watch,), daemon=True) for watch in watches]
-  for thread in threads:
-    thread.start()
-  for thread in threads:
-    thread.join(timeout=20)
-  assert len(stopped) == 3
-  assert len(set(stopped.values())) == 1
-  assert stopped[0] > 20
-  for watch in watches:
-    watch.end()
-
-
-@pytest.mark.parametrize('victim', [0, 1])
-def test_a_process_that_is_silent_is_noticed(victim, quick, left):
-  store = Store()
-  watches = [Watch(store, index, 2, lost_after=0.3) for index in range(2)]
-  time.sleep(0.1)
-  assert not left
-  watches[victim].end()
-  wait_until(lambda: left)
-  ((index, text, code),) = left
-  assert (index, code) == (1 - victim, 1)
-  assert f'process {victim} has not been heard of for 0.3 seconds' in text
-  watches[1 - victim].end()
-
-
-def test_a_failure_is_told_to_all(quick, left):
-  store = Store()
-  watches = [Watch(store, index, 3, lost_after=60.0) for index in range(3)]
-  watches[2].failed('process 2: no such file', 2)
-  wait_until(lambda: len(left) == 2)
-  assert sorted(left) == [(0, 'process 2: no such file', 2), (1, 'process 2: no such file', 2)]
-  assert watches[0].failure()['process'] == 2
-  for watch in watches:
-    watch.end()
 
 
 def test_native_chatter_is_left_out_and_the_abort_is_one_line():

@@ -106,3 +106,60 @@ def test_llama(agree, name):
     vocab_size=50,
   )
   agree(name, lambda: transformers.LlamaForCausalLM(config), theirs, ours)
+
+
+OPT = {
+  'hidden_size': 24,
+  'ffn_dim': 40,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'vocab_size': 50,
+  'max_position_embeddings': 16,
+  # None of IDS: the vector of this one has no gradient in theirs.
+  'pad_token_id': 0,
+}
+
+
+def test_opt(agree, gradients):
+  config = transformers.OPTConfig(**OPT)
+  model, mine = agree('OPT', lambda: transformers.OPTForCausalLM(config), theirs, ours)
+  gradients('OPT', model, mine, theirs_loss, ours_loss, vanishing=r'k_proj\.bias$')
+
+
+def test_opt_with_a_head_of_its_own(agree):
+  config = transformers.OPTConfig(**OPT, tie_word_embeddings=False, activation_function='gelu')
+  agree('OPT, untied', lambda: transformers.OPTForCausalLM(config), theirs, ours)
+
+
+NEOX = {
+  'hidden_size': 32,
+  'intermediate_size': 40,
+  'num_hidden_layers': 3,
+  'num_attention_heads': 4,
+  'vocab_size': 50,
+}
+NEOXES = {
+  'GPT-NeoX': {},
+  'GPT-NeoX, one after the other, tied': {
+    'use_parallel_residual': False,
+    'tie_word_embeddings': True,
+    'attention_bias': False,
+    'layer_norm_eps': 1e-3,
+  },
+  'GPT-NeoX, positions interpolated': {
+    'rope_parameters': {
+      'rope_type': 'linear',
+      'factor': 3.0,
+      'rope_theta': 50.0,
+      'partial_rotary_factor': 0.5,
+    }
+  },
+}
+
+
+@pytest.mark.parametrize('name', NEOXES)
+def test_gpt_neox(agree, gradients, name):
+  config = transformers.GPTNeoXConfig(**NEOX, **NEOXES[name])
+  model, mine = agree(name, lambda: transformers.GPTNeoXForCausalLM(config), theirs, ours)
+  if name == 'GPT-NeoX':
+    gradients(name, model, mine, theirs_loss, ours_loss)

@@ -13,8 +13,10 @@ from t2x.interop.families.fsmt import FSMT
 from t2x.interop.families.gpt1 import GPT1
 from t2x.interop.families.gpt2 import GPT2
 from t2x.interop.families.gpt_neo import GPT_NEO
+from t2x.interop.families.gpt_neox import GPT_NEOX
 from t2x.interop.families.llama import LLAMA
 from t2x.interop.families.marian import MARIAN
+from t2x.interop.families.opt import OPT
 from t2x.interop.families.t5 import T5
 from t2x.interop.families.vit import VIT
 from t2x.interop.families.xlm import XLM
@@ -24,7 +26,22 @@ __all__ = ['FAMILIES', 'family_of']
 
 FAMILIES: Mapping[str, Family] = {
   family.model_type: family
-  for family in (ALBERT, BART, BERT, FSMT, GPT1, GPT2, GPT_NEO, LLAMA, MARIAN, T5, VIT, XLM)
+  for family in (
+    ALBERT,
+    BART,
+    BERT,
+    FSMT,
+    GPT1,
+    GPT2,
+    GPT_NEO,
+    GPT_NEOX,
+    LLAMA,
+    MARIAN,
+    OPT,
+    T5,
+    VIT,
+    XLM,
+  )
 }
 
 

@@ -2,6 +2,7 @@
 `BertForTokenClassification`, `BertModel` with its pooler."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from t2x.foreign import Fields, Only
@@ -11,54 +12,15 @@ from t2x.interop.family import (
   Layers,
   Size,
   activation,
-  activation_field,
-  activation_name,
-  fields_of_attention,
   num_classes,
   positive,
-  rate,
-  write,
+  rates,
+  sizes,
 )
-from t2x.interop.layouts import LINEAR_FROM_HEADS
-from t2x.interop.rules import Rule, dense, norm
-from t2x.models import MaskedLMHead, SequenceClassifier
+from t2x.interop.rules import Rule, block, dense, norm
+from t2x.interop.template import ENCODER, fill
 
-__all__ = ['BERT', 'SENTENCE_PAIRS']
-
-GIN = """
-Experiment.model = @LanguageModel
-LanguageModel:
-  d_model = {hidden_size}
-  embedding = @TokenEmbedding
-  body = @Encoder
-TokenEmbedding:
-  vocab_size = {vocab_size}
-  num_types = {type_vocab_size}
-LearnedPositions.max_length = {max_position_embeddings}
-Encoder:
-  stack = @Stack
-  encoding = @LearnedPositions
-  input_norm = @LayerNorm
-  input_dropout = {hidden_dropout_prob}
-  final_norm = None
-Stack:
-  num_layers = {num_hidden_layers}
-  blocks = [@Block]
-Block:
-  mixer = @MultiHeadAttention
-  feed_forward = @MLP
-  wiring = @PostNorm
-PostNorm:
-  norm = @LayerNorm
-  dropout_rate = {hidden_dropout_prob}
-LayerNorm.epsilon = {layer_norm_eps}
-MultiHeadAttention:
-  num_heads = {num_attention_heads}
-  dropout_rate = {attention_probs_dropout_prob}
-MLP:
-  hidden_dim = {intermediate_size}
-  activation = {activation}
-"""
+__all__ = ['BERT', 'SENTENCE_PAIRS', 'embeddings', 'masked_lm']
 
 # Tokens, and whether the second sentence follows the first: two heads at once.
 SENTENCE_PAIRS = """
@@ -67,143 +29,113 @@ SequenceClassifier:
   classifier = @PooledClassifier
   language_head = @MaskedLMHead
 PooledClassifier.num_classes = 2
-MaskedLMHead.activation = {activation}
+MaskedLMHead.activation = {hidden_act}
 """
 
 HEADS = {
   'BertForPreTraining': SENTENCE_PAIRS,
   'BertForMaskedLM': """
 LanguageModel.head = @MaskedLMHead
-MaskedLMHead.activation = {activation}
+MaskedLMHead.activation = {hidden_act}
 """,
   'BertForSequenceClassification': """
 LanguageModel.head = @SequenceClassifier
 SequenceClassifier.classifier = @PooledClassifier
 PooledClassifier:
-  num_classes = {num_classes}
-  dropout_rate = {last_dropout}
+  num_classes = {num_labels}
+  dropout_rate = {classifier_dropout}
 """,
   'BertForTokenClassification': """
 LanguageModel.head = @TokenClassifier
-TokenClassifier.num_classes = {num_classes}
-Encoder.final_dropout = {last_dropout}
+TokenClassifier.num_classes = {num_labels}
+Encoder.final_dropout = {classifier_dropout}
 """,
   'BertModel': """
 LanguageModel.head = @Pooler
 """,
 }
 
-BODY = 'body.stack.{}'
-LAYER = 'bert.encoder.layer.{}'
-PREDICTIONS = 'cls.predictions'
+
+def embeddings(theirs: str) -> Iterator[Rule]:
+  """Tables of tokens, types and positions, and their norm."""
+  yield Rule(f'{theirs}.word_embeddings.weight', ('embedding.table',))
+  yield Rule(f'{theirs}.token_type_embeddings.weight', ('embedding.types',))
+  yield Rule(f'{theirs}.position_embeddings.weight', ('body.encoding.table',))
+  yield from norm(f'{theirs}.LayerNorm', 'body.input_norm')
 
 
-def masked_lm(ours: str) -> tuple[Rule, ...]:
-  """The head over the vocabulary, wherever it is."""
-  return (
-    *dense(f'{PREDICTIONS}.transform.dense', f'{ours}.transform'),
-    *norm(f'{PREDICTIONS}.transform.LayerNorm', f'{ours}.norm'),
-    Rule(f'{PREDICTIONS}.bias', (f'{ours}.bias',)),
-  )
+def masked_lm(theirs: str, transform: str) -> Iterator[Rule]:
+  """The head over the vocabulary, alone and beside that of sentence pairs."""
+  for ours in ('head', 'head.language_head'):
+    yield from dense(f'{transform}.dense', f'{ours}.transform')
+    yield from norm(f'{transform}.LayerNorm', f'{ours}.norm')
+    yield Rule(f'{theirs}.bias', (f'{ours}.bias',))
 
 
-def classifier(theirs: str, beside: str = '', without: str = '') -> tuple[Rule, ...]:
+def classifier(theirs: str, beside: str = '', without: str = '') -> Iterator[Rule]:
   """Classes of a row: of sentence pairs in a model that has both heads, else those learnt last."""
-  return tuple(
-    dataclasses.replace(rule, beside=beside, without=without)
-    for rule in dense(theirs, 'head.classifier.out')
-  )
+  for rule in dense(theirs, 'head.classifier.out'):
+    yield dataclasses.replace(rule, beside=beside, without=without)
 
 
-RULES = (
-  Rule('bert.embeddings.word_embeddings.weight', ('embedding.table',)),
-  Rule('bert.embeddings.token_type_embeddings.weight', ('embedding.types',)),
-  Rule('bert.embeddings.position_embeddings.weight', ('body.encoding.table',)),
-  *norm('bert.embeddings.LayerNorm', 'body.input_norm'),
-  *dense(f'{LAYER}.attention.self.query', f'{BODY}.mixer.q'),
-  *dense(f'{LAYER}.attention.self.key', f'{BODY}.mixer.k'),
-  *dense(f'{LAYER}.attention.self.value', f'{BODY}.mixer.v'),
-  *dense(f'{LAYER}.attention.output.dense', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.attention.output.LayerNorm', f'{BODY}.mixer_wiring.norm'),
-  *dense(f'{LAYER}.intermediate.dense', f'{BODY}.feed_forward.up'),
-  *dense(f'{LAYER}.output.dense', f'{BODY}.feed_forward.down'),
-  *norm(f'{LAYER}.output.LayerNorm', f'{BODY}.feed_forward_wiring.norm'),
-  *dense('bert.pooler.dense', 'head.projection'),
-  *dense('bert.pooler.dense', 'head.classifier.transform'),
-  *classifier('cls.seq_relationship', beside='head.language_head.bias'),
-  *classifier('classifier', without='head.language_head.bias'),
-  *dense('classifier', 'head.out'),
-  *masked_lm('head'),
-  *masked_lm('head.language_head'),
-)
-
-
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
+def derive(fields: Fields) -> dict[str, Any]:
+  """The number of classes, and the dropout before them."""
   last = fields['classifier_dropout']
-  return write(
-    GIN + HEADS[fields['architecture']],
-    fields,
-    activation=activation(fields, 'hidden_act'),
-    num_classes=num_classes(fields),
-    last_dropout=fields['hidden_dropout_prob'] if last is None else last,
-  )
-
-
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  architectures = {
-    'SequenceClassifier': 'BertForSequenceClassification',
-    'TokenClassifier': 'BertForTokenClassification',
-    'MaskedLMHead': 'BertForMaskedLM',
-    'Pooler': 'BertModel',
-  }
-  architecture = architectures[type(model.head).__name__]
-  head = model.head
-  classes = {'num_labels': head.num_classes} if 'Classification' in architecture else {}
-  if isinstance(head, SequenceClassifier) and isinstance(head.language_head, MaskedLMHead):
-    architecture, classes = 'BertForPreTraining', {}
-  (block,) = model.body.stack.blocks
-  return architecture, classes | {
-    'attention_probs_dropout_prob': block.mixer.dropout_rate,
-    'hidden_act': activation_name(block.feed_forward.activation),
-    'hidden_dropout_prob': block.mixer_wiring.dropout_rate,
-    'hidden_size': model.embedding.table.shape[-1],
-    'intermediate_size': block.feed_forward.up.kernel.shape[-1],
-    'layer_norm_eps': model.body.input_norm.epsilon,
-    'max_position_embeddings': model.spec.max_length,
-    'num_attention_heads': fields_of_attention(block.mixer)[0],
-    'num_hidden_layers': model.body.stack.num_layers,
-    'type_vocab_size': model.embedding.types.shape[0],
-    'vocab_size': model.spec.vocab_size,
+  return num_classes(fields) | {
+    'classifier_dropout': fields['hidden_dropout_prob'] if last is None else last
   }
 
 
 BERT = Family(
   model_type='bert',
   architectures=tuple(HEADS),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  template=fill(
+    ENCODER,
+    attention_dropout='attention_probs_dropout_prob',
+    hidden_dropout='hidden_dropout_prob',
+  ),
+  choices={'architecture': HEADS},
+  derive=derive,
   declared={
     **CLASSES,
-    'add_cross_attention': Only(False),
-    'attention_probs_dropout_prob': rate(0.1),
-    'classifier_dropout': rate(None),
-    'hidden_act': activation_field('gelu'),
-    'hidden_dropout_prob': rate(0.1),
-    'hidden_size': Size(768),
-    'intermediate_size': Size(3072),
+    **rates(attention_probs_dropout_prob=0.1, classifier_dropout=None, hidden_dropout_prob=0.1),
+    **sizes(hidden_size=768, intermediate_size=3072, max_position_embeddings=512),
+    **sizes(num_attention_heads=12, vocab_size=30522),
+    'hidden_act': activation('gelu'),
     'is_decoder': Only(False),
     'layer_norm_eps': positive(1e-12, 1.0),
-    'max_position_embeddings': Size(512),
-    'num_attention_heads': Size(12),
     'num_hidden_layers': Layers(12),
     'position_embedding_type': Only('absolute'),
     'tie_word_embeddings': Only(True),
     'type_vocab_size': Size(2, low=0),
-    'vocab_size': Size(30522),
   },
+  # Notes of the first release about its pooler.
+  no_effect=(
+    'directionality',
+    'pooler_fc_size',
+    'pooler_num_attention_heads',
+    'pooler_num_fc_layers',
+    'pooler_size_per_head',
+    'pooler_type',
+  ),
+  rules=(
+    *embeddings('bert.embeddings'),
+    *block(
+      'bert.encoder.layer.{}',
+      norms=('attention.output.LayerNorm', 'output.LayerNorm'),
+      mixer=(
+        *(f'attention.self.{name}' for name in ('query', 'key', 'value')),
+        'attention.output.dense',
+      ),
+      feed_forward=('intermediate.dense', 'output.dense'),
+    ),
+    *dense('bert.pooler.dense', 'head.projection'),
+    *dense('bert.pooler.dense', 'head.classifier.transform'),
+    *classifier('cls.seq_relationship', beside='head.language_head.bias'),
+    *classifier('classifier', without='head.language_head.bias'),
+    *dense('classifier', 'head.out'),
+    *masked_lm('cls.predictions', 'cls.predictions.transform'),
+  ),
   prefix='bert.',
   bare='BertModel',
   renamed={

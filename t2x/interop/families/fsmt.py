@@ -4,14 +4,14 @@
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import Bool, Fields, Int
+from t2x.foreign import Bool, Fields, Int, Many, Text
 from t2x.interop.families import fairseq
-from t2x.interop.family import Family, Size, activation_field, write
+from t2x.interop.family import Family, activation, sizes
 from t2x.interop.rules import Rule, dense
 
 __all__ = ['FSMT']
 
-GIN = """
+POSITIONS = """
 TokenEmbedding.vocab_size = {src_vocab_size}
 Encoder.encoding = @Sinusoidal
 Decoder.encoding = @Sinusoidal
@@ -29,56 +29,48 @@ EncoderDecoder:
 target/TokenEmbedding.vocab_size = {tgt_vocab_size}
 """
 
-SOURCE, TARGET = 'embedding.table', 'target_embedding.table'
-RULES = (
-  Rule('model.decoder.embed_tokens.weight', (SOURCE,), without=TARGET),
-  Rule('model.encoder.embed_tokens.weight', (SOURCE,), beside=TARGET),
-  Rule('model.decoder.embed_tokens.weight', (TARGET,)),
-  *fairseq.RULES,
-  *dense('model.decoder.output_projection', 'head.out'),
-)
 
-
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
-  # Positions are counted from the padding's id on, plus one.
-  text = fairseq.gin(fields) + write(GIN, fields, offset=fields['pad_token_id'] + 1)
-  if not fields['tie_word_embeddings']:
-    return text + write(TWO_VOCABULARIES, fields)
-  if fields['src_vocab_size'] != fields['tgt_vocab_size']:
+def derive(fields: Fields) -> dict[str, Any]:
+  """The first position: they are counted from the padding's id on, plus one."""
+  source, target = fields['src_vocab_size'], fields['tgt_vocab_size']
+  if fields['tie_word_embeddings'] and source != target:
     raise UserError(
-      f'{fields.where}: tie_word_embeddings of vocabularies of {fields["src_vocab_size"]} '
-      f'(src_vocab_size) and {fields["tgt_vocab_size"]} (tgt_vocab_size) tokens'
+      f'{fields.where}: tie_word_embeddings of vocabularies of {source} (src_vocab_size) and {target} '
+      '(tgt_vocab_size) tokens'
     )
-  return text + TIED
+  return {'offset': fields['pad_token_id'] + 1}
 
 
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  return 'FSMTForConditionalGeneration', fairseq.fields(model) | {
-    'langs': ['source', 'target'],
-    'pad_token_id': model.encoder.encoding.offset - 1,
-    'src_vocab_size': model.embedding.vocab_size,
-    'tgt_vocab_size': model.spec.vocab_size,
-    'tie_word_embeddings': model.target_embedding is None,
-  }
+def restore(values: dict[str, Any]) -> dict[str, Any]:
+  """The values with the id of the padding, and names of the languages."""
+  own = {'langs': ['source', 'target'], 'pad_token_id': values['offset'] - 1}
+  return {'tgt_vocab_size': values['src_vocab_size'], **values, **own}
 
 
 FSMT = Family(
   model_type='fsmt',
   architectures=('FSMTForConditionalGeneration', 'FSMTModel'),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  template=fairseq.TEMPLATE + POSITIONS,
+  choices={'tie_word_embeddings': {False: TWO_VOCABULARIES, True: TIED}},
+  derive=derive,
+  restore=restore,
   declared={
     **fairseq.DECLARED,
-    'activation_function': activation_field('relu'),
+    **sizes(src_vocab_size=42024, tgt_vocab_size=42024),
+    'activation_function': activation('relu'),
+    'langs': Many(None, Text('')),
     'pad_token_id': Int(1, 0, 10**6),
     'scale_embedding': Bool(True),
-    'src_vocab_size': Size(42024),
-    'tgt_vocab_size': Size(42024),
     'tie_word_embeddings': Bool(False),
   },
+  aliases=fairseq.ALIASES,
+  no_effect=('decoder', 'max_position_embeddings'),
+  rules=(
+    Rule('model.decoder.embed_tokens.weight', (fairseq.SOURCE,), without=fairseq.TARGET),
+    *fairseq.TWO_TABLES,
+    *fairseq.RULES,
+    *dense('model.decoder.output_projection', 'head.out'),
+  ),
   prefix='model.',
   # Sinusoids, which are the same for all.
   ignored=(

@@ -3,80 +3,24 @@
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import Field, Fields, Int, Only, shown
-from t2x.interop.family import (
-  Family,
-  Layers,
-  Part,
-  Size,
-  activation,
-  activation_field,
-  activation_name,
-  fields_of_attention,
-  positive,
-  rate,
-  write,
-)
-from t2x.interop.layouts import LINEAR_FROM_HEADS
-from t2x.interop.rules import Rule, dense, norm
+from t2x.foreign import Field, Fields, Int, Many, Text, shown
+from t2x.interop.family import Family, Layers, activation, positive, rates, sizes, tied
+from t2x.interop.rules import Rule, block, dense, norm
+from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, Part, fill
 from t2x.layers import Full, Window
 
 __all__ = ['GPT_NEO']
 
-GIN = """
-Experiment.model = @LanguageModel
-LanguageModel:
-  d_model = {hidden_size}
-  embedding = @TokenEmbedding
-  body = @Decoder
-  head = @TiedHead
-TokenEmbedding.vocab_size = {vocab_size}
-LearnedPositions.max_length = {max_position_embeddings}
-Decoder:
-  stack = @Stack
-  encoding = @LearnedPositions
-  input_dropout = {embed_dropout}
-  final_norm = @LayerNorm
-Stack:
-  num_layers = {num_layers}
-  blocks = {blocks}
-Block:
-  mixer = @MultiHeadAttention
-  feed_forward = @MLP
-  wiring = @PreNorm
-PreNorm:
-  norm = @LayerNorm
-  dropout_rate = {resid_dropout}
-LayerNorm.epsilon = {layer_norm_epsilon}
+SCORES = """
 MultiHeadAttention:
-  num_heads = {num_heads}
   use_bias = False
   scale = 1.0
-  dropout_rate = {attention_dropout}
-MLP:
-  hidden_dim = {hidden_dim}
-  activation = {activation}
 """
 LOCAL = """
 local/Block.pattern = @Window()
 Window.size = {window_size}
 """
 BLOCKS = {'global': Part('Block'), 'local': Part('local/Block')}
-
-LAYER, BODY = 'transformer.h.{}', 'body.stack.{}'
-RULES = (
-  Rule('transformer.wte.weight', ('embedding.table',)),
-  Rule('transformer.wpe.weight', ('body.encoding.table',)),
-  *norm(f'{LAYER}.ln_1', f'{BODY}.mixer_wiring.norm'),
-  *dense(f'{LAYER}.attn.attention.q_proj', f'{BODY}.mixer.q'),
-  *dense(f'{LAYER}.attn.attention.k_proj', f'{BODY}.mixer.k'),
-  *dense(f'{LAYER}.attn.attention.v_proj', f'{BODY}.mixer.v'),
-  *dense(f'{LAYER}.attn.attention.out_proj', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.ln_2', f'{BODY}.feed_forward_wiring.norm'),
-  *dense(f'{LAYER}.mlp.c_fc', f'{BODY}.feed_forward.up'),
-  *dense(f'{LAYER}.mlp.c_proj', f'{BODY}.feed_forward.down'),
-  *norm('transformer.ln_f', 'body.final_norm'),
-)
 
 
 class Kinds(Field):
@@ -96,22 +40,21 @@ class Kinds(Field):
     )
 
 
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
+def derive(fields: Fields) -> dict[str, Any]:
+  """The blocks, and whether there are local ones."""
   kinds = [kind for some, times in fields['attention_types'] for kind in some * times]
   if len(kinds) != fields['num_layers']:
     raise UserError(
       f'{fields.where}: attention_types = {shown(fields["attention_types"])} names {len(kinds)} '
       f'layers, and num_layers = {fields["num_layers"]}'
     )
-  text = write(
-    GIN,
-    fields,
-    blocks=[BLOCKS[kind] for kind in _repeated(kinds)],
-    hidden_dim=fields['intermediate_size'] or 4 * fields['hidden_size'],
-    activation=activation(fields, 'activation_function'),
-  )
-  return text + write(LOCAL, fields) if 'local' in kinds else text
+  if fields['attention_layers'] not in (None, kinds):
+    raise fields.refused('attention_layers', fields['attention_layers'], shown(kinds))
+  return {
+    'blocks': [BLOCKS[kind] for kind in _repeated(kinds)],
+    'has_local': 'local' in kinds,
+    'intermediate_size': fields['intermediate_size'] or 4 * fields['hidden_size'],
+  }
 
 
 def _repeated(kinds: list[str]) -> list[str]:
@@ -120,51 +63,54 @@ def _repeated(kinds: list[str]) -> list[str]:
   return next(kinds[:size] for size in sizes if kinds[:size] * (len(kinds) // size) == kinds)
 
 
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  block, *others = model.body.stack.blocks
-  patterns = [one.pattern for one in (block, *others)]
+def restore(values: dict[str, Any]) -> dict[str, Any]:
+  """The values with the kinds of the blocks."""
+  patterns = [block.pattern for block in values['blocks']]
   kinds = ['global' if pattern == Full() else 'local' for pattern in patterns]
   (size,) = {pattern.size for pattern in patterns if isinstance(pattern, Window)} or {256}
-  return 'GPTNeoForCausalLM', {
-    'activation_function': activation_name(block.feed_forward.activation),
-    'attention_dropout': block.mixer.dropout_rate,
-    'attention_types': [[kinds, model.body.stack.num_repeats]],
-    'embed_dropout': model.body.input_dropout,
-    'hidden_size': model.embedding.table.shape[-1],
-    'intermediate_size': block.feed_forward.up.kernel.shape[-1],
-    'layer_norm_epsilon': model.body.final_norm.epsilon,
-    'max_position_embeddings': model.spec.max_length,
-    'num_heads': fields_of_attention(block.mixer)[0],
-    'num_layers': model.body.stack.num_layers,
-    'resid_dropout': block.mixer_wiring.dropout_rate,
-    'vocab_size': model.spec.vocab_size,
-    'window_size': size,
-  }
+  repeats = values['num_layers'] // len(kinds)
+  return {**values, 'attention_types': [[kinds, repeats]], 'window_size': size}
 
 
 GPT_NEO = Family(
   model_type='gpt_neo',
   architectures=('GPTNeoForCausalLM', 'GPTNeoModel'),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  template=fill(
+    DECODER + LEARNED_POSITIONS + LAYERS.replace('[@Block]', '{blocks}') + SCORES,
+    embedding_dropout='embed_dropout',
+    hidden_act='activation_function',
+    hidden_dropout='resid_dropout',
+    layer_norm_eps='layer_norm_epsilon',
+    num_attention_heads='num_heads',
+    num_hidden_layers='num_layers',
+  ),
+  choices={'has_local': {True: LOCAL, False: ''}},
+  derive=derive,
+  restore=restore,
   declared={
-    'activation_function': activation_field('gelu_new'),
-    'attention_dropout': rate(0.0),
+    **rates(attention_dropout=0.0, embed_dropout=0.0, resid_dropout=0.0),
+    **sizes(hidden_size=2048, intermediate_size=None, max_position_embeddings=2048),
+    **sizes(num_heads=16, vocab_size=50257),
+    'activation_function': activation('gelu_new'),
+    'attention_layers': Many(None, Text('')),
     'attention_types': Kinds([[['global', 'local'], 12]]),
-    'embed_dropout': rate(0.0),
-    'hidden_size': Size(2048),
-    'intermediate_size': Size(None),
     'layer_norm_epsilon': positive(1e-5, 1.0),
-    'max_position_embeddings': Size(2048),
-    'num_heads': Size(16),
     'num_layers': Layers(24),
-    'resid_dropout': rate(0.0),
-    'tie_word_embeddings': Only(True),
-    'vocab_size': Size(50257),
+    'tie_word_embeddings': tied(True),
     'window_size': Int(256, 1),
   },
+  rules=(
+    Rule('transformer.wte.weight', ('embedding.table',)),
+    Rule('transformer.wpe.weight', ('body.encoding.table',)),
+    *block(
+      'transformer.h.{}',
+      norms=('ln_1', 'ln_2'),
+      mixer=tuple(f'attn.attention.{name}_proj' for name in ('q', 'k', 'v', 'out')),
+      feed_forward=('mlp.c_fc', 'mlp.c_proj'),
+    ),
+    *norm('transformer.ln_f', 'body.final_norm'),
+    *dense('lm_head', 'head.out'),
+  ),
   prefix='transformer.',
   # Masks were saved once.
   ignored=(r'lm_head\.weight', r'transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)'),

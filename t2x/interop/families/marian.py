@@ -2,17 +2,16 @@
 
 from typing import Any
 
-from t2x.foreign import Bool, Fields, Only
+from t2x.foreign import Bool, Fields
 from t2x.interop.families import fairseq
-from t2x.interop.family import Family, Size, write
+from t2x.interop.families.bart import HEAD
+from t2x.interop.family import Family, only, sizes
 from t2x.interop.layouts import ROW
 from t2x.interop.rules import Rule
 
 __all__ = ['MARIAN']
 
-GIN = """
-EncoderDecoder.head = @TiedHead
-TiedHead.use_bias = {use_bias}
+POSITIONS = """
 TokenEmbedding.vocab_size = {vocab_size}
 Encoder.encoding = @Sinusoidal
 Decoder.encoding = @Sinusoidal
@@ -22,52 +21,39 @@ EncoderDecoder.target_embedding = @target/TokenEmbedding
 target/TokenEmbedding.vocab_size = {decoder_vocab_size}
 """
 
-SOURCE, TARGET = 'embedding.table', 'target_embedding.table'
-RULES = (
-  Rule('model.shared.weight', (SOURCE,), without=TARGET),
-  Rule('model.encoder.embed_tokens.weight', (SOURCE,), beside=TARGET),
-  Rule('model.decoder.embed_tokens.weight', (TARGET,)),
-  *fairseq.RULES,
-  Rule('final_logits_bias', ('head.bias',), ROW),
-)
 
-
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
-  use_bias = fields['architecture'] != 'MarianModel'
-  text = fairseq.gin(fields) + write(GIN, fields, use_bias=use_bias)
+def derive(fields: Fields) -> dict[str, Any]:
+  """The vocabulary of the target."""
   size = fields['decoder_vocab_size'] or fields['vocab_size']
-  if not fields['share_encoder_decoder_embeddings']:
-    return text + write(TWO_VOCABULARIES, {'decoder_vocab_size': size})
-  if size != fields['vocab_size']:
+  if fields['share_encoder_decoder_embeddings'] and size != fields['vocab_size']:
     raise fields.refused('decoder_vocab_size', size, f'{fields["vocab_size"]} or None')
-  return text
-
-
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  architecture = 'MarianModel' if model.head.bias is None else 'MarianMTModel'
-  return architecture, fairseq.fields(model) | {
-    'decoder_vocab_size': model.spec.vocab_size,
-    'share_encoder_decoder_embeddings': model.target_embedding is None,
-    'vocab_size': model.embedding.vocab_size,
-  }
+  return {'decoder_vocab_size': size}
 
 
 MARIAN = Family(
   model_type='marian',
   architectures=('MarianMTModel', 'MarianModel'),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  template=fairseq.TEMPLATE + POSITIONS,
+  choices={
+    'architecture': {'MarianMTModel': f'{HEAD}True\n', 'MarianModel': f'{HEAD}False\n'},
+    'share_encoder_decoder_embeddings': {False: TWO_VOCABULARIES, True: ''},
+  },
+  derive=derive,
   declared={
     **fairseq.DECLARED,
-    'decoder_vocab_size': Size(None),
-    'normalize_before': Only(False),
-    'normalize_embedding': Only(False),
+    **only(False, 'add_final_layer_norm', 'normalize_before', 'normalize_embedding'),
+    **only(True, 'static_position_embeddings'),
+    **sizes(decoder_vocab_size=None, vocab_size=58101),
     'share_encoder_decoder_embeddings': Bool(True),
-    'vocab_size': Size(58101),
   },
+  aliases=fairseq.ALIASES,
+  no_effect=('add_bias_logits', 'extra_pos_embeddings', 'max_position_embeddings'),
+  rules=(
+    Rule('model.shared.weight', (fairseq.SOURCE,), without=fairseq.TARGET),
+    *fairseq.TWO_TABLES,
+    *fairseq.RULES,
+    Rule('final_logits_bias', ('head.bias',), ROW),
+  ),
   prefix='model.',
   # Copies of what is tied; sinusoids were saved once.
   ignored=(

@@ -4,34 +4,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import Bool, Choice, Fields, Int
-from t2x.interop.family import (
-  ACTIVATIONS,
-  Family,
-  Layers,
-  Part,
-  Size,
-  activation_name,
-  fields_of_attention,
-  positive,
-  rate,
-  write,
-)
-from t2x.interop.layouts import LINEAR, LINEAR_FROM_HEADS
-from t2x.interop.rules import Rule, dense, norm
-from t2x.layers import GatedMLP
-from t2x.models import LMHead
+from t2x.foreign import Bool, Choice, Fields, Int, Only
+from t2x.interop.family import ACTIVATIONS, Family, Layers, positive, rates, sizes
+from t2x.interop.layouts import LINEAR
+from t2x.interop.rules import Rule, attention, block, dense, norm
 
 __all__ = ['T5']
 
-GIN = """
+TEMPLATE = """
 Experiment.model = @EncoderDecoder
 EncoderDecoder:
   d_model = {d_model}
   embedding = @TokenEmbedding
   encoder = @Encoder
   decoder = @Decoder
-  head = {head}
 TokenEmbedding.vocab_size = {vocab_size}
 Encoder:
   stack = @Stack
@@ -54,10 +40,9 @@ decoder/T5Bias.bidirectional = False
 Stack:
   num_layers = {num_layers}
   blocks = [@Block]
-decoder/Stack.num_layers = {decoder_layers}
+decoder/Stack.num_layers = {num_decoder_layers}
 Block:
   mixer = @MultiHeadAttention
-  feed_forward = {feed_forward}
   wiring = @PreNorm
 decoder/Block.cross = @MultiHeadAttention
 PreNorm:
@@ -72,76 +57,51 @@ MultiHeadAttention:
   scale = 1.0
   dropout_rate = {dropout_rate}
 """
-FEED_FORWARD = """
-MLP:
-  hidden_dim = {d_ff}
-  activation = {activation}
-  use_bias = False
-  dropout_rate = {dropout_rate}
-"""
-# Whether it is gated, and by which activation.
-FEED_FORWARDS = {name: (False, name) for name in ACTIVATIONS} | {
-  f'gated-{name}': (True, name) for name in ACTIVATIONS
+# Tied models scale what goes into the head. The bare model has none; one that costs nothing stands in.
+HEADS = {
+  'scaled': """
+EncoderDecoder.head = @TiedHead
+TiedHead.scaled = True
+""",
+  'untied': """
+EncoderDecoder.head = @LMHead
+""",
+  'none': """
+EncoderDecoder.head = @TiedHead
+""",
 }
 # 'gated-gelu' came before there was a name for the approximation that it means.
-FEED_FORWARDS['gated-gelu'] = True, 'gelu_new'
-# Tied models scale what goes into the head.
-SCALED = 'TiedHead.scaled = True\n'
+APPROXIMATE = 'gated-gelu'
 
 
-def _attention(theirs: str, ours: str) -> Iterator[Rule]:
-  for part in 'qkv':
-    yield from dense(f'{theirs}.{part}', f'{ours}.{part}')
-  yield from dense(f'{theirs}.o', f'{ours}.out', layout=LINEAR_FROM_HEADS)
+def _feed_forward(kind: str, function: str) -> str:
+  return f"""
+Block.feed_forward = @{kind}
+{kind}:
+  hidden_dim = {{d_ff}}
+  activation = @{function}
+  use_bias = False
+  dropout_rate = {{dropout_rate}}
+"""
 
 
-def _side(side: str, last: int) -> Iterator[Rule]:
-  """The encoder or the decoder; `last` is the number of the feed-forward sublayer."""
-  theirs, ours = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
-  bias = f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
-  yield Rule(bias, (f'{side}.encoding.table',))
-  yield from norm(f'{theirs}.0.layer_norm', f'{ours}.mixer_wiring.norm')
-  yield from _attention(f'{theirs}.0.SelfAttention', f'{ours}.mixer')
-  yield from norm(f'{theirs}.{last}.layer_norm', f'{ours}.feed_forward_wiring.norm')
-  dense_relu_dense = f'{theirs}.{last}.DenseReluDense'
-  gate, up = (f'{ours}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
-  yield Rule(f'{dense_relu_dense}.wi.weight', (up,), LINEAR, without=gate)
-  yield Rule(f'{dense_relu_dense}.wi_0.weight', (gate,), LINEAR)
-  yield Rule(f'{dense_relu_dense}.wi_1.weight', (up,), LINEAR, beside=gate)
-  yield from dense(f'{dense_relu_dense}.wo', f'{ours}.feed_forward.down')
-  yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
+FEED_FORWARDS = {
+  **{name: _feed_forward('MLP', ours) for name, ours in ACTIVATIONS.items()},
+  **{f'gated-{name}': _feed_forward('GatedMLP', ours) for name, ours in ACTIVATIONS.items()},
+  APPROXIMATE: _feed_forward('GatedMLP', 'gelu'),
+}
 
 
-RULES = (
-  Rule('shared.weight', ('embedding.table',)),
-  *_side('encoder', 1),
-  *_side('decoder', 2),
-  *norm('decoder.block.{}.layer.1.layer_norm', 'decoder.stack.{}.cross_wiring.norm'),
-  *_attention('decoder.block.{}.layer.1.EncDecAttention', 'decoder.stack.{}.cross'),
-  *dense('lm_head', 'head.out'),
-)
-
-
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
-  gated, function = FEED_FORWARDS[fields['feed_forward_proj']]
-  tied = _is_tied(fields)
-  text = GIN + (FEED_FORWARD.replace('MLP', 'GatedMLP') if gated else FEED_FORWARD)
-  return write(
-    text + SCALED if tied else text,
-    fields,
-    head=Part('TiedHead' if tied or fields['architecture'] == 'T5Model' else 'LMHead'),
-    decoder_layers=fields['num_decoder_layers'] or fields['num_layers'],
-    feed_forward=Part('GatedMLP' if gated else 'MLP'),
-    activation=Part(ACTIVATIONS[function]),
-  )
-
-
-def _is_tied(fields: Fields) -> bool:
-  """Whether the head is the embedding's table, scaled.
+def derive(fields: Fields) -> dict[str, Any]:
+  """The layers of the decoder, and the head.
 
   Newer files say `tie_word_embeddings` of all, and by `scale_decoder_outputs` what it said before.
   """
+  kind, _, function = fields['feed_forward_proj'].rpartition('-')
+  function = 'gelu_new' if fields['feed_forward_proj'] == APPROXIMATE else function
+  for name, value in {'dense_act_fn': function, 'is_gated_act': kind == 'gated'}.items():
+    if fields[name] not in (None, value):
+      raise fields.refused(name, fields[name], f'{value!r} with this feed_forward_proj')
   tied = fields['tie_word_embeddings']
   scaled = fields['scale_decoder_outputs']
   scaled = tied if scaled is None else scaled
@@ -150,57 +110,69 @@ def _is_tied(fields: Fields) -> bool:
       f'{fields.where}: an output that is scaled (scale_decoder_outputs) and not tied '
       '(tie_word_embeddings) is not supported'
     )
-  return scaled
-
-
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  (block,) = model.encoder.stack.blocks
-  heads, _, head_dim = fields_of_attention(block.mixer)
-  function = activation_name(block.feed_forward.activation)
-  gated = isinstance(block.feed_forward, GatedMLP)
-  if gated:
-    function = {'gelu_new': 'gated-gelu', 'relu': 'gated-relu', 'silu': 'gated-silu'}[function]
-  return 'T5ForConditionalGeneration', {
-    'd_ff': block.feed_forward.up.kernel.shape[-1],
-    'd_kv': head_dim,
-    'd_model': model.embedding.table.shape[-1],
-    'dropout_rate': block.mixer_wiring.dropout_rate,
-    'feed_forward_proj': function,
-    'is_encoder_decoder': True,
-    'layer_norm_epsilon': model.encoder.final_norm.epsilon,
-    'num_decoder_layers': model.decoder.stack.num_layers,
-    'num_heads': heads,
-    'num_layers': model.encoder.stack.num_layers,
-    'relative_attention_max_distance': model.encoder.encoding.max_distance,
-    'relative_attention_num_buckets': model.encoder.encoding.num_buckets,
-    'tie_word_embeddings': not isinstance(model.head, LMHead),
-    'vocab_size': model.spec.vocab_size,
+  unscaled = 'none' if fields['architecture'] == 'T5Model' else 'untied'
+  return {
+    'head': 'scaled' if scaled else unscaled,
+    'num_decoder_layers': fields['num_decoder_layers'] or fields['num_layers'],
   }
+
+
+def restore(values: dict[str, Any]) -> dict[str, Any]:
+  """The values with `tie_word_embeddings` as it was in files of the first releases."""
+  return {**values, 'tie_word_embeddings': values['head'] != 'untied'}
+
+
+def _side(side: str, last: int) -> Iterator[Rule]:
+  """The encoder or the decoder; `last` is the number of the feed-forward sublayer."""
+  theirs, ours = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
+  bias = f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
+  yield Rule(bias, (f'{side}.encoding.table',))
+  yield from block(
+    theirs,
+    ours,
+    norms=('0.layer_norm', f'{last}.layer_norm'),
+    mixer=[f'0.SelfAttention.{name}' for name in 'qkvo'],
+    feed_forward=(f'{last}.DenseReluDense.wo',),
+  )
+  wi = f'{theirs}.{last}.DenseReluDense.wi'
+  gate, up = (f'{ours}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
+  yield Rule(f'{wi}.weight', (up,), LINEAR, without=gate)
+  yield Rule(f'{wi}_0.weight', (gate,), LINEAR)
+  yield Rule(f'{wi}_1.weight', (up,), LINEAR, beside=gate)
+  yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
 
 
 T5 = Family(
   model_type='t5',
   architectures=('T5ForConditionalGeneration', 'T5Model'),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  template=TEMPLATE,
+  choices={'feed_forward_proj': FEED_FORWARDS, 'head': HEADS},
+  derive=derive,
+  restore=restore,
   declared={
-    'd_ff': Size(2048),
-    'd_kv': Size(64),
-    'd_model': Size(512),
-    'dropout_rate': rate(0.1),
+    **rates(dropout_rate=0.1),
+    **sizes(d_ff=2048, d_kv=64, d_model=512, num_heads=8, vocab_size=32128),
+    **sizes(relative_attention_num_buckets=32),
+    'dense_act_fn': Choice(None, ACTIVATIONS),
     'feed_forward_proj': Choice('relu', FEED_FORWARDS),
+    'is_encoder_decoder': Only(True),
+    'is_gated_act': Bool(None),
     'layer_norm_epsilon': positive(1e-6, 1.0),
     'num_decoder_layers': Layers(None),
-    'num_heads': Size(8),
     'num_layers': Layers(6),
     'relative_attention_max_distance': Int(128, 1),
-    'relative_attention_num_buckets': Size(32),
     'scale_decoder_outputs': Bool(None),
     'tie_word_embeddings': Bool(True),
-    'vocab_size': Size(32128),
   },
+  no_effect=('n_positions',),
+  rules=(
+    Rule('shared.weight', ('embedding.table',)),
+    *_side('encoder', 1),
+    *_side('decoder', 2),
+    *norm('decoder.block.{}.layer.1.layer_norm', 'decoder.stack.{}.cross_wiring.norm'),
+    *attention('decoder.block.{}.layer.1.EncDecAttention', 'decoder.stack.{}.cross', 'qkvo'),
+    *dense('lm_head', 'head.out'),
+  ),
   ignored=(
     r'(encoder|decoder)\.embed_tokens\.weight',
     # Held by files of the first release, read by none.

@@ -8,23 +8,19 @@ from t2x.interop.family import (
   CLASSES,
   Family,
   Layers,
-  Part,
-  Size,
   activation,
-  activation_field,
-  activation_name,
-  fields_of_attention,
   num_classes,
   positive,
-  rate,
-  write,
+  rates,
+  sizes,
 )
-from t2x.interop.layouts import CLASS_TOKEN, LINEAR_FROM_HEADS, PATCHES, ROW, VECTOR
-from t2x.interop.rules import Rule, dense, norm
+from t2x.interop.layouts import CLASS_TOKEN, PATCHES, ROW, VECTOR
+from t2x.interop.rules import Rule, block, dense, norm
+from t2x.interop.template import LAYERS, fill
 
 __all__ = ['VIT']
 
-GIN = """
+IMAGES = """
 Experiment.model = @VisionTransformer
 VisionTransformer:
   d_model = {hidden_size}
@@ -32,9 +28,8 @@ VisionTransformer:
   positions = @LearnedGrid
   body = @Encoder
   input_dropout = {hidden_dropout_prob}
-  head = {head}
 PatchEmbedding:
-  patch_size = {patch}
+  patch_size = {patch_size}
   channels = {num_channels}
 LearnedGrid:
   height = {rows}
@@ -42,52 +37,18 @@ LearnedGrid:
 Encoder:
   stack = @Stack
   final_norm = @LayerNorm
-Stack:
-  num_layers = {num_hidden_layers}
-  blocks = [@Block]
-Block:
-  mixer = @MultiHeadAttention
-  feed_forward = @MLP
-  wiring = @PreNorm
-PreNorm:
-  norm = @LayerNorm
-  dropout_rate = {hidden_dropout_prob}
-LayerNorm.epsilon = {layer_norm_eps}
-MultiHeadAttention:
-  num_heads = {num_attention_heads}
-  use_bias = {qkv_bias}
-  dropout_rate = {attention_probs_dropout_prob}
-MLP:
-  hidden_dim = {intermediate_size}
-  activation = {activation}
+MultiHeadAttention.use_bias = {qkv_bias}
 """
-
-HEAD = """
-Classifier.num_classes = {num_classes}
-"""
-
-BODY = 'body.stack.{}'
-LAYER = 'vit.encoder.layer.{}'
+HEADS = {
+  'ViTForImageClassification': """
+VisionTransformer.head = @Classifier
+Classifier.num_classes = {num_labels}
+""",
+  'ViTModel': """
+VisionTransformer.head = None
+""",
+}
 PATCH_EMBEDDINGS = 'vit.embeddings.patch_embeddings.projection'
-RULES = (
-  Rule('vit.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN),
-  # Of masked images, which no part here reads.
-  Rule('vit.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN),
-  Rule('vit.embeddings.position_embeddings', ('positions.table',), ROW),
-  Rule(f'{PATCH_EMBEDDINGS}.weight', ('embedding.projection.kernel',), PATCHES),
-  Rule(f'{PATCH_EMBEDDINGS}.bias', ('embedding.projection.bias',), VECTOR),
-  *norm(f'{LAYER}.layernorm_before', f'{BODY}.mixer_wiring.norm'),
-  *dense(f'{LAYER}.attention.attention.query', f'{BODY}.mixer.q'),
-  *dense(f'{LAYER}.attention.attention.key', f'{BODY}.mixer.k'),
-  *dense(f'{LAYER}.attention.attention.value', f'{BODY}.mixer.v'),
-  *dense(f'{LAYER}.attention.output.dense', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
-  *norm(f'{LAYER}.layernorm_after', f'{BODY}.feed_forward_wiring.norm'),
-  *dense(f'{LAYER}.intermediate.dense', f'{BODY}.feed_forward.up'),
-  *dense(f'{LAYER}.output.dense', f'{BODY}.feed_forward.down'),
-  *norm('vit.layernorm', 'body.final_norm'),
-  *dense('vit.pooler.dense', 'head.projection'),
-  *dense('classifier', 'head.out'),
-)
 
 
 class Sides(Field):
@@ -105,8 +66,8 @@ class Sides(Field):
     return tuple(value) if isinstance(value, list) else (value, value)
 
 
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
+def derive(fields: Fields) -> dict[str, Any]:
+  """The grid of patches, and the number of classes."""
   height, width = fields['image_size']
   patch, other = fields['patch_size']
   if patch != other:
@@ -118,62 +79,61 @@ def gin(fields: Fields) -> str:
       f'{fields.where}: image_size = {height} x {width} is not supported with patches of {patch}, '
       'only multiples of them'
     )
-  has_head = fields['architecture'] != 'ViTModel'
-  return write(
-    GIN + HEAD if has_head else GIN,
-    fields,
-    head=Part('Classifier') if has_head else None,
-    num_classes=num_classes(fields),
-    patch=patch,
-    rows=height // patch,
-    columns=width // patch,
-    activation=activation(fields, 'hidden_act'),
-  )
+  grid = {'patch_size': patch, 'rows': height // patch, 'columns': width // patch}
+  return grid | num_classes(fields)
 
 
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  (block,) = model.body.stack.blocks
-  patch, grid = model.embedding.patch_size, model.positions
-  classes = {} if model.head is None else {'num_labels': model.spec.num_classes}
-  return 'ViTForImageClassification' if classes else 'ViTModel', {
-    'attention_probs_dropout_prob': block.mixer.dropout_rate,
-    'hidden_act': activation_name(block.feed_forward.activation),
-    'hidden_dropout_prob': block.mixer_wiring.dropout_rate,
-    'hidden_size': model.positions.table.shape[-1],
-    'image_size': [patch * grid.height, patch * grid.width],
-    'intermediate_size': block.feed_forward.up.kernel.shape[-1],
-    'layer_norm_eps': model.body.final_norm.epsilon,
-    'num_attention_heads': fields_of_attention(block.mixer)[0],
-    'num_channels': model.embedding.projection.kernel.shape[2],
-    'num_hidden_layers': model.body.stack.num_layers,
-    'patch_size': patch,
-    'qkv_bias': block.mixer.q.bias is not None,
-    **classes,
-  }
+def restore(values: dict[str, Any]) -> dict[str, Any]:
+  """The values with the size of the image."""
+  patch = values['patch_size']
+  return {**values, 'image_size': [patch * values['rows'], patch * values['columns']]}
 
 
 VIT = Family(
   model_type='vit',
-  architectures=('ViTForImageClassification', 'ViTModel'),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  architectures=tuple(HEADS),
+  template=IMAGES
+  + fill(
+    LAYERS,
+    attention_dropout='attention_probs_dropout_prob',
+    hidden_dropout='hidden_dropout_prob',
+  ),
+  choices={'architecture': HEADS},
+  derive=derive,
+  restore=restore,
   declared={
     **CLASSES,
-    'attention_probs_dropout_prob': rate(0.0),
-    'hidden_act': activation_field('gelu'),
-    'hidden_dropout_prob': rate(0.0),
-    'hidden_size': Size(768),
+    **rates(attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0),
+    **sizes(hidden_size=768, intermediate_size=3072, num_attention_heads=12, num_channels=3),
+    'hidden_act': activation('gelu'),
     'image_size': Sides(224),
-    'intermediate_size': Size(3072),
     'layer_norm_eps': positive(1e-12, 1.0),
-    'num_attention_heads': Size(12),
-    'num_channels': Size(3),
     'num_hidden_layers': Layers(12),
     'patch_size': Sides(16),
     'qkv_bias': Bool(True),
   },
+  # Of the decoder of masked images and of the pooler, which are not imported.
+  no_effect=('encoder_stride', 'pooler_act', 'pooler_output_size'),
+  rules=(
+    Rule('vit.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN),
+    # Of masked images, which no part here reads.
+    Rule('vit.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN),
+    Rule('vit.embeddings.position_embeddings', ('positions.table',), ROW),
+    Rule(f'{PATCH_EMBEDDINGS}.weight', ('embedding.projection.kernel',), PATCHES),
+    Rule(f'{PATCH_EMBEDDINGS}.bias', ('embedding.projection.bias',), VECTOR),
+    *block(
+      'vit.encoder.layer.{}',
+      norms=('layernorm_before', 'layernorm_after'),
+      mixer=(
+        *(f'attention.attention.{name}' for name in ('query', 'key', 'value')),
+        'attention.output.dense',
+      ),
+      feed_forward=('intermediate.dense', 'output.dense'),
+    ),
+    *norm('vit.layernorm', 'body.final_norm'),
+    *dense('vit.pooler.dense', 'head.projection'),
+    *dense('classifier', 'head.out'),
+  ),
   prefix='vit.',
   bare='ViTModel',
 )

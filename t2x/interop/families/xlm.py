@@ -6,139 +6,83 @@ Languages are our token types. Without any, theirs adds no vector and ours that 
 from typing import Any
 
 from t2x.foreign import Bool, Fields, Int, Only
-from t2x.interop.family import (
-  Family,
-  Layers,
-  Part,
-  Size,
-  activation_name,
-  fields_of_attention,
-  positive,
-  rate,
-  write,
-)
-from t2x.interop.layouts import LINEAR_FROM_HEADS
-from t2x.interop.rules import Rule, dense, norm
-from t2x.layers import Causal
+from t2x.interop.family import Family, Layers, Named, only, positive, rates, sizes
+from t2x.interop.rules import Rule, block, norm
+from t2x.interop.template import ENCODER, fill
 
 __all__ = ['XLM']
 
-GIN = """
-Experiment.model = @LanguageModel
-LanguageModel:
-  d_model = {emb_dim}
-  embedding = @TokenEmbedding
-  body = {body}
-  head = @TiedHead
-TiedHead.use_bias = {has_head}
-TokenEmbedding:
-  vocab_size = {num_tokens}
-  num_types = {num_types}
-LearnedPositions.max_length = {max_position_embeddings}
-Encoder:
-  stack = @Stack
-  encoding = @LearnedPositions
-  input_norm = @LayerNorm
-  input_dropout = {dropout}
-  final_norm = None
-Stack:
-  num_layers = {n_layers}
-  blocks = [@Block]
-Block:
-  mixer = @MultiHeadAttention
-  feed_forward = @MLP
-  wiring = @PostNorm
-PostNorm:
-  norm = @LayerNorm
-  dropout_rate = {dropout}
-LayerNorm.epsilon = {layer_norm_eps}
-MultiHeadAttention:
-  num_heads = {n_heads}
-  dropout_rate = {attention_dropout}
-MLP:
-  hidden_dim = {hidden_dim}
-  activation = {activation}
-"""
-
-BODY = 'body.stack.{}'
-RULES = (
-  Rule('transformer.embeddings.weight', ('embedding.table',)),
-  Rule('transformer.lang_embeddings.weight', ('embedding.types',)),
-  Rule('transformer.position_embeddings.weight', ('body.encoding.table',)),
-  *norm('transformer.layer_norm_emb', 'body.input_norm'),
-  *dense('transformer.attentions.{}.q_lin', f'{BODY}.mixer.q'),
-  *dense('transformer.attentions.{}.k_lin', f'{BODY}.mixer.k'),
-  *dense('transformer.attentions.{}.v_lin', f'{BODY}.mixer.v'),
-  *dense('transformer.attentions.{}.out_lin', f'{BODY}.mixer.out', layout=LINEAR_FROM_HEADS),
-  *norm('transformer.layer_norm1.{}', f'{BODY}.mixer_wiring.norm'),
-  *dense('transformer.ffns.{}.lin1', f'{BODY}.feed_forward.up'),
-  *dense('transformer.ffns.{}.lin2', f'{BODY}.feed_forward.down'),
-  *norm('transformer.layer_norm2.{}', f'{BODY}.feed_forward_wiring.norm'),
-  Rule('pred_layer.proj.bias', ('head.bias',)),
+BODY = fill(
+  ENCODER,
+  hidden_act='gelu_activation',
+  hidden_dropout='dropout',
+  hidden_size='emb_dim',
+  num_attention_heads='n_heads',
+  num_hidden_layers='n_layers',
+  type_vocab_size='num_types',
 )
+HEAD = """
+LanguageModel.head = @TiedHead
+TiedHead.use_bias = """
 
 
-def gin(fields: Fields) -> str:
-  """The model of a config.json."""
+def derive(fields: Fields) -> dict[str, Any]:
+  """The number of languages, and the width between the projections."""
   languages = fields['n_langs'] if fields['use_lang_emb'] else 1
-  causal = fields['causal']
-  return write(
-    GIN.replace('Encoder', 'Decoder') if causal else GIN,
-    fields,
-    body=Part('Decoder' if causal else 'Encoder'),
-    has_head=fields['architecture'] != 'XLMModel',
-    # Its older name.
-    num_tokens=fields['n_words'] or fields['vocab_size'],
-    num_types=languages if languages > 1 else 0,
-    hidden_dim=4 * fields['emb_dim'],
-    activation=Part('gelu_exact' if fields['gelu_activation'] else 'relu'),
-  )
-
-
-def fields(model: Any) -> tuple[str, dict[str, Any]]:
-  """The config.json of a model."""
-  (block,) = model.body.stack.blocks
-  types = model.embedding.types
-  return 'XLMModel' if model.head.bias is None else 'XLMWithLMHeadModel', {
-    'attention_dropout': block.mixer.dropout_rate,
-    'causal': model.body.pattern == Causal(),
-    'dropout': block.mixer_wiring.dropout_rate,
-    'emb_dim': model.embedding.table.shape[-1],
-    'gelu_activation': activation_name(block.feed_forward.activation) == 'gelu',
-    'layer_norm_eps': model.body.input_norm.epsilon,
-    'max_position_embeddings': model.spec.max_length,
-    'n_heads': fields_of_attention(block.mixer)[0],
-    'n_langs': 1 if types is None else types.shape[0],
-    'n_layers': model.body.stack.num_layers,
-    'use_lang_emb': types is not None,
-    'vocab_size': model.spec.vocab_size,
+  return {
+    'intermediate_size': 4 * fields['emb_dim'],
+    'num_types': languages if languages > 1 else 0,
   }
+
+
+def restore(values: dict[str, Any]) -> dict[str, Any]:
+  """The values with the number of languages."""
+  types = values['num_types']
+  return {**values, 'n_langs': types or 1, 'use_lang_emb': types > 0}
 
 
 XLM = Family(
   model_type='xlm',
   architectures=('XLMWithLMHeadModel', 'XLMModel'),
-  gin=gin,
-  fields=fields,
-  rules=RULES,
+  template='',
+  choices={
+    'causal': {True: BODY.replace('Encoder', 'Decoder'), False: BODY},
+    'architecture': {'XLMWithLMHeadModel': f'{HEAD}True\n', 'XLMModel': f'{HEAD}False\n'},
+  },
+  derive=derive,
+  restore=restore,
   declared={
+    **rates(attention_dropout=0.1, dropout=0.1),
+    **sizes(emb_dim=2048, max_position_embeddings=512, n_heads=16, vocab_size=30145),
+    **only(True, 'is_encoder', 'share_inout_emb', 'tie_word_embeddings'),
     'asm': Only(False),
-    'attention_dropout': rate(0.1),
     'causal': Bool(False),
-    'dropout': rate(0.1),
-    'emb_dim': Size(2048),
-    'gelu_activation': Bool(True),
-    'is_encoder': Only(True),
+    'gelu_activation': Named(True, {True: 'gelu_exact', False: 'relu'}),
     'layer_norm_eps': positive(1e-12, 1.0),
-    'max_position_embeddings': Size(512),
-    'n_heads': Size(16),
     'n_langs': Int(1, 1, 10**5),
     'n_layers': Layers(12),
-    'n_words': Size(None),
-    'tie_word_embeddings': Only(True),
     'use_lang_emb': Bool(True),
-    'vocab_size': Size(30145),
   },
+  aliases={'n_words': 'vocab_size'},
+  # Ids of tokens and languages, notes about the vocabulary, and the initial table of positions.
+  no_effect=(
+    *('bos_index', 'eos_index', 'mask_index', 'pad_index', 'unk_index'),
+    *('id2lang', 'lang2id', 'lang_id', 'max_vocab', 'min_count', 'same_enc_dec'),
+    *('end_n_top', 'sinusoidal_embeddings', 'start_n_top'),
+  ),
+  rules=(
+    Rule('transformer.embeddings.weight', ('embedding.table',)),
+    Rule('transformer.lang_embeddings.weight', ('embedding.types',)),
+    Rule('transformer.position_embeddings.weight', ('body.encoding.table',)),
+    *norm('transformer.layer_norm_emb', 'body.input_norm'),
+    *block(
+      'transformer',
+      norms=('layer_norm1.{}', 'layer_norm2.{}'),
+      mixer=tuple(f'attentions.{{}}.{name}_lin' for name in ('q', 'k', 'v', 'out')),
+      feed_forward=('ffns.{}.lin1', 'ffns.{}.lin2'),
+    ),
+    Rule('pred_layer.proj.bias', ('head.bias',)),
+  ),
   prefix='transformer.',
   bare='XLMModel',
   ignored=(r'transformer\.position_ids', r'pred_layer\.proj\.weight'),

@@ -1,0 +1,94 @@
+"""`t2x.load` opens a run: generation, logits, hidden vectors, attention and evaluation without a trainer."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import t2x as library
+from t2x.errors import UserError
+
+
+@pytest.fixture(scope='module')
+def ended(tmp_path_factory):
+  """Where the run is kept for all tests of this file."""
+  return tmp_path_factory.mktemp('ended') / 'run'
+
+
+@pytest.fixture
+def folder(ended, experiment, t2x):
+  """A run that has ended."""
+  if not ended.exists():
+    code, _, err = t2x('train', experiment('causal_lm'), '--out', ended)
+    assert code == 0, err
+  return ended
+
+
+@pytest.fixture
+def run(folder):
+  return library.load(folder)
+
+
+def test_texts_are_read_as_in_training(run):
+  texts = ['the cat', 'a']
+  logits = run.logits(texts)
+  ids, segments = run.encode(texts)
+  assert logits.shape == (*ids.shape, run.model.spec.vocab_size)
+  assert segments.sum(axis=1).tolist() == [8, 2]  # Each begins with a special token.
+  # Padding changes nothing, and the model is causal.
+  alone = run.logits('a')
+  np.testing.assert_allclose(logits[1, :2], alone[0], atol=2e-6)
+  hidden, attention = run.hidden(texts), run.attention(texts)
+  assert len(hidden) == len(attention) == 2
+  assert {x.shape[:2] for x in hidden} == {ids.shape}
+  for layer in attention:
+    np.testing.assert_allclose(layer[0].sum(axis=-1), 1.0, atol=1e-6)
+    assert not np.triu(layer[0, 0], 1).any()
+
+
+def test_generation_and_evaluation_are_those_of_the_commands(run, folder, t2x):
+  code, out, _ = t2x('generate', folder, '--prompt', 'the cat', '--greedy', '--json')
+  assert code == 0
+  answer = json.loads(out)
+  from t2x.decode import Greedy
+
+  (mine,) = run.generate('the cat', strategy=Greedy())
+  assert mine['text'] == answer['text'] and mine['tokens'] == answer['tokens']
+  code, out, _ = t2x('eval', folder, '--json')
+  metrics, samples = run.evaluate()
+  assert json.loads(out)['loss'] == pytest.approx(metrics['loss'])
+  assert {sample['evaluation'] for sample in samples} == {'samples'}
+
+
+def without(text, *names):
+  """A resolved config without the bindings of some parts and of Experiment's fields that hold them."""
+  for name in names:
+    text = re.sub(rf'(?m)^{name}:\n((  .*)?\n)*', '', text)
+    text = re.sub(rf'(?m)^.* = @{name}\(\)\n', '', text)
+  return text
+
+
+def test_a_config_needs_no_trainer_and_no_source_to_generate(folder, t2x, tmp_path):
+  text = without((folder / 'config.gin').read_text(), 'Trainer', 'Constant', 'Cosine')
+  for name in ('checkpoints', 'tokenizer'):
+    (tmp_path / name).symlink_to(folder / name)
+  (tmp_path / 'config.gin').write_text(text)
+  code, out, err = t2x('eval', tmp_path, '--json', '--batch-size', 3)
+  assert code == 0, err
+  expected = json.loads(t2x('eval', folder, '--json')[1])
+  assert json.loads(out)['loss'] == pytest.approx(expected['loss'], rel=1e-6)
+  bare = without(text, 'TextFiles', 'Bytes')
+  bare = re.sub(r'\n  (source|tokenizer) = @.*', '', bare)
+  (tmp_path / 'config.gin').write_text(bare)
+  code, out, err = t2x('generate', tmp_path, '--prompt', 'the cat', '--greedy', '--json')
+  assert code == 0, err
+  wanted = t2x('generate', folder, '--prompt', 'the cat', '--greedy', '--json')[1]
+  assert json.loads(out) == json.loads(wanted)
+  code, _, err = t2x('eval', tmp_path)
+  assert code == 2 and 'CausalLM.source is not set' in err
+
+
+def test_a_folder_of_nothing_is_refused(tmp_path):
+  with pytest.raises(UserError, match=r'neither a run folder .* nor a model folder'):
+    library.load(tmp_path)

@@ -1,0 +1,111 @@
+"""Templates: written with values, and the same values read back from the model."""
+
+import tiny_models
+
+from t2x.interop.template import Part, fill, holds, read_back, write
+
+DECODER = """
+Experiment.model = @LanguageModel
+LanguageModel:
+  d_model = {width}
+  embedding = @TokenEmbedding
+  body = @Decoder
+  head = {head}
+TokenEmbedding.vocab_size = {words}
+Decoder:
+  stack = @Stack
+  final_norm = @LayerNorm
+Stack:
+  num_layers = {layers}
+  blocks = {blocks}
+Block:
+  mixer = @MultiHeadAttention
+  feed_forward = @MLP
+  wiring = @PreNorm
+PreNorm:
+  norm = @LayerNorm
+  dropout_rate = {dropout}
+LayerNorm.epsilon = {epsilon}
+MultiHeadAttention:
+  num_heads = {heads}
+  use_bias = {bias}
+MLP:
+  hidden_dim = {hidden}
+  activation = {function}
+"""
+VALUES = {
+  'width': 8,
+  'head': Part('LMHead'),
+  'words': 20,
+  'layers': 4,
+  'blocks': [Part('Block'), Part('Block')],
+  'dropout': 0.25,
+  'epsilon': 1e-3,
+  'heads': 2,
+  'bias': False,
+  'hidden': 12,
+  'function': Part('relu'),
+}
+
+
+def model(template, values):
+  return tiny_models.shapes(write(template, values))
+
+
+def test_values_are_read_back_from_the_model():
+  found = read_back(DECODER, model(DECODER, VALUES))
+  assert type(found.pop('head')).__name__ == 'LMHead'
+  assert [type(block).__name__ for block in found.pop('blocks')] == ['Block', 'Block']
+  assert found.pop('function').__name__ == 'relu'
+  assert found == {name: value for name, value in VALUES.items() if name in found}
+  assert len(found) == len(VALUES) - 3
+
+
+SIDES = """
+Experiment.model = @EncoderDecoder
+EncoderDecoder:
+  d_model = {width}
+  embedding = @TokenEmbedding
+  encoder = @Encoder
+  decoder = @Decoder
+TokenEmbedding.vocab_size = {words}
+Encoder.stack = @Stack
+Decoder.stack = @decoder/Stack
+Stack:
+  num_layers = {layers}
+  blocks = [@Block]
+decoder/Stack.num_layers = {decoder_layers}
+Block:
+  mixer = @MultiHeadAttention
+  feed_forward = @MLP
+decoder/Block.cross = @MultiHeadAttention
+MultiHeadAttention.num_heads = {heads}
+decoder/MultiHeadAttention.num_heads = {decoder_heads}
+MLP.hidden_dim = {hidden}
+"""
+
+
+def test_a_binding_of_a_scope_replaces_the_one_without():
+  values = {'width': 8, 'words': 20, 'layers': 1, 'decoder_layers': 2, 'heads': 2, 'hidden': 12}
+  values['decoder_heads'] = 4
+  assert read_back(SIDES, model(SIDES, values)) == values
+
+
+def test_an_option_holds_if_the_model_has_its_parts():
+  ours = model(DECODER, VALUES)
+  assert holds(DECODER, 'MultiHeadAttention.out_bias = True\n', ours)
+  assert not holds(DECODER, 'MultiHeadAttention.out_bias = False\n', ours)
+  assert holds(DECODER, 'Decoder.final_norm = @LayerNorm\n', ours)
+  assert not holds(DECODER, 'Decoder.final_norm = @RMSNorm\n', ours)
+  assert not holds(DECODER, 'Decoder.final_norm = None\n', ours)
+  assert not holds(DECODER, 'Decoder.encoding = @RoPE\nRoPE.base = {base}\n', ours)
+  assert not holds(DECODER, 'Nowhere.norm = @LayerNorm\n', ours)
+  assert holds(DECODER, '', ours)
+  assert holds('', DECODER, ours)
+  assert not holds('', DECODER.replace('Decoder', 'Encoder'), ours)
+
+
+def test_other_names_and_values_are_filled_in():
+  template = 'A.a = {a}\nB.b = {b}\nC.c = {c}\nD.d = {d}\n'
+  filled = fill(template, a='other', b=1e-5, c=Part('scope/Part'))
+  assert filled == 'A.a = {other}\nB.b = 1e-05\nC.c = @scope/Part\nD.d = {d}\n'

@@ -1,0 +1,113 @@
+"""Processes that do nothing but count steps stop at the same one, and end together when one is lost or fails."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name('steps.py')
+
+
+@pytest.fixture
+def join():
+  """`join(*indices)` starts these processes of a run and returns them."""
+  with contextlib.ExitStack() as started, socket.socket() as one:
+    one.bind(('', 0))
+    address = f'localhost:{one.getsockname()[1]}'
+    one.close()
+
+    def start(*indices):
+      running = []
+      for index in indices:
+        process = subprocess.Popen(
+          [sys.executable, str(SCRIPT), address, str(max(indices) + 1), str(index)],
+          stdout=subprocess.PIPE,
+          stderr=subprocess.PIPE,
+          text=True,
+          # These tests may run under nohup.
+          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        )
+        started.callback(process.communicate)
+        started.callback(process.kill)
+        running.append(process)
+      return running
+
+    yield start
+
+
+def wait_until_joined(processes):
+  for process in processes:
+    assert process.stdout.readline() == 'joined\n', process.communicate()
+
+
+def ended(process):
+  """(exit code, stdout, lines of stderr that are an error of t2x)."""
+  out, err = process.communicate(timeout=60)
+  assert 'stack trace' not in err
+  return process.returncode, out, [line for line in err.splitlines() if line.startswith('t2x: ')]
+
+
+@pytest.mark.parametrize(
+  'number',
+  [
+    signal.SIGINT,
+    pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+    pytest.param(signal.SIGHUP, marks=pytest.mark.nightly),
+  ],
+)
+def test_all_stop_at_one_step_however_far_each_is(number, join):
+  processes = join(0, 1, 2)
+  wait_until_joined(processes)
+  processes[1].send_signal(number)
+  codes, steps, errors = zip(*map(ended, processes), strict=True)
+  assert codes == (0, 0, 0)
+  assert len(set(steps)) == 1
+  assert not any(errors)
+
+
+@pytest.mark.parametrize('index', [pytest.param(0, marks=pytest.mark.nightly), 2])
+def test_a_failure_is_told_to_all(index, join):
+  processes = join(0, 1, 2)
+  wait_until_joined(processes)
+  processes[index].send_signal(signal.SIGUSR1)
+  where = f'process {index} on {socket.gethostname()}: ' if index else ''
+  for code, _, lines in map(ended, processes):
+    assert (code, lines) == (2, [f't2x: {where}no such file'])
+
+
+@pytest.mark.parametrize(
+  'number', [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
+)
+def test_a_process_that_is_silent_is_noticed(number, join):
+  processes = join(0, 1, 2)
+  wait_until_joined(processes)
+  processes[1].send_signal(number)
+  for process in (processes[0], processes[2]):
+    code, _, (line,) = ended(process)
+    assert code == 1
+    assert f'process 1 on {socket.gethostname()} has not been heard of for 3 seconds' in line
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('number', [signal.SIGSTOP, signal.SIGKILL])
+def test_a_silent_coordinator_is_noticed(number, join):
+  processes = join(0, 1)
+  wait_until_joined(processes)
+  processes[0].send_signal(number)
+  code, _, (line,) = ended(processes[1])
+  assert code not in (0, 75)
+  assert 'process 0' in line
+
+
+@pytest.mark.nightly
+def test_a_process_that_is_started_twice_ends_all(join):
+  first, second = join(0, 1)
+  wait_until_joined([first, second])
+  for process in (*join(1), first, second):
+    code, _, (line,) = ended(process)
+    assert code == 1
+    assert 'process 1' in line or 'process/1 already exists' in line

@@ -1,0 +1,31 @@
+"""The config.json that transformers writes for each family is read, with every field that it can have."""
+
+import json
+
+import pytest
+
+from t2x.interop import FAMILIES
+
+transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+
+
+@pytest.mark.parametrize('every_field', [False, True])
+@pytest.mark.parametrize('model_type', FAMILIES)
+def test_what_transformers_writes_is_read(model_type, every_field, tmp_path):
+  family = FAMILIES[model_type]
+  config = transformers.CONFIG_MAPPING[model_type]()
+  config.save_pretrained(tmp_path)
+  if every_field:
+    config.to_json_file(tmp_path / 'config.json', use_diff=False)
+  given = json.loads((tmp_path / 'config.json').read_text())
+  for architecture in family.architectures:
+    fields = family.read(given | {'architectures': [architecture]}, 'config.json')
+    assert family.gin(fields).startswith('\n')
+
+
+@pytest.mark.parametrize('model_type', FAMILIES)
+def test_our_defaults_are_those_of_transformers(model_type):
+  family = FAMILIES[model_type]
+  given = json.loads(transformers.CONFIG_MAPPING[model_type]().to_json_string(use_diff=False))
+  absent = family.gin(family.read({}, 'config.json'))
+  assert family.gin(family.read(given, 'config.json')) == absent
