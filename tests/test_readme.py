@@ -37,7 +37,7 @@ CODES = {'diff': 1}
 
 def test_there_are_commands():
   assert len(COMMANDS) > 8
-  assert {shlex.split(command)[0] for command in COMMANDS} == {'pip', 'pytest', 't2x'}
+  assert {shlex.split(command)[0] for command in COMMANDS} == {'pip', 'pytest', 'python', 't2x'}
 
 
 @pytest.mark.parametrize('command', [c for c in COMMANDS if c.startswith('pip')])
@@ -60,7 +60,12 @@ def folder(tmp_path):
 
 
 def test_the_files_of_the_readme_are_right(folder, monkeypatch, capsys):
-  assert {name for name, _ in FILES} == {'own_text.gin', 'my_parts.py', 'own_part.gin'}
+  assert {name for name, _ in FILES} == {
+    'own_text.gin',
+    'my_parts.py',
+    'own_part.gin',
+    'look_inside.py',
+  }
   monkeypatch.chdir(folder)
   monkeypatch.setattr(sys, 'path', [*sys.path])
   monkeypatch.setenv('T2X_CACHE', str(folder / 'cache'))
@@ -76,12 +81,14 @@ def test_every_command_works(folder):
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(folder / 'cache')}
   for command in COMMANDS:
     words = shlex.split(command)
-    if words[0] != 't2x' or (words[1:3] == ['data', 'fetch'] and not shutil.which('apt-get')):
+    if words[0] not in ('t2x', 'python'):
+      continue
+    if words[1:3] == ['data', 'fetch'] and not shutil.which('apt-get'):
       continue
     short = OWN if 'own_text.gin' in words else SHORT.get(words[1], [])
     words += [f'--gin.{binding}' for binding in short]
     done = subprocess.run(
-      [sys.executable, '-m', 't2x.cli', *words[1:]],
+      [sys.executable, *([] if words[0] == 'python' else ['-m', 't2x']), *words[1:]],
       cwd=folder,
       env=environment,
       capture_output=True,

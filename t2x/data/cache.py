@@ -77,7 +77,7 @@ class Rows(Sequence):
     if not -len(self) <= i < len(self):
       raise IndexError(f'row {i} of {len(self)}')
     record = self._records[i]
-    row = {name: record[name].astype(np.int32) for name in self._dtype.fields}
+    row = {name: record[name].astype(np.int32) for name in self._dtype.names or ()}
     if self._positions:
       return add_positions(row, self._positions)
     return {name: array if len(array) > 1 else array[0] for name, array in row.items()}

@@ -108,7 +108,8 @@ class Watch:
       self.end(*failure)
 
   def _wait_for_loss(self) -> None:
-    first, lost = self._live(), []
+    first = self._live()
+    lost: list[int] = []
     while not lost:
       if self._finished.wait(INTERVAL):
         return

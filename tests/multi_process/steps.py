@@ -22,6 +22,8 @@ try:
   processes = connect(Cluster(args.address, args.count, args.index), wait=60, lost_after=3)
 except UserError as error:
   sys.exit(f't2x: {error}')
+# Tests may run under nohup.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGUSR1, lambda number, frame: processes.fail('no such file', 2))
 with answered_by(lambda number, frame: processes.ask_to_stop()):
   print('joined', flush=True)

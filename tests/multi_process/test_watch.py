@@ -28,8 +28,6 @@ def join():
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,
           text=True,
-          # These tests may run under nohup.
-          preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         started.callback(process.communicate)
         started.callback(process.kill)

@@ -74,4 +74,4 @@ def resize(
     )
     for channel in np.moveaxis(image.astype(np.float32), -1, 0)
   ]
-  return np.rint(np.dstack(channels)).astype(np.uint8)
+  return np.rint(np.dstack([np.asarray(channel) for channel in channels])).astype(np.uint8)

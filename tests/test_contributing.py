@@ -1,0 +1,43 @@
+"""The worked example of CONTRIBUTING.md is right."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from t2x.cli import main
+
+TEXT = (Path(__file__).parents[1] / 'CONTRIBUTING.md').read_text()
+FILES = dict(re.findall(r'```python\n# (\S+)\n(.*?)```', TEXT, re.DOTALL))
+
+
+def test_the_example_passes_its_test_and_the_contracts(tmp_path, monkeypatch, capsys):
+  assert FILES.keys() == {'t2x/layers/maxout.py', 'tests/layers/test_maxout.py'}
+  for name, text in FILES.items():
+    (tmp_path / name).parent.mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+  # As if the file lay in t2x/layers.
+  folder = str(tmp_path / 't2x/layers')
+  (tmp_path / 'conftest.py').write_text(
+    f'import t2x.layers\nt2x.layers.__path__.append({folder!r})\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-m', 'pytest', '-q', '-c', '/dev/null', '--rootdir', tmp_path, tmp_path],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout
+  # Not exported there, it is a module of the working directory.
+  monkeypatch.chdir(folder)
+  code = main(['test-part', 'maxout.Maxout', '--gin.Maxout.hidden_dim=32'])
+  lines = capsys.readouterr().out
+  assert code == 0, lines
+  assert 'broken' not in lines
+
+
+def test_commands_and_files_exist():
+  root = Path(__file__).parents[1]
+  for name in re.findall(r'`?((?:\.ci|t2x|tests|configs)/[\w./]+)', TEXT):
+    if name not in FILES and not name.endswith('/'):
+      assert (root / name.rstrip('.')).exists(), name
