@@ -43,7 +43,7 @@ class Points(Task):
 
   unit = 'examples'
 
-  def rows(self, split, tokenizer):
+  def rows(self, split):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(BATCH * (self.num_steps + 8), 3)).astype(np.float32)
     rows = [{'x': row, 'y': np.float32(row.sum() + 1 + 0.1 * rng.normal())} for row in x]
