@@ -6,8 +6,6 @@ import glob
 import os
 import sys
 
-__all__ = ['set_allocator']
-
 # mallopt(3): parameter, value.
 SETTINGS = {
   'M_MMAP_MAX': (-4, 0),  # Large blocks come from the heap, too, ...

@@ -10,8 +10,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Sharding
 
-__all__ = ['Lazy', 'name_of', 'named_leaves', 'named_variables']
-
 
 @dataclasses.dataclass(frozen=True)
 class Lazy:

@@ -32,8 +32,6 @@ from t2x.models.block import initial_extras
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
-__all__ = ['CONTRACTS', 'Broken', 'Outcome', 'Subject', 'check_part']
-
 BATCH = 4
 # Absolute and relative tolerance of two ways to compute the same in float32.
 TOLERANCE = 2e-5

@@ -10,8 +10,6 @@ from t2x.api import read_config, read_experiment
 from t2x.errors import UserError
 from t2x.foreign import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 
-__all__ = ['ModelFolder', 'convert_run', 'export_run', 'import_folder']
-
 # What lets an imported model generate, where it came with a tokenizer.
 USE = """
 Experiment.task = @{task}()

@@ -2,16 +2,6 @@
 
 import unicodedata
 
-__all__ = [
-  'EXIT_INTERRUPTED',
-  'Interrupted',
-  'UserError',
-  'first_line',
-  'in_a_line',
-  'is_printable',
-  'printable',
-]
-
 # Control characters, formatting such as the direction of text, surrogates, line separators.
 _UNPRINTABLE = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
 

@@ -11,8 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = ['CHECKSUMS', 'damage_of', 'locked', 'write_checksums', 'write_whole']
-
 log = logging.getLogger('t2x')
 
 

@@ -12,28 +12,6 @@ from typing import Any
 
 from t2x.errors import UserError
 
-__all__ = [
-  'LARGE',
-  'REQUIRED',
-  'SMALL',
-  'Bool',
-  'Choice',
-  'Field',
-  'Fields',
-  'Float',
-  'Ids',
-  'Int',
-  'Many',
-  'Object',
-  'Only',
-  'Text',
-  'printed',
-  'read_bytes',
-  'read_json',
-  'read_text',
-  'shown',
-]
-
 # Bytes. The largest config.json that models have (thousands of class names) is about one megabyte, the
 # largest vocabulary about forty.
 SMALL, LARGE = 1 << 24, 1 << 28

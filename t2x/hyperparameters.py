@@ -18,8 +18,6 @@ from t2x.errors import UserError
 if TYPE_CHECKING:
   import jax
 
-__all__ = ['Hyperparameter', 'Tunable', 'given', 'scalar']
-
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:

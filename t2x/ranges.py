@@ -10,25 +10,6 @@ from typing import Annotated, Any
 
 from t2x.hyperparameters import Tunable
 
-__all__ = [
-  'Count',
-  'Epsilon',
-  'Finite',
-  'Fraction',
-  'LearningRate',
-  'Natural',
-  'NonEmpty',
-  'NonNegative',
-  'Positive',
-  'Range',
-  'Rate',
-  'Seed',
-  'Size',
-  'Text',
-  'TunableNonNegative',
-  'TunableRate',
-]
-
 _FORM = re.compile(r'(?:(\S+) (<=?) )?(x)(?: (<=?) (\S+))?|1 <= (len\(x\))')
 
 

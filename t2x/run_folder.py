@@ -13,8 +13,6 @@ from t2x.api import read_config
 from t2x.errors import UserError
 from t2x.files import locked
 
-__all__ = ['claimed']
-
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
   'fault-*.json',

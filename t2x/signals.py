@@ -9,8 +9,6 @@ from typing import Any
 
 from t2x.errors import EXIT_INTERRUPTED
 
-__all__ = ['answered_by', 'asked_to_stop', 'ended_at_once', 'ending_signals', 'passed_on']
-
 Handler = Callable[[int, Any], None]
 
 # Of threads other than the main one; and what has come to them, for those that begin later.

@@ -19,8 +19,6 @@ from rich.file_proxy import FileProxy
 
 from t2x.errors import UserError
 
-__all__ = ['LogHandler', 'console', 'last_words', 'logged', 'wrapped']
-
 _ESCAPES = re.compile(r'\x1b\[[0-9;?]*[A-Za-z]')
 _ERASE_LINE, _LINE_UP, _SHOW_CURSOR = '\r\x1b[2K', '\x1b[1A', '\x1b[?25h'
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ['text_table']
-
 
 def text_table(rows: Sequence[Sequence[str]], alignment: str) -> str:
   """Formats rows of cells as lines with aligned columns, two spaces apart.

@@ -26,9 +26,9 @@ from t2x.layers import (
 )
 from t2x.layers.kernels import AttentionInputs, Auto, Blockwise, Dense, DotProduct
 from t2x.models import Block, Decoder, LanguageModel, Stack
+from t2x.models.losses import classification_sums
 from t2x.ranges import TunableRate
 from t2x.tasks import CausalLM, TaskOutput
-from t2x.tasks.losses import classification_sums
 from t2x.train import AdamW, Cosine, Experiment, Program, Trainer, schedules
 from t2x.train.step import make_eval_step
 

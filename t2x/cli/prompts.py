@@ -10,8 +10,6 @@ from typing import IO
 
 from t2x.errors import UserError
 
-__all__ = ['Prompt', 'check_output', 'output_file', 'read_prompts', 'told_prompts']
-
 # Where it was given, for errors, and its text.
 Prompt = tuple[str, str]
 

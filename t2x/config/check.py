@@ -12,8 +12,6 @@ from t2x.config.signature import GIVEN
 from t2x.config.values import Macro, Reference, leaves
 from t2x.config.words import takes_parts
 
-__all__ = ['binds_parts', 'check_unused', 'check_values', 'used_before']
-
 
 def check_values(bindings: Bindings) -> set[Statement]:
   """Notes unknown references, bad macros and wrong types; returns the statements that hold them."""

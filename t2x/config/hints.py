@@ -19,8 +19,6 @@ from t2x.config.words import UNIONS, plain_hint, with_article, words
 from t2x.hyperparameters import Hyperparameter
 from t2x.ranges import Range
 
-__all__ = ['convert', 'is_tunable', 'problem']
-
 Find = Callable[[str], 'Part | None']
 _NONE = type(None)
 _SCALARS: dict[Any, tuple[type, ...]] = {

@@ -15,8 +15,6 @@ from t2x.config.signature import Part
 from t2x.config.values import COMMAND_LINE, Finding, Macro, Place, Reference, leaves, raise_findings
 from t2x.errors import UserError
 
-__all__ = ['Config', 'load']
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Config:

@@ -26,17 +26,6 @@ from t2x.config.values import (
   map_leaves,
 )
 
-__all__ = [
-  'GinText',
-  'Import',
-  'Parsed',
-  'Statement',
-  'expanded',
-  'macros_in',
-  'parse_files',
-  'parse_value',
-]
-
 # A folder that rendered configs name, so that a run folder finds the user's modules again.
 SEARCH_COMMENT = '# modules in: '
 

@@ -5,8 +5,6 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ['class_of', 'is_protocol', 'protocol_misfit']
-
 _MISSING = object()
 _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 

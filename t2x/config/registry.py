@@ -18,8 +18,6 @@ from t2x.config.trusted import Untrusted, is_library, require_trust
 from t2x.config.values import Finding, Place
 from t2x.errors import in_a_line
 
-__all__ = ['Registry']
-
 
 class Registry:
   """Names -> parts (classes, functions, callable objects).

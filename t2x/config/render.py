@@ -16,8 +16,6 @@ from t2x.config.resolve import Call, build, calls, key_of
 from t2x.config.signature import Part
 from t2x.config.values import Reference, items_in_gin, map_leaves, to_gin
 
-__all__ = ['canonical', 'diff', 'hyperparameters', 'identity', 'render', 'show']
-
 _WIDTH = 100
 
 

@@ -20,8 +20,6 @@ from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 from t2x.errors import UserError
 from t2x.hyperparameters import Hyperparameter
 
-__all__ = ['Argument', 'Call', 'Resolver', 'build', 'calls', 'key_of']
-
 
 @dataclasses.dataclass(eq=False)
 class Argument:

@@ -7,8 +7,6 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ['MISSING', 'Parameter', 'Part', 'describe']
-
 # No default; also an annotation that is absent or cannot be resolved is `Any`.
 MISSING: Any = inspect.Parameter.empty
 

@@ -22,15 +22,6 @@ from pathlib import Path
 from t2x.errors import UserError
 from t2x.files import locked, write_whole
 
-__all__ = [
-  'Untrusted',
-  'everything_trusted',
-  'is_library',
-  'require_trust',
-  'trust',
-  'trusted_file',
-]
-
 # Trusted folders beside those of the file, joined by os.pathsep; processes started by this one
 # inherit them. The value EVERYTHING is `--trust`.
 VARIABLE, EVERYTHING = 'T2X_TRUST', '*'

@@ -6,20 +6,6 @@ from typing import Any
 
 from t2x.errors import UserError
 
-__all__ = [
-  'COMMAND_LINE',
-  'Finding',
-  'Macro',
-  'Place',
-  'Reference',
-  'gin_of',
-  'items_in_gin',
-  'leaves',
-  'map_leaves',
-  'raise_findings',
-  'to_gin',
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:

@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 from t2x.hyperparameters import Hyperparameter
 
-__all__ = ['UNIONS', 'plain_hint', 'takes_parts', 'with_article', 'words']
-
 UNIONS = (typing.Union, types.UnionType)
 _NONE = type(None)
 # One value, and several.

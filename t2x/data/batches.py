@@ -16,8 +16,6 @@ from t2x.data.folders import fingerprint
 from t2x.data.shuffling import shuffled
 from t2x.errors import UserError
 
-__all__ = ['Batch', 'Batches', 'Chain', 'Transform', 'evaluation_batches']
-
 Batch = dict[str, np.ndarray]
 Transform = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]]
 

@@ -25,8 +25,6 @@ from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
 from t2x.terminal import console
 
-__all__ = ['Rows', 'token_rows']
-
 log = logging.getLogger('t2x')
 
 # Raised when the same plan makes other rows. Runs are resumed only with the fingerprint they began with.

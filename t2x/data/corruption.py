@@ -12,8 +12,6 @@ from jaxtyping import Bool, Int
 
 from t2x.errors import UserError
 
-__all__ = ['CorruptSpans']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorruptSpans:

@@ -17,8 +17,6 @@ from typing import ClassVar
 from t2x.data.folders import cache_folder, prepare
 from t2x.errors import UserError
 
-__all__ = ['available', 'fetch']
-
 log = logging.getLogger('t2x')
 
 

@@ -26,8 +26,6 @@ from typing import Any
 from t2x.errors import UserError
 from t2x.files import locked
 
-__all__ = ['cache_folder', 'fingerprint', 'prepare', 'write_folder']
-
 log = logging.getLogger('t2x')
 
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from t2x.errors import UserError
 
-__all__ = ['Augmentation', 'PrepareImage', 'check_label']
-
 
 class Augmentation(abc.ABC):
   """A transform of raw images in training, before they are cropped, mirrored and normalised."""

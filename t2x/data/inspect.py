@@ -12,8 +12,6 @@ from t2x.data.batches import Batch, Batches
 from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 
-__all__ = ['inspect_batches']
-
 COLUMNS = ('tokens', 'source', 'target')
 # By turns, so that the ends of tokens and of segments are seen.
 COLOURS = (('cyan', 'bright_cyan'), ('green', 'bright_green'), ('yellow', 'bright_yellow'))

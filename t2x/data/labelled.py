@@ -16,8 +16,6 @@ from t2x.data.plans import Column, Plan, Row, text_of
 from t2x.data.tokenizers import Encoding, Located, Tokenizer
 from t2x.errors import UserError
 
-__all__ = ['LabelledPlan', 'LabelledTexts', 'LabelledWords']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledPlan(Plan):

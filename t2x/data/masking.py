@@ -12,8 +12,6 @@ import numpy as np
 from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
 
-__all__ = ['MaskTokens']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskTokens:

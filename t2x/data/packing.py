@@ -20,15 +20,6 @@ from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
 from t2x.data.tokenizers import SpecialIds, Tokenizer
 from t2x.errors import UserError
 
-__all__ = [
-  'ConcatenateAndSplit',
-  'FullRows',
-  'PackPairs',
-  'PackingPlan',
-  'PadPairs',
-  'add_positions',
-]
-
 # Characters that are tokenised at once.
 BATCH = 1 << 20
 # The ids of one example by text field, without eos.

@@ -10,8 +10,6 @@ import numpy as np
 from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
 
-__all__ = ['Column', 'Examples', 'Plan', 'Row', 'segments_of', 'text_of']
-
 Row = dict[str, Any]
 Examples = Iterable[Mapping[str, Any]]
 

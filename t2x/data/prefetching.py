@@ -15,8 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 from t2x.data.batches import Batch
 from t2x.errors import UserError
 
-__all__ = ['prefetch']
-
 
 @runtime_checkable
 class ByStep(Protocol):

@@ -14,8 +14,6 @@ from t2x.ranges import Natural, Range
 if TYPE_CHECKING:
   from PIL.Image import Image
 
-__all__ = ['RandAugment']
-
 # The largest magnitude, and what each operation does at it: the ranges of AutoAugment
 # (https://arxiv.org/abs/1805.09501, table 6), turned so that more always changes more.
 LARGEST = 10

@@ -12,8 +12,6 @@ from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 from t2x.ranges import Fraction, Range
 
-__all__ = ['Resegment', 'SampledPieces']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledPieces:

@@ -10,8 +10,6 @@ import math
 
 import numpy as np
 
-__all__ = ['permute', 'shuffled']
-
 ROUNDS = 8
 
 

@@ -7,8 +7,6 @@ from t2x.data.batches import Batch
 from t2x.data.prefetching import ByStep
 from t2x.ranges import Natural
 
-__all__ = ['Skipping']
-
 
 @dataclasses.dataclass
 class Skipping:

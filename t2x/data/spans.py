@@ -12,8 +12,6 @@ from t2x.data.plans import Column, text_of
 from t2x.data.tokenizers import Located, Tokenizer
 from t2x.errors import UserError
 
-__all__ = ['SpanWindows']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanWindows(LabelledPlan):

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-__all__ = ['CHUNK', 'sample']
-
 # Training text comes in pieces of at most this many characters.
 CHUNK = 4096
 

@@ -13,8 +13,6 @@ from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
 from t2x.ranges import Size
 
-__all__ = ['Beam']
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

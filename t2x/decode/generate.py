@@ -24,8 +24,6 @@ from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import DecodingModel
 
-__all__ = ['generate']
-
 
 def generate(
   model: DecodingModel,

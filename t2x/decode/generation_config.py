@@ -21,8 +21,6 @@ from t2x.decode.strategy import Strategy
 from t2x.errors import UserError
 from t2x.foreign import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
 
-__all__ = ['strategy_of']
-
 STOPPING: Mapping[Any, Stopping] = {
   False: AtCurrentLength(),
   True: WhenFull(),

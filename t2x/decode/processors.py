@@ -21,19 +21,6 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.errors import UserError
 from t2x.ranges import Count, Natural, NonEmpty, Positive, Size
 
-__all__ = [
-  'ForceFirst',
-  'ForceLast',
-  'GeneratedOnly',
-  'History',
-  'MinLength',
-  'MinNewTokens',
-  'NoRepeatNGram',
-  'Processor',
-  'RepetitionPenalty',
-  'SuppressTokens',
-]
-
 Scores = Float[Array, 'batch copies vocab']
 
 

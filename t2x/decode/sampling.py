@@ -14,8 +14,6 @@ from t2x.decode.strategy import Generated, Strategy
 from t2x.errors import UserError
 from t2x.ranges import Positive, Range, Size
 
-__all__ = ['Greedy', 'Sampling', 'keep_top_k', 'keep_top_p']
-
 
 def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:
   """The `k` largest logits and those equal to the k-th; -inf for the rest."""

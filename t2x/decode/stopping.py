@@ -18,8 +18,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.decode.penalties import LengthPenalty
 
-__all__ = ['AtCurrentLength', 'Stopping', 'WhenCertain', 'WhenFull']
-
 
 class Stopping(abc.ABC):
   """Subclasses are frozen dataclasses (compiled code depends on them)."""

@@ -16,8 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.decode.processors import History, Processor
 from t2x.errors import UserError
 
-__all__ = ['Generated', 'Request', 'Strategy']
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -19,8 +19,6 @@ from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
 from t2x.layers import XLA, Auto, Blockwise, Dense
 
-__all__ = ['export']
-
 # What a model of our parts computes does not depend on these attributes, nor on which of our kernels it uses.
 FREE = {
   'chunk',

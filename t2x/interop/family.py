@@ -12,23 +12,6 @@ from t2x.foreign import Choice, Field, Fields, Float, Int, Many, Object, Only, T
 from t2x.interop.rules import Rule
 from t2x.interop.template import Part, holds, is_part, read_back, write
 
-__all__ = [
-  'ACTIVATIONS',
-  'CLASSES',
-  'Family',
-  'Layers',
-  'Named',
-  'Size',
-  'activation',
-  'num_classes',
-  'only',
-  'positive',
-  'rates',
-  'refuse_unread',
-  'sizes',
-  'tied',
-]
-
 # Theirs -> ours. The first of theirs that means ours is the one written.
 ACTIVATIONS: Mapping[str, str] = {
   'gelu': 'gelu_exact',

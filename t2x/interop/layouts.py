@@ -11,18 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = [
-  'CLASS_TOKEN',
-  'CONV1D',
-  'GROUPED',
-  'LINEAR',
-  'PATCHES',
-  'ROW',
-  'SAME',
-  'VECTOR',
-  'Layout',
-]
-
 Shape = tuple[int, ...]
 
 

@@ -16,8 +16,6 @@ from t2x.errors import UserError
 from t2x.foreign import printed
 from t2x.interop.layouts import LINEAR, SAME, Layout, Shape
 
-__all__ = ['Rule', 'Table', 'attention', 'block', 'dense', 'norm']
-
 
 @dataclasses.dataclass(frozen=True)
 class Rule:

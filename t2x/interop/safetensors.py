@@ -27,8 +27,6 @@ from t2x.foreign import (
   shown,
 )
 
-__all__ = ['INDEX', 'SINGLE', 'Spec', 'read_tensors', 'write_tensors']
-
 SINGLE = 'model.safetensors'
 INDEX = 'model.safetensors.index.json'
 

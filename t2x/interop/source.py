@@ -20,8 +20,6 @@ from t2x.interop.family import Size
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import read_tensors
 
-__all__ = ['Source']
-
 
 class Source:
   """What a folder with config.json and safetensors holds; nothing is read but names.

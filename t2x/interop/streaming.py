@@ -17,8 +17,6 @@ from t2x.arrays import Lazy
 from t2x.files import write_checksums
 from t2x.train.checkpoints import FORMAT, quiet_orbax
 
-__all__ = ['save_streamed']
-
 # Bytes that are read and written at once, and that a process reads back at least.
 PIECE = 1 << 26
 

@@ -4,22 +4,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-__all__ = [
-  'elu',
-  'gelu',
-  'gelu_exact',
-  'linear',
-  'quick_gelu',
-  'relu',
-  'relu_squared',
-  'selu',
-  'sigmoid',
-  'silu',
-  'softplus',
-  'swish',
-  'tanh',
-]
-
 # JAX's own functions, under the names that configs use. (Its gelu and elu have further arguments, which the
 # functions below leave out.)
 relu = jax.nn.relu  # The gradient at 0 is 0.

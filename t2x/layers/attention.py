@@ -30,8 +30,6 @@ from t2x.layers.scores import DotProductScores
 from t2x.layers.value_residual import ValueResidual
 from t2x.ranges import Positive, Size, TunableRate
 
-__all__ = ['MultiHeadAttention']
-
 
 class MultiHeadAttention(nnx.Module):
   """Attention by `num_heads` heads: to `x` itself, or to a source where one is given.

@@ -19,16 +19,6 @@ from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.keys import NamedRngs
 
-__all__ = [
-  'Linear',
-  'RowLayout',
-  'Tokens',
-  'dropout',
-  'kept_share',
-  'param',
-  'rows_at',
-]
-
 Initializer = Callable[..., Array]
 Key = Array
 

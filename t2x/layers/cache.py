@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers.interfaces import Cache, write
 
-__all__ = ['KeyValueCache', 'SourceCache']
-
 # The fields are not annotated with shapes: a stack puts its layers before the batch.
 
 

@@ -14,8 +14,6 @@ from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array
 
-__all__ = ['Layout', 'constrain', 'laid_out', 'num_parts']
-
 Axis = str | EllipsisType | None
 
 

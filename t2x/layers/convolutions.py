@@ -20,8 +20,6 @@ from t2x.layers.masks import check_reads
 from t2x.layers.patterns import Pattern, marks_of
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['DynamicConvolution', 'LightweightConvolution']
-
 
 class _Convolution(nnx.Module):
   """What the two share; they differ in where the kernels come from."""

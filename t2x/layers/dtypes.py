@@ -9,8 +9,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-__all__ = ['Dtypes', 'broadcast', 'gather']
-
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:

@@ -19,8 +19,6 @@ from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import lecun_normal, normal, place, xavier_uniform, zeros
 from t2x.ranges import Natural, Size
 
-__all__ = ['FactorisedEmbedding', 'PatchEmbedding', 'TokenEmbedding', 'float32_logits']
-
 
 class TokenEmbedding(nnx.Module):
   """Token ids -> vectors; the same table gives logits back (https://arxiv.org/abs/1608.05859).

@@ -14,8 +14,6 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['MLP', 'FeedForward', 'GatedMLP']
-
 
 class FeedForward(nnx.Module):
   """Base class of sublayers that work on each token alone."""

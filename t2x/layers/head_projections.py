@@ -10,8 +10,6 @@ from t2x.layers.interfaces import Call
 from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
-__all__ = ['HeadProjections']
-
 
 class HeadProjections(nnx.Module):
   """Base class: queries, keys and values for each head, and the output projection.

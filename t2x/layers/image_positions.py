@@ -16,8 +16,6 @@ from t2x.layers.initializers import normal
 from t2x.layers.position_encoding import PositionEncoding
 from t2x.ranges import Natural, Positive, Size
 
-__all__ = ['LearnedGrid', 'SinusoidalGrid', 'resize_grid']
-
 
 class LearnedGrid(PositionEncoding):
   """A learned vector for each extra token and each patch of a grid.

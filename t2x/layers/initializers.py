@@ -17,23 +17,6 @@ from jaxtyping import Array
 from t2x.errors import UserError
 from t2x.ranges import Positive, Size
 
-__all__ = [
-  'Place',
-  'building',
-  'depth_scaled',
-  'fixup',
-  'he_normal',
-  'lecun_normal',
-  'normal',
-  'ones',
-  'place',
-  'truncated_normal',
-  'variance_scaling',
-  'width_normal',
-  'xavier_uniform',
-  'zeros',
-]
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:

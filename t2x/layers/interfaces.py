@@ -18,25 +18,6 @@ from t2x.layers.kernels.base import DotProduct, Logits
 from t2x.layers.patterns import Full, Pattern
 from t2x.layers.position_encoding import PositionEncoding
 
-__all__ = [
-  'NO_AUX',
-  'Aux',
-  'Cache',
-  'Call',
-  'CrossSublayer',
-  'ExtrasSublayer',
-  'GridPositions',
-  'Merge',
-  'Norm',
-  'Result',
-  'Scores',
-  'Slots',
-  'Source',
-  'Sublayer',
-  'Wiring',
-  'write',
-]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,6 @@ from jaxtyping import Array
 
 from t2x.arrays import named_variables
 
-__all__ = ['NamedRngs', 'initialized', 'named_key', 'stacked']
-
 Part = TypeVar('Part')
 
 

@@ -19,8 +19,6 @@ from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
 from t2x.ranges import Size
 
-__all__ = ['LinearAttention', 'LinearState']
-
 # Smallest normaliser that is divided by. It is the sum of positive features and 0 only for padding, or
 # where they underflow.
 EPSILON = 1e-6

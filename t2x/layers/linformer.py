@@ -17,8 +17,6 @@ from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Full
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['Linformer']
-
 
 class Linformer(HeadProjections):
   """softmax(q (E'k)' / sqrt(head_dim)) F'v, with learned E and F [max_length, projected_length].

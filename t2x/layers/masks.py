@@ -11,8 +11,6 @@ from t2x.layers.base import Tokens
 from t2x.layers.patterns import Full, Pattern, marks_of
 from t2x.layers.tiles import Bounds, Tiles
 
-__all__ = ['attention_mask', 'check_reads', 'visible', 'visible_tiles']
-
 
 def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Any:
   """Bool [batch or 1, q, k]: the pattern, within one segment, no padding.

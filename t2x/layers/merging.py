@@ -11,8 +11,6 @@ from t2x.layers.initializers import truncated_normal
 from t2x.layers.interfaces import Norm
 from t2x.layers.norms import LayerNorm
 
-__all__ = ['PatchMerging']
-
 
 class PatchMerging(nnx.Module):
   """Merges 2 x 2 neighbouring tokens of a grid into one of twice the width: concatenation, a norm, and a

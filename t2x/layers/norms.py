@@ -12,8 +12,6 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import ones, zeros
 from t2x.ranges import Epsilon
 
-__all__ = ['LayerNorm', 'RMSNorm']
-
 
 class LayerNorm(nnx.Module):
   """(x - mean) / sqrt(variance + epsilon) * scale + bias.

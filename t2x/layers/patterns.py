@@ -20,21 +20,6 @@ from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.tiles import SKIP, Bounds, Interval, Tiles, complement, intersection, union, within
 from t2x.ranges import Size, Text
 
-__all__ = [
-  'And',
-  'Blocks',
-  'Causal',
-  'Full',
-  'Global',
-  'Marked',
-  'Not',
-  'Or',
-  'Pattern',
-  'Prefix',
-  'Window',
-  'marks_of',
-]
-
 
 class Pattern(abc.ABC):
   """A predicate over (query token, key token): may the query see the key?

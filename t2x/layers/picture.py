@@ -16,8 +16,6 @@ from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern, marks_of
 from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
-__all__ = ['KINDS', 'cells', 'draw', 'example_marks']
-
 # Whether a cell is seen, what the schedule says of its tile, label, colour.
 KINDS = (
   (True, FULL, 'seen, tile is full', '#185a9d'),

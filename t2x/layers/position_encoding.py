@@ -10,8 +10,6 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.layers.base import Tokens
 from t2x.ranges import Size
 
-__all__ = ['PositionEncoding', 'Projections', 'distances']
-
 # Hooks of a position encoding; all but `embed` are called by token mixers.
 _HOOKS = frozenset({'embed', 'address', 'rotate', 'scores', 'values'})
 

@@ -21,15 +21,6 @@ from t2x.layers.position_encoding import PositionEncoding, distances
 from t2x.layers.rope_scaling import RoPEScaling
 from t2x.ranges import Natural, Positive, Range, Size
 
-__all__ = [
-  'ALiBi',
-  'LearnedPositions',
-  'NoPositions',
-  'RoPE',
-  'Sinusoidal',
-  'T5Bias',
-]
-
 
 class NoPositions(PositionEncoding):
   """No positions: attention with a symmetric pattern then sees a set, not a sequence."""

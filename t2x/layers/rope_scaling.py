@@ -8,8 +8,6 @@ from jaxtyping import Float
 
 from t2x.ranges import Positive, Size
 
-__all__ = ['LinearScaling', 'Llama3Scaling', 'RoPEScaling']
-
 
 class RoPEScaling(abc.ABC):
   """A rule from frequencies to others; a frozen dataclass."""

@@ -12,8 +12,6 @@ from t2x.layers.initializers import zeros
 from t2x.layers.kernels.base import DotProduct
 from t2x.ranges import Positive, Size
 
-__all__ = ['CosineScores', 'DotProductScores']
-
 
 class DotProductScores(nnx.Module):
   """scale q k', the scores of the Transformer (https://arxiv.org/abs/1706.03762).

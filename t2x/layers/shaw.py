@@ -12,8 +12,6 @@ from t2x.layers.initializers import normal
 from t2x.layers.position_encoding import PositionEncoding, distances
 from t2x.ranges import Size
 
-__all__ = ['ShawPositions']
-
 
 class ShawPositions(PositionEncoding):
   """Scores are q_i (k_j + a^K_ij)' and outputs sum_j p_ij (v_j + a^V_ij), learned vectors for the distance j - i.

@@ -18,13 +18,6 @@ from t2x.layers.kernels import Dense, Logits
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.ranges import Positive, Size, TunableRate
 
-__all__ = [
-  'Plus',
-  'PlusAlpha',
-  'Replace',
-  'Synthesizer',
-]
-
 
 @runtime_checkable
 class Mix(Protocol):

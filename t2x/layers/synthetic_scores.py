@@ -14,13 +14,6 @@ from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.kernels.base import Logits, softmax_dtype
 from t2x.ranges import Size
 
-__all__ = [
-  'DenseScores',
-  'FactorizedDenseScores',
-  'FactorizedRandomScores',
-  'RandomScores',
-]
-
 
 class SyntheticScores(nnx.Module):
   """Scores of positions. Built as `Scores(num_heads, head_dim, rngs=rngs)`.

@@ -14,19 +14,6 @@ from jaxtyping import Int8
 
 from t2x.layers.base import RowLayout, Tokens
 
-__all__ = [
-  'FULL',
-  'PARTIAL',
-  'SKIP',
-  'Bounds',
-  'Interval',
-  'Tiles',
-  'complement',
-  'intersection',
-  'union',
-  'within',
-]
-
 SKIP, PARTIAL, FULL = 0, 1, 2
 
 # Lowest and highest offset q - k; None: unbounded.

@@ -12,8 +12,6 @@ from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.position_encoding import PositionEncoding
 from t2x.ranges import Size
 
-__all__ = ['TUPE']
-
 
 class TUPE(PositionEncoding):
   """Adds (p_i U^Q)(p_j U^K)' / sqrt(2 head_dim) to the scores, for learned position vectors p (TUPE-A).

@@ -13,8 +13,6 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 from t2x.ranges import Finite, Size
 
-__all__ = ['LearnedValueResidual', 'ValueResidual']
-
 # The values of the first layer, and whether there has been a first layer.
 VALUES, IS_SET = 'first_values', 'has_first_values'
 

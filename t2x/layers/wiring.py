@@ -20,16 +20,6 @@ from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
 from t2x.ranges import Positive, TunableRate
 
-__all__ = [
-  'BranchNorm',
-  'FixupWiring',
-  'LayerScale',
-  'PostNorm',
-  'PreNorm',
-  'ReZero',
-  'Sandwich',
-]
-
 
 class _Residual(nnx.Module):
   """x + dropout(after(sublayer(before(x)))); each wiring defines its own before and after."""

@@ -35,8 +35,6 @@ from t2x.layers import (
 from t2x.layers.initializers import building
 from t2x.ranges import TunableRate
 
-__all__ = ['Block', 'ParallelBlock', 'SublayerBlock', 'initial_extras']
-
 
 class _Block(nnx.Module):
   """What all blocks share: sublayers by name, a pattern, and a position encoding of their own.

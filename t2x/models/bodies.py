@@ -33,8 +33,6 @@ from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['Decoder', 'Encoder', 'final_norm_if_needed', 'replaced']
-
 Part = TypeVar('Part')
 
 

@@ -9,8 +9,6 @@ from jaxtyping import Array, Int
 
 from t2x.layers import Cache, Slots, Tokens
 
-__all__ = ['BodyCache']
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -12,17 +12,6 @@ from t2x.models.interfaces import ClassHead, Head, TextEmbedding
 from t2x.models.spec import OutputKind
 from t2x.ranges import Size, TunableRate
 
-__all__ = [
-  'Classifier',
-  'PooledClassifier',
-  'Pooler',
-  'SequenceClassifier',
-  'TokenClassifier',
-  'first_token',
-  'last_token',
-  'mean_tokens',
-]
-
 
 class Pooler(nnx.Module):
   """BERT's vector for a whole sequence: tanh of a projection of the first token."""

@@ -20,8 +20,6 @@ from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 from t2x.ranges import Size
 
-__all__ = ['EncoderDecoder']
-
 
 class EncoderDecoder(nnx.Module):
   """Source ids and target ids -> logits for the target.

@@ -29,8 +29,6 @@ from t2x.models.losses import Sums, classification_sums
 from t2x.models.spec import OutputKind
 from t2x.ranges import Size
 
-__all__ = ['LMHead', 'LogitHead', 'MaskedLMHead', 'TiedHead']
-
 
 class LogitHead(nnx.Module):
   """Base class of heads that compute logits for each token; a subclass defines `logits`.

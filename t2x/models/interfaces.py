@@ -13,21 +13,6 @@ from t2x.models.cache import BodyCache
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec, OutputKind
 
-__all__ = [
-  'Body',
-  'ClassHead',
-  'DecodingModel',
-  'Embedder',
-  'Head',
-  'Layer',
-  'LayerStack',
-  'Model',
-  'Output',
-  'OutputHead',
-  'TextEmbedding',
-  'TextModel',
-]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

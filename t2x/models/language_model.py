@@ -19,8 +19,6 @@ from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 from t2x.ranges import Size
 
-__all__ = ['LanguageModel', 'select', 'with_logits']
-
 
 def select(
   x: Float[Array, 'batch length d_model'], index: Int[Array, 'batch picked']

@@ -7,8 +7,6 @@ from jaxtyping import Array, Float, Int
 from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes
 
-__all__ = ['Sums', 'classification_sums', 'cross_entropy']
-
 # Name -> (sum over what was counted, how much was counted). A metric is their quotient.
 Sums = dict[str, tuple[Array, Array]]
 

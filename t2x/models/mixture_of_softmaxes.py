@@ -13,8 +13,6 @@ from t2x.models.heads import LogitHead, TiedHead
 from t2x.models.interfaces import Head
 from t2x.ranges import Size
 
-__all__ = ['MixtureOfSoftmaxes']
-
 
 class MixtureOfSoftmaxes(LogitHead):
   """log sum_k prior_k(x) softmax(head(tanh(W_k x + b_k))), prior(x) = softmax(P x).

@@ -5,8 +5,6 @@ from typing import Literal
 
 from t2x.layers import Pattern
 
-__all__ = ['Inputs', 'ModelSpec', 'OutputKind']
-
 Inputs = Literal['a text', 'a source and a target', 'images']
 # Logits over the vocabulary for each token, over classes for each row or for each token; or vectors.
 OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']

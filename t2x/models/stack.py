@@ -25,8 +25,6 @@ from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer
 from t2x.ranges import NonEmpty, Size, TunableRate
 
-__all__ = ['Layers', 'Stack']
-
 _POLICIES = jax.checkpoint_policies
 # What the backward pass finds saved instead of computing it again, by name.
 REMAT_POLICIES = {

@@ -12,8 +12,6 @@ from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Sourc
 from t2x.models.interfaces import LayerStack
 from t2x.ranges import NonEmpty
 
-__all__ = ['Stages']
-
 
 class Stages(nnx.Module):
   """Stacks one after the other, with a merge before each but the first (Swin Transformer,

@@ -13,8 +13,6 @@ from t2x.models.interfaces import Body, ClassHead, Embedder, Output
 from t2x.models.spec import ModelSpec
 from t2x.ranges import Size, TunableRate
 
-__all__ = ['VisionTransformer']
-
 
 class VisionTransformer(nnx.Module):
   """Images -> class logits.

@@ -8,8 +8,6 @@ from jax._src import clusters
 
 from t2x.errors import UserError
 
-__all__ = ['Cluster', 'find_cluster']
-
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:

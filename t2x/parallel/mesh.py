@@ -17,8 +17,6 @@ from jax.sharding import AbstractMesh, AxisType
 from t2x.errors import UserError
 from t2x.ranges import Count, Range
 
-__all__ = ['ACTIVATION_RULES', 'BATCH_AXES', 'MESH_AXES', 'RULES', 'Mesh', 'as_tuple']
-
 MESH_AXES = ('data', 'fsdp', 'stage', 'expert', 'context', 'tensor')
 
 # Those that split a batch.

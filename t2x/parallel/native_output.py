@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ['filter_native_output']
-
 CHATTER = re.compile(
   r'^\[Gloo\] Rank|coordination_service(_agent)?\.cc:\d+\]|^The tasks have crashed|^RPC: /|^\s*$'
 )

@@ -25,8 +25,6 @@ from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
 from t2x.terminal import last_words
 
-__all__ = ['Processes', 'connect', 'process_part']
-
 log = logging.getLogger('t2x')
 
 # Data may take hours to prepare; the watch ends the wait when a process fails meanwhile.

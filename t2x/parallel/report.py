@@ -13,8 +13,6 @@ from t2x.arrays import named_leaves
 from t2x.parallel.mesh import as_tuple
 from t2x.text_table import text_table
 
-__all__ = ['sharding_table', 'told_bytes', 'told_spec']
-
 Row = tuple[str, str, str, str, str]
 
 

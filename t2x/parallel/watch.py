@@ -23,8 +23,6 @@ from jax.errors import JaxRuntimeError
 
 from t2x.terminal import last_words
 
-__all__ = ['Watch']
-
 # Seconds between two checks for lost processes.
 INTERVAL = 1.0
 # Seconds that process 0 gives the others to read the last message.

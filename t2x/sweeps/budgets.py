@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-__all__ = ['Match', 'integers', 'is_known', 'knob_of', 'solve']
-
 # Values tried beyond those that a straight line through two of them gives.
 _MOST = 40
 

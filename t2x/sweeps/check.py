@@ -11,8 +11,6 @@ from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.table import equal_variants
 from t2x.train import check_experiment
 
-__all__ = ['check_sweep']
-
 
 def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = None) -> str:
   """Checks a sweep file, and says what it holds.

@@ -10,8 +10,6 @@ from t2x.train import Experiment
 from t2x.train.flops import flops_per_token, row_lengths
 from t2x.train.params import Blueprint
 
-__all__ = ['Cost', 'cost_of']
-
 
 @dataclasses.dataclass(frozen=True)
 class Cost:

@@ -15,8 +15,6 @@ from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.runners import Runner
 from t2x.sweeps.trial import Busy, held, run_trial
 
-__all__ = ['Engine', 'Ray', 'Slurm']
-
 
 def _run(trial: Trial, folder: Path, directory: Path) -> Outcome | None:
   """Runs one trial as a job; None: another job runs it.

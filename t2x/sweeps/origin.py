@@ -12,8 +12,6 @@ from pathlib import Path
 import t2x
 from t2x import config as config_lib
 
-__all__ = ['commit', 'modules', 'origin', 'versions']
-
 
 @functools.cache
 def origin() -> dict[str, str]:

@@ -17,8 +17,6 @@ from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Arm, Sweep, plain, shown
 from t2x.train import Experiment
 
-__all__ = ['SEED', 'identity_of', 'make_plan']
-
 # Seconds of a training step, given a config and its identity.
 StepSeconds = Callable[[config_lib.Config, str], float]
 

@@ -13,8 +13,6 @@ from t2x.files import write_whole
 from t2x.sweeps.stored import Damaged, is_number, read_json
 from t2x.train import Run
 
-__all__ = ['step_seconds']
-
 _STEPS = 20
 
 

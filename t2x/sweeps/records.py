@@ -17,18 +17,6 @@ from t2x.files import write_whole
 from t2x.sweeps.origin import origin
 from t2x.sweeps.stored import Damaged, Lines, parsed, read_json
 
-__all__ = [
-  'Conditions',
-  'Outcome',
-  'Plan',
-  'Trial',
-  'read_outcome',
-  'read_plan',
-  'usable_outcome',
-  'write_outcome',
-  'write_plan',
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:

@@ -35,8 +35,6 @@ from t2x.sweeps.table import plan_table
 from t2x.sweeps.timing import cores
 from t2x.terminal import console
 
-__all__ = ['Local', 'run_sweep', 'run_worker']
-
 _PREALLOCATE = 'XLA_PYTHON_CLIENT_PREALLOCATE'
 _MOST_PROCESSES = 8
 _MOST_TOGETHER = 8

@@ -21,8 +21,6 @@ from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.together import run_together
 from t2x.sweeps.trial import Busy, Programs, run_trial
 
-__all__ = ['Ended', 'Here', 'Pool', 'Runner', 'distinct', 'gpus']
-
 # Called with each trial that has ended.
 Ended = Callable[[Trial, Outcome], None]
 

@@ -23,18 +23,6 @@ except ImportError as error:
     "the report of a sweep needs scipy and statsmodels: pip install 't2x[report]'"
   ) from error
 
-__all__ = [
-  'MOST_SEEDS',
-  'Comparison',
-  'Ranking',
-  'Sample',
-  'Summary',
-  'compare',
-  'pareto_front',
-  'ranking',
-  'summarise',
-]
-
 Goal = Literal['min', 'max']
 Verdict = Literal['helps', 'hurts', 'cannot tell']
 

@@ -15,8 +15,6 @@ from typing import Annotated, Any, TypeVar
 
 from t2x.errors import UserError, first_line, printable
 
-__all__ = ['Damaged', 'Lines', 'is_number', 'metric_lines', 'parsed', 'read_json']
-
 T = TypeVar('T')
 # Text of several lines; all other text is one line.
 Lines = Annotated[str, 'several lines']

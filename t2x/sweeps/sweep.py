@@ -12,8 +12,6 @@ from t2x import config as config_lib
 from t2x.errors import UserError, is_printable
 from t2x.ranges import Count, NonEmpty, Rate, Seed, Text
 
-__all__ = ['Arm', 'Sweep', 'binds_sweep', 'plain', 'read_sweep', 'shown']
-
 
 def shown(binding: str) -> str:
   """`NAME=VALUE` as a gin file has it: `NAME = VALUE`."""

@@ -13,8 +13,6 @@ from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct
 from t2x.text_table import text_table
 
-__all__ = ['equal_variants', 'plan_table']
-
 # What training reaches of a matrix product's speed, where nothing better is known.
 _PART_OF_PEAK = 0.3
 

@@ -11,8 +11,6 @@ from typing import Any
 from t2x.sweeps.records import Conditions
 from t2x.sweeps.stored import is_number
 
-__all__ = ['Compilation', 'at_once', 'conditions', 'cores', 'median_rate', 'step_seconds']
-
 
 def step_seconds(lines: Sequence[Mapping[str, Any]]) -> float | None:
   """Returns the median seconds of a step over the log intervals of a run; None: it has too few.

@@ -35,8 +35,6 @@ from t2x.train import Program
 from t2x.train.program import memory_of
 from t2x.train.step import TrainState
 
-__all__ = ['Lockstep', 'Parted', 'run_together']
-
 log = logging.getLogger('t2x')
 
 

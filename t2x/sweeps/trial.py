@@ -20,16 +20,6 @@ from t2x.sweeps.stored import is_number, metric_lines
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
 from t2x.train import Diverged, Program, train
 
-__all__ = [
-  'Busy',
-  'Programs',
-  'config_of',
-  'held',
-  'run_trial',
-  'told_to',
-  'train_trial',
-]
-
 log = logging.getLogger('t2x')
 
 

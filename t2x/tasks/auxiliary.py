@@ -9,11 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from t2x.models import TextModel
+from t2x.models.losses import Sums
 from t2x.ranges import NonNegative
 from t2x.tasks.base import check_causal
-from t2x.tasks.losses import Sums
-
-__all__ = ['Auxiliary', 'LanguageModelling']
 
 
 @runtime_checkable

@@ -18,10 +18,8 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import NO_AUX, Aux, Causal
 from t2x.models import Inputs, Model, OutputKind, TextModel
+from t2x.models.losses import Sums
 from t2x.ranges import Text, TunableNonNegative
-from t2x.tasks.losses import Sums
-
-__all__ = ['Spec', 'Task', 'TaskOutput', 'TextTask', 'TokenTask', 'check_causal']
 
 Spec = dict[str, jax.ShapeDtypeStruct]
 Means = Mapping[str, tuple[float, float]]

@@ -14,8 +14,6 @@ from t2x.tasks.base import TaskOutput, check_causal
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
 
-__all__ = ['CausalLM']
-
 
 def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:
   """What the model reads to predict `tokens`: each segment moved by one, `bos_id` first."""

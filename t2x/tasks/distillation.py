@@ -16,8 +16,6 @@ from t2x.models import Output
 from t2x.ranges import Range
 from t2x.tasks.base import Task, TaskOutput
 
-__all__ = ['DistillableTask', 'Distillation']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distillation:

@@ -15,8 +15,6 @@ from jaxtyping import Array, Bool, Int
 
 from t2x.errors import UserError
 
-__all__ = ['Entities', 'Tags', 'entities', 'num_equal']
-
 
 @dataclasses.dataclass(frozen=True)
 class Tags:

@@ -20,17 +20,6 @@ from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
 from t2x.tasks.translation import Translation
 
-__all__ = [
-  'Answers',
-  'Evaluated',
-  'Evaluation',
-  'Evaluator',
-  'Losses',
-  'Samples',
-  'Translations',
-  'Watched',
-]
-
 # Gives the items of an iterable, and watches how long each of them is worked on.
 Watched = Callable[[Iterable], Iterable]
 # Of what an evaluation generated, so many are kept.

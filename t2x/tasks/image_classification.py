@@ -11,13 +11,11 @@ from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_value
 from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.models import Inputs, OutputKind
+from t2x.models.losses import classification_sums
 from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.losses import classification_sums
 from t2x.tasks.mixing import Mixing
-
-__all__ = ['ImageClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,6 @@ from t2x.errors import UserError
 from t2x.ranges import Size
 from t2x.tasks.base import Task, TextTask
 
-__all__ = ['LabelledTask']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelledTask(TextTask):

@@ -16,8 +16,6 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.text import JoinedDocuments
 
-__all__ = ['MaskedLM']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLM(DistillableTask, JoinedDocuments):

@@ -9,8 +9,6 @@ from jaxtyping import Array, Float, Int
 from t2x.layers import named_key
 from t2x.ranges import Positive
 
-__all__ = ['MixUp', 'Mixing']
-
 
 class Mixing(abc.ABC):
   """Mixes each image of a batch with another one."""

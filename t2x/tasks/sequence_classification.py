@@ -14,15 +14,14 @@ from t2x.data import LabelledTexts
 from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.models import Output, OutputKind
+from t2x.models.losses import classification_sums
 from t2x.ranges import NonEmpty, Text, TunableRate
 from t2x.tasks.auxiliary import Auxiliary
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.labelled import LabelledTask
-from t2x.tasks.losses import classification_sums, f1_sums
+from t2x.tasks.losses import f1_sums
 from t2x.tasks.text import encoded_spec, hidden_of
-
-__all__ = ['SequenceClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,6 @@ from t2x.ranges import Natural, Range, Size
 from t2x.tasks.base import TaskOutput, TokenTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 
-__all__ = ['SpanCorruption']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorruption(TokenTask):

@@ -19,13 +19,11 @@ from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.models import OutputKind, TextModel
+from t2x.models.losses import Sums, cross_entropy
 from t2x.ranges import Finite, Size
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
-from t2x.tasks.losses import Sums, cross_entropy
 from t2x.tasks.text import encoded_spec, hidden_of
-
-__all__ = ['SpanPrediction']
 
 # What keeps tokens outside of the context out of a softmax.
 NEVER = -1e9

@@ -10,8 +10,6 @@ import re
 import string
 from collections.abc import Sequence
 
-__all__ = ['exact_match', 'normalise', 'word_f1']
-
 
 def normalise(answer: str) -> str:
   """Lower case, without punctuation, articles and superfluous white space."""

@@ -17,8 +17,6 @@ from t2x.models import Output, TextModel
 from t2x.ranges import Size
 from t2x.tasks.base import TokenTask
 
-__all__ = ['JoinedDocuments', 'answers', 'check_shapes', 'encoded_spec', 'hidden_of', 'pad_prompts']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedDocuments(TokenTask):

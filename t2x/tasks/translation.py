@@ -17,8 +17,6 @@ from t2x.tasks.base import TaskOutput, TokenTask, check_causal
 from t2x.tasks.causal_lm import shift_right
 from t2x.tasks.text import answers, check_shapes, pad_prompts
 
-__all__ = ['Translation']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Translation(TokenTask):

@@ -14,14 +14,12 @@ from t2x.data import LabelledWords
 from t2x.errors import UserError
 from t2x.models import Output, OutputKind, TextModel
 from t2x.models.language_model import select
+from t2x.models.losses import classification_sums
 from t2x.ranges import NonEmpty
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.entities import Tags, entities, num_equal
 from t2x.tasks.labelled import LabelledTask
-from t2x.tasks.losses import classification_sums
 from t2x.tasks.text import encoded_spec, hidden_of
-
-__all__ = ['WordClassification']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

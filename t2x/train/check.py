@@ -25,8 +25,6 @@ if TYPE_CHECKING:
   from t2x.train.init_from import InitFrom
   from t2x.train.run import Run
 
-__all__ = ['check_data', 'check_experiment', 'check_splits', 'draw_patterns', 'layout_report']
-
 
 def check_experiment(
   experiment: 'Experiment', num_devices: int | None = None, hyperparameters: Collection[str] = ()

@@ -26,8 +26,6 @@ from t2x.errors import UserError, first_line
 from t2x.files import damage_of, write_checksums
 from t2x.train.retention import Retention
 
-__all__ = ['FORMAT', 'Checkpoints', 'quiet_orbax', 'restore_args', 'target_of']
-
 State = TypeVar('State')
 
 log = logging.getLogger('t2x')

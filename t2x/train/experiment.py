@@ -23,8 +23,6 @@ from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
 from t2x.train.writers import MetricWriter
 
-__all__ = ['Experiment', 'Teacher', 'Trainer']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:

@@ -23,26 +23,11 @@ import numpy as np
 from t2x.data import Batches, Skipping
 from t2x.errors import UserError
 from t2x.files import write_whole
+from t2x.models.losses import Sums
 from t2x.ranges import Count, Positive
-from t2x.tasks.losses import Sums
 
 if TYPE_CHECKING:
   from t2x.train.run import Run
-
-__all__ = [
-  'Diverged',
-  'Fault',
-  'Faults',
-  'OnNonFinite',
-  'Rollback',
-  'Skip',
-  'Spike',
-  'Stop',
-  'forget_evaluation',
-  'go_back',
-  'kept_for_replay',
-  'skips_of',
-]
 
 log = logging.getLogger('t2x')
 

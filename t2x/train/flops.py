@@ -19,8 +19,6 @@ from t2x.layers import AttentionInputs, Dense, Kernel
 from t2x.models import LogitHead
 from t2x.tasks import Task
 
-__all__ = ['Flops', 'flops_per_token', 'row_lengths']
-
 # The name under which the counted program holds attention that sees no later token.
 _CAUSAL = 'causal_attention'
 

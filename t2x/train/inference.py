@@ -20,8 +20,6 @@ from t2x.train.saved import SavedParams
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
 
-__all__ = ['Inference', 'saved_params']
-
 
 class Inference:
   """Evaluates parameters of a model.

@@ -24,15 +24,6 @@ from t2x.train.checkpoints import Checkpoints
 from t2x.train.params import Params, matches_nothing
 from t2x.train.saved import SavedParams
 
-__all__ = [
-  'InitFrom',
-  'InterpolateGrid',
-  'InterpolatePositions',
-  'KeepNew',
-  'Resize',
-  'ResizeVocabulary',
-]
-
 Shape = tuple[int, ...]
 
 

@@ -19,8 +19,6 @@ from t2x.parallel import Processes
 from t2x.signals import answered_by
 from t2x.terminal import last_words
 
-__all__ = ['Clock', 'Watchdog', 'interruptible']
-
 
 @contextlib.contextmanager
 def interruptible(

@@ -28,8 +28,6 @@ from t2x.train.report import Report
 from t2x.train.run import Run
 from t2x.train.step import TrainState
 
-__all__ = ['train']
-
 
 def train(
   experiment: Experiment,

@@ -19,19 +19,6 @@ from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegati
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
-__all__ = [
-  'SGD',
-  'Adafactor',
-  'AdamW',
-  'Lion',
-  'Muon',
-  'Optimizer',
-  'build_optimizer',
-  'decay_mask',
-  'matrix_dimensions',
-]
-
-
 # Logical axes of tables that are looked up, and of projections from data or to the output.
 NO_MATRIX = frozenset({'buckets', 'classes', 'length', 'patch', 'taps', 'types', 'vocab'})
 

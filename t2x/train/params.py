@@ -21,19 +21,6 @@ from t2x.ranges import Positive, Text
 from t2x.text_table import text_table
 from t2x.train.schedules import Schedule
 
-__all__ = [
-  'TEACHER',
-  'Blueprint',
-  'Group',
-  'Groups',
-  'LayerDecay',
-  'LayerRate',
-  'ParamInfo',
-  'Params',
-  'join_rows',
-  'matches_nothing',
-]
-
 Params = dict[str, Any]
 
 # Prefix of the names of a teacher's parameters among the frozen ones.

@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh
 from t2x.errors import UserError
 from t2x.hyperparameters import given
 from t2x.layers import initialized, named_key
+from t2x.models.losses import Sums
 from t2x.parallel import (
   Activations,
   batch_sharding,
@@ -21,7 +22,6 @@ from t2x.parallel import (
   state_shardings,
 )
 from t2x.tasks import Task
-from t2x.tasks.losses import Sums
 from t2x.train.flops import row_lengths
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint, Groups, ParamInfo, Params
@@ -39,8 +39,6 @@ from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment, Trainer
-
-__all__ = ['ModelProgram', 'Program', 'about_evaluation', 'memory_of']
 
 # Rows in an evaluation batch of an experiment without a trainer.
 DEFAULT_BATCH_SIZE = 32

@@ -20,8 +20,6 @@ from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Term
 if TYPE_CHECKING:
   from t2x.train.run import Run
 
-__all__ = ['Interval', 'Report']
-
 
 class Interval:
   """Sums of the steps of one log interval, still on the device until `totals` is asked.

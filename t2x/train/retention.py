@@ -9,8 +9,6 @@ from typing import Any, Literal
 from t2x.errors import UserError
 from t2x.files import write_whole
 
-__all__ = ['Retention']
-
 Metrics = Mapping[str, float]
 
 # Where a checkpoint has the metrics of its evaluation.

@@ -24,8 +24,6 @@ from t2x.train.step import TrainState
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
 
-__all__ = ['Run']
-
 log = logging.getLogger('t2x')
 
 

@@ -18,8 +18,6 @@ from t2x.files import damage_of, write_checksums
 from t2x.train.checkpoints import Checkpoints, restore_args, target_of
 from t2x.train.params import TEACHER, Groups, Params, join_rows
 
-__all__ = ['SavedParams', 'restore_frozen', 'save_frozen']
-
 # For each frozen parameter: the frozen indices of its stacked dimension (null for all), and its whole shape.
 _ROWS = 'rows.json'
 

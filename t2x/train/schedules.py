@@ -12,15 +12,6 @@ from t2x.errors import UserError
 from t2x.hyperparameters import scalar
 from t2x.ranges import Count, Fraction, LearningRate, Natural, TunableNonNegative
 
-__all__ = [
-  'Constant',
-  'Cosine',
-  'LinearDecay',
-  'ReciprocalSqrt',
-  'Schedule',
-  'WarmupStableDecay',
-]
-
 ScheduleFn = Callable[[Any], Any]
 
 

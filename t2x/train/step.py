@@ -13,24 +13,13 @@ from jax.extend.core import jaxpr_as_fun
 from t2x.errors import UserError
 from t2x.hyperparameters import given
 from t2x.layers.constraints import Layout, laid_out
+from t2x.models.losses import Sums
 from t2x.tasks import DistillableTask, Task, TaskOutput
-from t2x.tasks.losses import Sums
 from t2x.train.params import Blueprint, Groups, Params
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Trainer
   from t2x.train.teacher import FrozenTeacher
-
-__all__ = [
-  'NO_SCALARS',
-  'Scalars',
-  'StepSums',
-  'TrainState',
-  'init_state',
-  'make_eval_step',
-  'make_train_step',
-  'scalar_shapes',
-]
 
 Batch = Mapping[str, jax.Array]
 # Values of hyperparameters that trials vary, by name (see `t2x.hyperparameters`).

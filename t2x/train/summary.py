@@ -33,15 +33,6 @@ from t2x.train.writers import clock, in_short
 if TYPE_CHECKING:
   from t2x.train.run import Run
 
-__all__ = [
-  'attention_kernels',
-  'end_screen',
-  'model_table',
-  'parameter_screen',
-  'sample_text',
-  'start_screen',
-]
-
 
 def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
   """The parameters of each top-level part."""

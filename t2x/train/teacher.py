@@ -16,8 +16,6 @@ from t2x.train.params import TEACHER, Blueprint, Params
 if TYPE_CHECKING:
   from t2x.train.experiment import Teacher
 
-__all__ = ['FrozenTeacher']
-
 
 class FrozenTeacher:
   """The teacher's parameters among the frozen parameters of a run, by name: `teacher.NAME`.

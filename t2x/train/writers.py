@@ -23,8 +23,6 @@ from t2x.files import write_whole
 from t2x.signals import asked_to_stop
 from t2x.terminal import console
 
-__all__ = ['JsonLines', 'MetricWriter', 'Silent', 'TensorBoard', 'Terminal', 'WandB']
-
 log = logging.getLogger('t2x')
 
 # Seconds between two flushes of TensorBoard's event file.

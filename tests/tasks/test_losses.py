@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.tasks.losses import classification_sums, cross_entropy
+from t2x.models.losses import classification_sums, cross_entropy
 
 
 @pytest.mark.parametrize('smoothing', [0.0, 0.1])

@@ -13,8 +13,6 @@ from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError
 from t2x.ranges import Count, Text
 
-__all__ = ['BabelDates']
-
 # How the source may be written. A day's name in the source asks for one in the target.
 FORMATS = (
   'EEEE, MMMM d, y',

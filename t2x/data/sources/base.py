@@ -13,8 +13,6 @@ from rich.progress import track
 from t2x.errors import UserError
 from t2x.terminal import console
 
-__all__ = ['Example', 'Examples', 'Source', 'label_values', 'require_split', 'with_progress']
-
 # `text`, or `source` and `target`: str; or `image`: uint8 [height, width, channels] and `label`: int.
 # Labelled text: `text` and `label`: str; `words` and `labels`: lists of str; `question` and `context`:
 # str, with `answers` (list of str) and `starts` (their first characters' places in the context).

@@ -12,8 +12,6 @@ from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-__all__ = ['BrownWords', 'brown_tags', 'name_spans', 'parts_of_speech']
-
 # What a base tag of Brown begins with -> the part of speech of Petrov et al. 2012
 # (https://arxiv.org/abs/1104.2086); the longest beginning counts.
 PARTS_OF_SPEECH = {

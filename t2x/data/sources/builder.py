@@ -8,8 +8,6 @@ import tensorflow_datasets as tfds
 
 from t2x.data.sources.base import Example
 
-__all__ = ['Prepared', 'SourceConfig']
-
 
 @dataclasses.dataclass(kw_only=True)
 class SourceConfig(tfds.core.BuilderConfig):

@@ -13,8 +13,6 @@ from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.tfds_source import DataSource, quiet_tfds, shortened
 from t2x.errors import UserError
 
-__all__ = ['BuiltSource']
-
 log = logging.getLogger('t2x')
 
 

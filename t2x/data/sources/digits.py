@@ -9,8 +9,6 @@ from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.errors import UserError
 
-__all__ = ['Digits']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Digits(Source):

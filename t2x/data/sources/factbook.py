@@ -13,8 +13,6 @@ from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-__all__ = ['FactbookSpans']
-
 # Where a value stops being the short answer and goes on to explain itself.
 ANSWER_END = re.compile(r' \(|;| - | \+\+ ')
 MAX_ANSWER = 80

@@ -14,8 +14,6 @@ from t2x.data.sources.base import Examples, Source, require_split
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-__all__ = ['FashionMNIST']
-
 PREFIXES = {'train': 'train', 'test': 't10k'}
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from t2x.data.folders import cache_folder
 from t2x.errors import UserError
 
-__all__ = ['SPLITS', 'digest_of', 'find_data', 'split_of']
-
 # Parts of 100, by a hash of the name of what the examples are taken from.
 SPLITS = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
 

@@ -18,8 +18,6 @@ from t2x.data.sources.base import Example, Examples, Source
 from t2x.errors import UserError
 from t2x.ranges import NonEmpty, Text
 
-__all__ = ['TSV', 'JsonLines', 'TextFiles']
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSource(Source):

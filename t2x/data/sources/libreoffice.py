@@ -15,8 +15,6 @@ from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-__all__ = ['LibreOfficeHelp']
-
 # Parts of 100, by a hash of the file's name.
 SPLITS = {'train': range(96), 'validation': range(96, 98), 'test': range(98, 100)}
 # Raised when other text is made of the same files.

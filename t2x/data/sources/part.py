@@ -9,8 +9,6 @@ from t2x.data.sources.base import Example, Examples, Source, label_values
 from t2x.errors import UserError
 from t2x.ranges import Count, NonEmpty, Text
 
-__all__ = ['Part', 'Spread', 'spread']
-
 
 def spread(count: int, size: int) -> list[int]:
   """`count` of the indices below `size`, as far from each other as can be, from 0 on."""

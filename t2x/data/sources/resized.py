@@ -10,8 +10,6 @@ from t2x.data.folders import fingerprint
 from t2x.data.sources.base import Examples, Source, label_values
 from t2x.ranges import Size
 
-__all__ = ['Resized', 'resize']
-
 
 class Images(Examples):
   """Examples whose images are resized when they are read."""

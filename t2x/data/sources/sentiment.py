@@ -12,8 +12,6 @@ from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
 from t2x.ranges import Fraction, NonEmpty, Text
 
-__all__ = ['SentimentSnippets']
-
 # Kind -> the file of its mean ratings.
 FILES = {
   'amazon': 'amazonReviewSnippets_GroundTruth.txt',

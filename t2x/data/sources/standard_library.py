@@ -12,8 +12,6 @@ from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 
-__all__ = ['StandardLibrary']
-
 # Other people's code, tests (large and repetitive) and what is generated.
 LEFT_OUT = {
   '__pycache__',

@@ -22,8 +22,6 @@ from t2x.data.sources.base import Examples, Source
 from t2x.errors import UserError, first_line
 from t2x.ranges import Text
 
-__all__ = ['TFDS', 'DataSource', 'quiet_tfds', 'shortened']
-
 log = logging.getLogger('t2x')
 
 # Examples read at once by a reader in order: a third of the time of one by one.

@@ -18,19 +18,6 @@ from t2x.data.folders import cache_folder, fingerprint, prepare, write_folder
 from t2x.errors import UserError, in_a_line
 from t2x.foreign import LARGE, read_json
 
-__all__ = [
-  'Encoding',
-  'Fitted',
-  'Located',
-  'SpecialIds',
-  'Template',
-  'Tokenizer',
-  'TokenizerConfig',
-  'check_ids',
-  'located',
-  'read',
-]
-
 # Special ids, and 'A' and 'B' where one's text goes; each with its token type.
 Template = tuple[tuple[int | str, int], ...]
 

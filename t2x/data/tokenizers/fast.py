@@ -17,8 +17,6 @@ from t2x.data.tokenizers.special import Known, Unsupported
 from t2x.data.tokenizers.words import Words
 from t2x.foreign import read_text
 
-__all__ = ['FastTokenizer', 'tokenizers_library']
-
 
 def tokenizers_library() -> Any:
   """The `tokenizers` package.

@@ -17,8 +17,6 @@ from t2x.errors import UserError
 from t2x.foreign import shown
 from t2x.ranges import Size, Text
 
-__all__ = ['HubTokenizer', 'load_hub_tokenizer']
-
 
 @dataclasses.dataclass(frozen=True)
 class HubTokenizer(TokenizerConfig):

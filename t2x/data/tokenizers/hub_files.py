@@ -15,8 +15,6 @@ from t2x.data.tokenizers.special import USUAL, Folder, Unsupported
 from t2x.errors import UserError
 from t2x.foreign import LARGE, read_json, read_text
 
-__all__ = ['merges', 'tokenizer_json', 'word_pieces']
-
 # Models that cut text with Moses' rules before the pieces are made.
 MOSES = ('xlm', 'fsmt', 'flaubert')
 

@@ -12,8 +12,6 @@ from typing import Any
 from t2x.errors import UserError
 from t2x.foreign import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
 
-__all__ = ['Vocabulary', 'check_limits', 'sentencepiece_model', 'vocabulary']
-
 # The largest vocabularies have one million.
 MOST_IDS = 10_000_000
 # Of ALBERT, which decomposes, folds, normalises and replaces, one letter can become 648.

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-__all__ = ['merged']
-
 
 def merged(
   word: Sequence[str],

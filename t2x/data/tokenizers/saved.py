@@ -8,8 +8,6 @@ from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.errors import UserError
 from t2x.ranges import Size, Text
 
-__all__ = ['RunTokenizer']
-
 
 @dataclasses.dataclass(frozen=True)
 class RunTokenizer(TokenizerConfig):

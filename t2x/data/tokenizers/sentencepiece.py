@@ -21,8 +21,6 @@ from t2x.data.tokenizers.words import Words
 from t2x.errors import UserError
 from t2x.ranges import Positive, Range, Size
 
-__all__ = ['SPACE', 'SentencePiece', 'SentencePieceTokenizer', 'shared']
-
 SPACE = '\u2581'
 
 

@@ -14,16 +14,6 @@ from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
 from t2x.errors import UserError
 from t2x.ranges import Positive, Size
 
-__all__ = [
-  'NUM_SPECIAL',
-  'SPECIALS',
-  'ByteTokenizer',
-  'Bytes',
-  'CharacterTokenizer',
-  'Characters',
-  'with_specials',
-]
-
 # In the order of their ids.
 SPECIALS = ('<pad>', '<eos>', '<unk>', '<bos>', '<mask>')
 NUM_SPECIAL = len(SPECIALS)

@@ -9,8 +9,6 @@ from t2x.data.tokenizers.base import SpecialIds, Template, Tokenizer
 from t2x.errors import UserError
 from t2x.foreign import REQUIRED, SMALL, Bool, Field, Fields, Ids, Int, Many, Text, read_json
 
-__all__ = ['USUAL', 'Folder', 'Known', 'Unsupported']
-
 # The usual names, tried where a folder does not say.
 USUAL = {
   'pad': ('<pad>', '[PAD]'),

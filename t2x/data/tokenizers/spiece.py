@@ -18,8 +18,6 @@ from t2x.data.tokenizers.special import Folder, Known, Unsupported
 from t2x.data.tokenizers.words import Words
 from t2x.foreign import REQUIRED, Bool, Fields, Object
 
-__all__ = ['Fold', 'MarianTokenizer', 'SpieceTokenizer', 'marian', 'spiece']
-
 Spans = Sequence[tuple[int, int]]
 # What a run folder keeps.
 SAVED = {'added': Vocabulary(REQUIRED), 'fold': Object(None), 'known': Object(REQUIRED)}

@@ -14,8 +14,6 @@ from t2x.data.tokenizers.special import Known
 from t2x.errors import UserError
 from t2x.ranges import Count, Positive, Size
 
-__all__ = ['BPE', 'WordPiece']
-
 
 @dataclasses.dataclass(frozen=True)
 class BPE(TokenizerConfig):

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Int
 
-__all__ = ['Words']
-
 
 @dataclasses.dataclass(frozen=True)
 class Words:

@@ -12,8 +12,6 @@ from t2x.interop.family import Family, Layers, Size, activation, positive, rates
 from t2x.interop.rules import block, dense
 from t2x.interop.template import ENCODER, fill
 
-__all__ = ['ALBERT']
-
 NARROW = """
 LanguageModel.embedding_dim = {embedding_size}
 Encoder.input_dim = {embedding_size}

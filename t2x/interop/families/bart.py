@@ -5,8 +5,6 @@ from t2x.interop.family import Family, only, sizes
 from t2x.interop.layouts import ROW
 from t2x.interop.rules import Rule, norm
 
-__all__ = ['BART', 'HEAD']
-
 POSITIONS = """
 TokenEmbedding.vocab_size = {vocab_size}
 Encoder:

@@ -20,8 +20,6 @@ from t2x.interop.family import (
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import ENCODER, fill
 
-__all__ = ['BERT', 'SENTENCE_PAIRS', 'embeddings', 'masked_lm']
-
 # Tokens, and whether the second sentence follows the first: two heads at once.
 SENTENCE_PAIRS = """
 LanguageModel.head = @SequenceClassifier

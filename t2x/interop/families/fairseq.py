@@ -7,8 +7,6 @@ from t2x.interop.family import Layers, activation, only, rates, sizes
 from t2x.interop.rules import Rule, attention, block, norm
 from t2x.interop.template import LAYERS, fill
 
-__all__ = ['ALIASES', 'DECLARED', 'RULES', 'SOURCE', 'TARGET', 'TEMPLATE', 'TWO_TABLES']
-
 # All of the model but vocabulary, positions and head.
 TEMPLATE = """
 Experiment.model = @EncoderDecoder

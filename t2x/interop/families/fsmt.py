@@ -9,8 +9,6 @@ from t2x.interop.families import fairseq
 from t2x.interop.family import Family, activation, sizes
 from t2x.interop.rules import Rule, dense
 
-__all__ = ['FSMT']
-
 POSITIONS = """
 TokenEmbedding.vocab_size = {src_vocab_size}
 Encoder.encoding = @Sinusoidal

@@ -5,8 +5,6 @@ from t2x.interop.layouts import CONV1D
 from t2x.interop.rules import Rule, block, dense
 from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, fill
 
-__all__ = ['GPT1']
-
 GPT1 = Family(
   model_type='openai-gpt',
   architectures=('OpenAIGPTLMHeadModel', 'OpenAIGPTModel'),

@@ -6,8 +6,6 @@ from t2x.interop.layouts import CONV1D
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, fill
 
-__all__ = ['GPT2']
-
 GPT2 = Family(
   model_type='gpt2',
   architectures=('GPT2LMHeadModel', 'GPT2Model'),

@@ -9,8 +9,6 @@ from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, Part, fill
 from t2x.layers import Full, Window
 
-__all__ = ['GPT_NEO']
-
 SCORES = """
 MultiHeadAttention:
   use_bias = False

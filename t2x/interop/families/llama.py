@@ -8,8 +8,6 @@ from t2x.interop.rope import SCALINGS, Rope
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import ATTENTION_BIAS, DECODER, LAYERS, fill
 
-__all__ = ['LLAMA']
-
 ROPE = Rope('rope_theta')
 # Gated, with norms that take no mean off.
 LLAMA_LAYERS = LAYERS.replace('LayerNorm', 'RMSNorm').replace('MLP', 'GatedMLP')

@@ -9,8 +9,6 @@ from t2x.interop.family import Family, only, sizes
 from t2x.interop.layouts import ROW
 from t2x.interop.rules import Rule
 
-__all__ = ['MARIAN']
-
 POSITIONS = """
 TokenEmbedding.vocab_size = {vocab_size}
 Encoder.encoding = @Sinusoidal

@@ -9,8 +9,6 @@ from t2x.interop.family import ACTIVATIONS, Family, Layers, positive, rates, siz
 from t2x.interop.layouts import LINEAR
 from t2x.interop.rules import Rule, attention, block, dense, norm
 
-__all__ = ['T5']
-
 TEMPLATE = """
 Experiment.model = @EncoderDecoder
 EncoderDecoder:

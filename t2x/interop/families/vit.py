@@ -18,8 +18,6 @@ from t2x.interop.layouts import CLASS_TOKEN, PATCHES, ROW, VECTOR
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import LAYERS, fill
 
-__all__ = ['VIT']
-
 IMAGES = """
 Experiment.model = @VisionTransformer
 VisionTransformer:

@@ -10,8 +10,6 @@ from t2x.interop.family import Family, Layers, Named, only, positive, rates, siz
 from t2x.interop.rules import Rule, block, norm
 from t2x.interop.template import ENCODER, fill
 
-__all__ = ['XLM']
-
 BODY = fill(
   ENCODER,
   hidden_act='gelu_activation',

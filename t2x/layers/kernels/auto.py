@@ -12,8 +12,6 @@ from t2x.layers.kernels.dense import Dense
 from t2x.layers.kernels.xla import XLA
 from t2x.ranges import Size
 
-__all__ = ['Auto']
-
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):

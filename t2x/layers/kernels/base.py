@@ -15,9 +15,6 @@ from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern
 from t2x.layers.position_encoding import PositionEncoding
 
-__all__ = ['AttentionInputs', 'DotProduct', 'Kernel', 'Logits', 'PositionTerms']
-
-
 # The fields are not annotated with shapes: arrays may be abstract, and tree functions put other leaves
 # into them.
 

@@ -30,8 +30,6 @@ from t2x.layers.masks import check_reads, visible
 from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
-__all__ = ['Blockwise', 'tile_dropout']
-
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise(Kernel):

@@ -18,8 +18,6 @@ from t2x.layers.kernels.base import (
 )
 from t2x.layers.masks import attention_mask
 
-__all__ = ['Dense']
-
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Kernel):

@@ -19,8 +19,6 @@ from t2x.layers.masks import visible_tiles
 from t2x.layers.patterns import Pattern
 from t2x.layers.tiles import SKIP, Bounds
 
-__all__ = ['TileList', 'tiles_to_visit']
-
 
 @functools.partial(
   jax.tree_util.register_dataclass, data_fields=['table', 'count'], meta_fields=['is_masked']

@@ -14,8 +14,6 @@ from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, hide_bl
 from t2x.layers.masks import attention_mask
 from t2x.layers.patterns import Pattern
 
-__all__ = ['XLA']
-
 
 @dataclasses.dataclass(frozen=True)
 class XLA(Kernel):

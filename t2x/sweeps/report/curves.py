@@ -6,8 +6,6 @@ from typing import Any
 from t2x.sweeps.report.results import Results, RunLines
 from t2x.sweeps.stored import is_number
 
-__all__ = ['curves']
-
 # Numbers of all curves together, about 8 bytes each on the page.
 MOST_NUMBERS = 250_000
 MOST_POINTS = 200

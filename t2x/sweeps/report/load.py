@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from t2x.sweeps.records import Conditions
 from t2x.sweeps.report.results import Entry, Results
 
-__all__ = ['load_note']
-
 # Trials at a time that make no difference: one that has just begun when another one ends.
 _SAME = 0.5
 

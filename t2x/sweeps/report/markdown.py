@@ -9,8 +9,6 @@ from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import Results, Row
 from t2x.sweeps.statistics import MOST_SEEDS
 
-__all__ = ['COSTS_METHOD', 'METHOD', 'decimals', 'label', 'markdown']
-
 METHOD = (
   'A seed gives every variant the same data order, so a variant is compared with the baseline seed '
   'by seed: a paired t test of the seeds that both finished, corrected for all planned comparisons '

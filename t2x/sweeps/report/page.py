@@ -12,8 +12,6 @@ from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.markdown import COSTS_METHOD, METHOD, decimals, label
 from t2x.sweeps.report.results import Results, Row
 
-__all__ = ['page', 'told']
-
 
 def told(results: Results) -> dict[str, Any]:
   """What the page shows but for the curves, as JSON: also what `t2x report --json` prints."""

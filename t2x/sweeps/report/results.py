@@ -22,8 +22,6 @@ from t2x.sweeps.statistics import (
 from t2x.sweeps.stored import Damaged, is_number, metric_lines
 from t2x.sweeps.timing import at_once, step_seconds
 
-__all__ = ['COSTS', 'FURTHER', 'Entry', 'Results', 'Row', 'RunLines', 'read_results']
-
 ENDED = ('finished', 'diverged', 'failed')
 # Of a row, what its quality is held against.
 COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')

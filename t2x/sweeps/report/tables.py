@@ -10,8 +10,6 @@ from typing import Any
 
 from t2x.sweeps.report.results import Entry, Results
 
-__all__ = ['costs_csv', 'results_csv']
-
 PLANNED = ('parameters', 'flops_per_token', 'tokens_per_step', 'num_steps', 'knob', 'gap')
 # What a cell begins with that spreadsheets run, also in full width.
 _FORMULA = ('=', '+', '-', '@', '\t', '\r', '\n', '\uff1d', '\uff0b', '\uff0d', '\uff20')
