@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from concurrent import futures
 
 import jax
@@ -33,7 +34,13 @@ from t2x.train import AdamW, Cosine, Experiment, Program, Trainer, schedules
 from t2x.train.step import make_eval_step
 
 RATE = Hyperparameter('PreNorm.dropout_rate')
-SCHEDULES = [getattr(schedules, name) for name in schedules.__all__ if name != 'Schedule']
+SCHEDULES = [
+  schedule
+  for schedule in vars(schedules).values()
+  if inspect.isclass(schedule)
+  and issubclass(schedule, schedules.Schedule)
+  and schedule is not schedules.Schedule
+]
 
 # One of each kind.
 VALUES = {

@@ -13,7 +13,7 @@ from t2x.train.inference import saved_params
 from t2x.train.saved import SavedParams
 
 SHORT = """
-CausalLM.prompts = []
+Experiment.evaluations = {}
 Trainer:
   num_steps = 4
   log_every = 1

@@ -18,7 +18,7 @@ def lines(*prompts):
 def run(write_experiment, tmp_path_factory):
   """The folder of a short run."""
   folder = tmp_path_factory.mktemp('run')
-  settings = 'Trainer.num_steps = 3\nCausalLM.prompts = []\n'
+  settings = 'Trainer.num_steps = 3\nExperiment.evaluations = {}\n'
   config = write_experiment(folder, 'causal_lm', settings)
   assert main(['train', str(config), '--out', str(folder / 'run')]) == 0
   return folder / 'run'

@@ -148,6 +148,7 @@ def test_no_damage_is_more_than_a_line(finished, seed, capsys, monkeypatch):
   for name in ('report.md', 'results.csv', 'costs.csv') if code == 0 else ():
     assert all(map(is_printable, (finished / name).read_text().split('\n')))
   # What is planned again is the same.
+  monkeypatch.setattr('t2x.sweeps.run.read_sweep', lambda *_: None)
   monkeypatch.setattr('t2x.sweeps.run.make_plan', lambda *_: (plan, {}))
   line = ['sweep', str(finished.parent.parent / 'study.gin'), '--out', str(finished.parent)]
   code = main([*line, '--dry-run'])
