@@ -183,7 +183,7 @@ def losses(experiment, *trials, together=False):
   scalars; `together`: all of them in one vmapped step."""
   program = Program(experiment, dict.fromkeys(trials[0], 0.0))
   step = program.step()
-  evaluate = make_eval_step(experiment.task, experiment.trainer, program.blueprint)
+  evaluate = make_eval_step(experiment.task, experiment.trainer.compute_dtype, program.blueprint)
   if together:
     step = jax.vmap(step, in_axes=(0, None, None, 0))
     evaluate = jax.vmap(evaluate, in_axes=(0, None, 0))
