@@ -55,9 +55,19 @@ hypothesis.settings.load_profile('t2x')
 sys.path.append(str(Path(__file__).parent))
 
 
+# Before the fast lane is chosen by its mark.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-  """Files with slow tests come first, so that of several workers none is left alone with one."""
+  """Tests in slow.txt are slow. Files whose tests are marked as slow come first, so that of several workers
+  none is left alone with one."""
+  from slow import listed, name_of
+
   slow = {item.path for item in items if item.get_closest_marker('slow')}
+  names = listed()
+  for item in items:
+    name = name_of(str(item.path.relative_to(ROOT)), item.name)
+    if name in names or item.get_closest_marker('nightly'):
+      item.add_marker('slow')
   items.sort(key=lambda item: item.path not in slow)
 
 
