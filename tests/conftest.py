@@ -108,6 +108,15 @@ def few_programs():
 
 
 @pytest.fixture(autouse=True)
+def explicit_broadcasting(request):
+  """In tests of layers and models, arrays of different ranks are broadcast on purpose or not at all."""
+  folders = request.path.relative_to(ROOT / 'tests').parts
+  wanted = 'raise' if folders[0] in ('layers', 'models') else 'allow'
+  with jax.numpy_rank_promotion(wanted):
+    yield
+
+
+@pytest.fixture(autouse=True)
 def trusted_folders(tmp_path_factory, monkeypatch):
   """The list of trusted folders is this test's own and empty; nothing is trusted by inheritance."""
   folder = tmp_path_factory.getbasetemp() / f'state-{uuid.uuid4().hex}'

@@ -100,6 +100,12 @@ def _backward(axis: Any, mode: Any, shape: Any, indices: Any, gradient: Any) -> 
 _gather.defvjp(_forward, _backward)
 
 
+def with_rank(x: Float[Array, '...'], ndim: int) -> Float[Array, '...']:
+  """`x` with dimensions of size 1 before its own, so that it has `ndim` in all: ranks never differ by
+  accident."""
+  return x.reshape((1,) * (ndim - x.ndim) + x.shape)
+
+
 def broadcast(x: Float[Array, '...'], shape: tuple[int, ...], dtype: Any) -> Float[Array, '...']:
   """`x` with this shape and dtype, with a gradient that is summed in float32 or wider and rounded to
   the dtype of `x` once."""

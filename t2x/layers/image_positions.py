@@ -116,7 +116,7 @@ class SinusoidalGrid(PositionEncoding):
     row, column = (a.reshape(-1, 1) / self.max_wavelength**exponents for a in np.indices(grid))
     parts = [np.sin(column), np.cos(column), np.sin(row), np.cos(row)]
     table = np.pad(np.concatenate(parts, axis=1), ((self.num_extra, 0), (0, 0)))
-    return x + jnp.asarray(table, x.dtype)
+    return x + jnp.asarray(table, x.dtype)[None]
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:

@@ -200,7 +200,7 @@ def _chunk(
 ) -> tuple[LinearState, Float[Array, 'batch chunk heads v_dim']]:
   q, k, v, segments = inputs
   is_token = segments != 0
-  seen = before & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
+  seen = before[None] & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
   scores = jnp.where(seen[:, None], jnp.einsum('bihd,bjhd->bhij', q, k), 0)
   y = jnp.einsum('bhij,bjhe->bihe', scores, v)
   # The first tokens may continue the segment of the chunks before.

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.layers.base import param
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
 from t2x.ranges import Epsilon
 
@@ -35,9 +35,10 @@ class LayerNorm(nnx.Module):
     y = x.astype(Dtypes.reductions)
     y = y - y.mean(axis=-1, keepdims=True)
     variance = jnp.square(y).mean(axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].astype(Dtypes.reductions)
+    scale = with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
+    y = y * jax.lax.rsqrt(variance + self.epsilon) * scale
     if self.bias is not None:
-      y = y + self.bias[...].astype(Dtypes.reductions)
+      y = y + with_rank(self.bias[...].astype(Dtypes.reductions), y.ndim)
     return y.astype(x.dtype)
 
 
@@ -56,5 +57,6 @@ class RMSNorm(nnx.Module):
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(Dtypes.reductions)
     square = jnp.square(y).mean(axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(square + self.epsilon) * self.scale[...].astype(Dtypes.reductions)
+    scale = with_rank(self.scale[...].astype(Dtypes.reductions), y.ndim)
+    y = y * jax.lax.rsqrt(square + self.epsilon) * scale
     return y.astype(x.dtype)

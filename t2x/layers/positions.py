@@ -70,7 +70,7 @@ class Sinusoidal(PositionEncoding):
     """x + sinusoids, computed in float32 and added in the type of x."""
     half, positions = x.shape[-1] // 2, tokens.positions
     frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
-    angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies
+    angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies[None, None]
     if self.interleaved:
       table = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
       table = table.reshape(*positions.shape, -1)
@@ -178,7 +178,7 @@ class RoPE(PositionEncoding):
     if self.scaling is not None:
       frequencies = self.scaling(frequencies)
     # [batch, length, 1, size / 2]
-    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     turned = x[..., :size].astype(jnp.float32)
     if self.interleaved:
@@ -272,7 +272,7 @@ class ALiBi(PositionEncoding):
   ) -> Float[Array, '#batch heads queries keys']:
     """The bias for each pair, in float32."""
     distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
-    return distance.astype(jnp.float32) * -self.slopes[:, None, None]
+    return distance.astype(jnp.float32) * -self.slopes[None, :, None, None]
 
 
 def _frequencies(num: int, divisor: int, base: float) -> Float[np.ndarray, ' num']:

@@ -97,7 +97,7 @@ class CosineScores(nnx.Module):
     """The scores; normalisation is in float32."""
     assert q is not None and k is not None  # It reads them.
     factor = jnp.exp(jnp.minimum(self.logit[...].astype(jnp.float32), math.log(self.max_factor)))
-    q = (_normalized(q) * factor[:, None]).astype(q.dtype)
+    q = (_normalized(q) * factor[None, None, :, None]).astype(q.dtype)
     return DotProduct(q, _normalized(k).astype(k.dtype), 1.0)
 
 

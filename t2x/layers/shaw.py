@@ -85,7 +85,7 @@ class ShawPositions(PositionEncoding):
     """sum_j p_ij a^V_ij: the probability of each distance, over the table."""
     assert self.value_table is not None  # The hook is there only with `values`.
     table = self.value_table[...].astype(probabilities.dtype)
-    rows = self._rows(q_tokens, k_tokens)[..., None] == jnp.arange(len(table))
+    rows = self._rows(q_tokens, k_tokens)[..., None] == jnp.arange(len(table))[None, None, None]
     of_distance = jnp.einsum('bhqk,bqkr->bqhr', probabilities, rows.astype(probabilities.dtype))
     return of_distance @ table
 

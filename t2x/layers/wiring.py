@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
-from t2x.layers.dtypes import Dtypes
+from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
 from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
@@ -190,7 +190,7 @@ class LayerScale(_Residual):
     return self.norm(x)
 
   def _after(self, y: Array) -> Array:
-    return (y * _float32(self.gamma)).astype(y.dtype)
+    return (y * with_rank(_float32(self.gamma), y.ndim)).astype(y.dtype)
 
 
 class ReZero(_Residual):

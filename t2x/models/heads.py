@@ -23,6 +23,7 @@ from t2x.layers import (
   zeros,
 )
 from t2x.layers.constraints import constrain, num_parts
+from t2x.layers.dtypes import with_rank
 from t2x.layers.embeddings import float32_logits
 from t2x.models.interfaces import TextEmbedding
 from t2x.models.losses import Sums, classification_sums
@@ -158,7 +159,11 @@ class TiedHead(LogitHead):
   def logits(self, x, embedding):
     """Logits by the embedding's table."""
     logits = embedding.attend(x * self.scale)
-    return logits if self.bias is None else logits + self.bias[...].astype(logits.dtype)
+    return (
+      logits
+      if self.bias is None
+      else logits + with_rank(self.bias[...].astype(logits.dtype), logits.ndim)
+    )
 
 
 class LMHead(LogitHead):
@@ -190,7 +195,9 @@ class LMHead(LogitHead):
   def logits(self, x, embedding):
     """Logits by the head's own projection."""
     logits = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
-    return logits if self.out.bias is None else logits + self.out.bias[...].astype(logits.dtype)
+    if self.out.bias is None:
+      return logits
+    return logits + with_rank(self.out.bias[...].astype(logits.dtype), logits.ndim)
 
 
 class MaskedLMHead(LogitHead):
@@ -230,4 +237,4 @@ class MaskedLMHead(LogitHead):
     """Logits of the transformed vectors by the embedding's table."""
     x = self.norm(self.activation(self.transform(x)))
     logits = embedding.attend(x)
-    return logits + self.bias[...].astype(logits.dtype)
+    return logits + with_rank(self.bias[...].astype(logits.dtype), logits.ndim)

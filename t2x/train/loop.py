@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from t2x.data import Batches, Skipping
 from t2x.errors import Interrupted, UserError
 from t2x.files import write_whole
@@ -107,7 +109,8 @@ def _train(
         count, batch = next(prepared)
       last = step == trainer.num_steps
       logs = last or step % trainer.log_every == 0
-      with watchdog.waiting(f'compiling step {step}' if step == start + 1 else f'step {step}'):
+      doing = f'compiling step {step}' if step == start + 1 else f'step {step}'
+      with watchdog.waiting(doing), jax.transfer_guard_device_to_host('disallow'):
         held, sums = train_step(held, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(held))

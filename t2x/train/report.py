@@ -145,10 +145,15 @@ class Report(contextlib.AbstractContextManager):
     totals = interval.totals()
     done = interval.done or time.monotonic()
     metrics = self.run.task.summarise(totals)
-    metrics['learning_rate'] = float(self.schedule(step - 1))
+    metrics['learning_rate'] = self._learning_rate(step)
     metrics[f'{self.run.task.unit}_per_second'] = interval.units / (done - self.clock)
     self._write(step, 'train', metrics, done)
     self.clock = done
+
+  def _learning_rate(self, step: int) -> float:
+    """The rate of a step, computed on the CPU: the device would finish its other work first."""
+    with jax.default_device(jax.local_devices(backend='cpu')[0]):
+      return float(jax.device_get(self.schedule(step - 1)))
 
   def _write(self, step: int, split: str, metrics: Mapping[str, Any], at: float) -> None:
     for writer in self.writers:

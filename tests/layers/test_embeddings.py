@@ -47,7 +47,7 @@ def untied(use_bias=False):
   bias = jnp.linspace(0.1, 0.3, 11)
   if use_bias:
     head.out.bias[...] = bias
-  return lambda x: head(x, UNUSED), head.out.kernel[...], bias if use_bias else 0.0
+  return lambda x: head(x, UNUSED), head.out.kernel[...], bias[None, None] if use_bias else 0.0
 
 
 @pytest.mark.parametrize('make', [tied, untied, lambda: untied(True)], ids=['tied', 'own', 'bias'])
@@ -122,7 +122,7 @@ def test_patch_embedding_is_a_strided_convolution():
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
   )
   assert (tokens.grid, tokens.num_extra) == ((2, 3), 0)
-  np.testing.assert_allclose(vectors, convolved.reshape(2, 6, 8) + jnp.arange(8.0), atol=1e-5)
+  np.testing.assert_allclose(vectors, convolved.reshape(2, 6, 8) + np.arange(8.0)[None, None], atol=1e-5)
 
 
 def test_class_token_is_first():

@@ -50,8 +50,10 @@ def test_a_row_of_padding_has_a_finite_mean():
 def test_the_pooled_classifier_is_a_projection_tanh_and_a_linear_layer():
   head = PooledClassifier(4, num_classes=3, init=normal(1.0), rngs=nnx.Rngs(0))
   x = X[:, 0]
-  pooled = np.tanh(x @ head.transform.kernel[...] + head.transform.bias[...])
-  np.testing.assert_allclose(head(x), pooled @ head.out.kernel[...] + head.out.bias[...], rtol=1e-5)
+  pooled = np.tanh(x @ head.transform.kernel[...] + head.transform.bias[...][None])
+  np.testing.assert_allclose(
+    head(x), pooled @ head.out.kernel[...] + head.out.bias[...][None], rtol=1e-5
+  )
 
 
 @pytest.mark.parametrize('kind', [Classifier, PooledClassifier])

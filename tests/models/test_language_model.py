@@ -149,7 +149,7 @@ def test_a_narrow_embedding_has_narrow_positions_norm_and_table_and_decodes(make
   assert model.body.input_norm.scale.shape == (4,)
   assert model.body.projection.kernel.shape == (4, make.width)
   tokens = make.ids((2, 6))
-  x = model.body.input_norm(model.embedding(tokens)[0] + model.body.encoding.table[:6])
+  x = model.body.input_norm(model.embedding(tokens)[0] + model.body.encoding.table[:6][None])
   hidden, _ = applied(model.body.stack, model.body.projection(x), pattern=model.body.pattern)
   np.testing.assert_allclose(model(tokens).x, model.logits(hidden), atol=5e-5)
   logits, _ = model.decode(tokens, Tokens.row(6), model.init_cache(2, 6))

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.base import kept_share
 from t2x.layers.constraints import constrain
+from t2x.layers.dtypes import with_rank
 from t2x.layers.kernels.base import (
   AttentionInputs,
   DotProduct,
@@ -264,7 +265,9 @@ def _backward(plan, saved, d_out):
   d_q, d_k, d_v, d_parameters = _over_tiles(known, visit, carry)
   d_sink = None
   if sink is not None:
-    d_logits = -jnp.exp(sink.astype(dtype)[..., None] - logsumexp) * weighted
+    d_logits = (
+      -jnp.exp(with_rank(sink.astype(dtype)[..., None], logsumexp.ndim) - logsumexp) * weighted
+    )
     d_sink = d_logits.sum((0, 1, 4))
   gradients = d_q, d_k, d_v, d_sink, d_parameters
   inputs = q, k, v, sink, parameters
@@ -302,7 +305,7 @@ def _scores(plan, scores, parameters, known, i, j, is_masked):
     return scores
   seen = visible(plan.pattern, q_tokens, k_tokens)
   if plan.k_len % plan.k_block:
-    seen &= j * plan.k_block + jnp.arange(plan.k_block) < plan.k_len
+    seen &= (j * plan.k_block + jnp.arange(plan.k_block) < plan.k_len)[None, None]
   return jnp.where(seen[:, None, None], scores, -jnp.inf)
 
 

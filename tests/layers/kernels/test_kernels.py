@@ -59,7 +59,7 @@ class SlopeBias(PositionEncoding):
   def scores(self, q, k, q_tokens, k_tokens, *, scale, **context):
     q_pos, k_pos = q_tokens.positions, k_tokens.positions
     near = -jnp.abs(q_pos[:, :, None] - k_pos[:, None, :])[:, None]
-    return near * jnp.array([0.5, 0.25, 0.1, 0.05])[:, None, None]
+    return near * jnp.array([0.5, 0.25, 0.1, 0.05])[None, :, None, None]
 
 
 def random_pattern(rng, depth=2):
