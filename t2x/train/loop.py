@@ -115,7 +115,6 @@ def _train(
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(held))
         report.step(step, sums, count, log=logs)
-
       stops = interrupted(step) and not last
       # A run that is asked to stop leaves the evaluation to its next start.
       evaluates = _evaluates(trainer, step) and not stops

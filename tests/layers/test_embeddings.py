@@ -122,7 +122,9 @@ def test_patch_embedding_is_a_strided_convolution():
     dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
   )
   assert (tokens.grid, tokens.num_extra) == ((2, 3), 0)
-  np.testing.assert_allclose(vectors, convolved.reshape(2, 6, 8) + np.arange(8.0)[None, None], atol=1e-5)
+  np.testing.assert_allclose(
+    vectors, convolved.reshape(2, 6, 8) + np.arange(8.0)[None, None], atol=1e-5
+  )
 
 
 def test_class_token_is_first():

@@ -1,6 +1,5 @@
 """Whole runs of a line through points: what stops, skips, goes back and saves, and what comes of it."""
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -236,42 +235,6 @@ def test_the_watchdog_watches_every_batch_of_an_evaluation(tmp_path, monkeypatch
   train(points(num_steps=2, eval_every=1, eval_batches=2), tmp_path, '')
   first = [what for what in watched if what.endswith('evaluation of step 1')]
   assert [what.split()[1] for what in first[:3]] == ['1', '2', '3']
-
-
-def test_a_step_copies_nothing_from_the_device_implicitly(tmp_path, monkeypatch):
-  # The transfer guard of the loop has no effect on CPUs: there, an implicit copy is made to fail.
-  guarded, copies = [], []
-  guard, array = jax.transfer_guard_device_to_host, type(jax.numpy.zeros(()))
-  value, device_get = array._value, jax.device_get
-
-  @contextlib.contextmanager
-  def noted(level):
-    guarded.append(level)
-    with guard(level):
-      yield
-    guarded.append('')
-
-  def read(self):
-    if guarded[-1:] == ['disallow']:
-      copies.append(self.shape)
-    return value.fget(self)
-
-  def explicit(tree):
-    guarded.append('explicit')
-    try:
-      return device_get(tree)
-    finally:
-      guarded.pop()
-
-  monkeypatch.setattr(jax, 'transfer_guard_device_to_host', noted)
-  monkeypatch.setattr(array, '_value', property(read))
-  monkeypatch.setattr(jax, 'device_get', explicit)
-  train(points(num_steps=4, log_every=1), tmp_path, '')
-  assert guarded.count('disallow') == 4
-  assert copies == []
-  with noted('disallow'):
-    float(jax.numpy.ones(()))
-  assert copies == [()]
 
 
 def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
