@@ -11,7 +11,7 @@ import numpy as np
 
 from t2x.api import read_config
 from t2x.data import evaluation_batches
-from t2x.train import Run
+from t2x.train import TrainingRun
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('run', type=Path, help='a run folder of a masked language model')
   folder = parser.parse_args().run
-  run = Run(read_config([folder / 'config.gin']).build(), folder)
+  run = TrainingRun(read_config([folder / 'config.gin']).build(), folder)
   train, held_out = run.rows(run.task.train_split), run.rows(run.task.eval_split)
   counts = np.zeros(run.tokenizer.vocab_size, np.int64)
   for row in train:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from t2x import config as config_lib
 from t2x.api import read_config, read_experiment
 from t2x.errors import UserError
-from t2x.foreign import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
+from t2x.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 
 # What lets an imported model generate, where it came with a tokenizer.
 USE = """
@@ -32,7 +32,7 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
     out: the run folder.
     overrides: `NAME=VALUE` each, over the config that is derived from config.json.
   """
-  from t2x.data.folders import write_folder
+  from t2x.data.prepared_folders import write_folder
   from t2x.interop.streaming import save_streamed
 
   _check_free(out, '--out')
@@ -107,7 +107,7 @@ class ModelFolder:
 def _tokenizer(folder: Path, notes: list[str]) -> Any:
   """The tokenizer of a model folder; None where there is none that is read here."""
   from t2x.data import load_hub_tokenizer
-  from t2x.data.tokenizers.special import Unsupported
+  from t2x.data.tokenizers.special_tokens import Unsupported
 
   try:
     tokenizer = load_hub_tokenizer(folder)
@@ -176,11 +176,11 @@ def export_run(
 
   from t2x.arrays import named_leaves
   from t2x.data import load_tokenizer
-  from t2x.data.folders import write_folder
+  from t2x.data.prepared_folders import write_folder
   from t2x.interop import export
   from t2x.tasks import CausalLM, Translation
   from t2x.train.checkpoints import Checkpoints
-  from t2x.train.saved import SavedParams
+  from t2x.train.saved_params import SavedParams
 
   _check_free(to, '--to')
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
@@ -228,7 +228,7 @@ def convert_run(run: Path, to: Path) -> None:
   """
   import shutil
 
-  from t2x.data.folders import write_folder
+  from t2x.data.prepared_folders import write_folder
   from t2x.train.checkpoints import FORMAT, Checkpoints
 
   _check_free(to, '--to')

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2x.config.hints import is_tunable
 from t2x.config.signature import describe
+from t2x.config.type_check import is_tunable
 from t2x.data import Bytes, TextFiles
 from t2x.errors import UserError
 from t2x.hyperparameters import Hyperparameter, given, scalar
@@ -30,7 +30,7 @@ from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.models.losses import classification_sums
 from t2x.ranges import TunableRate
 from t2x.tasks import CausalLM, TaskOutput
-from t2x.train import AdamW, Cosine, Experiment, Program, Trainer, schedules
+from t2x.train import AdamW, Cosine, Experiment, Trainer, TrainProgram, schedules
 from t2x.train.step import make_eval_step
 
 RATE = Hyperparameter('PreNorm.dropout_rate')
@@ -181,7 +181,7 @@ def packed_batches():
 def losses(experiment, *trials, together=False):
   """The loss of each step and of an evaluation at the end [steps + 1], for each of `trials`, given as
   scalars; `together`: all of them in one vmapped step."""
-  program = Program(experiment, dict.fromkeys(trials[0], 0.0))
+  program = TrainProgram(experiment, dict.fromkeys(trials[0], 0.0))
   step = program.step()
   evaluate = make_eval_step(experiment.task, experiment.trainer.compute_dtype, program.blueprint)
   if together:

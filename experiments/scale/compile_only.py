@@ -71,12 +71,12 @@ def compile_step(name: str) -> None:
 
   from t2x.api import read_config
   from t2x.parallel.report import told_bytes
-  from t2x.train import Program
+  from t2x.train import TrainProgram
 
   files = [ROOT / f'configs/models/{name}.gin', ROOT / f'configs/meshes/{mesh_file}.gin']
   experiment = read_config(files, SHARED + overrides).build()
   _, task, trainer = experiment.complete()
-  program = Program(experiment)
+  program = TrainProgram(experiment)
   mesh, state = program.mesh, program.abstract
   sizes = ' x '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1)
   tokens = trainer.batch_size * task.length

@@ -99,7 +99,7 @@ def main() -> None:
   args = parser.parse_args()
   set_allocator()
   from t2x.api import read_config
-  from t2x.train import Run
+  from t2x.train import TrainingRun
 
   with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
@@ -107,7 +107,7 @@ def main() -> None:
     text.write_text(Path(argparse.__file__).read_text())
     config.write_text(CONFIG.format(configs=CONFIGS, text=text, steps=args.steps))
     experiment = read_config([config]).build()
-    run = Run(experiment, folder / 'bare')
+    run = TrainingRun(experiment, folder / 'bare')
     times = [(bare(run, args.steps), loop(experiment, folder / str(i))) for i in range(args.repeat)]
   for name, clock in (('wall', 0), ('CPU', 1)):
     pairs = [(step[clock], whole[clock]) for step, whole in times]

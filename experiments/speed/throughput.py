@@ -95,11 +95,11 @@ def main() -> int:
   set_allocator()
   from t2x.api import read_config
   from t2x.errors import UserError
-  from t2x.train import Run
+  from t2x.train import TrainingRun
 
   try:
     experiment = read_config(args.files, [other.removeprefix('--gin.') for other in others]).build()
-    run = Run(experiment, Path('runs') / 'throughput')
+    run = TrainingRun(experiment, Path('runs') / 'throughput')
   except UserError as error:
     print(error, file=sys.stderr)
     return error.exit_code

@@ -2,12 +2,12 @@
 gin-config's parser; names, types and use are checked before anything is built."""
 
 from t2x.config.bindings import did_you_mean, split_scope
-from t2x.config.hints import problem
 from t2x.config.load import Config, load
 from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_files
 from t2x.config.render import canonical, diff, hyperparameters, identity, render, show
 from t2x.config.resolve import calls
-from t2x.config.trusted import everything_trusted, trust
+from t2x.config.trust import everything_trusted, trust
+from t2x.config.type_check import problem
 from t2x.config.values import COMMAND_LINE, Finding, Macro, gin_of, raise_findings, to_gin
 
 __all__ = [

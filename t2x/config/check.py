@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from t2x.config.bindings import Bindings, Bound, closest, did_you_mean, split_scope
-from t2x.config.hints import problem
 from t2x.config.parse import Statement, expanded
 from t2x.config.registry import Registry
 from t2x.config.resolve import Resolver
 from t2x.config.signature import GIVEN
+from t2x.config.type_check import problem
+from t2x.config.type_names import takes_parts
 from t2x.config.values import Macro, Reference, leaves
-from t2x.config.words import takes_parts
 
 
 def check_values(bindings: Bindings) -> set[Statement]:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from t2x.config.bindings import Bindings, Scope, split_scope
-from t2x.config.hints import convert
 from t2x.config.parse import Statement
 from t2x.config.signature import GIVEN, MISSING, Parameter, Part
+from t2x.config.type_check import convert
 from t2x.config.values import Macro, Place, Reference, leaves, map_leaves
 from t2x.errors import UserError
 from t2x.hyperparameters import Hyperparameter

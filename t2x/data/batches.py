@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import shuffled
 from t2x.errors import UserError
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from t2x.data.folders import cache_folder, fingerprint, prepare
 from t2x.data.packing import add_positions
 from t2x.data.plans import Plan, segments_of
+from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
 from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
 from t2x.terminal import console

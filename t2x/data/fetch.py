@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from t2x.data.folders import cache_folder, prepare
+from t2x.data.prepared_folders import cache_folder, prepare
 from t2x.errors import UserError
 
 log = logging.getLogger('t2x')

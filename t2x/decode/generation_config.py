@@ -19,7 +19,7 @@ from t2x.decode.sampling import Greedy, Sampling
 from t2x.decode.stopping import AtCurrentLength, Stopping, WhenCertain, WhenFull
 from t2x.decode.strategy import Strategy
 from t2x.errors import UserError
-from t2x.foreign import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
+from t2x.external_files import Bool, Field, Fields, Float, Ids, Int, Many, Only, shown
 
 STOPPING: Mapping[Any, Stopping] = {
   False: AtCurrentLength(),

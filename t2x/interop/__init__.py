@@ -3,6 +3,6 @@
 from t2x.interop.export import export
 from t2x.interop.families import FAMILIES
 from t2x.interop.family import Family
-from t2x.interop.source import Source
+from t2x.interop.model_folder import Source
 
 __all__ = ['FAMILIES', 'Family', 'Source', 'export']

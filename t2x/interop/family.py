@@ -8,7 +8,19 @@ from typing import Any
 from flax import nnx
 
 from t2x.errors import UserError
-from t2x.foreign import Choice, Field, Fields, Float, Int, Many, Object, Only, Text, printed, shown
+from t2x.external_files import (
+  Choice,
+  Field,
+  Fields,
+  Float,
+  Int,
+  Many,
+  Object,
+  Only,
+  Text,
+  printed,
+  shown,
+)
 from t2x.interop.rules import Rule
 from t2x.interop.template import Part, holds, is_part, read_back, write
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from t2x.foreign import REQUIRED, Choice, Field, Fields, Float, Int, Object
+from t2x.external_files import REQUIRED, Choice, Field, Fields, Float, Int, Object
 from t2x.interop.family import positive, refuse_unread
 
 # Kind of scaling -> the text that adds it to a template.

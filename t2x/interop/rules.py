@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from t2x.errors import UserError
-from t2x.foreign import printed
+from t2x.external_files import printed
 from t2x.interop.layouts import LINEAR, SAME, Layout, Shape
 
 

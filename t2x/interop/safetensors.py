@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from t2x.errors import UserError
-from t2x.foreign import (
+from t2x.external_files import (
   LARGE,
   REQUIRED,
   Choice,

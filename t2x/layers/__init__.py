@@ -75,8 +75,8 @@ from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.linear_attention import LinearAttention, LinearState
 from t2x.layers.linformer import Linformer
 from t2x.layers.masks import attention_mask
-from t2x.layers.merging import PatchMerging
 from t2x.layers.norms import LayerNorm, RMSNorm
+from t2x.layers.patch_merging import PatchMerging
 from t2x.layers.patterns import (
   And,
   Blocks,

@@ -184,7 +184,7 @@ def check_shardings(expected: Any, state: Any) -> None:
   (moments, averages, accumulators) the sharding of that parameter.
 
   Args:
-    expected: shapes with shardings, as `Program.abstract`.
+    expected: shapes with shardings, as `TrainProgram.abstract`.
     state: the arrays, in the same structure; parameters are under `params`.
 
   Raises:

@@ -6,9 +6,9 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.sweeps.plan import make_plan
+from t2x.sweeps.plan_table import equal_variants
 from t2x.sweeps.runners import distinct
 from t2x.sweeps.sweep import read_sweep
-from t2x.sweeps.table import equal_variants
 from t2x.train import check_experiment
 
 

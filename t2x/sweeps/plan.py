@@ -12,7 +12,7 @@ from t2x.api import read_config
 from t2x.errors import UserError, in_a_line
 from t2x.sweeps.budgets import integers, is_known, knob_of, solve
 from t2x.sweeps.cost import Cost, cost_of
-from t2x.sweeps.origin import commit, versions
+from t2x.sweeps.provenance import commit, versions
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Arm, Sweep, plain, shown
 from t2x.train import Experiment

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from t2x.errors import UserError
 from t2x.files import write_whole
-from t2x.sweeps.origin import origin
-from t2x.sweeps.stored import Damaged, Lines, parsed, read_json
+from t2x.sweeps.json_files import Damaged, Lines, parsed, read_json
+from t2x.sweeps.provenance import origin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class Outcome:
       spends none.
     tokens_per_second: median over the log intervals of training, the first left out.
     memory_bytes: of the device's memory in use at most, or of the process where devices do not tell.
-    made_by: versions, device and commit (see t2x.sweeps.origin); {} in what older versions wrote.
+    made_by: versions, device and commit (see t2x.sweeps.provenance); {} in what older versions wrote.
     together: how many trials were trained at once, by one step. Seconds and `memory_bytes` are then
       this trial's equal share, and `tokens_per_second` is that of all: tokens / seconds, as alone.
     conditions: of the machine; None in what older versions wrote, as are the seconds of a step and of

@@ -16,9 +16,10 @@ from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.files import write_whole
 from t2x.sweeps.engines import Ray, Slurm
-from t2x.sweeps.origin import origin
+from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.plan import make_plan
-from t2x.sweeps.probe import step_seconds
+from t2x.sweeps.plan_table import plan_table
+from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
   Outcome,
   Plan,
@@ -29,9 +30,8 @@ from t2x.sweeps.records import (
   write_plan,
 )
 from t2x.sweeps.runners import Here, Pool, Runner, distinct, gpus
-from t2x.sweeps.stored import Damaged
+from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import read_sweep
-from t2x.sweeps.table import plan_table
 from t2x.sweeps.timing import cores
 from t2x.terminal import console
 

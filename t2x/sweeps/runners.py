@@ -18,8 +18,8 @@ from pathlib import Path
 from t2x.errors import Interrupted, UserError
 from t2x.signals import answered_by, asked_to_stop
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
-from t2x.sweeps.together import run_together
 from t2x.sweeps.trial import Busy, Programs, run_trial
+from t2x.sweeps.vmapped_trials import run_together
 
 # Called with each trial that has ended.
 Ended = Callable[[Trial, Outcome], None]

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from t2x.sweeps.json_files import is_number
 from t2x.sweeps.records import Conditions
-from t2x.sweeps.stored import is_number
 
 
 def step_seconds(lines: Sequence[Mapping[str, Any]]) -> float | None:

@@ -13,12 +13,12 @@ from t2x.api import read_config
 from t2x.errors import Interrupted, UserError, in_a_line, printable
 from t2x.files import locked
 from t2x.run_folder import claimed
-from t2x.sweeps.origin import modules, origin
+from t2x.sweeps.json_files import is_number, metric_lines
 from t2x.sweeps.plan import SEED, identity_of
+from t2x.sweeps.provenance import modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
-from t2x.sweeps.stored import is_number, metric_lines
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
-from t2x.train import Diverged, Program, train
+from t2x.train import Diverged, TrainProgram, train
 
 log = logging.getLogger('t2x')
 
@@ -38,14 +38,14 @@ class Programs:
   def __init__(self):
     self._name, self._program = '', None
 
-  def of(self, trial: Trial, config: config_lib.Config) -> Program:
+  def of(self, trial: Trial, config: config_lib.Config) -> TrainProgram:
     """The program of a trial, made anew where it is another than the last one's."""
     if self._program is None or trial.program != self._name:
       self._program = None  # Let go of the last one's memory first.
       experiment = config.build(trial.numbers)
       # Its runs fit the same tokenizer, and keep it in their folders.
       tokenizer = experiment.task.fit_tokenizer()
-      self._program = Program(experiment.bound(tokenizer), trial.numbers)
+      self._program = TrainProgram(experiment.bound(tokenizer), trial.numbers)
       self._name = trial.program
     return self._program.at(trial.numbers)
 
@@ -95,7 +95,7 @@ def held(run: Path) -> Iterator[None]:
 def train_trial(
   trial: Trial,
   run: Path,
-  program_of: Callable[[config_lib.Config], Program],
+  program_of: Callable[[config_lib.Config], TrainProgram],
   passes: tuple[type[Exception], ...] = (),
   together: int = 1,
 ) -> Outcome:

@@ -13,8 +13,8 @@ from t2x.tasks.evaluators import (
   Translations,
 )
 from t2x.tasks.image_classification import ImageClassification
+from t2x.tasks.image_mixing import Mixing, MixUp
 from t2x.tasks.masked_lm import MaskedLM
-from t2x.tasks.mixing import Mixing, MixUp
 from t2x.tasks.sequence_classification import SequenceClassification
 from t2x.tasks.span_corruption import SpanCorruption
 from t2x.tasks.span_prediction import SpanPrediction

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from t2x.data.sources.part import Spread, spread
+from t2x.data.sources.subset import Spread, spread
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.ranges import Count, Natural, Size, Text

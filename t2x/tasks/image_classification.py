@@ -15,7 +15,7 @@ from t2x.models.losses import classification_sums
 from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.mixing import Mixing
+from t2x.tasks.image_mixing import Mixing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

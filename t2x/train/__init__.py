@@ -14,8 +14,8 @@ from t2x.train.init_from import (
 from t2x.train.loop import train
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
 from t2x.train.params import Group, LayerDecay, LayerRate
-from t2x.train.program import Program
-from t2x.train.run import Run
+from t2x.train.program import TrainProgram
+from t2x.train.run import TrainingRun
 from t2x.train.schedules import (
   Constant,
   Cosine,
@@ -45,17 +45,17 @@ __all__ = [
   'Lion',
   'Muon',
   'Optimizer',
-  'Program',
   'ReciprocalSqrt',
   'Resize',
   'ResizeVocabulary',
   'Rollback',
-  'Run',
   'Schedule',
   'Skip',
   'Stop',
   'Teacher',
+  'TrainProgram',
   'Trainer',
+  'TrainingRun',
   'WandB',
   'WarmupStableDecay',
   'build_optimizer',

@@ -13,17 +13,17 @@ from flax import nnx
 from t2x.data import Batches
 from t2x.errors import UserError
 from t2x.layers import Pattern
-from t2x.layers.picture import draw
+from t2x.layers.pattern_image import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task, TextTask
-from t2x.train.program import Program, about_evaluation
+from t2x.train.program import TrainProgram, about_evaluation
 from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
   from t2x.train.init_from import InitFrom
-  from t2x.train.run import Run
+  from t2x.train.run import TrainingRun
 
 
 def check_experiment(
@@ -51,7 +51,7 @@ def check_experiment(
   if experiment.model is None:
     return 'no model to shape'
   values, mesh = dict.fromkeys(hyperparameters, 0.0), experiment.mesh.abstract(num_devices)
-  program = Program(experiment.with_trainer(mesh.size), values, mesh)
+  program = TrainProgram(experiment.with_trainer(mesh.size), values, mesh)
   report = f'{program.blueprint.size:,} parameters'
   if program.teacher is not None:
     report += f'; {_check_teacher(program.teacher, program.frozen)}'
@@ -102,7 +102,7 @@ def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> s
     raise UserError('Experiment.model is not set: there is nothing to lay out')
   settings = experiment.mesh
   mesh: Any = settings.abstract(num_devices or settings.num_devices or _default(experiment))
-  program = Program(experiment.with_trainer(mesh.size), mesh=mesh)
+  program = TrainProgram(experiment.with_trainer(mesh.size), mesh=mesh)
   state = program.abstract
   parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
   if program.frozen:
@@ -133,7 +133,7 @@ def _title(experiment: 'Experiment', mesh: Any) -> str:
   return f'{told}; activations: {inside or "whole"}'
 
 
-def check_splits(run: 'Run') -> None:
+def check_splits(run: 'TrainingRun') -> None:
   """Raises UserError unless the sources have the splits of the task and of `Experiment.evaluations`."""
   # To say which splits there are a source may have to be downloaded.
   with run.processes.first_alone():
@@ -143,7 +143,7 @@ def check_splits(run: 'Run') -> None:
         task.check_split(split)
 
 
-def check_data(run: 'Run', rows: Any, batches: Batches) -> None:
+def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
   """Checks the train rows, and all that evaluations read; prepares their splits.
 
   Looks at labels, a batch of each, the evaluation step and generation; the steps are shaped, not run.
@@ -170,7 +170,7 @@ def check_data(run: 'Run', rows: Any, batches: Batches) -> None:
         run.experiment.evaluations[name].check(task, model)
 
 
-def _evaluated(run: 'Run') -> Iterator[tuple[str | None, Task, str]]:
+def _evaluated(run: 'TrainingRun') -> Iterator[tuple[str | None, Task, str]]:
   """Yields name, task and split of all that is evaluated; the run's own task has no name."""
   yield None, run.task, run.task.eval_split
   for name, evaluator in run.experiment.evaluations.items():

@@ -27,7 +27,7 @@ from t2x.models.losses import Sums
 from t2x.ranges import Count, Positive
 
 if TYPE_CHECKING:
-  from t2x.train.run import Run
+  from t2x.train.run import TrainingRun
 
 log = logging.getLogger('t2x')
 
@@ -210,13 +210,13 @@ class Diverged(UserError):
     self.reason = reason.partition(';')[0]
 
 
-def skips_of(run: 'Run') -> list[tuple[int, int]]:
+def skips_of(run: 'TrainingRun') -> list[tuple[int, int]]:
   """(step, batches left out from there on) of each time that the run went back."""
   path = run.folder / 'skips.json'
   return [(step, count) for step, count in json.loads(path.read_text())] if path.exists() else []
 
 
-def go_back(run: 'Run', spike: Spike, skips: list[tuple[int, int]]) -> None:
+def go_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) -> None:
   """Forgets what came after the last checkpoint before the spike, and leaves its batches out."""
   rollback = run.trainer.rollback
   if rollback is None or len(skips) >= rollback.limit:
@@ -235,7 +235,7 @@ def go_back(run: 'Run', spike: Spike, skips: list[tuple[int, int]]) -> None:
 
 
 def kept_for_replay(
-  run: 'Run', batches: Batches, fault: Fault, skips: list[tuple[int, int]]
+  run: 'TrainingRun', batches: Batches, fault: Fault, skips: list[tuple[int, int]]
 ) -> Diverged:
   """Writes down which rows the faulty step read. Returns the error to raise."""
   source_step = Skipping(batches, skips).source_step(fault.step - 1)
@@ -255,7 +255,7 @@ def kept_for_replay(
   )
 
 
-def forget_evaluation(run: 'Run', step: int) -> None:
+def forget_evaluation(run: 'TrainingRun', step: int) -> None:
   """Removes the lines of an evaluation from the run's files, where it is going to be repeated."""
   for name in ('metrics', 'samples', 'timing') if run.processes.first else ():
     path = run.folder / f'{name}.jsonl'

@@ -1,4 +1,4 @@
-"""A model with its data and devices, as evaluation and generation use it; `Run` adds training."""
+"""A model with its data and devices, as evaluation and generation use it; `TrainingRun` adds training."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ import jax
 import numpy as np
 
 from t2x.data import Tokenizer, evaluation_batches
-from t2x.data.sources.part import Spread
+from t2x.data.sources.subset import Spread
 from t2x.parallel import Processes, batch_sharding, process_part
 from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.params import Params
-from t2x.train.program import ModelProgram
-from t2x.train.saved import SavedParams
+from t2x.train.program import EvalProgram
+from t2x.train.saved_params import SavedParams
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
@@ -43,7 +43,7 @@ class Inference:
     experiment: 'Experiment',
     tokenizer: Tokenizer | None,
     processes: Processes | None = None,
-    program: ModelProgram | None = None,
+    program: EvalProgram | None = None,
     batch_size: int | None = None,
   ):
     self.processes, self.tokenizer = processes or Processes(), tokenizer
@@ -54,8 +54,8 @@ class Inference:
     self.batch_size = self.program.batch_size
     self.part = process_part(self.batch_sharding, self.batch_size)
 
-  def _program(self, batch_size: int | None) -> ModelProgram:
-    return ModelProgram(self.experiment, batch_size=batch_size)
+  def _program(self, batch_size: int | None) -> EvalProgram:
+    return EvalProgram(self.experiment, batch_size=batch_size)
 
   @property
   def task(self) -> Task:
@@ -183,7 +183,7 @@ class _Evaluated:
 
 
 def saved_params(
-  program: ModelProgram, checkpoints: Checkpoints, which: Literal['best', 'last'] | int = 'last'
+  program: EvalProgram, checkpoints: Checkpoints, which: Literal['best', 'last'] | int = 'last'
 ) -> tuple[Params, int, dict[str, str]]:
   """Reads all parameters as evaluation uses them, and nothing else of the state.
 

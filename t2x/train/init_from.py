@@ -22,7 +22,7 @@ from t2x.layers import resize_grid
 from t2x.ranges import Natural, Size, Text
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.params import Params, matches_nothing
-from t2x.train.saved import SavedParams
+from t2x.train.saved_params import SavedParams
 
 Shape = tuple[int, ...]
 

@@ -25,9 +25,9 @@ from t2x.train.faults import (
 )
 from t2x.train.interruptions import Clock, Watchdog, interruptible
 from t2x.train.params import Params
-from t2x.train.program import Program
-from t2x.train.report import Report
-from t2x.train.run import Run
+from t2x.train.program import TrainProgram
+from t2x.train.run import TrainingRun
+from t2x.train.run_logger import RunLogger
 from t2x.train.step import TrainState
 
 
@@ -37,7 +37,7 @@ def train(
   config_text: str,
   verbose: bool = False,
   processes: Processes | None = None,
-  program: Program | None = None,
+  program: TrainProgram | None = None,
 ) -> dict[str, Any]:
   """Trains, or goes on where the folder's last checkpoint stands.
 
@@ -57,7 +57,7 @@ def train(
     UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
   """
   began = time.monotonic()
-  run = Run(experiment, folder, processes, program)
+  run = TrainingRun(experiment, folder, processes, program)
   _keep_config(run, config_text)
   check_splits(run)
   rows = run.rows(run.task.train_split)
@@ -78,7 +78,7 @@ def train(
 
 
 def _train(
-  run: Run,
+  run: TrainingRun,
   rows: Any,
   batches: Batches,
   skips: list[tuple[int, int]],
@@ -95,15 +95,15 @@ def _train(
   if pending:
     forget_evaluation(run, start)
   with (
-    Report(run, start, saved) as report,
-    Watchdog(60 * trainer.stall_minutes, say=report.terminal.print) as watchdog,
+    RunLogger(run, start, saved) as logger,
+    Watchdog(60 * trainer.stall_minutes, say=logger.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as prepared,
   ):
-    report.start_screen(rows, verbose)
-    report.terminal.watch(watchdog.current)
+    logger.start_screen(rows, verbose)
+    logger.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
     if pending:
-      metrics = _evaluated(run, start, run.program.evaluated(state, frozen), report, watchdog)
+      metrics = _evaluated(run, start, run.program.evaluated(state, frozen), logger, watchdog)
     for step in range(start + 1, trainer.num_steps + 1):
       with watchdog.waiting(f'the batch of step {step}'):
         count, batch = next(prepared)
@@ -114,7 +114,7 @@ def _train(
         held, sums = train_step(held, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(held))
-        report.step(step, sums, count, log=logs)
+        logger.step(step, sums, count, log=logs)
       stops = interrupted(step) and not last
       # A run that is asked to stop leaves the evaluation to its next start.
       evaluates = _evaluates(trainer, step) and not stops
@@ -122,20 +122,20 @@ def _train(
       if not (evaluates or saves or stops or (logs and clock.due())):
         continue
       state = run.program.state(held)
-      with report.paused():
-        saved = {'data': batches.fingerprint, 'metrics': metrics} | report.state()
+      with logger.paused():
+        saved = {'data': batches.fingerprint, 'metrics': metrics} | logger.state()
         began = time.monotonic()
         with watchdog.waiting(f'the checkpoint of step {step}'):
           run.save(step, state, saved)
-        report.saved(step, time.monotonic() - began)
+        logger.saved(step, time.monotonic() - began)
         clock.restart()
       if evaluates:
-        metrics = _evaluated(run, step, run.program.evaluated(state, frozen), report, watchdog)
+        metrics = _evaluated(run, step, run.program.evaluated(state, frozen), logger, watchdog)
       if stops:
         run.checkpoints.wait()
         raise Interrupted(f'interrupted and saved at step {step}')
     run.checkpoints.wait()
-    report.end_screen(metrics)
+    logger.end_screen(metrics)
   return metrics
 
 
@@ -144,7 +144,7 @@ def _evaluates(trainer: Trainer, step: int) -> bool:
 
 
 def _evaluated(
-  run: Run, step: int, params: Params, report: Report, watchdog: Watchdog
+  run: TrainingRun, step: int, params: Params, logger: RunLogger, watchdog: Watchdog
 ) -> dict[str, float]:
   """Evaluates the parameters of a state that is saved already. Returns the metrics, and adds them to its checkpoint."""
 
@@ -158,9 +158,9 @@ def _evaluated(
           return
         yield item  # And what is done with it.
 
-  with report.paused():
+  with logger.paused():
     found = run.evaluate(params, step, watched)
-    report.evaluation(step, found)
+    logger.evaluation(step, found)
     # What says how a metric was computed is in metrics.jsonl.
     metrics = {name: value for name, value in found.metrics.items() if not isinstance(value, str)}
     run.attach(step, metrics)
@@ -168,7 +168,7 @@ def _evaluated(
 
 
 @contextlib.contextmanager
-def _saves_ended(run: Run) -> Iterator[None]:
+def _saves_ended(run: TrainingRun) -> Iterator[None]:
   """However a run ends, what it is saving comes to the disk. (Not where a lost process would have to
   take part.)"""
   try:
@@ -179,14 +179,14 @@ def _saves_ended(run: Run) -> Iterator[None]:
         run.checkpoints.close()
 
 
-def _keep_config(run: Run, text: str) -> None:
+def _keep_config(run: TrainingRun, text: str) -> None:
   if run.processes.first:
     run.folder.mkdir(parents=True, exist_ok=True)
     # Renamed when whole: a config that a kill had cut off would be that of another run.
     write_whole(run.folder / 'config.gin', text.encode())
 
 
-def _start(run: Run, batches: Batches) -> tuple[TrainState, Params, dict[str, Any]]:
+def _start(run: TrainingRun, batches: Batches) -> tuple[TrainState, Params, dict[str, Any]]:
   """A new state, or the last checkpoint's; the frozen parameters; what was saved beside the state."""
   if run.checkpoints.latest_step() is None:
     return *run.init(), {}

@@ -50,7 +50,7 @@ TrainStep = Callable[[State, Params, Batch], tuple[State, StepSums]]
 EvalStep = Callable[[Params, Batch], Sums]
 
 
-class ModelProgram:
+class EvalProgram:
   """A model's shapes on a mesh, and its evaluation steps.
 
   Args:
@@ -176,14 +176,14 @@ def about_evaluation(name: str | None) -> Iterator[None]:
     raise UserError(message, error.exit_code) from error
 
 
-class Program(ModelProgram):
+class TrainProgram(EvalProgram):
   """The compiled side of a training, for all runs whose configs differ only in the seed and in
   hyperparameters that are its inputs.
 
   Args:
-    experiment: as of `ModelProgram`; has a trainer, too. Without a task, only the state is shaped.
-    values: as of `ModelProgram`.
-    mesh: as of `ModelProgram`.
+    experiment: as of `EvalProgram`; has a trainer, too. Without a task, only the state is shaped.
+    values: as of `EvalProgram`.
+    mesh: as of `EvalProgram`.
 
   Attributes:
     groups: trained and frozen parameters, and their learning rate factors.
@@ -226,7 +226,7 @@ class Program(ModelProgram):
     if self.teacher is not None:
       self.frozen |= self._placed(self.teacher.infos, self.teacher.abstract())
 
-  def at(self, values: Mapping[str, float]) -> 'Program':
+  def at(self, values: Mapping[str, float]) -> 'TrainProgram':
     """The same program for a run with these values of its hyperparameters."""
     other = copy.copy(self)
     other._values = values

@@ -17,8 +17,8 @@ from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference
 from t2x.train.params import Params
-from t2x.train.program import Program, TrainStep
-from t2x.train.saved import restore_frozen, save_frozen
+from t2x.train.program import TrainProgram, TrainStep
+from t2x.train.saved_params import restore_frozen, save_frozen
 from t2x.train.step import TrainState
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger('t2x')
 
 
-class Run(Inference):
+class TrainingRun(Inference):
   """A training in its folder.
 
   Args:
@@ -41,14 +41,14 @@ class Run(Inference):
     checkpoints: the run's saved states.
   """
 
-  program: Program
+  program: TrainProgram
 
   def __init__(
     self,
     experiment: 'Experiment',
     folder: Path,
     processes: Processes | None = None,
-    program: Program | None = None,
+    program: TrainProgram | None = None,
   ):
     _, task, self.trainer = experiment.complete()
     processes, self.folder = processes or Processes(), folder
@@ -64,7 +64,7 @@ class Run(Inference):
     )
 
   def _program(self, batch_size):
-    return Program(self.experiment)
+    return TrainProgram(self.experiment)
 
   def batches(self, rows: Any) -> Batches:
     """The train batches: `batches[step]` is a function of the seed and the step."""
@@ -143,7 +143,7 @@ class Run(Inference):
 
   @functools.cached_property
   def train_step(self) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; see `Program`."""
+    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; see `TrainProgram`."""
     return self.program.train_step()
 
   def evaluate(

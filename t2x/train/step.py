@@ -1,4 +1,4 @@
-"""The train state, one optimizer step and one evaluation step: pure functions, jitted by `Program`."""
+"""The train state, one optimizer step and one evaluation step: pure functions, jitted by `TrainProgram`."""
 
 import dataclasses
 import types

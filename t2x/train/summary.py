@@ -31,7 +31,7 @@ from t2x.train.params import Blueprint, ParamInfo
 from t2x.train.writers import clock, in_short
 
 if TYPE_CHECKING:
-  from t2x.train.run import Run
+  from t2x.train.run import TrainingRun
 
 
 def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
@@ -114,7 +114,7 @@ def _chosen(
   return chosen[0]
 
 
-def start_screen(run: 'Run', rows: Sequence[Any], start: int, width: int) -> str:
+def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int) -> str:
   """Summarises a run: model, cost, devices, attention kernel, data, steps, run folder.
 
   Args:
@@ -142,7 +142,7 @@ def start_screen(run: 'Run', rows: Sequence[Any], start: int, width: int) -> str
   return _table(lines, width)
 
 
-def parameter_screen(run: 'Run') -> str:
+def parameter_screen(run: 'TrainingRun') -> str:
   """Lists every parameter of the model, the dtypes of the run, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
   flops = _flops(flops_per_token(run.task, model))
@@ -153,7 +153,7 @@ def parameter_screen(run: 'Run') -> str:
   )
 
 
-def end_screen(run: 'Run', metrics: Mapping[str, float], seconds: float, width: int) -> str:
+def end_screen(run: 'TrainingRun', metrics: Mapping[str, float], seconds: float, width: int) -> str:
   """Summarises a finished run, with the next commands.
 
   Args:
@@ -177,7 +177,7 @@ def end_screen(run: 'Run', metrics: Mapping[str, float], seconds: float, width: 
   return text + '\n'.join(f'{head:12}{line}' for head, line in zip(heads, commands, strict=False))
 
 
-def _best(run: 'Run') -> tuple[float, int] | None:
+def _best(run: 'TrainingRun') -> tuple[float, int] | None:
   """Returns the best evaluated value of the task's metric and its (newest) step."""
   name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
   text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
@@ -294,7 +294,7 @@ def _data(task: Task, rows: Sequence[Any]) -> str:
   return f'{counts}, {task.train_split} split of {source}'
 
 
-def _evaluation(run: 'Run') -> str:
+def _evaluation(run: 'TrainingRun') -> str:
   trainer, task = run.trainer, run.task
   text = f'{task.eval_split} split'
   if 0 < trainer.eval_every < trainer.num_steps:

@@ -25,7 +25,7 @@ from t2x.data import (
   token_rows,
 )
 from t2x.data import cache as cache_module
-from t2x.data.folders import cache_folder, prepare
+from t2x.data.prepared_folders import cache_folder, prepare
 from t2x.errors import UserError
 
 BYTES = Bytes().train([])

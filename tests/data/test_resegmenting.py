@@ -26,7 +26,7 @@ from t2x.data import (
   evaluation_batches,
   token_rows,
 )
-from t2x.data.tokenizers.merging import merged
+from t2x.data.tokenizers.bpe_dropout import merged
 from t2x.errors import UserError
 
 CONFIGS = {

@@ -8,9 +8,9 @@ import pytest
 
 from t2x.api import read_config
 from t2x.data import BPE
-from t2x.train import Run
+from t2x.train import TrainingRun
 from t2x.train.inference import saved_params
-from t2x.train.saved import SavedParams
+from t2x.train.saved_params import SavedParams
 
 SHORT = """
 Experiment.evaluations = {}
@@ -61,7 +61,7 @@ def lines_of(folder, split):
 
 def leaves_of(config, folder):
   """Frozen parameters, names of the trained ones, and the run."""
-  run = Run(read_config([config]).build(), folder)
+  run = TrainingRun(read_config([config]).build(), folder)
   state, frozen, _ = run.restore()
   return {name: np.asarray(array) for name, array in frozen.items()}, set(state.params), run
 
@@ -83,7 +83,7 @@ def test_a_student_is_distilled_interrupted_resumed_and_evaluated_without_the_fo
   assert f'teacher: initialised from step 4 of {moved}' in caplog.text
 
   frozen, trained, run = leaves_of(config, folder)
-  first = Run(read_config([ended / 'causal_lm.gin']).build(), teacher)
+  first = TrainingRun(read_config([ended / 'causal_lm.gin']).build(), teacher)
   whole, _, _ = saved_params(first.program, first.checkpoints)
   assert frozen.keys() == {f'teacher.{name}' for name in whole}
   for name, array in whole.items():

@@ -24,10 +24,10 @@ from flax import nnx
 from t2x import tasks
 from t2x.api import read_config
 from t2x.data.tokenizers.base import Fitted
-from t2x.data.tokenizers.simple import CharacterTokenizer
+from t2x.data.tokenizers.characters import CharacterTokenizer
 from t2x.errors import UserError
 from t2x.interop import FAMILIES
-from t2x.train import AdamW, Constant, Experiment, Run, Trainer
+from t2x.train import AdamW, Constant, Experiment, Trainer, TrainingRun
 from tests.interop import tiny_models
 
 FOLDER = Path(__file__).parent
@@ -67,7 +67,7 @@ def compute(name: str) -> dict[str, Any]:
     return _family(name.removeprefix(FAMILY))
   experiment = read_config([CONFIGS / 'runs' / f'{name}.gin'], OVERRIDES).build()
   with tempfile.TemporaryDirectory() as folder:
-    run = Run(experiment, Path(folder))
+    run = TrainingRun(experiment, Path(folder))
     rows = run.rows(run.task.train_split)
     batches = run.batches(rows)
     on_device = (run.on_device(batches[step]) for step in range(STEPS))
@@ -88,7 +88,7 @@ def _losses(run: Any, batches: Iterator[Any]) -> tuple[list[float], Any]:
   return losses, run.program.evaluated(state, frozen)
 
 
-def _evaluated(run: Run, params: Any) -> dict[str, float]:
+def _evaluated(run: TrainingRun, params: Any) -> dict[str, float]:
   """The metrics over the first batches of the evaluation split."""
   task = run.task
   rows = run.rows(task.eval_split)
@@ -112,7 +112,7 @@ def _family(model_type: str) -> dict[str, Any]:
     num_steps=STEPS, batch_size=4, optimizer=AdamW(), schedule=Constant(peak=1e-2), seed=1
   )
   with tempfile.TemporaryDirectory() as folder:
-    run = Run(Experiment(model=build, task=task, trainer=trainer), Path(folder))
+    run = TrainingRun(Experiment(model=build, task=task, trainer=trainer), Path(folder))
     rng = np.random.default_rng(0)
     batches = [run.on_device(_batch(task, rng)) for _ in range(STEPS + 1)]
     losses, params = _losses(run, iter(batches[:-1]))

@@ -15,7 +15,7 @@ from t2x.api import read_config
 from t2x.layers import AttentionInputs, Blockwise, Causal, Dense, DotProduct, Tokens
 from t2x.layers.constraints import constrain, laid_out
 from t2x.parallel import Activations, Mesh, check_shardings
-from t2x.train.run import Run
+from t2x.train.run import TrainingRun
 
 ROOT = Path(__file__).parents[2]
 # One of each kind of model.
@@ -55,7 +55,7 @@ class Training:
 
   def __init__(self, config, mesh, folder, overrides=()):
     files = [config, ROOT / 'configs' / 'meshes' / f'{mesh}.gin']
-    self.run = Run(read_config(files, overrides).build(), folder)
+    self.run = TrainingRun(read_config(files, overrides).build(), folder)
     self.batches = self.run.batches(self.run.rows('train'))
 
   def moved(self, state):
@@ -78,7 +78,7 @@ class Training:
 def born_sharded(config, folder):
   """Bytes that making a state takes on one of eight devices, and those of the whole model."""
   sizes = ['d_model=256', 'MLP.hidden_dim=1024']
-  run = Run(read_config([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
+  run = TrainingRun(read_config([config, ROOT / 'configs/meshes/fsdp.gin'], sizes).build(), folder)
   abstract = run.program.abstract
   shardings = jax.tree.map(lambda leaf: leaf.sharding, (abstract, {}))
   init = jax.jit(run.program.initial, out_shardings=shardings)

@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from t2x.api import read_config
 from t2x.parallel import connect, find_cluster
-from t2x.train import Run
+from t2x.train import TrainingRun
 
 parser = argparse.ArgumentParser()
 parser.add_argument('what', choices=['save', 'restore'])
@@ -25,7 +25,7 @@ args = parser.parse_args()
 
 cluster = find_cluster(args.coordinator, args.num_processes, args.process_id, 60)
 processes = connect(cluster, 60, 60)
-run = Run(read_config([args.config]).build(), args.folder, processes)
+run = TrainingRun(read_config([args.config]).build(), args.folder, processes)
 batches = run.batches(run.rows('train'))
 losses = []
 

@@ -11,10 +11,10 @@ from t2x.config import calls
 from t2x.errors import UserError
 from t2x.sweeps.cost import cost_of
 from t2x.sweeps.plan import make_plan
+from t2x.sweeps.plan_table import plan_table
 from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.sweep import read_sweep
-from t2x.sweeps.table import plan_table
 from t2x.tasks import ImageClassification
 
 PARAMETERS = """

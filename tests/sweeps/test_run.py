@@ -13,12 +13,12 @@ from t2x.api import read_config
 from t2x.cli import main
 from t2x.errors import UserError
 from t2x.signals import answered_by
-from t2x.sweeps.origin import origin
+from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import Here, distinct
 from t2x.sweeps.trial import Busy, run_trial
-from t2x.train import Cosine, Program, train
+from t2x.train import Cosine, TrainProgram, train
 
 
 def ends(outcomes):
@@ -185,7 +185,7 @@ def test_variants_that_are_not_run_are_said_in_the_end(sweep):
 def test_seeds_share_what_is_compiled(sweep, monkeypatch):
   made = []
   monkeypatch.setattr(
-    't2x.sweeps.trial.Program', lambda *given: made.append(given) or Program(*given)
+    't2x.sweeps.trial.TrainProgram', lambda *given: made.append(given) or TrainProgram(*given)
   )
   sweep()
   assert len(made) == 2

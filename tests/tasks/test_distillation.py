@@ -11,7 +11,7 @@ import torch
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
 from torch.nn import functional
 
-from t2x.config.hints import is_tunable
+from t2x.config.type_check import is_tunable
 from t2x.errors import UserError
 from t2x.hyperparameters import Hyperparameter, given
 from t2x.tasks import Distillation, MixUp

@@ -55,8 +55,8 @@ from t2x.train import (
   Experiment,
   Lion,
   Muon,
-  Program,
   Trainer,
+  TrainProgram,
 )
 
 TEXT = TextFiles(train='none')
@@ -152,7 +152,9 @@ def program(name, **settings):
     }
     | settings
   )
-  return Program(Experiment(model=MODELS[name], task=task_of(name), trainer=trainer, mesh=Mesh()))
+  return TrainProgram(
+    Experiment(model=MODELS[name], task=task_of(name), trainer=trainer, mesh=Mesh())
+  )
 
 
 def equations(jaxpr):

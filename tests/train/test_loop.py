@@ -22,8 +22,8 @@ from t2x.tasks import Task, TaskOutput
 from t2x.train import SGD, Constant, Experiment, Rollback, Skip, Trainer, train
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.interruptions import Watchdog
-from t2x.train.report import Report
-from t2x.train.run import Run
+from t2x.train.run import TrainingRun
+from t2x.train.run_logger import RunLogger
 
 BATCH = 4
 
@@ -134,7 +134,7 @@ def whole(tmp_path_factory):
 
 
 def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch):
-  monkeypatch.setattr('t2x.train.report.Terminal', lambda *args: pytest.fail('a live line'))
+  monkeypatch.setattr('t2x.train.run_logger.Terminal', lambda *args: pytest.fail('a live line'))
 
   def fail(folder):
     raise UserError('no such project')
@@ -173,15 +173,15 @@ def evaluated(tmp_path_factory):
 
 
 @pytest.mark.parametrize('at', [10, 30])
-@pytest.mark.parametrize('place', ['Run.evaluate', 'Report.evaluation', 'Checkpoints.attach'])
+@pytest.mark.parametrize('place', ['TrainingRun.evaluate', 'RunLogger.evaluation', 'Checkpoints.attach'])
 def test_an_evaluation_that_fails_costs_no_training(evaluated, tmp_path, at, place, monkeypatch):
   kind, name = place.split('.')
-  kind = {'Run': Run, 'Report': Report, 'Checkpoints': Checkpoints}[kind]
+  kind = {'TrainingRun': TrainingRun, 'RunLogger': RunLogger, 'Checkpoints': Checkpoints}[kind]
   works, seen = getattr(kind, name), []
 
   def fails(self, *args, **kwargs):
     seen.append(args)
-    if len(seen) < at // 10 or kind is Report:
+    if len(seen) < at // 10 or kind is RunLogger:
       done = works(self, *args, **kwargs)
     return die() if len(seen) == at // 10 else done
 
@@ -204,7 +204,7 @@ def test_an_evaluation_that_fails_costs_no_training(evaluated, tmp_path, at, pla
 
 def test_a_finished_run_is_not_evaluated_again(evaluated, tmp_path, monkeypatch):
   folder = shutil.copytree(evaluated, tmp_path / 'run')
-  monkeypatch.setattr(Run, 'evaluate', die)
+  monkeypatch.setattr(TrainingRun, 'evaluate', die)
   assert train(points(**EVALUATES), folder, '') == Checkpoints(folder / 'checkpoints').metrics(30)
   assert metrics(folder) == metrics(evaluated)
 

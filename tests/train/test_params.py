@@ -26,14 +26,14 @@ from t2x.train import (
   Experiment,
   Group,
   LayerDecay,
-  Program,
-  Run,
   Trainer,
+  TrainingRun,
+  TrainProgram,
   train,
 )
 from t2x.train.inference import saved_params
 from t2x.train.params import Blueprint, Groups
-from t2x.train.saved import SavedParams
+from t2x.train.saved_params import SavedParams
 
 LAYERS = 4
 MLP_UP = 'body.stack.blocks.0.feed_forward.up.kernel'
@@ -74,7 +74,7 @@ def batch(seed=0):
 
 def stepped(made, num=3):
   """All parameters before and after some steps, and the last gradient norm."""
-  program = Program(made)
+  program = TrainProgram(made)
   state, frozen = program.init(0)
   before = program.groups.join(state.params, frozen)
   step = jax.jit(program.step())
@@ -124,7 +124,7 @@ def test_frozen_layers_stay_as_they_were_and_have_no_optimizer_state():
       assert (np.asarray(after[name][2:]) != before[name][2:]).any(), name
   shapes = {
     jax.tree_util.keystr(path): leaf.shape
-    for path, leaf in jax.tree_util.tree_leaves_with_path(Program(made).abstract.opt_state)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(TrainProgram(made).abstract.opt_state)
   }
   assert not any('embedding.table' in name for name in shapes)
   assert {shape[0] for name, shape in shapes.items() if 'body.stack' in name} == {2}
@@ -133,7 +133,9 @@ def test_frozen_layers_stay_as_they_were_and_have_no_optimizer_state():
 def test_a_step_with_frozen_layers_is_the_step_of_masked_gradients():
   """Against one gradient of the whole model, of which the frozen parts are left out by hand."""
   made = experiment(*FIRST, optimizer=SGD(), clip_norm=0.01)
-  program = Program(dataclasses.replace(made, trainer=dataclasses.replace(made.trainer, groups=())))
+  program = TrainProgram(
+    dataclasses.replace(made, trainer=dataclasses.replace(made.trainer, groups=()))
+  )
   state, _ = program.init(0)
 
   def loss(params):
@@ -224,7 +226,7 @@ def test_split_and_join_are_inverse_for_any_rows():
 )
 def test_a_group_that_cannot_have_its_effect_is_refused(groups, model, message):
   with pytest.raises(UserError, match=message):
-    Program(experiment(*groups, model=build(**model)))
+    TrainProgram(experiment(*groups, model=build(**model)))
 
 
 def test_settings_of_a_group_that_contradict_each_other_are_refused():
@@ -236,7 +238,7 @@ def test_settings_of_a_group_that_contradict_each_other_are_refused():
 
 def test_the_table_counts_by_layer():
   groups = (*FIRST, Group(match=r'body\.stack.*', rate=LayerDecay(0.5)))
-  lines = [line.split() for line in Program(experiment(*groups)).groups.table().splitlines()]
+  lines = [line.split() for line in TrainProgram(experiment(*groups)).groups.table().splitlines()]
   rows = {' '.join(line[:-4] or line): line for line in lines}
   table = '\n'.join(' '.join(line) for line in lines)
   layer = Blueprint(experiment().shapes()).infos
@@ -262,7 +264,7 @@ def test_frozen_parameters_are_saved_once_and_read_with_every_checkpoint(trained
   about = json.loads((folder / 'checkpoints/4/about/metadata').read_text())
   assert 'params.embedding.table' not in about['arrays']
   assert about['arrays'][f'params.{MLP_UP}'][0] == 2
-  run = Run(made, folder)
+  run = TrainingRun(made, folder)
   state, frozen, _ = run.restore()
   params, step, _ = saved_params(run.program, run.checkpoints)
   assert step == 4
@@ -282,7 +284,7 @@ def test_frozen_parameters_of_a_run_that_was_never_saved_are_removed(trained):
   made, folder = trained
   shutil.rmtree(folder / 'checkpoints/4')
   trainer = dataclasses.replace(made.trainer, groups=())
-  Run(dataclasses.replace(made, trainer=trainer), folder).init()
+  TrainingRun(dataclasses.replace(made, trainer=trainer), folder).init()
   assert not (folder / 'checkpoints/frozen').exists()
 
 
@@ -291,7 +293,7 @@ def test_damaged_frozen_parameters_are_an_error(trained):
   files = [p for p in (folder / 'checkpoints/frozen').rglob('*') if p.is_file()]
   max(files, key=lambda path: path.stat().st_size).write_bytes(b'')
   with pytest.raises(UserError, match='frozen is corrupt'):
-    Run(made, folder).restore()
+    TrainingRun(made, folder).restore()
   shutil.rmtree(folder / 'checkpoints/frozen')
   with pytest.raises(UserError, match='does not hold the frozen parameters of this run'):
-    Run(made, folder).restore()
+    TrainingRun(made, folder).restore()

@@ -14,7 +14,7 @@ from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
 from t2x.models import Block, Decoder, LanguageModel, Stack
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM
-from t2x.train import AdamW, Constant, Experiment, Program, Skip, Trainer
+from t2x.train import AdamW, Constant, Experiment, Skip, Trainer, TrainProgram
 
 
 def model(dropout_rate=0.0):
@@ -53,7 +53,7 @@ def batches(num):
 
 
 def run(experiment, num=3):
-  program = Program(experiment)
+  program = TrainProgram(experiment)
   state, frozen = program.init(experiment.trainer.seed)
   step = jax.jit(program.step())
   losses = []
@@ -87,7 +87,7 @@ def test_ema_is_the_moving_average_of_the_parameters():
 
 def test_skipped_steps_do_not_count_for_the_moving_average():
   settings = experiment(ema_decay=0.9, nonfinite=Skip())
-  program = Program(settings)
+  program = TrainProgram(settings)
   step = jax.jit(program.step())
   first, frozen = program.init(0)
   (batch,) = batches(1)
@@ -120,7 +120,7 @@ def empty(batch):
 
 def stepped(experiment, given):
   """The states before, between and after the steps on some batches, and the sums of each."""
-  program = Program(experiment)
+  program = TrainProgram(experiment)
   first, frozen = program.init(0)
   step, states, told = jax.jit(program.step()), [first], []
   for batch in given:
@@ -131,7 +131,7 @@ def stepped(experiment, given):
 
 
 def test_a_step_returns_its_sums_and_norms_in_one_array_that_names_them():
-  program, (batch,) = Program(experiment()), batches(1)
+  program, (batch,) = TrainProgram(experiment()), batches(1)
   _, out = jax.jit(program.step())(*program.init(0), batch)
   assert [leaf.shape for leaf in jax.tree.leaves(out)] == [
     (2 * len(out.names) + len(program.groups.trained),)
@@ -198,7 +198,7 @@ def test_parameters_stay_float32_under_bf16_compute():
 
 
 def test_scales_and_biases_of_norms_are_not_rounded():
-  blueprint = Program(experiment()).blueprint
+  blueprint = TrainProgram(experiment()).blueprint
   params = {name: jnp.zeros(info.shape) for name, info in blueprint.infos.items()}
   working = blueprint.model(params, 'bfloat16')
   assert working.body.final_norm.scale[...].dtype == jnp.float32
@@ -215,6 +215,6 @@ def test_trainer_refuses_what_cannot_be():
 
 
 def test_states_of_two_constructions_have_one_structure():
-  one, two = (Program(experiment()) for _ in range(2))
+  one, two = (TrainProgram(experiment()) for _ in range(2))
   assert jax.tree.structure(one.abstract) == jax.tree.structure(two.abstract)
   assert jax.tree.structure(one.blueprint.shapes) == jax.tree.structure(two.blueprint.shapes)

@@ -34,7 +34,7 @@ from t2x.models import (
 )
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
-from t2x.train import AdamW, Experiment, Run, Trainer
+from t2x.train import AdamW, Experiment, Trainer, TrainingRun
 from t2x.train.params import Blueprint
 from t2x.train.summary import (
   attention_kernels,
@@ -128,7 +128,7 @@ def test_the_kernel_is_chosen_for_rows_with_segments_or_without(monkeypatch):
   assert attention_kernels(decoder(), task, 'bfloat16')[0].startswith("XLA(implementation='cudnn')")
 
 
-class BareRun(Run):
+class BareRun(TrainingRun):
   """A run whose parts are set, not computed."""
 
   task = trainer = mesh = None

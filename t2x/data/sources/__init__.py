@@ -8,10 +8,10 @@ from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.files import TSV, JsonLines, TextFiles
 from t2x.data.sources.libreoffice import LibreOfficeHelp
-from t2x.data.sources.part import Part
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
 from t2x.data.sources.standard_library import StandardLibrary
+from t2x.data.sources.subset import Part
 from t2x.data.sources.tfds_source import TFDS
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example
 from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError

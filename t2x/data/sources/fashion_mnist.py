@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2x.data.folders import cache_folder, fingerprint
+from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Examples, Source, require_split
 from t2x.errors import UserError
 from t2x.ranges import Text

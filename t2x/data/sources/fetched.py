@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from t2x.data.folders import cache_folder
+from t2x.data.prepared_folders import cache_folder
 from t2x.errors import UserError
 
 # Parts of 100, by a hash of the name of what the examples are taken from.

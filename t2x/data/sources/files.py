@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Examples, Source
 from t2x.errors import UserError
 from t2x.ranges import NonEmpty, Text

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from t2x.data.folders import cache_folder, fingerprint
+from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
 from t2x.data.sources.fetched import split_of

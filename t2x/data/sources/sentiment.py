@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError

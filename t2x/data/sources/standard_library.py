@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError

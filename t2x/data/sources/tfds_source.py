@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Examples, Source
 from t2x.errors import UserError, first_line
 from t2x.ranges import Text

@@ -17,12 +17,12 @@ from t2x.data.tokenizers.base import (
   TokenizerConfig,
   read,
 )
+from t2x.data.tokenizers.characters import Bytes, ByteTokenizer, Characters, CharacterTokenizer
 from t2x.data.tokenizers.fast import FastTokenizer
 from t2x.data.tokenizers.hub import HubTokenizer, load_hub_tokenizer
-from t2x.data.tokenizers.saved import RunTokenizer
+from t2x.data.tokenizers.hub_sentencepiece import MarianTokenizer, SpieceTokenizer
+from t2x.data.tokenizers.run_tokenizer import RunTokenizer
 from t2x.data.tokenizers.sentencepiece import SentencePiece, SentencePieceTokenizer
-from t2x.data.tokenizers.simple import Bytes, ByteTokenizer, Characters, CharacterTokenizer
-from t2x.data.tokenizers.spiece import MarianTokenizer, SpieceTokenizer
 from t2x.data.tokenizers.trained import BPE, WordPiece
 
 __all__ = [

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from jaxtyping import Bool, Int
 
-from t2x.data.folders import cache_folder, fingerprint, prepare, write_folder
+from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
 from t2x.errors import UserError, in_a_line
-from t2x.foreign import LARGE, read_json
+from t2x.external_files import LARGE, read_json
 
 # Special ids, and 'A' and 'B' where one's text goes; each with its token type.
 Template = tuple[tuple[int | str, int], ...]

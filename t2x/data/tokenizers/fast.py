@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from t2x.data.tokenizers.base import Tokenizer, located
+from t2x.data.tokenizers.bpe_dropout import merged
 from t2x.data.tokenizers.hub_limits import check_limits
-from t2x.data.tokenizers.merging import merged
-from t2x.data.tokenizers.special import Known, Unsupported
-from t2x.data.tokenizers.words import Words
-from t2x.foreign import read_text
+from t2x.data.tokenizers.special_tokens import Known, Unsupported
+from t2x.data.tokenizers.word_starts import Words
+from t2x.external_files import read_text
 
 
 def tokenizers_library() -> Any:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, check_ids
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
-from t2x.data.tokenizers.special import Folder, Unsupported
-from t2x.data.tokenizers.spiece import marian, spiece
+from t2x.data.tokenizers.hub_sentencepiece import marian, spiece
+from t2x.data.tokenizers.special_tokens import Folder, Unsupported
 from t2x.errors import UserError
-from t2x.foreign import shown
+from t2x.external_files import shown
 from t2x.ranges import Size, Text
 
 

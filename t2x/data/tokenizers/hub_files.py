@@ -11,9 +11,9 @@ from typing import Any
 from t2x.data.tokenizers.base import Template, Tokenizer
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.hub_limits import check_limits, vocabulary
-from t2x.data.tokenizers.special import USUAL, Folder, Unsupported
+from t2x.data.tokenizers.special_tokens import USUAL, Folder, Unsupported
 from t2x.errors import UserError
-from t2x.foreign import LARGE, read_json, read_text
+from t2x.external_files import LARGE, read_json, read_text
 
 # Models that cut text with Moses' rules before the pieces are made.
 MOSES = ('xlm', 'fsmt', 'flaubert')

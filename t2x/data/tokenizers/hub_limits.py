@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
+from t2x.external_files import LARGE, REQUIRED, Fields, Int, Object, read_bytes, read_json
 
 # The largest vocabularies have one million.
 MOST_IDS = 10_000_000

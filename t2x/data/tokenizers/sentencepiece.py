@@ -14,10 +14,10 @@ import sentencepiece
 
 from t2x.data.text_sample import CHUNK, sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
+from t2x.data.tokenizers.bpe_dropout import merged
+from t2x.data.tokenizers.characters import with_specials
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
-from t2x.data.tokenizers.merging import merged
-from t2x.data.tokenizers.simple import with_specials
-from t2x.data.tokenizers.words import Words
+from t2x.data.tokenizers.word_starts import Words
 from t2x.errors import UserError
 from t2x.ranges import Positive, Range, Size
 

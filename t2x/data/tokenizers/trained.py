@@ -8,9 +8,9 @@ from typing import Any
 
 from t2x.data.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
+from t2x.data.tokenizers.characters import SPECIALS
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
-from t2x.data.tokenizers.simple import SPECIALS
-from t2x.data.tokenizers.special import Known
+from t2x.data.tokenizers.special_tokens import Known
 from t2x.errors import UserError
 from t2x.ranges import Count, Positive, Size
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import shown
+from t2x.external_files import shown
 from t2x.interop.families.albert import ALBERT
 from t2x.interop.families.bart import BART
 from t2x.interop.families.bert import BERT

@@ -6,7 +6,7 @@ Token vectors, positions and their norm are narrower than the layers, which shar
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import Fields, Only
+from t2x.external_files import Fields, Only
 from t2x.interop.families.bert import SENTENCE_PAIRS, embeddings, masked_lm
 from t2x.interop.family import Family, Layers, Size, activation, positive, rates, sizes
 from t2x.interop.rules import block, dense

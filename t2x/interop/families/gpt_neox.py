@@ -1,6 +1,6 @@
 """GPT-NeoX, among them Pythia: `GPTNeoXForCausalLM`, `GPTNeoXModel`."""
 
-from t2x.foreign import Bool
+from t2x.external_files import Bool
 from t2x.interop.family import Family, Layers, activation, only, positive, rates, sizes, tied
 from t2x.interop.layouts import GROUPED
 from t2x.interop.rope import SCALINGS, Rope

@@ -1,6 +1,6 @@
 """OPT with a norm before each sublayer (all but opt-350m): `OPTForCausalLM`, `OPTModel`."""
 
-from t2x.foreign import Only
+from t2x.external_files import Only
 from t2x.interop.family import Family, Layers, activation, only, rates, sizes, tied
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import DECODER, LAYERS, LEARNED_POSITIONS, fill

@@ -3,7 +3,7 @@
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.foreign import Bool, Field, Fields, Int
+from t2x.external_files import Bool, Field, Fields, Int
 from t2x.interop.family import (
   CLASSES,
   Family,

@@ -5,7 +5,7 @@ Languages are our token types. Without any, theirs adds no vector and ours that 
 
 from typing import Any
 
-from t2x.foreign import Bool, Fields, Int, Only
+from t2x.external_files import Bool, Fields, Int, Only
 from t2x.interop.family import Family, Layers, Named, only, positive, rates, sizes
 from t2x.interop.rules import Rule, block, norm
 from t2x.interop.template import ENCODER, fill

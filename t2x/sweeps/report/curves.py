@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from t2x.sweeps.json_files import is_number
 from t2x.sweeps.report.results import Results, RunLines
-from t2x.sweeps.stored import is_number
 
 # Numbers of all curves together, about 8 bytes each on the page.
 MOST_NUMBERS = 250_000

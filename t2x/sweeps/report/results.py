@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.sweeps.json_files import Damaged, is_number, metric_lines
 from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan
 from t2x.sweeps.statistics import (
   Comparison,
@@ -19,7 +20,6 @@ from t2x.sweeps.statistics import (
   ranking,
   summarise,
 )
-from t2x.sweeps.stored import Damaged, is_number, metric_lines
 from t2x.sweeps.timing import at_once, step_seconds
 
 ENDED = ('finished', 'diverged', 'failed')

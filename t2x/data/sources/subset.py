@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from t2x.data.folders import fingerprint
+from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Examples, Source, label_values
 from t2x.errors import UserError
 from t2x.ranges import Count, NonEmpty, Text

@@ -14,8 +14,8 @@ from typing import Any
 
 from t2x.config.protocols import class_of, is_protocol, protocol_misfit
 from t2x.config.signature import Part
+from t2x.config.type_names import UNIONS, plain_hint, with_article, words
 from t2x.config.values import Reference, to_gin
-from t2x.config.words import UNIONS, plain_hint, with_article, words
 from t2x.hyperparameters import Hyperparameter
 from t2x.ranges import Range
 

@@ -10,8 +10,8 @@ import jax
 
 from t2x import config as config_lib
 from t2x.files import write_whole
-from t2x.sweeps.stored import Damaged, is_number, read_json
-from t2x.train import Run
+from t2x.sweeps.json_files import Damaged, is_number, read_json
+from t2x.train import TrainingRun
 
 _STEPS = 20
 
@@ -34,7 +34,7 @@ def step_seconds(
     experiment = config.build()
     short = config_lib.identity(config, without=['Trainer.seed', 'Trainer.num_steps'])
     if short not in known:
-      run = Run(experiment, scratch / identity)
+      run = TrainingRun(experiment, scratch / identity)
       known[short] = _median(run)
       if keep:
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def _known(kept: Path) -> dict[str, float]:
   return found
 
 
-def _median(run: Run) -> float:
+def _median(run: TrainingRun) -> float:
   batches = run.batches(run.rows(run.task.train_split))
   state, frozen = run.program.init(0)
   seconds = []

@@ -18,7 +18,7 @@ from t2x.train.summary import end_screen, parameter_screen, sample_text, start_s
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
 
 if TYPE_CHECKING:
-  from t2x.train.run import Run
+  from t2x.train.run import TrainingRun
 
 
 class Interval:
@@ -57,7 +57,7 @@ class Interval:
     return {name: (float(pair[0]), float(pair[1])) for name, pair in self.totalled.items()}
 
 
-class Report(contextlib.AbstractContextManager):
+class RunLogger(contextlib.AbstractContextManager):
   """Writes metrics.jsonl, samples.jsonl, TensorBoard events and the live line of a run.
 
   Of several processes the first one alone writes.
@@ -73,7 +73,7 @@ class Report(contextlib.AbstractContextManager):
       in two, and the seconds so far.
   """
 
-  def __init__(self, run: 'Run', start: int, saved: Mapping[str, Any]):
+  def __init__(self, run: 'TrainingRun', start: int, saved: Mapping[str, Any]):
     self.run, self.start = run, start
     self.began = time.monotonic() - saved.get('seconds', 0.0)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)

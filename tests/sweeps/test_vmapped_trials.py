@@ -13,11 +13,10 @@ import pytest
 
 from t2x.errors import UserError
 from t2x.signals import asked_to_stop
-from t2x.sweeps import together
+from t2x.sweeps.json_files import metric_lines
 from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import write_report
-from t2x.sweeps.stored import metric_lines
-from t2x.sweeps.together import Lockstep, Parted
+from t2x.sweeps.vmapped_trials import Lockstep, Parted
 
 pytestmark = pytest.mark.nightly
 

@@ -14,7 +14,7 @@ from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import Lazy, named_leaves
 from t2x.errors import UserError, in_a_line
-from t2x.foreign import printed, read_json
+from t2x.external_files import printed, read_json
 from t2x.interop.families import family_of
 from t2x.interop.family import Size
 from t2x.interop.rules import Table

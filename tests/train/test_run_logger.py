@@ -5,9 +5,9 @@ import types
 import numpy as np
 import pytest
 
-from t2x.train import report as report_lib
+from t2x.train import run_logger as report_lib
 from t2x.train.faults import Stop
-from t2x.train.report import Report
+from t2x.train.run_logger import RunLogger
 from t2x.train.step import StepSums
 
 
@@ -89,7 +89,7 @@ def report_on(unchecked, monkeypatch):
       processes=types.SimpleNamespace(first=False),
       task=types.SimpleNamespace(unit='tokens', summarise=summarise),
     )
-    report = Report(run, 0, {})
+    report = RunLogger(run, 0, {})
     report.writers, report.timing = [Kept()], Kept()
     return report
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from t2x.data.tokenizers.base import SpecialIds, Template, Tokenizer
 from t2x.errors import UserError
-from t2x.foreign import REQUIRED, SMALL, Bool, Field, Fields, Ids, Int, Many, Text, read_json
+from t2x.external_files import REQUIRED, SMALL, Bool, Field, Fields, Ids, Int, Many, Text, read_json
 
 # The usual names, tried where a folder does not say.
 USUAL = {

@@ -31,7 +31,7 @@ from t2x.sweeps.trial import (
   told_to,
   train_trial,
 )
-from t2x.train import Program
+from t2x.train import TrainProgram
 from t2x.train.program import memory_of
 from t2x.train.step import TrainState
 
@@ -143,7 +143,7 @@ class Lockstep:
     values: the hyperparameters of each trial.
   """
 
-  def __init__(self, program: Program, values: Sequence[Mapping[str, float]]):
+  def __init__(self, program: TrainProgram, values: Sequence[Mapping[str, float]]):
     if program.mesh.size > 1:
       raise UserError(
         'trials are trained together on one device: use --together 1 on a larger mesh'
@@ -250,7 +250,7 @@ def _vmapped(function: Callable) -> Callable:
   return jax.jit(step, donate_argnums=0)
 
 
-class _Member(Program):
+class _Member(TrainProgram):
   """The program as one trial sees it."""
 
   lockstep: Lockstep
@@ -258,7 +258,7 @@ class _Member(Program):
 
   @classmethod
   def of(
-    cls, program: Program, lockstep: Lockstep, index: int, values: Mapping[str, float]
+    cls, program: TrainProgram, lockstep: Lockstep, index: int, values: Mapping[str, float]
   ) -> '_Member':
     """A view on `program`, which shares all that is compiled."""
     member = cls.__new__(cls)

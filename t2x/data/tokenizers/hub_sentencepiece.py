@@ -14,9 +14,9 @@ import sentencepiece
 from t2x.data.tokenizers.base import Template, Tokenizer, located
 from t2x.data.tokenizers.hub_limits import Vocabulary, sentencepiece_model, vocabulary
 from t2x.data.tokenizers.sentencepiece import SPACE, shared
-from t2x.data.tokenizers.special import Folder, Known, Unsupported
-from t2x.data.tokenizers.words import Words
-from t2x.foreign import REQUIRED, Bool, Fields, Object
+from t2x.data.tokenizers.special_tokens import Folder, Known, Unsupported
+from t2x.data.tokenizers.word_starts import Words
+from t2x.external_files import REQUIRED, Bool, Fields, Object
 
 Spans = Sequence[tuple[int, int]]
 # What a run folder keeps.

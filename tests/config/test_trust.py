@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from t2x.config import everything_trusted, load, trust
-from t2x.config.trusted import is_library, trusted_file
+from t2x.config.trust import is_library, trusted_file
 from t2x.errors import UserError
 
 RAN = 'T2X_TEST_RAN'

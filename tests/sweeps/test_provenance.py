@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from t2x.api import read_config
-from t2x.sweeps import origin
 
 
 def git(folder, *arguments):

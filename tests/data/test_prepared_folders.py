@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from t2x.data import Batches, Chain, LabelledTexts, PackPairs, PrepareImage, RandAugment
-from t2x.data.folders import fingerprint, prepare, write_folder
+from t2x.data.prepared_folders import fingerprint, prepare, write_folder
 from t2x.data.sources import BrownWords, Digits
 from t2x.errors import UserError
 
@@ -107,7 +107,7 @@ def test_labels_of_another_module_are_another_source(tmp_path):
 PREPARE = """
 import sys, time
 from pathlib import Path
-from t2x.data.folders import {function}
+from t2x.data.prepared_folders import {function}
 
 def write(folder):
   (folder / 'half').write_text('half')
@@ -182,7 +182,7 @@ def test_without_file_locks_nothing_is_removed(tmp_path, monkeypatch):
   def flock(*args):
     raise OSError(errno.ENOLCK, 'No locks available')
 
-  monkeypatch.setattr('t2x.data.folders.fcntl.flock', flock)
+  monkeypatch.setattr('t2x.data.prepared_folders.fcntl.flock', flock)
   write_folder(tmp_path / 'b', lambda folder: (folder / 'whole').touch())
   assert left.is_dir()
   assert (tmp_path / 'b' / 'whole').exists()
