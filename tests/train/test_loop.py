@@ -173,7 +173,9 @@ def evaluated(tmp_path_factory):
 
 
 @pytest.mark.parametrize('at', [10, 30])
-@pytest.mark.parametrize('place', ['TrainingRun.evaluate', 'RunLogger.evaluation', 'Checkpoints.attach'])
+@pytest.mark.parametrize(
+  'place', ['TrainingRun.evaluate', 'RunLogger.evaluation', 'Checkpoints.attach']
+)
 def test_an_evaluation_that_fails_costs_no_training(evaluated, tmp_path, at, place, monkeypatch):
   kind, name = place.split('.')
   kind = {'TrainingRun': TrainingRun, 'RunLogger': RunLogger, 'Checkpoints': Checkpoints}[kind]
