@@ -18,28 +18,33 @@ from pathlib import Path
 from t2x.allocator import set_allocator
 
 
-def random_batch(run, seed: int = 0):
-  """A batch of the task's shapes: every row one full segment, tokens and labels drawn at random."""
+def random_batch(program, seed: int = 0):
+  """Returns a batch of the task's shapes: each row is one segment, tokens and labels are random.
+
+  Args:
+    program: the TrainProgram of a config.
+    seed: of the random numbers.
+  """
   import jax
   import numpy as np
 
   rng = np.random.default_rng(seed)
-  model = run.program.blueprint.shapes
+  model, task = program.blueprint.shapes, program.experiment.task
   classes = model.spec.num_classes or model.spec.vocab_size
   batch = {}
-  for name, leaf in run.task.spec(run.trainer.batch_size).items():
+  for name, leaf in program.batch().items():
     shape = leaf.shape
     if name.endswith('segments') or name.startswith('weight'):
       value = np.ones(shape)
     elif name == 'masked_positions':
-      value = np.sort(rng.integers(0, run.task.length, shape), -1)
+      value = np.sort(rng.integers(0, task.length, shape), -1)
     elif name.endswith('positions'):
       value = np.broadcast_to(np.arange(shape[-1]), shape)
     elif np.issubdtype(leaf.dtype, np.floating):
       value = rng.normal(size=shape)
     else:
       value = rng.integers(0, classes, shape)
-    batch[name] = jax.device_put(value.astype(leaf.dtype), run.batch_sharding)
+    batch[name] = jax.device_put(value.astype(leaf.dtype), leaf.sharding)
   return batch
 
 
@@ -49,7 +54,7 @@ def measure(run, steps: int, peak: float | None) -> dict:
 
   from t2x.train.flops import flops_per_token, row_lengths
 
-  batch, (state, frozen) = random_batch(run), run.init()
+  batch, (state, frozen) = random_batch(run.program), run.init()
   began = time.perf_counter()
   state, out = run.train_step(state, frozen, batch)
   losses = [out.loss]

@@ -16,6 +16,7 @@ from t2x.allocator import set_allocator
 from t2x.cli import check, convert, data, diff, generate, report, show, sweep, test_part, train
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
+from t2x.compile_cache import set_compile_cache
 from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
 from t2x.signals import ended_at_once
 
@@ -32,6 +33,8 @@ COMMANDS: dict[str, Any] = {
   'data': data,
   'test-part': test_part,
 }
+# Commands that run the same programs again and again.
+CACHED = ('train', 'eval', 'generate', 'sweep')
 
 
 class _Command(argparse.ArgumentParser):
@@ -87,6 +90,8 @@ def main(argv: list[str] | None = None) -> int:
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
+  if args.command in CACHED:
+    args.notes.append(set_compile_cache())
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
   # Long commands continue when their terminal is closed.

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
+from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.keys import NamedRngs
 
@@ -145,6 +146,18 @@ def dropout(x: Float[Array, '*shape'], rate: Tunable, key: Key | None) -> Float[
   return jnp.where(keep, x / share.astype(x.dtype), 0)
 
 
+def flatten_rows(x: Array, num_inputs: int = 1) -> Array:
+  """Merges the leading dimensions of the input of a product: [..., *inputs] -> [rows, *inputs].
+
+  XLA's CPU backend computes the gradient of a kernel over several leading dimensions through a transposed copy
+  of the input. Where rows are split over devices along their length, merging would move data: the shape stays.
+  """
+  rows = x.shape[: x.ndim - num_inputs]
+  if len(rows) < 2 or num_parts('length') > 1:
+    return x
+  return x.reshape(math.prod(rows), *x.shape[x.ndim - num_inputs :])
+
+
 class Linear(nnx.Module):
   """A projection of the last dimensions: [..., *inputs] -> [..., *outputs].
 
@@ -173,8 +186,12 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     kernel = self.kernel[...].astype(x.dtype)
-    contracted = tuple(range(x.ndim - self.num_inputs, x.ndim)), tuple(range(self.num_inputs))
-    y = jax.lax.dot_general(x, kernel, (contracted, ((), ())))
+    rows, inputs = x.shape[: x.ndim - self.num_inputs], x.shape[x.ndim - self.num_inputs :]
+    flat = flatten_rows(x, self.num_inputs)
+    first = flat.ndim - self.num_inputs
+    contracted = tuple(range(first, flat.ndim)), tuple(range(len(inputs)))
+    y = jax.lax.dot_general(flat, kernel, (contracted, ((), ())))
+    y = y.reshape(*rows, *y.shape[first:])
     if self.bias is not None:
       y = y + broadcast(self.bias[...], y.shape, y.dtype)
     return y

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear, Tokens, param
+from t2x.layers.base import Initializer, Linear, Tokens, flatten_rows, param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import lecun_normal, normal, place, xavier_uniform, zeros
@@ -225,14 +225,18 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
 
 
 @jax.custom_vjp
-def float32_logits(x: Array, table: Array) -> Array:
-  """x table^T, of a table [vocab, width], accumulated and given back in float32.
+def float32_logits(
+  x: Float[Array, '*rest width'], table: Float[Array, 'vocab width']
+) -> Float[Array, '*rest vocab']:
+  """Returns x table^T, accumulated and returned in float32.
 
-  The gradient comes back in float32 too; it is rounded to the compute type before the two
-  backward products, which would otherwise both run in float32.
+  Its gradient arrives in float32 too; it is rounded to the compute type before the two backward products,
+  which would otherwise both run in float32.
   """
-  contracted = ((x.ndim - 1,), (1,))
-  return jax.lax.dot_general(x, table, (contracted, ((), ())), preferred_element_type=jnp.float32)
+  flat = flatten_rows(x)
+  contracted = ((flat.ndim - 1,), (1,))
+  y = jax.lax.dot_general(flat, table, (contracted, ((), ())), preferred_element_type=jnp.float32)
+  return y.reshape(*x.shape[:-1], table.shape[0])
 
 
 def _forward(x: Array, table: Array) -> tuple[Array, Sequence[Array]]:
@@ -241,9 +245,10 @@ def _forward(x: Array, table: Array) -> tuple[Array, Sequence[Array]]:
 
 def _backward(saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
   x, table = saved
-  gradient = gradient.astype(x.dtype)
-  rest = tuple(range(x.ndim - 1))
-  return gradient @ table, jax.lax.dot_general(gradient, x, ((rest, rest), ((), ())))
+  flat, gradient = flatten_rows(x), flatten_rows(gradient.astype(x.dtype))
+  rows = tuple(range(flat.ndim - 1))
+  dx = (gradient @ table).reshape(x.shape)
+  return dx, jax.lax.dot_general(gradient, flat, ((rows, rows), ((), ())))
 
 
 float32_logits.defvjp(_forward, _backward)

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes
@@ -40,8 +40,8 @@ def classification_sums(
     loss, accuracy; with `z_loss` also the part of the loss that it adds.
   """
   total = weights.sum()
-  correct = (jnp.argmax(logits, axis=-1) == labels) * weights
-  losses, normaliser = _losses(logits, labels, smoothing)
+  losses, normaliser, picked = _losses(logits, labels, smoothing)
+  correct = _is_argmax(logits, labels, picked) * weights
   sums = {'loss': ((losses * weights).sum(), total), 'accuracy': (correct.sum(), total)}
   if z_loss != 0.0:
     added = (scalar(z_loss) * jnp.square(normaliser) * weights).sum()
@@ -49,8 +49,19 @@ def classification_sums(
   return sums
 
 
-def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array]:
-  """The cross-entropy of each element and the logarithm of its normaliser, in float32."""
+def _is_argmax(
+  logits: Float[Array, '*batch classes'],
+  labels: Int[Array, '*batch'],
+  picked: Float[Array, '*batch'],
+) -> Bool[Array, '*batch']:
+  """Returns `argmax(logits) == labels` by comparing with the label's logit: argmax is not vectorised on CPUs."""
+  label, value = labels[..., None], picked[..., None]
+  index = jax.lax.broadcasted_iota(label.dtype, logits.shape, logits.ndim - 1)
+  return jnp.all((value > logits) | ((value == logits) & (label <= index)), axis=-1)
+
+
+def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array, Array]:
+  """Returns the cross-entropy, the logarithm of the normaliser and the label's logit, in float32."""
   logits = logits.astype(Dtypes.logits)
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
@@ -58,4 +69,4 @@ def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Ar
   if smoothing != 0.0:
     share = scalar(smoothing)
     loss = (1.0 - share) * loss + share * (normaliser - logits.mean(axis=-1))
-  return loss, normaliser
+  return loss, normaliser, picked

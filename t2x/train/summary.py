@@ -137,9 +137,15 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
     'steps': f'{start:,} to {trainer.num_steps:,}{" (resumed)" if start else ""}, '
     f'batches of {trainer.batch_size:,} rows, {epochs:.3g} epochs',
     'evaluation': _evaluation(run),
+    'compiled': _compile_cache(),
     'run folder': str(run.folder),
   }
   return _table(lines, width)
+
+
+def _compile_cache() -> str:
+  folder = jax.config.jax_compilation_cache_dir
+  return f'kept in {folder} (T2X_COMPILE_CACHE=off: not kept)' if folder else 'in each run'
 
 
 def parameter_screen(run: 'TrainingRun') -> str:

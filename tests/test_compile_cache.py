@@ -1,0 +1,43 @@
+"""The compilation cache is on for commands, and a second process loads what the first compiled."""
+
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+from t2x.compile_cache import set_compile_cache
+print(set_compile_cache())
+import jax
+hits = []
+jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
+jax.jit(lambda x: x @ x.T + 1)(jax.numpy.ones((8, 8)))
+print(sum('cache_hits' in hit for hit in hits), sum('cache_misses' in hit for hit in hits))
+"""
+
+
+def lines(folder, script=SCRIPT, **environment):
+  names = ('JAX_COMPILATION_CACHE_DIR', 'T2X_COMPILE_CACHE')
+  base = {name: value for name, value in os.environ.items() if name not in names}
+  environment = base | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(folder)} | environment
+  done = subprocess.run(
+    [sys.executable, '-c', script], env=environment, capture_output=True, text=True, check=True
+  )
+  return done.stdout.splitlines()
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+  told, counts = lines(tmp_path)
+  assert told == f'compile cache: {tmp_path}/compiled (T2X_COMPILE_CACHE=off switches it off)'
+  hits, misses = map(int, counts.split())
+  assert (hits, misses > 0) == (0, True)
+  assert list((tmp_path / 'compiled').iterdir())
+  hits, misses = map(int, lines(tmp_path)[1].split())
+  assert (hits > 0, misses) == (True, 0)
+
+
+def test_it_is_left_as_it_is_where_it_is_switched_off_set_or_too_late(tmp_path):
+  assert lines(tmp_path, T2X_COMPILE_CACHE='off')[0].endswith('off (T2X_COMPILE_CACHE=off)')
+  own = lines(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'own'))[0]
+  assert own == f'compile cache: {tmp_path}/own (JAX_COMPILATION_CACHE_DIR)'
+  assert 'unchanged' in lines(tmp_path, 'import jax;' + SCRIPT)[0]
+  assert not (tmp_path / 'compiled').exists()
