@@ -11,13 +11,13 @@ import jax
 hits = []
 jax.monitoring.register_event_listener(lambda event, **_: hits.append(event))
 jax.jit(lambda x: x @ x.T + 1)(jax.numpy.ones((8, 8)))
-print(sum('cache_hits' in hit for hit in hits), sum('cache_misses' in hit for hit in hits))
+print(sum('cache_hits' in hit for hit in hits))
 """
 
 
 def lines(folder, script=SCRIPT, **environment):
-  names = ('JAX_COMPILATION_CACHE_DIR', 'T2X_COMPILE_CACHE')
-  base = {name: value for name, value in os.environ.items() if name not in names}
+  prefixes = ('JAX_COMPILATION_CACHE', 'JAX_PERSISTENT_CACHE', 'T2X_COMPILE_CACHE')
+  base = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
   environment = base | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(folder)} | environment
   done = subprocess.run(
     [sys.executable, '-c', script], env=environment, capture_output=True, text=True, check=True
@@ -26,13 +26,13 @@ def lines(folder, script=SCRIPT, **environment):
 
 
 def test_a_second_process_compiles_nothing(tmp_path):
-  told, counts = lines(tmp_path)
-  assert told == f'compile cache: {tmp_path}/compiled (T2X_COMPILE_CACHE=off switches it off)'
-  hits, misses = map(int, counts.split())
-  assert (hits, misses > 0) == (0, True)
-  assert list((tmp_path / 'compiled').iterdir())
-  hits, misses = map(int, lines(tmp_path)[1].split())
-  assert (hits > 0, misses) == (True, 0)
+  line, counts = lines(tmp_path)
+  assert line == f'compile cache: {tmp_path}/compiled (T2X_COMPILE_CACHE=off switches it off)'
+  assert int(counts) == 0
+  programs = {path.name for path in (tmp_path / 'compiled').glob('*-cache')}
+  assert programs
+  assert int(lines(tmp_path)[1]) >= len(programs)
+  assert {path.name for path in (tmp_path / 'compiled').glob('*-cache')} == programs
 
 
 def test_it_is_left_as_it_is_where_it_is_switched_off_set_or_too_late(tmp_path):
