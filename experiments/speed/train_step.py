@@ -10,20 +10,18 @@ the numbers of parameters, which are compared. Needs the extra `parity` for PyTo
 
 import argparse
 import csv
-import json
-import os
-import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
+
+from workers import Worker, compare, serve
 
 HERE = Path(__file__).parent
 NAMES = ('gpt', 'bert', 'encoder_decoder', 'vit', 'small_gpt')
 CONTENDERS = ('t2x', 'eager', 'compile')
 
 
-def t2x_steps(name: str, precision: str):
+def t2x_steps(name: str, precision: str, bindings: Sequence[str] = ()):
   """Returns the number of parameters and a function that takes steps and returns the last loss."""
   from t2x.allocator import set_allocator
 
@@ -36,7 +34,8 @@ def t2x_steps(name: str, precision: str):
   from t2x.train import TrainProgram
 
   dtype = {'f32': 'float32', 'bf16': 'bfloat16'}[precision]
-  config = read_config([str(HERE / f'configs/{name}.gin')], [f"Trainer.compute_dtype='{dtype}'"])
+  bindings = [f"Trainer.compute_dtype='{dtype}'", *bindings]
+  config = read_config([str(HERE / f'configs/{name}.gin')], bindings)
   program = TrainProgram(config.build())
   state, frozen = program.init(0)
   step = program.train_step()
@@ -80,78 +79,32 @@ def torch_steps(name: str, precision: str, compiled: bool):
 
 
 def work(contender: str, name: str, precision: str) -> None:
-  """Takes as many steps as each line of stdin asks for, and writes their seconds."""
-  began = time.perf_counter()
+  """Serves train steps of one contender."""
   if contender == 't2x':
     count, take = t2x_steps(name, precision)
   else:
     count, take = torch_steps(name, precision, contender == 'compile')
-  first = take(1)
-  ready = {'parameters': count, 'first_loss': first, 'start': time.perf_counter() - began}
-  print(json.dumps(ready), flush=True)
-  for line in sys.stdin:
-    began = time.perf_counter()
-    loss = take(int(line))
-    print(json.dumps({'seconds': time.perf_counter() - began, 'loss': loss}), flush=True)
+  serve(take, parameters=count)
 
 
-class Worker:
-  """A process that takes steps on request."""
-
-  def __init__(self, contender: str, name: str, precision: str):
-    command = [sys.executable, __file__, '--work', contender, name, precision]
-    self._process = subprocess.Popen(
-      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-    self.ready = self._read()
-
-  def _read(self) -> dict:
-    assert self._process.stdout is not None
-    while not (line := self._process.stdout.readline()).startswith('{'):
-      if not line:
-        raise SystemExit(f'{" ".join(map(str, self._process.args))} ended')
-    return json.loads(line)
-
-  def milliseconds(self, steps: int) -> float:
-    """Milliseconds per step."""
-    assert self._process.stdin is not None
-    self._process.stdin.write(f'{steps}\n')
-    return 1e3 * self._read()['seconds'] / steps
-
-  def close(self) -> None:
-    """Ends the process."""
-    assert self._process.stdin is not None
-    self._process.stdin.close()
-    self._process.wait()
-
-
-def compare(name: str, precision: str, rounds: int, contenders) -> list[dict]:
+def measure(name: str, precision: str, rounds: int, contenders: Sequence[str]) -> list[dict]:
   """Returns a row for each contender."""
-  workers = {contender: Worker(contender, name, precision) for contender in contenders}
+  workers = {
+    contender: Worker([__file__, '--work', contender, name, precision]) for contender in contenders
+  }
   counts = {contender: worker.ready['parameters'] for contender, worker in workers.items()}
   if len(set(counts.values())) > 1:
     raise SystemExit(f'{name}: the numbers of parameters differ: {counts}')
-  steps = {c: max(3, round(1000 / worker.milliseconds(5))) for c, worker in workers.items()}
-  times: dict[str, list[float]] = {contender: [] for contender in contenders}
-  for _ in range(rounds):
-    for contender, worker in workers.items():
-      times[contender].append(worker.milliseconds(steps[contender]))
-  for worker in workers.values():
-    worker.close()
-  medians = {contender: statistics.median(found) for contender, found in times.items()}
+  table = compare(workers, rounds)
   return [
     {
       'model': name,
       'precision': precision,
       'contender': contender,
-      'milliseconds': round(medians[contender], 1),
-      'fastest': round(min(times[contender]), 1),
-      'slowest': round(max(times[contender]), 1),
-      't2x_speed': round(medians[contender] / medians['t2x'], 2) if 't2x' in medians else '',
-      'parameters': counts[contender],
-      'load': round(os.getloadavg()[0], 1),
+      **row,
+      **workers[contender].ready,
     }
-    for contender in contenders
+    for contender, row in table.items()
   ]
 
 
@@ -169,7 +122,7 @@ def main() -> None:
   rows = []
   for precision in args.precisions:
     for name in args.models:
-      for row in compare(name, precision, args.rounds, args.contenders):
+      for row in measure(name, precision, args.rounds, args.contenders):
         print('  '.join(f'{key} {value}' for key, value in row.items()), flush=True)
         rows.append(row)
   if args.out:
