@@ -27,7 +27,7 @@ from t2x.layers import (
   Sublayer,
   Tokens,
 )
-from t2x.layers.constraints import laid_out
+from t2x.layers.constraints import use_layout
 from t2x.models.block import initial_extras
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
@@ -305,7 +305,7 @@ def devices_change_nothing(subject: Subject) -> None:
     layout = Activations.of(mesh, settings)
 
     def split(part, x, call, layout=layout):
-      with laid_out(layout):
+      with use_layout(layout):
         return apply(part, x, call).x
 
     y = jax.jit(split)(part, x, subject.call())

@@ -27,7 +27,7 @@ from t2x.layers import (
   normal,
 )
 from t2x.layers.constraints import constrain
-from t2x.layers.patterns import marks_of
+from t2x.layers.patterns import mark_names
 from t2x.models.cache import BodyCache
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
@@ -102,7 +102,7 @@ class _Body(nnx.Module):
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
     """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
-    marks = sorted({name for pattern in self.patterns for name in marks_of(pattern)})
+    marks = sorted({name for pattern in self.patterns for name in mark_names(pattern)})
     layers = self.stack.init_cache(batch, num_slots, dtype)
     if source is not None:
       found = self.stack.source_cache(source)

@@ -12,7 +12,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from t2x.errors import UserError
 from t2x.hyperparameters import given
-from t2x.layers.constraints import Layout, laid_out
+from t2x.layers.constraints import Layout, use_layout
 from t2x.models.losses import Sums
 from t2x.tasks import DistillableTask, Task, TaskOutput
 from t2x.train.params import Blueprint, Groups, Params
@@ -221,7 +221,7 @@ def make_train_step(
     weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
 
     def gradients(params, batch, key):
-      with laid_out(layout):
+      with use_layout(layout):
         return jax.grad(objective, has_aux=True)(params, frozen, batch, key, weights, num_rows)
 
     grads, (metrics, totals) = _accumulated(gradients, trainer.accumulate, state.params, batch, key)
@@ -281,7 +281,7 @@ def make_eval_step(
   """`(params, batch, scalars) -> sums` without dropout and label smoothing; `params` are all parameters."""
 
   def eval_step(params, batch, scalars=NO_SCALARS):
-    with laid_out(layout), given(scalars):
+    with use_layout(layout), given(scalars):
       model = blueprint.model(params, compute_dtype)
       return task.sums(model, batch, None).reported
 

@@ -50,7 +50,7 @@ def test_linear_attention_equals_the_package_performer_pytorch(pattern):
     'performer_pytorch.performer_pytorch', reason="the extra 'parity' is not installed"
   )
   ours = LinearAttention(WIDTH, num_heads=HEADS, chunk=4, rngs=nnx.Rngs(0))
-  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.projected(jnp.asarray(3 * X)))
+  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(3 * X)))
   q, k = (torch.nn.functional.elu(a) + 1 for a in (q, k))
   if pattern == Causal():
     y = package.causal_linear_attention_noncuda(q, k, v, chunk_size=3, eps=0.0)
