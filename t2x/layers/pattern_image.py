@@ -18,10 +18,10 @@ from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
 # Whether the key is visible, class of the tile in the schedule, label, colour.
 KINDS = (
-  (True, FULL, 'visible, tile is not masked', '#185a9d'),
-  (True, PARTIAL, 'visible, tile is partly masked', '#54a0d6'),
+  (True, FULL, 'visible, full tile', '#185a9d'),
+  (True, PARTIAL, 'visible, partial tile', '#54a0d6'),
   (False, PARTIAL, 'masked', '#dee2e8'),
-  (False, SKIP, 'masked, tile is skipped', '#f7f8fa'),
+  (False, SKIP, 'masked, skipped tile', '#f7f8fa'),
 )
 EDGE = '#f0963c'
 
