@@ -30,7 +30,7 @@ def word_f1(prediction: str, answers: Sequence[str]) -> float:
 
 
 def _references(answers: Sequence[str]) -> Sequence[str]:
-  """Returns the answers that are not empty after normalisation, or the empty answer if there are none."""
+  """Returns the answers that are not empty after normalisation; without any, the empty answer."""
   return [answer for answer in answers if normalise(answer)] or ['']
 
 

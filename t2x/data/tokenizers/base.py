@@ -314,11 +314,11 @@ class NoTokenizer(TokenizerConfig):
 
   @property
   def ids(self):
-    """Raises UserError."""
+    """Raises UserError: the task has no tokenizer."""
     return self.train(())
 
   def train(self, texts):
-    """Raises UserError."""
+    """Raises UserError: the task has no tokenizer."""
     raise UserError(
       "neither the task's config nor its run folder has a tokenizer: set 'tokenizer' of the task"
     )

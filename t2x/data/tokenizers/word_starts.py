@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 
 @dataclasses.dataclass(frozen=True)
 class WordBoundaries:
-  """Masks over the vocabulary: the pieces that begin a word and those that end one."""
+  """Masks over the vocabulary: the pieces that begin a word and the pieces that end one."""
 
   begins: Bool[np.ndarray, 'vocab']
   ends: Bool[np.ndarray, 'vocab']
