@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from t2x.data import load_hub_tokenizer, load_tokenizer
-from t2x.data.tokenizers.hub_limits import _messages, check_limits, sentencepiece_model
+from t2x.data.tokenizers.hub_limits import _parse_message, check_limits, sentencepiece_model
 from t2x.errors import UserError
 
 
@@ -81,7 +81,7 @@ def test_the_normalizers_of_known_models_are_within_the_limits(folder):
 
 def charsmap_of(rule):
   model = hub_folders._unigram(hub_folders.lines(), normalization_rule_name=rule)
-  return dict(_messages(dict(_messages(model))[3]))[2]
+  return dict(_parse_message(dict(_parse_message(model))[3]))[2]
 
 
 def test_an_id_beyond_all_vocabularies_is_refused(folder):
@@ -96,7 +96,9 @@ def test_an_id_beyond_all_vocabularies_is_refused(folder):
 def test_a_special_id_that_the_vocabulary_lacks_is_refused(folder):
   path = folder(tokenizer())
   (path / 'config.json').write_text(json.dumps({'pad_token_id': 10**9}))
-  with pytest.raises(UserError, match='pad_id = 1000000000, and the tokenizer has the ids 0 to 2'):
+  with pytest.raises(
+    UserError, match='pad_id = 1000000000 is not in the vocabulary, which has the ids 0 to 2'
+  ):
     load_hub_tokenizer(path)
 
 
@@ -114,7 +116,7 @@ def lengthy(number, contents):
 def test_a_sentencepiece_model_that_multiplies_texts_is_refused(tmp_path):
   charsmap, path = bytes(4) + b'a\0' + b'b' * 2000 + b'\0', tmp_path / 'x.model'
   path.write_bytes(lengthy(3, lengthy(2, charsmap)))
-  with pytest.raises(UserError, match='its normalization makes 2,000 letters of one'):
+  with pytest.raises(UserError, match='its normalisation replaces one character by 2,000'):
     sentencepiece_model(path)
   path.write_bytes(lengthy(3, lengthy(2, charsmap[:500])))
   assert sentencepiece_model(path) == path.read_bytes()

@@ -133,7 +133,7 @@ def test_a_teacher_with_another_tokenizer_or_another_shape_is_refused_before_tra
   [
     ('causal_lm', 'CausalLM.distillation=None', 'CausalLM.distillation is not'),
     ('causal_lm', 'Experiment.teacher=None', 'Experiment.teacher is not'),
-    ('causal_lm', 'teacher/TokenEmbedding.vocab_size=300', 'gives 300 logits for each target'),
+    ('causal_lm', 'teacher/TokenEmbedding.vocab_size=300', 'has 300 logits for each target'),
     (
       'image_classification',
       'teacher/Classifier.num_classes=12',

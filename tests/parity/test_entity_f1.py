@@ -14,7 +14,7 @@ SENTENCES, LENGTH = 6, 12
 
 @jax.jit
 def counts(told, true, present):
-  one, other = (entities(Tags.of(LABELS), side, present) for side in (told, true))
+  one, other = (entities(Tags.from_labels(LABELS), side, present) for side in (told, true))
   return num_equal(one, other), one.begins.sum(), other.begins.sum()
 
 
