@@ -85,13 +85,13 @@ class ModelFolder:
     notes: what was left out, for the user.
 
   Raises:
-    UserError: what `Source` refuses.
+    UserError: what `HFModel` refuses.
   """
 
   def __init__(self, path: Path | str, overrides: Sequence[str] = ()):
-    from t2x.interop import Source
+    from t2x.interop import HFModel
 
-    self.source = source = Source(path)
+    self.source = source = HFModel(path)
     self.notes: list[str] = []
     generated = config_lib.GinText(source.gin, str(source.config))
     build: Any = read_experiment([generated], overrides).complete_model()

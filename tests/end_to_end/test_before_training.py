@@ -48,7 +48,7 @@ CASES = {
     'causal_lm',
     LEARNED + 'Samples.num_tokens = 64\n',
     "Experiment.evaluations['samples']: ",
-    'need 68 positions, and the model knows 64',
+    'require 68 positions, the model has 64',
   ),
   'a further evaluation without its split': (
     'causal_lm',

@@ -82,7 +82,7 @@ def test_sizes_that_no_tensor_has_are_refused(folder, refused, fields, told):
   [
     ('config.json', '[]', 'not a JSON object'),
     ('config.json', '3', 'holds 3, not a JSON object'),
-    ('config.json', '{"model_type": ["gpt2"]}', "model_type ['gpt2'] is not known"),
+    ('config.json', '{"model_type": ["gpt2"]}', "model_type = ['gpt2'] is not supported"),
     (
       'config.json',
       '{"model_type": "gpt2", "architectures": "GPT2Model"}',
@@ -118,7 +118,7 @@ def test_a_config_larger_than_any_is_not_read(folder, refused):
 def test_weights_that_are_no_floats_are_refused(folder, refused):
   tensors = {name: tensor.astype(np.int8) for name, tensor in read_tensors(folder).items()}
   write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)
-  refused('transformer.wte.weight is of type int8, and parameters are floats')
+  refused('transformer.wte.weight is of type int8: it must be floating point')
 
 
 def test_two_spellings_of_one_tensor_are_refused(folder, refused):
@@ -126,7 +126,7 @@ def test_two_spellings_of_one_tensor_are_refused(folder, refused):
   tensors = {name: np.array(tensor) for name, tensor in read_tensors(folder).items()}
   tensors['bert.embeddings.LayerNorm.gamma'] = tensors['bert.embeddings.LayerNorm.weight']
   write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)
-  refused('two tensors that mean bert.embeddings.LayerNorm.weight')
+  refused('two tensors for bert.embeddings.LayerNorm.weight')
 
 
 @pytest.mark.parametrize(

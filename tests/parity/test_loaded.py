@@ -32,7 +32,7 @@ def test_a_decoder(perturbed, tmp_path):
   ours = t2x.load(tmp_path)
   assert_close([ours.logits(IDS)], [theirs.logits])
   assert_close(ours.attention(IDS), theirs.attentions)
-  # Theirs begin with the embeddings, and the last is after the final norm.
+  # transformers also returns the embeddings first, and its last vector is after the final norm.
   assert_close(ours.hidden(IDS)[:-1], theirs.hidden_states[1:-1])
   with pytest.raises(UserError, match='leave out the targets'):
     ours.logits(IDS, TARGETS)
