@@ -263,7 +263,7 @@ def test_a_folder_without_a_config_and_a_config_without_json_are_told(tmp_path):
   with pytest.raises(UserError, match='which says what model this is'):
     Source(tmp_path)
   (tmp_path / 'config.json').write_text('{')
-  with pytest.raises(UserError, match='is not JSON'):
+  with pytest.raises(UserError, match='is not valid JSON'):
     Source(tmp_path)
   with pytest.raises(UserError, match='there is no'):
     Source(tmp_path / 'nowhere')
