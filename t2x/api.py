@@ -50,8 +50,7 @@ def read_config(
     for file in files:
       if not isinstance(file, config_lib.GinText) and binds_sweep(file):
         raise UserError(
-          f'{file} is a sweep file: run it with `t2x sweep {file}` or check it with '
-          f'`t2x check {file}`'
+          f'{file} is a sweep file: `t2x sweep {file}` runs it, `t2x check {file}` checks it'
         ) from None
     raise
 

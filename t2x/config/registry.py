@@ -167,7 +167,7 @@ def _import(name: str, search: list[str], place: Place) -> types.ModuleType:
   elif match := _find_module(name, search):
     folder, file = match
     if not os.path.samefile(folder, search[0]):
-      require_trust(folder, str(place), f"imports '{name}', which runs the code of {file}")
+      require_trust(folder, str(place), f"imports '{name}' from {file}, which would run its code")
     sys.path.append(folder)
   module = importlib.import_module(name)
   _check_shadow(top, search)
