@@ -214,7 +214,7 @@ def decoding_equals_the_forward_pass(subject: Subject) -> None:
 
 
 def prompts_of_different_lengths_decode(subject: Subject) -> None:
-  """Checks that right-padded prompts decode as separate ones, also after reordering rows as in beam search."""
+  """Checks that right-padded prompts decode as separate ones, also after the reordering of beam search."""
   lengths, width = np.asarray([2, 4, 3, 4]), 4
   expected = subject(call=subject.call(pattern=Causal())).x
   cache = subject.part.init_cache(BATCH, width + 2, jnp.float32)

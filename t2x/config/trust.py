@@ -118,8 +118,8 @@ def _confirmed(folder: str, question: str) -> bool:
 def is_library(name: str) -> bool:
   """Returns whether a top-level module on `sys.path` is a library.
 
-  Libraries are the modules of Python, of t2x, and of installed packages that do not require t2x, because these
-  were not written for use in gin files.
+  Libraries are the modules of Python, of t2x, and of installed packages that do not require t2x, which were
+  not written for use in gin files.
   """
   if name in ('t2x', '__main__') or name in sys.stdlib_module_names:
     return True
