@@ -69,5 +69,5 @@ def test_texts_and_containers_that_must_not_be_empty():
 
 
 def test_a_condition_of_another_form_is_no_range():
-  with pytest.raises(ValueError, match='no range'):
+  with pytest.raises(ValueError, match='not a range'):
     Range('x > 0')

@@ -1,7 +1,7 @@
 """The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
 
-Each command is a module with `arguments(parser)` and `run(args)`. None imports jax before it runs, so that
-`t2x --help` is quick.
+Each command is a module with `arguments(parser)` and `run(args)`. It imports jax only in `run`, so that
+`t2x --help` is fast.
 """
 
 import argparse
@@ -39,21 +39,21 @@ class _Command(argparse.ArgumentParser):
 
   def __init__(self, **settings: Any):
     super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
-    self.add_argument('--traceback', action='store_true', help='show where an error came from')
-    # Without a default: that of a subcommand would undo what its command was given.
+    self.add_argument('--traceback', action='store_true', help='print the traceback of an error')
+    # No default: the default of a subcommand would override the value of its command.
     self.add_argument(
       '--trust',
       action='store_true',
       default=argparse.SUPPRESS,
-      help='run the Python code that comes with a gin file or run folder, now and from now on: it can '
-      'do whatever you can, so read it first',
+      help='trust the Python modules next to a gin file or run folder, permanently; their code can do '
+      'anything that you can, so review it first',
     )
 
 
 def parser() -> argparse.ArgumentParser:
-  """Returns the parser of the whole command line except the `--gin.` bindings."""
+  """Returns the parser of the command line, except for `--gin.` bindings."""
   top = argparse.ArgumentParser(
-    prog='t2x', description='Train transformers from gin files and compare them.', epilog=GIN
+    prog='t2x', description='Train Transformers from gin files and compare them.', epilog=GIN
   )
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs one command. Returns its exit code."""
+  """Runs a command and returns its exit code."""
   argv = sys.argv[1:] if argv is None else argv
   overrides = [arg.removeprefix('--gin.') for arg in argv if arg.startswith('--gin.')]
   top = parser()
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     top.print_help()
     return 2
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
-    top.error(f't2x {args.command} takes no --gin. bindings')
+    top.error(f't2x {args.command} does not accept --gin. bindings')
   args.overrides = overrides
   from t2x.terminal import LogHandler, wrapped
 
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
   args.notes = [set_allocator()]
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
-  # Long commands continue when their terminal is closed.
+  # Long-running commands continue if their terminal is closed.
   with wrapped(), ended_at_once(lambda message: _end_others(args, message)):
     return _run_command(args)
 
@@ -106,7 +106,7 @@ def _run_command(args: argparse.Namespace) -> int:
 
     with everything_trusted() if args.trust else contextlib.nullcontext():
       code = COMMANDS[args.command].run(args)
-    # Several processes leave each other together.
+    # Waits for the other processes.
     if (processes := getattr(args, 'processes', None)) is not None:
       processes.finish()
     return code
@@ -119,7 +119,7 @@ def _run_command(args: argparse.Namespace) -> int:
     return _fail(args, error, 'interrupted', 130)
   except Exception as error:
     log = getattr(args, 'log', None)
-    where = '--traceback shows where' if log is None else f'{log} has the traceback'
+    where = 'use --traceback for details' if log is None else f'{log} has the traceback'
     return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
 
 
@@ -128,7 +128,7 @@ def _fail(args: argparse.Namespace, error: BaseException, message: str, code: in
     traceback.print_exception(error)
   processes = getattr(args, 'processes', None)
   if processes is not None:
-    # All were interrupted together: they end together. Any other end of one is the end of all.
+    # An interrupt reaches all processes, which end by themselves. Other failures must end the others.
     if code == EXIT_INTERRUPTED:
       processes.finish()
     else:

@@ -1,5 +1,7 @@
-"""Gin files -> checked plain Python calls: the only code that knows gin. Files are read by
-gin-config's parser; names, types and use are checked before anything is built."""
+"""Reads gin files with gin-config's parser and converts them to plain Python calls.
+
+Names, types and unused bindings are checked before anything is built. No other package depends on gin.
+"""
 
 from t2x.config.bindings import did_you_mean, split_scope
 from t2x.config.load import Config, load

@@ -51,7 +51,7 @@ def is_known(config: config_lib.Config, knob: str) -> bool:
 def integers(config: config_lib.Config) -> set[str]:
   """What could be a knob of a config, scopes left out."""
   given = (
-    (call.part.name, *one) for call in config_lib.calls(config.root) for one in call.given.items()
+    (call.part.name, *one) for call in config_lib.calls(config.root) for one in call.values.items()
   )
   found = {f'{part}.{name}' for part, name, value in given if type(value) is int}
   return found | {one.macro_name for one in config.bindings_used if type(one.value) is int}
@@ -68,7 +68,7 @@ def _value(config: config_lib.Config, knob: str) -> object:
   for call in config_lib.calls(config.root):
     # Several modules may export a class of one name: any spelling of this one counts.
     if config.bindings.known_part(part) is call.part and call.scope[: len(inner)] == inner:
-      return call.given.get(param)
+      return call.values.get(param)
   return None
 
 

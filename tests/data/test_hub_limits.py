@@ -134,11 +134,11 @@ def test_a_damaged_sentencepiece_model_is_refused(damage, tmp_path):
 
 SAID = [
   ('tokenizer.json', '[]', 'not a JSON object'),
-  ('tokenizer.json', '{', 'is not JSON'),
+  ('tokenizer.json', '{', 'is not valid JSON'),
   ('tokenizer.json', '{}', 'cannot be read as a tokenizer'),
   ('tokenizer.json', '[' * 100_000, 'too many nested brackets'),
-  ('tokenizer.json', b'\xff', 'is not text in UTF-8'),
-  ('tokenizer_config.json', '3', 'holds 3, not a JSON object'),
+  ('tokenizer.json', b'\xff', 'is not a UTF-8 text file'),
+  ('tokenizer_config.json', '3', 'contains 3, not a JSON object'),
   ('tokenizer_config.json', '{"eos_token": 3}', 'eos_token = 3 is not supported'),
   ('tokenizer_config.json', '{"eos_token": {"content": []}}', "eos_token = {'content': []}"),
   ('tokenizer_config.json', '{"do_lower_case": "no"}', "do_lower_case = 'no'"),
@@ -146,7 +146,7 @@ SAID = [
   ('special_tokens_map.json', '{"pad_token": ["a"]}', "pad_token = ['a']"),
   ('config.json', '{"eos_token_id": "a"}', "eos_token_id = 'a'"),
   ('generation_config.json', '{"bos_token_id": [1.5]}', 'bos_token_id = [1.5]'),
-  ('generation_config.json', '"a"', "holds 'a', not a JSON object"),
+  ('generation_config.json', '"a"', "contains 'a', not a JSON object"),
 ]
 
 

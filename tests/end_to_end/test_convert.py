@@ -169,7 +169,7 @@ def test_nothing_is_written_over(folder, t2x, tmp_path):
   assert t2x('convert', 'import', folder, '--out', tmp_path / 'run')[0] == 0
   code, _, err = t2x('convert', 'import', folder, '--out', tmp_path / 'run')
   assert code == 2
-  assert 'is there already' in err
+  assert 'already exists' in err
 
 
 def test_a_model_larger_than_memory_is_imported(tmp_path):

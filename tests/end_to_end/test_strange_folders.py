@@ -60,7 +60,7 @@ def test_a_value_cannot_bring_statements_of_its_own(folder, refused, tmp_path, m
   [
     (
       {'n_layer': 10**9},
-      'n_layer = 1000000000 is not supported, only a whole number from 1 to 1000',
+      'n_layer = 1000000000 is not supported: must be an integer from 1 to 1000',
     ),
     ({'n_layer': 900}, 'tensors are missing'),
     ({'n_embd': 10**12}, 'n_embd = 1000000000000 is not supported'),
@@ -81,7 +81,7 @@ def test_sizes_that_no_tensor_has_are_refused(folder, refused, fields, told):
   ('file', 'contents', 'told'),
   [
     ('config.json', '[]', 'not a JSON object'),
-    ('config.json', '3', 'holds 3, not a JSON object'),
+    ('config.json', '3', 'contains 3, not a JSON object'),
     ('config.json', '{"model_type": ["gpt2"]}', "model_type = ['gpt2'] is not supported"),
     (
       'config.json',
@@ -92,7 +92,7 @@ def test_sizes_that_no_tensor_has_are_refused(folder, refused, fields, told):
     ('config.json', '{"model_type": "vit", "id2label": ["a"]}', "id2label = ['a']"),
     ('config.json', '{"model_type": "vit", "num_labels": "3"}', "num_labels = '3'"),
     ('config.json', '[' * 100_000, 'too many nested brackets'),
-    ('config.json', '{"model_type": "gpt2", "n_embd": ' + '9' * 5000 + '}', 'is not JSON'),
+    ('config.json', '{"model_type": "gpt2", "n_embd": ' + '9' * 5000 + '}', 'is not valid JSON'),
     ('model.safetensors.index.json', '[]', 'not a JSON object'),
     ('model.safetensors.index.json', '{"weight_map": []}', 'weight_map = []'),
   ],

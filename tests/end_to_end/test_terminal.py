@@ -72,7 +72,7 @@ def test_ctrl_c_saves_leaves_no_bar_and_a_hangup_does_too(experiment, in_termina
     assert terminal.wait() == 75
     lines = terminal.lines
   assert 'interrupted and saved at step' in ' '.join(lines[-2:])
-  assert 'run the same command again' in ' '.join(lines[-2:])
+  assert 'run the same command to resume' in ' '.join(lines[-2:])
   assert not any('━' in line for line in lines), lines
   step = max(saved(out))
   assert f'saved at step {step}' in ' '.join(lines)

@@ -265,7 +265,7 @@ def test_a_folder_without_a_config_and_a_config_without_json_are_told(tmp_path):
   with pytest.raises(UserError, match=r'must contain the config\.json of the model'):
     HFModel(tmp_path)
   (tmp_path / 'config.json').write_text('{')
-  with pytest.raises(UserError, match='is not JSON'):
+  with pytest.raises(UserError, match='is not valid JSON'):
     HFModel(tmp_path)
   with pytest.raises(UserError, match='does not exist'):
     HFModel(tmp_path / 'nowhere')

@@ -156,7 +156,7 @@ HEADERS = [
   ({'a': []}, "tensor 'a' is [], not a JSON object"),
   ({'a': None}, "tensor 'a' is None, not a JSON object"),
   ({'a': {}}, "tensor 'a' has no field 'dtype'"),
-  ({'a': entry(dtype='F4')}, "tensor 'a': dtype = 'F4' is not supported, only 'BF16' or"),
+  ({'a': entry(dtype='F4')}, "tensor 'a': dtype = 'F4' is not supported: must be 'BF16' or"),
   ({'a': entry(dtype=['F32'])}, "tensor 'a': dtype = ['F32']"),
   ({'a': entry(shape=6)}, "tensor 'a': shape = 6"),
   ({'a': entry(shape=[6.0])}, "tensor 'a': shape = [6.0]"),
@@ -207,7 +207,7 @@ def test_tensors_may_stand_in_any_order(tmp_path):
 
 
 INDEXES = [
-  ({'weight_map': []}, 'weight_map = [] is not supported, only a JSON object'),
+  ({'weight_map': []}, 'weight_map = [] is not supported: must be a JSON object'),
   ({'weight_map': None}, 'weight_map = None'),
   ({'weight_map': {'a': 3}}, "weight_map assigns 'a' to the file 3"),
   ({'weight_map': {'a': ['model.safetensors']}}, "weight_map assigns 'a' to the file ['model"),
@@ -254,7 +254,7 @@ def test_an_index_of_tensors_that_are_not_there_is_refused(tmp_path):
 @pytest.mark.parametrize(
   ('text', 'told'),
   [
-    ('no json', 'is not JSON'),
+    ('no json', 'is not valid JSON'),
     ('[]', 'not a JSON object'),
     ('{}', "has no field 'weight_map'"),
   ],

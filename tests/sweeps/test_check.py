@@ -82,7 +82,7 @@ def test_other_commands_name_those_for_a_sweep_file(command, sweep_file, capsys)
 def test_a_sweep_file_is_checked_alone(sweep_file, capsys):
   file = sweep_file()
   assert main(['check', str(file.parent / 'base.gin'), str(file)]) == 2
-  assert f'{file} is a sweep file, which is checked alone: t2x check' in capsys.readouterr().err
+  assert f'{file} is a sweep file, pass no other files: t2x check' in capsys.readouterr().err
 
 
 def test_a_run_file_is_no_sweep(sweep_file, tmp_path, capsys):

@@ -306,7 +306,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}, 'a': {'MLP.hidden_dim': 0}}", (), ["variant 'a': MLP.hidden_dim must be at least 1"]),
     ("{'gelu': {}, 'a': {'num_layers': 0}}", (), ["variant 'a': ", 'Stack.unroll must be at least 1']),
     ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 3}}", (), ["variant 'a': "]),
-    ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: cannot be read: the dict has the key 'a' twice"]),
+    ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: syntax error: the dict has the key 'a' twice"]),
     ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: what a sweep file imports reaches no trial']),
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal must be 'min' or 'max'"]),
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
