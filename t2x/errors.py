@@ -25,7 +25,7 @@ class Interrupted(UserError):
   """The process was asked to stop; what it had done is saved. `told`: how it ended, in a few words."""
 
   def __init__(self, told: str = 'interrupted'):
-    super().__init__(f'{told}: run the same command again to go on', EXIT_INTERRUPTED)
+    super().__init__(f'{told}; run the same command to resume', EXIT_INTERRUPTED)
 
 
 def first_line(error: BaseException) -> str:

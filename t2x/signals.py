@@ -93,7 +93,7 @@ def ended_at_once(end_others: Callable[[str], None]) -> Iterator[None]:
   from t2x.terminal import last_words
 
   def end(number: int, frame: Any) -> None:
-    message = 'interrupted outside the training steps: run the same command again to go on'
+    message = 'interrupted outside the training steps; run the same command to resume'
     end_others(message)
     last_words(f't2x: {message}')
     os._exit(EXIT_INTERRUPTED)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 GIN = """
 Any value of a config file can be set on the command line, where it wins over files:
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
-Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted (run the same command again).
+Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted; run the same command to resume.
 """
 
 

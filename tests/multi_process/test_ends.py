@@ -82,7 +82,7 @@ def test_sigterm_to_one_stops_all_at_one_step(start, t2x, config, tmp_path):
   assert codes == (75, 75)
   (line,) = last_line(errors[0])
   (saved,) = [path.name for path in (out / 'checkpoints').iterdir() if path.name.isdigit()]
-  assert f'saved at step {saved}:' in line
+  assert f'saved at step {saved};' in line
   # One process reads what two have saved.
   done = t2x('eval', out, '--json')
   assert done.returncode == 0, done.stderr

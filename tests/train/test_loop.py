@@ -144,7 +144,7 @@ def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch)
 
 
 def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole):
-  with pytest.raises(Interrupted, match='saved at step 1: run the same') as stop:
+  with pytest.raises(Interrupted, match='saved at step 1; run the same command to resume') as stop:
     train(points(max_minutes=1e-6), tmp_path, '')
   assert stop.value.exit_code == 75
   with pytest.raises(Interrupted, match='saved at step 2'):
