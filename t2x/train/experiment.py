@@ -93,7 +93,7 @@ class Trainer:
   def __post_init__(self):
     if self.batch_size % self.accumulate:
       raise UserError(
-        f'Trainer.accumulate = {self.accumulate} does not divide '
+        f'Trainer.accumulate = {self.accumulate} must be a divisor of '
         f'Trainer.batch_size = {self.batch_size}'
       )
 

@@ -229,7 +229,10 @@ class InitFrom:
     rows = self._rows(where, saved.shapes, params)
     missing = [f'{row.name}: {row.outcome}' for row in rows if row.name and row.kind != 'loaded']
     if complete and missing:
-      raise UserError(f'{where} lacks {len(missing)} parameters ({"; ".join(missing[:3])})')
+      raise UserError(
+        f'{where} lacks {len(missing)} parameters ({"; ".join(missing[:3])}): '
+        'build the model as in that run'
+      )
 
     def load() -> Params:
       return _load(saved, rows, params)

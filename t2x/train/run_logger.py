@@ -66,7 +66,7 @@ class RunLogger(contextlib.AbstractContextManager):
 
   Only the first process writes. timing.jsonl has the seconds of training (without pauses between
   restarts) at each line of metrics.jsonl, and the seconds that each checkpoint blocked the loop (`waited`,
-  also in TensorBoard). It is a separate file because metrics.jsonl is reproducible and times are not.
+  also in TensorBoard). Times have their own file because they are not reproducible.
 
   Args:
     run: the run to log.

@@ -188,28 +188,20 @@ def make_train_step(
   layout: Layout | None = None,
   teacher: 'FrozenTeacher | None' = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
-  """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`.
+  """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  The step is not jitted; its state can be donated. Each loss term is divided by its weight in the full
-  batch, and each auxiliary loss of the model by the number of rows, before the gradients of micro-batches
-  are summed. `Trainer.accumulate` therefore does not change the result. A loss term of weight 0 (a batch
-  of padding) has the gradient 0; momentum and weight decay still apply.
+  `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are the
+  hyperparameters that are inputs. `layout` is the sharding of the activations; None leaves it to the compiler.
 
-  The StepSums contain the metrics of the task, all loss terms, `grad_norm`, and `finite`, which is 1 if
-  the loss and all gradient norms are finite.
+  Each loss term is divided by its weight in the full batch, and each auxiliary loss of the model by the
+  number of rows, before the gradients of micro-batches are summed: the result does not depend on
+  `Trainer.accumulate`. A loss term of weight 0 (a batch of padding) has the gradient 0; momentum and weight
+  decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite`,
+  which is 1 if the loss and all gradient norms are finite.
 
-  Args:
-    task: computes loss terms and metrics.
-    trainer: compute dtype, micro-batches, moving average, and handling of non-finite steps.
-    optimizer: update rule with its learning rate.
-    blueprint: builds the model from its parameters.
-    groups: separates trained parameters (`state.params`) from `frozen` ones.
-    layout: sharding of the activations; None leaves it to the compiler.
-    teacher: the model to distil from; its parameters are among `frozen`.
-
-  Raises:
-    UserError: (when traced) `task.sums` and `task.weights` return different loss terms, or an auxiliary
-      loss of the model does not have shape [num_rows] or has the name of another loss term or metric.
+  Raises (when traced):
+    UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model
+      does not have shape [num_rows] or has the name of another loss term or metric.
   """
 
   def objective(params, frozen, batch, key, weights, num_rows):

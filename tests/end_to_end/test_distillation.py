@@ -120,7 +120,7 @@ def test_a_teacher_with_another_tokenizer_or_another_shape_is_refused_before_tra
   assert code == 2
   assert f'Experiment.teacher: the tokenizer of {moved} differs from that of this run' in err
   for setting, message in (
-    ('teacher/LanguageModel.d_model=24', 'is (261, 32) in the run and (261, 24) here'),
+    ('teacher/LanguageModel.d_model=24', 'is (261, 32) in the run but (261, 24) in the new model'),
     ("teacher/InitFrom.exclude=['embedding.*']", 'lacks 1 parameters (embedding.table: new (excl'),
   ):
     code, _, err = t2x('check', config, f'--gin.{setting}')
