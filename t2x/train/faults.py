@@ -271,7 +271,7 @@ def record_fault(
 
 
 def remove_evaluation_lines(run: 'TrainingRun', step: int) -> None:
-  """Removes the lines of an evaluation that will be repeated from metrics, samples and timing."""
+  """Removes an evaluation, which will be repeated, from metrics.jsonl, samples.jsonl and timing.jsonl."""
   for name in ('metrics', 'samples', 'timing') if run.processes.first else ():
     path = run.folder / f'{name}.jsonl'
     if path.exists():

@@ -237,9 +237,7 @@ def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   # Each expert has its own matrix.
   axes = info.axes[1:] if info.axes[0] == 'experts' else info.axes
   num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
-  dimensions = tuple(
-    range(-len(axes), 0)
-  )  # Counted from the end, because stacked layers are the first dimension.
+  dimensions = tuple(range(-len(axes), 0))  # Negative, because stacked layers come first.
   return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])
 
 

@@ -303,10 +303,7 @@ class Terminal:
     """Shows the number of a step that was dispatched to the device."""
     now = time.monotonic()
     if not self._first[1]:
-      self._first = (
-        step,
-        now,
-      )  # The first step compiles: the remaining time is estimated without it.
+      self._first = step, now  # The first step compiles: it is not in the estimate.
     self._step, self._remaining = step, self._estimate(step, now)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
