@@ -188,7 +188,10 @@ class Chaos:
       path = self._damage_one(checkpoint, how)
       life = Life(self.name, folder, self.out)
       self._must(life.wait() == 0, life, f'{path.name} {how}: the run failed')
-      told = f'step {last} is corrupt' in life.stderr and f'the one of step {before}' in life.stderr
+      told = (
+        f'step {last} is corrupt' in life.stderr
+        and f'using the checkpoint of step {before}' in life.stderr
+      )
       self._must(told, life, f'{path.name} {how}: not told')
       self._same(folder)
       files.append(f'{path.relative_to(checkpoint)} {how}')
@@ -243,7 +246,7 @@ class Chaos:
     extra = ['--gin.Trainer.failed_saves=20']
     life = Life(self.name, folder, self.out, ('-c', NO_ROOM), extra)
     self._must(life.wait() == 0, life, 'a run that may go on without room did not')
-    told = life.stderr.count('in a row that may: going on')
+    told = life.stderr.count('training continues after failed save')
     self._must(told > 0, life, 'failed saves are not told')
     self._same(folder)
     return f'{told} failed saves told, the run went on to the same end'

@@ -65,7 +65,7 @@ class Engine(Runner):
       names = ', '.join(lost[:3]) + (' ...' if len(lost) > 3 else '')
       raise UserError(
         f'{len(lost)} jobs ended without an outcome ({names}): their logs say why; '
-        'run the same command again to go on',
+        'run the same command to resume',
         1,
       )
 

@@ -63,7 +63,7 @@ CASES = {
   'images of another shape': (
     'image_classification',
     'ImageClassification.image_shape = (16, 16, 1)\n',
-    "float32[8, 8, 8, 1] as 'image', and ImageClassification expects float32[8, 16, 16, 1]",
+    "'image' is float32[8, 8, 8, 1], but ImageClassification expects float32[8, 16, 16, 1]",
   ),
 }
 
