@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-# Most values that the search tries.
+# Largest number of values that the search tries.
 _MAX_EVALUATIONS = 40
 
 
@@ -86,7 +86,7 @@ def solve(
     least: the smallest value to try.
 
   Raises:
-    UserError: `measure` fails for all values.
+    UserError: `measure` fails for all values that are tried.
   """
   deviations: dict[int, float | None] = {}
 
