@@ -109,12 +109,12 @@ class Sweep:
     for name in self.only:
       if name not in self.variants:
         hint = config_lib.did_you_mean(name, self.variants)
-        raise UserError(f"Sweep.only holds '{name}', which is not in Sweep.variants{hint}")
+        raise UserError(f"Sweep.only contains '{name}', which is not in Sweep.variants{hint}")
     self._check_seeds()
-    moves = self.match not in (None, 'steps')
-    if moves and not self.knobs:
+    adjusts = self.match not in (None, 'steps')
+    if adjusts and not self.knobs:
       raise UserError(f"Sweep.match = '{self.match}' needs Sweep.knob, the parameter to adjust")
-    if self.knobs and not moves:
+    if self.knobs and not adjusts:
       raise UserError(f'Sweep.knob = {self.knob!r} has no effect: Sweep.match = {self.match!r}')
     self._check_grid()
     for name, changes in self.variants.items():

@@ -96,7 +96,7 @@ def train_trial(
   trial: Trial,
   run: Path,
   program_of: Callable[[config_lib.Config], TrainProgram],
-  passed: tuple[type[Exception], ...] = (),
+  reraise: tuple[type[Exception], ...] = (),
   together: int = 1,
 ) -> Outcome:
   """Trains in a locked run folder, and writes the outcome there.
@@ -105,14 +105,14 @@ def train_trial(
     trial: the trial.
     run: its run folder.
     program_of: returns the program to train with.
-    passed: exceptions to raise instead of recording them as an outcome.
+    reraise: exceptions to raise instead of recording them as an outcome.
     together: number of trials that are trained with each vmapped step.
 
   Raises:
     Interrupted: the process was asked to stop.
   """
   with conditions() as records:
-    outcome = _train(trial, run, program_of, passed, together)
+    outcome = _train(trial, run, program_of, reraise, together)
   outcome = dataclasses.replace(outcome, together=together, conditions=records[0])
   write_outcome(run, outcome)
   return outcome
@@ -122,7 +122,7 @@ def _train(
   trial: Trial,
   run: Path,
   program_of: Callable,
-  passed: tuple[type[Exception], ...],
+  reraise: tuple[type[Exception], ...],
   together: int,
 ) -> Outcome:
   start = time.monotonic()
@@ -137,7 +137,7 @@ def _train(
         metrics = train(config.build(), run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
   except Exception as error:
-    if isinstance(error, (Interrupted, *passed)):
+    if isinstance(error, (Interrupted, *reraise)):
       raise
     log.error('%s: %s', type(error).__name__, error, exc_info=not isinstance(error, UserError))
     seconds = (time.monotonic() - start) / together

@@ -119,7 +119,7 @@ def _train_in_threads(
     try:
       trial, program = trials[index], stepper.programs[index]
       run = folder / trial.folder
-      return train_trial(trial, run, lambda _: program, passed=_VMAP_ERRORS, together=len(trials))
+      return train_trial(trial, run, lambda _: program, reraise=_VMAP_ERRORS, together=len(trials))
     except _VMAP_ERRORS as error:
       return in_a_line(error)
     finally:

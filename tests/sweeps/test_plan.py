@@ -303,7 +303,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': 3}", (), ["Sweep.variants['gelu'] must be a dict of bindings or a gin file"]),
     ("{'gelu': 'no.gin'}", (), ["there is no file 'no.gin'"]),
     ("{'gelu': {}}", ('Sweep.sedes=3',), ["Sweep has no parameter 'sedes'; did you mean 'seeds'?"]),
-    ("{'gelu': {}, 'relu': {}}", ('Sweep.only=["rulu"]',), ["Sweep.only holds 'rulu', which is not in Sweep.variants; did you mean 'relu'?"]),
+    ("{'gelu': {}, 'relu': {}}", ('Sweep.only=["rulu"]',), ["Sweep.only contains 'rulu', which is not in Sweep.variants; did you mean 'relu'?"]),
     ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds must be at least 1']),
     ("{'gelu': {}}", ('Sweep.seeds=[]',), ['Sweep.seeds must not be empty']),
     ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['contains a seed twice']),
