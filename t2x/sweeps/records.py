@@ -194,7 +194,7 @@ def write_outcome(run: Path, outcome: Outcome) -> None:
 
 
 def read_outcome(run: Path) -> Outcome | None:
-  """Reads OUT/trials/ID/trial.json; None if the trial is not finished.
+  """Reads OUT/trials/ID/trial.json; None if the file does not exist.
 
   Raises:
     Damaged: the file is not a valid outcome.
