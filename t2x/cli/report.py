@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
   folder = Path(args.sweep)
   for results in report.watch(folder, args.every if args.watch else None):
     if args.json:
-      print(json.dumps(report.told(results), ensure_ascii=False), flush=True)
+      print(json.dumps(report.report_data(results), ensure_ascii=False), flush=True)
     else:
       print(f'{results.progress()}; {folder / "report.html"}', flush=True)
     for line in results.damaged:
