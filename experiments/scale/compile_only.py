@@ -70,7 +70,7 @@ def compile_step(name: str) -> None:
   import jax
 
   from t2x.api import read_config
-  from t2x.parallel.report import told_bytes
+  from t2x.parallel.report import format_bytes
   from t2x.train import TrainProgram
 
   files = [ROOT / f'configs/models/{name}.gin', ROOT / f'configs/meshes/{mesh_file}.gin']
@@ -101,7 +101,7 @@ def compile_step(name: str) -> None:
     'a device': memory.argument_size_in_bytes + memory.temp_size_in_bytes + own,
   }
   for what, size in told.items():
-    print(f'  {what:28}{told_bytes(size):>10}', flush=True)
+    print(f'  {what:28}{format_bytes(size):>10}', flush=True)
 
 
 def main() -> int:

@@ -136,7 +136,7 @@ def _title(experiment: 'Experiment', mesh: Any) -> str:
 def check_splits(run: 'TrainingRun') -> None:
   """Raises UserError unless the sources have the splits of the task and of `Experiment.evaluations`."""
   # To say which splits there are a source may have to be downloaded.
-  with run.processes.first_alone():
+  with run.processes.process_zero_first():
     run.task.check_split(run.task.train_split)
     for name, task, split in _evaluated(run):
       with about_evaluation(name):

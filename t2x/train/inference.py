@@ -69,7 +69,7 @@ class Inference:
   def rows(self, split: str, task: Task | None = None) -> Any:
     """The model-ready rows of a split (of another task where one is given), prepared by the first
     process where the cache is shared."""
-    with self.processes.first_alone():
+    with self.processes.process_zero_first():
       return (task or self.task).rows(split)
 
   def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:

@@ -176,7 +176,7 @@ def _kept_tokenizer(task: Task, folder: Path, processes: Processes) -> Tokenizer
   if folder.exists():
     return load_tokenizer(folder)
   # The first process fits it and, after the others have looked for it above, keeps it.
-  with processes.first_alone():
+  with processes.process_zero_first():
     tokenizer = task.fit_tokenizer()
   if tokenizer is not None and processes.first:
     tokenizer.save(folder)
