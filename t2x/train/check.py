@@ -137,7 +137,7 @@ def _title(experiment: 'Experiment', mesh: Any) -> str:
 def check_splits(run: 'TrainingRun') -> None:
   """Raises UserError if a source lacks a split of the task or of `Experiment.evaluations`."""
   # A source may download its data to list its splits.
-  with run.processes.first_alone():
+  with run.processes.process_zero_first():
     run.task.check_split(run.task.train_split)
     for name, task, split in _eval_splits(run):
       with evaluation_in_errors(name):

@@ -73,7 +73,7 @@ class Inference:
       split: name of the split.
       task: None for the task of the experiment.
     """
-    with self.processes.first_alone():
+    with self.processes.process_zero_first():
       return (task or self.task).rows(split)
 
   def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:

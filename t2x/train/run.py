@@ -180,7 +180,7 @@ def _load_or_fit_tokenizer(task: Task, folder: Path, processes: Processes) -> To
   if folder.exists():
     return load_tokenizer(folder)
   # The first process fits it. It saves it only after all others have checked above that it is missing.
-  with processes.first_alone():
+  with processes.process_zero_first():
     tokenizer = task.fit_tokenizer()
   if tokenizer is not None and processes.first:
     tokenizer.save(folder)
