@@ -258,12 +258,12 @@ def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
   from etils import epath
 
   from t2x.arrays import named_leaves
-  from t2x.files import damage_of, write_checksums
+  from t2x.files import find_damage, write_checksums
   from t2x.train.checkpoints import FORMAT, target_of
   from t2x.train.retention import METRICS
 
   old, new = checkpoints.folder / str(step), to / str(step)
-  if (damage := damage_of(old)) is not None:
+  if (damage := find_damage(old)) is not None:
     raise UserError(f'{old} is corrupt ({damage}): remove it to convert the other checkpoints')
   reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
   saved = ocp.PyTreeCheckpointHandler().metadata(epath.Path(old / 'state'))

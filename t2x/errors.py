@@ -34,7 +34,7 @@ def first_line(error: BaseException) -> str:
   return (str(error).strip().splitlines() or [''])[0]
 
 
-def in_a_line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
   """Returns `first_line`, after the class of the error unless it is a UserError."""
   line = first_line(error)
   return line if isinstance(error, UserError) else f'{type(error).__name__}: {line}'

@@ -13,7 +13,7 @@ from pathlib import Path
 log = logging.getLogger('t2x')
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
   """Writes a file atomically: writes a temporary file in the same folder and renames it.
 
   If the process is killed, the old file remains. Concurrent writers do not mix their contents.
@@ -28,7 +28,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
+def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
   """Holds a file lock, which the system also releases when the process dies.
 
   Logs a warning and does not lock on a file system without locks.
@@ -75,7 +75,7 @@ def _checksum(path: Path) -> list[int]:
   return [size, crc]
 
 
-def damage_of(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
   """Compares a folder with its checksums; returns a description of the first damage, or None."""
   try:
     sums = json.loads((folder / CHECKSUMS).read_bytes())

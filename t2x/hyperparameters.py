@@ -51,7 +51,7 @@ _SCALARS: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def given(scalars: Mapping[str, Any]) -> Iterator[None]:
+def bind_scalars(scalars: Mapping[str, Any]) -> Iterator[None]:
   """Sets the values of references inside the context.
 
   Enter it inside the traced function with one of its arguments, so that the values are inputs of the compiled

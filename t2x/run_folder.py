@@ -11,7 +11,7 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import UserError
-from t2x.files import locked
+from t2x.files import file_lock
 
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
@@ -31,7 +31,7 @@ _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
+def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
   """Locks a run folder for training; creates the folder if it does not exist.
 
   A folder belongs to the resolved values of its config.gin, which different texts may share. A folder
@@ -118,7 +118,7 @@ def _locked(folder: Path) -> contextlib.AbstractContextManager[None]:
       f'another process is training in {folder}: wait until it ends or use another --out', 1
     )
 
-  return locked(folder / '.lock', busy)
+  return file_lock(folder / '.lock', busy)
 
 
 def _rename_old_run(folder: Path) -> None:

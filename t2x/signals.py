@@ -19,7 +19,7 @@ _forwarded: list[int] = []
 _received: list[int] = []
 
 
-def ending_signals() -> list[signal.Signals]:
+def termination_signals() -> list[signal.Signals]:
   """Returns the signals that request termination: SIGTERM, SIGINT, and SIGHUP unless ignored (nohup)."""
   numbers = [signal.SIGTERM, signal.SIGINT]
   if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -28,11 +28,11 @@ def ending_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def answered_by(handler: Handler) -> Iterator[None]:
-  """Installs a handler for `ending_signals` inside the context.
+def handle_signals(handler: Handler) -> Iterator[None]:
+  """Installs a handler for `termination_signals` inside the context.
 
   In a thread other than the main thread, the handler only gets signals that the main thread forwards with
-  `passed_on`.
+  `forward_signals`.
   """
   if threading.current_thread() is not threading.main_thread():
     _threads.append(handler)
@@ -48,7 +48,7 @@ def answered_by(handler: Handler) -> Iterator[None]:
     _received.append(number)
     handler(number, frame)
 
-  before = {number: signal.signal(number, answer) for number in ending_signals()}
+  before = {number: signal.signal(number, answer) for number in termination_signals()}
   try:
     yield
   finally:
@@ -56,7 +56,7 @@ def answered_by(handler: Handler) -> Iterator[None]:
       signal.signal(number, old)
 
 
-def asked_to_stop() -> Callable[[], bool]:
+def stop_flag() -> Callable[[], bool]:
   """Returns a function that returns whether any handler received a signal since this call.
 
   A run that is interrupted in its last step or in evaluation ends normally. The caller checks this function
@@ -67,15 +67,15 @@ def asked_to_stop() -> Callable[[], bool]:
 
 
 @contextlib.contextmanager
-def passed_on() -> Iterator[None]:
-  """Forwards `ending_signals` to the handlers of all other threads inside the context."""
+def forward_signals() -> Iterator[None]:
+  """Forwards `termination_signals` to the handlers of all other threads inside the context."""
 
   def forward(number: int, frame: Any) -> None:
     _forwarded.append(number)
     for handler in tuple(_threads):
       handler(number, frame)
 
-  with answered_by(forward):
+  with handle_signals(forward):
     try:
       yield
     finally:
@@ -83,23 +83,23 @@ def passed_on() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_at_once(end_others: Callable[[str], None]) -> Iterator[None]:
-  """Exits on `ending_signals` with EXIT_INTERRUPTED, without saving.
+def exit_on_signals(end_others: Callable[[str], None]) -> Iterator[None]:
+  """Exits on `termination_signals` with EXIT_INTERRUPTED, without saving.
 
   The training loop installs its own handler; outside the loop there is nothing to save.
 
   Args:
     end_others: called first with the message, to end the other processes of a run.
   """
-  from t2x.terminal import last_words
+  from t2x.terminal import print_final_line
 
   def end(number: int, frame: Any) -> None:
     message = 'interrupted outside the training steps; run the same command to resume'
     end_others(message)
-    last_words(f't2x: {message}')
+    print_final_line(f't2x: {message}')
     os._exit(EXIT_INTERRUPTED)
 
   # Only the main thread can install handlers.
   in_main = threading.current_thread() is threading.main_thread()
-  with answered_by(end) if in_main else contextlib.nullcontext():
+  with handle_signals(end) if in_main else contextlib.nullcontext():
     yield

@@ -201,7 +201,7 @@ class _DebugHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def wrapped() -> Iterator[None]:
+def wrap_streams() -> Iterator[None]:
   """Replaces sys.stdout and sys.stderr inside the context.
 
   Writing to them never raises. Lines are written above an active live display of `console()`.
@@ -234,12 +234,12 @@ def _open_standard_files() -> None:
 
 
 @contextlib.contextmanager
-def logged(path: Path) -> Iterator[None]:
+def log_to_file(path: Path) -> Iterator[None]:
   """Appends printed lines, debug records of t2x and the final error to a file, with timestamps."""
   logger = logging.getLogger('t2x')
   level, log = logger.level, _LogFile(path)
   handler = _DebugHandler(log)
-  with wrapped():
+  with wrap_streams():
     streams = (sys.stdout, sys.stderr)
     outputs = [stream for stream in streams if isinstance(stream, _Output)]
     for output in outputs:
@@ -269,7 +269,7 @@ def console() -> Console:
   return Console(stderr=True, highlight=False)
 
 
-def last_words(text: str) -> None:
+def print_final_line(text: str) -> None:
   """Erases live displays and writes a line to stderr, without locks, before `os._exit`.
 
   Safe to call in signal handlers and in any thread.

@@ -11,7 +11,7 @@ from t2x.ranges import NonEmpty, Range
 def parts(tmp_path_factory):
   file = tmp_path_factory.mktemp('ranges') / 'empty.gin'
   file.write_text('')
-  return read_config([file]).bindings.known_part
+  return read_config([file]).bindings.exact_part
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from t2x.allocator import set_allocator
 from t2x.cli import check, convert, data, diff, generate, report, show, sweep, test_part, train
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
-from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
-from t2x.signals import ended_at_once
+from t2x.errors import EXIT_INTERRUPTED, UserError, error_line, printable
+from t2x.signals import exit_on_signals
 
 COMMANDS: dict[str, Any] = {
   'train': train,
@@ -82,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
     top.error(f't2x {args.command} does not accept --gin. bindings')
   args.overrides = overrides
-  from t2x.terminal import LogHandler, wrapped
+  from t2x.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
   logging.getLogger('t2x').setLevel(logging.INFO)
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
   # Long-running commands continue if their terminal is closed.
-  with wrapped(), ended_at_once(lambda message: _end_others(args, message)):
+  with wrap_streams(), exit_on_signals(lambda message: _end_others(args, message)):
     return _run_command(args)
 
 
@@ -102,9 +102,9 @@ def _end_others(args: argparse.Namespace, message: str) -> None:
 
 def _run_command(args: argparse.Namespace) -> int:
   try:
-    from t2x.config import everything_trusted
+    from t2x.config import trust_everything
 
-    with everything_trusted() if args.trust else contextlib.nullcontext():
+    with trust_everything() if args.trust else contextlib.nullcontext():
       code = COMMANDS[args.command].run(args)
     # Waits for the other processes.
     if (processes := getattr(args, 'processes', None)) is not None:
@@ -120,7 +120,7 @@ def _run_command(args: argparse.Namespace) -> int:
   except Exception as error:
     log = getattr(args, 'log', None)
     where = 'use --traceback for details' if log is None else f'{log} has the traceback'
-    return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
+    return _fail(args, error, f'{error_line(error)} ({where})', 1)
 
 
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:

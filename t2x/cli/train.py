@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
   """Starts a run, or resumes the run in the folder."""
   from t2x.api import read_config
   from t2x.config import render
-  from t2x.run_folder import claimed
-  from t2x.terminal import logged, wrapped
+  from t2x.run_folder import claim_folder
+  from t2x.terminal import log_to_file, wrap_streams
 
   log = logging.getLogger('t2x')
   config = read_config(args.files, args.overrides)
@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
   with contextlib.ExitStack() as stack:
     # Joining a distributed run may have replaced the streams.
-    stack.enter_context(wrapped())
+    stack.enter_context(wrap_streams())
     if processes.first:
-      stack.enter_context(claimed(folder, config, args.fresh))
+      stack.enter_context(claim_folder(folder, config, args.fresh))
       args.log = folder / 'log.txt'
-      stack.enter_context(logged(args.log))
+      stack.enter_context(log_to_file(args.log))
       log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
       for note in args.notes:
         log.debug(note)

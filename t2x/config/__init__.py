@@ -8,7 +8,7 @@ from t2x.config.load import Config, load
 from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_files
 from t2x.config.render import canonical, diff, hyperparameters, identity, render, show
 from t2x.config.resolve import calls
-from t2x.config.trust import everything_trusted, trust
+from t2x.config.trust import trust, trust_everything
 from t2x.config.type_check import problem
 from t2x.config.values import COMMAND_LINE, Finding, Macro, gin_of, raise_findings, to_gin
 
@@ -23,7 +23,6 @@ __all__ = [
   'canonical',
   'did_you_mean',
   'diff',
-  'everything_trusted',
   'expanded',
   'gin_of',
   'hyperparameters',
@@ -38,4 +37,5 @@ __all__ = [
   'split_scope',
   'to_gin',
   'trust',
+  'trust_everything',
 ]

@@ -131,7 +131,7 @@ class Bindings:
       matches = self.registry.find(guess) if guess else []
     return matches[0] if matches else None
 
-  def known_part(self, name: str) -> Part | None:
+  def exact_part(self, name: str) -> Part | None:
     """Returns the part of exactly this name; None if there is no such part or several."""
     matches = self.registry.find(name)
     return matches[0] if len(matches) == 1 else None

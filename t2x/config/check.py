@@ -94,7 +94,7 @@ def _type_problem(bindings: Bindings, binding: Binding) -> str | None:
   is_unknown = any(isinstance(leaf, Macro) for leaf in leaves(value))
   if is_unknown or (value is None and parameter.default is None):
     return None
-  message = problem(value, parameter.hint, bindings.known_part)
+  message = problem(value, parameter.hint, bindings.exact_part)
   if message is None:
     return None
   macros = [leaf for leaf in leaves(statement.value) if isinstance(leaf, Macro)]

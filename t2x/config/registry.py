@@ -16,7 +16,7 @@ from t2x.config.protocols import is_protocol
 from t2x.config.signature import Part, describe
 from t2x.config.trust import Untrusted, is_library, require_trust
 from t2x.config.values import Finding, Place
-from t2x.errors import in_a_line
+from t2x.errors import error_line
 
 
 class Registry:
@@ -204,4 +204,4 @@ def _import_problem(module: str, error: Exception) -> str:
       f"no module named '{error.name}': install it, or put it into the working directory or the "
       'folder of the config'
     )
-  return f"cannot import '{module}': {in_a_line(error)}"
+  return f"cannot import '{module}': {error_line(error)}"

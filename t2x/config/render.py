@@ -78,7 +78,7 @@ def _assignment(name: str, statement: Statement, config: Config, indent: str) ->
   """Returns the lines of `name = value`: long containers have one item per line, references short names."""
 
   def shortest(leaf):
-    part = config.bindings.known_part(leaf.name) if isinstance(leaf, Reference) else None
+    part = config.bindings.exact_part(leaf.name) if isinstance(leaf, Reference) else None
     return leaf if part is None else Reference(leaf.scope, config.name_of(part), leaf.evaluate)
 
   value = map_leaves(shortest, statement.value)

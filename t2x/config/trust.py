@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2x.errors import UserError
-from t2x.files import locked, write_whole
+from t2x.files import file_lock, write_atomically
 
 # Further trusted folders, joined by os.pathsep, which child processes inherit. The value EVERYTHING means
 # `--trust`.
@@ -35,7 +35,7 @@ def trusted_file() -> Path:
 
 
 @contextlib.contextmanager
-def everything_trusted() -> Iterator[None]:
+def trust_everything() -> Iterator[None]:
   """Trusts and remembers every folder whose code is imported inside the context, as `--trust` does."""
   before = os.environ.get(VARIABLE)
   os.environ[VARIABLE] = EVERYTHING
@@ -91,10 +91,10 @@ def trust(folder: str | os.PathLike) -> None:
 def _remember(folder: str) -> None:
   path = trusted_file()
   path.parent.mkdir(parents=True, exist_ok=True)
-  with locked(path.with_name('trusted.lock'), lambda: None):
+  with file_lock(path.with_name('trusted.lock'), lambda: None):
     folders = _remembered()
     if folder not in folders:
-      write_whole(path, b''.join(os.fsencode(f'{name}\n') for name in [*folders, folder]))
+      write_atomically(path, b''.join(os.fsencode(f'{name}\n') for name in [*folders, folder]))
 
 
 def _remembered() -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.files import locked
+from t2x.files import file_lock
 
 log = logging.getLogger('t2x')
 
@@ -90,7 +90,7 @@ def prepare(folder: Path, write: Callable[[Path], object]) -> None:
     return
   with _explain_write_errors(folder):
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(
+    with file_lock(
       folder.with_name(f'{folder.name}.lock'),
       lambda: log.info('waiting for another process to prepare %s', folder),
     ):

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import Lazy, named_leaves
-from t2x.errors import UserError, in_a_line
+from t2x.errors import UserError, error_line
 from t2x.external_files import printed, read_json
 from t2x.interop.families import family_of
 from t2x.interop.family import Size
@@ -81,7 +81,7 @@ class HFModel:
     except UserError as error:
       raise UserError(f'{self.config}: {error}') from error
     except (ArithmeticError, TypeError, ValueError) as error:
-      raise UserError(f'{self.config} describes an invalid model: {in_a_line(error)}') from error
+      raise UserError(f'{self.config} describes an invalid model: {error_line(error)}') from error
 
   def _normalize_names(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Renames tensors of old files and of bare models to the current names of a model with a head."""

@@ -23,7 +23,7 @@ from t2x.errors import UserError, first_line
 from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
-from t2x.terminal import last_words
+from t2x.terminal import print_final_line
 
 log = logging.getLogger('t2x')
 
@@ -174,7 +174,7 @@ def _exit_on_timeout(cluster: Cluster, wait: float) -> None:
     reason = f'not all {cluster.count} processes joined'
   except OSError as error:
     reason = f'process {cluster.index} found no coordinator at {cluster.coordinator} ({error})'
-  last_words(
+  print_final_line(
     f't2x: {reason} within {wait:g} seconds (--wait): start all processes, or increase --wait'
   )
   os._exit(1)

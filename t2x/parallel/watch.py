@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.errors import JaxRuntimeError
 
-from t2x.terminal import last_words
+from t2x.terminal import print_final_line
 
 # Seconds between two checks for lost processes.
 INTERVAL = 1.0
@@ -67,7 +67,7 @@ class Watch:
   def end(self, text: str, code: int) -> None:
     """Ends all processes with a message and an exit code. Does not return."""
     with self._ending:
-      last_words(f't2x: {text}')
+      print_final_line(f't2x: {text}')
       sys.stdout.flush()
       _suppress_errors(lambda: self.client.key_value_set(END, json.dumps([text, code])))
       # The other processes read the message from the coordinator, which runs in process 0.

@@ -44,14 +44,16 @@ def is_bindable(config: config_lib.Config, name: str) -> bool:
   part, _, param = name.rpartition('/')[2].rpartition('.')
   if not part:
     return name in config.bindings.macros
-  spec = config.bindings.known_part(part)
+  spec = config.bindings.exact_part(part)
   return spec is not None and param in spec.parameters
 
 
 def integer_parameters(config: config_lib.Config) -> set[str]:
   """Returns the names of all integer macros and parameters of a config, without scopes."""
   arguments = (
-    (call.part.name, *item) for call in config_lib.calls(config.root) for item in call.values.items()
+    (call.part.name, *item)
+    for call in config_lib.calls(config.root)
+    for item in call.values.items()
   )
   names = {f'{part}.{name}' for part, name, value in arguments if type(value) is int}
   return names | {s.macro_name for s in config.bindings_used if type(s.value) is int}
@@ -67,7 +69,7 @@ def _value(config: config_lib.Config, name: str) -> object:
   inner = config_lib.split_scope(scope)
   for call in config_lib.calls(config.root):
     # `part` may be qualified by its module.
-    if config.bindings.known_part(part) is call.part and call.scope[: len(inner)] == inner:
+    if config.bindings.exact_part(part) is call.part and call.scope[: len(inner)] == inner:
       return call.values.get(param)
   return None
 

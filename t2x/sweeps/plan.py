@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from t2x import config as config_lib
 from t2x.api import read_config
-from t2x.errors import UserError, in_a_line
+from t2x.errors import UserError, error_line
 from t2x.sweeps.budgets import adjusted_parameter, integer_parameters, is_bindable, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.provenance import commit, versions
@@ -144,7 +144,7 @@ def _call_with_experiment(
     raise
   except Exception as error:
     # Invalid sizes such as 0 and -1 may raise any exception where they are first used.
-    raise UserError(f'it cannot be built: {in_a_line(error)}') from error
+    raise UserError(f'it cannot be built: {error_line(error)}') from error
 
 
 def _check_effect(sweep: Sweep, arm: Arm, config: config_lib.Config) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, read_json
 from t2x.sweeps.provenance import origin
 
@@ -215,4 +215,4 @@ def usable_outcome(run: Path) -> Outcome | None:
 
 
 def _write(path: Path, content: Any) -> None:
-  write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + '\n').encode())
+  write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + '\n').encode())

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from t2x import config as config_lib
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.plan import make_plan
@@ -142,7 +142,7 @@ def _write_config(run: Path, text: str) -> None:
   """
   run.mkdir(parents=True, exist_ok=True)
   if usable_outcome(run) is None:
-    write_whole(run / 'config.gin', text.encode())
+    write_atomically(run / 'config.gin', text.encode())
 
 
 def _report_damage(trials: Sequence[Trial], folder: Path, keep: bool) -> None:

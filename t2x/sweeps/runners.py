@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from t2x.errors import Interrupted, UserError
-from t2x.signals import answered_by, asked_to_stop
+from t2x.signals import handle_signals, stop_flag
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import Busy, Programs, run_trial
 from t2x.sweeps.vmapped_trials import run_together
@@ -63,7 +63,7 @@ class InProcess(Runner):
   wait_seconds: float = 2.0
 
   def run(self, trials, folder, on_end):
-    programs, stopped = Programs(), asked_to_stop()
+    programs, stopped = Programs(), stop_flag()
     waiting = list(self._order(trials))
     while waiting:
       busy = []
@@ -131,8 +131,8 @@ class Pool(Runner):
 
   def run(self, trials, folder, on_end):
     waiting = {trial.folder: trial for trial in trials}
-    stopped = asked_to_stop()
-    with answered_by(lambda *_: None):
+    stopped = stop_flag()
+    with handle_signals(lambda *_: None):
       workers = [self._start(i) for i in range(min(self.num_processes, len(waiting)))]
       try:
         while waiting or any(worker.poll() is None for worker in workers):

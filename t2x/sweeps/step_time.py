@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from t2x import config as config_lib
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.json_files import Damaged, is_number, read_json
 from t2x.train import TrainingRun
 
@@ -38,7 +38,7 @@ def step_seconds(
       seconds[short] = _measure(run)
       if keep:
         cache.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(cache, json.dumps(seconds, indent=1).encode())
+        write_atomically(cache, json.dumps(seconds, indent=1).encode())
     return seconds[short]
 
   return measure

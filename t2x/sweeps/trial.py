@@ -10,9 +10,9 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.api import read_config
-from t2x.errors import Interrupted, UserError, in_a_line, printable
-from t2x.files import locked
-from t2x.run_folder import claimed
+from t2x.errors import Interrupted, UserError, error_line, printable
+from t2x.files import file_lock
+from t2x.run_folder import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
 from t2x.sweeps.plan import SEED, identity_of
 from t2x.sweeps.provenance import modules, origin
@@ -85,7 +85,7 @@ def locked_trial(run: Path) -> Iterator[None]:
   def busy():
     raise Busy
 
-  with locked(run / '.trial', busy):
+  with file_lock(run / '.trial', busy):
     # Left by a process that was killed while writing. (A planner may be writing config.gin now.)
     for path in run.glob('*.json*.tmp'):
       path.unlink(missing_ok=True)
@@ -132,7 +132,7 @@ def _train(
     with Compilation() as compilation:
       config = config_of(trial, run)
       made_by = made_by | modules(config)
-      with claimed(run, config, fresh=False):
+      with claim_folder(run, config, fresh=False):
         program = program_of(config)
         metrics = train(config.build(), run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
@@ -144,7 +144,7 @@ def _train(
     if isinstance(error, Diverged):
       reason = printable(error.reason)
       return Outcome(status='diverged', reason=reason, seconds=seconds, made_by=made_by)
-    reason = printable(in_a_line(error))
+    reason = printable(error_line(error))
     return Outcome(status='failed', reason=reason, seconds=seconds, made_by=made_by)
   timing = metric_lines(run / 'timing.jsonl')
   ends = [line['seconds'] for line in timing if is_number(line.get('seconds'))]

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2x.errors import Interrupted, UserError, in_a_line
-from t2x.signals import asked_to_stop, passed_on
+from t2x.errors import Interrupted, UserError, error_line
+from t2x.signals import forward_signals, stop_flag
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import (
   Busy,
@@ -85,7 +85,7 @@ def _train(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[st
   try:
     stepper = _build_stepper(trials, folder, programs)
   except Exception as error:
-    results: dict[str, Outcome | str] = {trial.folder: in_a_line(error) for trial in trials}
+    results: dict[str, Outcome | str] = {trial.folder: error_line(error) for trial in trials}
   else:
     results = _train_in_threads(stepper, trials, folder)
   outcomes = {name: result for name, result in results.items() if isinstance(result, Outcome)}
@@ -121,12 +121,12 @@ def _train_in_threads(
       run = folder / trial.folder
       return train_trial(trial, run, lambda _: program, reraise=_VMAP_ERRORS, together=len(trials))
     except _VMAP_ERRORS as error:
-      return in_a_line(error)
+      return error_line(error)
     finally:
       stepper.leave(index)
 
-  stopped = asked_to_stop()
-  with passed_on(), futures.ThreadPoolExecutor(len(trials)) as pool:
+  stopped = stop_flag()
+  with forward_signals(), futures.ThreadPoolExecutor(len(trials)) as pool:
     results = list(pool.map(train_one, range(len(trials))))
   if stopped():  # The signal may arrive after all trials have ended.
     raise Interrupted
@@ -234,7 +234,7 @@ class VmappedStepper:
       states, self._out = self._jitted(*arguments)
       self._stacked = states, frozen
     except Exception as error:
-      self._error = in_a_line(error)
+      self._error = error_line(error)
     self._arrived.clear()
     self._steps += 1
     self._turn.notify_all()

@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError, first_line
-from t2x.files import damage_of, write_checksums
+from t2x.files import find_damage, write_checksums
 from t2x.train.retention import Retention
 
 State = TypeVar('State')
@@ -316,7 +316,7 @@ class Checkpoints:
 
   def _problem(self, step: int) -> str | None:
     """Describes the damage to the files of a checkpoint, as seen by the first process; None if intact."""
-    problem = damage_of(self.folder / str(step)) if jax.process_index() == 0 else None
+    problem = find_damage(self.folder / str(step)) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
       bad = multihost_utils.broadcast_one_to_all(np.array(problem is not None))
       problem = (problem or 'as reported by the first process') if bad else None

@@ -20,7 +20,7 @@ import numpy as np
 
 from t2x.data import Batches, Skipping
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.models.losses import Sums
 from t2x.ranges import Count, Positive
 
@@ -244,7 +244,7 @@ def roll_back(run: 'TrainingRun', spike: Spike, skips: list[tuple[int, int]]) ->
   run.processes.barrier()
   skips = [*skips, (spike.first - 1, spike.last - spike.first + 1)]
   if run.processes.first:
-    write_whole(run.folder / 'skips.json', json.dumps(skips).encode())
+    write_atomically(run.folder / 'skips.json', json.dumps(skips).encode())
   run.processes.barrier()
   log.warning('%s: rolling back to step %d and skipping the batches of the spike', spike, good)
 
@@ -277,7 +277,7 @@ def remove_evaluation_lines(run: 'TrainingRun', step: int) -> None:
     if path.exists():
       with path.open('rb') as file:
         lines = list(file)
-      write_whole(path, b''.join(line for line in lines if not _is_evaluation(line, step)))
+      write_atomically(path, b''.join(line for line in lines if not _is_evaluation(line, step)))
 
 
 def _is_evaluation(line: bytes, step: int) -> bool:

@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from t2x.parallel import Processes
-from t2x.signals import answered_by
-from t2x.terminal import last_words
+from t2x.signals import handle_signals
+from t2x.terminal import print_final_line
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def interruptible(
       handle(0, None)
     return bool(signals) if processes.count == 1 else processes.reached_stop(step)
 
-  with answered_by(handle):
+  with handle_signals(handle):
     yield stop_requested
 
 
@@ -82,7 +82,7 @@ MIN_WAITS = 5
 
 
 def _end(message: str) -> None:
-  last_words(f't2x: {message}')
+  print_final_line(f't2x: {message}')
   # Hanging data workers would outlive this process.
   for process in multiprocessing.active_children():
     process.kill()

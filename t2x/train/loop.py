@@ -11,7 +11,7 @@ import jax
 
 from t2x.data import Batches, Skipping
 from t2x.errors import Interrupted, UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.parallel import Processes, check_shardings
 from t2x.train.check import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
@@ -185,7 +185,7 @@ def _write_config(run: TrainingRun, text: str) -> None:
   if run.processes.first:
     run.folder.mkdir(parents=True, exist_ok=True)
     # Atomic: a resumed run would reject a truncated config as that of another run.
-    write_whole(run.folder / 'config.gin', text.encode())
+    write_atomically(run.folder / 'config.gin', text.encode())
 
 
 def _init_or_restore(

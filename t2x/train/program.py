@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
 from t2x.errors import UserError
-from t2x.hyperparameters import given
+from t2x.hyperparameters import bind_scalars
 from t2x.layers import initialized, named_key
 from t2x.models.losses import Sums
 from t2x.parallel import (
@@ -232,7 +232,7 @@ class TrainProgram(EvalProgram):
     return other
 
   def _check_teacher(self, task: Task) -> None:
-    with given(dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
+    with bind_scalars(dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
       task.check_teacher(
         self.blueprint.shapes, None if self.teacher is None else self.teacher.blueprint.shapes
       )

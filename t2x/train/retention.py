@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 
 Metrics = Mapping[str, float]
 
@@ -63,7 +63,7 @@ class Retention:
     """Writes the metrics of a step into its checkpoint's folder."""
     path = self.folder / str(step) / METRICS
     path.parent.mkdir(exist_ok=True)
-    write_whole(path, json.dumps(self.metrics[step], default=float).encode())
+    write_atomically(path, json.dumps(self.metrics[step], default=float).encode())
 
   def ranked(self, metrics: Mapping[int, Metrics | None]) -> list[int]:
     """Returns the steps that have the metric, best first, newer first among equals."""

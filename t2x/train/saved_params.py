@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from t2x.errors import UserError
-from t2x.files import damage_of, write_checksums
+from t2x.files import find_damage, write_checksums
 from t2x.train.checkpoints import Checkpoints, restore_args, target_of
 from t2x.train.params import TEACHER, Groups, Params, join_rows
 
@@ -68,7 +68,7 @@ def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
   folder = checkpoints.folder / 'frozen'
   if not folder.is_dir():
     return folder, {}
-  if (damage := damage_of(folder)) is not None:
+  if (damage := find_damage(folder)) is not None:
     raise UserError(f'{folder} is corrupt ({damage}): use --fresh to train from the start')
   return folder, json.loads((folder / _ROWS).read_text())
 

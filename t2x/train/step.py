@@ -11,7 +11,7 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 
 from t2x.errors import UserError
-from t2x.hyperparameters import given
+from t2x.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
 from t2x.models.losses import Sums
 from t2x.tasks import DistillableTask, Task, TaskOutput
@@ -214,7 +214,7 @@ def make_train_step(
     return loss, (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
-    with given(scalars):
+    with bind_scalars(scalars):
       return update(state, frozen, batch)
 
   def update(state, frozen, batch):
@@ -288,7 +288,7 @@ def make_eval_step(
   """
 
   def eval_step(params, batch, scalars=NO_SCALARS):
-    with use_layout(layout), given(scalars):
+    with use_layout(layout), bind_scalars(scalars):
       model = blueprint.model(params, compute_dtype)
       return task.sums(model, batch, None).reported
 

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from t2x.errors import UserError
-from t2x.files import write_whole
-from t2x.signals import asked_to_stop
+from t2x.files import write_atomically
+from t2x.signals import stop_flag
 from t2x.terminal import console
 
 log = logging.getLogger('t2x')
@@ -88,7 +88,7 @@ class JsonLines:
       lines = list(file)
     retained = [line for line in lines if _keep(line, step)]
     if retained != lines:
-      write_whole(self.path, b''.join(retained))
+      write_atomically(self.path, b''.join(retained))
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Appends a line.
@@ -273,7 +273,7 @@ class Terminal:
     self._step, self._first = start, (start, 0.0)
     self._metrics_text = self._remaining = ''
     self._printed = -math.inf
-    self._stopping = asked_to_stop()
+    self._stopping = stop_flag()
     self._waiting: Waiting = lambda: None
     # sys.stderr is read at each use: a test or a notebook may replace it.
     self._file = file

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from t2x.config import everything_trusted, load, trust
+from t2x.config import load, trust, trust_everything
 from t2x.config.trust import is_library, trusted_file
 from t2x.errors import UserError
 
@@ -102,7 +102,7 @@ def test_a_module_in_a_folder_that_a_comment_names_does_not_run(theirs, tmp_path
 
 def test_everything_trusted_is_remembered_and_ends(theirs):
   file = theirs('my_parts_t4')
-  with everything_trusted():
+  with trust_everything():
     assert os.environ['T2X_TRUST'] == '*'
     assert read(file) == 3
   assert 'T2X_TRUST' not in os.environ

@@ -12,7 +12,7 @@ import pytest
 from t2x.api import read_config
 from t2x.cli import main
 from t2x.errors import UserError
-from t2x.signals import answered_by
+from t2x.signals import handle_signals
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
@@ -251,7 +251,7 @@ def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, mon
 
   def last_step(trial, *_):
     begun.append(trial.folder)
-    with answered_by(lambda *_: None):
+    with handle_signals(lambda *_: None):
       signal.raise_signal(signal.SIGTERM)
     return Outcome(status='finished')
 

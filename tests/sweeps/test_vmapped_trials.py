@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from t2x.errors import UserError
-from t2x.signals import asked_to_stop
+from t2x.signals import stop_flag
 from t2x.sweeps import vmapped_trials
 from t2x.sweeps.json_files import metric_lines
 from t2x.sweeps.records import read_plan
@@ -182,7 +182,7 @@ def test_trained_together_they_stop_when_asked_save_and_go_on(
   more = ('--together', '2', '--gin.Trainer.checkpoint_every=0')
 
   def ask():
-    stopped = asked_to_stop()
+    stopped = stop_flag()
     os.kill(os.getpid(), signal.SIGTERM)
     while not stopped():
       time.sleep(0.01)

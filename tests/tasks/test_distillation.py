@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from t2x.config.type_check import is_tunable
 from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter, given
+from t2x.hyperparameters import Hyperparameter, bind_scalars
 from t2x.tasks import Distillation, MixUp
 
 ALPHA, TEMPERATURE = 0.3, 3.0
@@ -136,7 +136,7 @@ def test_alpha_and_the_temperature_may_vary_between_trials():
 
   @jax.jit
   def terms(scalars):
-    with given(scalars):
+    with bind_scalars(scalars):
       return varied.sums(student, batch, jax.random.key(0), teacher).terms
 
   found = terms({'a': jnp.float32(ALPHA), 't': jnp.float32(TEMPERATURE)})

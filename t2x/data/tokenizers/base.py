@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
-from t2x.errors import UserError, in_a_line
+from t2x.errors import UserError, error_line
 from t2x.external_files import LARGE, read_json
 
 # Special ids and the placeholders 'A' and 'B' of the texts, each with its token type.
@@ -344,7 +344,7 @@ def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
     raise
   # The libraries raise bare Exceptions for files that they cannot read.
   except Exception as error:
-    raise UserError(f'{folder} holds no readable tokenizer: {in_a_line(error)}') from error
+    raise UserError(f'{folder} holds no readable tokenizer: {error_line(error)}') from error
   check_ids(tokenizer, str(folder))
   return tokenizer
 

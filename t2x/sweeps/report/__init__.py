@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.report.markdown import markdown
 from t2x.sweeps.report.page import page, report_data
 from t2x.sweeps.report.results import Results, read_results
@@ -36,7 +36,7 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
   }
   for name, text in files.items():
     try:
-      write_whole(folder / name, text.encode())
+      write_atomically(folder / name, text.encode())
     except OSError as error:
       raise UserError(f'{folder / name} cannot be written: {error.strerror}') from error
   return [folder / name for name in files]
