@@ -215,7 +215,7 @@ InitFrom.run = '{first}'
       'Classifier.num_classes = 3\n',
       'the model has 3 classes, but SequenceClassification needs 2',
     ),
-    ('texts', "SequenceClassification.labels = ['0', 'x']\n", "has the label '1', and the labels"),
+    ('texts', "SequenceClassification.labels = ['0', 'x']\n", "has the label '1', but the labels"),
     ('words', "JsonLines.train = '/nowhere/*.jsonl'\n", '/nowhere/*.jsonl'),
     ('words', "WordClassification.labels = ['O', 'B-X', 'X']\n", "'X' is not a BIO tag, but"),
     ('spans', 'SpanPrediction.length = 8\n', 'no room for its context'),
