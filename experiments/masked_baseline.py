@@ -1,4 +1,4 @@
-"""Masked accuracy of always guessing the most frequent token, on a run's own masks.
+"""Masked accuracy of always predicting the most frequent token, on the masks of a run.
 
 t2x train configs/runs/stdlib_mlm.gin
 python experiments/masked_baseline.py runs/stdlib_mlm
@@ -15,7 +15,7 @@ from t2x.train import TrainingRun
 
 
 def main() -> None:
-  """Prints the baseline's accuracy over the evaluation split."""
+  """Prints the baseline's accuracy on the evaluation split."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('run', type=Path, help='a run folder of a masked language model')
   folder = parser.parse_args().run
@@ -25,13 +25,13 @@ def main() -> None:
   for row in train:
     counts += np.bincount(row['tokens'][row['segments'] != 0], minlength=len(counts))
   guess = int(counts[5:].argmax()) + 5
-  right = total = 0.0
+  correct = total = 0.0
   transform = run.task.transform(train=False)
   for batch in evaluation_batches(held_out, transform, run.trainer.batch_size):
-    right += float(((batch['labels'] == guess) * batch['weights']).sum())
+    correct += float(((batch['labels'] == guess) * batch['weights']).sum())
     total += float(batch['weights'].sum())
   piece = run.tokenizer.pieces([guess])[0]
-  print(f'always {piece!r}: masked accuracy {right / total:.4f} over {total:.0f} masked tokens')
+  print(f'always {piece!r}: masked accuracy {correct / total:.4f} over {total:.0f} masked tokens')
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""t2x: transformers in JAX and Flax, chosen part by part in gin files, and ablations to trust."""
+"""t2x: modular Transformers in JAX and Flax, configured with gin, and controlled ablation studies."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ __all__ = ['load', 'read_config', 'read_experiment']
 
 
 def __getattr__(name: str) -> Any:
-  # Imported when used: `t2x --help` needs neither jax nor gin.
+  # Imported lazily, so that `t2x --help` imports neither jax nor gin.
   if name in __all__:
     from t2x import api
 

@@ -1,4 +1,4 @@
-"""`python -m t2x`: the command line."""
+"""Runs the command line: `python -m t2x`."""
 
 import sys
 

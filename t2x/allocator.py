@@ -1,5 +1,8 @@
-"""glibc's memory allocator, set so that training on a CPU does not fault its pages in anew at every
-step: 1.2 to 1.25 times as fast, for about twice the resident memory."""
+"""Configuration of glibc's memory allocator for training on CPUs.
+
+The settings avoid page faults at every step: training is 1.2 to 1.25 times as fast and needs about twice the
+resident memory.
+"""
 
 import ctypes
 import glob
@@ -8,29 +11,32 @@ import sys
 
 # mallopt(3): parameter, value.
 SETTINGS = {
-  'M_MMAP_MAX': (-4, 0),  # Large blocks come from the heap, too, ...
-  'M_ARENA_MAX': (-8, 1),  # ... which all threads share ...
-  'M_TRIM_THRESHOLD': (-1, -1),  # ... and which is never given back.
+  'M_MMAP_MAX': (-4, 0),  # Allocates large blocks on the heap, not with mmap.
+  'M_ARENA_MAX': (-8, 1),  # One heap for all threads.
+  'M_TRIM_THRESHOLD': (-1, -1),  # Never returns heap memory to the system.
 }
 
 
 def set_allocator() -> str:
-  """Sets the allocator of this process, and says what it did in a line.
+  """Configures the allocator of this process.
 
-  Does nothing when T2X_ALLOCATOR=off, off glibc, under another allocator (LD_PRELOAD), where an
-  accelerator does the work, or when jax has been imported, whose threads have their arenas by then.
+  Does nothing if T2X_ALLOCATOR=off, without glibc, with another allocator (LD_PRELOAD), on an accelerator, or
+  after jax was imported, because its threads already have their own arenas.
+
+  Returns:
+    One line for the log.
   """
-  reason = _reason_not_to()
+  reason = _skip_reason()
   if reason is not None:
-    return f'allocator: as it was ({reason})'
+    return f'allocator: unchanged ({reason})'
   libc = ctypes.CDLL(None)
   for parameter, value in SETTINGS.values():
     if not libc.mallopt(parameter, value):
-      return 'allocator: as it was (mallopt refused)'
-  return 'allocator: glibc, one arena, no mmap, no trimming (T2X_ALLOCATOR=off leaves it alone)'
+      return 'allocator: unchanged (mallopt failed)'
+  return 'allocator: glibc, one arena, no mmap, no trimming (to disable: T2X_ALLOCATOR=off)'
 
 
-def _reason_not_to() -> str | None:
+def _skip_reason() -> str | None:
   if os.environ.get('T2X_ALLOCATOR') == 'off':
     return 'T2X_ALLOCATOR=off'
   if not _is_glibc():
@@ -39,9 +45,9 @@ def _reason_not_to() -> str | None:
   if 'malloc' in preloaded:
     return f'LD_PRELOAD={preloaded}'
   if not _runs_on_cpu():
-    return 'an accelerator does the work'
+    return 'not on a CPU'
   if 'jax' in sys.modules:
-    return 'jax was imported before'
+    return 'jax is already imported'
   return None
 
 
@@ -53,7 +59,7 @@ def _is_glibc() -> bool:
 
 
 def _runs_on_cpu() -> bool:
-  """What jax will choose, as far as can be told without it."""
+  """Predicts whether jax will run on the CPU, without importing it."""
   platforms = os.environ.get('JAX_PLATFORMS')
   if platforms:
     return platforms.split(',')[0] == 'cpu'

@@ -1,4 +1,4 @@
-"""Reading configs and runs from Python: what notebooks, the command line and sweeps start from."""
+"""Python API to read configs and load runs, for notebooks, the command line and sweeps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PACKAGES = tuple(
   f't2x.{name}' for name in ('layers', 'models', 'data', 'tasks', 'decode', 'parallel', 'train')
 )
-# Functions among them with side effects (download, write files, connect): no config may call them.
+# Exported functions with side effects (downloads, files, connections), which configs must not call.
 SIDE_EFFECTS = ('connect', 'draw_patterns', 'fetch', 'inspect_batches', 'train')
 
 
@@ -28,17 +28,17 @@ def read_config(
   folders: Sequence[str] | None = None,
   root: str = 'Experiment',
 ) -> config_lib.Config:
-  """Reads gin files in order and checks every value; builds nothing.
+  """Reads gin files and checks every value, without building anything.
 
   Args:
-    files: paths of gin files, or generated gin text.
-    overrides: `NAME=VALUE` each; they win over the files.
+    files: paths of gin files or generated gin texts, read in order.
+    overrides: `NAME=VALUE` each; they override the files.
     base: a config whose parts the files may replace.
-    folders: where modules that the files import are looked for; None: beside the files.
-    root: the part that is built, such as `@MLP`.
+    folders: search folders of modules that the files import; None: the folders of the files.
+    root: the part to build, such as `@MLP`.
 
   Raises:
-    UserError: all mistakes at once, each with file and line.
+    UserError: one line per error, each with file and line.
   """
   try:
     return config_lib.load(
@@ -61,11 +61,11 @@ def read_experiment(
   """Builds the experiment that gin files describe.
 
   Args:
-    files: paths of gin files, read in order.
-    overrides: `NAME=VALUE` each; they win over the files.
+    files: paths of gin files or generated gin texts, read in order.
+    overrides: `NAME=VALUE` each; they override the files.
 
   Raises:
-    UserError: all mistakes at once, each with file and line.
+    UserError: one line per error, each with file and line.
   """
   return read_config(files, overrides).build()
 
@@ -82,13 +82,13 @@ def load(
 
   Args:
     path: a run folder, or a Hugging Face model folder (config.json, safetensors).
-    checkpoint: of a run: 'best', 'last' or a step.
-    overrides: of a run: `NAME=VALUE` each, over its config.
-    processes: those that work together; None: this one alone.
-    batch_size: rows in an evaluation batch; None: the trainer's, or 32 without one.
+    checkpoint: 'best', 'last' or a step of a run.
+    overrides: `NAME=VALUE` each; they override the config of a run.
+    processes: the processes of a distributed program; None: a single process.
+    batch_size: rows per evaluation batch; None: the trainer's batch size, or 32 without a trainer.
 
   Raises:
-    UserError: the folder is neither, or damaged.
+    UserError: the folder is neither of these, or is damaged.
   """
   from t2x.loaded import load_model_folder, load_run
 
@@ -98,8 +98,11 @@ def load(
     return load_run(folder, experiment, checkpoint, processes, batch_size)
   if not (folder / 'config.json').exists():
     raise UserError(
-      f'{folder} is neither a run folder (it has no config.gin) nor a model folder (no config.json)'
+      f'{folder} is neither a run folder (no config.gin) nor a model folder (no config.json)'
     )
   if checkpoint != 'last' or overrides:
-    raise UserError(f'{folder} is a model folder: it has no checkpoints and no config.gin')
+    raise UserError(
+      f'{folder} is a Hugging Face model folder without checkpoints and config.gin: omit checkpoint '
+      'and overrides'
+    )
   return load_model_folder(folder, processes)

@@ -1,4 +1,4 @@
-"""Arrays by name, and arrays that are read part by part: what checkpoints and conversion share."""
+"""Named arrays and lazily read arrays, for checkpoints and conversion."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ from jax.sharding import Sharding
 
 @dataclasses.dataclass(frozen=True)
 class Lazy:
-  """An array of which parts are read when they are wanted.
+  """An array whose parts are read on demand.
 
   Attributes:
-    shape: of the array.
-    dtype: of the array.
-    read: index (a slice for each dimension) -> that part.
+    shape: shape of the array.
+    dtype: dtype of the array.
+    read: returns a part of the array for an index (a slice per dimension).
   """
 
   shape: tuple[int, ...]
@@ -31,20 +31,20 @@ class Lazy:
     return math.prod(self.shape)
 
   def on(self, sharding: Sharding) -> jax.Array:
-    """On devices, each of which is given its part alone."""
+    """Returns a sharded array; each device reads only its shard."""
     return jax.make_array_from_callback(self.shape, sharding, self.read)
 
 
 def name_of(path: tuple) -> str:
-  """The name of a leaf, given its path in a tree: `body.stack.blocks.0.mixer.q.kernel`.
+  """Returns the name of a leaf from its path in a tree: `body.stack.blocks.0.mixer.q.kernel`.
 
-  The only spelling of a parameter's name: in checkpoints, errors, patterns and tables.
+  Checkpoints, errors, patterns and tables all use these names.
   """
   return jax.tree_util.keystr(path, simple=True, separator='.')
 
 
 def named_variables(tree: Any) -> Iterator[tuple[str, Any]]:
-  """(name, variable) in the order of `jax.tree.leaves`; a leaf outside of variables stands for itself."""
+  """Yields (name, variable) in the order of `jax.tree.leaves`; also leaves that are not in variables."""
   for path, variable in jax.tree_util.tree_leaves_with_path(
     tree, is_leaf=lambda x: isinstance(x, nnx.Variable)
   ):
@@ -52,7 +52,7 @@ def named_variables(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-  """(name, leaf) in the order of `jax.tree.leaves`; a variable's name is that of its attribute."""
+  """Yields (name, leaf) in the order of `jax.tree.leaves`; names of variables are their attributes."""
   for name, variable in named_variables(tree):
     leaves = jax.tree.leaves(variable)
     for number, leaf in enumerate(leaves):

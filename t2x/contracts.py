@@ -1,6 +1,6 @@
-"""The contracts of a block's parts, as checks that any part can be run through: `t2x test-part`.
+"""Checks of the interface contracts of a block's parts, for `t2x test-part` and tests.
 
-A part may refuse what it cannot do with a UserError; what it accepts, it must do as the interfaces say.
+A part may raise UserError for inputs that it does not support. For all others it must fulfil the contracts.
 """
 
 import dataclasses
@@ -27,28 +27,28 @@ from t2x.layers import (
   Sublayer,
   Tokens,
 )
-from t2x.layers.constraints import laid_out
+from t2x.layers.constraints import use_layout
 from t2x.models.block import initial_extras
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
 BATCH = 4
-# Absolute and relative tolerance of two ways to compute the same in float32.
+# Absolute and relative tolerance between two equivalent computations in float32.
 TOLERANCE = 2e-5
 
 
-class Broken(AssertionError):
-  """A part does not keep a contract."""
+class ContractViolation(AssertionError):
+  """A part violates a contract."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """The outcome of one contract.
+  """The outcome of checking one contract.
 
   Attributes:
-    contract: its name.
-    status: 'kept', 'refused' (the part raised a UserError), 'broken' or 'not applicable'.
-    detail: the message of the part, or what differs.
+    contract: name of the contract.
+    status: 'passed', 'refused' (the part raised UserError), 'failed' or 'not applicable'.
+    detail: the error message, or the difference between the results.
   """
 
   contract: str
@@ -56,8 +56,8 @@ class Outcome:
   detail: str = ''
 
 
-def moved(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
-  """The module with N(0, scale) added to each parameter: initial zeros and ones hide errors."""
+def perturbed(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
+  """Returns the module with noise N(0, scale) added to its parameters, as initial zeros hide errors."""
   rng = np.random.default_rng(seed)
   return jax.tree.map(
     lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), module
@@ -65,12 +65,12 @@ def moved(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
 
 
 class Subject:
-  """A part with random parameters, and the inputs that it is called with.
+  """A part with random parameters and inputs.
 
   Args:
-    build: builds the part, as `build(d_model, rngs=rngs)`.
-    d_model: width of its input.
-    encoding: builds a position encoding for the layers; None: no positions.
+    build: builds the part: `build(d_model, rngs=rngs)`.
+    d_model: width of the input.
+    encoding: builds a position encoding for the layers: `encoding(d_model, rngs=rngs)`; None: no positions.
   """
 
   def __init__(
@@ -81,15 +81,15 @@ class Subject:
   ):
     self.build = build
     self.d_model = d_model
-    self.part: Sublayer = moved(build(d_model, rngs=nnx.Rngs(0)))
-    self.encoding = encoding and moved(encoding(d_model, rngs=nnx.Rngs(2)), 3)
+    self.part: Sublayer = perturbed(build(d_model, rngs=nnx.Rngs(0)))
+    self.encoding = encoding and perturbed(encoding(d_model, rngs=nnx.Rngs(2)), 3)
     self.length = min(12, self.part.max_length or 12)
     rng = np.random.default_rng(4)
     self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
 
   @property
   def mixes(self) -> bool:
-    """Whether it says that it follows a pattern, as parts that move information between tokens must."""
+    """Whether the part reads a pattern, as parts that mix tokens must."""
     return 'pattern' in self.part.reads
 
   def call(
@@ -99,19 +99,19 @@ class Subject:
     length: int | None = None,
     **fields: Any,
   ) -> Call:
-    """A call with the encoding, if the part reads it."""
+    """Returns a call with the encoding, if the part reads it."""
     encoding = self.encoding if 'encoding' in self.part.reads else None
     row = Tokens.row(length or self.length) if tokens is None else tokens
     return dataclasses.replace(Call(row, pattern, encoding), **fields)
 
   def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
-    """The result of the part, compiled."""
+    """Returns the result of the compiled part."""
     x = self.x if x is None else x
     return _compiled(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
 
 
 def apply(part: Any, x: Array, call: Call, cache: Any = None) -> Result:
-  """The result of a part, with extras as the first layer of a stack finds them."""
+  """Calls a part with the initial extras, as in the first layer of a stack."""
   return part(x, dataclasses.replace(call, extras=initial_extras([part], x)), cache)
 
 
@@ -119,58 +119,64 @@ _compiled = jax.jit(apply)
 
 
 def _same(actual: Any, expected: Any, what: str, tolerance: float = TOLERANCE) -> None:
-  """Raises Broken where arrays differ by more than the tolerance times the largest expected value."""
+  """Raises ContractViolation if arrays differ by more than the tolerance times the largest expected value."""
   actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
   scale = max(np.abs(expected).max(initial=0.0), 1.0)
   difference = np.abs(actual - expected).max(initial=0.0)
   if not difference <= tolerance * scale:
-    raise Broken(f'{what}: the largest difference is {difference:.2g}')
+    raise ContractViolation(f'{what}: the largest difference is {difference:.2g}')
 
 
 def rows_are_independent(subject: Subject) -> None:
-  """Changing a row of the batch changes no other row, so that accumulation and sharding are exact."""
-  whole = subject()
-  other = subject(subject.x.at[0].add(1.0))
-  _same(other.x[1:], whole.x[1:], 'other rows after a change of the first row')
+  """Checks that a change of one row changes no other row, so that accumulation and sharding are exact."""
+  result = subject()
+  changed = subject(subject.x.at[0].add(1.0))
+  _same(changed.x[1:], result.x[1:], 'other rows after a change of the first row')
   halves = [subject(subject.x[rows]) for rows in (slice(0, 2), slice(2, None))]
-  for name, values in whole.aux.losses.items():
+  for name, values in result.aux.losses.items():
     if values.shape != (BATCH,):
-      raise Broken(f"the auxiliary loss '{name}' has the shape {values.shape}, not ({BATCH},)")
+      raise ContractViolation(
+        f"the auxiliary loss '{name}' has shape {values.shape}, must be ({BATCH},)"
+      )
     parts = [half.aux.losses[name] for half in halves]
     _same(jnp.concatenate(parts), values, f"the auxiliary loss '{name}' of two halves of the batch")
-  for name, pair in whole.aux.metrics.items():
+  for name, pair in result.aux.metrics.items():
     for index, which in enumerate(('sum', 'weight')):
       total = sum(half.aux.metrics[name][index] for half in halves)
       _same(total, pair[index], f"the {which} of the metric '{name}' over two halves of the batch")
 
 
-def no_token_sees_later_ones(subject: Subject) -> None:
-  """Under Causal(), a change of a token changes no earlier output."""
+def outputs_ignore_later_tokens(subject: Subject) -> None:
+  """Checks that, under Causal(), a change of a token changes no earlier output."""
   call, place = subject.call(pattern=Causal()), subject.length // 2
   changed = subject(subject.x.at[:, place].add(1.0), call).x
   _same(changed[:, :place], subject(call=call).x[:, :place], 'outputs before the changed token')
 
 
 def tokens_are_independent(subject: Subject) -> None:
-  """A part that reads no pattern computes each token from that token alone."""
+  """Checks that a part that reads no pattern computes each token only from this token."""
   place = subject.length // 2
-  changed, whole = subject(subject.x.at[:, place].add(1.0)).x, subject().x
+  changed, expected = subject(subject.x.at[:, place].add(1.0)).x, subject().x
   for side in (slice(0, place), slice(place + 1, None)):
-    _same(changed[:, side], whole[:, side], 'other tokens (does the part have to read a pattern?)')
+    _same(changed[:, side], expected[:, side], "other tokens (should 'reads' include 'pattern'?)")
 
 
 def padding_is_not_read(subject: Subject) -> None:
-  """Real tokens do not depend on padding: neither on its vectors nor on its presence."""
+  """Checks that outputs of real tokens do not depend on the vectors or the presence of padding."""
   count = subject.length - 3
   segments = jnp.broadcast_to(jnp.arange(subject.length) < count, subject.x.shape[:2])
   call = subject.call(Tokens.row(subject.length, segments=segments.astype(jnp.int32)))
   padded = subject(call=call).x[:, :count]
-  _same(subject(subject.x.at[:, count:].add(3.0), call).x[:, :count], padded, 'other padding')
-  _same(padded, subject(subject.x[:, :count]).x, 'a row with padding against the row without')
+  _same(
+    subject(subject.x.at[:, count:].add(3.0), call).x[:, :count],
+    padded,
+    'outputs after a change of padding',
+  )
+  _same(padded, subject(subject.x[:, :count]).x, 'a row with padding against one without')
 
 
-def packed_rows_equal_rows_alone(subject: Subject) -> None:
-  """Examples packed into one row equal each alone, under Full() and Causal()."""
+def packed_rows_equal_separate_rows(subject: Subject) -> None:
+  """Checks that packed examples equal the same examples in separate rows, under Full() and Causal()."""
   first = subject.length // 2
   rest = subject.length - first
   positions = jnp.concatenate([jnp.arange(first), jnp.arange(rest)])[None]
@@ -182,35 +188,35 @@ def packed_rows_equal_rows_alone(subject: Subject) -> None:
     packed = subject(call=subject.call(tokens, pattern)).x
     for part in (slice(0, first), slice(first, None)):
       x = subject.x[:, part]
-      alone = subject(x, subject.call(pattern=pattern, length=x.shape[1])).x
-      _same(packed[:, part], alone, f'packed under {pattern} against alone')
+      separate = subject(x, subject.call(pattern=pattern, length=x.shape[1])).x
+      _same(packed[:, part], separate, f'a packed row against separate rows under {pattern}')
 
 
-def _pieces(length: int) -> Iterator[tuple[int, int]]:
+def _decoding_chunks(length: int) -> Iterator[tuple[int, int]]:
   start = length // 2
   yield 0, start
   yield from ((place, place + 1) for place in range(start, length))
 
 
 def decoding_equals_the_forward_pass(subject: Subject) -> None:
-  """Token by token from a cache, a part computes what it computes for the whole row."""
-  whole = subject(call=subject.call(pattern=Causal())).x
+  """Checks that decoding token by token with a cache equals the forward pass of the full row."""
+  expected = subject(call=subject.call(pattern=Causal())).x
   cache = subject.part.init_cache(BATCH, subject.length + 2, jnp.float32)
   slots = Slots.empty(BATCH, subject.length + 2)
-  for start, stop in _pieces(subject.length):
+  for start, stop in _decoding_chunks(subject.length):
     positions = jnp.broadcast_to(jnp.arange(start, stop), (BATCH, stop - start))
     tokens = Tokens(positions, jnp.ones_like(positions))
     slots = slots.extend(tokens)
     call = subject.call(tokens, Causal(), slots=slots)
     result = subject(subject.x[:, start:stop], call, cache)
     cache = result.cache
-    _same(result.x, whole[:, start:stop], f'tokens {start} to {stop - 1} from the cache')
+    _same(result.x, expected[:, start:stop], f'tokens {start} to {stop - 1} with a cache')
 
 
 def prompts_of_different_lengths_decode(subject: Subject) -> None:
-  """Prompts padded on the right decode as each alone, and copies of a row follow their parents."""
+  """Checks that right-padded prompts decode as separate ones, also after the reordering of beam search."""
   lengths, width = np.asarray([2, 4, 3, 4]), 4
-  whole = subject(call=subject.call(pattern=Causal())).x
+  expected = subject(call=subject.call(pattern=Causal())).x
   cache = subject.part.init_cache(BATCH, width + 2, jnp.float32)
   segments = jnp.asarray(np.arange(width) < lengths[:, None], jnp.int32)
   tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
@@ -226,11 +232,11 @@ def prompts_of_different_lengths_decode(subject: Subject) -> None:
   slots = slots.extend(tokens)
   x = subject.x[rows, lengths[rows]][:, None]
   step = subject(x, subject.call(tokens, Causal(), slots=slots), cache).x
-  _same(step[:, 0], whole[rows, lengths[rows]], 'the first token after each prompt')
+  _same(step[:, 0], expected[rows, lengths[rows]], 'the first token after each prompt')
 
 
 def gradients_are_finite(subject: Subject) -> None:
-  """Every parameter and the input have finite gradients, with padding in the row too."""
+  """Checks that gradients of the parameters and the input are finite, also for rows with padding."""
   segments = jnp.broadcast_to(jnp.arange(subject.length) < subject.length - 3, subject.x.shape[:2])
   padded = Tokens.row(subject.length, segments=segments.astype(jnp.int32))
   for tokens in (None, padded):
@@ -240,14 +246,14 @@ def gradients_are_finite(subject: Subject) -> None:
       result = apply(part, x, call)
       return jnp.square(result.x).mean() + sum(map(jnp.mean, result.aux.losses.values()))
 
-    found = jax.jit(jax.grad(loss, (0, 1)))(subject.part, subject.x)
-    for path, gradient in jax.tree.leaves_with_path(found):
+    gradients = jax.jit(jax.grad(loss, (0, 1)))(subject.part, subject.x)
+    for path, gradient in jax.tree.leaves_with_path(gradients):
       if not jnp.isfinite(gradient).all():
-        raise Broken(f'the gradient of {jax.tree_util.keystr(path)} is not finite')
+        raise ContractViolation(f'the gradient of {jax.tree_util.keystr(path)} is not finite')
 
 
 def bfloat16_is_close(subject: Subject) -> None:
-  """In bfloat16 the output is bfloat16 and close to the one in float32."""
+  """Checks that the output in bfloat16 has this dtype and is close to the output in float32."""
   exact = subject().x
 
   def rounded(leaf):
@@ -259,43 +265,47 @@ def bfloat16_is_close(subject: Subject) -> None:
   call = jax.tree.map(rounded, subject.call())
   result = _compiled(part, subject.x.astype(jnp.bfloat16), call)
   if result.x.dtype != jnp.bfloat16:
-    raise Broken(f'the output for a bfloat16 input is {result.x.dtype}')
+    raise ContractViolation(
+      f'the output for a bfloat16 input is {result.x.dtype}, must be bfloat16'
+    )
   _same(result.x, exact, 'bfloat16 against float32', 0.06)
 
 
-def only_what_is_declared_is_read(subject: Subject) -> None:
-  """What `reads` does not name changes nothing, or is refused."""
-  other = {
+def undeclared_inputs_are_not_read(subject: Subject) -> None:
+  """Checks that inputs that `reads` does not name have no effect or raise UserError."""
+  undeclared = {
     'pattern': subject.call(pattern=Causal()),
     'encoding': subject.call(encoding=RoPE(subject.d_model, rngs=nnx.Rngs(0))),
     'source': subject.call(source=Source(2.0 * subject.x, Tokens.row(subject.length))),
   }
-  for name, call in other.items():
+  for name, call in undeclared.items():
     if name not in subject.part.reads:
       try:
         result = subject(call=call)
       except UserError:
         continue
-      _same(result.x, subject().x, f"a part that does not declare that it reads '{name}'")
+      _same(
+        result.x, subject().x, f"outputs after a change of '{name}', which 'reads' does not name"
+      )
 
 
 def rematerialisation_changes_nothing(subject: Subject) -> None:
-  """Values and gradients with dropout are the same when the part is computed again backward."""
+  """Checks that rematerialisation changes neither values nor gradients, with dropout."""
   call = subject.call(key=jax.random.key(7))
 
   def output(part, x):
     return apply(part, x, call).x
 
-  found = []
-  for one in (output, jax.checkpoint(output)):
-    loss = jax.value_and_grad(lambda part, one=one: jnp.square(one(part, subject.x)).mean())
-    found.append(jax.tree.leaves(jax.jit(loss)(subject.part)))
-  for plain, again in zip(*found, strict=True):
-    _same(again, plain, 'with rematerialisation', 1e-4)
+  results = []
+  for function in (output, jax.checkpoint(output)):
+    loss = jax.value_and_grad(lambda part, f=function: jnp.square(f(part, subject.x)).mean())
+    results.append(jax.tree.leaves(jax.jit(loss)(subject.part)))
+  for expected, actual in zip(*results, strict=True):
+    _same(actual, expected, 'with rematerialisation', 1e-4)
 
 
 def devices_change_nothing(subject: Subject) -> None:
-  """On a mesh of all devices of this process, the output equals that of one device."""
+  """Checks that a mesh of all devices of this process computes the output of a single device."""
   for settings in (Mesh(), Mesh(data=-1) if len(jax.devices()) % 2 else Mesh(data=-1, tensor=2)):
     mesh = settings.build()
     infos = Blueprint(jax.eval_shape(lambda: subject.part)).infos
@@ -305,20 +315,20 @@ def devices_change_nothing(subject: Subject) -> None:
     layout = Activations.of(mesh, settings)
 
     def split(part, x, call, layout=layout):
-      with laid_out(layout):
+      with use_layout(layout):
         return apply(part, x, call).x
 
     y = jax.jit(split)(part, x, subject.call())
     _same(y[:BATCH], subject().x, f'on {len(jax.devices())} devices')
 
 
-# Name -> what is checked, and for which parts.
+# Name -> check, and predicate of the parts that it applies to.
 CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]] = {
   'rows are independent': (rows_are_independent, lambda subject: True),
   'tokens are independent': (tokens_are_independent, lambda subject: not subject.mixes),
-  'no token sees later ones': (no_token_sees_later_ones, lambda subject: subject.mixes),
+  'outputs ignore later tokens': (outputs_ignore_later_tokens, lambda subject: subject.mixes),
   'padding is not read': (padding_is_not_read, lambda subject: True),
-  'packed rows equal rows alone': (packed_rows_equal_rows_alone, lambda subject: True),
+  'packed rows equal separate rows': (packed_rows_equal_separate_rows, lambda subject: True),
   'decoding equals the forward pass': (decoding_equals_the_forward_pass, lambda subject: True),
   'prompts of different lengths decode': (
     prompts_of_different_lengths_decode,
@@ -326,23 +336,23 @@ CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]
   ),
   'gradients are finite': (gradients_are_finite, lambda subject: True),
   'bfloat16 is close': (bfloat16_is_close, lambda subject: True),
-  'only what is declared is read': (only_what_is_declared_is_read, lambda subject: True),
+  'undeclared inputs are not read': (undeclared_inputs_are_not_read, lambda subject: True),
   'rematerialisation changes nothing': (rematerialisation_changes_nothing, lambda subject: True),
   'devices change nothing': (devices_change_nothing, lambda subject: len(jax.devices()) > 1),
 }
 
 
 def check_part(subject: Subject) -> Iterator[Outcome]:
-  """Runs a part through all contracts that apply to it."""
+  """Checks all contracts that apply to a part."""
   for name, (check, applies) in CONTRACTS.items():
     if not applies(subject):
       yield Outcome(name, 'not applicable')
       continue
     try:
       check(subject)
-    except Broken as error:
-      yield Outcome(name, 'broken', str(error))
+    except ContractViolation as error:
+      yield Outcome(name, 'failed', str(error))
     except UserError as error:
       yield Outcome(name, 'refused', str(error))
     else:
-      yield Outcome(name, 'kept')
+      yield Outcome(name, 'passed')

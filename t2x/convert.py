@@ -1,4 +1,4 @@
-"""`t2x convert`: Hugging Face folders to run folders, and back."""
+"""Conversion between Hugging Face model folders and run folders, and of old run folders: `t2x convert`."""
 
 import json
 from collections.abc import Sequence
@@ -10,44 +10,45 @@ from t2x.api import read_config, read_experiment
 from t2x.errors import UserError
 from t2x.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
 
-# What lets an imported model generate, where it came with a tokenizer.
+# Config of generation for an imported model with a tokenizer.
 USE = """
 Experiment.task = @{task}()
 {lengths}
 {strategy}
 """
-# Tokens that the rows of such a run would have.
+# Row length of its task, in tokens.
 LENGTH = 512
 
-# What a run folder keeps of theirs, in hub/, for what our parts do not say.
+# Files of the model folder that the run folder keeps in hub/, for fields that have no equivalent in t2x.
 CONFIG, GENERATION = 'config.json', 'generation_config.json'
 
 
 def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -> None:
-  """Writes a run folder for a model folder, whole or not at all: config.gin and model.gin of our parts, a
-  checkpoint of step 0, and the tokenizer if there is one.
+  """Converts a Hugging Face model folder to a run folder.
+
+  Atomically writes config.gin, model.gin, a checkpoint of step 0, and the tokenizer if there is one.
 
   Args:
-    model: the folder, or a .safetensors file in it.
-    out: the run folder.
-    overrides: `NAME=VALUE` each, over the config that is derived from config.json.
+    model: the model folder, or a .safetensors file in it.
+    out: the new run folder.
+    overrides: `NAME=VALUE` each; they override the config that is derived from config.json.
   """
   from t2x.data.prepared_folders import write_folder
   from t2x.interop.streaming import save_streamed
 
   _check_free(out, '--out')
-  theirs = ModelFolder(model, overrides)
-  source, tokenizer, notes = theirs.source, theirs.tokenizer, theirs.notes
-  arrays, left = source.arrays(theirs.shapes)
+  imported = ModelFolder(model, overrides)
+  source, tokenizer, notes = imported.source, imported.tokenizer, imported.notes
+  arrays, unused = source.arrays(imported.shapes)
   count = sum(array.size for array in arrays.values())
   notes.insert(0, f'{source.folder}: {source.family.model_type}, {count:,} parameters')
-  if left:
-    names = ', '.join(map(printed, left))
-    notes.insert(1, f'left out, as {source.fields["architecture"]} has no part for them: {names}')
-  # All that may be refused is read before the weights are copied.
-  rendered = config_lib.render(theirs.config)
-  kept = {name: source.folder / name for name in (CONFIG, GENERATION)}
-  hub = {name: read_bytes(path, SMALL) for name, path in kept.items() if path.exists()}
+  if unused:
+    names = ', '.join(map(printed, unused))
+    notes.insert(1, f'ignored tensors, which {source.fields["architecture"]} does not use: {names}')
+  # Everything that may be invalid is read before the weights are copied.
+  rendered = config_lib.render(imported.config)
+  paths = {name: source.folder / name for name in (CONFIG, GENERATION)}
+  hub = {name: read_bytes(path, SMALL) for name, path in paths.items() if path.exists()}
 
   def write(folder: Path) -> None:
     save_streamed(folder / 'checkpoints', {f'params.{name}': a for name, a in arrays.items()}, {})
@@ -61,37 +62,37 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
 
   write_folder(out, write)
   print('\n'.join(notes))
-  print(f"written to {out}; to start from it: include '{out}/model.gin', InitFrom.run = '{out}'")
+  print(f"wrote {out}; to initialise from it: include '{out}/model.gin', InitFrom.run = '{out}'")
 
 
 def _check_free(folder: Path, flag: str) -> None:
-  """Raises UserError unless the folder is missing or empty."""
+  """Raises UserError if the folder exists and is not empty."""
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-    raise UserError(f'{folder} is there already: remove it, or use another {flag}')
+    raise UserError(f'{folder} already exists: remove it or use another {flag}')
 
 
 class ModelFolder:
-  """A Hugging Face model folder as our parts; no weights are read.
+  """A Hugging Face model folder as a t2x config, without its weights.
 
   Args:
-    path: the folder, or a .safetensors file in it.
-    overrides: `NAME=VALUE` each, over the config that is derived from config.json.
+    path: the model folder, or a .safetensors file in it.
+    overrides: `NAME=VALUE` each; they override the config that is derived from config.json.
 
   Attributes:
     source: the files.
-    shapes: of the model.
-    tokenizer: None if the folder has none that t2x reads.
-    config: the model, and a task if it generates.
-    notes: what was left out, for the user.
+    shapes: the model with abstract parameters.
+    tokenizer: the tokenizer; None if the folder has no supported one.
+    config: the model, and a task if the model generates text.
+    notes: remarks for the user, such as ignored settings.
 
   Raises:
-    UserError: what `Source` refuses.
+    UserError: the folder is invalid or not supported, see `HFModel`.
   """
 
   def __init__(self, path: Path | str, overrides: Sequence[str] = ()):
-    from t2x.interop import Source
+    from t2x.interop import HFModel
 
-    self.source = source = Source(path)
+    self.source = source = HFModel(path)
     self.notes: list[str] = []
     generated = config_lib.GinText(source.gin, str(source.config))
     build: Any = read_experiment([generated], overrides).complete_model()
@@ -99,13 +100,13 @@ class ModelFolder:
     self.tokenizer = _tokenizer(source.folder, self.notes)
     use = ''
     if self.tokenizer is not None:
-      use = _use(source.folder, self.shapes, self.tokenizer, self.notes)
+      use = _generation_gin(source.folder, self.shapes, self.tokenizer, self.notes)
     files = [generated, config_lib.GinText(use, str(source.folder))]
     self.config = read_config(files, overrides)
 
 
 def _tokenizer(folder: Path, notes: list[str]) -> Any:
-  """The tokenizer of a model folder; None where there is none that is read here."""
+  """Loads the tokenizer of a model folder; returns None if it has no supported one."""
   from t2x.data import load_hub_tokenizer
   from t2x.data.tokenizers.special_tokens import Unsupported
 
@@ -114,12 +115,12 @@ def _tokenizer(folder: Path, notes: list[str]) -> Any:
   except Unsupported as error:
     notes.append(f'no tokenizer: {error}')
     return None
-  notes.append(f'tokenizer of {tokenizer.vocab_size:,} ids')
+  notes.append(f'tokenizer with {tokenizer.vocab_size:,} tokens')
   return tokenizer
 
 
-def _use(theirs: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
-  """The gin text of a run that generates; empty for models that do not."""
+def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
+  """Returns the gin text of a task and a decoding strategy; '' for models that do not generate text."""
   from t2x.decode.generation_config import strategy_of
 
   spec = model.spec
@@ -130,47 +131,47 @@ def _use(theirs: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
     task, lengths = 'CausalLM', {'length': spec.max_length}
   else:
     return ''
-  given = {'eos_token_id': _eos_ids(theirs, spec.vocab_size)} | _known(theirs / GENERATION)
-  strategy, left = strategy_of(
-    given,
+  fields = {'eos_token_id': _eos_ids(folder, spec.vocab_size)} | _read_json(folder / GENERATION)
+  strategy, unused = strategy_of(
+    fields,
     eos_id=tokenizer.eos_id,
     vocab_size=spec.vocab_size,
-    where=str(theirs / GENERATION),
+    where=str(folder / GENERATION),
   )
-  if left:
-    notes.append(f'left out of {GENERATION}: {", ".join(left)}')
+  if unused:
+    notes.append(f'ignored in {GENERATION}: {", ".join(unused)}')
   return USE.format(
     task=task,
     lengths='\n'.join(
-      f'{task}.{name} = {min(LENGTH, most or LENGTH)}' for name, most in lengths.items()
+      f'{task}.{name} = {min(LENGTH, max_length or LENGTH)}' for name, max_length in lengths.items()
     ),
     strategy=config_lib.gin_of(f'{task}.strategy', strategy),
   )
 
 
 def _eos_ids(folder: Path, vocab_size: int) -> list[int]:
-  """The end tokens that config.json names, which generation_config.json may leave to it."""
+  """Returns the end tokens in config.json, the defaults for generation_config.json."""
   path = folder / CONFIG
   declared = {'eos_token_id': Ids([], vocab_size)}
-  given = {name: value for name, value in _known(path).items() if value is not None}
-  return list(Fields(given, declared, str(path))['eos_token_id'])
+  values = {name: value for name, value in _read_json(path).items() if value is not None}
+  return list(Fields(values, declared, str(path))['eos_token_id'])
 
 
-def _known(path: Path) -> dict[str, Any]:
-  """The object in a JSON file; empty where there is no file."""
+def _read_json(path: Path) -> dict[str, Any]:
+  """Reads the object in a JSON file; {} if the file does not exist."""
   return read_json(path) if path.exists() else {}
 
 
 def export_run(
   run: Path, to: Path, which: Literal['best', 'last'] | int, model_type: str | None
 ) -> None:
-  """Writes a run's model as a folder that transformers loads.
+  """Converts the model of a run to a Hugging Face model folder.
 
   Args:
     run: the run folder.
-    to: the new folder.
-    which: 'best', 'last' or a step.
-    model_type: the family as config.json names it; None: the one that fits.
+    to: the new model folder.
+    which: the checkpoint: 'best', 'last' or a step.
+    model_type: `model_type` in config.json; None: the first family that supports the model.
   """
   import numpy as np
 
@@ -199,7 +200,7 @@ def export_run(
     return read_experiment([config_lib.GinText(gin, f'{run}, as another family,')]).model
 
   def write(folder: Path) -> None:
-    extra, generation = (_known(run / 'hub' / name) for name in (CONFIG, GENERATION))
+    extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
@@ -217,14 +218,14 @@ def export_run(
         print(f'no tokenizer written: {error}')
 
   write_folder(to, write)
-  print(f'written to {to}')
+  print(f'wrote {to}')
 
 
 def convert_run(run: Path, to: Path) -> None:
-  """Copies a run folder with its checkpoints in the format that this version writes.
+  """Copies a run folder of an older version, with its checkpoints converted to the current format.
 
   Raises:
-    UserError: there is nothing to convert, or a checkpoint is damaged.
+    UserError: the run has no checkpoint, has another format, or a checkpoint is damaged.
   """
   import shutil
 
@@ -235,9 +236,9 @@ def convert_run(run: Path, to: Path) -> None:
   checkpoints = Checkpoints(run / 'checkpoints')
   formats = {step: checkpoints.about(step).get('format', 1) for step in checkpoints.steps()}
   if not formats:
-    raise UserError(f'{run} has no checkpoint: there is nothing to convert')
+    raise UserError(f'{run} has no checkpoints to convert')
   if set(formats.values()) != {1}:
-    raise UserError(f'{run} has run format {max(formats.values())}, and only 1 can be converted')
+    raise UserError(f'{run} has run format {max(formats.values())}: only 1 can be converted')
 
   def write(folder: Path) -> None:
     ignored = shutil.ignore_patterns('checkpoints', '.lock')
@@ -247,27 +248,27 @@ def convert_run(run: Path, to: Path) -> None:
 
   write_folder(to, write)
   steps = ', '.join(map(str, sorted(formats)))
-  print(f'written to {to} in run format {FORMAT}: the checkpoints of steps {steps}')
+  print(f'wrote {to} in run format {FORMAT} with the checkpoints of steps {steps}')
 
 
 def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
-  """Writes one checkpoint of format 1: nested dicts, parameters under `model`."""
+  """Converts one checkpoint of format 1, which has nested dicts and parameters under `model`."""
   import jax
   import orbax.checkpoint as ocp
   from etils import epath
 
   from t2x.arrays import named_leaves
-  from t2x.files import damage_of, write_checksums
+  from t2x.files import find_damage, write_checksums
   from t2x.train.checkpoints import FORMAT, target_of
   from t2x.train.retention import METRICS
 
   old, new = checkpoints.folder / str(step), to / str(step)
-  if (damage := damage_of(old)) is not None:
-    raise UserError(f'{old} is corrupt ({damage}): remove it, then convert the others')
+  if (damage := find_damage(old)) is not None:
+    raise UserError(f'{old} is corrupt ({damage}): remove it to convert the other checkpoints')
   reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
   saved = ocp.PyTreeCheckpointHandler().metadata(epath.Path(old / 'state'))
   target = jax.tree.map(
-    lambda one: target_of(jax.ShapeDtypeStruct(one.shape, one.dtype)), saved.tree
+    lambda leaf: target_of(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)), saved.tree
   )
   restored = reader.restore(old, args=ocp.args.Composite(state=ocp.args.StandardRestore(target)))
   state = {_new_name(name): leaf for name, leaf in named_leaves(restored.state)}
@@ -278,13 +279,13 @@ def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
   with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as writer:
     writer.save(new, args=args)
   write_checksums(new)
-  # Written after the checksums in every run.
+  # Training writes the metrics after the checksums, which do not include them.
   if (old / METRICS).exists():
     (new / METRICS).parent.mkdir(exist_ok=True)
     (new / METRICS).write_bytes((old / METRICS).read_bytes())
 
 
 def _new_name(name: str) -> str:
-  """The name of an array of format 1 in format 2."""
+  """Converts the name of an array from format 1 to format 2."""
   parts = name.replace('/', '.').split('.')
   return '.'.join(['params', *parts[1:]] if parts[0] == 'model' else parts)

@@ -1,19 +1,20 @@
-"""Errors that a user can mend: told in one line, without a traceback."""
+"""Errors caused by user input, which are reported in one line without a traceback."""
 
 import unicodedata
 
 # Control characters, formatting such as the direction of text, surrogates, line separators.
 _UNPRINTABLE = ('Cc', 'Cf', 'Cs', 'Zl', 'Zp')
 
-# The exit code of a run that was stopped and goes on when the same command is run again.
+# Exit code of an interrupted run, which the same command resumes.
 EXIT_INTERRUPTED = 75
 
 
 class UserError(Exception):
-  """Something the user wrote or handed in is wrong.
+  """Invalid user input.
 
-  The message is one clear line (or one line a finding): what, where, what to do. The command line
-  prints it and exits with `exit_code`.
+  Args:
+    message: one line, or one line per error: what is wrong, where, and what to do.
+    exit_code: exit code of the command line.
   """
 
   def __init__(self, message: str, exit_code: int = 2):
@@ -22,26 +23,26 @@ class UserError(Exception):
 
 
 class Interrupted(UserError):
-  """The process was asked to stop; what it had done is saved. `told`: how it ended, in a few words."""
+  """The process was interrupted after it saved its state. `reason` begins the message."""
 
-  def __init__(self, told: str = 'interrupted'):
-    super().__init__(f'{told}: run the same command again to go on', EXIT_INTERRUPTED)
+  def __init__(self, reason: str = 'interrupted'):
+    super().__init__(f'{reason}; run the same command to resume', EXIT_INTERRUPTED)
 
 
 def first_line(error: BaseException) -> str:
-  """The first line of what an error says; '' where it says nothing."""
+  """Returns the first line of an error message, or ''."""
   return (str(error).strip().splitlines() or [''])[0]
 
 
-def in_a_line(error: BaseException) -> str:
-  """`first_line`, led by the error's kind where it is no user's mistake."""
+def error_line(error: BaseException) -> str:
+  """Returns `first_line`, after the class of the error unless it is a UserError."""
   line = first_line(error)
   return line if isinstance(error, UserError) else f'{type(error).__name__}: {line}'
 
 
 def is_printable(text: str) -> bool:
-  """Whether a text holds no control characters: nothing that a terminal would act on."""
-  # Nearly all texts are, and quickly known to be.
+  """Returns whether a text has no control characters, which terminals would interpret."""
+  # The fast check suffices for nearly all texts.
   return text.isprintable() or not any(
     unicodedata.category(character) in _UNPRINTABLE for character in text
   )
@@ -52,6 +53,8 @@ def printable(text: str, *, lines: bool = False) -> str:
   if text.isprintable():
     return text
   return ''.join(
-    one if is_printable(one) or (lines and one == '\n') else one.encode('unicode_escape').decode()
-    for one in text
+    char
+    if is_printable(char) or (lines and char == '\n')
+    else char.encode('unicode_escape').decode()
+    for char in text
   )

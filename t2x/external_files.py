@@ -1,5 +1,4 @@
-"""Files that others wrote, checked before they are used: regular files of limited size, JSON objects, and
-fields of declared types and ranges."""
+"""Validation of files from other programs: file size, JSON syntax, and types and ranges of fields."""
 
 import abc
 import dataclasses
@@ -12,10 +11,10 @@ from typing import Any
 
 from t2x.errors import UserError
 
-# Bytes. The largest config.json that models have (thousands of class names) is about one megabyte, the
-# largest vocabulary about forty.
+# Maximum size in bytes. The largest config.json files of models (thousands of class names) have about one
+# megabyte, the largest vocabularies about forty.
 SMALL, LARGE = 1 << 24, 1 << 28
-# The default of a field that has none.
+# Default of a required field.
 REQUIRED = object()
 
 _repr = reprlib.Repr()
@@ -23,69 +22,69 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
 def shown(value: Any) -> str:
-  """A value in an error message: in one line, and short."""
+  """Returns a short repr of a value, in one line, for error messages."""
   text = _repr.repr(value)
   return text if len(text) <= 120 else f'{text[:117]}...'
 
 
 def printed(name: str) -> str:
-  """A name as it is where it can be printed, else as `shown`."""
+  """Returns a printable name unchanged, and others as `shown`."""
   return name if name.isprintable() else shown(name)
 
 
 def read_bytes(path: Path, limit: int = LARGE) -> bytes:
-  """The contents of a regular file.
+  """Reads a regular file.
 
   Raises:
-    UserError: there is none, it cannot be read, or it is larger than `limit` bytes.
+    UserError: the file does not exist, cannot be read, or is larger than `limit` bytes.
   """
   try:
     status = path.stat()
-    # Opening a pipe would wait for its other end, and a device may have no end.
+    # Opening a pipe blocks until another process writes, and a device may be endless.
     if not stat.S_ISREG(status.st_mode):
       raise UserError(f'{path} is not a regular file')
     if status.st_size > limit:
-      raise UserError(f'{path} is larger than {limit:,} bytes, more than any such file needs')
+      raise UserError(f'{path} is larger than {limit:,} bytes, the limit for such files')
     return path.read_bytes()
   except (OSError, ValueError) as error:
     raise UserError(f'{path}: {getattr(error, "strerror", None) or error}') from error
 
 
 def read_text(path: Path, limit: int = LARGE) -> str:
-  """The contents of a text file.
+  """Reads a UTF-8 text file.
 
   Raises:
-    UserError: as `read_bytes`, or it is not UTF-8.
+    UserError: as `read_bytes`, or the file is not UTF-8.
   """
   try:
     return read_bytes(path, limit).decode('utf-8')
   except UnicodeDecodeError as error:
-    raise UserError(f'{path} is not text in UTF-8: {error}') from error
+    raise UserError(f'{path} is not a UTF-8 text file: {error}') from error
 
 
 def read_json(path: Path, limit: int = SMALL) -> dict[str, Any]:
-  """The object in a JSON file.
+  """Reads a JSON file that contains an object.
 
   Raises:
-    UserError: as `read_text`, or it is not JSON, or JSON of another kind.
+    UserError: as `read_text`, or the file is not JSON, or its value is not an object.
   """
   try:
-    found = json.loads(read_text(path, limit))
+    value = json.loads(read_text(path, limit))
   except RecursionError as error:
-    raise UserError(f'{path} is not JSON that can be read: too many nested brackets') from error
+    raise UserError(f'{path} is not valid JSON: too many nested brackets') from error
   except ValueError as error:
-    raise UserError(f'{path} is not JSON: {error}') from error
-  if not isinstance(found, dict):
-    raise UserError(f'{path} holds {shown(found)}, not a JSON object')
-  return found
+    raise UserError(f'{path} is not valid JSON: {error}') from error
+  if not isinstance(value, dict):
+    raise UserError(f'{path} contains {shown(value)}, not a JSON object')
+  return value
 
 
 @dataclasses.dataclass(frozen=True)
 class Field(abc.ABC):
-  """The type, the range and the default of a field.
+  """Type, range and default of a field.
 
   Attributes:
-    default: the value where the field is absent. Where that is None, the field may also be null.
+    default: the value of an absent field. If it is None, the field may also be null.
   """
 
   default: Any
@@ -97,19 +96,19 @@ class Field(abc.ABC):
 
   @abc.abstractmethod
   def accepts(self, value: Any) -> bool:
-    """Whether a value other than None has the type and lies in the range."""
+    """Returns whether a value other than None has the right type and range."""
 
   def convert(self, value: Any) -> Any:
-    """An accepted value in the form in which it is used."""
+    """Converts an accepted value to the type that t2x uses."""
     return value
 
   def restore(self, value: Any) -> Any:
-    """The value that `convert` converts to `value`."""
+    """Inverts `convert`."""
     return value
 
 
 class Bool(Field):
-  """True or false."""
+  """A boolean."""
 
   @property
   def wanted(self):
@@ -121,14 +120,14 @@ class Bool(Field):
 
 @dataclasses.dataclass(frozen=True)
 class Int(Field):
-  """A whole number from `low` to `high`."""
+  """An integer from `low` to `high`."""
 
   low: int = 0
   high: int = 2**31 - 1
 
   @property
   def wanted(self):
-    return f'a whole number from {self.low} to {self.high}'
+    return f'an integer from {self.low} to {self.high}'
 
   def accepts(self, value):
     return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
@@ -136,7 +135,7 @@ class Int(Field):
 
 @dataclasses.dataclass(frozen=True)
 class Float(Field):
-  """A finite number from `low` to `high`, one of which may be excluded; ints become floats."""
+  """A finite number from `low` to `high`, except `excluded`. Integers are converted to floats."""
 
   low: float = -1e30
   high: float = 1e30
@@ -144,8 +143,8 @@ class Float(Field):
 
   @property
   def wanted(self):
-    border = '' if self.excluded is None else f' other than {self.excluded:g}'
-    return f'a number from {self.low:g} to {self.high:g}{border}'
+    exception = '' if self.excluded is None else f' except {self.excluded:g}'
+    return f'a number from {self.low:g} to {self.high:g}{exception}'
 
   def accepts(self, value):
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -171,7 +170,7 @@ class Choice(Field):
 
 @dataclasses.dataclass(frozen=True)
 class Only(Field):
-  """The one value that is supported, or one that means the same."""
+  """The only supported value, or one of its synonyms."""
 
   others: tuple[Any, ...] = ()
 
@@ -182,7 +181,8 @@ class Only(Field):
   def accepts(self, value):
     is_bool = isinstance(value, bool)
     return any(
-      value == one and is_bool == isinstance(one, bool) for one in (self.default, *self.others)
+      value == other and is_bool == isinstance(other, bool)
+      for other in (self.default, *self.others)
     )
 
 
@@ -199,7 +199,7 @@ class Text(Field):
 
 @dataclasses.dataclass(frozen=True)
 class Ids(Field):
-  """The id of a token, or a list of several, as a tuple; negative ids stand for no token."""
+  """A token id or a list of token ids, converted to a tuple without negative ids, which mean no token."""
 
   vocab_size: int = 2**31
 
@@ -208,8 +208,10 @@ class Ids(Field):
     return f'a token id below {self.vocab_size} or a list of token ids'
 
   def accepts(self, value):
-    one = Int(None, -(2**31), self.vocab_size - 1)
-    return one.accepts(value) or (isinstance(value, list) and all(map(one.accepts, value)))
+    token_id = Int(None, -(2**31), self.vocab_size - 1)
+    return token_id.accepts(value) or (
+      isinstance(value, list) and all(map(token_id.accepts, value))
+    )
 
   def convert(self, value):
     return tuple(i for i in (value if isinstance(value, list) else [value]) if i >= 0)
@@ -228,8 +230,8 @@ class Many(Field):
     return f'a list of {self.least} to {self.most} items, each {self.item.wanted}'
 
   def accepts(self, value):
-    known = isinstance(value, list) and self.least <= len(value) <= self.most
-    return known and all(map(self.item.accepts, value))
+    has_length = isinstance(value, list) and self.least <= len(value) <= self.most
+    return has_length and all(map(self.item.accepts, value))
 
 
 class Object(Field):
@@ -244,25 +246,25 @@ class Object(Field):
 
 
 class Fields(Mapping[str, Any]):
-  """The declared fields of a JSON object, each checked; what is not declared cannot be read.
+  """The declared fields of a JSON object, validated. Other fields cannot be read.
 
   Args:
-    given: the object.
+    values: the JSON object.
     declared: the fields by name; one without a default is required.
     where: the file, for error messages.
 
   Raises:
-    UserError: a field has another type or lies outside of its range, or is missing.
+    UserError: a field has the wrong type, is out of range, or is missing.
   """
 
-  def __init__(self, given: Mapping[str, Any], declared: Mapping[str, Field], where: str):
+  def __init__(self, values: Mapping[str, Any], declared: Mapping[str, Field], where: str):
     self.where = where
-    self._values = {name: self._read(given, name, field) for name, field in declared.items()}
+    self._values = {name: self._read(values, name, field) for name, field in declared.items()}
 
-  def _read(self, given: Mapping[str, Any], name: str, field: Field) -> Any:
-    value = given.get(name, field.default)
+  def _read(self, values: Mapping[str, Any], name: str, field: Field) -> Any:
+    value = values.get(name, field.default)
     if value is REQUIRED:
-      raise UserError(f"{self.where} has no field '{name}'")
+      raise UserError(f"{self.where} has no field '{name}', which is required")
     if value is None and field.default is None:
       return None
     if value is None or not field.accepts(value):
@@ -270,9 +272,9 @@ class Fields(Mapping[str, Any]):
       raise self.refused(name, value, f'{field.wanted}{optional}')
     return field.convert(value)
 
-  def refused(self, name: str, value: Any, wanted: str) -> UserError:
-    """The error for a value that is not supported."""
-    return UserError(f'{self.where}: {name} = {shown(value)} is not supported, only {wanted}')
+  def refused(self, name: str, value: Any, expected: str) -> UserError:
+    """Returns the error for a value that is not supported."""
+    return UserError(f'{self.where}: {name} = {shown(value)} is not supported: must be {expected}')
 
   def __getitem__(self, name: str) -> Any:
     return self._values[name]

@@ -1,5 +1,4 @@
-"""Files that are whole or not there, checksums that tell a damaged folder from a good one, and locks that
-end with the process."""
+"""Atomic file writes, checksums of folders, and file locks."""
 
 import contextlib
 import fcntl
@@ -14,10 +13,10 @@ from pathlib import Path
 log = logging.getLogger('t2x')
 
 
-def write_whole(path: Path, content: bytes) -> None:
-  """Writes beside `path` and renames: whoever is killed meanwhile leaves the old file.
+def write_atomically(path: Path, content: bytes) -> None:
+  """Writes a file atomically: writes a temporary file in the same folder and renames it.
 
-  Several may write it at once: the file is that of one of them, whole.
+  If the process is killed, the old file remains. Concurrent writers do not mix their contents.
   """
   temporary = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}.tmp')
   try:
@@ -29,11 +28,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-  """Holds a lock that ends with the process, however that ends.
+def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
+  """Holds a file lock, which the system also releases when the process dies.
 
-  Where another process holds it, `busy` is called, which may raise; else it is waited for. On a file
-  system without locks there is none.
+  Logs a warning and does not lock on a file system without locks.
+
+  Args:
+    path: the lock file.
+    busy: called if another process holds the lock. It may raise; otherwise the lock is waited for.
   """
   with path.open('w') as file:
     try:
@@ -42,17 +44,20 @@ def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
       busy()
       fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
-      log.warning('%s: no file locks here: nothing keeps a second process out', path.parent)
+      log.warning(
+        '%s: the file system has no locks: do not start a second process on this folder',
+        path.parent,
+      )
     yield
 
 
 CHECKSUMS = 'checksums.json'
-# Written by Orbax while a checkpoint is moved to its place, thus after the checksums.
+# Orbax writes the metadata when it renames the checkpoint, which is after the checksums.
 UNCHECKED = (CHECKSUMS, '_CHECKPOINT_METADATA')
 
 
 def write_checksums(folder: Path) -> None:
-  """Notes size and CRC-32 of every file in `folder`."""
+  """Writes size and CRC-32 of every file in `folder` to its checksum file."""
   sums = {str(path.relative_to(folder)): _checksum(path) for path in _files(folder)}
   (folder / CHECKSUMS).write_text(json.dumps(sums))
 
@@ -62,7 +67,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _checksum(path: Path) -> list[int]:
-  """[size in bytes, CRC-32]."""
+  """Returns [size in bytes, CRC-32]."""
   size, crc = 0, 0
   with path.open('rb') as file:
     while block := file.read(1 << 22):
@@ -70,15 +75,15 @@ def _checksum(path: Path) -> list[int]:
   return [size, crc]
 
 
-def damage_of(folder: Path) -> str | None:
-  """What is wrong with a folder's files; None: nothing."""
+def find_damage(folder: Path) -> str | None:
+  """Compares a folder with its checksums; returns a description of the first damage, or None."""
   try:
     sums = json.loads((folder / CHECKSUMS).read_bytes())
     for name, expected in sums.items():
-      found = _checksum(folder / name)
-      if found != expected:
-        what = 'content' if found[0] == expected[0] else f'{found[0]} of {expected[0]} bytes:'
-        return f'{name}: {what} not as written'
+      actual = _checksum(folder / name)
+      if actual != expected:
+        what = 'wrong CRC-32' if actual[0] == expected[0] else f'{actual[0]} of {expected[0]} bytes'
+        return f'{name}: {what}'
   except (OSError, ValueError, AttributeError) as error:
     return str(error) or type(error).__name__
   return None

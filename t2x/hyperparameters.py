@@ -1,9 +1,8 @@
-"""Hyperparameters that the trials of a sweep vary: float32 scalars in the argument of a step.
+"""Hyperparameters that vary between the trials of a sweep, as float32 scalar inputs of a step.
 
-A field annotated `float | Hyperparameter` (`TunableRate` and others in `t2x.ranges`) holds a number. Where
-trials share a program, it holds a reference to a scalar of the step's argument instead. Both are read
-with `scalar`. Zero is always a number: it leaves computation out, so that the program is another one,
-and `rate == 0.0` is False for a reference.
+A field annotated `float | Hyperparameter` (`TunableRate` and others in `t2x.ranges`) is a number, or a
+reference to an input of the step if trials share a compiled program. Read both with `scalar`. Zero is always
+a number, because the program skips computation for it; `rate == 0.0` is False for a reference.
 """
 
 import contextlib
@@ -21,17 +20,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-  """A reference to a scalar of the step's argument. It has no value of its own and is never zero.
+  """A reference to a scalar input of the step. It has no value and is never zero.
 
   Attributes:
-    name: the parameter of the config, as 'scope/Name.param'.
+    name: the config parameter, as 'scope/Name.param'.
   """
 
   name: str
 
   def _refuse(self, *_: Any) -> NoReturn:
     raise UserError(
-      f'{self.name} varies between trials, and its reference is used as a number: read it with '
+      f'{self.name} varies between trials, but its reference is used as a number: read it with '
       't2x.hyperparameters.scalar inside the step, or annotate the parameter as float'
     )
 
@@ -40,9 +39,8 @@ class Hyperparameter:
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = _refuse
-    __jax_array__ = property(
-      _refuse
-    )  # Looked up by functions of JAX, whose own error names nothing.
+    # JAX functions look this up; their own error would not name the parameter.
+    __jax_array__ = property(_refuse)
 
 
 Tunable = float | Hyperparameter
@@ -53,11 +51,14 @@ _SCALARS: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def given(scalars: Mapping[str, Any]) -> Iterator[None]:
-  """Sets the scalars that references are read from, by name.
+def bind_scalars(scalars: Mapping[str, Any]) -> Iterator[None]:
+  """Sets the values of references inside the context.
 
-  Entered inside the traced function with one of its arguments, so that the values are inputs of what
-  is compiled.
+  Enter it inside the traced function with one of its arguments, so that the values are inputs of the compiled
+  program.
+
+  Args:
+    scalars: float32 scalars by name of the reference.
   """
   token = _SCALARS.set(scalars)
   try:
@@ -67,17 +68,17 @@ def given(scalars: Mapping[str, Any]) -> Iterator[None]:
 
 
 def scalar(value: Tunable) -> 'float | jax.Array':
-  """Returns a float as it is, and the float32 scalar [] that a reference names.
+  """Returns a float unchanged, or the float32 scalar [] of a reference.
 
-  Call it in the function that is traced for the step, not in a constructor, and outside of functions
-  that are jitted on their own: they would keep the scalar of the first trace.
+  Call it in the function that is traced for the step, not in a constructor and not in a function with its own
+  `jax.jit`, which would keep the scalar of its first trace.
 
   Raises:
-    UserError: the reference is read outside of a step.
+    UserError: a reference is read outside of a training step.
   """
   if not isinstance(value, Hyperparameter):
     return value
   scalars = _SCALARS.get()
   if value.name not in scalars:
-    raise UserError(f'{value.name} varies between trials and is read outside of a training step')
+    raise UserError(f'{value.name} varies between trials, but is read outside of a training step')
   return scalars[value.name]

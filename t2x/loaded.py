@@ -1,4 +1,4 @@
-"""A trained model in Python: `t2x.load(folder)`."""
+"""Trained models for use in Python, returned by `t2x.load(folder)`."""
 
 import dataclasses
 import re
@@ -23,23 +23,23 @@ from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference, saved_params
 
 Texts = str | Sequence[str]
-# Texts, or ids [batch, length].
+# Texts, or token ids int32 [batch, length].
 Rows = Texts | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-  """A model with its parameters, its tokenizer and its task.
+  """A trained model with its tokenizer and task.
 
-  Texts are given as strings, one row each, padded on the right to the longest, or as token ids int32
-  [batch, length]; images as float32 [batch, height, width, channels], normalised as in training.
+  Texts are strings, one row each, which are padded on the right to the longest one, or token ids int32
+  [batch, length]. Images are float32 [batch, height, width, channels], normalised as in training.
 
   Attributes:
-    model: the module; call it as its class says.
-    tokenizer: the fitted tokenizer; None for models of images.
-    experiment: the config that the model was built from.
-    inference: what evaluates it.
-    step: of the checkpoint; None for a model folder.
+    model: the module, with its parameters.
+    tokenizer: the fitted tokenizer; None for image models.
+    experiment: the config of the model.
+    inference: computes metrics of the model.
+    step: the step of the checkpoint; None for a model folder.
     weights: {'weights': 'ema'} if the parameters are a moving average.
   """
 
@@ -52,10 +52,10 @@ class Loaded:
 
   @property
   def task(self) -> Task:
-    """What the model was trained for, bound to the tokenizer.
+    """The task that the model was trained for, bound to the tokenizer.
 
     Raises:
-      UserError: the folder names none.
+      UserError: the config has no task.
     """
     return self.experiment.evaluated_task()
 
@@ -68,25 +68,26 @@ class Loaded:
     num_return: int = 1,
     seed: int = 0,
   ) -> list[dict[str, Any]]:
-    """Continues, translates or classifies each prompt, all in one batch.
+    """Continues, translates or classifies prompts in one batch.
 
     Args:
-      prompts: one text or several.
-      strategy: how tokens are chosen; None: as the task says, or greedily.
-      max_new_tokens: most tokens of an answer.
-      num_return: answers for each prompt.
-      seed: of sampling.
+      prompts: one or several texts.
+      strategy: the decoding strategy; None: the task's strategy, or greedy decoding.
+      max_new_tokens: maximum number of generated tokens per completion.
+      num_return: completions per prompt.
+      seed: random seed of sampling.
 
     Returns:
-      For each prompt `prompt`, `text`, `tokens`, `log_probs`, `score`, and with several answers `others`.
+      One dict per prompt with `prompt`, `text`, `tokens`, `log_probs` and `score`, and with `others` if there
+      are several completions.
 
     Raises:
-      UserError: a prompt that the task cannot answer.
+      UserError: a prompt is invalid for the task.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     for text in texts:
       self.task.check_prompt(text)
-    answers = self.task.generate(
+    completions = self.task.generate(
       self.model,
       texts,
       strategy=strategy or self.task.default_strategy,
@@ -96,52 +97,52 @@ class Loaded:
     )
     return [
       {'prompt': text} | best | ({'others': others} if others else {})
-      for text, (best, *others) in zip(texts, answers, strict=True)
+      for text, (best, *others) in zip(texts, completions, strict=True)
     ]
 
   def encode(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and segments (1, or 0 for padding) of what the model reads, int32 [batch, length].
+    """Converts texts to token ids and segments (1 for tokens, 0 for padding), int32 [batch, length].
 
     Raises:
-      UserError: there is no tokenizer.
+      UserError: the model has no tokenizer.
     """
     if isinstance(texts, np.ndarray):
       return texts, np.ones_like(texts)
     spec, tokenizer = self.model.spec, self._text_tokenizer()
     if spec.inputs == 'a source and a target':
-      rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in _listed(texts)]
+      rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in _as_list(texts)]
     elif spec.is_causal(2):
-      rows = [tokenizer.prompt(text) for text in _listed(texts)]
+      rows = [tokenizer.prompt(text) for text in _as_list(texts)]
     else:
-      rows = [tokenizer.encode_pair(text).ids.tolist() for text in _listed(texts)]
+      rows = [tokenizer.encode_pair(text).ids.tolist() for text in _as_list(texts)]
     return self._padded(rows)
 
   def _text_tokenizer(self) -> Tokenizer:
     if self.tokenizer is None:
-      raise UserError('the model has no tokenizer: give token ids, int32 [batch, length]')
+      raise UserError('the model has no tokenizer: pass token ids, int32 [batch, length]')
     return self.tokenizer
 
   def logits(self, inputs: Any, targets: Rows | None = None) -> np.ndarray:
-    """Logits in float32: [batch, length, vocab] for each token that the model reads, or [batch, classes].
+    """Returns logits, float32 [batch, length, vocab] for each input token, or [batch, classes].
 
     Args:
       inputs: texts, token ids or images.
-      targets: for an encoder-decoder, the beginnings of the target texts, or ids that the decoder reads; None:
-        empty texts.
+      targets: prefixes of the target texts or token ids for the decoder of an encoder-decoder; None: empty
+        prefixes.
     """
     return self._outputs(inputs, targets)[0]
 
   def hidden(
     self, inputs: Any, targets: Rows | None = None, *, side: str = 'decoder'
   ) -> list[np.ndarray]:
-    """The residual stream after each layer, float32 [batch, length, width], from the first layer on.
+    """Returns the residual stream after each layer, float32 [batch, length, width], first layer first.
 
     Args:
-      inputs: as of `logits`.
-      targets: as of `logits`.
+      inputs: see `logits`.
+      targets: see `logits`.
       side: 'encoder' or 'decoder' of an encoder-decoder.
     """
-    return self._by_layer('hidden', inputs, targets, side)
+    return self._recorded_layers('hidden', inputs, targets, side)
 
   def attention(
     self,
@@ -151,34 +152,37 @@ class Loaded:
     side: str = 'decoder',
     sublayer: str = 'mixer',
   ) -> list[np.ndarray]:
-    """Attention probabilities of each layer that attends, float32 [batch, heads, queries, keys].
+    """Returns the probabilities of each attention layer, float32 [batch, heads, queries, keys].
 
     Args:
-      inputs: as of `logits`.
-      targets: as of `logits`.
-      side: as of `hidden`.
-      sublayer: 'mixer' for self-attention, 'cross' for the source.
+      inputs: see `logits`.
+      targets: see `logits`.
+      side: see `hidden`.
+      sublayer: 'mixer' for self-attention, 'cross' for cross-attention.
     """
-    return self._by_layer(f'{sublayer}.probabilities', inputs, targets, side)
+    return self._recorded_layers(f'{sublayer}.probabilities', inputs, targets, side)
 
   def evaluate(
     self, split: str | None = None, *, num_examples: int | None = None
   ) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """The metrics of the task over a split and of the config's evaluators, and samples of what they generated.
+    """Computes the metrics of the task and of the config's evaluators.
 
     Args:
-      split: of the task's source; None: its `eval_split`.
-      num_examples: that an evaluator reads, spread evenly; None: all.
+      split: the split of the task's source; None: its `eval_split`.
+      num_examples: number of examples per evaluator, evenly spaced in the split; None: all.
+
+    Returns:
+      The metrics, and samples of generated texts.
     """
     params = self.inference.program.blueprint.params(self.model)
     metrics: dict[str, Any] = self.inference.means(params, split or self.task.eval_split)
     names = list(self.experiment.evaluations)
     settings: dict[str, Any] = {'num_examples': num_examples}
-    found = Evaluation({})
+    results = Evaluation({})
     if names:
       settings |= {} if split is None else {'split': split}
-      found = self.inference.evaluators(params, names, **settings)
-    return {**metrics, **found.metrics, **self.weights}, [dict(one) for one in found.samples]
+      results = self.inference.evaluators(params, names, **settings)
+    return {**metrics, **results.metrics, **self.weights}, [dict(row) for row in results.samples]
 
   def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
     pad_id = self._text_tokenizer().pad_id
@@ -191,33 +195,33 @@ class Loaded:
   def _outputs(
     self, inputs: Any, targets: Rows | None = None, record: frozenset[str] = frozenset()
   ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Logits, and recorded arrays by name."""
+    """Returns logits, and recorded arrays by name."""
     spec = self.model.spec
     if spec.inputs != 'a source and a target' and targets is not None:
-      raise UserError(f'@{type(self.model).__name__} reads {spec.inputs}: leave out the targets')
+      raise UserError(f'@{type(self.model).__name__} reads {spec.inputs}: omit the targets')
 
     run: Callable[..., Any]
     if spec.inputs == 'images':
 
-      def of_images(model, images):
+      def image_outputs(model, images):
         out = model.hidden(images, record=record)
         return model(images).x, out.recorded
 
-      run = of_images
+      run = image_outputs
       arguments: tuple[Any, ...] = (jnp.asarray(inputs, jnp.float32),)
     elif spec.inputs == 'a text':
 
-      def of_texts(model, ids, segments):
+      def text_outputs(model, ids, segments):
         tokens = Tokens.row(ids.shape[1], segments=segments)
         out: Output = model.hidden(ids, tokens=tokens, record=record)
         if 'class logits' in spec.outputs:
           return model.head.classify(out.x, segments, None), out.recorded
         return model.logits(out.x), out.recorded
 
-      run, arguments = of_texts, self.encode(inputs)
+      run, arguments = text_outputs, self.encode(inputs)
     else:
 
-      def of_pairs(model, source, source_segments, target, segments):
+      def pair_outputs(model, source, source_segments, target, segments):
         out: Output = model.hidden(
           source,
           target,
@@ -227,22 +231,24 @@ class Loaded:
         )
         return model.logits(out.x), out.recorded
 
-      run = of_pairs
-      sources = inputs if isinstance(inputs, np.ndarray) else _listed(inputs)
-      beginnings = [''] * len(sources) if targets is None else targets
-      arguments = (*self.encode(sources), *self._targets(beginnings))
+      run = pair_outputs
+      sources = inputs if isinstance(inputs, np.ndarray) else _as_list(inputs)
+      prefixes = [''] * len(sources) if targets is None else targets
+      arguments = (*self.encode(sources), *self._targets(prefixes))
     logits, recorded = jax.device_get(jax.jit(run)(self.model, *arguments))
     return np.asarray(logits, np.float32), recorded
 
   def _targets(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and segments of what the decoder reads."""
+    """Converts texts to token ids and segments for the decoder."""
     if isinstance(texts, np.ndarray):
       return texts, np.ones_like(texts)
     tokenizer = self._text_tokenizer()
     target, begin = tokenizer.target, [tokenizer.start_id, *tokenizer.before]
-    return self._padded([[*begin, *target.encode(text)] for text in _listed(texts)])
+    return self._padded([[*begin, *target.encode(text)] for text in _as_list(texts)])
 
-  def _by_layer(self, name: str, inputs: Any, targets: Rows | None, side: str) -> list[np.ndarray]:
+  def _recorded_layers(
+    self, name: str, inputs: Any, targets: Rows | None, side: str
+  ) -> list[np.ndarray]:
     _, recorded = self._outputs(inputs, targets, frozenset({name.rpartition('.')[2]}))
     if self.model.spec.inputs == 'a source and a target':
       start = f'{side}.'
@@ -254,22 +260,22 @@ class Loaded:
 
 
 def in_order(recorded: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
-  """The arrays of one name by layer, from the first layer on.
+  """Returns the recorded arrays of one name, first layer first.
 
   Args:
-    recorded: arrays [repeats, ...] by '[stages.S.]blocks.I.NAME', as `Stack` returns them.
+    recorded: arrays [repeats, ...] by '[stages.S.]blocks.I.NAME', from `Stack`.
     name: the end of the names.
   """
-  found = []
+  layers = []
   for key, array in recorded.items():
     match = re.fullmatch(rf'(?:stages\.(\d+)\.)?blocks\.(\d+)\.{re.escape(name)}', key)
     if match:
       stage, block = int(match[1] or 0), int(match[2])
-      found += [((stage, repeat, block), layer) for repeat, layer in enumerate(array)]
-  return [np.asarray(layer, np.float32) for _, layer in sorted(found, key=lambda one: one[0])]
+      layers += [((stage, repeat, block), layer) for repeat, layer in enumerate(array)]
+  return [np.asarray(layer, np.float32) for _, layer in sorted(layers, key=lambda item: item[0])]
 
 
-def _listed(texts: Texts) -> list[str]:
+def _as_list(texts: Texts) -> list[str]:
   return [texts] if isinstance(texts, str) else list(texts)
 
 
@@ -280,12 +286,12 @@ def load_run(
   processes: Processes | None = None,
   batch_size: int | None = None,
 ) -> Loaded:
-  """Loads a run folder; arguments as of `t2x.load`."""
+  """Loads a run folder; see `t2x.load` for the arguments."""
   tokenizer = None
   if (folder / 'tokenizer').exists():
     tokenizer = load_tokenizer(folder / 'tokenizer')
   elif isinstance(experiment.task, TextTask):
-    raise UserError(f'{folder} has no tokenizer: nothing was trained in it')
+    raise UserError(f'{folder} has no tokenizer: train the run first')
   inference = Inference(experiment, tokenizer, processes, batch_size=batch_size)
   params, step, weights = saved_params(
     inference.program, Checkpoints(folder / 'checkpoints'), checkpoint
@@ -294,10 +300,10 @@ def load_run(
 
 
 def load_model_folder(folder: Path, processes: Processes | None = None) -> Loaded:
-  """Loads a Hugging Face model folder; arguments as of `t2x.load`."""
+  """Loads a Hugging Face model folder; see `t2x.load` for the arguments."""
   from t2x.convert import ModelFolder
 
-  found = ModelFolder(folder)
-  inference = Inference(found.config.build(), found.tokenizer, processes)
-  model = found.source.read(found.shapes)
-  return Loaded(model, found.tokenizer, inference.experiment, inference)
+  imported = ModelFolder(folder)
+  inference = Inference(imported.config.build(), imported.tokenizer, processes)
+  model = imported.source.read(imported.shapes)
+  return Loaded(model, imported.tokenizer, inference.experiment, inference)

@@ -1,6 +1,6 @@
-"""Types of config values together with the ranges that the values lie in: `decay: Rate = 0.9`.
+"""Types of config values with their valid ranges: `decay: Rate = 0.9`.
 
-`t2x.config` checks every bound value against them, with all other errors of a config.
+`t2x.config` checks every bound value against its range.
 """
 
 import dataclasses
@@ -15,20 +15,20 @@ _FORM = re.compile(r'(?:(\S+) (<=?) )?(x)(?: (<=?) (\S+))?|1 <= (len\(x\))')
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """A condition on a finite number such as `0 <= x < 1`; `NonEmpty` is the one on texts and lists."""
+  """A condition on a finite number, such as `0 <= x < 1`, or on the length (`NonEmpty`)."""
 
   condition: str
 
   def __post_init__(self):
     if _FORM.fullmatch(self.condition) is None:
-      raise ValueError(f"'{self.condition}' is no range such as '0 <= x < 1'")
+      raise ValueError(f"'{self.condition}' is not a range such as '0 <= x < 1'")
 
   def holds(self, value: Any) -> bool:
-    """Whether a number, text or container satisfies the condition."""
+    """Returns whether a number, string or container satisfies the condition."""
     if self == NonEmpty:
       return len(value) > 0
     lower, after, _, before, upper = self._parts()
-    # An integer is finite, and may be too large for a float.
+    # An integer is always finite, but may be too large for math.isfinite.
     if isinstance(value, float) and not math.isfinite(value):
       return False
     if lower is not None and not (
@@ -38,7 +38,7 @@ class Range:
     return upper is None or value < float(upper) or (before == '<=' and value == float(upper))
 
   def __str__(self) -> str:
-    """The condition in words: 'must be at least 0 and below 1'."""
+    """Returns the condition in words: 'must be at least 0 and below 1'."""
     if self == NonEmpty:
       return 'must not be empty'
     lower, after, _, before, upper = self._parts()
@@ -54,7 +54,7 @@ class Range:
     return match.groups()[:5] if match else ()
 
 
-# Of texts and containers: Annotated[Sequence[str], NonEmpty].
+# For strings and containers: Annotated[Sequence[str], NonEmpty].
 NonEmpty = Range('1 <= len(x)')
 
 # Probabilities, decays of moving averages.
@@ -63,16 +63,16 @@ Fraction = Annotated[float, Range('0 <= x <= 1')]
 Positive = Annotated[float, Range('0 < x')]
 NonNegative = Annotated[float, Range('0 <= x')]
 Finite = Annotated[float, Range('x')]
-# Numbers that the trials of a sweep may vary within one program: read them with
+# Numbers that may vary between trials that share a compiled program: read them with
 # `t2x.hyperparameters.scalar`.
 LearningRate = Annotated[Tunable, Range('0 < x <= 1000')]
 TunableNonNegative = Annotated[Tunable, Range('0 <= x')]
 TunableRate = Annotated[Tunable, Range('0 <= x < 1')]
-# Added to keep a quotient or a root finite.
+# Small constants for numerical stability.
 Epsilon = Annotated[float, Range('0 < x <= 1')]
-# The length of a dimension of an array.
+# Sizes of array dimensions.
 Size = Annotated[int, Range('1 <= x <= 16777216')]
-# Steps, batches, layers, examples.
+# Numbers of steps, batches, layers, examples.
 Count = Annotated[int, Range('1 <= x <= 2147483647')]
 Natural = Annotated[int, Range('0 <= x <= 2147483647')]
 Seed = Annotated[int, Range('0 <= x <= 4294967295')]

@@ -1,4 +1,4 @@
-"""The owner of a run folder: one config, and one training process at a time."""
+"""Ownership of run folders: one config, and one training process at a time."""
 
 import contextlib
 import itertools
@@ -11,7 +11,7 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import UserError
-from t2x.files import locked
+from t2x.files import file_lock
 
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
@@ -27,31 +27,31 @@ _LEFTOVERS = (
   'wandb_id',
 )
 
-_ADVICE = 'use --fresh to start again (the old folder is kept), or another --out'
+_ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or another --out'
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
-  """Locks a run folder for a training; creates it if it is missing.
+def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
+  """Locks a run folder for training; creates the folder if it does not exist.
 
-  A folder belongs to the values that its config.gin resolves to, however they are written. A folder
-  of a run that failed before its first checkpoint and its first line of metrics belongs to no config:
-  what the run left there is removed.
+  A folder belongs to the resolved values of its config.gin, which different texts may share. A folder
+  without a checkpoint and without training metrics belongs to no config: the files of its failed run are
+  removed.
 
   Args:
     folder: the run folder.
-    config: what is to be trained.
-    fresh: an old run is set aside (renamed, so that nothing saved is lost) instead of resumed.
+    config: the config to train.
+    fresh: rename the folder of an old run instead of resuming the run.
 
   Raises:
-    UserError: another process trains there, the folder belongs to another config, or its config.gin
-      cannot be read.
+    UserError: another process trains in the folder, it belongs to another config, or its config.gin cannot be
+      read.
   """
   with contextlib.ExitStack() as stack:
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(_locked(folder))
     if fresh and any(path.name != '.lock' for path in folder.iterdir()):
-      _set_aside(folder)
+      _rename_old_run(folder)
       folder.mkdir(exist_ok=True)
       stack.enter_context(_locked(folder))
     elif (folder / 'config.gin').exists():
@@ -60,25 +60,25 @@ def claimed(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[No
 
 
 def _resume(folder: Path, config: config_lib.Config) -> None:
-  """Refuses the folder of another config; removes what a run without a checkpoint left."""
+  """Raises UserError if the folder belongs to another config; removes files of a failed run."""
   started = _has_checkpoint(folder)
   if (folder / 'config.gin').read_bytes() != config_lib.render(config).encode():
-    if started or _has_train_line(folder):
+    if started or _has_train_metrics(folder):
       _check_same(folder, config)
     else:
       _remove(folder, _LEFTOVERS)
   if not started:
-    # The tokenizer is fitted again: the data may have been corrected meanwhile.
+    # The tokenizer is fitted again, because the data may have changed.
     _remove(folder, ['tokenizer'])
 
 
 def _check_same(folder: Path, config: config_lib.Config) -> None:
   try:
-    # The project may have moved since: modules are those of the new config.
+    # The project may have moved: modules are searched in the folders of the new config.
     before = read_config([folder / 'config.gin'], folders=config.folders)
   except UserError as error:
-    first, *others = str(error).splitlines()
-    more = f' (and {len(others)} more)' if others else ''
+    first, *rest = str(error).splitlines()
+    more = f' (and {len(rest)} more)' if rest else ''
     raise UserError(
       f'{folder} belongs to a config that can no longer be read: {first}{more}; {_ADVICE}'
     ) from error
@@ -100,12 +100,12 @@ def _has_checkpoint(folder: Path) -> bool:
   return any(name.isdigit() or name.startswith('corrupt-') for name in names)
 
 
-def _has_train_line(folder: Path) -> bool:
+def _has_train_metrics(folder: Path) -> bool:
   path = folder / 'metrics.jsonl'
-  return path.exists() and any(map(_is_train_line, path.read_bytes().splitlines()))
+  return path.exists() and any(map(_is_train_metrics, path.read_bytes().splitlines()))
 
 
-def _is_train_line(line: bytes) -> bool:
+def _is_train_metrics(line: bytes) -> bool:
   try:
     return json.loads(line)['split'] == 'train'
   except (ValueError, KeyError, TypeError):
@@ -115,15 +115,15 @@ def _is_train_line(line: bytes) -> bool:
 def _locked(folder: Path) -> contextlib.AbstractContextManager[None]:
   def busy():
     raise UserError(
-      f'another process is training in {folder}: wait for its end, or use another --out', 1
+      f'another process is training in {folder}: wait until it ends or use another --out', 1
     )
 
-  return locked(folder / '.lock', busy)
+  return file_lock(folder / '.lock', busy)
 
 
-def _set_aside(folder: Path) -> None:
+def _rename_old_run(folder: Path) -> None:
   number = 1
-  while (aside := folder.with_name(f'{folder.name}.old-{number}')).exists():
+  while (renamed := folder.with_name(f'{folder.name}.old-{number}')).exists():
     number += 1
-  shutil.move(folder, aside)
-  print(f't2x: the old run is kept in {aside}', file=sys.stderr)
+  shutil.move(folder, renamed)
+  print(f't2x: renamed the folder of the old run to {renamed}', file=sys.stderr)

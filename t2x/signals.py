@@ -1,4 +1,4 @@
-"""Who answers the signals that ask a run to end."""
+"""Handlers of the signals that request termination: SIGTERM, SIGINT and SIGHUP."""
 
 import contextlib
 import os
@@ -11,15 +11,16 @@ from t2x.errors import EXIT_INTERRUPTED
 
 Handler = Callable[[int, Any], None]
 
-# Of threads other than the main one; and what has come to them, for those that begin later.
+# Handlers of threads other than the main thread, and the signals forwarded to them, for threads that start
+# later.
 _threads: list[Handler] = []
-_passed: list[int] = []
-# All that came to a handler of the main thread, whether or not it could still do something about it.
+_forwarded: list[int] = []
+# All signals that the handler of the main thread received, even those too late to have an effect.
 _received: list[int] = []
 
 
-def ending_signals() -> list[signal.Signals]:
-  """The signals that ask a run to end: SIGTERM, SIGINT, and SIGHUP unless it is ignored (nohup)."""
+def termination_signals() -> list[signal.Signals]:
+  """Returns the signals that request termination: SIGTERM, SIGINT, and SIGHUP unless ignored (nohup)."""
   numbers = [signal.SIGTERM, signal.SIGINT]
   if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
     numbers.append(signal.SIGHUP)
@@ -27,14 +28,15 @@ def ending_signals() -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def answered_by(handler: Handler) -> Iterator[None]:
-  """Installs `handler` for the signals of `ending_signals`, and restores the old handlers on exit.
+def handle_signals(handler: Handler) -> Iterator[None]:
+  """Installs a handler for `termination_signals` inside the context.
 
-  In other threads than the main one they come where that has them `passed_on`, and only there.
+  In a thread other than the main thread, the handler only gets signals that the main thread forwards with
+  `forward_signals`.
   """
   if threading.current_thread() is not threading.main_thread():
     _threads.append(handler)
-    for number in tuple(_passed):
+    for number in tuple(_forwarded):
       handler(number, None)
     try:
       yield
@@ -46,7 +48,7 @@ def answered_by(handler: Handler) -> Iterator[None]:
     _received.append(number)
     handler(number, frame)
 
-  before = {number: signal.signal(number, answer) for number in ending_signals()}
+  before = {number: signal.signal(number, answer) for number in termination_signals()}
   try:
     yield
   finally:
@@ -54,51 +56,50 @@ def answered_by(handler: Handler) -> Iterator[None]:
       signal.signal(number, old)
 
 
-def asked_to_stop() -> Callable[[], bool]:
-  """Returns a function that says whether a signal of `ending_signals` has come since, to any handler.
+def stop_flag() -> Callable[[], bool]:
+  """Returns a function that returns whether any handler received a signal since this call.
 
-  A run that is asked in its last step or while it evaluates ends well: what would begin the next
-  one looks here.
+  A run that is interrupted in its last step or in evaluation ends normally. The caller checks this function
+  before it starts the next run.
   """
   before = len(_received)
   return lambda: len(_received) > before
 
 
 @contextlib.contextmanager
-def passed_on() -> Iterator[None]:
-  """Passes the signals of `ending_signals` on to the handlers of all other threads."""
+def forward_signals() -> Iterator[None]:
+  """Forwards `termination_signals` to the handlers of all other threads inside the context."""
 
-  def pass_on(number: int, frame: Any) -> None:
-    _passed.append(number)
+  def forward(number: int, frame: Any) -> None:
+    _forwarded.append(number)
     for handler in tuple(_threads):
       handler(number, frame)
 
-  with answered_by(pass_on):
+  with handle_signals(forward):
     try:
       yield
     finally:
-      _passed.clear()
+      _forwarded.clear()
 
 
 @contextlib.contextmanager
-def ended_at_once(end_others: Callable[[str], None]) -> Iterator[None]:
-  """Ends this process on the signals of `ending_signals`, with the exit code that asks to run again.
+def exit_on_signals(end_others: Callable[[str], None]) -> Iterator[None]:
+  """Exits on `termination_signals` with EXIT_INTERRUPTED, without saving.
 
-  Inside its loop a run answers them by itself; outside it has nothing to save. Preparing data is
-  cut off as by a kill.
+  The training loop installs its own handler; outside the loop there is nothing to save.
 
   Args:
-    end_others: called first, with the message: ends the other processes of a run.
+    end_others: called first with the message, to end the other processes of a run.
   """
-  from t2x.terminal import last_words
+  from t2x.terminal import print_final_line
 
   def end(number: int, frame: Any) -> None:
-    message = 'interrupted outside the training steps: run the same command again to go on'
+    message = 'interrupted outside the training steps; run the same command to resume'
     end_others(message)
-    last_words(f't2x: {message}')
+    print_final_line(f't2x: {message}')
     os._exit(EXIT_INTERRUPTED)
 
-  # The handlers of other threads wait for what is passed on to them; none is needed here.
+  # Only the main thread can install handlers.
   in_main = threading.current_thread() is threading.main_thread()
-  with answered_by(end) if in_main else contextlib.nullcontext():
+  with handle_signals(end) if in_main else contextlib.nullcontext():
     yield

@@ -1,5 +1,8 @@
-"""Standard streams of long commands: printed lines appear above live displays and are copied to a log
-file, and write errors (a closed terminal or pipe) are ignored."""
+"""Standard streams of long-running commands.
+
+Printed lines appear above live displays and are copied to a log file. Write errors, such as those of a closed
+terminal or pipe, are ignored.
+"""
 
 import contextlib
 import datetime
@@ -52,7 +55,7 @@ class _Stream(io.TextIOBase):
       self._discard()
 
   def _discard(self) -> None:
-    """Redirects the file descriptor to /dev/null, for native code and buffered text, too."""
+    """Redirects the file descriptor to /dev/null, also for native code and buffered text."""
     null = os.open(os.devnull, os.O_WRONLY)
     try:
       os.dup2(null, self.stream.fileno())
@@ -113,7 +116,7 @@ class _Lines:
 
 
 class _LogFile:
-  """Appends lines with their times to a file; after a write error it is closed and ignored."""
+  """Appends lines with timestamps to a file; closes it after a write error and ignores further lines."""
 
   def __init__(self, path: Path):
     self._file: TextIO | None = path.open('a', encoding='utf-8', buffering=1)
@@ -126,7 +129,7 @@ class _LogFile:
     try:
       self._file.write(f'{now}  {line}\n')
     except (OSError, ValueError, RuntimeError):
-      # RuntimeError: a signal handler writes while the main thread does.
+      # RuntimeError: a signal handler writes while the main thread is writing.
       self.close()
 
   def close(self) -> None:
@@ -137,7 +140,7 @@ class _LogFile:
 
 
 class _Output(FileProxy):
-  """Replaces sys.stdout or sys.stderr: writes lines above a live display, and to a log file."""
+  """Replacement of sys.stdout or sys.stderr that writes lines above a live display and to a log file."""
 
   def __init__(self, shared: _Console, stream: Any):
     super().__init__(shared, stream)
@@ -161,8 +164,8 @@ class _Output(FileProxy):
     return self.stream.encoding
 
   def _has_live_display(self) -> bool:
-    mine = self.console.file is self.stream or self.stream.isatty()
-    return self.console.num_lives > 0 and mine
+    is_displayed = self.console.file is self.stream or self.stream.isatty()
+    return self.console.num_lives > 0 and is_displayed
 
   def flush(self) -> None:
     # An incomplete line is held back while a live display is active.
@@ -198,11 +201,10 @@ class _DebugHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def wrapped() -> Iterator[None]:
-  """Replaces sys.stdout and sys.stderr within the context.
+def wrap_streams() -> Iterator[None]:
+  """Replaces sys.stdout and sys.stderr inside the context.
 
-  Writing to them never raises. While a live display of `console()` is active, lines are written above
-  it.
+  Writing to them never raises. Lines are written above an active live display of `console()`.
   """
   if isinstance(sys.stderr, _Output):
     yield
@@ -223,7 +225,7 @@ def wrapped() -> Iterator[None]:
 
 
 def _open_standard_files() -> None:
-  """Opens /dev/null for closed standard streams, so that no other file gets their descriptors."""
+  """Opens /dev/null for closed standard streams, so that no other file gets their file descriptors."""
   for number in range(3):
     try:
       os.fstat(number)
@@ -232,12 +234,12 @@ def _open_standard_files() -> None:
 
 
 @contextlib.contextmanager
-def logged(path: Path) -> Iterator[None]:
-  """Appends printed lines, debug records of t2x and the final error to a file, with their times."""
+def log_to_file(path: Path) -> Iterator[None]:
+  """Appends printed lines, debug records of t2x and the final error to a file, with timestamps."""
   logger = logging.getLogger('t2x')
   level, log = logger.level, _LogFile(path)
   handler = _DebugHandler(log)
-  with wrapped():
+  with wrap_streams():
     streams = (sys.stdout, sys.stderr)
     outputs = [stream for stream in streams if isinstance(stream, _Output)]
     for output in outputs:
@@ -261,16 +263,16 @@ def logged(path: Path) -> Iterator[None]:
 
 
 def console() -> Console:
-  """Returns the console of sys.stderr, which all live displays share."""
+  """Returns the console of sys.stderr, which all live displays use."""
   if isinstance(sys.stderr, _Output):
     return sys.stderr.console
   return Console(stderr=True, highlight=False)
 
 
-def last_words(text: str) -> None:
-  """Erases a live display and writes a line to stderr, without locks: call it before `os._exit`.
+def print_final_line(text: str) -> None:
+  """Erases live displays and writes a line to stderr, without locks, before `os._exit`.
 
-  Safe in signal handlers and in any thread.
+  Safe to call in signal handlers and in any thread.
   """
   output = sys.stderr
   if not isinstance(output, _Output):
@@ -280,7 +282,7 @@ def last_words(text: str) -> None:
     output.log.write(text)
   clear = ''
   if output.console.num_lives > 0 and output.stream.isatty():
-    # Each display has one line.
+    # Each live display has one line.
     clear = _LINE_UP.join([_ERASE_LINE] * output.console.num_lives) + _SHOW_CURSOR
   with contextlib.suppress(OSError, ValueError):
     os.write(output.stream.fileno(), f'{clear}{text}\n'.encode())

@@ -7,8 +7,8 @@ def text_table(rows: Sequence[Sequence[str]], alignment: str) -> str:
   """Formats rows of cells as lines with aligned columns, two spaces apart.
 
   Args:
-    rows: the lines' cells, the header first; all rows have the same number of cells.
-    alignment: `<` (left) or `>` (right) for each column.
+    rows: cells of each line, the header first; all rows have the same number of cells.
+    alignment: one `<` (left) or `>` (right) per column.
   """
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   return '\n'.join(

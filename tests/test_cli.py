@@ -37,7 +37,7 @@ main(['train', 'some.gin'])
 """
   done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
   assert done.returncode == 75
-  assert 'run the same command again' in done.stderr
+  assert 'run the same command to resume' in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_the_example_passes_its_test_and_the_contracts(tmp_path, monkeypatch, ca
   code = main(['test-part', 'maxout.Maxout', '--gin.Maxout.hidden_dim=32'])
   lines = capsys.readouterr().out
   assert code == 0, lines
-  assert 'broken' not in lines
+  assert 'failed' not in lines
 
 
 def test_commands_and_files_exist():

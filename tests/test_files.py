@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from t2x.files import write_whole
+from t2x.files import write_atomically
 
 
 def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
@@ -14,7 +14,7 @@ def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
   def write(content):
     try:
       for _ in range(50):
-        write_whole(path, content)
+        write_atomically(path, content)
         assert path.read_bytes() in contents
     except Exception as error:
       errors.append(error)
@@ -30,13 +30,13 @@ def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
 
 def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
   path = tmp_path / 'file'
-  write_whole(path, b'old')
+  write_atomically(path, b'old')
 
   def fail(*_):
     raise OSError('the disk is full')
 
   monkeypatch.setattr('os.replace', fail)
   with pytest.raises(OSError, match='full'):
-    write_whole(path, b'new')
+    write_atomically(path, b'new')
   assert [one.name for one in tmp_path.iterdir()] == ['file']
   assert path.read_bytes() == b'old'

@@ -14,7 +14,7 @@ from t2x.config.signature import describe
 from t2x.config.type_check import is_tunable
 from t2x.data import Bytes, TextFiles
 from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter, given, scalar
+from t2x.hyperparameters import Hyperparameter, bind_scalars, scalar
 from t2x.layers import (
   MLP,
   Causal,
@@ -62,7 +62,7 @@ def as_input(function, value):
   """`function(reference)`, the value being an argument of what is compiled."""
 
   def step(scalars):
-    with given(scalars):
+    with bind_scalars(scalars):
       return function(RATE)
 
   return jax.jit(step)({RATE.name: np.float32(value)})
@@ -278,7 +278,7 @@ def test_a_reference_is_never_zero_and_equal_by_name():
 
 def test_a_reference_has_a_value_only_inside_a_step():
   assert scalar(0.3) == 0.3
-  with given({RATE.name: np.float32(0.5)}):
+  with bind_scalars({RATE.name: np.float32(0.5)}):
     assert scalar(RATE) == np.float32(0.5)
   with pytest.raises(UserError, match=r'PreNorm\.dropout_rate .* read outside of a training step'):
     scalar(RATE)

@@ -11,7 +11,7 @@ from t2x.ranges import NonEmpty, Range
 def parts(tmp_path_factory):
   file = tmp_path_factory.mktemp('ranges') / 'empty.gin'
   file.write_text('')
-  return read_config([file]).bindings.known_part
+  return read_config([file]).bindings.exact_part
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_texts_and_containers_that_must_not_be_empty():
 
 
 def test_a_condition_of_another_form_is_no_range():
-  with pytest.raises(ValueError, match='no range'):
+  with pytest.raises(ValueError, match='not a range'):
     Range('x > 0')

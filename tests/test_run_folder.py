@@ -7,7 +7,7 @@ import pytest
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import UserError
-from t2x.run_folder import claimed
+from t2x.run_folder import claim_folder
 
 CONFIG = """
 Experiment.trainer = @Trainer()
@@ -32,7 +32,7 @@ def write(tmp_path):
 
 def start(folder, config, *made):
   """Claims the folder as a training does; then writes config.gin and the files of `made`."""
-  with claimed(folder, config, fresh=False):
+  with claim_folder(folder, config, fresh=False):
     (folder / 'config.gin').write_text(config_lib.render(config))
     for name in made:
       path = folder / name
@@ -156,6 +156,6 @@ def test_an_old_config_that_can_no_longer_be_read_says_so_in_a_line(write, tmp_p
 
 def test_an_old_run_is_set_aside_whole(write, tmp_path):
   start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
-  with claimed(tmp_path / 'run', write(CONFIG.replace('10', '11')), fresh=True):
+  with claim_folder(tmp_path / 'run', write(CONFIG.replace('10', '11')), fresh=True):
     assert names(tmp_path / 'run') == ['.lock']
   assert names(tmp_path / 'run.old-1') == ['.lock', 'checkpoints', 'config.gin']

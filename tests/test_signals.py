@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from t2x.signals import answered_by, asked_to_stop, passed_on
+from t2x.signals import forward_signals, handle_signals, stop_flag
 
 
 @pytest.fixture
@@ -19,8 +19,8 @@ def hangup():
 
 def test_a_hangup_is_answered_as_sigterm_is(hangup):
   hangup(signal.SIG_DFL)
-  heard, stopped = [], asked_to_stop()
-  with answered_by(lambda number, frame: heard.append(number)):
+  heard, stopped = [], stop_flag()
+  with handle_signals(lambda number, frame: heard.append(number)):
     signal.raise_signal(signal.SIGHUP)
   assert heard == [signal.SIGHUP]
   assert stopped()
@@ -31,7 +31,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored(hangup):
   hangup(signal.SIG_IGN)
   heard = []
   handler = lambda number, frame: heard.append(number)  # noqa: E731
-  with answered_by(handler), answered_by(handler):
+  with handle_signals(handler), handle_signals(handler):
     signal.raise_signal(signal.SIGHUP)
   assert heard == []
   assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -41,10 +41,10 @@ def test_threads_hear_of_a_signal_that_came_before_they_began():
   heard = []
 
   def run():
-    with answered_by(lambda number, frame: heard.append(number)):
+    with handle_signals(lambda number, frame: heard.append(number)):
       pass
 
-  with passed_on():
+  with forward_signals():
     os.kill(os.getpid(), signal.SIGTERM)
     thread = threading.Thread(target=run)
     thread.start()

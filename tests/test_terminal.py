@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from t2x.errors import UserError
-from t2x.terminal import LogHandler, console, last_words, logged, wrapped
+from t2x.terminal import LogHandler, console, log_to_file, print_final_line, wrap_streams
 
 START = """
 import logging, os, signal, sys, time, warnings
 from rich.live import Live
 from rich.progress import track
-from t2x.terminal import LogHandler, console, last_words, logged, wrapped
+from t2x.terminal import LogHandler, console, print_final_line, log_to_file, wrap_streams
 
 def live(text):
   return Live(text, console=console(), transient=True, refresh_per_second=20)
@@ -32,7 +32,7 @@ def test_what_is_printed_stands_above_a_live_display(in_terminal):
   text = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 warnings.formatwarning = lambda message, *_: f'{message}\\n'
-with wrapped():
+with wrap_streams():
   print('before', flush=True)
   with live('a live line'):
     logging.warning('logged')
@@ -67,7 +67,7 @@ with wrapped():
 
 def test_a_bar_within_a_live_display_leaves_nothing(in_terminal):
   text = """
-with wrapped(), live('a live line'):
+with wrap_streams(), live('a live line'):
   for i in track(range(20), 'preparing', console=console(), transient=True):
     time.sleep(0.02)
     if i == 10:
@@ -82,9 +82,9 @@ with wrapped(), live('a live line'):
 
 def test_the_last_words_take_the_place_of_a_live_display(in_terminal):
   text = """
-with wrapped(), live('a live line'), live('another'):
+with wrap_streams(), live('a live line'), live('another'):
   time.sleep(0.2)
-  last_words('the end')
+  print_final_line('the end')
   os._exit(75)
 """
   with in_terminal(script(text)) as terminal:
@@ -96,7 +96,7 @@ with wrapped(), live('a live line'), live('another'):
 def test_a_stdout_that_is_a_file_gets_what_is_its_own(in_terminal, tmp_path):
   text = f"""
 sys.stdout = open({str(tmp_path / 'out')!r}, 'w')
-with wrapped(), live('a live line'):
+with wrap_streams(), live('a live line'):
   print('printed')
 """
   with in_terminal(script(text)) as terminal:
@@ -107,7 +107,7 @@ with wrapped(), live('a live line'):
 
 # Writes more than any buffer holds, three times.
 LONG = """
-with wrapped(), logged({log!r}), live('a live line'):
+with wrap_streams(), log_to_file({log!r}), live('a live line'):
   for i in range(3):
     for j in range(300):
       print('line', i, j)
@@ -143,7 +143,7 @@ def test_streams_that_close_end_nothing_and_the_log_goes_on(in_terminal, tmp_pat
 
 def test_no_file_takes_the_place_of_a_closed_stderr(tmp_path):
   text = f"""
-with wrapped():
+with wrap_streams():
   file = open({str(tmp_path / 'data')!r}, 'w')
   os.write(2, b'from native code')
 """
@@ -157,7 +157,7 @@ def test_the_log_has_times_debug_lines_and_what_was_printed(tmp_path, capsys):
   logger = logging.getLogger('t2x')
   logger.addHandler(handler)
   try:
-    with logged(path):
+    with log_to_file(path):
       logger.debug('a detail')
       logger.warning('a warning')
       print('\x1b[1mbold\x1b[0m')
@@ -178,7 +178,7 @@ def test_the_log_has_times_debug_lines_and_what_was_printed(tmp_path, capsys):
 
 def test_the_log_ends_with_the_error_and_where_it_came_from(tmp_path):
   for error in (UserError('a wrong config'), ZeroDivisionError('a bug')):
-    with pytest.raises(type(error)), logged(tmp_path / 'log.txt'):
+    with pytest.raises(type(error)), log_to_file(tmp_path / 'log.txt'):
       raise error
   text = (tmp_path / 'log.txt').read_text()
   assert text.splitlines()[0].endswith('  a wrong config')
@@ -187,7 +187,7 @@ def test_the_log_ends_with_the_error_and_where_it_came_from(tmp_path):
 
 
 def test_a_log_on_a_full_disk_ends_nothing(tmp_path, full_disk, capsys):
-  with full_disk(1 << 10), logged(tmp_path / 'log.txt'):
+  with full_disk(1 << 10), log_to_file(tmp_path / 'log.txt'):
     for i in range(200):
       print('line', i)
   assert 'line 199' in capsys.readouterr().out
@@ -195,9 +195,9 @@ def test_a_log_on_a_full_disk_ends_nothing(tmp_path, full_disk, capsys):
 
 def test_streams_are_what_they_were_afterwards(capsys):
   before = sys.stdout, sys.stderr
-  with wrapped():
+  with wrap_streams():
     assert sys.stderr is not before[1]
-    with wrapped():
+    with wrap_streams():
       assert console() is console()
-    last_words('the end')
+    print_final_line('the end')
   assert (sys.stdout, sys.stderr) == before

@@ -1,9 +1,9 @@
-"""Bits per byte of a run's held-out files: the model against gzip -9 and xz -9e, file by file.
+"""Compares the bits per byte of a run's held-out files under the model, gzip -9 and xz -9e.
 
     t2x train configs/runs/stdlib_lm.gin
     python experiments/compression/compare.py runs/stdlib_lm
 
-The compressors see each file on its own, as the model does: no file sees another.
+The compressors and the model both process each file independently.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from t2x.api import read_config
 
 
 def main() -> None:
-  """Prints one line a compressor and one an evaluation of the run."""
+  """Prints one line per compressor and one per evaluation of the run."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('run', type=Path, help='a run folder of a causal language model')
   folder = parser.parse_args().run
@@ -36,8 +36,8 @@ def main() -> None:
   }
   for line in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines()):
     if 'bits_per_byte' in line:
-      when = f'step {line["step"]}, {minutes[line["step"]]:.1f} min'
-      print(f'{when:24} {line["bits_per_byte"]:.3f} bits per byte')
+      label = f'step {line["step"]}, {minutes[line["step"]]:.1f} min'
+      print(f'{label:24} {line["bits_per_byte"]:.3f} bits per byte')
 
 
 if __name__ == '__main__':

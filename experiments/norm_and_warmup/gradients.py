@@ -1,10 +1,10 @@
-"""Norm of the gradient layer by layer at initialisation, pre-norm and post-norm, at several depths.
+"""Gradient norm per layer at initialisation, for pre-norm and post-norm models of several depths.
 
     python experiments/norm_and_warmup/gradients.py
 
-Xiong et al. (https://arxiv.org/abs/2002.04745, figure 3) look at the second matrix of the
-feed-forward sublayer. Writes gradients.csv (a line for each wiring, depth, seed and layer),
-gradients.md and gradients.png into results/ beside this file.
+As Xiong et al. (https://arxiv.org/abs/2002.04745, figure 3), reports the second matrix of the feed-forward
+sublayer. Writes gradients.csv (one line per wiring, depth, seed and layer), gradients.md and gradients.png
+into the folder results/ next to this file.
 """
 
 import csv
@@ -27,9 +27,9 @@ SEEDS = range(5)
 FIELDS = ('wiring', 'depth', 'seed', 'layer', 'second_matrix', 'all')
 
 
-def by_layer(variant: str, depth: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-  """For each seed the norms [layers] of the gradient of the second feed-forward matrix and of all of a
-  layer's parameters, for the mean loss of one training batch."""
+def norms_per_layer(variant: str, depth: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+  """Yields each seed and two arrays of gradient norms [layers] of the mean loss of one training batch: of
+  the second feed-forward matrix, and of all parameters of a layer."""
   sweep = read_sweep(HERE / 'sweep.gin')
   (arm,) = (
     arm
@@ -55,12 +55,12 @@ def by_layer(variant: str, depth: int) -> Iterator[tuple[int, np.ndarray, np.nda
 
   for seed in SEEDS:
     batches = Batches(rows, None, batch_size=trainer.batch_size, seed=seed)
-    second, whole = jax.device_get(norms(seed, batches[0]))
-    yield seed, second, whole
+    second, total = jax.device_get(norms(seed, batches[0]))
+    yield seed, second, total
 
 
 def table(lines: list[dict]) -> str:
-  """Means over seeds of the first, the middle and the last layer, as markdown."""
+  """Formats the means over seeds for the first, middle and last layer as a Markdown table."""
   rows = ['| wiring | layers | first | middle | last | last / first |', '|---|---|---|---|---|---|']
   for wiring in WIRINGS:
     for depth in DEPTHS:
@@ -72,17 +72,17 @@ def table(lines: list[dict]) -> str:
 
 
 def profile(lines: list[dict], wiring: str, depth: int) -> np.ndarray:
-  """Mean norm over seeds of the second matrix of each layer."""
-  found = [line for line in lines if (line['wiring'], line['depth']) == (wiring, depth)]
+  """Returns the gradient norm of the second matrix of each layer, as a mean over seeds."""
+  matches = [line for line in lines if (line['wiring'], line['depth']) == (wiring, depth)]
   values = [
-    [line['second_matrix'] for line in found if line['layer'] == layer]
+    [line['second_matrix'] for line in matches if line['layer'] == layer]
     for layer in range(1, depth + 1)
   ]
   return np.array(values).mean(axis=1)
 
 
 def plot(lines: list[dict], path: Path) -> None:
-  """Norm by layer, a line for each wiring and depth."""
+  """Plots the gradient norm by layer, with one line per wiring and depth."""
   import matplotlib
 
   matplotlib.use('Agg')
@@ -106,8 +106,8 @@ def main() -> None:
     dict(zip(FIELDS, (wiring, depth, seed, layer, float(a), float(b)), strict=True))
     for wiring, variant in WIRINGS.items()
     for depth in DEPTHS
-    for seed, second, whole in by_layer(variant, depth)
-    for layer, (a, b) in enumerate(zip(second, whole, strict=True), 1)
+    for seed, second, total in norms_per_layer(variant, depth)
+    for layer, (a, b) in enumerate(zip(second, total, strict=True), 1)
   ]
   results = HERE / 'results'
   results.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""One process of a run: started, watched from outside, and ended at a moment of its life."""
+"""Starts a training process, observes its phase from outside, and ends it at a chosen moment."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 EVAL_EVERY = 12
-# Longer than any healthy process of these runs takes, on a busy machine too.
+# Seconds; longer than any healthy process of these runs takes, even on a busy machine.
 TIMEOUT = 300.0
 
 
 def environment(out: Path) -> dict[str, str]:
-  """This checkout's t2x; caches in `out`, so that a restart need not compile again."""
+  """Returns environment variables for this checkout's t2x, with caches in `out` to avoid recompilation."""
   return os.environ | {
     'PYTHONPATH': str(ROOT),
     'JAX_PLATFORMS': os.environ.get('JAX_PLATFORMS', 'cpu'),
@@ -31,15 +31,15 @@ def environment(out: Path) -> dict[str, str]:
   }
 
 
-class Life:
-  """A process that trains, from its start to its end.
+class TrainingProcess:
+  """A training process in a separate session.
 
   Args:
-    name: the experiment: a gin file beside this one.
-    folder: the run folder.
-    out: where data and caches are; the process's working folder.
-    python: what comes before `train` on the command line.
-    extra: what comes last there.
+    name: experiment: the name of a gin file in this folder.
+    folder: run folder.
+    out: folder of data and caches; the process's working folder.
+    python: arguments of Python before `train`.
+    extra: further arguments at the end of the command line.
   """
 
   def __init__(
@@ -51,9 +51,9 @@ class Life:
     extra: Sequence[str] = (),
   ):
     self.folder, self.cache = folder, out / 'cache'
-    # Beside the caches: the run folder's disk may be full.
+    # Not in the run folder, whose disk may be full.
     self.log = out / f'{name}-{folder.name}.stderr'
-    self.began = time.time()
+    self.started = time.time()
     with self.log.open('w') as log:
       self.process = subprocess.Popen(
         [
@@ -70,20 +70,20 @@ class Life:
 
   @property
   def stderr(self) -> str:
-    """What it has said so far."""
+    """Output of the process on stderr so far."""
     return self.log.read_text(errors='replace')
 
   def alive(self) -> bool:
-    """Whether it has not ended."""
+    """Returns whether the process is running."""
     return self.process.poll() is None
 
   def phase(self) -> str:
-    """What it is doing, as its folders show."""
-    if not self._written('config.gin'):
+    """Returns the current phase, as determined from the files in the run folder and the cache."""
+    if not self._has_written('config.gin'):
       return 'start-up'
     if any(self.cache.glob('*/*.tmp-*')):
       return 'data'
-    if not self._written('summary.txt'):
+    if not self._has_written('summary.txt'):
       return 'restoring'
     line = self._last_line()
     if line.get('split') == 'train' and line['step'] % EVAL_EVERY == 0:
@@ -92,9 +92,9 @@ class Life:
       return 'saving'
     return 'steps'
 
-  def _written(self, name: str) -> bool:
+  def _has_written(self, name: str) -> bool:
     try:
-      return (self.folder / name).stat().st_mtime > self.began - 0.02
+      return (self.folder / name).stat().st_mtime > self.started - 0.02
     except OSError:
       return False
 
@@ -108,23 +108,23 @@ class Life:
       return {}
 
   def wait_for(self, phase: str, times: int) -> None:
-    """Returns at the moment when it enters `phase` for the n-th time, or has ended."""
+    """Waits until the process enters `phase` for the n-th time (n = `times`), or ends."""
     inside = False
     end = time.monotonic() + TIMEOUT
     while self.alive() and time.monotonic() < end:
-      now = self.phase() == phase
-      if now and not inside:
+      is_inside = self.phase() == phase
+      if is_inside and not inside:
         times -= 1
         if times == 0:
           return
-      inside = now
+      inside = is_inside
       time.sleep(0.002)
 
   def end_by(self, number: signal.Signals) -> str | None:
-    """Sends a signal. Returns what it was doing, or None when it had ended before."""
+    """Sends a signal. Returns the phase that it interrupted, or None if the process had ended before."""
     if not self.alive():
       return None
-    # Held, so that the look and the end are one moment.
+    # The process is stopped while its phase is determined, so that the signal interrupts this phase.
     self.process.send_signal(signal.SIGSTOP)
     phase = self.phase()
     self.process.send_signal(number)
@@ -132,57 +132,59 @@ class Life:
     return phase
 
   def wait(self) -> int:
-    """Its exit code.
+    """Waits for the process to end and returns its exit code.
 
     Raises:
-      TimeoutError: it hangs, or one of its own processes outlives it.
+      TimeoutError: the process hangs, or one of its child processes outlives it.
     """
     try:
       code = self.process.wait(TIMEOUT)
     except subprocess.TimeoutExpired as error:
       os.killpg(self.process.pid, signal.SIGKILL)
-      raise TimeoutError(f'hangs: {self.stderr[-500:]}') from error
+      raise TimeoutError(f'the process hangs: {self.stderr[-500:]}') from error
     end = time.monotonic() + 20
-    while left := _session(self.process.pid):
+    while children := _session(self.process.pid):
       if time.monotonic() > end:
-        raise TimeoutError(f'processes {left} outlive the one that started them')
+        raise TimeoutError(f'child processes {children} outlive the training process')
       time.sleep(0.02)
     return code
 
 
 def _session(leader: int) -> list[int]:
-  """Processes that a process started, and theirs."""
-  found = []
+  """Returns the ids of the running processes in the session of process `leader`."""
+  members = []
   for path in Path('/proc').glob('[0-9]*/stat'):
     try:
       fields = path.read_text().rsplit(')', 1)[1].split()
     except OSError:
       continue
     if int(fields[3]) == leader and fields[0] != 'Z':
-      found.append(int(path.parent.name))
-  return found
+      members.append(int(path.parent.name))
+  return members
 
 
-def choose_moment(life: Life, rng: random.Random, target: str, start_up: float, whole: float):
-  """Returns when `life` is somewhere in `target`, or has ended.
+def wait_for_random_moment(
+  process: TrainingProcess, rng: random.Random, target: str, start_up: float, total: float
+):
+  """Waits for a random moment within a phase of the process, or for its end.
 
   Args:
-    life: what is watched.
-    rng: decides the moment.
+    process: the training process.
+    rng: random generator that chooses the moment.
     target: a phase; 'any' is a random time.
-    start_up: seconds until the loop begins.
-    whole: seconds of an uninterrupted run.
+    start_up: seconds until the training loop starts.
+    total: seconds of an uninterrupted run.
   """
   if target == 'start-up':
-    return _sleep(life, rng.uniform(0.0, start_up))
+    return _sleep(process, rng.uniform(0.0, start_up))
   if target == 'any':
-    return _sleep(life, rng.uniform(0.5 * start_up, start_up + 0.5 * (whole - start_up)))
-  life.wait_for(target, rng.randint(1, {'steps': 4, 'saving': 4}.get(target, 1)))
+    return _sleep(process, rng.uniform(0.5 * start_up, start_up + 0.5 * (total - start_up)))
+  process.wait_for(target, rng.randint(1, {'steps': 4, 'saving': 4}.get(target, 1)))
   longest = {'data': 0.2, 'restoring': 1.0, 'steps': 0.1, 'evaluation': 0.2, 'saving': 0.1}
-  return _sleep(life, rng.uniform(0.0, longest[target]))
+  return _sleep(process, rng.uniform(0.0, longest[target]))
 
 
-def _sleep(life: Life, seconds: float) -> None:
+def _sleep(process: TrainingProcess, seconds: float) -> None:
   end = time.monotonic() + seconds
-  while life.alive() and (left := end - time.monotonic()) > 0:
-    time.sleep(min(left, 0.05))
+  while process.alive() and (remaining := end - time.monotonic()) > 0:
+    time.sleep(min(remaining, 0.05))

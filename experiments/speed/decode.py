@@ -1,9 +1,9 @@
-"""Milliseconds per generated token by the number of cache slots, and the time to compile.
+"""Measures milliseconds per generated token for several numbers of cache slots, and the compilation time.
 
 python experiments/speed/decode.py
 
-A decoder of width 256 with 6 layers and a batch of 8 prompts of 32 tokens, greedy. Run it at two commits in
-turn to compare them; it prints the load.
+Greedy decoding by a decoder of width 256 with 6 layers, with a batch of 8 prompts of 32 tokens. To compare
+two commits, run it at each in turn; it also prints the load of the machine.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from t2x.allocator import set_allocator
 
 
 def main() -> None:
-  """Prints a line for each number of slots."""
+  """Prints one line per number of slots."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--slots', type=int, nargs='+', default=[96, 256, 448], metavar='N')
   parser.add_argument('--layers', type=int, default=6)
-  parser.add_argument('--repeat', type=int, default=5, help='generations; the fastest counts')
+  parser.add_argument('--repeat', type=int, default=5, help='repetitions; reports the fastest')
   args = parser.parse_args()
   set_allocator()
   import jax
@@ -51,15 +51,15 @@ def main() -> None:
     new = slots - 32
 
     def seconds(new=new) -> float:
-      began = time.perf_counter()
-      found = generate(model, prompts, lengths, max_new_tokens=new, eos_id=None, pad_id=0)
-      jax.block_until_ready(found.tokens)
-      return time.perf_counter() - began
+      start = time.perf_counter()
+      output = generate(model, prompts, lengths, max_new_tokens=new, eos_id=None, pad_id=0)
+      jax.block_until_ready(output.tokens)
+      return time.perf_counter() - start
 
     first = seconds()
     fastest = min(seconds() for _ in range(args.repeat))
     print(
-      f'{slots} slots: {1e3 * fastest / new:.2f} ms per token; the first call, compiling included, '
+      f'{slots} slots: {1e3 * fastest / new:.2f} ms per token; first call including compilation '
       f'{first:.1f} s; load {os.getloadavg()[0]:.1f}',
       flush=True,
     )

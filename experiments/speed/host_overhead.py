@@ -1,11 +1,11 @@
-"""How long the device waits for Python: the training loop against its bare compiled step.
+"""Measures the host overhead of the training loop, relative to its compiled step.
 
 python experiments/speed/host_overhead.py
 
-A model so small that the host is what limits: the loop draws batches, puts them on the device,
-dispatches, logs and looks at every step for faults; the bare step is called again and again on one
-batch. The two alternate; the difference of their medians is what the loop adds to a step. CPU time, of all
-threads of the process, depends less on what else the machine does.
+Uses a model so small that the host limits the speed. The loop reads batches, transfers them to the device,
+dispatches steps, logs, and checks every step for faults. The compiled step is called repeatedly on one
+batch. Both are measured in turn; the overhead is the difference of their medians. CPU time is summed over
+all threads of the process and depends less on the load of the machine than wall time.
 """
 
 import argparse
@@ -47,54 +47,54 @@ Constant.peak = 1e-3
 
 
 def clocks() -> tuple[float, float]:
-  """Wall and CPU time, in milliseconds."""
+  """Returns wall and CPU time in milliseconds."""
   return 1e3 * time.perf_counter(), 1e3 * time.process_time()
 
 
-def bare(run, steps: int) -> tuple[float, ...]:
-  """Wall and CPU milliseconds per step of the compiled step alone."""
+def time_step(run, steps: int) -> tuple[float, ...]:
+  """Returns wall and CPU milliseconds per call of the compiled step."""
   import jax
 
   state, frozen = run.init()
   _, batch = next(run.train_batches(run.batches(run.rows('train')), 0))
   for count in (10, steps):
-    began = clocks()
+    start = clocks()
     for _ in range(count):
       state, *_ = run.train_step(state, frozen, batch)
     jax.block_until_ready(state)
-  return tuple((now - then) / steps for then, now in zip(began, clocks(), strict=True))
+  return tuple((now - then) / steps for then, now in zip(start, clocks(), strict=True))
 
 
 class Clock:
-  """A metric writer that notes the time of each train line."""
+  """A metric writer that records the time of each line of training metrics."""
 
   def __init__(self):
     self.lines: list[tuple[int, float, float]] = []
 
   def write(self, step, split, values):
-    """Notes a line."""
+    """Records the time of a line of training metrics."""
     if split == 'train':
       self.lines.append((step, *clocks()))
 
   def close(self):
-    """Nothing to close."""
+    """Does nothing."""
 
 
-def loop(experiment, folder: Path) -> tuple[float, ...]:
-  """Wall and CPU milliseconds per step inside the training loop, without the first and last interval."""
+def time_loop(experiment, folder: Path) -> tuple[float, ...]:
+  """Returns wall and CPU milliseconds per step of the training loop, without the first and last interval."""
   from t2x.train import train
 
   clock = Clock()
   trainer = dataclasses.replace(experiment.trainer, writers=[lambda folder: clock])
   train(dataclasses.replace(experiment, trainer=trainer), folder, '')
-  (first, *began), *_, (last, *ended), _ = clock.lines
-  return tuple((now - then) / (last - first) for then, now in zip(began, ended, strict=True))
+  (first, *start), *_, (last, *end), _ = clock.lines
+  return tuple((now - then) / (last - first) for then, now in zip(start, end, strict=True))
 
 
 def main() -> None:
-  """Prints both medians and their difference."""
+  """Prints the medians of the step and the loop, and their difference."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--steps', type=int, default=2000, help='steps a repetition')
+  parser.add_argument('--steps', type=int, default=2000, help='steps per repetition')
   parser.add_argument('--repeat', type=int, default=5, help='repetitions')
   args = parser.parse_args()
   set_allocator()
@@ -107,15 +107,18 @@ def main() -> None:
     text.write_text(Path(argparse.__file__).read_text())
     config.write_text(CONFIG.format(configs=CONFIGS, text=text, steps=args.steps))
     experiment = read_config([config]).build()
-    run = TrainingRun(experiment, folder / 'bare')
-    times = [(bare(run, args.steps), loop(experiment, folder / str(i))) for i in range(args.repeat)]
+    run = TrainingRun(experiment, folder / 'step')
+    times = [
+      (time_step(run, args.steps), time_loop(experiment, folder / str(i)))
+      for i in range(args.repeat)
+    ]
   for name, clock in (('wall', 0), ('CPU', 1)):
-    pairs = [(step[clock], whole[clock]) for step, whole in times]
-    for step, whole in pairs:
-      print(f'{name}: bare step {step:.3f} ms, in the loop {whole:.3f} ms')
-    alone, inside = (statistics.median(column) for column in zip(*pairs, strict=True))
-    adds = f'the loop adds {inside - alone:.3f} ms per step'
-    print(f'{name} medians: {alone:.3f} ms, {inside:.3f} ms; {adds}')
+    pairs = [(step[clock], loop[clock]) for step, loop in times]
+    for step, loop in pairs:
+      print(f'{name}: compiled step {step:.3f} ms, in the loop {loop:.3f} ms')
+    step_median, loop_median = (statistics.median(column) for column in zip(*pairs, strict=True))
+    overhead = f'the loop adds {loop_median - step_median:.3f} ms per step'
+    print(f'{name} medians: {step_median:.3f} ms, {loop_median:.3f} ms; {overhead}')
 
 
 if __name__ == '__main__':

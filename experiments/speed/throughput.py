@@ -1,11 +1,11 @@
-"""How fast a config trains on random batches: no data, no tokenizer, no checkpoints.
+"""Measures the training throughput of a config on a random batch, without data, tokenizer or checkpoints.
 
 python experiments/speed/throughput.py configs/models/gpt2_small.gin experiments/speed/gpt2_bf16.gin
 python experiments/speed/throughput.py configs/runs/quickstart.gin --gin.Trainer.compute_dtype=bfloat16
 
-Prints one JSON object: tokens (or examples) a second, milliseconds a step, the share of the peak
-that the model's FLOPs reach (MFU; --peak-tflops of the devices together), and the device's memory.
-The loss must fall, for the batch is the same at every step.
+Prints one JSON object: tokens (or examples) per second, milliseconds per step, model FLOPs utilisation
+(MFU, relative to --peak-tflops) and the peak memory of a device. The loss should decrease, because every
+step uses the same batch.
 """
 
 import argparse
@@ -49,24 +49,24 @@ def random_batch(program, seed: int = 0):
 
 
 def measure(run, steps: int, peak: float | None) -> dict:
-  """Trains on one batch, and says how fast."""
+  """Trains on one batch and returns the measurements to print."""
   import jax
 
   from t2x.train.flops import flops_per_token, row_lengths
 
   batch, (state, frozen) = random_batch(run.program), run.init()
-  began = time.perf_counter()
+  start = time.perf_counter()
   state, out = run.train_step(state, frozen, batch)
   losses = [out.loss]
-  compiled = time.perf_counter() - began
+  compiled = time.perf_counter() - start
   times = []
-  # Timed ten at a time: the device never waits for Python in between.
+  # Timed in groups of ten steps, within which the device does not wait for Python.
   for _ in range(max(1, steps // 10)):
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(10):
       state, out = run.train_step(state, frozen, batch)
     losses.append(out.loss)
-    times.append((time.perf_counter() - began) / 10)
+    times.append((time.perf_counter() - start) / 10)
   seconds = statistics.median(times)
   lengths = row_lengths(run.task, run.program.blueprint.shapes)
   tokens = run.trainer.batch_size * sum(lengths.values())
@@ -89,21 +89,23 @@ def measure(run, steps: int, peak: float | None) -> dict:
 
 
 def main() -> int:
-  """Measures the config of the command line."""
+  """Measures the config given on the command line and prints the result."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('files', nargs='+', help='gin files with a model, a task and a trainer')
   parser.add_argument('--steps', type=int, default=100)
-  parser.add_argument('--peak-tflops', type=float, help='of all devices: 989 for one H100 or H200')
-  args, others = parser.parse_known_args()
-  if bad := [other for other in others if not other.startswith('--gin.')]:
-    parser.error(f'unknown arguments: {" ".join(bad)}')
+  parser.add_argument(
+    '--peak-tflops', type=float, help='peak of all devices together; 989 for one H100 or H200'
+  )
+  args, bindings = parser.parse_known_args()
+  if unknown := [binding for binding in bindings if not binding.startswith('--gin.')]:
+    parser.error(f'unknown arguments: {" ".join(unknown)}')
   set_allocator()
   from t2x.api import read_config
   from t2x.errors import UserError
   from t2x.train import TrainingRun
 
   try:
-    experiment = read_config(args.files, [other.removeprefix('--gin.') for other in others]).build()
+    experiment = read_config(args.files, [b.removeprefix('--gin.') for b in bindings]).build()
     run = TrainingRun(experiment, Path('runs') / 'throughput')
   except UserError as error:
     print(error, file=sys.stderr)

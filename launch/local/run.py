@@ -1,12 +1,12 @@
-"""Several processes on this machine as one run, started by one command.
+"""Starts a run of several processes on this machine.
 
   python launch/local/run.py -n 2 -- t2x train configs/runs/quickstart.gin --out runs/two
 
-Each process is given --coordinator (a free port), --num-processes and --process-id, and its lines
-are prefixed by its number. With --gpus K each process sees K GPUs of its own; on a CPU the variable
-JAX_NUM_CPU_DEVICES says how many devices each has. SIGTERM, SIGHUP and Ctrl-C are passed on: t2x
-saves and exits with 75, and so does this command. The first process that fails ends all the others,
-and gives the exit code.
+Passes --coordinator (a free port), --num-processes and --process-id to each process, and prefixes its output
+lines with its index. With --gpus K each process uses K different GPUs; on a CPU the variable
+JAX_NUM_CPU_DEVICES sets the number of devices per process. SIGTERM, SIGHUP and Ctrl-C are forwarded: t2x saves
+and exits with code 75, and so does this command. If a process fails, all processes are ended, and this command
+returns the exit code of the first that failed.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 
-# Seconds that the others get once a process has failed.
+# Seconds between the failure of a process and the kill of the remaining processes.
 GRACE = 15
 
 
@@ -27,9 +27,11 @@ def main() -> int:
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('-n', type=int, default=2, metavar='N', help='processes (default: 2)')
-  parser.add_argument('--gpus', type=int, metavar='K', help='GPUs for each process')
-  parser.add_argument('command', nargs='+', metavar='COMMAND', help='behind --: t2x train ...')
+  parser.add_argument(
+    '-n', type=int, default=2, metavar='N', help='number of processes (default: 2)'
+  )
+  parser.add_argument('--gpus', type=int, metavar='K', help='GPUs per process')
+  parser.add_argument('command', nargs='+', metavar='COMMAND', help='after --: t2x train ...')
   args = parser.parse_args()
   coordinator = f'localhost:{_free_port()}'
   processes = [_start(args, coordinator, index) for index in range(args.n)]
@@ -40,7 +42,7 @@ def main() -> int:
   for printer in printers:
     printer.start()
   numbers = [signal.SIGTERM, signal.SIGINT]
-  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it.
+  if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # Ignored under nohup.
     numbers.append(signal.SIGHUP)
   for number in numbers:
     signal.signal(number, lambda number, frame: _to_all(processes, signal.SIGTERM))
@@ -51,24 +53,31 @@ def main() -> int:
 
 
 def _free_port() -> int:
-  with socket.socket() as one:
-    one.bind(('', 0))
-    return one.getsockname()[1]
+  with socket.socket() as listener:
+    listener.bind(('', 0))
+    return listener.getsockname()[1]
 
 
 def _start(args: argparse.Namespace, coordinator: str, index: int) -> subprocess.Popen:
-  told = ['--coordinator', coordinator, '--num-processes', str(args.n), '--process-id', str(index)]
+  options = [
+    '--coordinator',
+    coordinator,
+    '--num-processes',
+    str(args.n),
+    '--process-id',
+    str(index),
+  ]
   environment = dict(os.environ)
   if args.gpus:
     own = range(index * args.gpus, (index + 1) * args.gpus)
     environment['CUDA_VISIBLE_DEVICES'] = ','.join(map(str, own))
   return subprocess.Popen(
-    [*args.command, *told],
+    [*args.command, *options],
     env=environment,
     stdin=subprocess.DEVNULL,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
-    # A terminal's Ctrl-C reaches them through this process alone.
+    # The terminal's Ctrl-C must reach the processes only through this one.
     start_new_session=True,
   )
 
@@ -87,7 +96,7 @@ def _to_all(processes: list[subprocess.Popen], number: int) -> None:
 
 
 def _wait(processes: list[subprocess.Popen]) -> int:
-  """The exit code of the first process that failed, after which the others are ended."""
+  """Waits for all processes, and kills them after one failed. Returns the exit code of the first failure."""
   first, since = 0, 0.0
   while any(process.poll() is None for process in processes):
     failed = [process.returncode for process in processes if process.poll()]

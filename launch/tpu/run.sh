@@ -1,22 +1,22 @@
 #!/bin/bash
-# A run on a Cloud TPU slice of several hosts: the same command on every host.
+# Runs t2x on a Cloud TPU slice of several hosts, with the same command on each host.
 #
-#   launch/tpu/run.sh create my-tpu us-east5-a v5litepod-64     # queued resource; waits until it is up
-#   launch/tpu/run.sh install my-tpu us-east5-a                 # this checkout, onto every host
+#   launch/tpu/run.sh create my-tpu us-east5-a v5litepod-64     # creates a queued resource and waits for it
+#   launch/tpu/run.sh install my-tpu us-east5-a                 # installs this checkout on each host
 #   launch/tpu/run.sh run my-tpu us-east5-a train configs/runs/stdlib_lm.gin --out /shared/stdlib_lm
-#   launch/tpu/run.sh stop my-tpu us-east5-a                    # SIGTERM: save and exit with 75
+#   launch/tpu/run.sh stop my-tpu us-east5-a                    # SIGTERM: saves and exits with code 75
 #   launch/tpu/run.sh delete my-tpu us-east5-a
 #
-# Needs gcloud, logged in, with a project set. t2x finds coordinator, number and ids of the processes in
-# the slice's metadata. The run folder must be on a file system that all hosts share (Filestore, or a
-# bucket mounted by gcsfuse). A run that was stopped goes on with the same `run`. SPOT=1 asks for spot
-# capacity; RUNTIME sets another software version.
+# Needs gcloud with an active account and a project. t2x reads the coordinator, the number and the ids of the
+# processes from the slice's metadata. The run folder must be on a shared file system (Filestore, or a bucket
+# mounted by gcsfuse). The same `run` command resumes a stopped run. SPOT=1 requests spot capacity; RUNTIME
+# sets the TPU software version.
 
 set -euo pipefail
 
-verb=${1:?create, install, run, stop or delete}
-name=${2:?name of the TPU}
-zone=${3:?zone}
+verb=${1:?missing command: create, install, run, stop or delete}
+name=${2:?missing name of the TPU}
+zone=${3:?missing zone}
 shift 3
 
 on_all_hosts() {
@@ -26,7 +26,7 @@ on_all_hosts() {
 case "$verb" in
   create)
     gcloud compute tpus queued-resources create "$name" --node-id="$name" --zone="$zone" \
-      --accelerator-type="${1:?accelerator type, as v5litepod-64}" \
+      --accelerator-type="${1:?missing accelerator type, such as v5litepod-64}" \
       --runtime-version="${RUNTIME:-v2-alpha-tpuv5-lite}" ${SPOT:+--spot}
     until gcloud compute tpus queued-resources describe "$name" --zone="$zone" \
       --format='value(state.state)' | grep -q ACTIVE; do
@@ -49,7 +49,7 @@ case "$verb" in
     gcloud compute tpus queued-resources delete "$name" --zone="$zone" --force --quiet
     ;;
   *)
-    echo "unknown: $verb" >&2
+    echo "unknown command '$verb': must be create, install, run, stop or delete" >&2
     exit 2
     ;;
 esac

@@ -1,7 +1,7 @@
 """The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
 
-Each command is a module with `arguments(parser)` and `run(args)`. None imports jax before it runs, so that
-`t2x --help` is quick.
+Each command is a module with `arguments(parser)` and `run(args)`. It imports jax only in `run`, so that
+`t2x --help` is fast.
 """
 
 import argparse
@@ -17,8 +17,8 @@ from t2x.cli import check, convert, data, diff, generate, report, show, sweep, t
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
 from t2x.compile_cache import set_compile_cache
-from t2x.errors import EXIT_INTERRUPTED, UserError, in_a_line, printable
-from t2x.signals import ended_at_once
+from t2x.errors import EXIT_INTERRUPTED, UserError, error_line, printable
+from t2x.signals import exit_on_signals
 
 COMMANDS: dict[str, Any] = {
   'train': train,
@@ -42,21 +42,21 @@ class _Command(argparse.ArgumentParser):
 
   def __init__(self, **settings: Any):
     super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
-    self.add_argument('--traceback', action='store_true', help='show where an error came from')
-    # Without a default: that of a subcommand would undo what its command was given.
+    self.add_argument('--traceback', action='store_true', help='print the traceback of an error')
+    # No default: the default of a subcommand would override the value of its command.
     self.add_argument(
       '--trust',
       action='store_true',
       default=argparse.SUPPRESS,
-      help='run the Python code that comes with a gin file or run folder, now and from now on: it can '
-      'do whatever you can, so read it first',
+      help='trust the Python modules next to a gin file or run folder, permanently; their code can do '
+      'anything that you can, so review it first',
     )
 
 
 def parser() -> argparse.ArgumentParser:
-  """Returns the parser of the whole command line except the `--gin.` bindings."""
+  """Returns the parser of the command line, except for `--gin.` bindings."""
   top = argparse.ArgumentParser(
-    prog='t2x', description='Train transformers from gin files and compare them.', epilog=GIN
+    prog='t2x', description='Train Transformers from gin files and compare them.', epilog=GIN
   )
   top.formatter_class = argparse.RawDescriptionHelpFormatter
   top.add_argument('--version', action='store_true', help='print the version')
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-  """Runs one command. Returns its exit code."""
+  """Runs a command and returns its exit code."""
   argv = sys.argv[1:] if argv is None else argv
   overrides = [arg.removeprefix('--gin.') for arg in argv if arg.startswith('--gin.')]
   top = parser()
@@ -83,9 +83,9 @@ def main(argv: list[str] | None = None) -> int:
     top.print_help()
     return 2
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
-    top.error(f't2x {args.command} takes no --gin. bindings')
+    top.error(f't2x {args.command} does not accept --gin. bindings')
   args.overrides = overrides
-  from t2x.terminal import LogHandler, wrapped
+  from t2x.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])
   logging.getLogger('t2x').setLevel(logging.INFO)
@@ -94,8 +94,8 @@ def main(argv: list[str] | None = None) -> int:
     args.notes.append(set_compile_cache())
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
-  # Long commands continue when their terminal is closed.
-  with wrapped(), ended_at_once(lambda message: _end_others(args, message)):
+  # Long-running commands continue if their terminal is closed.
+  with wrap_streams(), exit_on_signals(lambda message: _end_others(args, message)):
     return _run_command(args)
 
 
@@ -107,11 +107,11 @@ def _end_others(args: argparse.Namespace, message: str) -> None:
 
 def _run_command(args: argparse.Namespace) -> int:
   try:
-    from t2x.config import everything_trusted
+    from t2x.config import trust_everything
 
-    with everything_trusted() if args.trust else contextlib.nullcontext():
+    with trust_everything() if args.trust else contextlib.nullcontext():
       code = COMMANDS[args.command].run(args)
-    # Several processes leave each other together.
+    # Waits for the other processes.
     if (processes := getattr(args, 'processes', None)) is not None:
       processes.finish()
     return code
@@ -124,8 +124,8 @@ def _run_command(args: argparse.Namespace) -> int:
     return _fail(args, error, 'interrupted', 130)
   except Exception as error:
     log = getattr(args, 'log', None)
-    where = '--traceback shows where' if log is None else f'{log} has the traceback'
-    return _fail(args, error, f'{in_a_line(error)} ({where})', 1)
+    where = 'use --traceback for details' if log is None else f'{log} has the traceback'
+    return _fail(args, error, f'{error_line(error)} ({where})', 1)
 
 
 def _fail(args: argparse.Namespace, error: BaseException, message: str, code: int) -> int:
@@ -133,7 +133,7 @@ def _fail(args: argparse.Namespace, error: BaseException, message: str, code: in
     traceback.print_exception(error)
   processes = getattr(args, 'processes', None)
   if processes is not None:
-    # All were interrupted together: they end together. Any other end of one is the end of all.
+    # An interrupt reaches all processes, which end by themselves. Other failures must end the others.
     if code == EXIT_INTERRUPTED:
       processes.finish()
     else:

@@ -1,4 +1,4 @@
-"""`t2x check`."""
+"""The command `t2x check`, which validates configs and sweeps."""
 
 import argparse
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 from t2x.cli.options import add_devices, add_files
 from t2x.errors import UserError
 
-HELP = 'resolve and shape an experiment or a sweep: no data, no weights'
+HELP = 'check the config and the shapes of an experiment or sweep, without data and weights'
 TAKES_BINDINGS = True
 
 
@@ -18,13 +18,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Resolves a config, or those of a sweep; shapes model, state and step."""
+  """Resolves a config or the configs of a sweep, and computes the shapes of model, state and step."""
   start = time.monotonic()
   from t2x.sweeps.sweep import binds_sweep
 
   sweeps = [file for file in args.files if binds_sweep(file)]
   if sweeps and len(args.files) > 1:
-    raise UserError(f'{sweeps[0]} is a sweep file, which is checked alone: t2x check {sweeps[0]}')
+    raise UserError(f'{sweeps[0]} is a sweep file, pass no other files: t2x check {sweeps[0]}')
   if sweeps:
     from t2x.sweeps.check import check_sweep
 

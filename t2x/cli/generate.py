@@ -1,4 +1,4 @@
-"""`t2x generate`."""
+"""The command `t2x generate`."""
 
 import argparse
 import dataclasses
@@ -19,13 +19,13 @@ from t2x.cli.options import (
   run_folder,
   seed,
 )
-from t2x.cli.prompts import Prompt, check_output, output_file, read_prompts, told_prompts
+from t2x.cli.prompts import Prompt, check_output, output_file, prompts_from_texts, read_prompts
 from t2x.errors import UserError
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
 
-HELP = 'continue, translate or classify texts with a run'
+HELP = 'generate completions, translations or classes of texts with a run'
 TAKES_BINDINGS = True
 
 
@@ -34,61 +34,82 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add_checkpoint(parser)
   add_json(parser)
   add_processes(parser)
-  parser.add_argument('--prompt', action='append', help='text to continue or translate; repeatable')
-  parser.add_argument('--input', metavar='FILE', help='JSON lines with a "prompt" each')
-  parser.add_argument('--output', metavar='FILE', help='JSON lines, in the same order')
-  parser.add_argument('--max-new-tokens', type=count, default=128, metavar='N')
+  parser.add_argument('--prompt', metavar='TEXT', action='append', help='a prompt; repeatable')
   parser.add_argument(
-    '--num-return', type=count, default=1, metavar='N', help='completions per prompt'
+    '--input', metavar='FILE', help='JSON lines file of prompts: {"prompt": "..."}'
+  )
+  parser.add_argument(
+    '--output', metavar='FILE', help='JSON lines file to write, in the order of the prompts'
+  )
+  parser.add_argument(
+    '--max-new-tokens',
+    type=count,
+    default=128,
+    metavar='N',
+    help='maximum number of generated tokens per completion (default: 128)',
+  )
+  parser.add_argument(
+    '--num-return', type=count, default=1, metavar='N', help='completions per prompt (default: 1)'
   )
   _add_strategy(parser)
-  parser.add_argument('--seed', type=seed, default=0, help='of sampling')
-  parser.add_argument('--batch-size', type=count, default=32, metavar='N', help='prompts at once')
+  parser.add_argument(
+    '--seed', type=seed, default=0, metavar='N', help='random seed of sampling (default: 0)'
+  )
+  parser.add_argument(
+    '--batch-size', type=count, default=32, metavar='N', help='prompts per batch (default: 32)'
+  )
 
 
 def _add_strategy(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group('how the next token is chosen (default: as the task says)')
-  group.add_argument('--greedy', action='store_true', help='the likeliest token at each step')
-  group.add_argument('--beam', type=count, metavar='WIDTH', help='beam search')
+  group = parser.add_argument_group("decoding strategy (default: the task's, or greedy)")
+  group.add_argument('--greedy', action='store_true', help='greedy decoding')
+  group.add_argument('--beam', type=count, metavar='WIDTH', help='beam search with this beam width')
   penalty = group.add_mutually_exclusive_group()
   penalty.add_argument(
     '--length-penalty',
     type=finite,
     metavar='ALPHA',
-    help='of the beam: scores are divided by ((5 + length) / 6) ** ALPHA (default: 0.6)',
+    help='beam search: divide scores by ((5 + length) / 6) ** ALPHA (default: 0.6)',
   )
   penalty.add_argument(
     '--average-length',
     type=finite,
     metavar='POWER',
-    help="of the beam: scores are divided by length ** POWER, Hugging Face's length_penalty",
+    help="beam search: divide scores by length ** POWER, Hugging Face's length_penalty",
   )
   group.add_argument(
     '--stop',
     choices=('certain', 'current-length', 'full'),
-    help="when a beam search is done: Hugging Face's early_stopping never, False or True "
+    help="stopping criterion of beam search: Hugging Face's early_stopping 'never', False or True "
     '(default: certain)',
   )
-  group.add_argument('--temperature', type=positive, metavar='T', help='sample at this temperature')
-  group.add_argument('--top-k', type=count, metavar='K', help='sample from the K likeliest tokens')
+  group.add_argument('--temperature', type=positive, metavar='T', help='sampling temperature')
   group.add_argument(
-    '--top-p', type=fraction, metavar='P', help='sample from the nucleus of mass P'
-  )
-  likely = 'above 1: tokens seen before are less likely'
-  group.add_argument('--repetition-penalty', type=positive, metavar='P', help=likely)
-  group.add_argument(
-    '--no-repeat-ngram', type=count, metavar='N', help='no N tokens in a row stand twice'
+    '--top-k', type=count, metavar='K', help='sample from the K most likely tokens'
   )
   group.add_argument(
-    '--min-new-tokens', type=count, metavar='N', help='that an answer has at least'
+    '--top-p', type=fraction, metavar='P', help='nucleus sampling with probability mass P'
+  )
+  penalty_help = 'values above 1 make previous tokens less likely'
+  group.add_argument('--repetition-penalty', type=positive, metavar='P', help=penalty_help)
+  group.add_argument('--no-repeat-ngram', type=count, metavar='N', help='forbid repeated N-grams')
+  group.add_argument(
+    '--min-new-tokens',
+    type=count,
+    metavar='N',
+    help='minimum number of generated tokens per completion',
   )
   group.add_argument(
-    '--suppress', type=natural, action='append', metavar='ID', help='a token never used; repeatable'
+    '--suppress',
+    type=natural,
+    action='append',
+    metavar='ID',
+    help='token id that is never generated; repeatable',
   )
 
 
 def run(args: argparse.Namespace) -> int:
-  """Writes the answers to prompts, on stdout or into a file."""
+  """Writes completions of prompts to stdout or a file."""
   prompts = _prompts(args)
   if args.output:
     check_output(args.output)
@@ -103,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
       raise UserError(f'{where}: {error}') from error
   answers = _answers(args, loaded, [prompt for _, prompt in prompts])
   if not args.processes.first:
-    # Every process computes the answers; the first one writes them.
+    # All processes compute the completions; the first process writes them.
     for _ in answers:
       pass
     return 0
@@ -116,21 +137,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
       print(json.dumps(answer, ensure_ascii=False), flush=True)
       continue
-    for one in [answer, *answer.get('others', [])]:
-      print(f'{answer["prompt"]!r} -> {one["text"]}')
+    for completion in [answer, *answer.get('others', [])]:
+      print(f'{answer["prompt"]!r} -> {completion["text"]}')
   return 0
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
   if bool(args.prompt) == bool(args.input):
-    raise UserError('generate needs --prompt TEXT or --input FILE (one of them)')
-  return told_prompts(args.prompt) if args.prompt else read_prompts(args.input)
+    raise UserError('generate needs either --prompt TEXT or --input FILE')
+  return prompts_from_texts(args.prompt) if args.prompt else read_prompts(args.input)
 
 
 def _answers(
   args: argparse.Namespace, loaded: 'Loaded', prompts: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
-  """Yields the answers to the prompts in order, a batch at a time."""
+  """Yields the completions of the prompts in order, batch by batch."""
   strategy = decoding_strategy(args, loaded.task)
   for start in range(0, len(prompts), args.batch_size):
     yield from loaded.generate(
@@ -143,7 +164,7 @@ def _answers(
 
 
 def decoding_strategy(args: argparse.Namespace, task: Any) -> Any:
-  """The decoding strategy that the flags ask for, over the task's own, or greedy."""
+  """Returns the task's decoding strategy, or greedy decoding, with the options of the command line."""
   from t2x import decode
 
   own = task.default_strategy
@@ -166,14 +187,14 @@ def decoding_strategy(args: argparse.Namespace, task: Any) -> Any:
     if not isinstance(own, decode.Beam):
       raise UserError('--length-penalty, --average-length and --stop need --beam WIDTH')
     strategy = dataclasses.replace(own, **beam)
-  # What the task asks of every answer, such as a first token or where it ends, holds whatever the strategy.
-  given = _processors(args)
-  kept = [one for one in own.processors if type(one) not in map(type, given)]
-  return dataclasses.replace(strategy, processors=(*kept, *given), eos_ids=own.eos_ids)
+  # The task's constraints, such as a first token or the end tokens, apply to every strategy.
+  new = _processors(args)
+  inherited = [old for old in own.processors if type(old) not in map(type, new)]
+  return dataclasses.replace(strategy, processors=(*inherited, *new), eos_ids=own.eos_ids)
 
 
 def _beam(args: argparse.Namespace) -> dict[str, Any]:
-  """Settings of beam search; None: not given."""
+  """Returns the settings of beam search; None for options that are not set."""
   from t2x import decode
 
   stopping = {
@@ -190,13 +211,13 @@ def _beam(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _processors(args: argparse.Namespace) -> list[Any]:
-  """Logits processors in the order in which they are applied."""
+  """Returns the logits processors in the order of application."""
   from t2x import decode
 
-  made = {
+  values = {
     decode.RepetitionPenalty: args.repetition_penalty,
     decode.NoRepeatNGram: args.no_repeat_ngram,
     decode.MinNewTokens: args.min_new_tokens,
     decode.SuppressTokens: args.suppress,
   }
-  return [make(value) for make, value in made.items() if value is not None]
+  return [build(value) for build, value in values.items() if value is not None]

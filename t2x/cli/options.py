@@ -1,4 +1,4 @@
-"""Options that several commands have, and what becomes of them."""
+"""Options of several commands."""
 
 import argparse
 from collections.abc import Callable
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
   from t2x.parallel import Processes
 
 GIN = """
-Any value of a config file can be set on the command line, where it wins over files:
+Any value of a config can be set on the command line, which overrides files:
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
-Exit codes: 0 done, 1 failure, 2 bad usage or config, 75 interrupted (run the same command again).
+Exit codes: 0 success, 1 failure, 2 invalid usage or config, 75 interrupted; run the same command to resume.
 """
 
 
 def in_range(hint: Any) -> Callable[[str], Any]:
-  """Returns the function with which argparse parses a number of a type of `t2x.ranges`."""
+  """Returns an argparse type for numbers of a type in `t2x.ranges`."""
   kind, (limits,) = hint.__origin__, hint.__metadata__
 
   def parse(text: str) -> Any:
@@ -40,7 +40,7 @@ finite, positive, fraction = in_range(Finite), in_range(Positive), in_range(Frac
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
-  """Adds FILE ..., the gin files."""
+  """Adds the gin files."""
   parser.add_argument('files', nargs='+', metavar='FILE', help='gin files, read in order')
 
 
@@ -50,30 +50,30 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
     '--devices',
     type=count,
     metavar='N',
-    help='number of devices in the mesh, which may be larger than this machine',
+    help='number of devices in the mesh; may exceed the devices of this machine',
   )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
   """Adds --json."""
-  parser.add_argument('--json', action='store_true', help='print JSON on stdout and nothing else')
+  parser.add_argument('--json', action='store_true', help='print only JSON on stdout')
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-  """Adds RUN and --checkpoint."""
-  parser.add_argument('run', metavar='RUN', help='a run folder that `t2x train` wrote')
+  """Adds the run folder and --checkpoint."""
+  parser.add_argument('run', metavar='RUN', help='run folder of `t2x train`')
   parser.add_argument(
     '--checkpoint',
     type=_checkpoint,
     default='last',
-    metavar='WHICH',
-    help='best, last or a step (default: last)',
+    metavar='STEP',
+    help="step of the checkpoint, or 'best' or 'last' (default: last)",
   )
 
 
 def _checkpoint(text: str) -> str | int:
   if text not in ('best', 'last') and not text.isdigit():
-    raise argparse.ArgumentTypeError(f"'{text}' is neither best nor last nor a step")
+    raise argparse.ArgumentTypeError(f"must be 'best', 'last' or a step, got '{text}'")
   return int(text) if text.isdigit() else text
 
 
@@ -81,39 +81,39 @@ def run_folder(text: str) -> Path:
   """Returns the folder of a run.
 
   Raises:
-    UserError: it has no config.gin.
+    UserError: the folder has no config.gin.
   """
   folder = Path(text)
   if not (folder / 'config.gin').exists():
-    raise UserError(f'{folder} is no run folder: it has no config.gin')
+    raise UserError(f'{folder} is not a run folder: it has no config.gin')
   return folder
 
 
 def refuse_bindings(args: argparse.Namespace) -> None:
-  """Raises UserError if there are `--gin.` bindings, which would have no effect."""
+  """Raises UserError if there are `--gin.` bindings, for commands on which they have no effect."""
   if args.overrides:
-    raise UserError(f'--gin.{args.overrides[0]} would have no effect here: leave it out')
+    raise UserError(f'--gin.{args.overrides[0]} has no effect on this command: remove it')
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:
-  """Adds the options that Slurm, Open MPI, Kubernetes and TPU pods make needless."""
+  """Adds the options of distributed runs, which are detected on Slurm, Open MPI, Kubernetes and TPU pods."""
   group = parser.add_argument_group(
-    'several processes',
-    'needed only without a cluster (Slurm, Open MPI, Kubernetes, TPU) that provides them',
+    'distributed runs',
+    'detected automatically on Slurm, Open MPI, Kubernetes and TPU pods',
   )
-  group.add_argument('--coordinator', metavar='HOST:PORT', help='where process 0 listens')
+  group.add_argument('--coordinator', metavar='HOST:PORT', help='address of process 0')
   group.add_argument(
-    '--num-processes', '--num_processes', type=count, metavar='N', help='processes of this run'
+    '--num-processes', '--num_processes', type=count, metavar='N', help='number of processes'
   )
   group.add_argument(
-    '--process-id', '--process_id', type=natural, metavar='I', help='index of this one, from 0'
+    '--process-id', '--process_id', type=natural, metavar='N', help='index of this process, from 0'
   )
   group.add_argument(
     '--wait',
     type=positive,
     default=300.0,
     metavar='SECONDS',
-    help='until all processes have reported; later is an error (default: 300)',
+    help='seconds to wait for all processes to join (default: 300)',
   )
   group.add_argument(
     '--lost-after',
@@ -121,12 +121,12 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     type=positive,
     default=60.0,
     metavar='SECONDS',
-    help='the run ends when a process gives no sign of life for so long (default: 60)',
+    help='seconds without a heartbeat until a process is lost and the run ends (default: 60)',
   )
 
 
 def join(args: argparse.Namespace) -> 'Processes':
-  """Returns the processes of this run; waits for those that have not started."""
+  """Joins the processes of a distributed run; waits until all have started."""
   from t2x.parallel import connect, find_cluster
 
   cluster = find_cluster(args.coordinator, args.num_processes, args.process_id, args.wait)

@@ -1,11 +1,11 @@
-"""`t2x show`."""
+"""The command `t2x show`."""
 
 import argparse
 from pathlib import Path
 
 from t2x.cli.options import add_devices, add_files, count
 
-HELP = 'print the resolved config with origins'
+HELP = 'print the resolved config with the origin of each value'
 TAKES_BINDINGS = True
 
 
@@ -13,14 +13,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
   add_files(parser)
   parser.add_argument(
-    '--sharding', action='store_true', help='print what every device holds of state and batch'
+    '--sharding', action='store_true', help='print the shards of state and batch on each device'
   )
   add_devices(parser)
   parser.add_argument(
-    '--pattern', metavar='PNG', help="draw the model's attention patterns into this file"
+    '--pattern', metavar='FILE', help="draw the model's attention patterns to this PNG file"
   )
   parser.add_argument(
-    '--length', type=count, default=64, help='tokens in the picture (default: 64)'
+    '--length', type=count, default=64, metavar='N', help='tokens in the image (default: 64)'
   )
 
 

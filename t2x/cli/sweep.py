@@ -1,4 +1,4 @@
-"""`t2x sweep`."""
+"""The command `t2x sweep`."""
 
 import argparse
 import json
@@ -9,53 +9,55 @@ from typing import Any
 from t2x.cli.options import count
 from t2x.errors import UserError
 
-HELP = 'run the trials of a sweep file that have not ended'
+HELP = 'run a sweep, or resume it'
 TAKES_BINDINGS = True
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
-  parser.add_argument('file', metavar='FILE', help='a gin file that binds Sweep')
+  parser.add_argument('file', metavar='FILE', help='gin file that binds Sweep')
   parser.add_argument(
     '--out',
     default='sweeps',
     metavar='DIR',
-    help='trials go to DIR/trials, the plan to DIR/<name of FILE> (default: sweeps)',
+    help='write trials to DIR/trials and the sweep to DIR/<name of FILE> (default: sweeps)',
   )
-  parser.add_argument('--dry-run', '--dry_run', action='store_true', help='print the trials only')
+  parser.add_argument(
+    '--dry-run', '--dry_run', action='store_true', help='print the trials without running them'
+  )
   parser.add_argument('--retry', action='store_true', help='run failed trials again')
   parser.add_argument(
     '--runner',
     choices=('local', 'slurm', 'ray'),
     default='local',
-    help='where the trials run (default: local)',
+    help='where to run the trials (default: local)',
   )
   parser.add_argument(
     '--processes',
-    # The name `processes` is that of the processes of one run.
+    # `args.processes` are the processes of a distributed run.
     dest='workers',
     type=count,
     metavar='N',
-    help='of the local runner, each with its cores or GPU (default: by the device)',
+    help='worker processes of the local runner, each with its cores or GPU (default: by the device)',
   )
   parser.add_argument(
     '--together',
     type=count,
     metavar='N',
-    help='trials of one program trained at once by vmap (default: by the device)',
+    help='trials of the same program to train at once with vmap (default: by the device)',
   )
   parser.add_argument(
     '--setting',
     action='append',
     default=[],
     metavar='NAME=VALUE',
-    help='of the engine: timeout_min=60, slurm_partition=gpu, num_gpus=1; repeatable',
+    help='setting of the slurm or ray runner, such as timeout_min=60 or num_gpus=1; repeatable',
   )
   parser.add_argument('--worker', metavar='I/N', help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
-  """Plans and runs the sweep, or works on the part of it that a worker has."""
+  """Plans and runs the sweep, or runs the trials of one worker."""
   from t2x.sweeps.run import Local, run_sweep, run_worker
 
   local = Local(args.workers, args.together)
@@ -75,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
   )
 
 
-def _settings(given: Sequence[str]) -> dict[str, Any]:
-  """Returns the values by name; a value is JSON if it can be read as such, else text."""
+def _settings(assignments: Sequence[str]) -> dict[str, Any]:
+  """Parses NAME=VALUE; a value that is not JSON is a string."""
   settings: dict[str, Any] = {}
-  for one in given:
-    name, equals, text = one.partition('=')
+  for assignment in assignments:
+    name, equals, text = assignment.partition('=')
     if not equals:
-      raise UserError(f"--setting '{one}': write NAME=VALUE")
+      raise UserError(f"--setting '{assignment}' has no value: write NAME=VALUE")
     try:
       settings[name] = json.loads(text)
     except ValueError:

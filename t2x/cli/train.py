@@ -1,4 +1,4 @@
-"""`t2x train`."""
+"""The command `t2x train`."""
 
 import argparse
 import contextlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from t2x.cli.options import add_files, add_processes, join
 
-HELP = 'train an experiment, or resume it'
+HELP = 'train a model, or resume a run'
 TAKES_BINDINGS = True
 
 
@@ -16,32 +16,34 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   add_files(parser)
   parser.add_argument('--out', metavar='DIR', help='run folder (default: runs/<name of FILE>)')
   parser.add_argument(
-    '--fresh', action='store_true', help='start again; an old run folder is kept under a new name'
+    '--fresh', action='store_true', help='start over; the old run folder is renamed, not deleted'
   )
   parser.add_argument(
-    '--verbose', action='store_true', help='print the table of parameters (always in summary.txt)'
+    '--verbose',
+    action='store_true',
+    help='print the table of parameters, which is always in summary.txt',
   )
   add_processes(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  """Starts a run, or resumes the run of the folder."""
+  """Starts a run, or resumes the run in the folder."""
   from t2x.api import read_config
   from t2x.config import render
-  from t2x.run_folder import claimed
-  from t2x.terminal import logged, wrapped
+  from t2x.run_folder import claim_folder
+  from t2x.terminal import log_to_file, wrap_streams
 
   log = logging.getLogger('t2x')
   config = read_config(args.files, args.overrides)
   processes = join(args)
   folder = Path(args.out or Path('runs') / Path(args.files[0]).stem)
-  with contextlib.ExitStack() as held:
-    # Joining several processes may have replaced the streams.
-    held.enter_context(wrapped())
+  with contextlib.ExitStack() as stack:
+    # Joining a distributed run may have replaced the streams.
+    stack.enter_context(wrap_streams())
     if processes.first:
-      held.enter_context(claimed(folder, config, args.fresh))
+      stack.enter_context(claim_folder(folder, config, args.fresh))
       args.log = folder / 'log.txt'
-      held.enter_context(logged(args.log))
+      stack.enter_context(log_to_file(args.log))
       log.debug('t2x train %s', ' '.join([*args.files, *args.overrides]))
       for note in args.notes:
         log.debug(note)

@@ -1,12 +1,14 @@
-"""Gin files -> checked plain Python calls: the only code that knows gin. Files are read by
-gin-config's parser; names, types and use are checked before anything is built."""
+"""Reads gin files with gin-config's parser and converts them to plain Python calls.
+
+Names, types and unused bindings are checked before anything is built. No other package depends on gin.
+"""
 
 from t2x.config.bindings import did_you_mean, split_scope
 from t2x.config.load import Config, load
 from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_files
 from t2x.config.render import canonical, diff, hyperparameters, identity, render, show
 from t2x.config.resolve import calls
-from t2x.config.trust import everything_trusted, trust
+from t2x.config.trust import trust, trust_everything
 from t2x.config.type_check import problem
 from t2x.config.values import COMMAND_LINE, Finding, Macro, gin_of, raise_findings, to_gin
 
@@ -21,7 +23,6 @@ __all__ = [
   'canonical',
   'did_you_mean',
   'diff',
-  'everything_trusted',
   'expanded',
   'gin_of',
   'hyperparameters',
@@ -36,4 +37,5 @@ __all__ = [
   'split_scope',
   'to_gin',
   'trust',
+  'trust_everything',
 ]

@@ -1,4 +1,4 @@
-"""From gin files to a checked config, and from that to the object they describe."""
+"""Loads gin files into a checked config, which builds the object that they describe."""
 
 import dataclasses
 import functools
@@ -18,15 +18,15 @@ from t2x.errors import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Config:
-  """A config that has been read, checked and resolved, of which nothing is built yet.
+  """A resolved and checked config. Nothing is built yet.
 
   Attributes:
-    root: the resolved tree (a `Call`, or what a macro root holds).
-    statements: every binding as it was read, overridden ones included.
-    imports: the user's modules.
-    folders: where those modules were looked for.
-    bindings: the table of winning statements.
-    replaced: bindings of parts that a later file or the command line has replaced.
+    root: the resolved tree (a `Call`, or the value of a macro root).
+    statements: all statements in reading order, including overridden ones.
+    imports: import statements of the user's modules.
+    folders: search folders of the user's modules.
+    bindings: the table of bindings.
+    replaced: bindings of parts that a later file or the command line replaces.
   """
 
   root: Any
@@ -38,25 +38,26 @@ class Config:
 
   @property
   def bindings_used(self) -> list[Statement]:
-    """The statements that gave a value, in the order they were read; macros among them."""
+    """The statements that set a used value, including macros, in reading order."""
     used = {statement for call in calls(self.root) for statement in call.bound.values()}
-    used |= set(macros_in([one.value for one in used], self.bindings.macros).values())
+    used |= set(macros_in([statement.value for statement in used], self.bindings.macros).values())
     return [statement for statement in self.statements if statement in used]
 
   def name_of(self, part: Part) -> str:
-    """The shortest name that means a part."""
+    """Returns the shortest unambiguous name of a part."""
     return self.bindings.registry.name_of(part)
 
   def notes(self) -> list[str]:
-    """What a user should know of a config that is right."""
-    names = [f'{one.target} ({one.place})' for one in self.replaced]
-    return [f'not used, as their parts were replaced: {", ".join(names)}'] if names else []
+    """Returns remarks on a valid config, such as replaced bindings."""
+    names = [f'{statement.target} ({statement.place})' for statement in self.replaced]
+    return [f'not used, because their parts were replaced: {", ".join(names)}'] if names else []
 
   def build(self, hyperparameters: Collection[str] = ()) -> Any:
-    """The object that the config describes; a new one at each call.
+    """Builds a new object from the config.
 
-    `hyperparameters`: parameters that get a `Hyperparameter` in place of their value, as
-    'scope/Name.param' (see `t2x.config.hyperparameters`).
+    Args:
+      hyperparameters: parameters that get a `Hyperparameter` instead of their value, as
+        'scope/Name.param' (see `t2x.config.hyperparameters`).
     """
     return build(self.root, hyperparameters)
 
@@ -73,18 +74,18 @@ def load(
   """Reads, checks and resolves a config; builds nothing.
 
   Args:
-    files: one gin file or several, read in order; also text that a program has written.
-    overrides: `NAME=VALUE` each, as after `--gin.`; they win over files, also over scoped bindings.
-    registry_modules: modules whose `__all__` may be named.
+    files: one or several gin files or generated gin texts, read in order.
+    overrides: `NAME=VALUE` each, as after `--gin.`; they override files, including scoped bindings.
+    registry_modules: modules whose `__all__` configs may use.
     root: the part to build (`Experiment`), or any gin value (`@LanguageModel`, `%model`).
-    base: a config of some of these files, complete in itself, whose parts the other files and the
-      overrides may replace: what only the base used is then no error.
-    without: names that these modules export and no config may use.
-    folders: where the user's modules are looked for, beside the working directory; None: where the
-      files are, and the folders that they name.
+    base: a complete config of some of these files, whose parts the other files and the overrides may
+      replace; bindings that only the base uses are then not an error.
+    without: exported names of these modules that configs must not use.
+    folders: search folders of the user's modules, besides the working directory; None: the folders of
+      the files and those that they name.
 
   Raises:
-    UserError: everything that is wrong, a line each, sorted by file and line.
+    UserError: one line per error, sorted by file and line.
   """
   files = [files] if isinstance(files, (str, os.PathLike, GinText)) else list(files)
   parsed = parse_files(files, overrides)
@@ -93,7 +94,7 @@ def load(
   import_findings = registry.load(parsed.imports, folders)
   complete = parsed.complete and not import_findings
   if import_findings and not parsed.findings:
-    # What the module would have brought is missing everywhere: tell the cause alone.
+    # Every name of the module is missing: report only the cause.
     raise_findings(import_findings)
   bindings = Bindings(registry, parsed.statements, complete=complete)
   bindings.findings += parsed.findings + import_findings
@@ -103,20 +104,20 @@ def load(
   resolver = Resolver(bindings, refused)
   tree = resolver.value(value, (), place, 'the root')
   replaced: list[Statement] = []
-  # Where a refused value should have held parts, what they would use is no second error.
+  # Parts in an invalid value cannot be resolved: their bindings would be reported as unused.
   if complete and not any(binds_parts(bindings, statement) for statement in refused):
-    known = {(s.place, s.target) for s in base.statements} if base else set()
+    in_base = {(s.place, s.target) for s in base.statements} if base else set()
     earlier = functools.cache(lambda: set(used_before(registry, parsed.statements, value)))
 
-    def excused(statement: Statement) -> bool:
-      if statement in refused or (statement.place, statement.target) in known:
+    def is_exempt(statement: Statement) -> bool:
+      if statement in refused or (statement.place, statement.target) in in_base:
         return True
       if statement in earlier():
         replaced.append(statement)
         return True
       return False
 
-    check_unused(bindings, resolver, value, root.strip('@%()'), excused)
+    check_unused(bindings, resolver, value, root.strip('@%()'), is_exempt)
   raise_findings(bindings.findings)
   return Config(tree, parsed.statements, parsed.imports, folders, bindings, tuple(replaced))
 
@@ -132,7 +133,7 @@ def _root_value(root: str, bindings: Bindings, place: Place) -> Any:
 
 
 def _root_place(root: str, statements: Sequence[Statement], files: Sequence[Any]) -> Place:
-  """Where the root is first bound; the first line of the first file when it is not."""
+  """Returns the first binding of the root, else the first line of the first file."""
   name = root.strip('@%()')
   for statement in statements:
     if statement.name == name:

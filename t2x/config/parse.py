@@ -1,8 +1,8 @@
-"""Reads gin files with gin-config's own parser into a list of statements, each with its place.
+"""Parses gin files with gin-config's parser into a list of statements with file and line.
 
-Includes are resolved here, since the library cannot: relative to the including file, then to the
-working directory. A file that several others include is read once, at its first mention, so that
-a second include never resets what was set in between.
+Include paths are relative to the including file, then to the working directory, which gin-config does not
+support. A file is read only once, at its first include, so that a second include never resets bindings
+that were set in between.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ from t2x.config.values import (
   map_leaves,
 )
 
-# A folder that rendered configs name, so that a run folder finds the user's modules again.
+# Search folder in a rendered config, so that a run folder finds the user's modules.
 SEARCH_COMMENT = '# modules in: '
 
 
 @dataclasses.dataclass(frozen=True)
 class GinText:
-  """Gin text that a program has written, read like a file. It may neither import nor include.
+  """Generated gin text, which is read like a file but must not import or include.
 
   Attributes:
-    text: what the file would hold.
-    source: what the text was written from, for error messages.
+    text: the gin text.
+    source: the origin of the text, for error messages.
   """
 
   text: str
@@ -45,9 +45,15 @@ class GinText:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Statement:
-  """`scope/name.param = value`, or the macro `name = value` when `param` is ''.
+  """`scope/name.param = value`, or the macro `name = value` if `param` is ''.
 
-  `named_at` is where the name stands: the first line of a block, else the same as `place`.
+  Attributes:
+    scope: the scope, '' without one.
+    name: the name of a part or macro.
+    param: the parameter, '' for a macro.
+    value: literals, containers, References and Macros.
+    place: file and line of the value.
+    named_at: file and line of the name: the first line of a block, else `place`.
   """
 
   scope: str
@@ -67,13 +73,13 @@ class Statement:
 
   @property
   def target(self) -> str:
-    """What the statement binds, as it is written."""
+    """The left-hand side of the statement."""
     return f'{self.macro_name}.{self.param}' if self.param else self.macro_name
 
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-  """`import module`, `import module as alias` or `from package import module`, as `text`."""
+  """An import statement: `import module`, `import module as alias` or `from package import module`."""
 
   module: str
   alias: str | None
@@ -84,7 +90,7 @@ class Import:
 
 @dataclasses.dataclass
 class Parsed:
-  """Everything that was read. `complete` is False when something could not be."""
+  """The contents of all files. `complete` is False if some of them could not be read."""
 
   statements: list[Statement] = dataclasses.field(default_factory=list)
   imports: list[Import] = dataclasses.field(default_factory=list)
@@ -98,30 +104,36 @@ class Parsed:
 
 
 def macros_in(values: Iterable[Any], macros: Mapping[str, Statement]) -> dict[str, Statement]:
-  """Those of `macros`, by name, that values hold, also by way of others."""
-  found: dict[str, Statement] = {}
-  waiting = list(values)
-  while waiting:
-    for leaf in leaves(waiting.pop()):
-      if isinstance(leaf, Macro) and leaf.name in macros and leaf.name not in found:
-        found[leaf.name] = macros[leaf.name]
-        waiting.append(macros[leaf.name].value)
-  return found
+  """Returns the macros that values refer to, directly or through other macros, by name."""
+  used: dict[str, Statement] = {}
+  pending = list(values)
+  while pending:
+    for leaf in leaves(pending.pop()):
+      if isinstance(leaf, Macro) and leaf.name in macros and leaf.name not in used:
+        used[leaf.name] = macros[leaf.name]
+        pending.append(macros[leaf.name].value)
+  return used
 
 
 def expanded(value: Any, macros: Mapping[str, Statement], around: tuple[str, ...] = ()) -> Any:
-  """The value with macros replaced, except for those that are undefined or contain themselves."""
+  """Replaces macros by their values, except undefined and circular ones.
 
-  def one(leaf):
+  Args:
+    value: a parsed value.
+    macros: definitions by name.
+    around: names of the macros that are being expanded.
+  """
+
+  def expand(leaf):
     if not isinstance(leaf, Macro) or leaf.name not in macros or leaf.name in around:
       return leaf
     return expanded(macros[leaf.name].value, macros, (*around, leaf.name))
 
-  return map_leaves(one, value)
+  return map_leaves(expand, value)
 
 
 class _Delegate(config_parser.ParserDelegate):
-  """Keeps references and macros as plain values."""
+  """Represents references and macros as plain values."""
 
   def configurable_reference(self, scoped_configurable_name, evaluate):
     scope, _, name = scoped_configurable_name.rpartition('/')
@@ -132,7 +144,7 @@ class _Delegate(config_parser.ParserDelegate):
 
 
 class _Parser(config_parser.ConfigParser):
-  """Refuses a key that a dict has twice: the last one would win in silence."""
+  """Rejects duplicate keys in a dict, of which gin silently uses the last."""
 
   def __init__(self, text: str):
     self._keys: list[list[Any]] = []
@@ -140,9 +152,9 @@ class _Parser(config_parser.ConfigParser):
 
   def _maybe_parse_container(self):
     self._keys.append([])
-    found = super()._maybe_parse_container()
+    container = super()._maybe_parse_container()
     self._keys.pop()
-    return found
+    return container
 
   def _parse_dict_item(self):
     line = self.current_token.start[0]
@@ -154,7 +166,7 @@ class _Parser(config_parser.ConfigParser):
 
 
 def parse_value(text: str) -> Any:
-  """The value of one gin expression. Raises SyntaxError."""
+  """Parses one gin expression. Raises SyntaxError."""
   statements = list(_statements(f'x = {text}\n'))
   if len(statements) != 1 or not isinstance(statements[0], config_parser.BindingStatement):
     raise SyntaxError('expected one value', (None, 1, None, text))
@@ -162,7 +174,7 @@ def parse_value(text: str) -> Any:
 
 
 def _statements(text: str):
-  """gin's statements; every way in which its parser fails becomes a SyntaxError with a line."""
+  """Yields gin's statements; every failure of its parser becomes a SyntaxError with a line."""
   line = 1
   parser = None
   try:
@@ -171,7 +183,7 @@ def _statements(text: str):
       yield statement
   except SyntaxError as error:
     line = error.lineno or line
-    raise SyntaxError(_told(error.msg), (None, line, None, None)) from None
+    raise SyntaxError(_clear_message(error.msg), (None, line, None, None)) from None
   except tokenize.TokenError as error:
     message, (line, _) = error.args
     if opened := _open_bracket(text):
@@ -183,19 +195,21 @@ def _statements(text: str):
     raise SyntaxError(_first_line(str(error)), (None, line, None, None)) from None
 
 
-def _told(message: str | None) -> str:
+def _clear_message(message: str | None) -> str:
   word = re.search(r"Failed to parse token '([A-Za-z_]\w*)'", message or '')
   if word is None:
     return _first_line(message)
-  return f"{word[1]} is no value: @{word[1]} is a part, %{word[1]} a macro, '{word[1]}' a text"
+  return (
+    f"{word[1]} is not a value: write @{word[1]} (part), %{word[1]} (macro) or '{word[1]}' (string)"
+  )
 
 
 def _first_line(message: str | None) -> str:
-  return (message or 'cannot be read').splitlines()[0].rstrip('. ')
+  return (message or 'invalid syntax').splitlines()[0].rstrip('. ')
 
 
 def _open_bracket(text: str) -> tokenize.TokenInfo | None:
-  """The last bracket that is still open where the tokens end."""
+  """Returns the innermost bracket that is not closed at the end of the text."""
   stack: list[tokenize.TokenInfo] = []
   try:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -211,7 +225,7 @@ def _open_bracket(text: str) -> tokenize.TokenInfo | None:
 def parse_files(
   files: Iterable[str | os.PathLike | GinText], overrides: Iterable[str] = ()
 ) -> Parsed:
-  """Reads files in order, then `NAME=VALUE` overrides of the command line. Never raises for bad input."""
+  """Reads files in order, then `NAME=VALUE` overrides; errors become findings of the result."""
   parsed = Parsed()
   done: set[str] = set()
   for file in files:
@@ -227,16 +241,16 @@ def parse_files(
 def _read_text(generated: GinText, parsed: Parsed) -> None:
   place = Place(generated.source, 0)
   if any(line.startswith(SEARCH_COMMENT) for line in generated.text.splitlines()):
-    parsed.error(place, 'gives a config that names folders of modules: refused')
+    parsed.error(place, 'the generated config must not name module folders')
   try:
     for statement in _statements(generated.text):
       if isinstance(statement, (config_parser.ImportStatement, config_parser.IncludeStatement)):
-        parsed.error(place, 'gives a config that imports a module or includes a file: refused')
+        parsed.error(place, 'the generated config must not import modules or include files')
       elif isinstance(statement, config_parser.BindingStatement):
         target = statement.scope, statement.selector, statement.arg_name
         parsed.statements.append(Statement(*target, statement.value, place, place))
   except SyntaxError as error:
-    parsed.error(place, f'gives a config that cannot be read: {error.msg}')
+    parsed.error(place, f'syntax error in the generated config: {error.msg}')
 
 
 def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], stack: list[str]):
@@ -252,11 +266,11 @@ def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], 
   try:
     text = Path(path).read_text(encoding='utf-8')
   except UnicodeDecodeError:
-    parsed.error(place, f"'{path}' is not a text file in UTF-8")
+    parsed.error(place, f"'{path}' is not a UTF-8 text file")
     return
   except OSError as error:
     if included_at is None:
-      parsed.error(Place(path, 0), f'cannot read the config: {error.strerror or error}')
+      parsed.error(Place(path, 0), f'cannot read the config file: {error.strerror or error}')
     else:
       parsed.error(place, f"cannot read '{path}': {error.strerror or error}")
     return
@@ -267,7 +281,7 @@ def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], 
   try:
     _read_statements(text, path, parsed, done, [*stack, real])
   except SyntaxError as error:
-    parsed.error(Place(path, error.lineno or 1), f'cannot be read: {error.msg}')
+    parsed.error(Place(path, error.lineno or 1), f'syntax error: {error.msg}')
 
 
 def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack: list[str]):
@@ -277,17 +291,21 @@ def _read_statements(text: str, path: str, parsed: Parsed, done: set[str], stack
     if isinstance(statement, config_parser.BlockDeclaration):
       block = place
     elif isinstance(statement, config_parser.IncludeStatement):
-      found = _find_include(statement.filename, path)
-      if found is None:
-        parsed.error(place, f"no file '{statement.filename}' to include")
+      included = _find_include(statement.filename, path)
+      if included is None:
+        parsed.error(
+          place,
+          f"cannot include '{statement.filename}': it is neither in the folder of this file nor in the "
+          'working directory',
+        )
       else:
-        _read(found, place, parsed, done, stack)
+        _read(included, place, parsed, done, stack)
     elif isinstance(statement, config_parser.ImportStatement):
       parsed.imports.append(
         Import(statement.module, statement.alias, statement.is_from, statement.format(), place)
       )
     else:
-      # Only the bindings of a block know their column.
+      # gin sets the column only for bindings in a block.
       named_at = block if statement.location.char_num is not None else place
       parsed.statements.append(
         Statement(
@@ -305,20 +323,20 @@ def _find_include(name: str, path: str) -> str | None:
 
 
 def _read_override(override: str, parsed: Parsed) -> None:
-  """`NAME=VALUE`. A value that is no gin value and is one word without quotes or brackets is a string."""
+  """Parses `NAME=VALUE`. A word that is not a gin value is a string."""
   name, equals, text = override.partition('=')
   name = name.strip().removeprefix('--gin.')
   if not equals or not text.strip():
-    parsed.error(COMMAND_LINE, f"'--gin.{name}' needs a value: --gin.NAME=VALUE")
+    parsed.error(COMMAND_LINE, f"'--gin.{name}' has no value: write --gin.NAME=VALUE")
     return
   if not re.fullmatch(r'(\w+/)*\w+(\.\w+)*', name):
-    parsed.error(COMMAND_LINE, f"'{name}' is no name: write --gin.Name.param=VALUE")
+    parsed.error(COMMAND_LINE, f"'{name}' is not a valid name: write --gin.Name.param=VALUE")
     return
   try:
     value = parse_value(text.strip())
   except SyntaxError as error:
     if not re.fullmatch(r'[^\s@%\'"\[\](){},=#]+', text.strip()):
-      parsed.error(COMMAND_LINE, f'--gin.{override} cannot be read: {error.msg}')
+      parsed.error(COMMAND_LINE, f'syntax error in --gin.{override}: {error.msg}')
       return
     value = text.strip()
   scope, _, selector = name.rpartition('/')

@@ -1,4 +1,4 @@
-"""Whether a class has what a protocol asks for: its methods, their arguments, its properties."""
+"""Checks that classes implement protocols: methods, their arguments, and properties."""
 
 import inspect
 import typing
@@ -10,12 +10,12 @@ _KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
 def is_protocol(cls: Any) -> bool:
-  """Whether a class is a `typing.Protocol` and not an implementation of one."""
+  """Returns whether a class is a `typing.Protocol`, not an implementation of one."""
   return getattr(cls, '_is_protocol', False)
 
 
 def class_of(hint: Any) -> Any:
-  """The class of the values of an annotation, where it is one class."""
+  """Returns the class of the values of an annotation, or the annotation if it is not one class."""
   if hint is None:
     return type(None)
   origin = typing.get_origin(hint) or hint
@@ -25,23 +25,23 @@ def class_of(hint: Any) -> Any:
   return getattr(origin, 'array_type', origin)
 
 
-def protocol_misfit(given: type, wanted: type) -> str | None:
-  """Why a class does not implement a protocol, after ': '; None where it does."""
-  for name, member in _members(wanted):
-    own = inspect.getattr_static(given, name, _MISSING)
-    # A property may be given as the class attribute None, a method may not.
+def protocol_misfit(cls: type, protocol: type) -> str | None:
+  """Returns why a class does not implement a protocol, after ': '; None if it does."""
+  for name, member in _members(protocol):
+    own = inspect.getattr_static(cls, name, _MISSING)
+    # A class attribute None can implement a property, but not a method.
     is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
-    if is_missing or (name == '__call__' and '__call__' not in dir(given)):
-      return f': {given.__name__} has no {name}'
+    if is_missing or (name == '__call__' and '__call__' not in dir(cls)):
+      return f': {cls.__name__} has no {name}'
     if inspect.isfunction(member) and inspect.isfunction(own):
       reason = _call_misfit(own, member)
       if reason is not None:
-        return f': {given.__name__}.{name} {reason}'
+        return f': {cls.__name__}.{name} {reason}'
   return None
 
 
 def _members(protocol: type) -> Iterator[tuple[str, Any]]:
-  """The methods and properties that a protocol and its bases define."""
+  """Yields the public methods and properties of a protocol and its bases."""
   for base in protocol.__mro__:
     for name, value in vars(base).items() if is_protocol(base) else ():
       is_public = name == '__call__' or not name.startswith('_')
@@ -49,9 +49,9 @@ def _members(protocol: type) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _call_misfit(own: Any, wanted: Any) -> str | None:
-  """Why a method cannot be called as the protocol's is, or returns another kind of value."""
-  parameters = list(inspect.signature(wanted).parameters.values())
+def _call_misfit(own: Any, required: Any) -> str | None:
+  """Returns how a method's arguments or return value differ from those of the protocol's method."""
+  parameters = list(inspect.signature(required).parameters.values())
   by_position = [
     p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
   ]
@@ -60,19 +60,19 @@ def _call_misfit(own: Any, wanted: Any) -> str | None:
   try:
     signature.bind(*by_position, **dict.fromkeys(by_name))
   except TypeError as error:
-    return f'cannot be called as {_shown(by_position, by_name)}: {error}'
-  returned, expected = (_returned(one) for one in (own, wanted))
+    return f'cannot be called as {_call_text(by_position, by_name)}: {error}'
+  returned, expected = (_return_kind(method) for method in (own, required))
   if returned and expected and returned != expected:
     return f'returns {returned}, not {expected}'
   return None
 
 
-def _shown(by_position: list[str], by_name: list[str]) -> str:
+def _call_text(by_position: list[str], by_name: list[str]) -> str:
   return f'({", ".join([*by_position[1:], *(f"{name}=" for name in by_name)])})'
 
 
-def _returned(method: Any) -> str:
-  """The kind of what a method returns by its annotation: 'a tuple of 2', 'an array'; '' if unknown."""
+def _return_kind(method: Any) -> str:
+  """Returns the annotated kind of a return value: 'a tuple of 2', 'an array', or '' if unknown."""
   hint = (getattr(method, '__annotations__', None) or {}).get('return')
   if typing.get_origin(hint) is tuple:
     args = typing.get_args(hint)

@@ -1,4 +1,4 @@
-"""The names that a config may use: what t2x's packages export, and the user's own modules."""
+"""Registry of the names that configs may use: exports of t2x's packages and of the user's modules."""
 
 import functools
 import importlib
@@ -16,14 +16,14 @@ from t2x.config.protocols import is_protocol
 from t2x.config.signature import Part, describe
 from t2x.config.trust import Untrusted, is_library, require_trust
 from t2x.config.values import Finding, Place
-from t2x.errors import in_a_line
+from t2x.errors import error_line
 
 
 class Registry:
-  """Names -> parts (classes, functions, callable objects).
+  """Maps names to parts (classes, functions and callable objects).
 
-  A part is found by its name, or by any tail of its full name (`layers.MLP`) where two modules
-  export the same name.
+  A part is found by its name. If several modules export this name, the end of its full name is needed, such
+  as `layers.MLP`.
   """
 
   def __init__(self):
@@ -32,59 +32,59 @@ class Registry:
 
   @classmethod
   def of(cls, modules: Iterable[str], without: Collection[str] = ()) -> 'Registry':
-    """What these modules export, but for some names. They are read once: describing them takes longer
-    than a config."""
-    known, registry = _read(tuple(modules)), cls()
+    """Builds a registry of the exports of modules, except some names. Cached by module: inspecting them is
+    slow."""
+    cached, registry = _read(tuple(modules)), cls()
     registry._names = {
-      name: dict(fulls) for name, fulls in known._names.items() if name not in without
+      name: dict(fulls) for name, fulls in cached._names.items() if name not in without
     }
-    registry._parts = dict(known._parts)
+    registry._parts = dict(cached._parts)
     return registry
 
   def add(self, module: types.ModuleType, alias: str | None = None) -> None:
-    """Adds all that a module exports: its `__all__`, else what public it defines itself."""
+    """Adds the exports of a module: its `__all__`, else the public classes and functions it defines."""
     for name in _exported(module):
       self.add_object(alias or module.__name__, name, getattr(module, name))
 
   def add_object(self, module: str, name: str, obj: Any) -> None:
-    """Adds one object, when it is something that can be called."""
+    """Adds an object if it is callable."""
     if _is_part(obj):
       self._names.setdefault(name, {})[f'{module}.{name}'] = obj
       if id(obj) not in self._parts:
         self._parts[id(obj)] = describe(obj, name)
 
   def find(self, name: str) -> list[Part]:
-    """All different parts that `name` may mean."""
-    known = self._names.get(name.rpartition('.')[2], {})
-    found = {id(obj) for full, obj in known.items() if f'.{full}'.endswith(f'.{name}')}
-    return [self._parts[i] for i in found]
+    """Returns the different parts whose full names end in `name`."""
+    objects = self._names.get(name.rpartition('.')[2], {})
+    matches = {id(obj) for full, obj in objects.items() if f'.{full}'.endswith(f'.{name}')}
+    return [self._parts[i] for i in matches]
 
   def full_names(self, name: str) -> list[str]:
-    """The full names that end in `name`."""
-    known = self._names.get(name.rpartition('.')[2], {})
-    return sorted(full for full in known if f'.{full}'.endswith(f'.{name}'))
+    """Returns the full names that end in `name`."""
+    objects = self._names.get(name.rpartition('.')[2], {})
+    return sorted(full for full in objects if f'.{full}'.endswith(f'.{name}'))
 
   def name_of(self, part: Part) -> str:
-    """The shortest name by which `find` gives this part alone."""
+    """Returns the shortest name for which `find` returns only this part."""
     if len(self.find(part.name)) == 1:
       return part.name
     fulls = (full for full, obj in self._names[part.name].items() if obj is part.obj)
     return min(fulls, key=len)
 
   def part_of(self, obj: Any) -> Part | None:
-    """The part that an object is, if it is one."""
+    """Returns the part of an object, or None if it is not registered."""
     part = self._parts.get(id(obj))
     return part if part is not None and part.obj is obj else None
 
   def names(self) -> list[str]:
-    """All short names."""
+    """Returns the names without modules."""
     return list(self._names)
 
   def load(self, imports: Iterable[Import], folders: Iterable[str]) -> list[Finding]:
-    """Imports the user's modules: from sys.path, the working directory and trusted folders.
+    """Imports the user's modules from sys.path, the working directory and trusted folders.
 
-    A folder is put at the end of `sys.path` when a module is only found there, so that worker
-    processes find it as well, and nothing in it hides an installed module.
+    A folder is appended to `sys.path` if a module is found only there. So worker processes find it, too, and
+    its modules cannot shadow installed ones.
     """
     findings = []
     search = [os.getcwd(), *folders]
@@ -92,7 +92,7 @@ class Registry:
       try:
         self._load(statement, search)
       except Untrusted as error:
-        # The user has said no, or is to be asked first: nothing else is imported.
+        # Trust was denied or is not confirmed: import nothing else.
         return [Finding(statement.place, str(error))]
       except Exception as error:
         # A user's module may fail in any way.
@@ -138,38 +138,44 @@ def _exported(module: types.ModuleType) -> list[str]:
 
 
 def _is_part(obj: Any) -> bool:
-  # Protocols say what parts are; none can be built.
+  # Protocols cannot be instantiated.
   if is_protocol(obj):
     return False
   if isinstance(obj, type) and not isinstance(obj, types.GenericAlias):
     return True
-  # Aliases such as Callable[..., T] can be called as well.
+  # Type aliases such as Callable[..., T] are callable, too.
   if typing.get_origin(obj) is not None or type(obj).__module__ == 'typing':
     return False
   return callable(obj)
 
 
 def _import(name: str, search: list[str], place: Place) -> types.ModuleType:
-  """Imports a module of the user's, `search` being the working directory and the configs' folders."""
+  """Imports a user's module.
+
+  Args:
+    name: the module.
+    search: the working directory and the folders of the configs.
+    place: file and line of the import statement.
+  """
   top = name.partition('.')[0]
   importlib.invalidate_caches()
   if top in sys.modules or importlib.util.find_spec(top) is not None:
     if is_library(top):
       folder = os.path.dirname(os.path.realpath(place.file))
-      what = f"imports '{name}', a library: the config can call any of its functions"
+      what = f"imports the library '{name}', whose functions the config could call"
       require_trust(folder, str(place), what)
-  elif beside := _beside(name, search):
-    folder, file = beside
+  elif match := _find_module(name, search):
+    folder, file = match
     if not os.path.samefile(folder, search[0]):
-      require_trust(folder, str(place), f"imports '{name}' from {file}, whose code would run")
+      require_trust(folder, str(place), f"imports '{name}' from {file}, which would run its code")
     sys.path.append(folder)
   module = importlib.import_module(name)
   _check_shadow(top, search)
   return module
 
 
-def _beside(name: str, search: list[str]) -> tuple[str, str] | None:
-  """The first folder that holds a module, and the file or package whose code would run."""
+def _find_module(name: str, search: list[str]) -> tuple[str, str] | None:
+  """Returns the first folder that contains a module, and the file that an import would run."""
   for folder in map(os.path.realpath, search):
     path = folder
     for part in name.split('.'):
@@ -185,17 +191,17 @@ def _beside(name: str, search: list[str]) -> tuple[str, str] | None:
 
 
 def _check_shadow(top: str, search: list[str]) -> None:
-  """Another module of the same name must not stand in for the one beside the config."""
+  """Raises ImportError if another module shadows the one in a search folder."""
   loaded = getattr(sys.modules[top], '__file__', None)
-  found = [path for folder in search if os.path.isfile(path := os.path.join(folder, f'{top}.py'))]
-  if loaded and found and os.path.realpath(loaded) not in map(os.path.realpath, found):
-    raise ImportError(f"python finds '{loaded}' instead of '{found[0]}': rename one")
+  files = [path for folder in search if os.path.isfile(path := os.path.join(folder, f'{top}.py'))]
+  if loaded and files and os.path.realpath(loaded) not in map(os.path.realpath, files):
+    raise ImportError(f"Python imports '{loaded}' instead of '{files[0]}': rename one of them")
 
 
 def _import_problem(module: str, error: Exception) -> str:
   if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
     return (
-      f"no module named '{error.name}': it is not installed, and neither in the working "
-      'directory nor beside the config'
+      f"no module named '{error.name}': install it, or put it into the working directory or the "
+      'folder of the config'
     )
-  return f"cannot import '{module}': {in_a_line(error)}"
+  return f"cannot import '{module}': {error_line(error)}"

@@ -1,7 +1,7 @@
-"""A resolved config as text: gin text to run again (`render`), a table to read (`show`), one text and hash
-for all equal configs (`canonical`, `identity`), and the lines in which two configs differ (`diff`).
+"""Converts resolved configs to text.
 
-All of them go over `calls` and the values that each call is `given`, and write a value with `_text`.
+`render` returns gin text that can be loaded again and `show` a readable table. `canonical` and `identity`
+return a text and a hash that are the same for equal configs, and `diff` lists differences.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ _WIDTH = 100
 
 
 def render(config: Config) -> str:
-  """The config as gin text: every binding that gave a value, and no include.
+  """Renders the config as gin text with every used binding and no includes.
 
-  Resolving it again gives the same tree and the same text. The folders that hold the user's modules
-  are kept in comments that `load` reads.
+  Loading this text gives the same tree and the same text. Comments name the folders of the user's modules
+  for `load`.
   """
   lines = list(dict.fromkeys(statement.text for statement in config.imports))
   if lines:
@@ -56,7 +56,7 @@ def _module_folders(config: Config) -> list[str]:
 
 
 def _blocks(config: Config) -> Iterator[tuple[str, dict[str, Statement]]]:
-  """Used bindings by 'scope/Name': the root first, then by name; parameters as in the signature."""
+  """Yields used bindings by 'scope/Name': the root first, then by name, parameters in signature order."""
   blocks: dict[tuple[str, Part], dict[str, Statement]] = {}
   for call in calls(config.root):
     for param, statement in call.bound.items():
@@ -75,10 +75,10 @@ def _blocks(config: Config) -> Iterator[tuple[str, dict[str, Statement]]]:
 
 
 def _assignment(name: str, statement: Statement, config: Config, indent: str) -> list[str]:
-  """`name = value`, a long container with one item per line; references under their shortest names."""
+  """Returns the lines of `name = value`: long containers have one item per line, references short names."""
 
   def shortest(leaf):
-    part = config.bindings.known_part(leaf.name) if isinstance(leaf, Reference) else None
+    part = config.bindings.exact_part(leaf.name) if isinstance(leaf, Reference) else None
     return leaf if part is None else Reference(leaf.scope, config.name_of(part), leaf.evaluate)
 
   value = map_leaves(shortest, statement.value)
@@ -91,10 +91,10 @@ def _assignment(name: str, statement: Statement, config: Config, indent: str) ->
 
 
 def show(config: Config) -> str:
-  """Every part on the path with every value it gets and the origin of each, for people to read."""
+  """Lists every part in use with its values and the origin of each value."""
   by_part: dict[Part, dict[str, set[str]]] = {}
   for call in calls(config.root):
-    if text := '\n'.join(_shown(call, config)):
+    if text := '\n'.join(_call_lines(call, config)):
       scope = ''.join(f'{name}/' for name in call.scope)
       by_part.setdefault(call.part, {}).setdefault(text, set()).add(scope)
   blocks = []
@@ -106,90 +106,95 @@ def show(config: Config) -> str:
   return '\n\n'.join(block.rstrip('\n') for block in blocks) + '\n'
 
 
-def _shown(call: Call, config: Config) -> Iterator[str]:
+def _call_lines(call: Call, config: Config) -> Iterator[str]:
   bound = call.bound
   rows = [
     (f'{name} = {_text(value, config)}', _origin(bound.get(name), config))
-    for name, value in call.given.items()
+    for name, value in call.values.items()
   ]
-  width = min(max((len(left) for left, _ in rows), default=0), 60)
-  for left, origin in rows:
-    yield f'  {left:<{width}}  # {origin}'
+  width = min(max((len(binding) for binding, _ in rows), default=0), 60)
+  for binding, origin in rows:
+    yield f'  {binding:<{width}}  # {origin}'
 
 
 def _origin(statement: Statement | None, config: Config) -> str:
   if statement is None:
     return 'default'
   macros = macros_in([statement.value], config.bindings.macros)
-  parts = (f'%{name} {one.place}' for name, one in macros.items())
+  parts = (f'%{name} {definition.place}' for name, definition in macros.items())
   return ', '.join([str(statement.place), *parts])
 
 
 def identity(config: Config, without: Collection[str] = ()) -> str:
-  """Twelve hexadecimal digits of `canonical`'s hash."""
+  """Returns the first 12 hexadecimal digits of the SHA-256 hash of `canonical`."""
   return hashlib.sha256(canonical(config, without).encode()).hexdigest()[:12]
 
 
 def canonical(config: Config, without: Collection[str] = ()) -> str:
-  """All that is built, defaults included, as text in which equal configs are equal.
+  """Returns a text of all parts and values, including defaults, that is the same for equal configs.
 
-  An object that a macro builds and one that is built in place are written the same way.
+  It does not depend on whether an object is built by a macro or in place.
 
   Args:
     config: a resolved config.
-    without: parameters left out, as 'Trainer.seed' or 'encoder/MLP.dropout_rate'.
+    without: parameters to omit, such as 'Trainer.seed' or 'encoder/MLP.dropout_rate'.
   """
 
-  def written(call: Call) -> str:
-    given = call.given
-    names = (name for name in sorted(given) if key_of(call, name) not in without)
-    arguments = ', '.join(f'{name}={_text(given[name], config, written)}' for name in names)
+  def call_text(call: Call) -> str:
+    values = call.values
+    names = (name for name in sorted(values) if key_of(call, name) not in without)
+    arguments = ', '.join(f'{name}={_text(values[name], config, call_text)}' for name in names)
     return f'{"" if call.evaluate else "@"}{config.name_of(call.part)}({arguments})'
 
-  return _text(config.root, config, written)
+  return _text(config.root, config, call_text)
 
 
 def hyperparameters(config: Config) -> dict[str, float]:
-  """Values of the parameters annotated `float | Hyperparameter`, by 'scope/Name.param'.
+  """Returns the values of parameters annotated `float | Hyperparameter`, by 'scope/Name.param'.
 
-  Zeros are left out: they leave computation out, so that they belong to the program.
+  Zeros are omitted, because the compiled program skips the computation for them.
   """
-  found: dict[str, float] = {}
+  values: dict[str, float] = {}
   for call in calls(config.root):
-    for name, value in call.given.items():
+    for name, value in call.values.items():
       parameter = call.part.parameters.get(name)
       if parameter and is_tunable(parameter.hint) and isinstance(value, float) and value != 0.0:
-        found[key_of(call, name)] = value
-  return found
+        values[key_of(call, name)] = value
+  return values
 
 
 def diff(a: Config, b: Config) -> list[str]:
-  """A line for each place where `a` and `b` differ: `Experiment.model.d_model: 256 -> 512`.
+  """Lists the values that differ, one line each: `Experiment.model.d_model: 256 -> 512`.
 
-  Macros, scopes, files and the order of bindings make no difference, nor does binding a default.
+  Macros, scopes, files, the order of bindings, and bindings of default values make no difference.
   """
 
-  def lines(path: str, one: Any, other: Any) -> Iterator[str]:
-    (kind, inside), (other_kind, others) = _branches(one), _branches(other)
+  def lines(path: str, value: Any, other: Any) -> Iterator[str]:
+    (kind, children), (other_kind, other_children) = _branches(value), _branches(other)
     if kind is not None and kind == other_kind:
-      for step in dict.fromkeys([*inside, *others]):
-        yield from lines(path + step, inside.get(step, _ABSENT), others.get(step, _ABSENT))
-    elif not (_is_equal_object(one, other) or _is_equal_object(other, one)):
-      left, right = _brief(one, a), _brief(other, b)
-      if left != right:
-        yield f'{path}: {left} -> {right}'
+      for step in dict.fromkeys([*children, *other_children]):
+        yield from lines(
+          path + step, children.get(step, _ABSENT), other_children.get(step, _ABSENT)
+        )
+    elif not (_is_equal_object(value, other) or _is_equal_object(other, value)):
+      before, after = _brief(value, a), _brief(other, b)
+      if before != after:
+        yield f'{path}: {before} -> {after}'
 
   name = a.root.part.name if isinstance(a.root, Call) else 'root'
   return list(dict.fromkeys(lines(name, a.root, b.root)))
 
 
 def _branches(value: Any) -> tuple[Any, dict[str, Any]]:
-  """What values are equal to if all that is inside is equal (None: those without branches are compared
-  as text); and what is inside, by the step of its path."""
+  """Returns the kind and the children of a value, by path step.
+
+  Values of the same kind are equal if their children are equal. Values of kind None have no children and
+  are compared as text.
+  """
   if isinstance(value, Call):
-    given = dict.fromkeys(value.part.parameters, _ABSENT) | value.given
+    arguments = dict.fromkeys(value.part.parameters, _ABSENT) | value.values
     kind = id(value.part.obj), value.evaluate
-    return kind, {f'.{name}': argument for name, argument in given.items()}
+    return kind, {f'.{name}': argument for name, argument in arguments.items()}
   if isinstance(value, (list, tuple)):
     return (type(value), len(value)), {f'[{i}]': item for i, item in enumerate(value)}
   if type(value) is dict:
@@ -197,40 +202,40 @@ def _branches(value: Any) -> tuple[Any, dict[str, Any]]:
   return None, {}
 
 
-class _Written(str):
-  """Text that is written without quotes."""
+class _Unquoted(str):
+  """String whose repr has no quotes."""
 
   def __repr__(self) -> str:
     return str(self)
 
 
-_ABSENT = _Written('(not set)')
+_ABSENT = _Unquoted('(not set)')
 
 
 def _is_equal_object(call: Any, other: Any) -> bool:
-  """Whether a config's `@Name()` builds the object that the other one has as a default."""
+  """Returns whether `@Name()` in one config builds the default object of the other config."""
   if not isinstance(call, Call) or not call.evaluate or type(other) is not call.part.obj:
     return False
   return bool(build(call) == other)
 
 
 def _brief(value: Any, config: Config) -> str:
-  """The value as gin text; a part with the arguments that are bound."""
+  """Returns the value as gin text; a part with its bound arguments."""
   if not isinstance(value, Call):
     return _text(value, config)
-  name, given = config.name_of(value.part), value.given
-  bound = ', '.join(f'{param}={_text(given[param], config)}' for param in value.bound)
+  name, values = config.name_of(value.part), value.values
+  bound = ', '.join(f'{param}={_text(values[param], config)}' for param in value.bound)
   if value.evaluate:
     return f'{name}({bound})'
   return f'@{name} with {bound}' if bound else f'@{name}'
 
 
-def _text(value: Any, config: Config, written: Callable[[Call], str] | None = None) -> str:
-  """A resolved value as gin text: named functions as references, calls as `written`, or as references."""
+def _text(value: Any, config: Config, call_text: Callable[[Call], str] | None = None) -> str:
+  """Returns a resolved value as gin text, with calls as references unless `call_text` formats them."""
 
-  def one(leaf):
-    if isinstance(leaf, Call) and written is not None:
-      return _Written(written(leaf))
+  def leaf_text(leaf):
+    if isinstance(leaf, Call) and call_text is not None:
+      return _Unquoted(call_text(leaf))
     if isinstance(leaf, Call):
       return Reference('/'.join(leaf.scope), config.name_of(leaf.part), leaf.evaluate)
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes)):
@@ -240,6 +245,6 @@ def _text(value: Any, config: Config, written: Callable[[Call], str] | None = No
       return Reference('', config.name_of(part), False)
     text = repr(leaf)
     is_address = ' at 0x' in text
-    return _Written(getattr(leaf, '__qualname__', type(leaf).__name__) if is_address else text)
+    return _Unquoted(getattr(leaf, '__qualname__', type(leaf).__name__) if is_address else text)
 
-  return to_gin(map_leaves(one, value))
+  return to_gin(map_leaves(leaf_text, value))

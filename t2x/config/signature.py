@@ -1,4 +1,4 @@
-"""What a part takes: its parameters with annotations and defaults, read once without building it."""
+"""Signatures of parts: parameters with annotations and defaults, read without building the part."""
 
 import dataclasses
 import inspect
@@ -7,16 +7,24 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-# No default; also an annotation that is absent or cannot be resolved is `Any`.
+# Default of a parameter that has none.
 MISSING: Any = inspect.Parameter.empty
 
-# Parameters that only the part that builds another can give.
-GIVEN = frozenset({'rngs'})
+# Parameters that only the enclosing part can pass, not a config.
+BUILDER_ARGUMENTS = frozenset({'rngs'})
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-  """One parameter. `positional`: it can be given by position; `nameable`: by name."""
+  """A parameter.
+
+  Attributes:
+    name: the name.
+    hint: the annotation; `Any` if it is absent or cannot be resolved.
+    default: the default, or `MISSING`.
+    positional: whether it can be passed by position.
+    nameable: whether it can be passed by keyword.
+  """
 
   name: str
   hint: Any
@@ -31,14 +39,14 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-  """Something that a config can name.
+  """A class, function or callable object that configs can name.
 
   Attributes:
-    name: the name it was registered under.
+    name: the registered name.
     obj: the class, function or callable object.
-    parameters: by name, in the order of the signature.
-    open: it takes any keyword (`**kwargs`).
-    returns: the annotation of what calling it gives; the class itself for a class.
+    parameters: the parameters by name, in the order of the signature.
+    open: whether it accepts any keyword argument (`**kwargs`).
+    returns: the return annotation; for a class, the class.
   """
 
   name: str
@@ -53,19 +61,19 @@ class Part:
 
   @property
   def is_built_by_another(self) -> bool:
-    """A module: its positional parameters and rngs come from the part that holds it."""
-    return self.is_class and not GIVEN.isdisjoint(self.parameters)
+    """Whether the enclosing part passes its positional parameters and rngs, as for modules."""
+    return self.is_class and not BUILDER_ARGUMENTS.isdisjoint(self.parameters)
 
-  def given_by_builder(self, name: str) -> bool:
-    """Whether config must not bind this parameter of the factory `@Name`."""
+  def is_builder_argument(self, name: str) -> bool:
+    """Returns whether the enclosing part passes this parameter of the factory `@Name`."""
     parameter = self.parameters.get(name)
     if parameter is None or not self.is_class or dataclasses.is_dataclass(self.obj):
-      return name in GIVEN
-    return name in GIVEN or (parameter.positional and parameter.required)
+      return name in BUILDER_ARGUMENTS
+    return name in BUILDER_ARGUMENTS or (parameter.positional and parameter.required)
 
 
 def describe(obj: Any, name: str) -> Part:
-  """Reads the signature and the annotations of a part; what cannot be read is left open."""
+  """Reads the signature and annotations of a part; without a signature, any keyword is accepted."""
   function = _function(obj)
   if function is None:
     return Part(name, obj, {}, False, obj)
@@ -74,17 +82,17 @@ def describe(obj: Any, name: str) -> Part:
   except (ValueError, TypeError):
     return Part(name, obj, {}, True, obj if isinstance(obj, type) else Any)
   hints = _hints(obj, function)
-  found = list(signature.parameters.values())
+  arguments = list(signature.parameters.values())
   if isinstance(obj, type):
-    found = found[1:] if found and found[0].kind in _BY_POSITION else found
+    arguments = arguments[1:] if arguments and arguments[0].kind in _BY_POSITION else arguments
   parameters = {
     p.name: Parameter(
       p.name, hints.get(p.name, Any), p.default, p.kind in _BY_POSITION, p.kind in _BY_NAME
     )
-    for p in found
+    for p in arguments
     if p.kind in _BY_POSITION or p.kind in _BY_NAME
   }
-  is_open = any(p.kind is p.VAR_KEYWORD for p in found)
+  is_open = any(p.kind is p.VAR_KEYWORD for p in arguments)
   returns = obj if isinstance(obj, type) else hints.get('return', Any)
   return Part(name, obj, parameters, is_open, returns)
 
@@ -94,10 +102,13 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def _function(obj: Any) -> Any:
-  """What the signature is read from (flax's metaclass hides that of a class); None: no parameters."""
+  """Returns the function whose signature a part has; None if it has no parameters.
+
+  For a class this is its constructor, because Flax's metaclass hides the signature of the class.
+  """
   if not isinstance(obj, type):
     return obj
-  # typing.Protocol puts an empty initializer of its own into classes without one.
+  # typing.Protocol adds an empty `__init__` to classes without one.
   init, new = getattr(obj, '__init__'), getattr(obj, '__new__')  # noqa: B009
   if init is not object.__init__ and 'no_init' not in init.__name__:
     return init
@@ -105,7 +116,7 @@ def _function(obj: Any) -> Any:
 
 
 def _hints(obj: Any, function: Any) -> dict[str, Any]:
-  """Annotations by parameter, strings resolved; `Any` for each that cannot be."""
+  """Returns the resolved annotations by parameter; `Any` if one cannot be resolved."""
   if isinstance(obj, type) and dataclasses.is_dataclass(obj):
     hints = {}
     for base in reversed(obj.__mro__):
@@ -122,13 +133,13 @@ def _hints(obj: Any, function: Any) -> dict[str, Any]:
 
 
 def _resolve(hint: Any, names: Mapping[str, Any]) -> Any:
-  def holder():
+  def annotated():
     pass
 
-  holder.__annotations__ = {'hint': hint}
+  annotated.__annotations__ = {'hint': hint}
   try:
-    resolved = typing.get_type_hints(holder, dict(names), include_extras=True)['hint']
+    resolved = typing.get_type_hints(annotated, dict(names), include_extras=True)['hint']
   except Exception:
-    # An annotation may be any expression; what does not evaluate is not checked.
+    # An annotation may be any expression. One that cannot be evaluated is not checked.
     return Any
   return resolved.type if isinstance(resolved, dataclasses.InitVar) else resolved

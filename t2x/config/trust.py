@@ -1,11 +1,11 @@
-"""Which folders hold code that a config may run.
+"""Trusted folders, whose code a config may run.
 
-A gin file can import Python modules. Modules of the user's own, which Python finds by itself or which lie
-in the working directory, are imported. Code that arrives together with a gin file (a module beside it, or
-in a folder that its `# modules in:` comment names) runs only if its folder is trusted, and so do calls
-into libraries, whose functions can do anything with the arguments that a gin file gives them.
+A gin file can import Python modules. The user's own modules, which are on `sys.path` or in the working
+directory, are always imported. Other code needs trust in its folder: modules in the folder of the gin file,
+modules in a folder that its `# modules in:` comment names, and libraries, whose functions can do anything
+with the arguments from a gin file.
 
-A folder is trusted for good once the user passed `--trust` or answered the question on the terminal.
+A folder stays trusted after the user passed `--trust` or confirmed it on the terminal.
 """
 
 import contextlib
@@ -20,23 +20,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from t2x.errors import UserError
-from t2x.files import locked, write_whole
+from t2x.files import file_lock, write_atomically
 
-# Trusted folders beside those of the file, joined by os.pathsep; processes started by this one
-# inherit them. The value EVERYTHING is `--trust`.
+# Further trusted folders, joined by os.pathsep, which child processes inherit. The value EVERYTHING means
+# `--trust`.
 VARIABLE, EVERYTHING = 'T2X_TRUST', '*'
 
 
 def trusted_file() -> Path:
-  """The user's list of trusted folders, one absolute path per line."""
+  """Returns the path of the user's list of trusted folders, which has one absolute path per line."""
   state = os.environ.get('XDG_STATE_HOME', '')
   home = Path(state) if os.path.isabs(state) else Path.home() / '.local' / 'state'
   return home / 't2x' / 'trusted'
 
 
 @contextlib.contextmanager
-def everything_trusted() -> Iterator[None]:
-  """Trusts, and remembers, every folder whose code is imported meanwhile: `--trust`."""
+def trust_everything() -> Iterator[None]:
+  """Trusts and remembers every folder whose code is imported inside the context, as `--trust` does."""
   before = os.environ.get(VARIABLE)
   os.environ[VARIABLE] = EVERYTHING
   try:
@@ -52,49 +52,49 @@ class Untrusted(UserError):
 
 
 def require_trust(folder: str, where: str, what: str) -> None:
-  """Returns if a folder is trusted, or becomes so by `--trust` or by an answer on the terminal.
+  """Checks that a folder is trusted, or trusts it after `--trust` or a confirmation on the terminal.
 
   Args:
-    folder: the folder that holds the code.
-    where: the place of the import in its gin file.
-    what: what it imports from where, and what that allows.
+    folder: the folder of the code.
+    where: file and line of the import in the gin file.
+    what: description of the import and its risk, for the question and the error.
 
   Raises:
     Untrusted: the folder is not trusted.
   """
   folder = os.path.realpath(folder)
-  # A name that others gave could rewrite what the terminal shows.
+  # Control characters in a foreign file name could change the displayed question.
   what = ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in what)
   granted = os.environ.get(VARIABLE, '')
   if folder in (*granted.split(os.pathsep), *_remembered()):
     return
   if granted != EVERYTHING and not _confirmed(folder, f'{where}: {what}'):
-    raise Untrusted(f'{what}; read it, then pass --trust to allow it')
+    raise Untrusted(f'{what}; review the code, then pass --trust to allow it')
   trust(folder)
 
 
 def trust(folder: str | os.PathLike) -> None:
-  """Remembers that a folder is trusted: for this user, or else for this process and its children."""
+  """Trusts a folder: permanently for this user, or for this process and its children if that fails."""
   folder = os.path.realpath(folder)
   try:
-    # A name with a line break would be read as two folders.
+    # A name with a line break would be two lines of the list.
     if folder.splitlines() == [folder]:
       _remember(folder)
       return
   except (OSError, RuntimeError):
-    pass  # There is no home, or it cannot be written.
-  known = os.environ.get(VARIABLE)
-  if known != EVERYTHING and os.pathsep not in folder:
-    os.environ[VARIABLE] = os.pathsep.join(filter(None, [known, folder]))
+    pass  # There is no home directory, or it is not writable.
+  current = os.environ.get(VARIABLE)
+  if current != EVERYTHING and os.pathsep not in folder:
+    os.environ[VARIABLE] = os.pathsep.join(filter(None, [current, folder]))
 
 
 def _remember(folder: str) -> None:
   path = trusted_file()
   path.parent.mkdir(parents=True, exist_ok=True)
-  with locked(path.with_name('trusted.lock'), lambda: None):
+  with file_lock(path.with_name('trusted.lock'), lambda: None):
     folders = _remembered()
     if folder not in folders:
-      write_whole(path, b''.join(os.fsencode(f'{one}\n') for one in [*folders, folder]))
+      write_atomically(path, b''.join(os.fsencode(f'{name}\n') for name in [*folders, folder]))
 
 
 def _remembered() -> list[str]:
@@ -105,19 +105,22 @@ def _remembered() -> list[str]:
 
 
 def _confirmed(folder: str, question: str) -> bool:
-  """Asks on the terminal, where there is one."""
+  """Asks for trust on the terminal; returns False without one."""
   try:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
       return False
   except (AttributeError, ValueError):
-    return False  # There is no such stream, or it is closed.
+    return False  # A stream is missing or closed.
   print(f'{question}\nTrust {folder!a} from now on? [y/N] ', end='', file=sys.stderr, flush=True)
   return sys.stdin.readline().strip().lower() in ('y', 'yes')
 
 
 def is_library(name: str) -> bool:
-  """Whether a top-level module that Python finds belongs to Python, to t2x, or to an installed package
-  that does not require t2x, and so was not made to be named in gin files."""
+  """Returns whether a top-level module on `sys.path` is a library.
+
+  Libraries are the modules of Python, of t2x, and of installed packages that do not require t2x, which were
+  not written for use in gin files.
+  """
   if name in ('t2x', '__main__') or name in sys.stdlib_module_names:
     return True
   module = sys.modules.get(name)

@@ -1,9 +1,9 @@
-"""Whether a value fits an annotation, without building anything.
+"""Checks values against annotations, without building anything.
 
-Numbers, strings and containers are checked exactly (an int is a float; a bool is no int), and against
-the ranges of `t2x.ranges`. `Callable[..., X]` is a factory of X and takes `@Part`; a class takes
-`@Part()`; protocols are compared by their methods and properties. What an annotation leaves open is
-accepted.
+Numbers, strings and containers are checked exactly (an int is a valid float, a bool is not a valid int) and
+against the ranges of `t2x.ranges`. `Callable[..., X]` is a factory of X and accepts `@Part`; a class accepts
+`@Part()`. Protocols are compared by their methods and properties. A value is accepted if its annotation does
+not determine its type.
 """
 
 import collections.abc
@@ -31,30 +31,30 @@ _SCALARS: dict[Any, tuple[type, ...]] = {
 
 
 class OutOfRange(str):
-  """A problem of a value whose type fits."""
+  """Error message for a value of the right type outside its range."""
 
 
 def problem(value: Any, hint: Any, find: Find) -> str | None:
-  """What is wrong with `value` for `hint`, to be put after 'Name.param '; None when it fits.
+  """Returns an error message to follow 'Name.param ', or None if `value` fits `hint`.
 
   Args:
     value: literals, containers and References; no macros.
     hint: a resolved annotation.
-    find: the part that a reference's name means, None when it means none.
+    find: returns the part of a reference's name, or None.
   """
-  found = _type_problem(value, hint, find)
-  if found is None and not isinstance(value, Reference):
+  message = _type_problem(value, hint, find)
+  if message is None and not isinstance(value, Reference):
     for range_ in _ranges(hint):
       if not range_.holds(value):
         text = repr(value) if isinstance(value, float) else to_gin(value)
         return OutOfRange(f'{range_}, got {text}')
-  return found
+  return message
 
 
 def _ranges(hint: Any) -> Iterator[Range]:
-  """The ranges that an annotation states, those of nested `Annotated` included."""
+  """Yields the ranges of an annotation, including nested `Annotated`."""
   while typing.get_origin(hint) is typing.Annotated:
-    yield from (one for one in hint.__metadata__ if isinstance(one, Range))
+    yield from (item for item in hint.__metadata__ if isinstance(item, Range))
     hint = hint.__origin__
 
 
@@ -69,21 +69,21 @@ def _type_problem(value: Any, hint: Any, find: Find) -> str | None:
     part = find(value.name)
     return None if part is None else _reference_problem(value, part, hint)
   if hint is None or hint is _NONE:
-    return None if value is None else _wants(hint, value)
+    return None if value is None else _expected_text(hint, value)
   if origin is typing.Literal:
-    fits = any(value == one and type(value) is type(one) for one in args)
-    return None if fits else _wants(hint, value)
+    fits = any(value == choice and type(value) is type(choice) for choice in args)
+    return None if fits else _expected_text(hint, value)
   if origin is collections.abc.Callable or hint is collections.abc.Callable:
-    return _wants(hint, value)
+    return _expected_text(hint, value)
   if hint is bool:
-    return None if isinstance(value, bool) else _wants(hint, value)
+    return None if isinstance(value, bool) else _expected_text(hint, value)
   if hint in _SCALARS:
     fits = isinstance(value, _SCALARS[hint]) and not isinstance(value, bool)
-    return None if fits else _wants(hint, value)
+    return None if fits else _expected_text(hint, value)
   return _container_problem(value, hint, origin or hint, args, find)
 
 
-def _wants(hint: Any, value: Any) -> str:
+def _expected_text(hint: Any, value: Any) -> str:
   return f'must be {words(hint)}, got {to_gin(value)}'
 
 
@@ -91,106 +91,106 @@ def _union_problem(value: Any, hint: Any, args: tuple, find: Find) -> str | None
   problems = [problem(value, arm, find) for arm in args]
   if None in problems:
     return None
-  if outside := next((one for one in problems if isinstance(one, OutOfRange)), None):
-    return outside
+  if out_of_range := next((text for text in problems if isinstance(text, OutOfRange)), None):
+    return out_of_range
   if isinstance(value, Reference):
-    # Say which form to write where one arm takes the part in the other form.
+    # If the other form, `@Part` or `@Part()`, fits an arm, the message of this arm names it.
     other = Reference(value.scope, value.name, not value.evaluate)
-    for arm, found in zip(args, problems, strict=True):
+    for arm, message in zip(args, problems, strict=True):
       if problem(other, arm, find) is None:
-        return found
-  arms = [found for arm, found in zip(args, problems, strict=True) if arm is not _NONE]
+        return message
+  arms = [message for arm, message in zip(args, problems, strict=True) if arm is not _NONE]
   if len(arms) == 1 and (isinstance(value, Reference) or type(value) in (list, tuple, dict)):
     return arms[0]
-  return _wants(hint, value)
+  return _expected_text(hint, value)
 
 
 def _container_problem(value, hint, origin, args, find) -> str | None:
   if not isinstance(origin, type):
     return None
   if hasattr(origin, 'array_type'):
-    return _wants(hint, value)
+    return _expected_text(hint, value)
   if is_protocol(origin):
-    return None if protocol_misfit(type(value), origin) is None else _wants(hint, value)
+    return None if protocol_misfit(type(value), origin) is None else _expected_text(hint, value)
   if not isinstance(value, origin):
-    return _wants(hint, value)
+    return _expected_text(hint, value)
   if isinstance(value, Mapping):
     keys, items = args if len(args) == 2 else (Any, Any)
     pairs = [(k, keys) for k in value] + [(v, items) for v in value.values()]
   elif isinstance(value, (list, tuple)):
     if isinstance(value, tuple) and origin is tuple and args and args[-1] is not Ellipsis:
       if len(args) != len(value):
-        return _wants(hint, value)
+        return _expected_text(hint, value)
       pairs = list(zip(value, args, strict=True))
     else:
       pairs = [(item, args[0] if args else Any) for item in value]
   elif isinstance(value, str) and origin is not str and args:
-    return _wants(hint, value)
+    return _expected_text(hint, value)
   else:
     return None
-  return next((found for one in pairs if (found := problem(*one, find))), None)
+  return next((message for pair in pairs if (message := problem(*pair, find))), None)
 
 
 def _reference_problem(value: Reference, part: Part, hint: Any) -> str | None:
-  """A reference against an annotation that is no union."""
+  """Checks a reference against an annotation that is not a union."""
   factory = Reference(value.scope, value.name, False)
-  made = Reference(value.scope, value.name, True)
+  built = Reference(value.scope, value.name, True)
   if typing.get_origin(hint) is collections.abc.Callable or hint is collections.abc.Callable:
     if value.evaluate:
-      return _object_as_callable(part, hint, factory, made)
-    return _part_as_callable(part, hint, factory, made)
+      return _object_as_callable(part, hint, factory, built)
+    return _part_as_callable(part, hint, factory, built)
   if value.evaluate:
-    reason = _misfit(part.returns, hint)
+    reason = _mismatch(part.returns, hint)
     if reason is None:
       return None
-    return f'must be {words(hint)}, but {made} is {_built(part)}{reason}'
+    return f'must be {words(hint)}, but {built} is {_result_text(part)}{reason}'
   if part.is_class and typing.get_origin(hint) is type:
     return None
   if not part.is_class and _is_instance(part.obj, hint):
     return None
-  if _misfit(part.returns, hint) is None:
-    return f'takes an object: write {made}, not {factory}'
+  if _mismatch(part.returns, hint) is None:
+    return f'must be an object: write {built}, not {factory}'
   return f'must be {words(hint)}, got {factory}'
 
 
-def _part_as_callable(part: Part, hint: Any, factory: Reference, made: Reference) -> str | None:
-  """`@Part` where something to call is expected: calling it must give what is expected."""
-  arguments, wanted = typing.get_args(hint) or (..., Any)
-  reason = _misfit(part.returns, wanted)
+def _part_as_callable(part: Part, hint: Any, factory: Reference, built: Reference) -> str | None:
+  """Checks `@Part` against a Callable annotation: its result must have the expected type."""
+  arguments, expected = typing.get_args(hint) or (..., Any)
+  reason = _mismatch(part.returns, expected)
   if reason is None:
-    # What is missing may be bound; what is too much cannot be taken away.
-    if _takes(part.obj, arguments, partial=True):
+    # Bindings may set missing arguments, but cannot remove surplus ones.
+    if _accepts(part.obj, arguments, partial=True):
       return None
-    return f'must be {words(hint)}, but {factory} does not take {len(arguments)} by position'
-  if _gives_callable(part.returns) and not part.is_built_by_another:
-    return f'must be {words(hint)}: write {made}, not {factory}'
-  return f'must be {words(hint)}, but {factory} builds {_built(part)}{reason}'
+    return f'must be {words(hint)}, but {factory} does not accept {len(arguments)} positional argument(s)'
+  if _returns_callable(part.returns) and not part.is_built_by_another:
+    return f'must be {words(hint)}: write {built}, not {factory}'
+  return f'must be {words(hint)}, but {factory} builds {_result_text(part)}{reason}'
 
 
-def _built(part: Part) -> str:
-  """What calling a part gives."""
+def _result_text(part: Part) -> str:
+  """Returns the type of the result of calling a part, in words."""
   returns = plain_hint(part.returns)
   is_class = isinstance(returns, type) and returns.__module__ != 'builtins'
   return with_article(returns.__name__) if is_class else words(returns)
 
 
-def _object_as_callable(part: Part, hint: Any, factory: Reference, made: Reference) -> str | None:
-  """`@Part()` where something to call is expected: the object itself must be callable."""
-  arguments, wanted = typing.get_args(hint) or (..., Any)
-  known = plain_hint(wanted) is not Any and plain_hint(part.returns) is not Any
-  if part.is_built_by_another or (known and _misfit(part.returns, wanted) is None):
-    return f'takes the part itself: write {factory}, not {made}'
-  if not _gives_callable(part.returns):
-    return f'takes a part or function: write {factory}, not {made}'
+def _object_as_callable(part: Part, hint: Any, factory: Reference, built: Reference) -> str | None:
+  """Checks `@Part()` against a Callable annotation: the object must be callable."""
+  arguments, expected = typing.get_args(hint) or (..., Any)
+  is_typed = plain_hint(expected) is not Any and plain_hint(part.returns) is not Any
+  if part.is_built_by_another or (is_typed and _mismatch(part.returns, expected) is None):
+    return f'must be a part, not an object: write {factory}, not {built}'
+  if not _returns_callable(part.returns):
+    return f'must be a part or function: write {factory}, not {built}'
   if part.is_class and isinstance(arguments, list):
     arguments = [part.obj, *arguments]
-  if part.is_class and not _takes(part.obj.__call__, arguments):
-    return f'must be {words(hint)}, but {made} does not take {len(arguments) - 1} by position'
+  if part.is_class and not _accepts(part.obj.__call__, arguments):
+    return f'must be {words(hint)}, but {built} does not accept {len(arguments) - 1} positional argument(s)'
   return None
 
 
-def _takes(function: Any, arguments: Any, partial: bool = False) -> bool:
-  """Whether a call with as many positional arguments is possible; in doubt, yes."""
+def _accepts(function: Any, arguments: Any, partial: bool = False) -> bool:
+  """Returns whether a function accepts `arguments` by position; True if this cannot be determined."""
   if not isinstance(arguments, list):
     return True
   try:
@@ -205,7 +205,7 @@ def _takes(function: Any, arguments: Any, partial: bool = False) -> bool:
 
 
 def _is_instance(obj: Any, hint: Any) -> bool:
-  """Whether the named object itself (a function, an instance) is what the annotation asks for."""
+  """Returns whether an object (a function or instance) fits the annotation."""
   origin = typing.get_origin(hint) or hint
   if origin is type or not isinstance(origin, type):
     return True
@@ -214,8 +214,8 @@ def _is_instance(obj: Any, hint: Any) -> bool:
   return isinstance(obj, origin)
 
 
-def _gives_callable(returns: Any) -> bool:
-  """Whether an object of this annotation can itself be called."""
+def _returns_callable(returns: Any) -> bool:
+  """Returns whether values of this annotation are callable."""
   returns = plain_hint(returns)
   origin = typing.get_origin(returns) or returns
   if not isinstance(origin, type):
@@ -223,33 +223,38 @@ def _gives_callable(returns: Any) -> bool:
   return origin is collections.abc.Callable or '__call__' in dir(origin)
 
 
-def _misfit(given: Any, wanted: Any) -> str | None:
-  """Why what is annotated `given` does not fit `wanted`, after ': ', '' without a reason; None: it fits.
+def _mismatch(actual: Any, expected: Any) -> str | None:
+  """Compares two annotations.
 
-  In doubt it fits.
+  Args:
+    actual: annotation of a value.
+    expected: annotation that it must fit.
+
+  Returns:
+    None if it fits or if this cannot be determined, else the reason after ': ', or '' without one.
   """
-  given, wanted = plain_hint(given), plain_hint(wanted)
-  if Any in (given, wanted) or wanted is object:
+  actual, expected = plain_hint(actual), plain_hint(expected)
+  if Any in (actual, expected) or expected is object:
     return None
-  for hint, arms_of_given in ((given, True), (wanted, False)):
+  for hint, is_actual in ((actual, True), (expected, False)):
     if typing.get_origin(hint) in UNIONS:
       arms = typing.get_args(hint)
-      reasons = [_misfit(arm, wanted) if arms_of_given else _misfit(given, arm) for arm in arms]
+      reasons = [_mismatch(arm, expected) if is_actual else _mismatch(actual, arm) for arm in arms]
       return None if None in reasons else ''
-  given, wanted = class_of(given), class_of(wanted)
-  if wanted is collections.abc.Callable:
-    return None if _gives_callable(given) else ''
-  if not isinstance(given, type) or not isinstance(wanted, type):
+  actual, expected = class_of(actual), class_of(expected)
+  if expected is collections.abc.Callable:
+    return None if _returns_callable(actual) else ''
+  if not isinstance(actual, type) or not isinstance(expected, type):
     return None
-  if wanted in (float, complex) and given in (int, float):
+  if expected in (float, complex) and actual in (int, float):
     return None
-  if wanted in given.__mro__ or (not is_protocol(wanted) and issubclass(given, wanted)):
+  if expected in actual.__mro__ or (not is_protocol(expected) and issubclass(actual, expected)):
     return None
-  return protocol_misfit(given, wanted) if is_protocol(wanted) else ''
+  return protocol_misfit(actual, expected) if is_protocol(expected) else ''
 
 
 def is_tunable(hint: Any) -> bool:
-  """Whether trials may vary a parameter within one program: `float | Hyperparameter`."""
+  """Returns whether an annotation is `float | Hyperparameter`, which trials vary within one program."""
   if typing.get_origin(hint) is typing.Annotated:
     return is_tunable(hint.__origin__)
   return typing.get_origin(hint) in UNIONS and any(
@@ -258,7 +263,7 @@ def is_tunable(hint: Any) -> bool:
 
 
 def convert(value: Any, hint: Any) -> Any:
-  """The value with each int that stands for a float made a float."""
+  """Converts ints to floats where the annotation is float."""
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if type(value) is int:

@@ -1,4 +1,4 @@
-"""Annotations in words, for error messages: `int | None` is 'an integer or None'."""
+"""Descriptions of annotations for error messages: 'an integer or None' for `int | None`."""
 
 import collections.abc
 import functools
@@ -13,19 +13,19 @@ from t2x.hyperparameters import Hyperparameter
 
 UNIONS = (typing.Union, types.UnionType)
 _NONE = type(None)
-# One value, and several.
+# Description of one value, and of several.
 _SCALARS: Mapping[Any, tuple[str, str]] = {
   bool: ('True or False', 'True or False'),
   bytes: ('bytes', 'bytes'),
   complex: ('a complex number', 'complex numbers'),
   float: ('a number', 'numbers'),
   int: ('an integer', 'integers'),
-  str: ('a text in quotes', 'texts in quotes'),
+  str: ('a string in quotes', 'strings in quotes'),
 }
 
 
 def plain_hint(hint: Any) -> Any:
-  """The annotation without Annotated, NewType, type aliases, type variables and `| Hyperparameter`."""
+  """Removes Annotated, NewType, type aliases, type variables and `| Hyperparameter` from an annotation."""
   while True:
     if typing.get_origin(hint) in (Annotated, typing.Final, typing.ClassVar):
       hint = typing.get_args(hint)[0]
@@ -45,7 +45,7 @@ def plain_hint(hint: Any) -> Any:
 
 
 def takes_parts(hint: Any) -> bool:
-  """Whether values of this annotation may be parts of a model or a run, or hold some."""
+  """Returns whether values of this annotation may be or contain parts, not only numbers and strings."""
   hint = plain_hint(hint)
   if hint in _SCALARS or hint in (None, _NONE) or typing.get_origin(hint) is typing.Literal:
     return False
@@ -55,7 +55,7 @@ def takes_parts(hint: Any) -> bool:
 
 
 def words(hint: Any) -> str:
-  """What a value of this annotation is, to be put after 'must be '."""
+  """Describes an annotation, to follow 'must be '."""
   hint = plain_hint(hint)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if hint is None or hint is _NONE:
@@ -67,12 +67,12 @@ def words(hint: Any) -> str:
   if origin is typing.Literal:
     return ' or '.join(map(repr, args))
   if collections.abc.Callable in (origin, hint):
-    return f'{_callable(args)} (@Name)'
-  return _container(hint, origin, args)
+    return f'{_callable_words(args)} (@Name)'
+  return _container_words(hint, origin, args)
 
 
-def _callable(args: tuple[Any, ...]) -> str:
-  """A factory of a class, or a function."""
+def _callable_words(args: tuple[Any, ...]) -> str:
+  """Describes a factory of a class, or a function."""
   built = plain_hint(args[1]) if args else Any
   if inspect.isclass(built) and not _is_array(built) and built not in (*_SCALARS, list):
     return f'a part that builds {with_article(built.__name__)}'
@@ -84,20 +84,20 @@ def _is_array(hint: Any) -> bool:
   return hasattr(hint, 'array_type') or getattr(hint, '__name__', '').endswith('Array')
 
 
-def _container(hint: Any, origin: Any, args: tuple[Any, ...]) -> str:
+def _container_words(hint: Any, origin: Any, args: tuple[Any, ...]) -> str:
   if origin is tuple and args and args[-1] is not Ellipsis:
     return f'a tuple ({", ".join(map(words, args))})'
   if origin is tuple:
-    return f'a tuple of {_several(args[0])}'
+    return f'a tuple of {_plural(args[0])}'
   if isinstance(origin, type) and issubclass(origin, Mapping):
-    return f'a dict of {_several(args[0])} to {_several(args[1])}'
+    return f'a dict of {_plural(args[0])} to {_plural(args[1])}'
   if isinstance(origin, type) and issubclass(origin, collections.abc.Iterable):
-    return f'a list of {_several(args[0])}'
+    return f'a list of {_plural(args[0])}'
   name = getattr(hint, '__qualname__', None) or str(hint)
   return f'{with_article(name)} (@Name())'
 
 
-def _several(hint: Any) -> str:
+def _plural(hint: Any) -> str:
   hint = plain_hint(hint)
   if hint in _SCALARS:
     return _SCALARS[hint][1]
@@ -111,6 +111,6 @@ def _several(hint: Any) -> str:
 
 
 def with_article(name: str) -> str:
-  """'an MLP', 'a Mixer'."""
+  """Adds the indefinite article: 'an MLP', 'a Mixer'."""
   vowels = 'AEFHILMNORSX' if name[:2].isupper() else 'AEIOU'
   return f'{"an" if name[:1] in vowels else "a"} {name}'

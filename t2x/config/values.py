@@ -1,4 +1,4 @@
-"""What stands on the right-hand side of a gin statement, where it stands, and how it is written."""
+"""Values of gin statements, their places in files, and their gin text."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -9,7 +9,7 @@ from t2x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """A line of a file; `line` 0 and file 'command line' for an override."""
+  """A line of a file. An override has the file 'command line' and the line 0."""
 
   file: str
   line: int
@@ -23,7 +23,7 @@ COMMAND_LINE = Place('command line', 0)
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """One thing that is wrong, and where."""
+  """An error and its place."""
 
   place: Place
   message: str
@@ -33,17 +33,17 @@ class Finding:
 
 
 def raise_findings(findings: Iterable[Finding]) -> None:
-  """Raises one UserError with a line for each finding, by file and line; nothing when there is none."""
-  found = sorted(
+  """Raises a UserError with one line per finding, sorted by file and line, if there are any."""
+  unique = sorted(
     set(findings), key=lambda f: (f.place == COMMAND_LINE, f.place.file, f.place.line, f.message)
   )
-  if found:
-    raise UserError('\n'.join(map(str, found)))
+  if unique:
+    raise UserError('\n'.join(map(str, unique)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-  """`@scope/Name` (evaluate False: to be built later) or `@scope/Name()` (an object)."""
+  """`@scope/Name` (a factory, `evaluate` is False) or `@scope/Name()` (an object)."""
 
   scope: str
   name: str
@@ -56,7 +56,7 @@ class Reference:
 
 @dataclasses.dataclass(frozen=True)
 class Macro:
-  """`%name`."""
+  """A use of a macro: `%name`."""
 
   name: str
 
@@ -65,7 +65,7 @@ class Macro:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-  """A copy of `value` with `function` applied to all that is not a list, tuple or dict."""
+  """Copies nested lists, tuples and dicts, with `function` applied to every other value."""
   if type(value) in (list, tuple):
     return type(value)(map_leaves(function, item) for item in value)
   if type(value) is dict:
@@ -74,14 +74,14 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def leaves(value: Any) -> list[Any]:
-  """All within `value` that is not a list, tuple or dict."""
-  found: list[Any] = []
-  map_leaves(found.append, value)
-  return found
+  """Returns the values in nested lists, tuples and dicts."""
+  items: list[Any] = []
+  map_leaves(items.append, value)
+  return items
 
 
 def items_in_gin(value: list | tuple | dict) -> tuple[str, list[str], str]:
-  """The opening bracket of a container, the gin text of each item, and the closing bracket."""
+  """Returns the opening bracket of a container, the gin text of each item, and the closing bracket."""
   if isinstance(value, dict):
     return '{', [f'{to_gin(key)}: {to_gin(item)}' for key, item in value.items()], '}'
   opening, closing = '[]' if isinstance(value, list) else '()'
@@ -89,7 +89,7 @@ def items_in_gin(value: list | tuple | dict) -> tuple[str, list[str], str]:
 
 
 def to_gin(value: Any) -> str:
-  """The gin text of a value; parsing it gives the value again."""
+  """Returns the gin text of a value, which parses to an equal value."""
   if isinstance(value, (list, tuple, dict)):
     opening, items, closing = items_in_gin(value)
     comma = ',' if isinstance(value, tuple) and len(items) == 1 else ''
@@ -97,7 +97,7 @@ def to_gin(value: Any) -> str:
   if isinstance(value, (Reference, Macro)):
     return str(value)
   if isinstance(value, float):
-    # A literal that overflows is the only way to write infinity.
+    # gin has no literal for infinity except one that overflows.
     return repr(value).replace('inf', '1e999')
   if isinstance(value, complex):
     return f'{value.imag!r}j'.replace('inf', '1e999')
@@ -105,21 +105,26 @@ def to_gin(value: Any) -> str:
 
 
 def gin_of(name: str, part: Any) -> str:
-  """Gin text that binds `name` to a frozen dataclass, which has no two parts of one class."""
+  """Returns gin text that binds `name` to a frozen dataclass.
+
+  Args:
+    name: the parameter to bind.
+    part: the object, in which no two dataclasses have the same class.
+  """
 
   def text(value):
-    def one(leaf):
+    def reference(leaf):
       return Reference('', type(leaf).__name__, True) if dataclasses.is_dataclass(leaf) else leaf
 
-    return to_gin(map_leaves(one, value))
+    return to_gin(map_leaves(reference, value))
 
   lines = [f'{name} = {text(part)}']
   pending = [part]
   while pending:
-    holder = pending.pop(0)
-    for field in dataclasses.fields(holder):
-      value = getattr(holder, field.name)
+    item = pending.pop(0)
+    for field in dataclasses.fields(item):
+      value = getattr(item, field.name)
       if value != field.default:
-        lines.append(f'{type(holder).__name__}.{field.name} = {text(value)}')
+        lines.append(f'{type(item).__name__}.{field.name} = {text(value)}')
         pending += filter(dataclasses.is_dataclass, leaves(value))
   return '\n'.join(lines) + '\n'

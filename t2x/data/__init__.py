@@ -1,5 +1,4 @@
-"""Data as a function of the step: sources, tokenizers, the token cache with its packing, batches and
-what is done to them. NumPy only."""
+"""Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
 from t2x.data.batches import Batches, Chain, evaluation_batches
 from t2x.data.cache import Rows, token_rows

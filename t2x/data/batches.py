@@ -1,8 +1,9 @@
 """Batches as a function of the step.
 
-The global batch at step s is a pure function of (seed, s), whatever the number of processes, workers
-or restarts: example s * batch_size + j of an endless stream of epochs, each a permutation of the
-rows. What a transform draws is a function of (seed, epoch, row). So resuming is starting at s.
+The global batch at step s is a pure function of (seed, s), independent of the number of processes,
+workers and restarts: its example j is number s * batch_size + j of an endless stream of epochs,
+each a permutation of the rows. The random draws of a transform are a function of (seed, epoch,
+row). Resuming at step s therefore needs no saved state.
 """
 
 import collections
@@ -22,22 +23,22 @@ Transform = Callable[[Mapping[str, Any], np.random.Generator], Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """Transforms one after the other, which draw from one generator."""
+  """Applies transforms in order, all with the same random generator."""
 
   transforms: tuple[Transform, ...]
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
-    """What the last one gives."""
+    """Returns the output of the last transform."""
     for transform in self.transforms:
       row = transform(row, rng)
     return row
 
 
 class Batches:
-  """`batches[step]` is this process's part of the global batch at that step: any step >= 0.
+  """`batches[step]` is this process's share of the global batch at any step >= 0.
 
   Attributes:
-    fingerprint: changes when the rows, the transform, the batch size or the seed do.
+    fingerprint: changes when the rows, the transform, the batch size or the seed change.
   """
 
   def __init__(
@@ -53,37 +54,37 @@ class Batches:
   ):
     """
     Args:
-      rows: examples at random access, all arrays of one shape (after the transform).
-      transform: `(row, rng) -> example`, picklable where workers are used; None: rows as they are.
-      batch_size: rows of the global batch.
-      seed: decides the order and what transforms draw.
-      shuffle: False reads each epoch in order.
-      process_index: which part of the global batch is read here.
-      process_count: into how many parts it is cut; they follow each other.
+      rows: random-access examples; after the transform, the shapes of all examples must agree.
+      transform: `(row, rng) -> example`, picklable if worker processes are used; None: no change.
+      batch_size: number of rows in the global batch.
+      seed: seed of the order and of the transform's random draws.
+      shuffle: False reads the rows of each epoch in order.
+      process_index: index of this process, which reads the share of that index.
+      process_count: number of equal consecutive shares of the global batch.
 
     Raises:
-      UserError: no rows, or a batch that cannot be cut evenly.
+      UserError: there are no rows, or batch_size is not a multiple of process_count.
     """
     if not len(rows):
-      raise UserError('there are no rows to make batches of')
+      raise UserError('the data has no rows: batches need at least one')
     self.rows, self.transform, self.seed, self.shuffle = rows, transform, seed, shuffle
     self.batch_size = batch_size
-    self.part = _part(batch_size, process_index, process_count)
+    self.part = _share(batch_size, process_index, process_count)
 
   @property
   def num_batches(self) -> int:
-    """Steps in which every row is seen at least once."""
+    """Number of steps that read every row at least once."""
     return -(-len(self.rows) // self.batch_size)
 
   @property
   def fingerprint(self) -> str:
-    """Of the global stream of batches: the same on every process."""
+    """Identifies the global stream of batches; equal on every process."""
     rows = getattr(self.rows, 'fingerprint', None) or _rows_fingerprint(self.rows)
     settings = self.batch_size, self.seed, self.shuffle
     return fingerprint(rows, len(self.rows), self.transform, *settings)
 
   def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch and row of each example of this process's part."""
+    """Returns the epoch and the row index of each example in this process's share of a batch."""
     numbers = step * self.batch_size + np.arange(self.part.start, self.part.stop)
     if self.shuffle:
       return shuffled(numbers, len(self.rows), self.seed)
@@ -92,11 +93,11 @@ class Batches:
 
   def __getitem__(self, step: int) -> Batch:
     pairs = zip(*self.indices(step), strict=True)
-    return _stacked([_example(self, int(epoch), int(index)) for epoch, index in pairs])
+    return _stack([_example(self, int(epoch), int(index)) for epoch, index in pairs])
 
 
 class _EvaluationBatches(Sequence):
-  """See `evaluation_batches`."""
+  """The sequence that `evaluation_batches` returns."""
 
   def __init__(self, rows, transform, batch_size, part):
     self.rows, self.transform, self.batch_size, self.part = rows, transform, batch_size, part
@@ -107,14 +108,14 @@ class _EvaluationBatches(Sequence):
 
   def __getitem__(self, step):
     if not 0 <= step < len(self):
-      raise IndexError(f'batch {step} of {len(self)}')
+      raise IndexError(f'batch {step} is out of range: there are {len(self)} batches')
     start = step * self.batch_size
-    wanted = range(start + self.part.start, start + self.part.stop)
-    # Where a process has no row left, row 0 lends its shapes.
-    here = [i for i in wanted if i < len(self.rows)] or [0]
-    batch = _stacked([_example(self, 0, i) for i in here])
-    present = sum(i < len(self.rows) for i in wanted)
-    return {name: _padded(value[:present], len(wanted)) for name, value in batch.items()}
+    indices = range(start + self.part.start, start + self.part.stop)
+    # A process without rows takes the shapes from row 0.
+    present_indices = [i for i in indices if i < len(self.rows)] or [0]
+    batch = _stack([_example(self, 0, i) for i in present_indices])
+    num_present = sum(i < len(self.rows) for i in indices)
+    return {name: _pad(value[:num_present], len(indices)) for name, value in batch.items()}
 
 
 def evaluation_batches(
@@ -125,20 +126,20 @@ def evaluation_batches(
   process_index: int = 0,
   process_count: int = 1,
 ) -> Sequence[Batch]:
-  """Every row once, in order; the last batch is filled with rows of zeros (segments, weights 0).
+  """Returns batches with every row once, in order; zeros (segments, weights 0) pad the last batch.
 
-  What the transform draws is the same at each evaluation. Every process has the same number of
-  batches. The result can be iterated, indexed, and handed to `prefetch`.
+  The transform's random draws are the same at each evaluation. Every process has the same number of
+  batches. The result can be iterated, indexed and passed to `prefetch`.
   """
-  part = _part(batch_size, process_index, process_count)
+  part = _share(batch_size, process_index, process_count)
   return _EvaluationBatches(rows, transform, batch_size, part)
 
 
-def _part(batch_size: int, process_index: int, process_count: int) -> range:
+def _share(batch_size: int, process_index: int, process_count: int) -> range:
   if batch_size < 1 or batch_size % process_count:
     raise UserError(
-      f'a batch of {batch_size} rows cannot be cut into {process_count} equal parts: '
-      'set Trainer.batch_size to a multiple of the number of processes'
+      f'a batch of {batch_size} rows cannot be split evenly among {process_count} processes: '
+      'set Trainer.batch_size to a positive multiple of the number of processes'
     )
   size = batch_size // process_count
   return range(process_index * size, (process_index + 1) * size)
@@ -148,7 +149,7 @@ def _example(batches: Any, epoch: int, index: int) -> Mapping[str, Any]:
   row = batches.rows[index]
   if batches.transform is None:
     return row
-  # The sign of the seed is a word of its own: SeedSequence takes no negative numbers.
+  # SeedSequence accepts no negative numbers, so the sign is a separate entry.
   seed = [abs(batches.seed), int(batches.seed < 0), epoch, index]
   try:
     return batches.transform(row, np.random.default_rng(seed))
@@ -156,29 +157,31 @@ def _example(batches: Any, epoch: int, index: int) -> Mapping[str, Any]:
     raise UserError(f'row {index}: {error}') from error
 
 
-def _stacked(examples: Sequence[Mapping[str, Any]]) -> Batch:
+def _stack(examples: Sequence[Mapping[str, Any]]) -> Batch:
   batch = {}
   for name in examples[0]:
     arrays = [np.asarray(example[name]) for example in examples]
     if len({array.shape for array in arrays}) > 1:
       shapes = collections.Counter(array.shape for array in arrays)
-      raise UserError(f"rows of one batch differ in the shape of '{name}': {dict(shapes)}")
+      raise UserError(
+        f"rows of a batch differ in the shape of '{name}'; rows by shape: {dict(shapes)}"
+      )
     batch[name] = np.stack(arrays)
   return batch
 
 
-def _padded(array: np.ndarray, size: int) -> np.ndarray:
+def _pad(array: np.ndarray, size: int) -> np.ndarray:
   padding = np.zeros((size - len(array), *array.shape[1:]), array.dtype)
   return np.concatenate([array, padding])
 
 
 def _rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Of the first, a middle and the last row."""
+  """Returns a fingerprint of the first, the middle and the last row."""
 
   def contents(row: Mapping[str, Any]) -> Iterator[object]:
     for name in sorted(row):
       array = np.asarray(row[name])
-      # The bytes of an array of objects are addresses.
+      # The bytes of an object array are memory addresses.
       content = row[name] if array.dtype.hasobject else array.tobytes()
       yield from (name, array.shape, array.dtype.str, content)
 

@@ -1,7 +1,7 @@
-"""The token cache: a split, tokenised and packed once, read at random ever after.
+"""Token cache: a split is tokenised and packed once; its rows are then read at random.
 
-A file of rows of one size (a NumPy structured type) and a description beside it, in a folder named by
-the fingerprint of the source, the split, the tokenizer and the plan.
+The rows are fixed-size records (a NumPy structured type) in one file, with a JSON description, in a
+folder named by the fingerprint of the source, the split, the tokenizer and the plan.
 """
 
 import collections
@@ -27,28 +27,28 @@ from t2x.terminal import console
 
 log = logging.getLogger('t2x')
 
-# Raised when the same plan makes other rows. Runs are resumed only with the fingerprint they began with.
+# Increment when the same plan produces other rows. A run with another fingerprint is not resumed.
 CONTENT = 1
-# Raised when the layout of the files changes.
+# Increment when the layout of the files changes.
 LAYOUT = 2
 FILE = 'rows.bin'
 
 
 class Rows(Sequence):
-  """Prepared rows: `rows[i]` is a dict of int32 arrays, at random and in any process.
+  """Prepared rows: `rows[i]` is a dict of int32 arrays. Any process can read them in any order.
 
-  For each text column of a packing plan, ids, segments and positions: `tokens`, `segments`,
+  A packing plan has ids, segments and positions for each text column: `tokens`, `segments`,
   `positions`, or `source`, `source_segments`, `source_positions`, `target`, ... Rows of labelled
-  examples have the columns of their plan, a column of length 1 as a number.
+  examples have the columns of their plan; a column of length 1 is read as a scalar.
 
-  The file is mapped into memory: processes share its pages, and the system drops them as it needs to.
+  The file is memory-mapped: processes share its pages, and the operating system can evict them.
 
   Attributes:
-    folder: where they are kept.
-    info: what is known of the split: `examples`, `bytes` (of UTF-8 text), `tokens` (eos included,
-      padding not), `rows`, `efficiency` (part of the rows' places that holds tokens), `empty`,
-      `dropped` and `cut` examples, `cut_tokens`.
-    fingerprint: of source, split, tokenizer and plan.
+    folder: folder of the rows.
+    info: statistics of the split: `examples`, `bytes` (of UTF-8 text), `tokens` (with eos, without
+      padding), `rows`, `efficiency` (tokens over tokens and padding), numbers of `empty`, `dropped`
+      and `cut` examples, `cut_tokens`.
+    fingerprint: identifies the source, the split, the tokenizer and the plan.
   """
 
   def __init__(self, folder: str | Path):
@@ -59,7 +59,7 @@ class Rows(Sequence):
       self._dtype = np.dtype([(name, t, tuple(shape)) for name, t, shape in self.info['columns']])
       self._positions: list[str] = self.info['positions']
     except (OSError, ValueError, KeyError, TypeError) as error:
-      raise UserError(f'{self.folder} holds no prepared rows ({error}): remove it') from error
+      raise UserError(f'{self.folder} contains no prepared rows ({error}): remove it') from error
 
   def __reduce__(self):
     return type(self), (self.folder,)
@@ -68,12 +68,12 @@ class Rows(Sequence):
     return self.info['rows']
 
   def __getitem__(self, index):
-    """The row at `index`; negative counts from the end."""
+    """Returns the row at `index`; a negative index counts from the end."""
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
     i = int(index)
     if not -len(self) <= i < len(self):
-      raise IndexError(f'row {i} of {len(self)}')
+      raise IndexError(f'row {i} is out of range: there are {len(self)} rows')
     record = self._records[i]
     row = {name: record[name].astype(np.int32) for name in self._dtype.names or ()}
     if self._positions:
@@ -82,7 +82,7 @@ class Rows(Sequence):
 
   @functools.cached_property
   def _records(self) -> np.ndarray:
-    """All rows, mapped into memory."""
+    """All rows, memory-mapped."""
     path, size = self.folder / FILE, len(self) * self._dtype.itemsize
     try:
       if path.stat().st_size != size:
@@ -95,14 +95,14 @@ class Rows(Sequence):
 def token_rows(
   source: Any, split: str, tokenizer: Tokenizer, plan: Plan, cache: Path | None = None
 ) -> Rows:
-  """The rows of a split, prepared at first use.
+  """Returns the rows of a split, prepared at first use.
 
   Args:
-    source: `load(split)` gives its examples, dicts with the fields that the plan reads.
-    split: a split of the source.
-    tokenizer: makes ids of text.
-    plan: makes rows of examples.
-    cache: the cache folder (default: $T2X_CACHE or ~/.cache/t2x).
+    source: source whose `load(split)` returns examples with the fields that the plan reads.
+    split: name of the split.
+    tokenizer: converts text to ids.
+    plan: converts examples to rows.
+    cache: cache folder; None: $T2X_CACHE or ~/.cache/t2x.
 
   Raises:
     UserError: an example lacks a field, or the cache cannot be written.
@@ -114,28 +114,28 @@ def token_rows(
     info = {'fingerprint': key, 'source': repr(source), 'split': split, 'plan': repr(plan)}
     info |= _write(source.load(split), tokenizer, plan, temporary)
     (temporary / 'info.json').write_text(json.dumps(info, indent=2) + '\n')
-    log.info('%s', _told(split, info))
+    log.info('%s', _summary(split, info))
 
   prepare(folder, write)
   return Rows(folder)
 
 
 def _write(examples: Sequence[Any], tokenizer: Tokenizer, plan: Plan, folder: Path) -> dict:
-  """Writes the file of rows. Returns what info.json says of them."""
+  """Writes the file of rows. Returns the statistics for info.json."""
   counts, start = collections.Counter[str](rows=0, tokens=0), time.monotonic()
   record = np.zeros((), plan.dtype(tokenizer.vocab_size))
   with (folder / FILE).open('wb') as file:
-    for row in plan.rows(_told_of(examples), tokenizer, counts):
+    for row in plan.rows(_with_progress(examples), tokenizer, counts):
       for name in plan.columns:
         record[name] = row[name]
       file.write(record.tobytes())
       counts['rows'] += 1
       counts['tokens'] += sum(int(np.count_nonzero(row[segments_of(n)])) for n in plan.texts)
-  places = counts['rows'] * sum(plan.columns[name].length for name in plan.texts)
+  capacity = counts['rows'] * sum(plan.columns[name].length for name in plan.texts)
   return {
     **counts,
     'examples': len(examples),
-    'efficiency': round(counts['tokens'] / max(places, 1), 6),
+    'efficiency': round(counts['tokens'] / max(capacity, 1), 6),
     'seconds': round(time.monotonic() - start, 3),
     'vocab_size': tokenizer.vocab_size,
     'columns': record.dtype.descr,
@@ -143,26 +143,26 @@ def _write(examples: Sequence[Any], tokenizer: Tokenizer, plan: Plan, folder: Pa
   }
 
 
-def _told_of(examples: Sequence[Any]) -> Iterator[Any]:
-  """The examples, with a progress bar on stderr where that is a terminal."""
+def _with_progress(examples: Sequence[Any]) -> Iterator[Any]:
+  """Yields the examples, with a progress bar if stderr is a terminal."""
   columns = (TextColumn('preparing'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
   with Progress(
     *columns, console=console(), transient=True, disable=not sys.stderr.isatty()
   ) as bar:
     task = bar.add_task('preparing', total=len(examples))
-    # Sources may read many at once when they are iterated over.
+    # Iteration lets a source read many examples at once.
     for example in itertools.islice(examples, len(examples)):
       yield example
       bar.advance(task)
 
 
-def _told(split: str, info: Mapping[str, Any]) -> str:
-  """One line on what was prepared."""
+def _summary(split: str, info: Mapping[str, Any]) -> str:
+  """Returns the log line about a prepared split."""
   size = f'{info["bytes"] / 1e6:.1f} MB of text, ' if 'bytes' in info else ''
   line = (
     f'prepared {split}: {info["examples"]:,} examples, {size}{info["tokens"]:,} tokens in '
     f'{info["rows"]:,} rows ({info["efficiency"]:.1%} full), {info["seconds"]:.1f} s'
   )
-  told = {'empty': 'empty', 'dropped': 'dropped as too long', 'cut': 'cut as too long'}
-  known = [f'{info[name]:,} {what}' for name, what in told.items() if info.get(name)]
-  return '; '.join([line, *known])
+  reasons = {'empty': 'empty', 'dropped': 'dropped as too long', 'cut': 'cut as too long'}
+  omitted = [f'{info[name]:,} {reason}' for name, reason in reasons.items() if info.get(name)]
+  return '; '.join([line, *omitted])

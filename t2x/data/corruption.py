@@ -1,7 +1,9 @@
-"""Replaces spans of text by sentinels (T5, https://arxiv.org/abs/1910.10683, section 3.1.4), drawn anew
-each epoch. Lengths and spans are those of T5's own `random_spans_helper` and
-`random_spans_noise_mask` (https://github.com/google-research/text-to-text-transfer-transformer), but
-that the helper counts no span in a text too short for one, where the mask hides one all the same."""
+"""Span corruption (T5, https://arxiv.org/abs/1910.10683, section 3.1.4), drawn anew in each epoch.
+
+Lengths and spans follow `random_spans_helper` and `random_spans_noise_mask` of T5
+(https://github.com/google-research/text-to-text-transfer-transformer). In a very short text T5's
+helper counts no span although its mask hides one; here both count one.
+"""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,22 +17,23 @@ from t2x.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorruptSpans:
-  """A transform that makes a row of text a source with gaps and a target that fills them.
+  """Converts a row of text to a source with hidden spans and a target that restores them.
 
-  Kept and hidden spans take turns, a kept one first. In the source each hidden span is one sentinel,
-  in the target each kept span is that same sentinel, so the hidden tokens follow it; both end
-  with eos. How many tokens and spans are hidden is fixed by the length of the text; where they are
-  is drawn: every way to cut the tokens into spans of at least one is as likely as any other.
+  Visible and hidden spans alternate, beginning with a visible span. The source replaces each hidden
+  span by one sentinel. The target replaces each visible span by the sentinel of the hidden span
+  that follows it. Both end with eos. The length of the text determines the numbers of hidden tokens
+  and spans. Their boundaries are drawn uniformly among all divisions into spans of at least one
+  token.
 
   Attributes:
-    source_length: tokens of the source, sentinels and eos included; at least 3.
-    eos_id: ends the source and the target.
-    first_sentinel: id of the first sentinel of a row; those after it count down.
-    rate: part of the tokens that are hidden.
-    mean_span: mean length of a hidden span.
+    source_length: tokens of the source, including sentinels and eos; at least 3.
+    eos_id: id at the end of the source and the target.
+    first_sentinel: id of the first sentinel of a row; the next sentinels count down.
+    rate: fraction of the tokens to hide.
+    mean_span: mean length of a hidden span in tokens.
 
   Raises:
-    UserError: a length, rate or mean that leaves nothing to hide or to keep.
+    UserError: source_length < 3, rate not between 0 and 1, or mean_span < 1.
   """
 
   source_length: int
@@ -43,81 +46,81 @@ class CorruptSpans:
     if self.source_length < 3 or not 0 < self.rate < 1 or self.mean_span < 1:
       raise UserError(
         f'source_length = {self.source_length}, rate = {self.rate}, mean_span = {self.mean_span}: '
-        'at least 3, between 0 and 1, at least 1'
+        'source_length must be at least 3, rate between 0 and 1, mean_span at least 1'
       )
 
   @property
   def text_length(self) -> int:
-    """Tokens of text that fill a source: as many as fit, or T5's one less at a rate of one half."""
-    return self._filled()[0]
+    """Number of text tokens that fill a source; as in T5, at rate 0.5 it may be one fewer."""
+    return self._full_lengths()[0]
 
   @property
   def target_length(self) -> int:
-    """Tokens of the target, sentinels and eos included."""
-    return self._filled()[1]
+    """Number of target tokens, including sentinels and eos."""
+    return self._full_lengths()[1]
 
   @property
   def num_spans(self) -> int:
-    """Hidden spans of a whole row, and so its sentinels."""
+    """Number of hidden spans of a full row, which is its number of sentinels."""
     return self._counts(self.text_length)[1]
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """`source`, `target` and their segments (1, or 0 for padding), int32, of a row's `tokens`."""
+    """Returns int32 `source`, `target` and their segments (1, or 0 for padding) of `tokens`."""
     tokens = np.asarray(row['tokens'], np.int32)[np.asarray(row['segments']) != 0]
     hidden = self.mask(len(tokens), rng)
     sides = {'source': (hidden, self.source_length), 'target': (~hidden, self.target_length)}
-    out = {}
+    result = {}
     for side, (replaced, length) in sides.items():
-      ids = np.append(self._marked(tokens, replaced), self.eos_id)
-      out[side] = np.zeros(length, np.int32)
-      out[side][: len(ids)] = ids
-      out[f'{side}_segments'] = (np.arange(length) < len(ids)).astype(np.int32)
-    return out
+      ids = np.append(self._with_sentinels(tokens, replaced), self.eos_id)
+      result[side] = np.zeros(length, np.int32)
+      result[side][: len(ids)] = ids
+      result[f'{side}_segments'] = (np.arange(length) < len(ids)).astype(np.int32)
+    return result
 
   def mask(self, length: int, rng: np.random.Generator) -> Bool[np.ndarray, 'length']:
-    """True for the hidden ones of so many tokens."""
-    # A single token is the first of two, which is kept.
+    """Draws a mask of `length` tokens that is True for hidden tokens."""
+    # A single token is treated as the first of two, which is visible.
     noise, spans = self._counts(max(length, 2))
     lengths = np.empty(2 * spans, np.int64)
-    lengths[1::2] = _segmentation(noise, spans, rng)
-    lengths[::2] = _segmentation(max(length, 2) - noise, spans, rng)
+    lengths[1::2] = _draw_lengths(noise, spans, rng)
+    lengths[::2] = _draw_lengths(max(length, 2) - noise, spans, rng)
     return np.repeat(np.arange(2 * spans) % 2 == 1, lengths)[:length]
 
   def _counts(self, length: int) -> tuple[int, int]:
-    """Hidden tokens and spans of so many tokens of text."""
+    """Returns the numbers of hidden tokens and of spans in `length` tokens of text."""
     noise = min(max(round(length * self.rate), 1), length - 1)
     spans = max(round(noise / self.mean_span), 1)
     return noise, min(spans, length - noise)
 
   def _lengths(self, length: int) -> tuple[int, int]:
-    """Tokens of source and target."""
+    """Returns the numbers of source and target tokens."""
     noise, spans = self._counts(length)
     return length - noise + spans + 1, noise + spans + 1
 
-  def _filled(self) -> tuple[int, int]:
-    """Tokens of text that fill a source, and of its target."""
-    # One token more that is hidden in a span that is there makes the source no longer.
+  def _full_lengths(self) -> tuple[int, int]:
+    """Returns the number of text tokens that fill a source, and the target length."""
+    # A longer text may have a source of the same length, if the new token joins a hidden span.
     length = self.source_length - 1
     while self._lengths(length + 1)[0] <= self.source_length:
       length += 1
     source, target = self._lengths(length)
-    # As T5: at one half the target shall be no longer than the source.
-    less = int(self.rate == 0.5 and target > source)
-    return length - less, target - less
+    # As in T5: at rate 0.5 the target must not be longer than the source.
+    excess = int(self.rate == 0.5 and target > source)
+    return length - excess, target - excess
 
-  def _marked(
+  def _with_sentinels(
     self, tokens: Int[np.ndarray, 'length'], replaced: Bool[np.ndarray, 'length']
   ) -> Int[np.ndarray, 'shorter']:
-    """The tokens with each run of replaced ones as a sentinel."""
+    """Returns the tokens with a sentinel in place of each run of `replaced` tokens."""
     starts = replaced.copy()
     starts[1:] &= ~replaced[:-1]
     sentinels = self.first_sentinel + 1 - np.cumsum(starts)
     return np.where(starts, sentinels, tokens)[starts | ~replaced]
 
 
-def _segmentation(
+def _draw_lengths(
   items: int, segments: int, rng: np.random.Generator
 ) -> Int[np.ndarray, 'segments']:
-  """Lengths >= 1 of so many segments that so many items are cut into."""
+  """Draws the lengths, each at least 1, of the segments that `items` items are divided into."""
   cuts = np.sort(rng.permutation(items - 1)[: segments - 1]) + 1
   return np.diff(np.concatenate([[0], cuts, [items]]))

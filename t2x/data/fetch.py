@@ -1,6 +1,6 @@
-"""Sample data from the packages that hold it, unpacked into a folder; nothing is installed.
+"""Downloads packages with sample data and unpacks them into a folder, without installation.
 
-Debian's packages come through apt-get and dpkg, Python's through pip, JavaScript's through npm.
+Debian packages are downloaded with apt-get, Python packages with pip, JavaScript packages with npm.
 """
 
 import abc
@@ -22,28 +22,28 @@ log = logging.getLogger('t2x')
 
 @dataclasses.dataclass(frozen=True)
 class Packages(abc.ABC):
-  """Packages of one registry, fetched by its ordinary client.
+  """Packages of one registry, downloaded with its standard client.
 
   Attributes:
-    names: the packages, with their versions where they are pinned.
-    holds: a path that the unpacked folder has.
+    names: names of the packages, with pinned versions where available.
+    required_path: relative path that must exist in the unpacked folder.
   """
 
   names: tuple[str, ...]
-  holds: str
+  required_path: str
 
   client: ClassVar[str]
   programs: ClassVar[tuple[str, ...]]
-  # What may help when the client fails, and how to do without it.
+  # Advice when the client fails, and instructions when it is not installed.
   hint: ClassVar[str]
-  by_hand: ClassVar[str]
+  instructions: ClassVar[str]
 
   @abc.abstractmethod
   def download(self, folder: str) -> None:
-    """Puts the packages' archives into a folder."""
+    """Downloads the archives of the packages into a folder."""
 
   def unpack(self, archive: Path, folder: Path) -> None:
-    """Unpacks one archive, its paths kept inside of the folder."""
+    """Unpacks an archive; no file is written outside of the folder."""
     if zipfile.is_zipfile(archive):
       with zipfile.ZipFile(archive) as wheel:
         wheel.extractall(folder)
@@ -52,14 +52,14 @@ class Packages(abc.ABC):
       archived.extractall(folder, filter='data')
 
   def call(self, command: Sequence[str], folder: str) -> None:
-    """Runs a program; an error has its own words."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-      said = self.telling(done.stderr.strip().splitlines() or ['it said nothing'])
-      raise UserError(f'`{" ".join(command[:2])}` failed: {said} ({self.hint})', exit_code=1)
+    """Runs a program; if it fails, raises a UserError with a line of its stderr."""
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode:
+      message = self.error_line(process.stderr.strip().splitlines() or ['no error message'])
+      raise UserError(f'`{" ".join(command[:2])}` failed: {message} ({self.hint})', exit_code=1)
 
-  def telling(self, lines: Sequence[str]) -> str:
-    """The line that tells what went wrong: the last."""
+  def error_line(self, lines: Sequence[str]) -> str:
+    """Returns the line of stderr that states the error: by default the last."""
     return lines[-1]
 
 
@@ -68,14 +68,14 @@ class Debian(Packages):
 
   client = 'apt-get'
   programs = ('apt-get', 'dpkg')
-  hint = '`apt-get update` renews the list of packages'
-  by_hand = (
-    'get the Debian packages {names} elsewhere, '
+  hint = '`apt-get update` refreshes the package lists'
+  instructions = (
+    'download the Debian packages {names} on another machine and '
     'unpack each with `dpkg -x PACKAGE.deb {folder}` (or `ar x` and `tar xf data.tar.*`)'
   )
 
   def download(self, folder):
-    # Downloaded as root, apt-get wants a folder that its own user may write to.
+    # If run as root, apt-get downloads as another user, which needs write permission.
     Path(folder).chmod(0o777)
     self.call(['apt-get', 'download', *self.names], folder)
 
@@ -84,12 +84,14 @@ class Debian(Packages):
 
 
 class PyPI(Packages):
-  """Python packages, as wheels."""
+  """Python packages as wheels."""
 
   client = 'pip'
   programs = ('pip',)
-  hint = 'pip wants a network, or an index of yours in its configuration'
-  by_hand = 'get {names} with `pip download --no-deps` elsewhere and unpack it into {folder}'
+  hint = 'pip needs network access or a configured package index'
+  instructions = (
+    'get {names} with `pip download --no-deps` on another machine and unpack it into {folder}'
+  )
   flags: ClassVar[tuple[str, ...]] = ()
 
   def download(self, folder):
@@ -98,7 +100,7 @@ class PyPI(Packages):
 
 
 class PyPISource(PyPI):
-  """Python packages, as their source distributions."""
+  """Python packages as source distributions."""
 
   flags = ('--no-binary', ':all:')
 
@@ -108,17 +110,17 @@ class Npm(Packages):
 
   client = 'npm'
   programs = ('npm',)
-  hint = 'npm wants a network, or a registry of yours in its configuration'
-  by_hand = 'get {names} with `npm pack` elsewhere and unpack it into {folder}'
+  hint = 'npm needs network access or a configured registry'
+  instructions = 'get {names} with `npm pack` on another machine and unpack it into {folder}'
   codes: ClassVar[tuple[str, ...]] = ('code', 'syscall', 'errno')
 
   def download(self, folder):
     self.call(['npm', 'pack', '--loglevel=error', *self.names], folder)
 
-  def telling(self, lines):
-    """The first line that is more than a code: npm's last one names its log file."""
-    said = [line.removeprefix('npm error ') for line in lines]
-    return next((one for one in said if one.split(' ')[0] not in self.codes), said[-1])
+  def error_line(self, lines):
+    """Returns the first line that is not an error code; npm's last line names its log file."""
+    messages = [line.removeprefix('npm error ') for line in lines]
+    return next((line for line in messages if line.split(' ')[0] not in self.codes), messages[-1])
 
 
 DATA: dict[str, Packages] = {
@@ -140,46 +142,48 @@ DATA: dict[str, Packages] = {
 
 
 def available() -> tuple[str, ...]:
-  """The names that `fetch` knows."""
+  """Returns the names of the data sets that `fetch` can download."""
   return tuple(sorted(DATA))
 
 
 def fetch(name: str, out: str | Path | None = None) -> Path:
-  """Downloads and unpacks a data set's packages. Returns the folder.
+  """Downloads and unpacks the packages of a data set. Returns the folder.
 
-  The folder is filled wholly or not at all.
+  The folder is written atomically.
 
   Args:
-    name: one of `available()`.
-    out: the folder; None: where the source of that name looks. One that holds the data already is
-      left as it is.
+    name: a name from `available()`.
+    out: output folder; None: the folder that the data set's source reads. A folder that already
+      contains the data is not changed.
 
   Raises:
-    UserError: an unknown name, a folder with something else in it, no client for the packages here,
-      or the client's last words when it failed.
+    UserError: the name is unknown, the folder has other content, the client is not installed, or
+      the client fails.
   """
   if name not in DATA:
-    raise UserError(f"no data set '{name}' to fetch: there are {', '.join(available())}")
+    raise UserError(f"unknown data set '{name}': must be one of {', '.join(available())}")
   packages = DATA[name]
   folder = Path(out).expanduser() if out else cache_folder() / 'downloads' / name
-  if (folder / packages.holds).exists():
-    log.info('%s is there already: remove it to fetch it again', folder)
+  if (folder / packages.required_path).exists():
+    log.info('%s already exists: remove it to fetch it again', folder)
     return folder
   if folder.exists():
     if not folder.is_dir() or any(folder.iterdir()):
-      raise UserError(f'{folder} holds something else: choose another folder with --out')
+      raise UserError(
+        f'{folder} already exists with other content: choose another folder with --out'
+      )
     folder.rmdir()
   names = ', '.join(packages.names)
   if not all(map(shutil.which, packages.programs)):
-    by_hand = packages.by_hand.format(names=names, folder=folder)
-    raise UserError(f'no {packages.client} here: {by_hand}')
+    instructions = packages.instructions.format(names=names, folder=folder)
+    raise UserError(f'{packages.client} is not installed: {instructions}')
   log.info('fetching %s into %s', names, folder)
   prepare(folder.absolute(), lambda temporary: _fill(packages, temporary))
   return folder
 
 
 def _fill(packages: Packages, folder: Path) -> None:
-  # Inside of the folder that is removed when this process is killed.
+  # In the temporary folder, so that no archive remains if this process is killed.
   downloads = folder / '.downloads'
   downloads.mkdir()
   packages.download(str(downloads))
@@ -189,5 +193,7 @@ def _fill(packages: Packages, folder: Path) -> None:
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
       raise UserError(f'{archive.name} from {packages.client} is damaged: {error}', 1) from error
   shutil.rmtree(downloads)
-  if not (folder / packages.holds).exists():
-    raise UserError(f'{", ".join(packages.names)} came without {packages.holds}', exit_code=1)
+  if not (folder / packages.required_path).exists():
+    raise UserError(
+      f'{packages.required_path} is missing from {", ".join(packages.names)}', exit_code=1
+    )

@@ -1,4 +1,4 @@
-"""Images made ready for a model: normalised, and in training cropped and mirrored at random
+"""Image preparation: normalisation, and random crops and flips in training
 (He et al. 2016, https://arxiv.org/abs/1512.03385)."""
 
 import abc
@@ -12,15 +12,15 @@ from t2x.errors import UserError
 
 
 class Augmentation(abc.ABC):
-  """A transform of raw images in training, before they are cropped, mirrored and normalised."""
+  """A transform of raw training images, applied before crops, flips and normalisation."""
 
   @abc.abstractmethod
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
-    """The row with another `image`."""
+    """Returns the row with the augmented `image`."""
 
 
 def check_label(label: Any, num_classes: int, where: str) -> None:
-  """Raises UserError unless a label is an integer from 0 to num_classes - 1."""
+  """Raises a UserError unless `label` is an integer from 0 to num_classes - 1."""
   if not isinstance(label, int | np.integer) or not 0 <= label < num_classes:
     raise UserError(
       f'{where} has the label {label!r}: labels must be integers from 0 to {num_classes - 1}; set '
@@ -30,26 +30,32 @@ def check_label(label: Any, num_classes: int, where: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareImage:
-  """A transform of `image` and `label`; without padding and flips it draws nothing.
+  """Prepares `image` and `label` for a model; deterministic without padding and flips.
 
   Attributes:
-    mean: subtracted from pixels scaled to 0..1, a number or one a channel.
-    std: what the difference is divided by, a number or one a channel.
-    crop_padding: black pixels put around the image before a random crop of its own size.
-    flip: mirrors half of the images.
-    num_classes: labels must be below it; None: any label.
+    mean: subtracted from pixels scaled to [0, 1]; a number, or a number per channel.
+    std: divisor of the difference; a number, or a number per channel.
+    crop_padding: width in pixels of the black border around the image before a random crop of the
+      original size.
+    flip: mirrors half of the images horizontally.
+    num_classes: number of classes, for a check of the labels; None: labels are not checked.
   """
 
   mean: float | Sequence[float] = 0.5
   std: float | Sequence[float] = 0.5
   crop_padding: int = 0
   flip: bool = False
-  # Decides nothing that is drawn or computed.
+  # Only validates labels, so it is not part of the fingerprint.
   num_classes: int | None = dataclasses.field(default=None, repr=False, compare=False)
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """`image` uint8 (or float from 0 to 1) [height, width] or [height, width, channels] -> `image`
-    float32 [height, width, channels], `label` int32, `weight` float32 1 (0 on padding rows)."""
+    """Returns `image` float32 [height, width, channels], `label` int32 and `weight` float32 (1).
+
+    Args:
+      row: `image` uint8, or float from 0 to 1, [height, width] or [height, width, channels];
+        `label`.
+      rng: draws the crop and the flip.
+    """
     if self.num_classes is not None:
       check_label(row['label'], self.num_classes, 'an image')
     image = np.asarray(row['image'])
@@ -69,7 +75,7 @@ class PrepareImage:
 
 
 def random_crop(image: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:
-  """The image [height, width, channels] moved by up to `padding` pixels each way."""
+  """Shifts an image [height, width, channels] by up to `padding` pixels in each direction."""
   height, width = image.shape[:2]
   top, left = rng.integers(0, 2 * padding + 1, size=2)
   padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))

@@ -1,4 +1,4 @@
-"""Batches to be looked at: decoded text with its masks and segments, images as characters, speed."""
+"""Prints batches: decoded text with masks and segments, images as characters, and throughput."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
 
 COLUMNS = ('tokens', 'source', 'target')
-# By turns, so that the ends of tokens and of segments are seen.
+# Alternated, so that the boundaries of tokens and segments are visible.
 COLOURS = (('cyan', 'bright_cyan'), ('green', 'bright_green'), ('yellow', 'bright_yellow'))
 SHADES = ' .:-=+*#%@'
 
@@ -28,19 +28,19 @@ def inspect_batches(
   seconds: float = 2.0,
   console: Console | None = None,
 ) -> dict[str, float]:
-  """Prints the first rows of some batches, and how fast batches are made.
+  """Prints the first rows of some batches and the throughput of the data pipeline.
 
-  Tokens change colour one by one, segments begin with `[number]`, a hidden token is shown as
-  `{what the model sees -> what it is to say}`, padding is counted.
+  Adjacent tokens have different colours, a segment begins with `[number]`, a masked token is shown
+  as `{input -> label}`, and padding is counted.
 
   Args:
-    batches: what to look at.
-    tokenizer: decodes ids; None prints images and numbers alone.
+    batches: batches to print.
+    tokenizer: decodes ids; None: only images, labels and shapes are printed.
     start: first step.
-    num_batches: how many batches are printed.
-    num_rows: how many rows of each.
-    seconds: how long speed is measured.
-    console: where to print (default: stdout).
+    num_batches: number of batches to print.
+    num_rows: number of rows to print per batch.
+    seconds: duration of the throughput measurement.
+    console: output; None: stdout.
 
   Returns:
     `batches_per_second`, `examples_per_second` and, with a tokenizer, `tokens_per_second`.
@@ -53,9 +53,9 @@ def inspect_batches(
       for line in _lines({name: value[row] for name, value in batch.items()}, tokenizer):
         console.print(Text.assemble(f'  {row} ', line))
   speed = _speed(batches, start, seconds)
-  told = ', '.join(f'{value:,.1f} {name.replace("_", " ")}' for name, value in speed.items())
+  rates = ', '.join(f'{value:,.1f} {name.replace("_", " ")}' for name, value in speed.items())
   console.print(
-    Text(f'{len(batches.rows):,} rows, {batches.num_batches:,} batches an epoch; {told}')
+    Text(f'{len(batches.rows):,} rows, {batches.num_batches:,} batches per epoch; {rates}')
   )
   return speed
 
@@ -65,12 +65,12 @@ def _shapes(batch: Batch) -> str:
 
 
 def _lines(row: Batch, tokenizer: Tokenizer | None) -> list[Text]:
-  """What there is to see of a row."""
+  """Returns the lines to print for a row."""
   lines = []
   for column in COLUMNS:
     if tokenizer is not None and column in row and segments_of(column) in row:
-      hidden = _hidden(row) if column == 'tokens' else {}
-      text = _decoded(row[column], row[segments_of(column)], tokenizer, hidden)
+      hidden = _masked_labels(row) if column == 'tokens' else {}
+      text = _decode(row[column], row[segments_of(column)], tokenizer, hidden)
       lines.append(Text.assemble((f'{column}: ', 'bold'), text))
   if 'image' in row:
     lines.append(Text(f'label {row.get("label")}\n{_picture(row["image"])}'))
@@ -79,31 +79,31 @@ def _lines(row: Batch, tokenizer: Tokenizer | None) -> list[Text]:
   return lines or [Text(_shapes(row))]
 
 
-def _hidden(row: Batch) -> dict[int, int]:
-  """Place -> label, where the batch has masks."""
+def _masked_labels(row: Batch) -> dict[int, int]:
+  """Returns position -> label of the masked tokens; empty without masks."""
   if 'masked_positions' not in row:
     return {}
   used = row['weights'] > 0
-  places, labels = row['masked_positions'][used], row['labels'][used]
-  return dict(zip(places.tolist(), labels.tolist(), strict=True))
+  positions, labels = row['masked_positions'][used], row['labels'][used]
+  return dict(zip(positions.tolist(), labels.tolist(), strict=True))
 
 
-def _decoded(
+def _decode(
   ids: np.ndarray, segments: np.ndarray, tokenizer: Tokenizer, hidden: dict[int, int]
 ) -> Text:
-  text, before = Text(), 0
-  seen = _readable(tokenizer.pieces(ids.tolist()))
-  for place, (piece, segment) in enumerate(zip(seen, segments.tolist(), strict=True)):
+  text, previous = Text(), 0
+  pieces = _readable(tokenizer.pieces(ids.tolist()))
+  for position, (piece, segment) in enumerate(zip(pieces, segments.tolist(), strict=True)):
     if not segment:
       continue
-    if segment != before:
+    if segment != previous:
       text.append(f'[{segment}]', style='bold reverse')
-    before = segment
-    if place in hidden:
-      label = _readable(tokenizer.pieces([hidden[place]]))[0]
+    previous = segment
+    if position in hidden:
+      label = _readable(tokenizer.pieces([hidden[position]]))[0]
       text.append(f'{{{piece} -> {label}}}', style='bold red')
     else:
-      text.append(piece, style=COLOURS[segment % len(COLOURS)][place % 2])
+      text.append(piece, style=COLOURS[segment % len(COLOURS)][position % 2])
   padding = int(np.count_nonzero(segments == 0))
   if padding:
     text.append(f'[{padding} padding]', style='dim')
@@ -111,14 +111,14 @@ def _decoded(
 
 
 def _readable(pieces: Sequence[str]) -> list[str]:
-  """Spaces as spaces, and marks for lines' ends, tabs and other control characters."""
+  """Replaces U+2581 by a space, and line ends, tabs and control characters by visible marks."""
   marks = {ord('\n'): '\u21b5', ord('\t'): '\u21e5', ord('\u2581'): ' '}
   controls = {code: f'\\x{code:02x}' for code in (*range(32), 127)}
   return [piece.translate(controls | marks) for piece in pieces]
 
 
 def _picture(image: np.ndarray, width: int = 32) -> str:
-  """An image [height, width, channels] in shades, two characters a pixel."""
+  """Renders an image [height, width, channels] in shades of grey, two characters per pixel."""
   stride = max(1, -(-image.shape[1] // width))
   grey = image[::stride, ::stride].astype(np.float64).mean(axis=-1)
   low, high = grey.min(), grey.max()
@@ -127,7 +127,7 @@ def _picture(image: np.ndarray, width: int = 32) -> str:
 
 
 def _speed(batches: Batches, start: int, seconds: float) -> dict[str, float]:
-  """Units a second over at least one batch."""
+  """Measures batches, examples and tokens per second over at least one batch."""
   begin, count, examples, tokens = time.perf_counter(), 0, 0, 0
   while not count or time.perf_counter() - begin < seconds:
     batch = batches[start + count]
@@ -136,6 +136,6 @@ def _speed(batches: Batches, start: int, seconds: float) -> dict[str, float]:
     tokens += sum(
       int(np.count_nonzero(v)) for name, v in batch.items() if name.endswith('segments')
     )
-  took = time.perf_counter() - begin
-  speed = {'batches_per_second': count / took, 'examples_per_second': examples / took}
-  return speed | ({'tokens_per_second': tokens / took} if tokens else {})
+  elapsed = time.perf_counter() - begin
+  speed = {'batches_per_second': count / elapsed, 'examples_per_second': examples / elapsed}
+  return speed | ({'tokens_per_second': tokens / elapsed} if tokens else {})

@@ -1,8 +1,8 @@
-"""How tokenised examples become rows of one shape, planned when the cache is written.
+"""Packing plans, which convert tokenised examples to rows of one shape when the cache is written.
 
-A row holds, for each column (`tokens`; `source` and `target`), token ids and segments: 1, 2, ... for
-the examples in it, 0 for padding. Positions, which start at 0 in each segment, follow from the
-segments. Every example ends with eos. First-fit packing of pairs is that of Raffel et al. 2020
+A row holds, for each column (`tokens`; `source` and `target`), token ids and segments: 1, 2, ...
+for its examples, 0 for padding. Positions start at 0 in each segment and are computed from the
+segments. Every example ends with eos. First-fit packing of pairs follows Raffel et al. 2020
 (https://arxiv.org/abs/1910.10683) and Krell et al. 2021 (https://arxiv.org/abs/2107.02027).
 """
 
@@ -20,9 +20,9 @@ from t2x.data.plans import Column, Examples, Plan, Row, segments_of, text_of
 from t2x.data.tokenizers import SpecialIds, Tokenizer
 from t2x.errors import UserError
 
-# Characters that are tokenised at once.
+# Number of characters to tokenise at once.
 BATCH = 1 << 20
-# The ids of one example by text field, without eos.
+# The ids of an example by text field, without eos.
 Ids = dict[str, np.ndarray]
 
 
@@ -31,7 +31,7 @@ def _positions_of(column: str) -> str:
 
 
 def positions(segments: Int[np.ndarray, 'length']) -> Int[np.ndarray, 'length']:
-  """0, 1, 2, ... in each segment; 0 on padding."""
+  """Returns 0, 1, 2, ... in each segment, and 0 on padding."""
   index = np.arange(len(segments), dtype=np.int32)
   places = np.zeros_like(index)
   starts = np.flatnonzero(segments[1:] != segments[:-1]) + 1
@@ -42,7 +42,7 @@ def positions(segments: Int[np.ndarray, 'length']) -> Int[np.ndarray, 'length']:
 
 
 def add_positions(row: Row, columns: Iterable[str]) -> Row:
-  """The row with the positions of each column."""
+  """Returns the row with the positions of each column added."""
   added = {_positions_of(column): positions(row[segments_of(column)]) for column in columns}
   return row | added
 
@@ -51,7 +51,7 @@ def add_positions(row: Row, columns: Iterable[str]) -> Row:
 class PackingPlan(Plan):
   """Packs the token ids of texts."""
 
-  # The text fields of an example that are tokenised.
+  # Text fields of an example to tokenise.
   fields: ClassVar[tuple[str, ...]]
 
   positions: ClassVar[bool] = True
@@ -71,30 +71,30 @@ class PackingPlan(Plan):
     return columns
 
   def rows(self, examples, tokenizer, counts):
-    """Tokenises and packs. Also counts `bytes` (of UTF-8 text)."""
+    """Tokenises and packs the examples. Also adds `bytes` (of UTF-8 text) to the counts."""
     counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
-    return self.pack(self._tokenised(examples, tokenizer, counts), tokenizer, counts)
+    return self.pack(self._tokenise(examples, tokenizer, counts), tokenizer, counts)
 
   @abc.abstractmethod
   def pack(
     self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
   ) -> Iterator[Row]:
-    """The rows. Adds to `counts`: `empty`, `dropped` and `cut` examples, `cut_tokens`."""
+    """Yields the rows. Adds `empty`, `dropped` and `cut` examples and `cut_tokens` to `counts`."""
 
-  def _tokenised(
+  def _tokenise(
     self, examples: Examples, tokenizer: Tokenizer, counts: collections.Counter[str]
   ) -> Iterator[Ids]:
-    """The ids of each example's fields; many examples are encoded at once."""
+    """Yields the ids of each example's fields; encodes many examples at once."""
     waiting: dict[str, list[str]] = {field: [] for field in self.fields}
     size = 0
 
-    def encoded() -> Iterator[Ids]:
+    def encode() -> Iterator[Ids]:
       sides = [tokenizer.target if field == 'target' else tokenizer for field in waiting]
       columns = [
         side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
       ]
       for ids in zip(*columns, strict=True):
-        yield {field: np.array(one, np.int32) for field, one in zip(waiting, ids, strict=True)}
+        yield {field: np.array(side, np.int32) for field, side in zip(waiting, ids, strict=True)}
 
     for number, example in enumerate(examples):
       for field in self.fields:
@@ -103,22 +103,22 @@ class PackingPlan(Plan):
         size += len(text)
         waiting[field].append(text)
       if size >= BATCH:
-        yield from encoded()
+        yield from encode()
         waiting, size = {field: [] for field in self.fields}, 0
-    yield from encoded()
+    yield from encode()
 
 
 @dataclasses.dataclass(frozen=True)
 class ConcatenateAndSplit(PackingPlan):
-  """Documents joined in order and cut every `length` tokens; only the last row is padded.
+  """Joins documents in order and splits them every `length` tokens; only the last row is padded.
 
-  Each token, each document's eos included, stands in exactly one row. A causal model therefore reads
-  a row shifted right within each segment (bos first) and predicts the row itself: then every token
-  is a target exactly once, and the summed loss is the cost of the whole text. A document that is cut
-  goes on in the next row as a segment of its own. Empty documents are left out.
+  Each token, including the eos of each document, is in exactly one row. A causal model therefore
+  reads a row shifted right within each segment (bos first) and predicts the row itself: every token
+  is a target exactly once, and the summed loss is the cost of the entire text. A document that is
+  split continues in the next row as a new segment. Empty documents are omitted.
 
   Attributes:
-    length: tokens a row.
+    length: tokens per row.
   """
 
   length: int
@@ -126,16 +126,16 @@ class ConcatenateAndSplit(PackingPlan):
   fields: ClassVar[tuple[str, ...]] = ('text',)
 
   def __post_init__(self):
-    _at_least_one(self, 'length')
+    _check_positive(self, 'length')
 
   @property
   def lengths(self):
-    """One column, `tokens`."""
+    """Length of the only column, `tokens`."""
     return {'tokens': self.length}
 
   def pack(self, examples, special, counts):
-    """Rows in the order of the documents."""
-    row, used, segment = _empty(self.lengths), 0, 0
+    """Yields rows in the order of the documents."""
+    row, used, segment = _empty_row(self.lengths), 0, 0
     for example in examples:
       if not len(example['text']):
         counts['empty'] += 1
@@ -149,25 +149,25 @@ class ConcatenateAndSplit(PackingPlan):
         used, start = used + len(part), start + len(part)
         if used == self.length:
           yield row
-          row, used, segment = _empty(self.lengths), 0, 0
+          row, used, segment = _empty_row(self.lengths), 0, 0
     if used:
       yield row
 
 
 @dataclasses.dataclass(frozen=True)
 class FullRows(ConcatenateAndSplit):
-  """As `ConcatenateAndSplit`, but every row is one segment: tokens see earlier documents of their row.
+  """`ConcatenateAndSplit` with one segment per row: tokens attend to earlier documents in it.
 
-  The tokens of the last row are left out where they do not fill it (`cut_tokens`).
+  The last row is dropped unless it is full; its tokens count as `cut_tokens`.
 
   Attributes:
-    length: tokens a row.
+    length: tokens per row.
   """
 
   one_segment: ClassVar[bool] = True
 
   def pack(self, examples, special, counts):
-    """Rows in the order of the documents."""
+    """Yields rows in the order of the documents."""
     for row in super().pack(examples, special, counts):
       used = np.count_nonzero(row['segments'])
       if used < self.length:
@@ -185,21 +185,23 @@ class _Pairs(PackingPlan):
   fields: ClassVar[tuple[str, ...]] = ('source', 'target')
 
   def __post_init__(self):
-    _at_least_one(self, 'source_length', 'target_length')
+    _check_positive(self, 'source_length', 'target_length')
 
   @property
   def lengths(self):
-    """`source` and `target`."""
+    """Lengths of `source` and `target`."""
     return {'source': self.source_length, 'target': self.target_length}
 
-  def _fitting(
+  def _fit_pairs(
     self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
   ) -> Iterator[Ids]:
-    """The pairs with eos and what the model wants before a text, none longer than a row."""
-    before = np.array(special.before, np.int32)
-    added = len(before) + 1
+    """Yields pairs with eos and the model's prefix ids; drops or truncates long pairs."""
+    prefix = np.array(special.before, np.int32)
+    added = len(prefix) + 1
     if min(self.lengths.values()) < added:
-      raise UserError(f'{self}: rows must have room for the {added} special tokens of a text')
+      raise UserError(
+        f'{self}: lengths must be at least {added}, the number of special tokens of a text'
+      )
     for example in examples:
       if not all(len(example[name]) for name in self.fields):
         counts['empty'] += 1
@@ -211,57 +213,57 @@ class _Pairs(PackingPlan):
           continue
         counts['cut_tokens'] += sum(max(tokens, 0) for tokens in over.values())
       yield {
-        name: np.concatenate([before, example[name][: length - added], [special.eos_id]])
+        name: np.concatenate([prefix, example[name][: length - added], [special.eos_id]])
         for name, length in self.lengths.items()
       }
 
 
 @dataclasses.dataclass(frozen=True)
 class PadPairs(_Pairs):
-  """One pair a row.
+  """One pair per row.
 
   Attributes:
-    source_length: tokens a row on the source side, eos included.
-    target_length: tokens a row on the target side, eos included.
-    too_long: whether pairs that do not fit are dropped, or cut (they keep their eos).
+    source_length: source tokens per row, including eos.
+    target_length: target tokens per row, including eos.
+    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
   """
 
   def pack(self, examples, special, counts):
-    """Rows in the order of the pairs."""
-    for pair in self._fitting(examples, special, counts):
-      yield _joined(self.lengths, [pair])
+    """Yields rows in the order of the pairs."""
+    for pair in self._fit_pairs(examples, special, counts):
+      yield _join_pairs(self.lengths, [pair])
 
 
 @dataclasses.dataclass(frozen=True)
 class PackPairs(_Pairs):
-  """Several pairs a row: each goes into the first open row with room for both of its sides.
+  """Several pairs per row: each pair is added to the first open row with room for both sides.
 
   Attributes:
-    source_length: tokens a row on the source side, each pair's eos included.
-    target_length: tokens a row on the target side, each pair's eos included.
-    too_long: whether pairs that do not fit are dropped, or cut (they keep their eos).
-    open_rows: rows that wait for more pairs; the fullest is closed when there would be more.
+    source_length: source tokens per row, including the eos of each pair.
+    target_length: target tokens per row, including the eos of each pair.
+    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
+    open_rows: maximum number of open rows; beyond it, the fullest row is closed.
   """
 
   open_rows: int = 64
 
   def __post_init__(self):
     super().__post_init__()
-    _at_least_one(self, 'open_rows')
+    _check_positive(self, 'open_rows')
 
   def pack(self, examples, special, counts):
-    """Rows in the order in which they are closed; source and target share segment numbers."""
+    """Yields rows in the order in which they are closed; both sides share segment numbers."""
     rooms: list[list[int]] = []
     waiting: list[list[Ids]] = []
 
     def close(i: int) -> Row:
       rooms.pop(i)
-      return _joined(self.lengths, waiting.pop(i))
+      return _join_pairs(self.lengths, waiting.pop(i))
 
-    for pair in self._fitting(examples, special, counts):
+    for pair in self._fit_pairs(examples, special, counts):
       source, target = len(pair['source']), len(pair['target'])
-      fits = (i for i, (s, t) in enumerate(rooms) if source <= s and target <= t)
-      i = next(fits, -1)
+      fitting = (i for i, (s, t) in enumerate(rooms) if source <= s and target <= t)
+      i = next(fitting, -1)
       if i < 0:
         if len(rooms) == self.open_rows:
           yield close(min(range(len(rooms)), key=lambda i: sum(rooms[i])))
@@ -270,20 +272,20 @@ class PackPairs(_Pairs):
       rooms[i][0] -= source
       rooms[i][1] -= target
       waiting[i].append(pair)
-      # The smallest pair is a token and eos on each side.
+      # The smallest pair has one token and eos on each side.
       if min(rooms[i]) < 2:
         yield close(i)
     while waiting:
       yield close(0)
 
 
-def _at_least_one(plan: Plan, *names: str) -> None:
+def _check_positive(plan: Plan, *names: str) -> None:
   for name in names:
     if getattr(plan, name) < 1:
       raise UserError(f'{type(plan).__name__}.{name} = {getattr(plan, name)}: must be at least 1')
 
 
-def _empty(lengths: dict[str, int]) -> Row:
+def _empty_row(lengths: dict[str, int]) -> Row:
   row = {}
   for column, length in lengths.items():
     row[column] = np.zeros(length, np.int32)
@@ -296,8 +298,8 @@ def _put(row: Row, column: str, start: int, ids: np.ndarray, segment: int) -> No
   row[segments_of(column)][start : start + len(ids)] = segment
 
 
-def _joined(lengths: dict[str, int], pairs: list[Ids]) -> Row:
-  row = _empty(lengths)
+def _join_pairs(lengths: dict[str, int], pairs: list[Ids]) -> Row:
+  row = _empty_row(lengths)
   for column in lengths:
     start = 0
     for segment, pair in enumerate(pairs, 1):

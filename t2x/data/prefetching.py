@@ -1,4 +1,4 @@
-"""Batches prepared ahead, by a thread or by processes, in order."""
+"""Prepares batches ahead of their use and in order, in a thread or in worker processes."""
 
 import atexit
 import contextlib
@@ -18,7 +18,7 @@ from t2x.errors import UserError
 
 @runtime_checkable
 class ByStep(Protocol):
-  """Anything that gives the batch of a step."""
+  """Protocol of batches that are indexed by step."""
 
   def __getitem__(self, step: int, /) -> Batch: ...
 
@@ -31,23 +31,25 @@ def prefetch(
   buffer: int = 2,
   then: Callable[[Batch], Any] = lambda batch: batch,
 ) -> Iterator[Any]:
-  """then(batches[start]), ..., then(batches[stop - 1]), prepared ahead of their use.
+  """Yields then(batches[start]), ..., then(batches[stop - 1]), prepared ahead of their use.
 
-  Closing the generator stops thread and processes.
+  Closing the generator stops the thread and the processes.
 
   Args:
-    batches: `Batches`, evaluation batches, or a list; picklable where there are workers.
-    start: first step: to resume is to start where one stopped.
-    stop: the step after the last.
-    num_workers: 0 prepares in a thread of this process, N in N processes; same batches.
-    buffer: batches kept ready.
-    then: what is done with each batch in a thread of this process, such as to put it on devices.
+    batches: `Batches`, evaluation batches, or a list; must be picklable if num_workers > 0.
+    start: first step; to resume, the next step.
+    stop: step after the last.
+    num_workers: 0 prepares batches in a thread of this process, N in N processes; the batches are
+      the same.
+    buffer: number of batches prepared ahead.
+    then: function of a batch that runs in a thread of this process, such as a copy to devices.
 
   Raises:
-    RuntimeError: a worker died, or failed (with its traceback); UserError stays UserError.
+    RuntimeError: a worker died or failed (with its traceback).
+    UserError: a worker raised a UserError.
   """
-  made = contextlib.nullcontext(batches[step] for step in range(start, stop))
-  source = _from_workers(batches, start, stop, num_workers) if num_workers else made
+  in_thread = contextlib.nullcontext(batches[step] for step in range(start, stop))
+  source = _from_workers(batches, start, stop, num_workers) if num_workers else in_thread
   ready: queue.Queue[Any] = queue.Queue(maxsize=max(buffer, 1))
   closed = threading.Event()
 
@@ -71,13 +73,13 @@ def prefetch(
         yield item
   finally:
     closed.set()
-    _emptied(ready)
+    _drain(ready)
     if thread.ident is not None:
       thread.join()
 
 
-def _emptied(ready: queue.Queue) -> None:
-  """Makes room, so that a thread that waits for it goes on and sees that it is to end."""
+def _drain(ready: queue.Queue) -> None:
+  """Empties the queue, so that a thread blocked in `put` continues and can stop."""
   with contextlib.suppress(queue.Empty):
     while True:
       ready.get_nowait()
@@ -91,32 +93,32 @@ def _from_workers(
   context = multiprocessing.get_context('spawn')
   workers: list[tuple[Any, Connection]] = []
 
-  def end() -> None:
-    # Workers ignore signals, and may be blocked in a pipe that nobody reads.
+  def kill_workers() -> None:
+    # Workers ignore signals and may be blocked on a pipe that is no longer read.
     for process, _ in workers:
       process.kill()
       process.join()
 
-  # Registered after multiprocessing's own, hence run before it waits for its processes.
-  atexit.register(end)
+  # Handlers run last in, first out: this one runs before multiprocessing joins its processes.
+  atexit.register(kill_workers)
   try:
     for worker in range(min(num_workers, max(stop - start, 0))):
-      ours, theirs = context.Pipe(duplex=False)
+      receiver, sender = context.Pipe(duplex=False)
       steps = range(start + worker, stop, num_workers)
       process = context.Process(
-        target=_work, args=(batches, steps, theirs), name=f't2x-data-{worker}', daemon=True
+        target=_work, args=(batches, steps, sender), name=f't2x-data-{worker}', daemon=True
       )
       process.start()
-      theirs.close()
-      workers.append((process, ours))
-    yield (_received(*workers[step % len(workers)], step + start) for step in range(stop - start))
+      sender.close()
+      workers.append((process, receiver))
+    yield (_receive(*workers[step % len(workers)], step + start) for step in range(stop - start))
   finally:
-    end()
-    atexit.unregister(end)
+    kill_workers()
+    atexit.unregister(kill_workers)
 
 
 def _work(batches: ByStep, steps: range, connection: Connection) -> None:
-  """A worker's whole life. Signals to the group are the main process's to answer."""
+  """Main function of a worker. The main process handles signals to the process group."""
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
   for step in steps:
@@ -134,14 +136,14 @@ def _work(batches: ByStep, steps: range, connection: Connection) -> None:
       return
 
 
-def _received(process: Any, connection: Connection, step: int) -> Batch:
+def _receive(process: Any, connection: Connection, step: int) -> Batch:
   try:
     batch, user_error, trace = connection.recv()
   except (EOFError, OSError) as error:
     process.join(timeout=5)
     raise RuntimeError(
-      f'the data worker {process.name} died at step {step} (exit code {process.exitcode}): '
-      'out of memory? Trainer.num_workers = 0 prepares batches in the main process'
+      f'the data worker {process.name} died at step {step} (exit code {process.exitcode}), perhaps '
+      'out of memory: set Trainer.num_workers = 0 to prepare batches in the main process'
     ) from error
   if user_error is not None:
     raise UserError(user_error)

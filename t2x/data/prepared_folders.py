@@ -1,8 +1,8 @@
-"""Prepared data on disk: folders that are whole or not there at all.
+"""Prepared data on disk, in folders that are written atomically.
 
-What is prepared is written beside its final place and renamed once complete, so that nothing
-half-valid is left by an interruption, and two processes that prepare the same both end well. The
-temporary folder of a killed process is removed when another folder is written beside it.
+Data is written to a temporary folder beside the final path, which is renamed once complete. An
+interruption therefore leaves no partial data, and several processes can prepare the same folder.
+The temporary folder of a killed process is removed when another folder is written beside it.
 """
 
 import contextlib
@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError
-from t2x.files import locked
+from t2x.files import file_lock
 
 log = logging.getLogger('t2x')
 
 
 def cache_folder() -> Path:
-  """Where prepared data is kept: $T2X_CACHE, or ~/.cache/t2x."""
+  """Returns the folder of prepared data: $T2X_CACHE, or ~/.cache/t2x."""
   return Path(os.environ.get('T2X_CACHE') or Path.home() / '.cache' / 't2x')
 
 
 def fingerprint(*parts: object) -> str:
-  """16 hexadecimal digits that change when the text of any part does, the same in every process.
+  """Returns 16 hexadecimal digits that depend on the text of each part, equal in every process.
 
   Raises:
     UserError: the text of a part differs between processes.
@@ -45,14 +45,14 @@ def fingerprint(*parts: object) -> str:
 
 
 def _stable_repr(value: Any) -> str:
-  """`repr`, but with functions by module and name, sets sorted, and no memory addresses."""
+  """Returns `repr` with functions by module and name, sorted sets and no memory addresses."""
   if isinstance(value, types.FunctionType):
     return _function_name(value)
   if isinstance(value, functools.partial):
     return f'partial{_stable_repr((value.func, value.args, value.keywords))}'
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    shown = [field.name for field in dataclasses.fields(value) if field.repr]
-    settings = ', '.join(f'{name}={_stable_repr(getattr(value, name))}' for name in shown)
+    names = [field.name for field in dataclasses.fields(value) if field.repr]
+    settings = ', '.join(f'{name}={_stable_repr(getattr(value, name))}' for name in names)
     return f'{type(value).__qualname__}({settings})'
   if type(value) is dict:
     items = ', '.join(f'{_stable_repr(k)}: {_stable_repr(v)}' for k, v in value.items())
@@ -82,17 +82,17 @@ def _function_name(function: types.FunctionType) -> str:
 
 
 def prepare(folder: Path, write: Callable[[Path], object]) -> None:
-  """Makes `folder` with `write(temporary folder)` unless it exists already.
+  """Creates `folder` with `write(temporary folder)` unless it exists.
 
-  Another process that wants the same folder waits for this one and then finds it.
+  Another process that prepares the same folder waits for this process and then uses its result.
   """
   if folder.exists():
     return
-  with _told_when_full(folder):
+  with _explain_write_errors(folder):
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(
+    with file_lock(
       folder.with_name(f'{folder.name}.lock'),
-      lambda: log.info('waiting for another process that prepares %s', folder),
+      lambda: log.info('waiting for another process to prepare %s', folder),
     ):
       if folder.exists():
         return
@@ -100,14 +100,14 @@ def prepare(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
-  """Fills `folder` with what `write(temporary folder)` writes; what is there is written over."""
+  """Fills `folder` with the files of `write(temporary folder)`; existing files are overwritten."""
   folder.parent.mkdir(parents=True, exist_ok=True)
   _remove_leftovers(folder.parent)
   temporary, lock = _temporary_folder(folder)
   try:
     write(temporary)
     for path in temporary.iterdir():
-      _to_disk(path)
+      _flush(path)
     try:
       temporary.rename(folder)
     except OSError as error:
@@ -121,19 +121,19 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
 
 
 def _temporary_folder(folder: Path) -> tuple[Path, int]:
-  """A new folder beside `folder`, and the descriptor that holds its lock while this process lives."""
+  """Creates a folder beside `folder`; returns it and the descriptor that locks it until closed."""
   while True:
     name = f'{folder.name}.tmp-{socket.gethostname()}-{uuid.uuid4().hex[:8]}'
     temporary = folder.with_name(name)
     temporary.mkdir()
     lock = os.open(temporary, os.O_RDONLY)
-    # Between the last two lines another process may have taken it for a leftover.
-    if _locked(lock) is not False and temporary.is_dir():
+    # Before it was locked, another process may have removed it as a leftover.
+    if _try_lock(lock) is not False and temporary.is_dir():
       return temporary, lock
     os.close(lock)
 
 
-def _locked(descriptor: int) -> bool | None:
+def _try_lock(descriptor: int) -> bool | None:
   """Locks an open folder. Returns False when another process holds it, None without file locks."""
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,33 +145,33 @@ def _locked(descriptor: int) -> bool | None:
 
 
 def _remove_leftovers(parent: Path) -> None:
-  """Removes the temporary folders of this machine that no living process holds."""
+  """Removes the temporary folders of this machine that no live process has locked."""
   name = re.compile(rf'.*\.tmp-{re.escape(socket.gethostname())}-[0-9a-f]{{8}}')
   for path in filter(lambda path: name.fullmatch(path.name), parent.iterdir()):
     with contextlib.suppress(OSError):  # Another process removes it too.
       lock = os.open(path, os.O_RDONLY)
       try:
-        if _locked(lock):
+        if _try_lock(lock):
           shutil.rmtree(path, ignore_errors=True)
       finally:
         os.close(lock)
 
 
 @contextlib.contextmanager
-def _told_when_full(folder: Path) -> Iterator[None]:
+def _explain_write_errors(folder: Path) -> Iterator[None]:
   try:
     yield
   except (OSError, RuntimeError) as error:
-    # array_record raises RuntimeError, with the system's words in it.
+    # array_record raises a RuntimeError that contains the system's message.
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
       if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
         raise UserError(
-          f'cannot write {folder}: {os.strerror(number)}; set T2X_CACHE to a folder with room'
+          f'cannot write {folder}: {os.strerror(number)}; set T2X_CACHE to a folder with free space'
         ) from error
     raise
 
 
-def _to_disk(path: Path) -> None:
+def _flush(path: Path) -> None:
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)

@@ -1,5 +1,5 @@
-"""RandAugment (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719): a few operations drawn for each
-image, all of one magnitude."""
+"""RandAugment (Cubuk et al. 2019, https://arxiv.org/abs/1909.13719): random image operations of one
+magnitude."""
 
 import dataclasses
 import functools
@@ -14,18 +14,18 @@ from t2x.ranges import Natural, Range
 if TYPE_CHECKING:
   from PIL.Image import Image
 
-# The largest magnitude, and what each operation does at it: the ranges of AutoAugment
-# (https://arxiv.org/abs/1805.09501, table 6), turned so that more always changes more.
+# The largest magnitude, and the strength of each operation at it: the ranges of AutoAugment
+# (https://arxiv.org/abs/1805.09501, table 6), oriented so that a larger magnitude changes more.
 LARGEST = 10
 DEGREES, SHEAR, TRANSLATION, ENHANCEMENT = 30.0, 0.3, 150 / 331, 0.9
 
-# (image, part of the largest magnitude, -1 or 1, fill) -> image.
+# (image, fraction of the largest magnitude, -1 or 1, fill) -> image.
 Operation = Callable[['Image', float, int, int], 'Image']
 
 
 @functools.cache
 def operations() -> tuple[Operation, ...]:
-  """Returns the paper's fourteen operations, on images of Pillow."""
+  """Returns the paper's fourteen operations on Pillow images."""
   from PIL import Image, ImageEnhance, ImageOps
 
   def enhance(kind: Callable) -> Operation:
@@ -34,14 +34,14 @@ def operations() -> tuple[Operation, ...]:
   def affine(image, shear_x, x, shear_y, y, fill):
     matrix = (1.0, shear_x, x, shear_y, 1.0, y)
     return image.transform(
-      image.size, Image.Transform.AFFINE, matrix, fillcolor=_filled(image, fill)
+      image.size, Image.Transform.AFFINE, matrix, fillcolor=_fill_colour(image, fill)
     )
 
   return (
     lambda x, m, sign, fill: x,
     lambda x, m, sign, fill: ImageOps.autocontrast(x),
     lambda x, m, sign, fill: ImageOps.equalize(x),
-    lambda x, m, sign, fill: x.rotate(sign * m * DEGREES, fillcolor=_filled(x, fill)),
+    lambda x, m, sign, fill: x.rotate(sign * m * DEGREES, fillcolor=_fill_colour(x, fill)),
     lambda x, m, sign, fill: ImageOps.solarize(x, 256 * (1 - m)),
     enhance(ImageEnhance.Color),
     lambda x, m, sign, fill: ImageOps.posterize(x, 8 - round(4 * m)),
@@ -55,22 +55,23 @@ def operations() -> tuple[Operation, ...]:
   )
 
 
-def _filled(image: 'Image', fill: int) -> tuple[int, ...]:
+def _fill_colour(image: 'Image', fill: int) -> tuple[int, ...]:
   return (fill,) * len(image.getbands())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandAugment(Augmentation):
-  """`num_ops` of the paper's fourteen operations, one after the other, drawn anew for each image.
+  """Applies `num_ops` of the paper's fourteen operations in sequence, drawn anew for each image.
 
-  They are: none, autocontrast, equalize, rotate, solarize, color, posterize, contrast, brightness,
-  sharpness, and shear and translate along x and y, each as Pillow defines it. Where one goes two
-  ways, the way is drawn too. With three channels an image is RGB; else each channel is a grey image.
+  The operations are identity, autocontrast, equalize, rotate, solarize, color, posterize, contrast,
+  brightness, sharpness, and shear and translate along x and y, each as defined by Pillow. If an
+  operation has two directions, the direction is drawn too. An image with three channels is RGB;
+  otherwise each channel is a grey image.
 
   Attributes:
-    num_ops: operations an image (the paper's N).
-    magnitude: of all of them, from 0 to 10 (the paper's M).
-    fill: value of the pixels that come in from outside.
+    num_ops: operations per image (N in the paper).
+    magnitude: magnitude of all operations, from 0 to 10 (M in the paper).
+    fill: value of pixels from outside of the image.
   """
 
   num_ops: Natural = 2
@@ -78,7 +79,10 @@ class RandAugment(Augmentation):
   fill: Annotated[int, Range('0 <= x <= 255')] = 128
 
   def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """The row with another `image`: uint8 (from float too) [height, width, channels]."""
+    """Returns the row with the augmented `image`, uint8 [height, width, channels].
+
+    A float image is converted from [0, 1].
+    """
     from PIL import Image
 
     image = np.asarray(row['image'])

@@ -1,4 +1,4 @@
-"""Batches with some left out, so that a run can go around those that broke it."""
+"""Batches with skips, for example of batches at which the loss diverged."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ from t2x.ranges import Natural
 
 @dataclasses.dataclass
 class Skipping:
-  """`batches` by step, but from step `skips[i][0]` on as if `skips[i][1]` more had gone by.
+  """`batches` by step, with `skips[i][1]` batches skipped at step `skips[i][0]`.
 
   Attributes:
-    batches: what is read.
-    skips: (step, how many batches are left out from there on), in the order they were decided.
+    batches: batches to read.
+    skips: (step, number of batches to skip from there), in the order in which they were added.
   """
 
   batches: ByStep
   skips: Sequence[tuple[Natural, Natural]] = ()
 
   def source_step(self, step: int) -> int:
-    """The step that the batch of `step` has in `batches`."""
-    # The last decided comes first: it counted in steps of the run as all others had left it.
+    """Returns the index in `batches` of the batch at `step`."""
+    # In reverse order: the step of a skip is counted with all earlier skips applied.
     for start, count in reversed(self.skips):
       step += count if step >= start else 0
     return step

@@ -1,5 +1,5 @@
-"""Questions and contexts as rows, long contexts in overlapping windows (BERT,
-https://arxiv.org/abs/1810.04805, as its run_squad.py does)."""
+"""Plan for extractive question answering, with long contexts in overlapping windows
+(BERT, https://arxiv.org/abs/1810.04805, and its run_squad.py)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,20 +15,19 @@ from t2x.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanWindows(LabelledPlan):
-  """A question and a window of its context, as a pair of texts, and the place of the answer.
+  """Converts a question and the windows of its context to rows with the position of the answer.
 
-  Adds `context` (1 for tokens of the context), `start` and `end` (the places of the answer's first
-  and last token; the class token's, 0, where the window does not hold it whole) and `weight` (1).
-  For whoever turns places into text again: `example` (its number), `char_starts` and `char_ends`
-  (where a token of the context stands in it).
+  Adds `context` (1 for tokens of the context), `start` and `end` (positions of the first and last
+  token of the answer; 0, the class token, if the window does not contain all of it) and `weight`
+  (1). To convert positions to text, it adds `example` (the number of the example), `char_starts`
+  and `char_ends` (the span of a context token in characters of the context).
 
-  Examples have `question`, `context`, `answers` and `starts` (texts, and the places of their first
-  characters in the context): the first answer is the one that is learnt, and without any there is
-  none to be found.
+  Examples have `question`, `context`, `answers` and `starts` (texts, and the offsets of their first
+  characters in the context). The first answer is the label; without answers, the question has none.
 
   Attributes:
-    stride: tokens from the start of a window to that of the next.
-    question_length: tokens of a question that are kept.
+    stride: tokens between the starts of consecutive windows.
+    question_length: maximum number of question tokens; the rest is truncated.
   """
 
   stride: int
@@ -42,7 +41,7 @@ class SpanWindows(LabelledPlan):
 
   @property
   def columns(self):
-    """Numbers by token, and some by window."""
+    """Adds columns per token and columns per window."""
     by_token = {'context': np.uint8, 'char_starts': np.int32, 'char_ends': np.int32}
     by_window = {'start': np.int32, 'end': np.int32, 'weight': np.uint8, 'example': np.int32}
     return (
@@ -52,27 +51,27 @@ class SpanWindows(LabelledPlan):
     )
 
   def rows(self, examples, tokenizer, counts):
-    """At least one row an example. Those that need more count as `windowed`."""
+    """Yields at least one row per example. Examples with several rows count as `windowed`."""
     room = self.room(tokenizer, pair=True)
     _check_class_token(tokenizer)
-    seen = ('', Located(np.zeros(0, np.int32), np.zeros((0, 2), np.int32)))
+    cached = ('', Located(np.zeros(0, np.int32), np.zeros((0, 2), np.int32)))
     for number, example in enumerate(examples):
       question = tokenizer.locate(text_of(example, 'question', number))[: self.question_length]
       if len(question) >= room:
         raise UserError(
-          f'example {number}: a question of {len(question)} tokens leaves no room for its context in '
-          f'rows of {self.length}: set length to more or question_length to less'
+          f'example {number}: a question of {len(question)} tokens leaves no room for its context '
+          f'in rows of {self.length}: increase length or reduce question_length'
         )
       text = text_of(example, 'context', number)
-      # Neighbours often ask about the same context.
-      seen = seen if seen[0] == text else (text, tokenizer.locate(text))
-      answer = _pieces_of(_answer(example, text, number), seen[1])
+      # Consecutive questions often share a context.
+      cached = cached if cached[0] == text else (text, tokenizer.locate(text))
+      answer = _answer_pieces(_answer(example, text, number), cached[1])
       size = room - len(question)
       step = min(self.stride, size)
-      more = -(-max(len(seen[1]) - size, 0) // step)
-      counts['windowed'] += more > 0
-      for low in range(0, (more + 1) * step, step):
-        row = self._window(question, seen[1], low, size, answer, tokenizer)
+      num_extra = -(-max(len(cached[1]) - size, 0) // step)
+      counts['windowed'] += num_extra > 0
+      for low in range(0, (num_extra + 1) * step, step):
+        row = self._window(question, cached[1], low, size, answer, tokenizer)
         yield row | {'example': number, 'weight': 1}
 
   def _window(
@@ -86,10 +85,10 @@ class SpanWindows(LabelledPlan):
   ) -> dict[str, Any]:
     encoding = tokenizer.join(question, context[low : low + size])
     inside = encoding.texts == 1
-    before = int(np.argmax(inside))
+    offset = int(np.argmax(inside))
     start = end = 0
     if answer is not None and low <= answer[0] and answer[1] < low + size:
-      start, end = (before + place - low for place in answer)
+      start, end = (offset + place - low for place in answer)
     spans = np.where(inside[:, None], encoding.spans, 0)
     return self.padded(encoding) | {
       'context': self.filled(inside),
@@ -103,13 +102,13 @@ class SpanWindows(LabelledPlan):
 def _check_class_token(tokenizer: Tokenizer) -> None:
   if isinstance(tokenizer.pair[0][0], str):
     raise UserError(
-      'spans are looked for behind a class token, which says that there is none, and this tokenizer '
-      'begins a text without: choose another'
+      'the tokenizer must begin a text with a class token, which marks questions without an '
+      'answer: choose another tokenizer'
     )
 
 
 def _answer(example: Mapping[str, Any], context: str, number: int) -> tuple[int, int] | None:
-  """First character of the answer and the one behind its last; None: there is no answer."""
+  """Returns the first character of the answer and the one after its last; None without answers."""
   answers, starts = example.get('answers'), example.get('starts')
   if not isinstance(answers, list | tuple) or not isinstance(starts, list | tuple):
     raise UserError(
@@ -119,14 +118,14 @@ def _answer(example: Mapping[str, Any], context: str, number: int) -> tuple[int,
     return None
   if not starts or context[starts[0] : starts[0] + len(answers[0])] != answers[0]:
     raise UserError(
-      f'example {number}: the answer {answers[0]!r} does not stand in its context at the character '
-      f'that `starts` says ({starts[0] if starts else "nothing"})'
+      f'example {number}: the answer {answers[0]!r} is not in its context at the character offset '
+      f"in 'starts' ({starts[0] if starts else 'empty'}): correct the offset"
     )
   return starts[0], starts[0] + len(answers[0])
 
 
-def _pieces_of(characters: tuple[int, int] | None, context: Located) -> tuple[int, int] | None:
-  """The first and the last piece that share a character with the answer."""
+def _answer_pieces(characters: tuple[int, int] | None, context: Located) -> tuple[int, int] | None:
+  """Returns the first and the last piece that overlap the answer; None if no piece does."""
   if characters is None:
     return None
   spans = context.spans

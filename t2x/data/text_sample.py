@@ -1,30 +1,30 @@
-"""A small part of much text, for tokenizers to be trained on."""
+"""Evenly spaced samples of a large text, for training tokenizers."""
 
 from collections.abc import Iterable, Iterator
 
-# Training text comes in pieces of at most this many characters.
+# Maximum number of characters in a chunk of training text.
 CHUNK = 4096
 
 
 def sample(texts: Iterable[str], megabytes: float) -> list[str]:
-  """At most so many megabytes (of characters), spread evenly over the texts, in chunks of lines.
+  """Returns at most `megabytes` million characters in chunks of lines, evenly spaced in the texts.
 
-  Reads the texts once and keeps every 2^k-th chunk, k as small as the limit allows.
+  Reads the texts once and keeps every 2^k-th chunk, with the smallest k that the limit allows.
   """
-  limit, stride, kept, size = megabytes * 1e6, 1, list[str](), 0
+  limit, stride, chunks, size = megabytes * 1e6, 1, list[str](), 0
   for index, chunk in enumerate(chunk for text in texts for chunk in _chunks(text)):
     if index % stride:
       continue
-    kept.append(chunk)
+    chunks.append(chunk)
     size += len(chunk)
-    while size > limit and len(kept) > 1:
-      kept, stride = kept[::2], 2 * stride
-      size = sum(map(len, kept))
-  return kept
+    while size > limit and len(chunks) > 1:
+      chunks, stride = chunks[::2], 2 * stride
+      size = sum(map(len, chunks))
+  return chunks
 
 
 def _chunks(text: str) -> Iterator[str]:
-  """The text cut at line ends into chunks of at most CHUNK characters; longer lines are cut."""
+  """Splits a text at line ends into chunks of at most CHUNK characters; long lines are split."""
   start = 0
   while start < len(text):
     stop = min(start + CHUNK, len(text))

@@ -1,5 +1,5 @@
-"""Turning an autoregressive model into sequences: greedy, sampling and beam search, all run by one
-jitted loop over the model's cache."""
+"""Autoregressive generation: greedy decoding, sampling and beam search, in one jitted loop over the
+model's cache."""
 
 from t2x.decode.beam import Beam
 from t2x.decode.generate import generate

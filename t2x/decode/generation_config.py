@@ -1,4 +1,4 @@
-"""How a model of theirs wants to be decoded: generation_config.json as a strategy of ours."""
+"""Import of Hugging Face's generation_config.json as a decoding strategy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,8 +26,8 @@ STOPPING: Mapping[Any, Stopping] = {
   True: WhenFull(),
   'never': WhenCertain(),
 }
-# What is left out when it is absent, None or the value here, which does nothing.
-NOT_KNOWN = {
+# Unsupported settings, with the value that has no effect.
+UNSUPPORTED = {
   'begin_suppress_tokens': None,
   'constraints': None,
   'diversity_penalty': 0.0,
@@ -74,32 +74,32 @@ def _declared(vocab_size: int) -> Mapping[str, Field]:
 
 
 def strategy_of(
-  given: Mapping[str, Any],
+  config: Mapping[str, Any],
   *,
   eos_id: int | None = None,
   vocab_size: int = 2**31,
   where: str = 'generation_config.json',
 ) -> tuple[Strategy, list[str]]:
-  """The strategy that `generate` of transformers follows.
+  """Returns the strategy equal to transformers' `generate`.
 
   Args:
-    given: fields of generation_config.json; those that are absent or null have their defaults.
-    eos_id: the end token of the tokenizer, which the strategy need not name.
-    vocab_size: token ids are below this.
+    config: fields of generation_config.json; absent or null fields have their defaults.
+    eos_id: the end token of the tokenizer; the strategy sets `eos_ids` only if they differ from it.
+    vocab_size: exclusive upper bound of token ids.
     where: the file, for error messages.
 
   Returns:
-    The strategy, and the settings that it leaves out: `name = value`.
+    The strategy, and the unsupported settings as `name = value`.
 
   Raises:
-    UserError: a field has another type or lies outside of its range.
+    UserError: a field has a wrong type or is out of range.
   """
-  said = {name: value for name, value in given.items() if value is not None}
-  fields = Fields(said, _declared(vocab_size), where)
-  left = [
-    f'{name} = {shown(said[name])}'
-    for name, nothing in NOT_KNOWN.items()
-    if said.get(name, nothing) != nothing
+  values = {name: value for name, value in config.items() if value is not None}
+  fields = Fields(values, _declared(vocab_size), where)
+  unsupported = [
+    f'{name} = {shown(values[name])}'
+    for name, neutral in UNSUPPORTED.items()
+    if values.get(name, neutral) != neutral
   ]
   processors, more = _processors(fields)
   ends = fields['eos_token_id']
@@ -111,9 +111,9 @@ def strategy_of(
         more.append('do_sample = True in a beam search')
       penalty = AverageLength(fields['length_penalty'])
       stopping = STOPPING[fields['early_stopping']]
-      return Beam(fields['num_beams'], penalty, stopping, **common), left + more
+      return Beam(fields['num_beams'], penalty, stopping, **common), unsupported + more
     if not fields['do_sample']:
-      return Greedy(**common), left + more
+      return Greedy(**common), unsupported + more
     top_p = fields['top_p']
     sampling = Sampling(
       temperature=fields['temperature'],
@@ -121,35 +121,37 @@ def strategy_of(
       top_p=None if top_p == 1.0 else top_p,
       **common,
     )
-    return sampling, left + more
+    return sampling, unsupported + more
   except UserError as error:
     raise UserError(f'{where}: {error}') from error
 
 
 def _processors(fields: Fields) -> tuple[list[Processor], list[str]]:
-  """In the order in which they are applied there, and what is left out."""
-  made: list[Processor] = []
-  left = []
+  """Returns the processors in the order of transformers, and the unsupported settings."""
+  processors: list[Processor] = []
+  unsupported = []
   if (penalty := fields['repetition_penalty']) != 1.0:
-    made.append(RepetitionPenalty(penalty))
+    processors.append(RepetitionPenalty(penalty))
   if size := fields['no_repeat_ngram_size']:
-    made.append(NoRepeatNGram(size))
+    processors.append(NoRepeatNGram(size))
   if length := fields['min_length']:
-    made.append(MinLength(length))
+    processors.append(MinLength(length))
   if count := fields['min_new_tokens']:
-    made.append(MinNewTokens(count))
+    processors.append(MinNewTokens(count))
   if (first := fields['forced_bos_token_id']) is not None:
-    made.append(ForceFirst((first,)))
+    processors.append(ForceFirst((first,)))
   ends, last = fields['eos_token_id'], fields['forced_eos_token_id']
   if last:
-    made.append(ForceLast())
+    processors.append(ForceLast())
     if ends and last != ends:
-      left.append(f'forced_eos_token_id = {list(last)} instead of eos_token_id = {list(ends)}')
+      unsupported.append(
+        f'forced_eos_token_id = {list(last)} instead of eos_token_id = {list(ends)}'
+      )
   words = fields['bad_words_ids']
-  long = [word for word in words if len(word) > 1]
-  if long:
-    left.append(f'bad_words_ids = {shown(long)}, of more than one token')
+  long_words = [word for word in words if len(word) > 1]
+  if long_words:
+    unsupported.append(f'bad_words_ids = {shown(long_words)}, longer than one token')
   short = [word[0] for word in words if len(word) == 1 and word[0] not in ends]
   if suppressed := (*short, *fields['suppress_tokens']):
-    made.append(SuppressTokens(suppressed))
-  return made, left
+    processors.append(SuppressTokens(suppressed))
+  return processors, unsupported

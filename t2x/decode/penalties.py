@@ -1,9 +1,8 @@
-"""Length penalties: what the log-probability of a hypothesis is divided by to compare it with
-others of another length.
+"""Length penalties of beam search: the log-probability of a hypothesis is divided by them.
 
-A sum of log-probabilities falls with every token, so without a penalty beam search prefers short
-hypotheses. The length |Y| counts the generated tokens, the end token included, the prompt not. That
-is Hugging Face's count too (`cur_len + 1 - decoder_prompt_len`, the 1 being the end token).
+A sum of log-probabilities decreases with every token, so without a penalty beam search prefers short
+hypotheses. The length |Y| counts generated tokens, including the end token and excluding the prompt, as
+in Hugging Face (`cur_len + 1 - decoder_prompt_len`, where 1 is the end token).
 """
 
 import abc
@@ -20,7 +19,7 @@ class LengthPenalty(abc.ABC):
 
   @abc.abstractmethod
   def divisor(self, length: Int[Array, '*shape']) -> Float[Array, '*shape']:
-    """What to divide by for hypotheses of `length` tokens (1 or more)."""
+    """The divisor for hypotheses of `length` tokens (1 or more)."""
 
   def best_score(
     self,
@@ -28,11 +27,11 @@ class LengthPenalty(abc.ABC):
     length: Int[Array, '*shape'],
     limit: Int[Array, '*shape'],
   ) -> Float[Array, '*shape']:
-    """No hypothesis that extends one of `length` tokens to at most `limit` scores above this.
+    """The upper bound of scores of the extensions of a prefix to at most `limit` tokens.
 
-    Its log-probability can only fall from `log_prob` (not above 0), and of all lengths that it may
-    still reach, the one with the largest divisor is kindest. The divisor is monotonic: that is
-    either the next length or the last.
+    The log-probability cannot rise above `log_prob` (at most 0) of the prefix of `length` tokens. The
+    score is highest at the length with the largest divisor. Since the divisor is monotonic, that is
+    either the next length or the limit.
     """
     following = jnp.minimum(length + 1, limit)
     return log_prob / jnp.maximum(self.divisor(following), self.divisor(limit))
@@ -42,7 +41,7 @@ class LengthPenalty(abc.ABC):
 class GNMT(LengthPenalty):
   """((5 + |Y|) / 6) ** alpha, Wu et al. 2016 (https://arxiv.org/abs/1609.08144), equation 14.
 
-  Their coverage penalty is left out. `alpha` 0 compares plain log-probabilities.
+  Omits the paper's coverage penalty. `alpha` 0 compares plain log-probabilities.
   """
 
   alpha: Finite = 0.6
@@ -53,10 +52,10 @@ class GNMT(LengthPenalty):
 
 @dataclasses.dataclass(frozen=True)
 class AverageLength(LengthPenalty):
-  """|Y| ** power: with power 1 the average log-probability of a token.
+  """|Y| ** power; with power 1 the score is the average log-probability per token.
 
-  The definition of Hugging Face's `length_penalty` and fairseq's `lenpen`, whose default is power 1;
-  that of `Beam` is GNMT.
+  Equal to Hugging Face's `length_penalty` and fairseq's `lenpen`, whose default is power 1. The
+  default of `Beam` is GNMT.
   """
 
   power: Finite = 1.0

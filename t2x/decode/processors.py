@@ -1,12 +1,13 @@
-"""Logits processors: what changes the scores of the next token in view of what stands before it.
+"""Logits processors: modify the scores of the next token given the history of the sequence.
 
-A strategy applies its `processors` in order, before it chooses: `Beam(processors=(NoRepeatNGram(3),
-MinLength(20)))`. Of Hugging Face's `generate` the order is that in which they stand in this file,
-suppression last; temperature, top-k and nucleus, which look at no history, follow in `Sampling`.
+A strategy applies its `processors` in order, before it chooses a token:
+`Beam(processors=(NoRepeatNGram(3), MinLength(20)))`. Hugging Face's `generate` uses the order of this
+file, with suppression last. Temperature, top-k and nucleus do not depend on the history and follow in
+`Sampling`.
 
-The scores are the model's logits in greedy decoding and sampling, and log-probabilities in beam
-search, which are not normalised again: both as in Hugging Face. A penalty that looks at the sign
-of a score therefore does not mean the same in both.
+As in Hugging Face, scores are the model's logits in greedy decoding and sampling, and
+log-probabilities in beam search, which are not normalised again. A penalty that depends on the sign of
+a score therefore has different effects in the two.
 """
 
 import abc
@@ -26,23 +27,23 @@ Scores = Float[Array, 'batch copies vocab']
 
 @dataclasses.dataclass(frozen=True)
 class History:
-  """What stands before the next token of each sequence: its prompt, then what was generated.
+  """The prompt and the generated tokens of each sequence.
 
-  Prompts are moved to the right, so that both stand side by side in all rows. The token that starts
-  the target of an encoder-decoder is its prompt.
+  Prompts are padded on the left, so that generated tokens start at the same index in all rows. The
+  prompt of an encoder-decoder is the start token of the target.
 
   Attributes:
-    tokens: ids; only those in `known` mean anything.
-    known: which tokens stand: not the padding before a prompt, nor what is still to come. One
-      stretch a row, up to `end`.
-    prompt_width: where generated tokens begin; the prompts' width with their padding.
-    step: how many were generated.
-    limits: the most that may be generated.
-    eos_ids: the tokens that end a sequence, if any.
+    tokens: token ids; only those in `mask` are valid.
+    mask: True for prompt and generated tokens, False for padding and future tokens. One contiguous
+      range per row, up to `end`.
+    prompt_width: width of the prompts with padding; the index of the first generated token.
+    step: number of generated tokens.
+    limits: maximum number of generated tokens.
+    eos_ids: the end tokens; may be empty.
   """
 
   tokens: Int[Array, 'batch copies length']
-  known: Bool[Array, 'batch length']
+  mask: Bool[Array, 'batch length']
   prompt_width: int
   step: Int[Array, '']
   limits: Int[Array, ' batch']
@@ -50,119 +51,124 @@ class History:
 
   @property
   def end(self) -> Int[Array, '']:
-    """Where the next token will stand."""
+    """The index of the next token."""
     return self.prompt_width + self.step
 
 
 class Processor(abc.ABC):
-  """Scores of the next token -> other scores; -inf rules a token out.
+  """Maps scores of the next token to scores; -inf excludes a token.
 
-  Subclasses are frozen dataclasses (compiled code depends on them), and work on arrays of fixed
-  shapes: `step` is traced. In beam search no score may rise above 0, or the bound by which the
-  search knows that it is done does not hold.
+  Subclasses are frozen dataclasses because jit treats them as static. `step` is traced, so shapes
+  must not depend on it. In beam search scores must stay at most 0: the stopping
+  bound of the search requires it.
   """
 
   @abc.abstractmethod
   def __call__(self, scores: Scores, history: History) -> Scores:
-    """The scores, in float32, of each sequence's next token."""
+    """Returns the float32 scores of each sequence's next token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GeneratedOnly(Processor):
-  """Hides the prompt from another processor."""
+  """Applies another processor to the generated tokens only, without the prompt."""
 
   processor: Processor
 
   def __call__(self, scores, history):
-    generated = jnp.arange(history.known.shape[-1]) >= history.prompt_width
-    return self.processor(scores, dataclasses.replace(history, known=history.known & generated))
+    generated = jnp.arange(history.mask.shape[-1]) >= history.prompt_width
+    return self.processor(scores, dataclasses.replace(history, mask=history.mask & generated))
 
 
 @dataclasses.dataclass(frozen=True)
 class RepetitionPenalty(Processor):
-  """Makes tokens of the history less likely: CTRL (Keskar et al. 2019,
-  https://arxiv.org/abs/1909.05858), section 4.1.
+  """Penalises tokens of the history: CTRL (Keskar et al. 2019, https://arxiv.org/abs/1909.05858),
+  section 4.1.
 
-  A positive score is divided by `penalty`, a negative one multiplied with it (their formula divides
-  both, which would make a negative one more likely). Above 1 discourages, below 1 encourages. As in
-  Hugging Face the prompt counts, and its padding does not; the paper counts what was generated:
-  `GeneratedOnly(RepetitionPenalty(1.2))`.
+  Positive scores are divided by `penalty`, negative scores multiplied by it. The paper divides both,
+  which would make tokens of negative score more likely. Values above 1 discourage repetition, below 1
+  encourage it. As in Hugging Face, the history includes the prompt without padding. The paper
+  penalises only generated tokens: `GeneratedOnly(RepetitionPenalty(1.2))`.
   """
 
   penalty: Positive
 
   def __post_init__(self):
     if not self.penalty > 0:
-      raise UserError(f'RepetitionPenalty.penalty = {self.penalty} is not above 0; 1 changes none')
+      raise UserError(
+        f'RepetitionPenalty.penalty = {self.penalty} must be greater than 0; 1 has no effect'
+      )
 
   def __call__(self, scores, history):
-    seen = _among(history.tokens, history.known[:, None], scores.shape[-1])
+    repeated = _token_mask(history.tokens, history.mask[:, None], scores.shape[-1])
     penalised = jnp.where(scores < 0, scores * self.penalty, scores / self.penalty)
-    return jnp.where(seen, penalised, scores)
+    return jnp.where(repeated, penalised, scores)
 
 
 @dataclasses.dataclass(frozen=True)
 class NoRepeatNGram(Processor):
-  """No `size` tokens in a row stand twice in a sequence (Paulus et al. 2017,
+  """Prevents repeated n-grams of `size` tokens (Paulus et al. 2017,
   https://arxiv.org/abs/1705.04304, section 2.5, with trigrams).
 
-  As in Hugging Face n-grams of the prompt, and across its end, count; not with `GeneratedOnly`.
-  Padding is never part of one; there it is, which shows with `size` 1 alone: it rules out the
-  padding token wherever a prompt of the batch is padded.
+  As in Hugging Face, n-grams may start in the prompt, unless wrapped in `GeneratedOnly`. Padding is
+  never part of an n-gram. In Hugging Face it is, which only matters for `size` 1: it excludes the
+  padding token if a prompt of the batch is padded.
   """
 
   size: Size
 
   def __post_init__(self):
     if self.size < 1:
-      raise UserError(f'NoRepeatNGram.size = {self.size} is below 1')
+      raise UserError(f'NoRepeatNGram.size = {self.size} must be at least 1')
 
   def __call__(self, scores, history):
     before = self.size - 1
-    windows = history.known.shape[-1] - before
+    windows = history.mask.shape[-1] - before
     if windows < 1:
       return scores
-    # All within the history. While that is shorter than `size` there are none.
-    known = history.known[:, :windows] & history.known[:, before:]
-    repeats = jnp.broadcast_to(known[:, None], (*scores.shape[:2], windows))
+    # n-grams that lie entirely in the history; none while it is shorter than `size`.
+    complete = history.mask[:, :windows] & history.mask[:, before:]
+    repeats = jnp.broadcast_to(complete[:, None], (*scores.shape[:2], windows))
     suffix = jax.lax.dynamic_slice_in_dim(history.tokens, history.end - before, before, axis=-1)
     for i in range(before):
       repeats &= history.tokens[..., i : i + windows] == suffix[..., i : i + 1]
-    banned = _among(history.tokens[..., before:], repeats, scores.shape[-1])
+    banned = _token_mask(history.tokens[..., before:], repeats, scores.shape[-1])
     return jnp.where(banned, -jnp.inf, scores)
 
 
 @dataclasses.dataclass(frozen=True)
 class MinLength(Processor):
-  """No sequence ends with fewer than `length` tokens, those of its prompt included.
+  """Excludes end tokens from sequences of fewer than `length` tokens, including the prompt.
 
-  Hugging Face's `min_length`, which counts the padding of a prompt as well.
+  Equal to Hugging Face's `min_length`, except that the latter also counts the padding of prompts.
   """
 
   length: Count
 
   def __call__(self, scores, history):
-    short = history.known.sum(axis=-1) < self.length
-    return _without(scores, history.eos_ids, short[:, None, None])
+    short = history.mask.sum(axis=-1) < self.length
+    return _suppress(scores, history.eos_ids, short[:, None, None])
 
 
 @dataclasses.dataclass(frozen=True)
 class MinNewTokens(Processor):
-  """At least `count` tokens are generated before one that ends the sequence: Hugging Face's
-  `min_new_tokens`. For an encoder-decoder `MinLength` is one more, for the token that starts it."""
+  """Excludes end tokens until `count` tokens are generated: Hugging Face's `min_new_tokens`.
+
+  For an encoder-decoder, `MinLength(count + 1)` is equal because it counts the start token.
+  """
 
   count: Count
 
   def __call__(self, scores, history):
-    return _without(scores, history.eos_ids, history.step < self.count)
+    return _suppress(scores, history.eos_ids, history.step < self.count)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForceFirst(Processor):
-  """The first tokens generated are these: the language to translate to, BART's `<s>`.
+  """Forces the first generated tokens, such as the target language or BART's `<s>`.
 
-  Of one token Hugging Face's `forced_bos_token_id`, which does nothing to a prompt of more than one
-  token. A forced token has score 0 and costs a hypothesis nothing.
+  With one token, equal to Hugging Face's `forced_bos_token_id`, except that the latter has no effect
+  on prompts of more than one token. A forced token has score 0, which does not change the score of a
+  hypothesis.
   """
 
   tokens: Annotated[Sequence[Natural], NonEmpty]
@@ -170,30 +176,30 @@ class ForceFirst(Processor):
   def __post_init__(self):
     object.__setattr__(self, 'tokens', tuple(self.tokens))
     if not self.tokens:
-      raise UserError('ForceFirst.tokens is empty: leave ForceFirst out')
+      raise UserError('ForceFirst.tokens must not be empty: remove ForceFirst instead')
 
   def __call__(self, scores, history):
-    _check_known('ForceFirst', self.tokens, scores)
+    _check_ids('ForceFirst', self.tokens, scores)
     token = jnp.asarray(self.tokens)[jnp.minimum(history.step, len(self.tokens) - 1)]
-    return jnp.where(history.step < len(self.tokens), _only(scores, token), scores)
+    return jnp.where(history.step < len(self.tokens), _force(scores, token), scores)
 
 
 @dataclasses.dataclass(frozen=True)
 class ForceLast(Processor):
-  """The last token that a limit leaves room for is an end token: Hugging Face's
-  `forced_eos_token_id`. It has score 0, as with ForceFirst."""
+  """Forces an end token at the length limit, with score 0: Hugging Face's `forced_eos_token_id`."""
 
   def __call__(self, scores, history):
     if not history.eos_ids:
-      raise UserError('ForceLast forces the end token, and generate was given eos_id = None')
+      raise UserError(
+        'ForceLast requires an end token, but eos_id = None: set eos_id or remove ForceLast'
+      )
     last = (history.step == history.limits - 1)[:, None, None]
-    return jnp.where(last, _only(scores, history.eos_ids), scores)
+    return jnp.where(last, _force(scores, history.eos_ids), scores)
 
 
 @dataclasses.dataclass(frozen=True)
 class SuppressTokens(Processor):
-  """These tokens are never generated: Hugging Face's `suppress_tokens`, and its `bad_words_ids` of
-  one token each."""
+  """Excludes tokens: Hugging Face's `suppress_tokens`, and `bad_words_ids` of one token each."""
 
   tokens: Annotated[Sequence[Natural], NonEmpty]
 
@@ -201,35 +207,35 @@ class SuppressTokens(Processor):
     object.__setattr__(self, 'tokens', tuple(self.tokens))
 
   def __call__(self, scores, history):
-    _check_known('SuppressTokens', self.tokens, scores)
-    return _without(scores, self.tokens)
+    _check_ids('SuppressTokens', self.tokens, scores)
+    return _suppress(scores, self.tokens)
 
 
-def _check_known(name, tokens, scores):
-  """Refuses ids that the model has no scores for."""
+def _check_ids(name, tokens, scores):
+  """Raises UserError for ids outside of the vocabulary."""
   vocab = scores.shape[-1]
   if max(tokens, default=0) >= vocab:
     raise UserError(
-      f'{name}.tokens holds {max(tokens)}, but the model has the ids 0 to {vocab - 1}'
+      f'{name}.tokens contains {max(tokens)}, but token ids must be from 0 to {vocab - 1}'
     )
 
 
-def _among(tokens, where, vocab):
-  """Bool [batch, copies, vocab]: what is among `tokens`, of those alone that `where` names."""
+def _token_mask(tokens, where, vocab):
+  """Returns bool [batch, copies, vocab]: True for ids in `tokens` at positions where `where` is True."""
 
-  def among(tokens, where):
+  def token_mask(tokens, where):
     return jnp.zeros(vocab, bool).at[tokens].max(where)
 
-  return jax.vmap(jax.vmap(among))(tokens, jnp.broadcast_to(where, tokens.shape))
+  return jax.vmap(jax.vmap(token_mask))(tokens, jnp.broadcast_to(where, tokens.shape))
 
 
-def _without(scores, tokens, where=True):
-  """-inf for `tokens`, where told."""
-  named = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(tokens, jnp.int32))
-  return jnp.where(named & where, -jnp.inf, scores)
+def _suppress(scores, tokens, where=True):
+  """Sets the scores of `tokens` to -inf where `where` is True."""
+  is_suppressed = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(tokens, jnp.int32))
+  return jnp.where(is_suppressed & where, -jnp.inf, scores)
 
 
-def _only(scores, tokens):
-  """0 for `tokens` and -inf for all others."""
-  named = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(tokens, jnp.int32))
-  return jnp.where(named, 0.0, -jnp.inf)
+def _force(scores, tokens):
+  """Sets the scores of `tokens` to 0 and all others to -inf."""
+  is_forced = jnp.isin(jnp.arange(scores.shape[-1]), jnp.asarray(tokens, jnp.int32))
+  return jnp.where(is_forced, 0.0, -jnp.inf)

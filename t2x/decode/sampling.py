@@ -16,16 +16,17 @@ from t2x.ranges import Positive, Range, Size
 
 
 def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:
-  """The `k` largest logits and those equal to the k-th; -inf for the rest."""
+  """Keeps the `k` largest logits and all equal to the k-th; sets the rest to -inf."""
   kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
   return jnp.where(logits < kth, -jnp.inf, logits)
 
 
 def keep_top_p(logits: Float[Array, '*batch vocab'], p: float) -> Float[Array, '*batch vocab']:
-  """The nucleus: the fewest most probable tokens whose probabilities reach `p`; -inf for the rest.
+  """Keeps the nucleus, the smallest set of most probable tokens with total probability of at least
+  `p`; sets the rest to -inf.
 
-  The token that reaches `p` is in it, so it is never empty. Tokens as probable as the last one of
-  the nucleus stay too; Hugging Face keeps those of them that its sort puts last.
+  The token that reaches `p` is included, so the nucleus is never empty. Tokens as probable as its
+  last token are kept too; Hugging Face keeps only the last of them in its sort order.
   """
   ordered = -jnp.sort(-logits, axis=-1)
   probs = jax.nn.softmax(ordered, axis=-1)
@@ -36,8 +37,8 @@ def keep_top_p(logits: Float[Array, '*batch vocab'], p: float) -> Float[Array, '
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Written:
-  """Sequences that grow each on its own: the token to feed next, and a key for each or None."""
+class SamplingState:
+  """Generated sequences, the next token to feed, and a random key per sequence or None."""
 
   keys: Any
   tokens: Int[Array, 'batch copies length']
@@ -47,19 +48,19 @@ class Written:
   live: Bool[Array, 'batch copies']
 
 
-class OneByOne(Strategy):
-  """Sequences that do not compete: each gets its next token by `choose`."""
+class IndependentStrategy(Strategy):
+  """Base of strategies that extend each sequence independently, with the token from `choose`."""
 
   @abc.abstractmethod
   def choose(
     self, logits: Float[Array, 'batch copies vocab'], step: Int[Array, ''], keys: Any
   ) -> Int[Array, 'batch copies']:
-    """The next token of each sequence; logits are float32, `keys` one a sequence or None."""
+    """Returns the next token of each sequence, given float32 logits and a key per sequence or None."""
 
   def start(self, request):
     shape = (len(request.limits), self.copies(request.num_return))
     room = (*shape, request.max_new_tokens)
-    return Written(
+    return SamplingState(
       keys=_keys(request.key, *shape) if self.random else None,
       tokens=jnp.full(room, request.pad_id, jnp.int32),
       log_probs=jnp.zeros(room),
@@ -76,7 +77,7 @@ class OneByOne(Strategy):
     log_prob = picked - jax.nn.logsumexp(logits, axis=-1)
     token = jnp.where(state.live, chosen, request.pad_id)
     ends = (step + 1 >= request.limits[:, None]) | request.ends(token)
-    written = Written(
+    state = SamplingState(
       keys=state.keys,
       tokens=state.tokens.at[:, :, step].set(token),
       log_probs=state.log_probs.at[:, :, step].set(jnp.where(state.live, log_prob, 0.0)),
@@ -84,7 +85,7 @@ class OneByOne(Strategy):
       last=token,
       live=state.live & ~ends,
     )
-    return written, None
+    return state, None
 
   def finish(self, state, request):
     total = state.log_probs.sum(axis=-1)
@@ -92,27 +93,28 @@ class OneByOne(Strategy):
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy(OneByOne):
-  """The most probable token at each step; the first of equals."""
+class Greedy(IndependentStrategy):
+  """Greedy decoding: the most probable token at each step, the lowest id in case of ties."""
 
   def choose(self, logits, step, keys):
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(OneByOne):
-  """Draws each token from the model's distribution, narrowed in this order, after `processors`.
+class Sampling(IndependentStrategy):
+  """Samples each token from the model's distribution.
+
+  Applies `processors`, then temperature, top-k and nucleus. A sample depends only on the key, the
+  index of the prompt in the batch, the index of the sequence of the prompt, and the step, not on the
+  number of prompts or sequences.
 
   Attributes:
-    temperature: divides the logits; below 1 sharper, above 1 flatter.
+    temperature: divides the logits; values below 1 sharpen the distribution, above 1 flatten it.
     top_k: keeps the k most probable tokens. None: all.
-    top_p: keeps the nucleus of this probability, of what top_k left. None: all.
-
-  A draw depends on the key, the prompt's place in the batch, the sequence's place among those
-  returned for it, and the step: not on how many prompts or sequences stand beside it.
+    top_p: keeps the nucleus of this probability, after top_k. None: all.
 
   Raises:
-    UserError: a temperature or top_p that is not positive, top_p above 1, top_k below 1.
+    UserError: temperature or top_p is not positive, top_p is above 1, or top_k is below 1.
   """
 
   temperature: Positive = 1.0
@@ -125,18 +127,18 @@ class Sampling(OneByOne):
     super().__post_init__()
     if not self.temperature > 0:
       raise UserError(
-        f'Sampling.temperature = {self.temperature} is not above 0; Greedy() is the limit at 0'
+        f'Sampling.temperature = {self.temperature} must be greater than 0; use Greedy() instead of 0'
       )
     if self.top_k is not None and self.top_k < 1:
-      raise UserError(f'Sampling.top_k = {self.top_k} keeps no token; it is at least 1, or None')
+      raise UserError(f'Sampling.top_k = {self.top_k} must be at least 1, or None')
     if self.top_p is not None and not 0 < self.top_p <= 1:
-      raise UserError(f'Sampling.top_p = {self.top_p} is not in (0, 1]')
+      raise UserError(f'Sampling.top_p = {self.top_p} must be in (0, 1]')
 
   def copies(self, num_return):
     return num_return
 
   def filter(self, logits: Float[Array, '*batch vocab']) -> Float[Array, '*batch vocab']:
-    """The logits of the distribution that is drawn from; -inf for what is ruled out."""
+    """Applies temperature, top-k and nucleus; excluded tokens get -inf."""
     logits = logits / self.temperature
     if self.top_k is not None:
       logits = keep_top_k(logits, self.top_k)
@@ -152,7 +154,7 @@ class Sampling(OneByOne):
 
 
 def _keys(key: Array, batch: int, copies: int) -> Array:
-  """A key for each sequence that depends on its place alone, [batch, copies]."""
+  """Returns a key per sequence that depends only on its index, [batch, copies]."""
 
   def fold_in(keys, count):
     return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(keys, jnp.arange(count))

@@ -1,9 +1,8 @@
-"""When beam search is done with a prompt, that is when its pool of finished hypotheses is final.
+"""Stopping criteria of beam search: when the pool of finished hypotheses of a prompt is final.
 
-Systems differ in this as much as in the length penalty, and find other hypotheses for it. These are
-the three of Hugging Face's `early_stopping`, whose default is False:
+They correspond to Hugging Face's `early_stopping`, whose default is False:
 
-| `early_stopping` | here |
+| `early_stopping` | t2x |
 |---|---|
 | 'never' | WhenCertain |
 | False | AtCurrentLength |
@@ -20,7 +19,7 @@ from t2x.decode.penalties import LengthPenalty
 
 
 class Stopping(abc.ABC):
-  """Subclasses are frozen dataclasses (compiled code depends on them)."""
+  """Base of stopping criteria. Subclasses are frozen dataclasses because jit treats them as static."""
 
   @abc.abstractmethod
   def done(
@@ -31,21 +30,23 @@ class Stopping(abc.ABC):
     limit: Int[Array, ' batch'],
     penalty: LengthPenalty,
   ) -> Bool[Array, ' batch']:
-    """Whether nothing more enters the pool of each prompt.
+    """Returns whether the pool of each prompt is final.
 
     Args:
-      worst: score of the worst hypothesis of a full pool; -inf while there is room in it.
-      growing: log-probability of the best beam that still grows.
-      length: tokens of that beam.
-      limit: the most tokens that it may reach.
-      penalty: how scores come from log-probabilities.
+      worst: score of the worst hypothesis of a full pool; -inf if the pool is not full.
+      growing: log-probability of the best unfinished beam.
+      length: number of tokens of that beam.
+      limit: maximum number of tokens of a hypothesis.
+      penalty: the length penalty of the scores.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class WhenCertain(Stopping):
-  """When no growing beam can beat the worst in the pool, whatever it continues with and however
-  long it gets. Stopping so loses nothing."""
+  """Stops when no continuation of any length can score above the worst hypothesis in the pool.
+
+  This never changes the result.
+  """
 
   def done(self, worst, growing, length, limit, penalty):
     return worst >= penalty.best_score(growing, length, limit)
@@ -53,10 +54,11 @@ class WhenCertain(Stopping):
 
 @dataclasses.dataclass(frozen=True)
 class AtCurrentLength(Stopping):
-  """When the best growing beam would not beat the worst in the pool if it ended where it stands.
+  """Stops when the best unfinished beam, scored at its current length, is not above the worst
+  hypothesis in the pool.
 
-  With a penalty that favours long hypotheses that may be too early: one that is behind now could
-  have overtaken with its length.
+  With a penalty that favours long hypotheses this may be too early, because a longer continuation
+  could score higher.
   """
 
   def done(self, worst, growing, length, limit, penalty):
@@ -65,7 +67,7 @@ class AtCurrentLength(Stopping):
 
 @dataclasses.dataclass(frozen=True)
 class WhenFull(Stopping):
-  """When the pool is full, whatever is still growing: the fastest."""
+  """Stops when the pool is full: the fastest criterion."""
 
   def done(self, worst, growing, length, limit, penalty):
     return jnp.isfinite(worst)

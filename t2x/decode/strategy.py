@@ -1,7 +1,7 @@
-"""What a decoding strategy is: it is given logits step by step and says which token comes next.
+"""The interface of decoding strategies, which choose the next token from logits.
 
-The loop around it (`t2x.decode.generate`) owns the model and its cache; a strategy owns what has
-been written so far.
+The generation loop (`t2x.decode.generate`) holds the model and its cache; the strategy holds the
+generated tokens.
 """
 
 import abc
@@ -20,20 +20,19 @@ from t2x.errors import UserError
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Generated:
-  """What was generated, without the prompts.
+  """The generated sequences, without the prompts.
 
-  Log-probabilities are the model's own: log_softmax of its logits in float32, before any
-  processor, temperature or filter.
+  Log-probabilities are the log_softmax of the model's logits in float32, before any processor,
+  temperature or filter.
 
   Attributes:
-    tokens: int32 ids, the end token included, `pad_id` after it.
-    lengths: how many of them were generated, the end token included. 0 where beam search found
-      fewer hypotheses than were asked for; their score is -inf.
-    log_probs: log-probability (nats) of each token given those before it; 0 on the padding.
-    sum_log_probs: their sum, the log-probability of the sequence.
-    scores: what the strategy ranks by. Beam: the sum, of what its processors made of the
-      log-probabilities, under the length penalty, best first. Otherwise `sum_log_probs`, in the
-      order drawn.
+    tokens: int32 ids, including the end token, followed by `pad_id`.
+    lengths: number of generated tokens, including the end token. 0 for missing hypotheses of beam
+      search, whose score is -inf.
+    log_probs: log-probability (nats) of each token given the previous tokens; 0 for padding.
+    sum_log_probs: log-probability of the sequence, the sum of `log_probs`.
+    scores: ranking of the strategy. Beam: sum of the processed log-probabilities divided by the
+      length penalty, in descending order. Otherwise `sum_log_probs`, unsorted.
   """
 
   tokens: Int[Array, 'batch returned length']
@@ -45,17 +44,17 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What is wanted, as a strategy sees it.
+  """The inputs of a strategy.
 
   Attributes:
-    prompts: ids, moved to the right: padding stands before them.
-    prompt_lengths: tokens of each.
-    limits: the most tokens that each prompt may get, from 1 to `max_new_tokens`.
-    key: where randomness comes from; None for strategies without.
-    num_return: sequences wanted for each prompt.
-    max_new_tokens: room for tokens.
-    eos_ids: the tokens that end a sequence; empty: only `limits` do.
-    pad_id: what fills the room behind a sequence.
+    prompts: token ids, padded on the left.
+    prompt_lengths: number of tokens of each prompt.
+    limits: maximum number of generated tokens of each prompt, from 1 to `max_new_tokens`.
+    key: the random key; None for deterministic strategies.
+    num_return: number of sequences per prompt.
+    max_new_tokens: width of the generated tokens.
+    eos_ids: the end tokens; empty: sequences end only at `limits`.
+    pad_id: fills the sequences after their end.
   """
 
   prompts: Int[Array, 'batch prompt']
@@ -68,69 +67,70 @@ class Request:
   pad_id: int
 
   def ends(self, tokens: Int[Array, '*shape']) -> Bool[Array, '*shape']:
-    """Which tokens end their sequence."""
+    """Returns which tokens are end tokens."""
     return jnp.isin(tokens, jnp.asarray(self.eos_ids, jnp.int32))
 
-  def history(self, written: Int[Array, 'batch copies length'], step: Int[Array, '']) -> History:
-    """Prompts and the first `step` tokens of what was written, side by side."""
+  def history(self, generated: Int[Array, 'batch copies length'], step: Int[Array, '']) -> History:
+    """Concatenates the prompts and the first `step` generated tokens."""
     width = self.prompts.shape[1]
-    prompts = jnp.broadcast_to(self.prompts[:, None], (*written.shape[:2], width))
-    places = jnp.arange(width + written.shape[-1])
-    known = (places >= width - self.prompt_lengths[:, None]) & (places < width + step)
-    tokens = jnp.concatenate([prompts, written], axis=-1)
-    return History(tokens, known, width, step, self.limits, self.eos_ids)
+    prompts = jnp.broadcast_to(self.prompts[:, None], (*generated.shape[:2], width))
+    indices = jnp.arange(width + generated.shape[-1])
+    mask = (indices >= width - self.prompt_lengths[:, None]) & (indices < width + step)
+    tokens = jnp.concatenate([prompts, generated], axis=-1)
+    return History(tokens, mask, width, step, self.limits, self.eos_ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy(abc.ABC):
-  """How the next token is chosen. Subclasses are frozen dataclasses (compiled code depends on them).
+  """Base of decoding strategies. Subclasses are frozen dataclasses because jit treats them as static.
 
-  The state is a pytree of the strategy's own, with at least
-    `last`: int32 [batch, copies], the tokens to feed next;
-    `live`: bool [batch, copies], which of them can still change the result.
+  The state is a pytree defined by the strategy, with at least
+    `last`: int32 [batch, copies], the next tokens to feed to the model;
+    `live`: bool [batch, copies], the sequences that can still change the result.
 
   Attributes:
-    processors: what changes the scores of the next token before the strategy looks at them, in
-      this order.
-    eos_ids: the tokens that end a sequence, any of them; empty: the one that `generate` is given.
+    processors: applied in order to the scores of the next token.
+    eos_ids: the end tokens; empty: the `eos_id` argument of `generate`.
   """
 
   processors: Sequence[Processor] = dataclasses.field(default=(), kw_only=True)
   eos_ids: Sequence[int] = dataclasses.field(default=(), kw_only=True)
 
-  # Whether choosing needs a random key.
+  # Whether the strategy requires a random key.
   random: ClassVar[bool] = False
 
   def __post_init__(self):
     object.__setattr__(self, 'processors', tuple(self.processors))
     object.__setattr__(self, 'eos_ids', tuple(self.eos_ids))
     if any(token < 0 for token in self.eos_ids):
-      raise UserError(f'{type(self).__name__}.eos_ids = {self.eos_ids} has a negative id')
+      raise UserError(
+        f'{type(self).__name__}.eos_ids = {self.eos_ids} must not contain negative ids'
+      )
 
   def process(
     self,
     scores: Float[Array, 'batch copies vocab'],
-    written: Int[Array, 'batch copies length'],
+    generated: Int[Array, 'batch copies length'],
     step: Int[Array, ''],
     request: Request,
   ) -> Float[Array, 'batch copies vocab']:
-    """The scores of token number `step` behind what was written, as the processors leave them."""
+    """Applies the processors to the scores of generated token number `step`."""
     for processor in self.processors:
-      scores = processor(scores, request.history(written, step))
+      scores = processor(scores, request.history(generated, step))
     return scores
 
   def copies(self, num_return: int) -> int:
-    """How many sequences are followed for each prompt to return `num_return` of them."""
+    """The number of parallel sequences per prompt that returning `num_return` sequences requires."""
     if num_return != 1:
       raise UserError(
-        f'{type(self).__name__} gives one sequence a prompt, not num_return = {num_return}: '
+        f'{type(self).__name__} returns one sequence per prompt, not num_return = {num_return}: '
         'use Sampling or Beam'
       )
     return 1
 
   @abc.abstractmethod
   def start(self, request: Request) -> Any:
-    """The state before the first token."""
+    """Returns the state before the first token."""
 
   @abc.abstractmethod
   def advance(
@@ -140,12 +140,13 @@ class Strategy(abc.ABC):
     step: Int[Array, ''],
     request: Request,
   ) -> tuple[Any, Int[Array, 'batch copies'] | None]:
-    """Chooses token number `step`.
+    """Chooses generated token number `step`.
 
-    Returns the new state, and for each of its sequences which copy it extends, so that the cache
-    can follow; None when each extends itself.
+    Returns:
+      The new state, and the index of the copy that each sequence extends, to reorder the cache; None
+      if each extends itself.
     """
 
   @abc.abstractmethod
   def finish(self, state: Any, request: Request) -> Generated:
-    """The `num_return` sequences of each prompt."""
+    """Returns the `num_return` sequences of each prompt."""

@@ -1,8 +1,8 @@
-"""Weights in and out of other people's formats: Hugging Face folders of safetensors."""
+"""Import and export of Hugging Face model folders."""
 
 from t2x.interop.export import export
 from t2x.interop.families import FAMILIES
 from t2x.interop.family import Family
-from t2x.interop.model_folder import Source
+from t2x.interop.model_folder import HFModel
 
-__all__ = ['FAMILIES', 'Family', 'Source', 'export']
+__all__ = ['FAMILIES', 'Family', 'HFModel', 'export']

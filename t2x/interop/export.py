@@ -1,4 +1,4 @@
-"""Our models as Hugging Face folders."""
+"""Export of t2x models as Hugging Face model folders."""
 
 import dataclasses
 import functools
@@ -19,8 +19,8 @@ from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
 from t2x.layers import XLA, Auto, Blockwise, Dense
 
-# What a model of our parts computes does not depend on these attributes, nor on which of our kernels it uses.
-FREE = {
+# Attributes and attention kernels of t2x that do not change the outputs of a model at inference.
+IGNORED_ATTRIBUTES = {
   'chunk',
   'dropout_rate',
   'final_dropout',
@@ -42,58 +42,60 @@ def export(
   model_type: str | None = None,
   extra: Mapping[str, Any] | None = None,
 ) -> Family:
-  """Writes config.json and safetensors, one tensor after the other.
+  """Writes config.json and safetensors files, one tensor at a time.
 
   Args:
-    model: ours, or its shapes.
-    build: gin text of a model -> its builder, to see that config.json says the same model.
-    folder: where.
-    arrays: gives a parameter of ours by name.
-    model_type: the family; None: the one whose config.json says this model.
-    extra: more fields of config.json.
+    model: the t2x model, or its shapes.
+    build: maps the gin text of a model to its builder; used to check that config.json describes `model`.
+    folder: the output folder.
+    arrays: maps the name of a t2x parameter to its value.
+    model_type: the family to export as; None: the family whose config.json describes `model`.
+    extra: additional fields of config.json.
 
   Returns:
     The family.
 
   Raises:
-    UserError: the model is none of theirs: what differs from the nearest.
+    UserError: no family matches the model; lists the differences from the closest family.
   """
-  family, config = _told(model, build, model_type)
+  family, config = _match_family(model, build, model_type)
   leaves = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
   table = Table(family.rules, leaves)
   prefix = family.prefix if config['architectures'] == [family.bare] else ''
   specs = {
-    name.removeprefix(prefix): (table.their_shape(name), np.float32) for name in table.tensors
+    name.removeprefix(prefix): (table.tensor_shape(name), np.float32) for name in table.tensors
   }
-  kept: dict[str, np.ndarray] = {}
-  of_rule = None
+  cache: dict[str, np.ndarray] = {}
+  cached_rule = None
 
   def tensor(name: str) -> np.ndarray:
-    nonlocal of_rule
-    found, ours = table.tensors[prefix + name], []
-    if found.rule is not of_rule:  # The layers of one rule follow each other.
-      kept.clear()
-      of_rule = found.rule
-    for one, index in found.parts:
-      if one not in kept:
-        kept[one] = arrays(one)
-      ours.append(kept[one][index])
-    return found.layout.whole(ours)
+    nonlocal cached_rule
+    entry, slices = table.tensors[prefix + name], []
+    if entry.rule is not cached_rule:  # The layers of a rule are consecutive.
+      cache.clear()
+      cached_rule = entry.rule
+    for parameter, index in entry.parts:
+      if parameter not in cache:
+        cache[parameter] = arrays(parameter)
+      slices.append(cache[parameter][index])
+    return entry.layout.join(slices)
 
   write_tensors(folder, specs, tensor)
   extra = dict(extra or {})
-  if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Names of other classes.
+  if len(extra.get('id2label') or ()) != config.get('num_labels', 0):  # Labels of another head.
     extra = {name: value for name, value in extra.items() if name not in ('id2label', 'label2id')}
   text = json.dumps(extra | config, indent=2, sort_keys=True)
   (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
   return family
 
 
-def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Family, dict[str, Any]]:
-  """The family whose config.json gives this model back, and that config.json."""
+def _match_family(
+  model: nnx.Module, build: Build, model_type: str | None
+) -> tuple[Family, dict[str, Any]]:
+  """Returns the family that rebuilds `model` from its config.json, and that config.json."""
   if model_type is not None and model_type not in FAMILIES:
-    known = ', '.join(sorted(FAMILIES))
-    raise UserError(f'{model_type!r} is no family that is known; these are: {known}')
+    names = ', '.join(sorted(FAMILIES))
+    raise UserError(f'unknown model family {model_type!r}; must be one of: {names}')
   candidates = [FAMILIES[model_type]] if model_type else FAMILIES.values()
   nearest: tuple[str, list[str]] | None = None
   for family in candidates:
@@ -101,7 +103,7 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
       architecture, fields = family.fields(model)
       fields |= {'architectures': [architecture], 'model_type': family.model_type}
       gin = family.gin(family.read(fields, 'the model'))
-      theirs = jax.eval_shape(lambda gin=gin: build(gin)(rngs=nnx.Rngs(0)))
+      rebuilt = jax.eval_shape(lambda gin=gin: build(gin)(rngs=nnx.Rngs(0)))
     except (
       AttributeError,
       ArithmeticError,
@@ -111,50 +113,57 @@ def _told(model: nnx.Module, build: Build, model_type: str | None) -> tuple[Fami
       UserError,
     ) as error:
       if model_type:
-        raise UserError(f'this model has not the parts of {model_type}: {error}') from error
+        raise UserError(f'the model cannot be exported as {model_type}: {error}') from error
       continue
-    differences = list(_differences(model, theirs))
+    differences = list(_differences(model, rebuilt))
     if not differences:
       return family, fields | {'dtype': 'float32'}
     if nearest is None or len(differences) < len(nearest[1]):
       nearest = family.model_type, differences
   if nearest is None:
-    raise UserError(f'this model has the parts of none of {", ".join(sorted(FAMILIES))}')
-  told = '\n  '.join(nearest[1][:8])
-  raise UserError(f'this model is none that they have; with {nearest[0]} compared:\n  {told}')
+    raise UserError(
+      f'the model cannot be exported: no family has its layers, only {", ".join(sorted(FAMILIES))} '
+      'are supported'
+    )
+  lines = '\n  '.join(nearest[1][:8])
+  raise UserError(
+    f'the model cannot be exported: it differs from the closest family, {nearest[0]}:\n  {lines}'
+  )
 
 
-def _differences(ours: nnx.Module, theirs: nnx.Module) -> Iterator[str]:
-  """Where two models differ, but for what does not change what they compute."""
-  here, there = dict(_described(ours)), dict(_described(theirs))
-  for name in sorted(set(here) | set(there)):
-    if name not in here or name not in there or not _same(here[name], there[name]):
-      told = f'is {_text(here.get(name, "not there"))}, there {_text(there.get(name, "none"))}'
-      yield f'{name or "the model"} {told}'
+def _differences(model: nnx.Module, rebuilt: nnx.Module) -> Iterator[str]:
+  """Yields the differences that change the outputs of a model, one line each."""
+  actual, expected = dict(_describe(model)), dict(_describe(rebuilt))
+  for name in sorted(set(actual) | set(expected)):
+    if name not in actual or name not in expected or not _equal(actual[name], expected[name]):
+      values = (
+        f'expected {_text(expected.get(name, "none"))}, got {_text(actual.get(name, "none"))}'
+      )
+      yield f'{name or "the model"}: {values}'
 
 
-def _described(
-  value: Any, path: str = '', around: tuple[Any, ...] = ()
+def _describe(
+  value: Any, path: str = '', ancestors: tuple[Any, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-  """The classes of all modules, and the values of their attributes, by path.
+  """Yields the path and class of every module, and the path and value of every attribute.
 
-  A class that is not ours, a subclass of one of ours too, may compute something else from the same
-  attributes: so the classes themselves are compared.
+  Classes are compared because a subclass of a t2x class may compute something else from the same
+  attributes.
   """
   items: Mapping[str, Any] = {}
-  if any(value is one for one in around):
+  if any(value is ancestor for ancestor in ancestors):
     return
   if isinstance(value, nnx.Variable):
     yield path, tuple(value.shape)
   elif isinstance(value, nnx.Module):
     yield path, type(value)
-    items = {name: one for name, one in vars(value).items() if not name.startswith('_pytree__')}
+    items = {name: item for name, item in vars(value).items() if not name.startswith('_pytree__')}
   elif type(value) in (list, tuple):
     yield path, f'{type(value).__name__} of {len(value)}'
-    items = {str(i): one for i, one in enumerate(value)}
+    items = {str(i): item for i, item in enumerate(value)}
   elif type(value) is dict:
     yield path, f'dict of {len(value)}'
-    items = {str(name): one for name, one in value.items()}
+    items = {str(name): item for name, item in value.items()}
   elif type(value) is functools.partial:
     yield path, functools.partial
     items = {'function': value.func, 'positional': value.args, 'named': value.keywords}
@@ -163,17 +172,17 @@ def _described(
     items = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
   else:
     yield path, value
-  for name, one in items.items():
-    if name not in FREE and type(one) not in KERNELS:
-      yield from _described(one, f'{path}.{name}' if path else name, (*around, value))
+  for name, item in items.items():
+    if name not in IGNORED_ATTRIBUTES and type(item) not in KERNELS:
+      yield from _describe(item, f'{path}.{name}' if path else name, (*ancestors, value))
 
 
-def _same(here: Any, there: Any) -> bool:
-  """Whether two values are equal, and of one class unless both are numbers."""
-  are_numbers = all(type(one) in (int, float) for one in (here, there))
-  if not are_numbers and type(here) is not type(there):
+def _equal(actual: Any, expected: Any) -> bool:
+  """Returns whether two values are equal; except for numbers, their types must be equal too."""
+  are_numbers = all(type(value) in (int, float) for value in (actual, expected))
+  if not are_numbers and type(actual) is not type(expected):
     return False
-  return here is there or bool(np.all(here == there))
+  return actual is expected or bool(np.all(actual == expected))
 
 
 def _text(value: Any) -> str:

@@ -1,5 +1,4 @@
-"""A family of models in Hugging Face folders: the names and layouts of its tensors, and the fields of its
-config.json."""
+"""Families of Hugging Face models: the fields of config.json, and the names and layouts of tensors."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +21,9 @@ from t2x.external_files import (
   shown,
 )
 from t2x.interop.rules import Rule
-from t2x.interop.template import Part, holds, is_part, read_back, write
+from t2x.interop.template import Part, has_option, is_part, read_back, write
 
-# Theirs -> ours. The first of theirs that means ours is the one written.
+# Hugging Face activation -> t2x activation. The first name of an activation is exported.
 ACTIVATIONS: Mapping[str, str] = {
   'gelu': 'gelu_exact',
   'gelu_new': 'gelu',
@@ -37,9 +36,9 @@ ACTIVATIONS: Mapping[str, str] = {
   'tanh': 'tanh',
 }
 
-# Fields of any config.json that do not change what a model computes: notes about the file, how transformers
-# runs it, what it returns, initialisation, ids of tokens and the other defaults of generation, and heads that
-# are not imported.
+# Fields of any config.json that do not change the outputs of a model: metadata of the file, execution and
+# return values in transformers, initialisation, token ids, defaults of generation, and heads that are not
+# imported.
 NO_EFFECT = """
 _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _name_or_path
 _num_labels architectures attn_implementation auto_map dtype finetuning_task model_type name_or_path
@@ -63,8 +62,8 @@ return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
 classif_dropout classifier_dropout cross_attention_hidden_size id2label label2id num_labels
 summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
 """
-# Fields of any config.json that are supported only where they are switched off.
-OFF: Mapping[str, Field] = {
+# Fields of any config.json that are supported only if disabled.
+DISABLED: Mapping[str, Field] = {
   'add_cross_attention': Only(False),
   'pruned_heads': Only({}),
   'tie_encoder_decoder': Only(False),
@@ -73,25 +72,25 @@ OFF: Mapping[str, Field] = {
 
 @dataclasses.dataclass(frozen=True)
 class Size(Int):
-  """A size that a dimension of some tensor has, or a factor of one."""
+  """The size of a tensor dimension, or a factor of such a size."""
 
   low: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Layers(Int):
-  """A number of layers; few enough to be visited one by one."""
+  """A number of layers, limited because the layers are enumerated."""
 
   low: int = 1
   high: int = 1000
 
 
 @dataclasses.dataclass(frozen=True)
-class Named(Field):
-  """A field whose values name parts of ours.
+class PartField(Field):
+  """A field whose values select t2x modules or functions.
 
   Attributes:
-    parts: value -> our name. Of several values for one part the first is written.
+    parts: value -> t2x name. The first value of a name is exported.
   """
 
   parts: Mapping[Any, str]
@@ -107,83 +106,82 @@ class Named(Field):
     return Part(self.parts[value])
 
   def restore(self, value):
-    """The value that names a part; of a part without a name the first, which the export then reports."""
-    names = (name for name, ours in self.parts.items() if is_part(value, ours))
+    """Returns the value for a part. An unknown part gets the first value, which the export then rejects."""
+    names = (name for name, part in self.parts.items() if is_part(value, part))
     return next(names, next(iter(self.parts)))
 
 
 def sizes(**defaults: int | None) -> dict[str, Field]:
-  """Sizes by name, with their defaults."""
+  """Size fields by name, with their defaults."""
   return {name: Size(default) for name, default in defaults.items()}
 
 
 def rates(**defaults: float | None) -> dict[str, Field]:
-  """Dropout rates by name, with their defaults."""
+  """Dropout rate fields by name, with their defaults."""
   return {name: Float(default, 0.0, 1.0, excluded=1.0) for name, default in defaults.items()}
 
 
 def only(value: Any, *names: str) -> dict[str, Field]:
-  """Fields of which one value is supported, by name."""
+  """Fields by name, with `value` as the only supported value."""
   return dict.fromkeys(names, Only(value))
 
 
 def positive(default: Any, high: float = 1e12) -> Float:
-  """A number above zero."""
+  """A field for a positive number."""
   return Float(default, 0.0, high, excluded=0.0)
 
 
-def activation(default: str, names: Mapping[str, str] = ACTIVATIONS) -> Named:
-  """The name of an activation."""
-  return Named(default, names)
+def activation(default: str, names: Mapping[str, str] = ACTIVATIONS) -> PartField:
+  """A field for an activation function."""
+  return PartField(default, names)
 
 
-def tied(default: bool) -> Named:
-  """Whether the head over the vocabulary is the table of the token embedding."""
-  return Named(default, {True: 'TiedHead', False: 'LMHead'})
+def tied(default: bool) -> PartField:
+  """A field for tying the language model head to the token embedding."""
+  return PartField(default, {True: 'TiedHead', False: 'LMHead'})
 
 
-# The classes of a head: names by number, or a count.
+# The classes of a classification head: number -> label, or their count.
 CLASSES: Mapping[str, Field] = {'id2label': Object(None), 'num_labels': Size(2)}
 
 
 def num_classes(fields: Fields) -> dict[str, Any]:
-  """Classes of a head: as many as have names, or as the fields say; two where they do not."""
+  """The number of classes: the number of labels in `id2label`, or else `num_labels`."""
   return {'num_labels': len(fields['id2label'] or ()) or fields['num_labels']}
 
 
-def refuse_unread(given: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+def check_unread_fields(values: Mapping[str, Any], names: Sequence[str], where: str) -> None:
   """Raises UserError for the first field of a JSON object that is not one of `names`."""
-  for name in sorted(set(given) - set(names)):
+  for name in sorted(set(values) - set(names)):
     raise UserError(
-      f'{where}: {printed(name)} = {shown(given[name])} is not supported, and it may change what the model '
-      'computes: if it does not, remove it from the file'
+      f'{where}: {printed(name)} = {shown(values[name])} is not supported and may change the outputs of the '
+      'model; if it does not, remove it from the file'
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-  """Models that are saved in one layout, built here of our parts.
+  """A Hugging Face model type and its equivalent in t2x modules.
 
-  A config.json is read through `read` only, so that `gin` sees no field whose type and range were not
-  checked.
+  Only `read` reads a config.json, so that `gin` gets fields of validated type and range.
 
   Attributes:
-    model_type: the name in config.json.
-    architectures: class names in config.json: of a model with all its heads first, of the bare model last.
-    template: the config of the model as gin text, `{name}` for the value of a field of config.json or of
-      `derive`. A model is exported by reading the same values back from it.
-    declared: the fields of config.json that are used, and those of which one value is supported.
-    choices: name of a value -> value -> text that is added to the template. The value is read back as the
-      first whose text the model has, the last if none is.
-    derive: checked fields -> further values, or others for the same names.
-    restore: what was read back from a model -> the same with the fields that are not values of the template.
-    rules: where all parameters lie, those of every head included.
-    aliases: another name of a field -> its name. A file with both must give both the same value.
-    no_effect: fields besides `NO_EFFECT` that do not change what the model computes.
-    prefix: of the names of tensors; a file of the bare model leaves it out.
-    bare: the architecture of the bare model, where models are exported without heads.
-    renamed: regular expression -> replacement, applied to the names of tensors first (old spellings).
-    ignored: patterns of tensors that are not read: copies of tied tables, buffers.
+    model_type: `model_type` in config.json.
+    architectures: class names in config.json; the model with all its heads first, the bare model last.
+    template: gin text of the model, with `{name}` for a value from config.json or `derive`. The export reads
+      the same values back from a model.
+    declared: the fields of config.json that are read, and fields with only one supported value.
+    choices: name of a value -> value -> gin text that is added to the template. The value read back from a
+      model is the first whose text matches the model, or else the last.
+    derive: maps validated fields to additional or replaced values.
+    restore: adds fields that are not in the template to the values read back from a model.
+    rules: the tensors of all parameters, including every head.
+    aliases: alias -> name of a field. If a file has both, their values must be equal.
+    no_effect: fields in addition to `NO_EFFECT` that do not change the outputs of the model.
+    prefix: prefix of the tensor names, absent in files of the bare model.
+    bare: the architecture of the bare model, if models can be exported without a head.
+    renamed: regular expression -> replacement, applied first to tensor names of old files.
+    ignored: patterns of tensor names that are not read: copies of tied tables, buffers.
   """
 
   model_type: str
@@ -201,46 +199,46 @@ class Family:
   renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ignored: Sequence[str] = ()
 
-  def read(self, given: Mapping[str, Any], where: str) -> Fields:
-    """The declared fields of a config.json, and `architecture`.
+  def read(self, config: Mapping[str, Any], where: str) -> Fields:
+    """Returns the validated fields of a config.json, and `architecture`.
 
     Raises:
-      UserError: a field has another type, lies outside of its range, is not supported, or is not read.
+      UserError: a field has a wrong type, is out of range, or is not supported.
     """
-    refuse_unread(
-      given, [*NO_EFFECT.split(), *OFF, *self.declared, *self.aliases, *self.no_effect], where
+    check_unread_fields(
+      config, [*NO_EFFECT.split(), *DISABLED, *self.declared, *self.aliases, *self.no_effect], where
     )
-    given = dict(given)
+    values = dict(config)
     for alias, name in self.aliases.items():
-      if (value := given.get(alias)) is not None and given.setdefault(name, value) != value:
+      if (value := values.get(alias)) is not None and values.setdefault(name, value) != value:
         raise UserError(
-          f'{where}: {alias} = {shown(value)} and {name} = {shown(given[name])} are two names of one '
-          'field: remove one'
+          f'{where}: {alias} = {shown(value)} contradicts {name} = {shown(values[name])}, another name of '
+          'the same field: remove one of them'
         )
-    named = Fields(given, {'architectures': Many(None, Text(''))}, where)['architectures']
-    given['architecture'] = named[0] if named else self.architectures[0]
+    names = Fields(values, {'architectures': Many(None, Text(''))}, where)['architectures']
+    values['architecture'] = names[0] if names else self.architectures[0]
     architecture = Choice(self.architectures[0], self.architectures)
-    return Fields(given, {**OFF, **self.declared, 'architecture': architecture}, where)
+    return Fields(values, {**DISABLED, **self.declared, 'architecture': architecture}, where)
 
   def gin(self, fields: Fields) -> str:
-    """The config of the model of checked fields."""
+    """Returns the gin text of the model with validated fields."""
     values = {**fields, **self.derive(fields)}
     head = self.declared.get('tie_word_embeddings')
-    if isinstance(head, Named) and fields['architecture'] == self.architectures[-1]:
-      # The bare model has no head; one that costs nothing stands in.
+    if isinstance(head, PartField) and fields['architecture'] == self.architectures[-1]:
+      # The bare model has no head; a tied head adds no parameters.
       values['tie_word_embeddings'] = head.convert(True)
     options = (options[values[name]] for name, options in self.choices.items())
     return write(''.join([self.template, *options]), values)
 
   def fields(self, model: nnx.Module) -> tuple[str, dict[str, Any]]:
-    """The architecture and the fields of config.json of a model.
+    """Returns the architecture and the fields of config.json of a t2x model.
 
     Raises:
-      AttributeError, ValueError: the model has other parts.
+      AttributeError, ValueError: the model has other modules than the template.
     """
     text, values = self.template, {'architecture': self.architectures[0]}
     for name, options in self.choices.items():
-      matches = (value for value in options if holds(text, options[value], model))
+      matches = (value for value in options if has_option(text, options[value], model))
       values[name] = next(matches, [*options][-1])
       text += options[values[name]]
     values = self.restore(read_back(text, model) | values)

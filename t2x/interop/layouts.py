@@ -1,8 +1,8 @@
-"""How an array of ours lies in a tensor of theirs.
+"""Layouts of t2x parameters in Hugging Face tensors.
 
-Ours: kernels are [*inputs, *outputs], heads are a dimension of their own. Theirs: a torch Linear is
-[outputs, inputs], GPT-2's Conv1D [inputs, outputs], heads are flat. Reading gives views, so that of a
-mapped file only what is taken comes into memory.
+A t2x kernel is [*inputs, *outputs], and heads are a separate dimension. A Hugging Face tensor has flattened
+heads; a torch Linear is [outputs, inputs], GPT-2's Conv1D [inputs, outputs]. Parameters are views of
+tensors, so that only the requested part of a memory-mapped file is read.
 """
 
 import dataclasses
@@ -16,156 +16,158 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """As it is; several of ours in one of theirs follow each other along `axis` of theirs."""
+  """The identity layout; several parameters in one tensor are concatenated along `axis` of the tensor."""
 
   axis: int = 0
 
   @property
   def bias(self) -> 'Layout':
-    """The layout of the bias beside a matrix of this layout."""
+    """The layout of the bias of a matrix with this layout."""
     return VECTOR
 
   @property
   def from_heads(self) -> 'Layout':
-    """The layout of the projection back from heads, in models whose other matrices have this layout."""
+    """The layout of the attention output projection in models whose other matrices have this layout."""
     return self
 
-  def theirs_shape(self, ours: Shape) -> Shape:
-    """Of the tensor that an array of shape `ours` becomes."""
-    return ours
+  def tensor_shape(self, shape: Shape) -> Shape:
+    """The shape of the tensor for a parameter of `shape`."""
+    return shape
 
-  def to_theirs(self, ours: np.ndarray) -> np.ndarray:
-    """Our array as it lies in their file."""
-    return ours.reshape(self.theirs_shape(ours.shape))
+  def to_tensor(self, parameter: np.ndarray) -> np.ndarray:
+    """Converts one parameter to a tensor."""
+    return parameter.reshape(self.tensor_shape(parameter.shape))
 
-  def to_ours(self, theirs: np.ndarray, shape: Shape) -> np.ndarray:
-    """A view of their tensor with our shape."""
-    return theirs.reshape(shape)
+  def to_parameter(self, tensor: np.ndarray, shape: Shape) -> np.ndarray:
+    """Returns a view of a tensor with one parameter, of `shape`."""
+    return tensor.reshape(shape)
 
-  def part(self, theirs: np.ndarray, ours: Sequence[Shape], number: int) -> np.ndarray:
-    """The view of our array `number` of those that lie in their tensor."""
-    sizes = [self.theirs_shape(shape)[self.axis] if len(ours) > 1 else None for shape in ours]
-    if len(ours) > 1:
+  def extract(self, tensor: np.ndarray, shapes: Sequence[Shape], number: int) -> np.ndarray:
+    """Returns a view of parameter `number` of a tensor that holds parameters of `shapes`."""
+    sizes = [self.tensor_shape(shape)[self.axis] if len(shapes) > 1 else None for shape in shapes]
+    if len(shapes) > 1:
       start = sum(size or 0 for size in sizes[:number])
       span = slice(start, start + (sizes[number] or 0))
-      theirs = theirs[(slice(None),) * self.axis + (span,)]
-    return self.to_ours(theirs, ours[number])
+      tensor = tensor[(slice(None),) * self.axis + (span,)]
+    return self.to_parameter(tensor, shapes[number])
 
-  def whole_shape(self, ours: Sequence[Shape]) -> Shape:
-    """Of their tensor, which holds all of `ours`."""
-    first, *others = (self.theirs_shape(shape) for shape in ours)
-    if not others:
+  def joined_shape(self, shapes: Sequence[Shape]) -> Shape:
+    """The shape of a tensor that holds parameters of `shapes`."""
+    first, *rest = (self.tensor_shape(shape) for shape in shapes)
+    if not rest:
       return first
-    joined = first[self.axis] + sum(shape[self.axis] for shape in others)
-    return (*first[: self.axis], joined, *first[self.axis + 1 :])
+    size = first[self.axis] + sum(shape[self.axis] for shape in rest)
+    return (*first[: self.axis], size, *first[self.axis + 1 :])
 
-  def whole(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-    """Their tensor, which holds all of `ours`."""
-    return np.concatenate([self.to_theirs(one) for one in ours], self.axis)
+  def join(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the tensor that holds all `parameters`."""
+    return np.concatenate([self.to_tensor(parameter) for parameter in parameters], self.axis)
 
 
 class _Vector(Layout):
   """[heads, head_dim] -> [heads * head_dim]."""
 
-  def theirs_shape(self, ours):
-    return (math.prod(ours),)
+  def tensor_shape(self, shape):
+    return (math.prod(shape),)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Row(Layout):
-  """[...] -> [1, ...], with this many ones."""
+  """[...] -> [1, ...], with `leading` dimensions of size 1."""
 
-  ones: int = 1
+  leading: int = 1
 
-  def theirs_shape(self, ours):
-    return (*(1,) * self.ones, *ours)
+  def tensor_shape(self, shape):
+    return (*(1,) * self.leading, *shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Matrix(Layout):
-  """[*inputs, *outputs] -> [inputs, outputs], or turned over."""
+  """[*inputs, *outputs] -> [outputs, inputs], or [inputs, outputs] if not `transposed`."""
 
   num_inputs: int = 1
-  turned: bool = True
+  transposed: bool = True
 
   @property
   def from_heads(self):
     return dataclasses.replace(self, num_inputs=2)
 
-  def _flat(self, ours: Shape) -> Shape:
-    return math.prod(ours[: self.num_inputs]), math.prod(ours[self.num_inputs :])
+  def _flat_shape(self, shape: Shape) -> Shape:
+    return math.prod(shape[: self.num_inputs]), math.prod(shape[self.num_inputs :])
 
-  def theirs_shape(self, ours):
-    inputs, outputs = self._flat(ours)
-    return (outputs, inputs) if self.turned else (inputs, outputs)
+  def tensor_shape(self, shape):
+    inputs, outputs = self._flat_shape(shape)
+    return (outputs, inputs) if self.transposed else (inputs, outputs)
 
-  def to_theirs(self, ours):
-    flat = ours.reshape(self._flat(ours.shape))
-    return flat.T if self.turned else flat
+  def to_tensor(self, parameter):
+    flat = parameter.reshape(self._flat_shape(parameter.shape))
+    return flat.T if self.transposed else flat
 
-  def to_ours(self, theirs, shape):
-    if not self.turned:
-      return theirs.reshape(shape)
+  def to_parameter(self, tensor, shape):
+    if not self.transposed:
+      return tensor.reshape(shape)
     inputs, outputs = shape[: self.num_inputs], shape[self.num_inputs :]
     order = (*range(len(outputs), len(shape)), *range(len(outputs)))
-    return theirs.reshape(*outputs, *inputs).transpose(order)
+    return tensor.reshape(*outputs, *inputs).transpose(order)
 
 
 class _Grouped(Layout):
-  """[*inputs, heads, head_dim] of queries, keys and values -> [groups * heads of a group * head_dim, *inputs].
+  """[*inputs, heads, head_dim] of q, k and v -> [groups * heads of a group * head_dim, *inputs].
 
-  A group is the query heads that share a key head, that key head and its value head: [q, k, v] of each head
-  in GPT-NeoX and BLOOM, [q, q, ..., k, v] of each key head in Falcon with `new_decoder_architecture`. An array
-  with several heads in a group is copied when it is read.
+  A group holds the query heads that share a key head, that key head and its value head: [q, k, v] of each
+  head in GPT-NeoX and BLOOM, [q, q, ..., k, v] of each key head in Falcon with `new_decoder_architecture`. A
+  parameter with several heads per group is copied when it is read.
   """
 
   @property
   def bias(self):
     return self
 
-  def part(self, theirs, ours, number):
-    *inputs, heads, head_dim = ours[number]
-    groups, sizes = self._groups(ours)
+  def extract(self, tensor, shapes, number):
+    *inputs, heads, head_dim = shapes[number]
+    groups, sizes = self._groups(shapes)
     start = sum(sizes[:number])
-    whole = theirs.reshape(groups, sum(sizes), head_dim, *inputs)
-    part = whole[:, start : start + sizes[number]].reshape(heads, head_dim, *inputs)
+    grouped = tensor.reshape(groups, sum(sizes), head_dim, *inputs)
+    part = grouped[:, start : start + sizes[number]].reshape(heads, head_dim, *inputs)
     return np.moveaxis(part, (0, 1), (-2, -1))
 
-  def whole_shape(self, ours):
-    *inputs, _, head_dim = ours[0]
-    return (sum(shape[-2] for shape in ours) * head_dim, *inputs)
+  def joined_shape(self, shapes):
+    *inputs, _, head_dim = shapes[0]
+    return (sum(shape[-2] for shape in shapes) * head_dim, *inputs)
 
-  def whole(self, ours):
-    groups, _ = self._groups([one.shape for one in ours])
-    heads_first = [np.moveaxis(one, (-2, -1), (0, 1)) for one in ours]
-    parts = [one.reshape(groups, -1, *one.shape[1:]) for one in heads_first]
-    return np.concatenate(parts, axis=1).reshape(self.whole_shape([one.shape for one in ours]))
+  def join(self, parameters):
+    groups, _ = self._groups([parameter.shape for parameter in parameters])
+    heads_first = [np.moveaxis(parameter, (-2, -1), (0, 1)) for parameter in parameters]
+    parts = [array.reshape(groups, -1, *array.shape[1:]) for array in heads_first]
+    return np.concatenate(parts, axis=1).reshape(
+      self.joined_shape([parameter.shape for parameter in parameters])
+    )
 
-  def _groups(self, ours: Sequence[Shape]) -> tuple[int, list[int]]:
-    """The number of groups, and the heads of each array in a group."""
-    groups = min(shape[-2] for shape in ours)
-    return groups, [shape[-2] // groups for shape in ours]
+  def _groups(self, shapes: Sequence[Shape]) -> tuple[int, list[int]]:
+    """Returns the number of groups, and the number of heads of each parameter in a group."""
+    groups = min(shape[-2] for shape in shapes)
+    return groups, [shape[-2] // groups for shape in shapes]
 
 
 class _Patches(Layout):
-  """HWIO -> OIHW, the kernel of a convolution."""
+  """HWIO -> OIHW: the kernel of a convolution."""
 
-  def theirs_shape(self, ours):
-    height, width, inputs, outputs = ours
+  def tensor_shape(self, shape):
+    height, width, inputs, outputs = shape
     return outputs, inputs, height, width
 
-  def to_theirs(self, ours):
-    return ours.transpose(3, 2, 0, 1)
+  def to_tensor(self, parameter):
+    return parameter.transpose(3, 2, 0, 1)
 
-  def to_ours(self, theirs, shape):
-    return theirs.transpose(2, 3, 1, 0)
+  def to_parameter(self, tensor, shape):
+    return tensor.transpose(2, 3, 1, 0)
 
 
 SAME = Layout()
 VECTOR = _Vector()
 ROW = _Row()
-CLASS_TOKEN = _Row(ones=2)
+CLASS_TOKEN = _Row(leading=2)
 LINEAR = _Matrix()
-CONV1D = _Matrix(axis=1, turned=False)
+CONV1D = _Matrix(axis=1, transposed=False)
 GROUPED = _Grouped()
 PATCHES = _Patches()

@@ -1,4 +1,4 @@
-"""A model of theirs: a Hugging Face folder, and its arrays as ours."""
+"""Import of Hugging Face model folders as t2x parameters."""
 
 import itertools
 import re
@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import Lazy, named_leaves
-from t2x.errors import UserError, in_a_line
+from t2x.errors import UserError, error_line
 from t2x.external_files import printed, read_json
 from t2x.interop.families import family_of
 from t2x.interop.family import Size
@@ -21,96 +21,98 @@ from t2x.interop.rules import Table
 from t2x.interop.safetensors import read_tensors
 
 
-class Source:
-  """What a folder with config.json and safetensors holds; nothing is read but names.
+class HFModel:
+  """A Hugging Face folder with config.json and safetensors; reads no weights when it is built.
 
   Args:
-    path: the folder, or one .safetensors file in it.
+    path: the folder, or a .safetensors file in it.
 
   Attributes:
     folder: the folder.
-    config: its config.json.
-    family: the family that config.json names.
-    fields: of config.json, checked, over the family's defaults.
-    tensors: their name -> view of the file.
-    gin: our config of the model.
+    config: path of config.json.
+    family: the family named in config.json.
+    fields: the validated fields of config.json, with the family's defaults.
+    tensors: name -> view of the memory-mapped file.
+    gin: the t2x config of the model.
 
   Raises:
-    UserError: no such folder, an architecture or field that is not known, no safetensors.
+    UserError: the folder or its safetensors are missing; an architecture or field is not supported.
   """
 
   def __init__(self, path: Path | str):
     path = Path(path).expanduser()
     if not path.exists():
-      raise UserError(f'there is no {path}')
+      raise UserError(f'{path} does not exist')
     self.folder = path if path.is_dir() else path.parent
     self.config = self.folder / 'config.json'
     if not self.config.exists():
-      raise UserError(f'there is no {self.config}, which says what model this is')
-    given = read_json(self.config)
-    self.family = family_of(given, self.config)
-    self.fields = self.family.read(given, str(self.config))
+      raise UserError(
+        f'{self.config} does not exist: the folder must contain the config.json of the model'
+      )
+    config = read_json(self.config)
+    self.family = family_of(config, self.config)
+    self.fields = self.family.read(config, str(self.config))
     self.gin = self.family.gin(self.fields)
-    self.tensors = self._named(read_tensors(path))
-    self._check_sizes(given)
+    self.tensors = self._normalize_names(read_tensors(path))
+    self._check_sizes(config)
 
-  def _check_sizes(self, given: Mapping[str, Any]) -> None:
-    """Refuses sizes that no tensor can have, before a model of these sizes is looked at."""
+  def _check_sizes(self, config: Mapping[str, Any]) -> None:
+    """Raises UserError for a size above every tensor dimension, before shapes of this size are computed."""
     shapes = [tensor.shape for tensor in self.tensors.values() if tensor.size]
     largest = max((size for shape in shapes for size in shape), default=0)
     for name, field in self.family.declared.items():
-      if isinstance(field, Size) and name in given and (self.fields[name] or 0) > largest:
+      if isinstance(field, Size) and name in config and (self.fields[name] or 0) > largest:
         raise UserError(
           f'{self.config}: {name} = {self.fields[name]} is larger than any dimension of the tensors '
-          f'in {self.folder}, at most {largest}'
+          f'in {self.folder}: the largest is {largest}'
         )
 
   def shapes(self, build: Callable[..., nnx.Module]) -> nnx.Module:
-    """The shapes of our model.
+    """Returns the t2x model with shapes in place of arrays.
 
     Args:
-      build: what a config of `gin` builds.
+      build: the builder of the model in `gin`.
 
     Raises:
-      UserError: the fields of config.json fit no model together.
+      UserError: the fields of config.json are inconsistent.
     """
     try:
       return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
     except UserError as error:
       raise UserError(f'{self.config}: {error}') from error
     except (ArithmeticError, TypeError, ValueError) as error:
-      raise UserError(f'{self.config} describes no model: {in_a_line(error)}') from error
+      raise UserError(f'{self.config} describes an invalid model: {error_line(error)}') from error
 
-  def _named(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """In the names of a model with heads, as they are spelt today."""
+  def _normalize_names(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Renames tensors of old files and of bare models to the current names of a model with a head."""
     prefix = self.family.prefix
     bare = prefix and not any(name.startswith(prefix) for name in tensors)
-    named = {}
+    normalized = {}
     for name, value in tensors.items():
       for pattern, replacement in self.family.renamed.items():
         name = re.sub(pattern, replacement, name)
       name = prefix + name if bare else name
-      if name in named:
-        raise UserError(f'{self.folder} holds two tensors that mean {printed(name)}')
-      named[name] = value
-    return named
+      if name in normalized:
+        raise UserError(f'{self.folder} contains two tensors for {printed(name)}: remove one')
+      normalized[name] = value
+    return normalized
 
   def arrays(self, model: nnx.Module) -> tuple[dict[str, Lazy], list[str]]:
-    """Our parameters by name, of which parts are read when they are asked for.
+    """Returns the parameters of a t2x model as lazily read arrays.
 
     Args:
-      model: ours, or its shapes.
+      model: the t2x model, or its shapes.
 
     Returns:
-      The arrays, and names of theirs that belong to parts which `model` lacks.
+      Parameter name -> array, and the names of tensors that belong to modules which `model` lacks.
 
     Raises:
-      UserError: tensors that are missing, unknown or of another shape.
+      UserError: tensors are missing, unknown or of another shape.
     """
     leaves = dict(named_leaves(model))
     table = Table(self.family.rules, {name: tuple(leaf.shape) for name, leaf in leaves.items()})
     shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
-    left = table.check(shapes, self.family.ignored, str(self.folder))
+    unused = table.check(shapes, self.family.ignored, str(self.folder))
     self._check_types(table)
 
     def lazy(name: str, leaf: Any) -> Lazy:
@@ -124,30 +126,32 @@ class Source:
         if not num_stacked:
           return piece()
         numbers = [
-          range(size)[some] for size, some in zip(leaf.shape, index[:num_stacked], strict=False)
+          range(size)[part] for size, part in zip(leaf.shape, index[:num_stacked], strict=False)
         ]
-        pieces = np.stack([piece(*one) for one in itertools.product(*numbers)])
+        pieces = np.stack([piece(*indices) for indices in itertools.product(*numbers)])
         return pieces.reshape(*map(len, numbers), *pieces.shape[1:])
 
       return Lazy(tuple(leaf.shape), leaf.dtype, read)
 
-    return {name: lazy(name, leaf) for name, leaf in leaves.items()}, left
+    return {name: lazy(name, leaf) for name, leaf in leaves.items()}, unused
 
   def _check_types(self, table: Table) -> None:
-    """Refuses numbers that stand for others by a scale which is not read (quantised weights)."""
+    """Raises UserError for quantised weights."""
     for name in table.tensors:
       if not jnp.issubdtype(dtype := self.tensors[name].dtype, jnp.floating):
-        raise UserError(f'{self.folder}: {name} is of type {dtype}, and parameters are floats')
+        raise UserError(
+          f'{self.folder}: {name} is of type {dtype}: it must be floating point, not quantised'
+        )
 
   def read(self, model: nnx.Module) -> nnx.Module:
-    """`model` (its shapes are enough) with their parameters, in the shardings of its own.
+    """Returns `model` (or its shapes) with the parameters of the folder, in the shardings of `model`.
 
-    Leaf by leaf; a device is given its part alone, and what other processes hold is not read.
+    Reads one leaf at a time, and of each leaf only the shards of the devices of this process.
     """
     arrays, _ = self.arrays(model)
-    here = SingleDeviceSharding(jax.local_devices()[0])
+    default = SingleDeviceSharding(jax.local_devices()[0])
     leaves = [
-      lazy.on(getattr(leaf, 'sharding', None) or here)
+      lazy.on(getattr(leaf, 'sharding', None) or default)
       for lazy, leaf in zip(arrays.values(), jax.tree.leaves(model), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(model), leaves)

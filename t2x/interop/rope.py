@@ -1,13 +1,14 @@
-"""Rotary positions in config.json: `rope_parameters` of newer files, `rope_scaling` and a base of older ones."""
+"""Rotary position embeddings in config.json: `rope_parameters` in new files, `rope_scaling` and a base in old
+files."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from t2x.external_files import REQUIRED, Choice, Field, Fields, Float, Int, Object
-from t2x.interop.family import positive, refuse_unread
+from t2x.interop.family import check_unread_fields, positive
 
-# Kind of scaling -> the text that adds it to a template.
+# Scaling type -> gin text that is added to the template.
 SCALINGS: Mapping[str, str] = {
   'linear': """
 RoPE.scaling = @LinearScaling()
@@ -38,12 +39,12 @@ KIND = Choice(None, SCALINGS)
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-  """The fields of a family for its rotary positions; `Family.choices` has 'rope_type': `SCALINGS`.
+  """The rotary position fields of a family; its `Family.choices` must contain 'rope_type': `SCALINGS`.
 
   Attributes:
-    base: the field of older files for the base.
-    fraction: the one for the part of each head that is rotated; '': all of it is.
-    default: the default of the fraction.
+    base: name of the base field in old files.
+    fraction: name of the field for the rotated fraction of each head; '': the entire head is rotated.
+    default: default of the fraction.
   """
 
   base: str
@@ -52,38 +53,38 @@ class Rope:
 
   @property
   def template(self) -> str:
-    """The encoding and its settings."""
+    """The gin text of the position encoding."""
     text = f'Decoder.encoding = @RoPE\nRoPE.base = {{{self.base}}}\n'
     return f'{text}RoPE.fraction = {{{self.fraction}}}\n' if self.fraction else text
 
   @property
   def declared(self) -> dict[str, Field]:
-    """The fields by name."""
+    """The fields of config.json by name."""
     fields = {'rope_parameters': Object(None), 'rope_scaling': Object(None)}
     fraction = {self.fraction: positive(self.default, 1.0)} if self.fraction else {}
     return {**fields, self.base: positive(10000.0), **fraction}
 
   def derive(self, fields: Fields) -> dict[str, Any]:
-    """The values of the template and of `SCALINGS`."""
+    """Returns the values of the template and of `SCALINGS`."""
     name = 'rope_parameters' if fields['rope_parameters'] else 'rope_scaling'
-    given, where = fields[name] or {}, f'{fields.where}: {name}'
+    rope_fields, where = fields[name] or {}, f'{fields.where}: {name}'
     declared = {'rope_theta': positive(None), 'rope_type': KIND, 'type': KIND}
     if self.fraction:
       declared['partial_rotary_factor'] = Float(None, 0.0, 1.0, excluded=0.0)
-    rope = Fields(given, declared, where)
+    rope = Fields(rope_fields, declared, where)
     kind = rope['rope_type'] or rope['type'] or 'default'
-    refuse_unread(given, [*declared, *FACTORS[kind]], where)
-    values = {**Fields(given, FACTORS[kind], where), 'rope_type': kind}
+    check_unread_fields(rope_fields, [*declared, *FACTORS[kind]], where)
+    values = {**Fields(rope_fields, FACTORS[kind], where), 'rope_type': kind}
     values[self.base] = rope['rope_theta'] or fields[self.base]
     if self.fraction:
-      # As transformers does it: a whole number of features, rounded down.
+      # transformers rounds the number of rotated features down.
       head_dim = max(fields['hidden_size'] // fields['num_attention_heads'], 1)
       size = int(head_dim * (rope['partial_rotary_factor'] or fields[self.fraction]))
       values[self.fraction] = size / head_dim
     return values
 
   def restore(self, values: dict[str, Any]) -> dict[str, Any]:
-    """The values read back from a model, with the scaling as older files have it."""
+    """Adds the `rope_scaling` of old files to the values read back from a model."""
     kind = values['rope_type']
     factors = {name: values[name] for name in FACTORS[kind]}
     return {**values, 'rope_scaling': {'rope_type': kind, **factors} if factors else None}

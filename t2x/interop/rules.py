@@ -1,8 +1,8 @@
-"""The table between our names and those of a model folder, worked out for one model.
+"""The mapping between t2x parameters and the tensors of a Hugging Face model folder.
 
-A rule says which of our parameters lie in a tensor of the folder. `{}` in both names is the number of a
-layer: ours are stacked (`body.stack.{}.mixer.q.kernel` is `body.stack.blocks.i.mixer.q.kernel` at [repeat]).
-A last `.{}` in our name is the number of an expert, along the next dimension.
+A rule lists the t2x parameters in one tensor. `{}` in both names is the number of a layer. t2x stacks layers:
+`body.stack.{}.mixer.q.kernel` is `body.stack.blocks.i.mixer.q.kernel` at [repeat]. A final `.{}` in a
+parameter name is the number of an expert, along the next dimension.
 """
 
 import dataclasses
@@ -19,64 +19,64 @@ from t2x.interop.layouts import LINEAR, SAME, Layout, Shape
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """One tensor of theirs.
+  """A tensor of a model folder.
 
   Attributes:
-    theirs: its name.
-    ours: the parameters that lie in it, one after the other.
-    layout: how.
-    beside: holds only in models that have this parameter, ...
-    without: ... and only in those that lack this one.
+    tensor: the name of the tensor.
+    parameters: the names of the t2x parameters in it, in their order in the tensor.
+    layout: the layout of the parameters in the tensor.
+    requires: the rule applies only to models that have this parameter.
+    excludes: the rule applies only to models that lack this parameter.
   """
 
-  theirs: str
-  ours: tuple[str, ...]
+  tensor: str
+  parameters: tuple[str, ...]
   layout: Layout = SAME
-  beside: str = ''
-  without: str = ''
+  requires: str = ''
+  excludes: str = ''
 
 
-def dense(theirs: str, *ours: str, layout: Layout = LINEAR) -> tuple[Rule, Rule]:
-  """Weight and bias of a projection, or of several that theirs does at once."""
+def dense(prefix: str, *modules: str, layout: Layout = LINEAR) -> tuple[Rule, Rule]:
+  """Weight and bias of a projection, which may fuse several t2x modules."""
   return (
-    Rule(f'{theirs}.weight', tuple(f'{one}.kernel' for one in ours), layout),
-    Rule(f'{theirs}.bias', tuple(f'{one}.bias' for one in ours), layout.bias),
+    Rule(f'{prefix}.weight', tuple(f'{module}.kernel' for module in modules), layout),
+    Rule(f'{prefix}.bias', tuple(f'{module}.bias' for module in modules), layout.bias),
   )
 
 
-def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+def norm(prefix: str, module: str) -> tuple[Rule, Rule]:
   """Scale and bias of a norm."""
-  return Rule(f'{theirs}.weight', (f'{ours}.scale',)), Rule(f'{theirs}.bias', (f'{ours}.bias',))
+  return Rule(f'{prefix}.weight', (f'{module}.scale',)), Rule(f'{prefix}.bias', (f'{module}.bias',))
 
 
 def attention(
-  theirs: str,
-  ours: str,
+  prefix: str,
+  module: str,
   names: Sequence[str],
   layout: Layout = LINEAR,
   qkv: Layout | None = None,
 ) -> Iterator[Rule]:
-  """The projections of a multi-head attention.
+  """The projections of multi-head attention.
 
   Args:
-    theirs: prefix of the names of the tensors.
-    ours: the name of the attention.
-    names: of queries, keys, values and output; or of the matrix that holds queries, keys and values, and of
-      the output.
-    layout: of all matrices.
-    qkv: of queries, keys and values where theirs is another.
+    prefix: prefix of the tensor names.
+    module: the t2x attention module.
+    names: tensor names of queries, keys, values and output; or of fused queries, keys and values, and of the
+      output.
+    layout: layout of the matrices.
+    qkv: layout of queries, keys and values; None: `layout`.
   """
   *inputs, output = names
-  parts = [f'{ours}.{part}' for part in 'qkv']
+  parts = [f'{module}.{part}' for part in 'qkv']
   groups = [parts] if len(inputs) == 1 else [[part] for part in parts]
   for name, group in zip(inputs, groups, strict=True):
-    yield from dense(f'{theirs}.{name}', *group, layout=qkv or layout)
-  yield from dense(f'{theirs}.{output}', f'{ours}.out', layout=layout.from_heads)
+    yield from dense(f'{prefix}.{name}', *group, layout=qkv or layout)
+  yield from dense(f'{prefix}.{output}', f'{module}.out', layout=layout.from_heads)
 
 
 def block(
-  theirs: str,
-  ours: str = 'body.stack.{}',
+  prefix: str,
+  module: str = 'body.stack.{}',
   *,
   norms: Sequence[str],
   mixer: Sequence[str],
@@ -84,37 +84,37 @@ def block(
   layout: Layout = LINEAR,
   qkv: Layout | None = None,
 ) -> Iterator[Rule]:
-  """A block of self-attention and feed-forward layer, one after the other or side by side, with a norm each.
+  """A block of self-attention and feed-forward layer, in sequence or in parallel, with a norm each.
 
   Args:
-    theirs: prefix of the names of the tensors; `{}` is the number of the layer.
-    ours: the name of the block.
-    norms: of the attention and of the feed-forward layer.
+    prefix: prefix of the tensor names; `{}` is the number of the layer.
+    module: the t2x block.
+    norms: tensor names of the norms of attention and feed-forward layer.
     mixer: see `attention`.
-    feed_forward: the first and second projection, or those of gate, first and second.
-    layout: of all matrices.
+    feed_forward: tensor names of the up and down projection, or of gate, up and down.
+    layout: layout of the matrices.
     qkv: see `attention`.
   """
-  # Of a block whose sublayers are wired one by one, and of a parallel one.
-  for ours_of_norms in (
+  # The norms of `Block`, then those of `ParallelBlock`.
+  for norm_modules in (
     ('mixer_wiring.norm', 'feed_forward_wiring.norm'),
     ('norm', 'feed_forward_norm'),
   ):
-    for name, our_norm in zip(norms, ours_of_norms, strict=True):
-      yield from norm(f'{theirs}.{name}', f'{ours}.{our_norm}')
-  yield from attention(theirs, f'{ours}.mixer', mixer, layout, qkv)
+    for name, norm_module in zip(norms, norm_modules, strict=True):
+      yield from norm(f'{prefix}.{name}', f'{module}.{norm_module}')
+  yield from attention(prefix, f'{module}.mixer', mixer, layout, qkv)
   parts = ('gate', 'up', 'down')[-len(feed_forward) :]
   for name, part in zip(feed_forward, parts, strict=True):
-    yield from dense(f'{theirs}.{name}', f'{ours}.feed_forward.{part}', layout=layout)
+    yield from dense(f'{prefix}.{name}', f'{module}.feed_forward.{part}', layout=layout)
 
 
-# [repeat] of a stacked parameter, [repeat, expert] of one of experts; nothing of any other.
+# [repeat] of a stacked parameter, [repeat, expert] of an expert parameter, else empty.
 Index = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tensor:
-  """A rule at one layer and expert: (our parameter, index of its first dimensions) of each part."""
+  """A rule at one layer and expert; parts are (parameter, index of its leading dimensions)."""
 
   rule: Rule
   parts: tuple[tuple[str, Index], ...]
@@ -125,14 +125,18 @@ class _Tensor:
 
 
 class Table:
-  """What of a model lies where in their tensors.
+  """The rules of a family applied to the parameters of one model.
 
   Args:
-    rules: of the whole family; those about parameters that this model lacks are passed over.
-    shapes: name -> shape of all our parameters.
+    rules: all rules of the family; rules for parameters that the model lacks are skipped.
+    shapes: name -> shape of all parameters of the model.
+
+  Attributes:
+    tensors: tensor name -> rule and parameters.
+    pieces: parameter name -> index -> (tensor name, position of the parameter in the tensor).
 
   Raises:
-    ValueError: a parameter of ours that no rule speaks of.
+    ValueError: a parameter has no rule.
   """
 
   def __init__(self, rules: Sequence[Rule], shapes: Mapping[str, Shape]):
@@ -140,32 +144,32 @@ class Table:
     self.tensors: dict[str, _Tensor] = {}
     used = set()
     for rule in rules:
-      if found := dict(self._at_layers(rule)):
-        used.add(rule.theirs)
-        self.tensors |= found
-    unused = {rule.theirs for rule in rules} - used
+      if tensors := dict(self._expand(rule)):
+        used.add(rule.tensor)
+        self.tensors |= tensors
+    unused = {rule.tensor for rule in rules} - used
     self.unused = [re.compile(re.escape(name).replace(r'\{\}', r'\d+')) for name in unused]
-    # Our name -> index -> the name of the tensor and the part of it.
     self.pieces: dict[str, dict[Index, tuple[str, int]]] = {}
-    for theirs, tensor in self.tensors.items():
-      for number, (ours, index) in enumerate(tensor.parts):
-        self.pieces.setdefault(ours, {})[index] = theirs, number
-    forgotten = sorted(set(shapes) - set(self.pieces))
-    if forgotten:
-      raise ValueError(f'no rule says where {", ".join(forgotten)} lie')
+    for name, tensor in self.tensors.items():
+      for number, (parameter, index) in enumerate(tensor.parts):
+        self.pieces.setdefault(parameter, {})[index] = name, number
+    missing = sorted(set(shapes) - set(self.pieces))
+    if missing:
+      raise ValueError(f'no rule for the parameters {", ".join(missing)}')
 
-  def _at_layers(self, rule: Rule) -> Iterator[tuple[str, _Tensor]]:
-    for numbers in itertools.product(*self._counts(rule.ours[0])):
-      parts = tuple(self._part(name, numbers) for name in rule.ours)
-      needed = [name for name, _ in parts]
-      if rule.beside:
-        needed.append(self._part(rule.beside, numbers)[0])
-      refused = rule.without and self._part(rule.without, numbers)[0] in self.shapes
-      if all(name in self.shapes for name in needed) and not refused:
-        yield rule.theirs.format(*numbers), _Tensor(rule, parts)
+  def _expand(self, rule: Rule) -> Iterator[tuple[str, _Tensor]]:
+    """Yields the tensors of a rule, for all layers and experts of the model."""
+    for numbers in itertools.product(*self._counts(rule.parameters[0])):
+      parts = tuple(self._part(name, numbers) for name in rule.parameters)
+      required = [name for name, _ in parts]
+      if rule.requires:
+        required.append(self._part(rule.requires, numbers)[0])
+      excluded = rule.excludes and self._part(rule.excludes, numbers)[0] in self.shapes
+      if all(name in self.shapes for name in required) and not excluded:
+        yield rule.tensor.format(*numbers), _Tensor(rule, parts)
 
   def _counts(self, name: str) -> list[range]:
-    """The layers, and the experts, that `{}` in a name of ours stands for."""
+    """Returns the ranges of layers and experts for the `{}` in a parameter name."""
     parameter = name.removesuffix('.{}')
     layers = self._num_layers(parameter)
     if '.{}.' not in parameter:
@@ -173,11 +177,11 @@ class Table:
     if parameter == name:
       return [range(layers)]
     names = (self._part(parameter, (layer,))[0] for layer in range(layers))
-    experts = next((self.shapes[one][1] for one in names if one in self.shapes), 0)
+    experts = next((self.shapes[name][1] for name in names if name in self.shapes), 0)
     return [range(layers), range(experts)]
 
   def _part(self, name: str, numbers: Index) -> tuple[str, Index]:
-    """A parameter of ours at a layer and expert, and its index in the stack."""
+    """Returns the stacked parameter of a layer and expert, and the index into it."""
     if '.{}.' not in name:
       return name, ()
     stack, inside = name.removesuffix('.{}').split('.{}.')
@@ -196,63 +200,66 @@ class Table:
   def _num_layers(self, name: str) -> int:
     stack = name.split('.{}.')[0]
     first = f'{stack}.blocks.0.'
-    stacked = [shape[0] for one, shape in self.shapes.items() if one.startswith(first)]
+    stacked = [shape[0] for name, shape in self.shapes.items() if name.startswith(first)]
     return stacked[0] * self._num_blocks(stack) if stacked else 0
 
-  def our_shape(self, name: str, index: Index) -> Shape:
-    """Of a parameter at an index of its stack and experts."""
+  def parameter_shape(self, name: str, index: Index) -> Shape:
+    """The shape of a parameter at an index of its stack and experts."""
     return self.shapes[name][len(index) :]
 
-  def their_shape(self, theirs: str) -> Shape:
-    """Of a tensor of theirs."""
-    tensor = self.tensors[theirs]
-    return tensor.layout.whole_shape([self.our_shape(*part) for part in tensor.parts])
+  def tensor_shape(self, name: str) -> Shape:
+    """The shape of a tensor."""
+    tensor = self.tensors[name]
+    return tensor.layout.joined_shape([self.parameter_shape(*part) for part in tensor.parts])
 
-  def view(self, name: str, index: Index, theirs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A parameter of ours at one of its `pieces`, as a view of their tensor where the layout allows it."""
-    their_name, number = self.pieces[name][index]
-    tensor = self.tensors[their_name]
-    shapes = [self.our_shape(*part) for part in tensor.parts]
-    return tensor.layout.part(theirs[their_name], shapes, number)
+  def view(self, name: str, index: Index, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns a parameter at one of its `pieces`, as a view of its tensor if the layout permits."""
+    tensor_name, number = self.pieces[name][index]
+    tensor = self.tensors[tensor_name]
+    shapes = [self.parameter_shape(*part) for part in tensor.parts]
+    return tensor.layout.extract(tensors[tensor_name], shapes, number)
 
-  def check(self, theirs: Mapping[str, Shape], ignored: Sequence[str], where: str) -> list[str]:
-    """Compares their tensors with what the model needs.
+  def check(self, shapes: Mapping[str, Shape], ignored: Sequence[str], where: str) -> list[str]:
+    """Compares the tensors of a folder with the parameters of the model.
 
     Args:
-      theirs: name -> shape of all their tensors.
-      ignored: patterns of names that say nothing (copies of tied tables, buffers).
+      shapes: name -> shape of all tensors in the folder.
+      ignored: patterns of tensor names that are not parameters (copies of tied tables, buffers).
+      where: the folder, for error messages.
 
     Returns:
-      Names of tensors that belong to parts which the model lacks.
+      Names of tensors that belong to modules which the model lacks.
 
     Raises:
-      UserError: missing or unknown tensors, or shapes that differ; all of them.
+      UserError: tensors are missing, unknown or of another shape; lists all problems.
     """
     problems = []
-    missing = [name for name in self.tensors if name not in theirs]
+    missing = [name for name in self.tensors if name not in shapes]
     if missing:
-      problems.append(f'{len(missing)} tensors are missing: {_some(missing)}')
-    left: list[str] = []
+      problems.append(f'{len(missing)} tensors are missing: {_shortened(missing)}')
+    unused: list[str] = []
     unknown: list[str] = []
-    for name in theirs:
+    for name in shapes:
       if name in self.tensors or any(re.fullmatch(pattern, name) for pattern in ignored):
         continue
-      known = any(pattern.fullmatch(name) for pattern in self.unused)
-      (left if known else unknown).append(name)
+      is_unused = any(pattern.fullmatch(name) for pattern in self.unused)
+      (unused if is_unused else unknown).append(name)
     if unknown:
-      problems.append(f'{len(unknown)} tensors are not known: {_some(unknown)}')
+      problems.append(f'{len(unknown)} tensors are unknown: {_shortened(unknown)}')
     for name in self.tensors:
-      if name in theirs and tuple(theirs[name]) != self.their_shape(name):
+      if name in shapes and tuple(shapes[name]) != self.tensor_shape(name):
         problems.append(
-          f'{name} is {tuple(theirs[name])}, by config.json it is {self.their_shape(name)}'
+          f'{name} has shape {tuple(shapes[name])}, config.json requires {self.tensor_shape(name)}'
         )
     if problems:
       more = [f'and {len(problems) - 8} more'] if len(problems) > 8 else []
-      raise UserError('\n  '.join([f'{where} does not fit:', *problems[:8], *more]))
-    return left
+      raise UserError(
+        '\n  '.join([f'{where} does not match its config.json:', *problems[:8], *more])
+      )
+    return unused
 
 
-def _some(names: Sequence[str]) -> str:
+def _shortened(names: Sequence[str]) -> str:
   return ', '.join(map(printed, names[:5])) + (
     f' and {len(names) - 5} more' if len(names) > 5 else ''
   )

@@ -1,7 +1,7 @@
-"""Files of named arrays in the safetensors format (https://github.com/huggingface/safetensors).
+"""Reader and writer of the safetensors format (https://github.com/huggingface/safetensors).
 
-Reading maps the file: a tensor is a view, and only what is taken of it comes into memory. Writing takes
-one tensor at a time. A folder may spread its tensors over several files by an index.
+Files are memory-mapped: a tensor is a view, and only the accessed part is loaded. The writer holds one
+tensor at a time. The tensors of a folder may be split over several files with an index.
 """
 
 import json
@@ -42,18 +42,20 @@ DTYPES: Mapping[str, Any] = {
   'I8': np.int8,
   'U8': np.uint8,
 }
-# No header that anyone writes is near this long; a damaged length field is.
+# Bytes. Real headers are far smaller; a damaged length field exceeds this.
 LONGEST_HEADER = 100_000_000
 
 Spec = tuple[tuple[int, ...], Any]
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-  """Name -> read-only view of the mapped file, of a .safetensors file or of a folder with one or
-  with an index of several.
+  """Returns name -> read-only view of the memory-mapped file.
+
+  Args:
+    path: a .safetensors file, or a folder that contains model.safetensors or its index.
 
   Raises:
-    UserError: no such file, a pickle instead, or a damaged file.
+    UserError: the file is missing or damaged, or is in pickle format.
   """
   if path.is_file():
     return _read_file(path)
@@ -61,19 +63,19 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     return _read_indexed(path)
   if (path / SINGLE).exists():
     return _read_file(path / SINGLE)
-  pickles = sorted(one.name for one in path.glob('*') if one.suffix in PICKLES)
+  pickles = sorted(file.name for file in path.glob('*') if file.suffix in PICKLES)
   if pickles:
-    raise _refused(path / pickles[0])
-  raise UserError(f'{path} holds neither {SINGLE} nor {INDEX}')
+    raise _unsupported(path / pickles[0])
+  raise UserError(f'{path} contains neither {SINGLE} nor {INDEX}')
 
 
 PICKLES = ('.bin', '.pt', '.pth', '.ckpt', '.pkl', '.h5', '.msgpack')
 
 
-def _refused(path: Path) -> UserError:
+def _unsupported(path: Path) -> UserError:
   return UserError(
-    f'{path} is no safetensors file: a pickle can run any code when it is opened, so none is. Save it '
-    'again where it comes from, with save_pretrained(..., safe_serialization=True)'
+    f'{path} is not a safetensors file, and pickle files are not opened because they can execute any code: '
+    'save the model again with save_pretrained(..., safe_serialization=True)'
   )
 
 
@@ -86,29 +88,31 @@ def _read_indexed(folder: Path) -> dict[str, np.ndarray]:
   for name, file in files.items():
     if not isinstance(file, str) or file not in present:
       raise UserError(
-        f'{where}: weight_map gives {shown(name)} the file {shown(file)}, which is not in the folder'
+        f'{where}: weight_map assigns {shown(name)} to the file {shown(file)}, which is not in the folder'
       )
-  read = {file: _read_file(folder / file) for file in sorted(set(files.values()))}
-  missing = [name for name, file in files.items() if name not in read[file]]
+  tensors = {file: _read_file(folder / file) for file in sorted(set(files.values()))}
+  missing = [name for name, file in files.items() if name not in tensors[file]]
   if missing:
-    told = ', '.join(map(printed, missing[:3]))
-    raise UserError(f'{folder} lacks {len(missing)} tensors of its index: {told}')
-  return {name: read[file][name] for name, file in files.items()}
+    names = ', '.join(map(printed, missing[:3]))
+    raise UserError(f'{folder} lacks {len(missing)} tensors of its index: {names}')
+  return {name: tensors[file][name] for name, file in files.items()}
 
 
 def _read_file(path: Path) -> dict[str, np.ndarray]:
   if path.suffix != '.safetensors':
-    raise _refused(path)
+    raise _unsupported(path)
   try:
     if not path.is_file():
-      raise ValueError('it is not a regular file')
+      raise ValueError('not a regular file')
     size = path.stat().st_size
     with path.open('rb') as file:
       length = int.from_bytes(file.read(8), 'little')
       if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-        raise ValueError(f'a header of {length} bytes in a file of {size}')
-      header = _parsed(file.read(length))
-    specs = {name: _spec(name, about) for name, about in header.items() if name != '__metadata__'}
+        raise ValueError(f'the header has {length} bytes, the file {size}')
+      header = _parse_header(file.read(length))
+    specs = {
+      name: _parse_spec(name, entry) for name, entry in header.items() if name != '__metadata__'
+    }
     _check_offsets(specs, size - 8 - length)
     data = np.memmap(path, np.uint8, 'r', offset=8 + length) if size > 8 + length else np.zeros(0)
     return {
@@ -116,24 +120,24 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
       for name, (shape, dtype, start, stop) in specs.items()
     }
   except (OSError, ValueError, RecursionError) as error:
-    raise UserError(f'{path} is cut off or damaged: {error}; fetch it again') from error
+    raise UserError(f'{path} is truncated or damaged: {error}; download it again') from error
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
-  """The header of a file. Raises ValueError, RecursionError."""
+def _parse_header(text: bytes) -> dict[str, Any]:
+  """Parses the header of a file. Raises ValueError, RecursionError."""
 
-  def distinct(pairs):
-    found = dict(pairs)
-    if len(found) < len(pairs):
+  def unique(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
       names = [name for name, _ in pairs]
-      twice = next(name for name in names if names.count(name) > 1)
-      raise ValueError(f'its header has the name {shown(twice)} twice')
-    return found
+      duplicate = next(name for name in names if names.count(name) > 1)
+      raise ValueError(f'its header contains {shown(duplicate)} twice')
+    return entries
 
   try:
-    header = json.loads(text.decode('utf-8'), object_pairs_hook=distinct)
+    header = json.loads(text.decode('utf-8'), object_pairs_hook=unique)
   except UnicodeDecodeError as error:
-    raise ValueError(f'its header is not text in UTF-8: {error}') from error
+    raise ValueError(f'its header is not UTF-8 text: {error}') from error
   if not isinstance(header, dict):
     raise ValueError(f'its header is {shown(header)}, not a JSON object')
   return header
@@ -146,32 +150,34 @@ SPEC = {
 }
 
 
-def _spec(name: str, about: Any) -> tuple[tuple[int, ...], np.dtype, int, int]:
-  """Shape, type and bytes of a tensor, by its entry in the header. Raises ValueError."""
+def _parse_spec(name: str, entry: Any) -> tuple[tuple[int, ...], np.dtype, int, int]:
+  """Parses an entry of the header to (shape, dtype, start and end offset in bytes). Raises ValueError."""
   where = f'tensor {shown(name)}'
-  if not isinstance(about, dict):
-    raise ValueError(f'{where} is {shown(about)}, not a JSON object')
+  if not isinstance(entry, dict):
+    raise ValueError(f'{where} is {shown(entry)}, not a JSON object')
   try:
-    fields = Fields(about, SPEC, where)
+    fields = Fields(entry, SPEC, where)
   except UserError as error:
     raise ValueError(error) from error
   shape, (start, stop) = tuple(fields['shape']), fields['data_offsets']
   dtype = np.dtype(DTYPES[fields['dtype']])
   if stop - start != math.prod(shape) * dtype.itemsize:
-    raise ValueError(f'{where}: data_offsets [{start}, {stop}] for {shape} of {dtype}')
+    raise ValueError(
+      f'{where}: data_offsets [{start}, {stop}] do not match shape {shape} of {dtype}'
+    )
   return shape, dtype, start, stop
 
 
 def _check_offsets(specs: Mapping[str, tuple[Any, Any, int, int]], size: int) -> None:
-  """Raises ValueError unless the tensors fill the data, each byte being one tensor's."""
-  end, before = 0, 'the header'
+  """Raises ValueError unless each byte of the data belongs to exactly one tensor."""
+  end, previous = 0, 'the header'
   for name, (_, _, start, stop) in sorted(specs.items(), key=lambda item: item[1][2:]):
     if start != end:
-      kind = 'overlaps' if start < end else 'leaves a gap behind'
-      raise ValueError(f'tensor {shown(name)}: data_offsets [{start}, {stop}]: it {kind} {before}')
-    end, before = stop, f'tensor {shown(name)}, which ends at {stop}'
+      kind = 'overlaps' if start < end else 'leaves a gap after'
+      raise ValueError(f'tensor {shown(name)}: data_offsets [{start}, {stop}] {kind} {previous}')
+    end, previous = stop, f'tensor {shown(name)}, which ends at {stop}'
   if end != size:
-    raise ValueError(f'its tensors have {end} bytes by data_offsets, and the file has {size}')
+    raise ValueError(f'data_offsets require {end} bytes of tensors, the file has {size}')
 
 
 def write_tensors(
@@ -180,16 +186,16 @@ def write_tensors(
   tensor: Callable[[str], np.ndarray],
   largest: int = 5 * 1000**3,
 ) -> list[Path]:
-  """Writes model.safetensors, or several files and their index where one would be too large.
+  """Writes model.safetensors, or several files and an index if it would be too large.
 
   Args:
-    folder: where; made when missing.
+    folder: the output folder; created if missing.
     specs: name -> (shape, dtype) of every tensor.
-    tensor: gives the one of a name; asked for one after the other, in order.
-    largest: bytes of a file. One tensor alone may be larger.
+    tensor: maps a name to its tensor; called once per name, in order.
+    largest: maximum bytes of tensors per file. A single larger tensor gets its own file.
 
   Returns:
-    The files.
+    The paths of the files.
   """
   folder.mkdir(parents=True, exist_ok=True)
   shards = list(_shards(specs, largest))
@@ -248,6 +254,6 @@ def _write_file(
       shape, dtype = specs[name]
       value = np.asarray(tensor(name), dtype, order='C')
       if value.shape != tuple(shape):
-        raise ValueError(f'{name} is {value.shape}, announced as {tuple(shape)}')
+        raise ValueError(f'{name} has shape {value.shape}, expected {tuple(shape)}')
       file.write(value.reshape(-1).view(np.uint8).data)
   return path

@@ -1,8 +1,8 @@
-"""Gin templates of models, written with the values of config.json and read back from a model.
+"""Gin templates of models: filled in with values of config.json, and matched against a model.
 
-A template is gin text in which `{name}` stands for a value. `write` fills the values in; `read_back` walks the
-references of the same template (`Decoder.stack = @Stack`) along a model and collects the value of every
-`{name}`, so that a family declares where a field goes only once.
+A template is gin text with a placeholder `{name}` for each value. `write` fills in the values. `read_back`
+follows the references of the same template (`Decoder.stack = @Stack`) in a model and returns the value of
+every placeholder, so that a family maps each field only once.
 """
 
 import operator
@@ -15,7 +15,7 @@ from flax import nnx
 
 from t2x import layers
 
-# Arguments of our parts that are not kept in an attribute of the same name.
+# Constructor arguments of t2x modules that are not attributes of the same name.
 ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'Block.wiring': lambda part: part.mixer_wiring,
   'EncoderDecoder.d_model': lambda part: part.decoder.output_dim,
@@ -37,8 +37,7 @@ ARGUMENTS: Mapping[str, Callable[[Any], Any]] = {
   'VisionTransformer.d_model': lambda part: part.body.output_dim,
 }
 
-# The layers of nearly every family, with a norm before each sublayer. The names are those of transformers'
-# newer configs.
+# The pre-norm layers of most families. Placeholders have the field names of new transformers configs.
 LAYERS = """
 Stack:
   num_layers = {num_hidden_layers}
@@ -58,7 +57,7 @@ MLP:
   hidden_dim = {intermediate_size}
   activation = {hidden_act}
 """
-# The same with attention and feed-forward layer side by side.
+# `LAYERS` with attention and feed-forward layer in parallel.
 PARALLEL_LAYERS = """
 Stack:
   num_layers = {num_hidden_layers}
@@ -69,7 +68,7 @@ ParallelBlock:
   norm = @LayerNorm
   feed_forward_norm = @LayerNorm
 """ + LAYERS.partition('{hidden_dropout}\n')[2]
-# What is around the layers of a decoder.
+# A decoder-only language model without its layers.
 DECODER = """
 Experiment.model = @LanguageModel
 LanguageModel:
@@ -92,7 +91,7 @@ MultiHeadAttention:
   use_bias = {attention_bias}
   out_bias = {attention_bias}
 """
-# An encoder with a norm after the embeddings and after each sublayer.
+# A post-norm encoder with a norm after the embeddings.
 ENCODER = """
 Experiment.model = @LanguageModel
 LanguageModel:
@@ -113,13 +112,14 @@ Encoder:
 
 
 class Part(str):
-  """The name of a part of ours, `scope/Name`: a reference in gin text. Never made of what a file says."""
+  """The name of a t2x class or function, `scope/Name`, for a gin reference; never taken from a file."""
 
 
 def write(template: str, values: Mapping[str, Any]) -> str:
-  """The template with each `{name}` replaced by the value of that name, as gin text.
+  """Returns the gin text of a template with values in place of the placeholders.
 
-  A value cannot be anything but one literal or reference: gin's literals are Python's.
+  A value is always written as a single literal or reference, so that it cannot inject other statements. Gin
+  literals are Python literals.
   """
   return re.sub(r'\{(\w+)\}', lambda match: _gin(values[match[1]]), template)
 
@@ -131,24 +131,24 @@ def _gin(value: Any) -> str:
     return f'[{", ".join(map(_gin, value))}]'
   if value is None or type(value) in (bool, int, float, str):
     return repr(value)
-  raise TypeError(f'{value!r} cannot be written into a config')
+  raise TypeError(f'{value!r} must be a bool, number, string, None, Part or a list of them')
 
 
 def fill(template: str, **names: Any) -> str:
-  """The template with other names of values: a string is a name, anything else a value."""
+  """Renames placeholders of a template (string arguments) or fills them in (any other argument)."""
 
-  def renamed(match: re.Match) -> str:
+  def replacement(match: re.Match) -> str:
     name = names.get(match[1], match[1])
     return f'{{{name}}}' if type(name) is str else _gin(name)
 
-  return re.sub(r'\{(\w+)\}', renamed, template)
+  return re.sub(r'\{(\w+)\}', replacement, template)
 
 
 def read_back(template: str, model: Any) -> dict[str, Any]:
-  """The value of each `{name}` of the template in a model.
+  """Returns the value of each placeholder of the template in a model.
 
   Raises:
-    AttributeError: the model lacks a part of the template.
+    AttributeError: the model lacks a module of the template.
   """
   values: dict[str, Any] = {}
   for _, text, value in _walk(template, model):
@@ -157,14 +157,14 @@ def read_back(template: str, model: Any) -> dict[str, Any]:
   return values
 
 
-def holds(template: str, option: str, model: Any) -> bool:
-  """Whether the model has all that `option`, appended to the template, binds."""
+def has_option(template: str, option: str, model: Any) -> bool:
+  """Returns whether a model matches all bindings of `option`, appended to the template."""
   missing = {
     f'{selector}.{name}' for selector, names in _bindings(option).items() for name in names
   }
   try:
     for binding, text, value in _walk(template + option, model):
-      if binding in missing and _agrees(text, value):
+      if binding in missing and _matches(text, value):
         missing.remove(binding)
   except AttributeError:
     return False
@@ -172,22 +172,22 @@ def holds(template: str, option: str, model: Any) -> bool:
 
 
 def is_part(value: Any, name: str) -> bool:
-  """Whether a value of a model is what `@name` builds, or the function of that name."""
+  """Returns whether a value of a model is an instance of class `name`, or the function `name`."""
   return value is not None and (
     type(value).__name__ == name or value is getattr(layers, name, None)
   )
 
 
-def _agrees(text: str, value: Any) -> bool:
-  """Whether a value is what a binding names. Numbers are left to the comparison of the whole model."""
+def _matches(text: str, value: Any) -> bool:
+  """Returns whether a value matches a binding; numbers always match, as the export compares them later."""
   if text.startswith('@'):
     return is_part(value, re.split('[@/]', text.removesuffix('()'))[-1])
   return value is {'True': True, 'False': False, 'None': None}.get(text, value)
 
 
 def _bindings(template: str) -> dict[str, dict[str, str]]:
-  """Selector -> parameter -> its text."""
-  found: dict[str, dict[str, str]] = {}
+  """Returns selector -> parameter -> text of the value."""
+  bindings: dict[str, dict[str, str]] = {}
   block = ''
   for line in template.splitlines():
     name, equals, text = line.partition(' = ')
@@ -196,27 +196,27 @@ def _bindings(template: str) -> dict[str, dict[str, str]]:
     elif equals:
       full = f'{block}.{name.strip()}' if line.startswith(' ') else name
       selector, _, parameter = full.rpartition('.')
-      found.setdefault(selector, {})[parameter] = text
-  return found
+      bindings.setdefault(selector, {})[parameter] = text
+  return bindings
 
 
 def _walk(template: str, model: Any) -> Iterator[tuple[str, str, Any]]:
-  """(binding, its text, the value in the model) of each binding that acts in the model."""
+  """Yields (binding, text of its value, value in the model) for each binding that applies to the model."""
   bindings = _bindings(template)
 
   def visit(reference: str, part: Any) -> Iterator[tuple[str, str, Any]]:
     *scopes, name = reference.split('/')
-    acting: dict[str, tuple[str, str]] = {}
+    active: dict[str, tuple[str, str]] = {}
     for selector in (name, *(f'{scope}/{name}' for scope in scopes)):
-      acting |= {key: (selector, text) for key, text in bindings.get(selector, {}).items()}
-    for parameter, (selector, text) in acting.items():
+      active |= {key: (selector, text) for key, text in bindings.get(selector, {}).items()}
+    for parameter, (selector, text) in active.items():
       argument = f'{name}.{parameter}'
       value = ARGUMENTS.get(argument, operator.attrgetter(parameter))(part)
       yield f'{selector}.{parameter}', text, value
       values = value if isinstance(value, nnx.List) else [value]
-      # A part that a value of config.json names is known by its class only.
-      named = re.findall(r'@([\w/]+)', text) or [type(one).__name__ for one in values]
-      for inner, one in zip(named, values, strict=False):
-        yield from visit('/'.join([*scopes, inner]), one)
+      # A placeholder has no reference in the template: use the class in the model.
+      names = re.findall(r'@([\w/]+)', text) or [type(value).__name__ for value in values]
+      for inner, value in zip(names, values, strict=False):
+        yield from visit('/'.join([*scopes, inner]), value)
 
   yield from visit('Experiment', types.SimpleNamespace(model=model))

@@ -1,4 +1,7 @@
-"""The parts: arrays in, arrays out, one concept a file. Knows no task, data, mesh or config."""
+"""Layers of Transformers and the interfaces between them.
+
+A config can name everything in `__all__`. The package does not depend on tasks, data, meshes or configs.
+"""
 
 from t2x.layers.activations import (
   elu,

@@ -1,5 +1,5 @@
-"""Multi-head attention to the sequence itself or to another (https://arxiv.org/abs/1706.03762), with
-shared key-value heads (https://arxiv.org/abs/1911.02150, https://arxiv.org/abs/2305.13245)."""
+"""Multi-head self-attention and cross-attention (https://arxiv.org/abs/1706.03762), with multi-query
+(https://arxiv.org/abs/1911.02150) and grouped-query attention (https://arxiv.org/abs/2305.13245)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -32,33 +32,33 @@ from t2x.ranges import Positive, Size, TunableRate
 
 
 class MultiHeadAttention(nnx.Module):
-  """Attention by `num_heads` heads: to `x` itself, or to a source where one is given.
+  """Multi-head attention: self-attention, or cross-attention if the call has a source.
 
   Args:
     d_model: width of the input and output.
-    num_heads: query heads.
-    num_kv_heads: key-value heads, each shared by num_heads / num_kv_heads neighbouring query heads;
-      1 is multi-query attention. None: as many as query heads.
-    head_dim: features of a head. None: d_model / num_heads.
-    use_bias: biases on queries, keys and values.
-    out_bias: a bias on the output.
-    qk_norm: builds a norm over the features of a head, put on queries and keys before they are rotated
+    num_heads: number of query heads.
+    num_kv_heads: number of key-value heads, each shared by num_heads / num_kv_heads neighbouring query
+      heads; 1 is multi-query attention. None: num_heads.
+    head_dim: features per head. None: d_model / num_heads.
+    use_bias: whether the query, key and value projections have biases.
+    out_bias: whether the output projection has a bias.
+    qk_norm: builds a norm over the features of each head, applied to queries and keys before rotation
       (https://arxiv.org/abs/2010.04245). None: no norm.
     joint_qk_norm: builds a norm over the features of all heads together instead (OLMo 2,
       https://arxiv.org/abs/2501.00656). None: no norm.
     scores: builds the scores. Queries and keys are projected only if the scores read them.
     kernel: computes the output from the scores and values.
-    scale: multiplies dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
+    scale: factor of dot products. None: 1 / sqrt(head_dim). It is divided by the square root of the
       encoding's `num_terms`.
     dropout_rate: dropout of the attention probabilities.
-    values: builds the mix of the values with those of the first layer, as `values(num_kv_heads, head_dim,
-      rngs=rngs)`. None: each layer's own values.
+    values: builds the module that mixes the layer's values with those of the first layer, as
+      `values(num_kv_heads, head_dim, rngs=rngs)`. None: no mixing.
     kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: as `kernel_init`.
+    out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and no head_dim is given, or num_kv_heads does not
-      divide num_heads, both norms are given, or there is a scale that the scores do not read.
+    UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide
+      num_heads, both norms are set, or `scale` is set and the scores do not read it.
   """
 
   def __init__(
@@ -90,7 +90,7 @@ class MultiHeadAttention(nnx.Module):
     if scale is not None and 'scale' not in reads:
       raise UserError(f'{name}.scale is not read by {type(self.scores).__name__}: leave it out')
     if qk_norm is not None and joint_qk_norm is not None:
-      raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: leave one out')
+      raise UserError(f'{name}.qk_norm and {name}.joint_qk_norm are both set: set only one')
     self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
     self.kernel = kernel
     self.scale = head_dim**-0.5 if scale is None else scale
@@ -130,12 +130,12 @@ class MultiHeadAttention(nnx.Module):
 
   @property
   def max_length(self) -> int | None:
-    """The most positions that there are scores for; None: no limit."""
+    """Longest sequence that the scores support; None: no limit."""
     return self.scores.max_length
 
   @property
   def score_inputs(self) -> frozenset[str]:
-    """What the scores read; see `Scores.reads`."""
+    """Arguments that the scores depend on; see `Scores.reads`."""
     return self.scores.reads
 
   def score(
@@ -146,23 +146,23 @@ class MultiHeadAttention(nnx.Module):
     k_tokens: Tokens,
     scale: float,
   ) -> DotProduct | Logits:
-    """The scores, from queries before rotation and from rotated queries and keys."""
+    """Computes the scores from unrotated queries `q` and the pair `rotated` of queries and keys."""
     return self.scores(*rotated, q_tokens, k_tokens, scale=scale)
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
-    """What `values` reads in the first layer."""
+    """Initial extras of `values`, for the first layer; see `ExtrasSublayer.init_extras`."""
     return {} if self.values is None else self.values.init_extras(x)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> KeyValueCache:
-    """An empty cache with `num_slots` slots; it has keys where the scores read them."""
+    """Returns an empty cache with `num_slots` slots; it holds keys only if the scores read them."""
     zeros = jnp.zeros((batch, self.num_kv_heads, num_slots, self.head_dim), dtype)
     return KeyValueCache(None if self.k is None else zeros, zeros)
 
   def source_cache(self, source: Source) -> SourceCache:
-    """Keys and values of a source, computed once for a whole generation."""
-    assert source.x is not None  # Caches are made of vectors.
+    """Computes the keys and values of a source once per generation."""
+    assert source.x is not None  # Caches are computed from vectors.
     k, v = self._keys_and_values(source.x, source.tokens, None)
-    return SourceCache(_swapped(k), _swapped(v))
+    return SourceCache(_swap_heads(k), _swap_heads(v))
 
   def __call__(
     self,
@@ -170,16 +170,16 @@ class MultiHeadAttention(nnx.Module):
     call: Call,
     cache: Any = None,
   ) -> Result:
-    """Attends from `x` to itself, to `call.source`, or to what a cache holds.
+    """Attends from `x` to itself, to `call.source`, or to the tokens in a cache.
 
     Args:
-      x: the input.
-      call: a source replaces `x` as what is attended to; it has no position encoding.
-      cache: a KeyValueCache is extended by `x` at `call.slots` and then attended to; a SourceCache
-        has the keys and values of the source.
+      x: the input; it provides the queries.
+      call: its source, if any, provides the keys and values; it then must have no position encoding.
+      cache: a KeyValueCache, which is extended by the keys and values of `x` at `call.slots` before
+        attending to it, or a SourceCache with the keys and values of the source.
 
     Returns:
-      The output, and the cache: the extended one, the SourceCache as it was, or None.
+      The output and the new cache: the extended KeyValueCache, the unchanged SourceCache, or None.
     """
     self._check(x.shape[1], call)
     extras: dict[str, Array] = {}
@@ -199,7 +199,7 @@ class MultiHeadAttention(nnx.Module):
     self, x: Array, call: Call, cache: KeyValueCache | None
   ) -> tuple[AttentionInputs, KeyValueCache | None, dict[str, Array]]:
     encoding = call.encoding
-    q = None if self.q is None else self._queries(_addressed(x, call.tokens, encoding))
+    q = None if self.q is None else self._queries(_with_addresses(x, call.tokens, encoding))
     k, v = self._keys_and_values(x, call.tokens, encoding)
     extras: dict[str, Array] = {}
     if self.values is not None:
@@ -211,17 +211,17 @@ class MultiHeadAttention(nnx.Module):
     k_tokens = call.tokens
     if cache is not None and call.slots is not None:
       cache = cache.extend(k, v, call.slots.start)
-      k, v = _swapped(cache.k), _swapped(cache.v)
+      k, v = _swap_heads(cache.k), _swap_heads(cache.v)
       k_tokens = call.slots.tokens
     return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache, extras
 
   def _source_inputs(
     self, x: Array, cache: SourceCache, call: Call, k_tokens: Tokens
   ) -> AttentionInputs:
-    """Rows of x that are copies of one row of the source are so many more queries of that row."""
+    """Inputs of cross-attention; beams that share a row of the source become queries of that row."""
     q = None if self.q is None else self._queries(x)
-    k, v = _swapped(cache.k), _swapped(cache.v).astype(x.dtype)
-    k_tokens = k_tokens.elsewhere()
+    k, v = _swap_heads(cache.k), _swap_heads(cache.v).astype(x.dtype)
+    k_tokens = k_tokens.as_source()
     rows, (batch, length, _) = v.shape[0], x.shape
     if rows == batch:
       return self._inputs(q, q, k, v, call, k_tokens)
@@ -236,13 +236,13 @@ class MultiHeadAttention(nnx.Module):
 
   def _queries(self, x: Array) -> Array:
     assert self.q is not None  # The scores read queries.
-    return self._normed(self.q(x), self.q_norm)
+    return self._normalize(self.q(x), self.q_norm)
 
   def _keys(self, x: Array) -> Array:
     assert self.k is not None  # The scores read keys.
-    return self._normed(self.k(x), self.k_norm)
+    return self._normalize(self.k(x), self.k_norm)
 
-  def _normed(self, x: Array, norm: Norm | None) -> Array:
+  def _normalize(self, x: Array, norm: Norm | None) -> Array:
     if norm is None:
       return x
     if not self.has_joint_norm:
@@ -252,7 +252,7 @@ class MultiHeadAttention(nnx.Module):
   def _keys_and_values(
     self, x: Array, tokens: Tokens, encoding: PositionEncoding | None
   ) -> tuple[Array | None, Array]:
-    k = None if self.k is None else self._keys(_addressed(x, tokens, encoding))
+    k = None if self.k is None else self._keys(_with_addresses(x, tokens, encoding))
     return k, self.v(x)
 
   def _inputs(
@@ -264,10 +264,10 @@ class MultiHeadAttention(nnx.Module):
     call: Call,
     k_tokens: Tokens,
   ) -> AttentionInputs:
-    """What the kernel is called with for all queries and all keys that are attended to."""
-    # Queries stay where their tokens are; every one may look at any key.
-    q, rotated = (_constrained(a, v.dtype, 'length', 'heads') for a in (q, rotated))
-    k = _constrained(k, v.dtype, None, 'kv_heads')
+    """Builds the inputs of the kernel from projected queries, keys and values."""
+    # Queries are split along the length as their tokens are; keys are not, because any query may need them.
+    q, rotated = (_cast_and_constrain(a, v.dtype, 'length', 'heads') for a in (q, rotated))
+    k = _cast_and_constrain(k, v.dtype, None, 'kv_heads')
     v = constrain(v, 'batch', None, 'kv_heads', None)
     encoding = call.encoding
     scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
@@ -293,7 +293,7 @@ class MultiHeadAttention(nnx.Module):
     inputs: AttentionInputs,
     scale: float,
   ) -> PositionTerms:
-    """What the encoding adds; its scores are computed here if they read queries or keys."""
+    """Position terms of the encoding; scores that read queries or keys are computed here."""
     if not encoding.reads_content or 'scores' not in encoding.hooks:
       return PositionTerms(encoding, scale)
     content = encoding.scores(
@@ -308,24 +308,25 @@ class MultiHeadAttention(nnx.Module):
     return PositionTerms(encoding, scale, content)
 
   def _check(self, length: int, call: Call) -> None:
-    """Raises where the scores or the encoding cannot be used for this call."""
+    """Raises UserError if the scores or the encoding do not support this call."""
     name, scores, encoding = type(self).__name__, type(self.scores).__name__, call.encoding
     if call.source is not None and 'positions' in self.score_inputs:
       raise UserError(
-        f'{name} has no scores for a source, since those of {scores} are scores of positions: use '
+        f'{name} cannot attend to a source with {scores}, which score positions of one sequence: use '
         'MultiHeadAttention with DotProductScores for cross-attention'
       )
     if call.source is not None and self.values is not None:
       raise UserError(
-        f'{name}.values mixes values of the same tokens in all layers, which a source does not have: '
-        'leave it out of Block.cross'
+        f'{name}.values cannot mix the values of a source, because only values of the same tokens can be '
+        'mixed across layers: leave it out of Block.cross'
       )
     _check_length(self.scores, length)
     if encoding is None:
       return
     if call.source is not None:
       raise UserError(
-        'positions of two sequences do not compare: cross-attention has no position encoding'
+        f'{name} cannot use {type(encoding).__name__} in cross-attention, because positions of two '
+        'sequences are not comparable: call it without an encoding'
       )
     _check_length(encoding, length)
     unread = encoding.mixer_hooks & {'address', 'rotate'}
@@ -338,17 +339,19 @@ class MultiHeadAttention(nnx.Module):
       )
 
 
-def _addressed(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
-  """What queries or keys are projected from."""
+def _with_addresses(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
+  """Input of the query and key projections: `x` after the hook `address` of the encoding."""
   return encoding.address(x, tokens) if encoding is not None else x
 
 
-def _swapped(a: Any) -> Any:
-  """[batch, heads, length, ...] of a cache from or to [batch, length, heads, ...]; None stays None."""
+def _swap_heads(a: Any) -> Any:
+  """Transposes between [batch, heads, length, ...] and [batch, length, heads, ...]; None stays None."""
   return None if a is None else a.swapaxes(1, 2)
 
 
-def _constrained(x: Array | None, dtype: Any, length: str | None, heads: str) -> Array | None:
+def _cast_and_constrain(
+  x: Array | None, dtype: Any, length: str | None, heads: str
+) -> Array | None:
   return None if x is None else constrain(x.astype(dtype), 'batch', length, heads, None)
 
 
@@ -356,7 +359,7 @@ def _check_length(part: Scores | PositionEncoding, length: int) -> None:
   if part.max_length is not None and length > part.max_length:
     raise UserError(
       f'a row of {length} tokens is longer than the {part.max_length} positions of '
-      f'{type(part).__name__}: shorten the rows or make it longer'
+      f'{type(part).__name__}: shorten the rows or raise its number of positions'
     )
 
 
@@ -366,7 +369,7 @@ def _check_heads(
   if head_dim is None and d_model % num_heads:
     raise UserError(
       f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose '
-      f'another or set {name}.head_dim'
+      f'a divisor or set {name}.head_dim'
     )
   if num_kv_heads < 1 or num_heads % num_kv_heads:
     raise UserError(f'{name}.num_kv_heads = {num_kv_heads} does not divide num_heads = {num_heads}')

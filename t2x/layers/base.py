@@ -1,5 +1,4 @@
-"""What every layer is made of: parameters with logical axes, projections, dropout, and what is
-known of a token beside its vector."""
+"""Building blocks of layers: parameters with logical axes, projections, dropout, and per-token metadata."""
 
 import dataclasses
 import enum
@@ -25,7 +24,7 @@ Key = Array
 
 
 class RowLayout(enum.Enum):
-  """How the positions of a row relate to its slots (indices along the length)."""
+  """Static relation between the positions of a row's tokens and its slots (indices along the length)."""
 
   CONTIGUOUS = 'positions are slots'
   PACKED = 'within a segment, positions differ as slots do'
@@ -39,7 +38,7 @@ class RowLayout(enum.Enum):
 )
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """Per-token metadata: arrays [#batch, length], the batch being 1 where all rows are alike.
+  """Per-token metadata: arrays [#batch, length]; the batch dimension is 1 if all rows are equal.
 
   Attributes:
     positions: index of each token inside its segment, from 0.
@@ -48,14 +47,14 @@ class Tokens:
       fields), or None.
     order: rank of each token in the order of prediction (permutation language models), or None.
     marks: sets of tokens by name, as booleans, which patterns such as `Prefix()` read.
-    layout: the static relation between positions and slots, by which kernels skip tiles of the attention
+    layout: static relation between positions and slots, which lets kernels skip tiles of the attention
       matrix. It is set where the tokens are created and never inferred.
     grid: shape of the grid that the tokens fill row by row (patches of an image), or None.
-    num_extra: tokens before the grid (class or distillation tokens).
+    num_extra: number of tokens before the grid (class or distillation tokens).
   """
 
-  # Not annotated with shapes: views have further dimensions, stacked caches too, and tree functions
-  # put other things than arrays into the fields.
+  # Not annotated with shapes: views and stacked caches have further dimensions, and tree functions put
+  # leaves other than arrays into the fields.
   positions: Any
   segments: Any = None
   coords: Any = None
@@ -67,21 +66,22 @@ class Tokens:
 
   @classmethod
   def row(cls, length: int, **fields: Any) -> 'Tokens':
-    """A CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
+    """Returns a CONTIGUOUS row with positions 0 .. length - 1; `fields` are further attributes."""
     return cls(jnp.arange(length)[None], layout=RowLayout.CONTIGUOUS, **fields)
 
-  def elsewhere(self) -> 'Tokens':
-    """The same for another sequence: without PACKED, which holds between tokens of one sequence only."""
+  def as_source(self) -> 'Tokens':
+    """Returns the tokens as keys for another sequence: PACKED, which relates tokens of one sequence,
+    becomes ARBITRARY."""
     if self.layout is not RowLayout.PACKED:
       return self
     return dataclasses.replace(self, layout=RowLayout.ARBITRARY)
 
   def as_queries(self) -> 'Tokens':
-    """A view with arrays [#batch, length, 1, ...], which broadcasts against `as_keys` of others."""
+    """Returns a view with arrays [#batch, length, 1, ...], which broadcast against `as_keys`."""
     return jax.tree.map(lambda x: x[:, :, None], self)
 
   def as_keys(self) -> 'Tokens':
-    """A view with arrays [#batch, 1, length, ...]."""
+    """Returns a view with arrays [#batch, 1, length, ...]."""
     return jax.tree.map(lambda x: x[:, None], self)
 
 
@@ -93,14 +93,22 @@ def param(
   *,
   keep_float32: bool = False,
 ) -> nnx.Param:
-  """A float32 parameter that carries its logical axes.
+  """Creates a float32 parameter annotated with its logical axes.
 
-  Stacked layers have one more leading dimension than `axes` has names: it is 'layers'. With
-  `keep_float32` a step does not cast it to the compute dtype (see `Dtypes`). Inside `initialized` its
-  initial value is drawn by name, else with the next key of `rngs`.
+  Inside `initialized` the random key of the initial value is derived from the parameter's name, elsewhere
+  it is the next key of `rngs`. Parameters of stacked layers have a leading dimension 'layers' that is not
+  in `axes`.
+
+  Args:
+    init: initialiser.
+    shape: shape of the parameter.
+    axes: logical name of each dimension, or None.
+    rngs: random keys.
+    keep_float32: whether a step computes with the parameter in float32 instead of casting it to the compute
+      dtype (see `Dtypes`).
   """
   if len(axes) != len(shape):
-    raise ValueError(f'axes {tuple(axes)} do not name the dimensions of shape {tuple(shape)}')
+    raise ValueError(f'axes {tuple(axes)} must name each dimension of the shape {tuple(shape)}')
   metadata: dict[str, Any] = {}
   if isinstance(rngs, NamedRngs):
     value, metadata = rngs.draw(init, tuple(shape))
@@ -110,30 +118,30 @@ def param(
 
 
 def rows_at(table: Array, index: Array, name: str) -> Array:
-  """`table[index]`, never another row than the one asked for.
+  """Returns `table[index]`, without clipping indices that are out of range.
 
   Args:
     table: [rows, ...].
     index: non-negative integers of any shape.
-    name: the parameter that sets the number of rows, for the message.
+    name: the setting that determines the number of rows, for the error message.
 
   Returns:
-    The rows; NaN for an index beyond the table that is known only at run time.
+    The rows; NaN for a traced index that is out of range.
 
   Raises:
-    UserError: an index beyond the table that is known already.
+    UserError: a concrete index is out of range.
   """
   if not isinstance(index, jax.core.Tracer):
     # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
     largest = np.asarray(index).max(initial=-1)
     if largest >= len(table):
-      raise UserError(f'index {largest} is beyond the {len(table)} rows that {name} gives')
+      raise UserError(f'index {largest} is beyond the {len(table)} rows set by {name}: raise it')
   return gather(table, index, mode='fill')
 
 
-def kept_share(rate: Tunable) -> Float[Array, '']:
-  """1 - rate in float32. The rate is rounded first, so that the same elements are dropped whether it
-  is a constant or an input of the step."""
+def keep_probability(rate: Tunable) -> Float[Array, '']:
+  """Returns 1 - rate in float32. The rate is rounded first, so that the same elements are dropped whether
+  it is a constant or an input of the step."""
   return 1.0 - jnp.asarray(scalar(rate), jnp.float32)
 
 
@@ -141,9 +149,9 @@ def dropout(x: Float[Array, '*shape'], rate: Tunable, key: Key | None) -> Float[
   """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate)."""
   if key is None or rate == 0.0:
     return x
-  share = kept_share(rate)
-  keep = jax.random.bernoulli(key, share, x.shape)
-  return jnp.where(keep, x / share.astype(x.dtype), 0)
+  probability = keep_probability(rate)
+  keep = jax.random.bernoulli(key, probability, x.shape)
+  return jnp.where(keep, x / probability.astype(x.dtype), 0)
 
 
 def flatten_rows(x: Array, num_inputs: int = 1) -> Array:
@@ -159,10 +167,10 @@ def flatten_rows(x: Array, num_inputs: int = 1) -> Array:
 
 
 class Linear(nnx.Module):
-  """A projection of the last dimensions: [..., *inputs] -> [..., *outputs].
+  """Linear projection of the last dimensions: [..., *inputs] -> [..., *outputs].
 
-  The initializer sees the two-dimensional matrix [prod(inputs), prod(outputs)], so that fan-in and
-  fan-out are those of the projection whatever the shape of its heads.
+  The initialiser is called with the shape [prod(inputs), prod(outputs)], so that fan-in and fan-out do not
+  depend on how the dimensions are split into heads.
   """
 
   def __init__(

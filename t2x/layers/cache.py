@@ -1,4 +1,4 @@
-"""What attention keeps of earlier tokens: keys and values of the sequence itself, or of a source."""
+"""Key/value caches of self-attention and cross-attention."""
 
 import dataclasses
 from typing import Any
@@ -9,13 +9,13 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers.interfaces import Cache, write
 
-# The fields are not annotated with shapes: a stack puts its layers before the batch.
+# The fields are not annotated with shapes: a stack adds a leading dimension for its layers.
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyValueCache(Cache):
-  """Keys and values of the tokens so far, in the slots that `Slots` describes for all layers.
+  """Per-layer key/value cache of earlier tokens; `Slots` holds the metadata of its slots for all layers.
 
   Attributes:
     k: rotated keys, [batch, kv_heads, slots, head_dim]; None for a mixer without keys.
@@ -31,7 +31,7 @@ class KeyValueCache(Cache):
     v: Float[Array, 'batch length kv_heads v_dim'],
     start: Int[Array, ''],
   ) -> 'KeyValueCache':
-    """The cache with the keys and values of a call's tokens from slot `start` on."""
+    """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
     new = None if k is None else write(self.k, k.swapaxes(1, 2), start, 2)
     return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
 
@@ -45,7 +45,7 @@ class KeyValueCache(Cache):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SourceCache(Cache):
-  """Keys and values of a source, computed once. The copies of a row (beams) share them.
+  """Keys and values of a source, computed once per generation. Beams of a row share them.
 
   Attributes:
     k: keys, [batch, kv_heads, source, head_dim].

@@ -1,9 +1,8 @@
-"""Where activations are split over devices, said by what their dimensions mean.
+"""Sharding constraints on activations, in terms of logical axes.
 
-A layer names the logical axes of an array: `constrain(x, 'batch', 'length', 'embed')`. What that
-means on a mesh is the `Layout` under which the step is traced; without one nothing is added to the
-program. Constraints instead of annotations on every operation are those of GSPMD
-(https://arxiv.org/abs/2105.04663).
+A layer names the logical axes of an array: `constrain(x, 'batch', 'length', 'embed')`. The `Layout` under
+which the step is traced maps them to a mesh; without a layout nothing is added to the program. The
+constraints are those of GSPMD (https://arxiv.org/abs/2105.04663).
 """
 
 import contextlib
@@ -19,21 +18,21 @@ Axis = str | EllipsisType | None
 
 @runtime_checkable
 class Layout(Protocol):
-  """What becomes of the logical axes of activations."""
+  """Maps logical axes of activations to shardings."""
 
   def constrain(self, x: Array, axes: tuple[Axis, ...]) -> Array:
-    """`x`, laid out as `axes` ask."""
+    """Returns `x` with the sharding of its logical `axes`."""
 
   def num_parts(self, axis: str) -> int:
-    """Over how many devices an axis is split."""
+    """Returns the number of devices that an axis is split over."""
 
 
 _LAYOUT: contextvars.ContextVar[Layout | None] = contextvars.ContextVar('layout', default=None)
 
 
 @contextlib.contextmanager
-def laid_out(layout: Layout | None) -> Iterator[None]:
-  """What is traced inside follows `layout`; None leaves every array to the compiler."""
+def use_layout(layout: Layout | None) -> Iterator[None]:
+  """Applies `layout` to everything traced in the context; None leaves all arrays to the compiler."""
   token = _LAYOUT.set(layout)
   try:
     yield
@@ -42,21 +41,21 @@ def laid_out(layout: Layout | None) -> Iterator[None]:
 
 
 def constrain(x: Array, *axes: Axis) -> Array:
-  """`x`, whose dimensions are the logical `axes`, laid out as the layout in force says.
+  """Returns `x` with the sharding that the current layout gives to its logical axes.
 
   Args:
     x: an activation.
-    axes: a name for each dimension, or None for one that stays whole. A leading `...` leaves the
-      dimensions before to the compiler.
+    axes: the logical name of each dimension, or None for a dimension that is not split. A leading `...`
+      leaves the preceding dimensions to the compiler.
 
   Raises:
-    UserError: a dimension that does not divide over the devices that it is split over.
+    UserError: the size of a dimension is not divisible by the number of devices that it is split over.
   """
   layout = _LAYOUT.get()
   return x if layout is None else layout.constrain(x, axes)
 
 
 def num_parts(axis: str) -> int:
-  """Over how many devices activations are split along a logical axis; 1 without a layout."""
+  """Returns the number of devices that a logical axis is split over; 1 without a layout."""
   layout = _LAYOUT.get()
   return 1 if layout is None else layout.num_parts(axis)

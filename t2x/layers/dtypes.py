@@ -1,5 +1,5 @@
-"""The dtype of each kind of array in a training run, and reads of parameters whose gradients are
-summed in float32."""
+"""The dtype policy of a training run, and gathers and broadcasts of parameters whose gradients are
+accumulated in float32."""
 
 import dataclasses
 import functools
@@ -12,19 +12,19 @@ from jaxtyping import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
-  """The dtype policy of a run. `compute` is `Trainer.compute_dtype`; all others are fixed.
+  """Dtype policy of a run. `compute` is `Trainer.compute_dtype`; all other dtypes are fixed.
 
   Attributes:
     compute: activations, operands and results of matrix products (which accumulate in float32),
       the keys and values of kernels, and the copy of the parameters that a step computes with.
-    parameters: the stored parameters, their gradients when they reach the optimizer, and the sums
-      over micro-batches. A parameter declared with `param(..., keep_float32=True)` is not cast to
-      `compute`, and its layer computes with it in float32: scales and biases of norms, learned
-      scalars, tables that are added to attention scores.
+    parameters: the stored parameters, their gradients as passed to the optimizer, and the sums over
+      micro-batches. Parameters declared with `param(..., keep_float32=True)` are not cast to `compute`, and
+      their layers compute with them in float32: scales and biases of norms, learned scalars, tables that
+      are added to attention scores.
     logits: the outputs of a head, the loss and the metrics.
-    softmax: attention scores and everything added to them, up to the probabilities.
-    reductions: statistics of norms, and the gradient of a parameter that many positions read (a
-      lookup or a broadcast): it is summed in float32 and rounded to the dtype of the step's copy once.
+    softmax: attention scores, the terms added to them, and the probabilities.
+    reductions: statistics of norms, and gradients of parameters that are gathered or broadcast, which are
+      rounded to the dtype of the step's copy once, after the sum over positions.
     optimizer: the optimizer's state and its updates.
     ema: the moving average of the parameters.
   """
@@ -55,15 +55,15 @@ def gather(
   axis: int = 0,
   mode: str | None = None,
 ) -> Float[Array, '...']:
-  """`table[indices]`, with a gradient that is summed in float32 and rounded to the table's dtype once.
+  """Returns `table[indices]`, with a gradient accumulated in float32 and rounded to the table's dtype once.
 
-  A sum of ones in bfloat16 stops at 256, which a frequent token or position exceeds.
+  In bfloat16 a sum of ones stops at 256, and frequent tokens and positions occur more often than that.
 
   Args:
     table: the table.
     indices: one array per indexed dimension, broadcast against each other.
     axis: the first indexed dimension.
-    mode: as in `jnp.ndarray.at[...].get`: 'fill' returns NaN for an index beyond the table.
+    mode: as in `jnp.ndarray.at[...].get`: 'fill' returns NaN for an index that is out of range.
   """
   shape = jax.ShapeDtypeStruct(table.shape, table.dtype)
   return _gather(axis, mode, shape, table, indices)
@@ -101,13 +101,12 @@ _gather.defvjp(_forward, _backward)
 
 
 def with_rank(x: Float[Array, '...'], ndim: int) -> Float[Array, '...']:
-  """`x` with dimensions of size 1 before its own, so that it has `ndim` in all: ranks never differ by
-  accident."""
+  """Prepends dimensions of size 1 to `x` up to rank `ndim`, in place of implicit rank promotion."""
   return x.reshape((1,) * (ndim - x.ndim) + x.shape)
 
 
 def broadcast(x: Float[Array, '...'], shape: tuple[int, ...], dtype: Any) -> Float[Array, '...']:
-  """`x` with this shape and dtype, with a gradient that is summed in float32 or wider and rounded to
-  the dtype of `x` once."""
+  """Broadcasts `x` to `shape` and casts it to `dtype`, with a gradient accumulated in float32 or wider and
+  rounded to the dtype of `x` once."""
   wide = jnp.promote_types(x.dtype, Dtypes.reductions)
   return jnp.broadcast_to(x.astype(wide), shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""What becomes a token: ids through a table, and image patches through a projection.
+"""Embeddings of token ids and of image patches.
 
 Each embedding maps inputs and per-token metadata to vectors and their metadata.
 """
@@ -16,19 +16,19 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens, flatten_rows, param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
-from t2x.layers.initializers import lecun_normal, normal, place, xavier_uniform, zeros
+from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
 from t2x.ranges import Natural, Size
 
 
 class TokenEmbedding(nnx.Module):
-  """Token ids -> vectors; the same table gives logits back (https://arxiv.org/abs/1608.05859).
+  """Embedding table of token ids, which a head can share for its logits (https://arxiv.org/abs/1608.05859).
 
   Args:
     d_model: width of the vectors.
-    vocab_size: rows of the table; None: as many as the task's tokenizer needs.
-    num_types: number of token types (BERT's sentence A and B); 0: none.
-    scaled: multiplies the token vectors by sqrt(d_model) (the original Transformer, Gemma).
-    init: initialiser of both tables.
+    vocab_size: number of rows of the table. None: the vocabulary size of the task's tokenizer.
+    num_types: number of token types (BERT's sentences A and B); 0: no types.
+    scaled: whether to multiply token vectors by sqrt(d_model) (the original Transformer, Gemma).
+    init: initialiser of the tables of tokens and types.
   """
 
   def __init__(
@@ -41,7 +41,7 @@ class TokenEmbedding(nnx.Module):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
+    self.vocab_size = vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
     self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
@@ -54,31 +54,34 @@ class TokenEmbedding(nnx.Module):
     *,
     types: Int[Array, 'batch length'] | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """Returns the vectors of `ids`, and `tokens` as they are.
+    """Returns the vectors of `ids` and the unchanged metadata.
 
     Args:
       ids: token ids.
-      tokens: per-token metadata; None: a plain row.
-      types: type of each token, whose vector is added; None: type 0 where there are types.
+      tokens: per-token metadata; None: `Tokens.row`.
+      types: type of each token, whose vector is added; None: type 0 if the embedding has types.
 
     Raises:
-      UserError: `types` given to an embedding built without.
+      UserError: `types` is set, but the embedding has no types.
     """
     x = _add_types(_look_up(self.table, ids) * self.scale, types, self.types)
     return x, Tokens.row(ids.shape[1]) if tokens is None else tokens
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Logits x table^T, in float32."""
+    """Computes the logits x table^T in float32."""
     return float32_logits(x, self.table[...].astype(x.dtype))
 
 
 class FactorisedEmbedding(nnx.Module):
-  """A narrow table and a projection up to d_model (ALBERT, https://arxiv.org/abs/1909.11942).
+  """Embedding table of width factor_dim and a projection to d_model (ALBERT,
+  https://arxiv.org/abs/1909.11942).
 
   Args:
-    factor_dim: width of the table.
+    factor_dim: width of the tables of tokens and types.
+    use_bias: whether the projection has a bias.
+    projection_init: initialiser of the projection.
 
-  Other arguments are those of `TokenEmbedding`; token types live in the narrow space too.
+  Other arguments are those of `TokenEmbedding`.
   """
 
   def __init__(
@@ -94,7 +97,7 @@ class FactorisedEmbedding(nnx.Module):
     projection_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size = vocab_size or _vocab_size_of_task(type(self).__name__)
+    self.vocab_size = vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
     self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
     self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
@@ -120,20 +123,20 @@ class FactorisedEmbedding(nnx.Module):
     return self.projection(x) * self.scale, Tokens.row(ids.shape[1]) if tokens is None else tokens
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Logits, back through the transposed projection, in float32."""
+    """Computes the logits in float32, with the transposed projection and table."""
     narrow = x @ self.projection.kernel[...].astype(x.dtype).T
     return float32_logits(narrow, self.table[...].astype(x.dtype))
 
 
 class PatchEmbedding(nnx.Module):
-  """Images -> one token a patch, a class token first (ViT, https://arxiv.org/abs/2010.11929).
+  """Embeds images as one token per patch, after a class token (ViT, https://arxiv.org/abs/2010.11929).
 
   Args:
     d_model: width of the tokens.
     patch_size: side of the square patches, in pixels.
-    channels: channels of the image.
-    class_token: puts a learned token before the patches.
-    use_bias: a bias on the projection.
+    channels: number of channels of the images.
+    class_token: whether to prepend a learned token to the patches.
+    use_bias: whether the projection has a bias.
     init: initialiser of the projection. Its kernel is [patch, patch, channels, d_model], as that
       of a convolution with stride `patch_size` (HWIO).
   """
@@ -163,15 +166,15 @@ class PatchEmbedding(nnx.Module):
   def __call__(
     self, images: Float[Array, 'batch height width channels'], tokens: Tokens | None = None
   ) -> tuple[Float[Array, 'batch tokens d_model'], Tokens]:
-    """Returns the vectors of the patches, in rows from the top left, and their metadata.
+    """Returns the vectors of the patches, row by row from the top left, and their metadata.
 
     Args:
       images: pixels.
-      tokens: metadata of the class token and the patches, to which the grid is added; None: a plain row.
+      tokens: metadata of the class token and the patches, to which the grid is added; None: `Tokens.row`.
 
     Raises:
-      UserError: height or width is no multiple of the patch, the channels differ, or `tokens` are not
-        those of the patches.
+      UserError: height or width is not a multiple of patch_size, or the number of channels or of `tokens`
+        does not match.
     """
     batch, height, width, channels = images.shape
     patch = self.patch_size
@@ -179,11 +182,11 @@ class PatchEmbedding(nnx.Module):
     if height % patch or width % patch:
       raise UserError(
         f'images of {height} x {width} pixels do not divide into patches of {patch} x {patch}: '
-        'resize them or set another PatchEmbedding.patch_size'
+        'resize them or change PatchEmbedding.patch_size'
       )
     if channels != kernel.shape[2]:
       raise UserError(
-        f'images have {channels} channels, PatchEmbedding.channels is {kernel.shape[2]}'
+        f'images have {channels} channels, but PatchEmbedding.channels = {kernel.shape[2]}: make them equal'
       )
     rows, columns = height // patch, width // patch
     x = images.astype(kernel.dtype).reshape(batch, rows, patch, columns, patch, channels)
@@ -195,29 +198,33 @@ class PatchEmbedding(nnx.Module):
     if tokens.positions.shape[1] != x.shape[1]:
       raise UserError(
         f'metadata of {tokens.positions.shape[1]} tokens for an image of {x.shape[1]} tokens '
-        f'({rows} x {columns} patches)'
+        f'({rows} x {columns} patches): pass metadata for each token of the image'
       )
     num_extra = 0 if self.class_token is None else 1
     return x, dataclasses.replace(tokens, grid=(rows, columns), num_extra=num_extra)
 
 
-def _vocab_size_of_task(name: str) -> int:
-  found = place().vocab_size
-  if found is None:
-    raise UserError(f'{name}.vocab_size is not set, and there is no task whose tokenizer says it')
-  return found
+def _task_vocab_size(name: str) -> int:
+  size = build_context().vocab_size
+  if size is None:
+    raise UserError(
+      f'{name}.vocab_size is not set, and no task with a tokenizer determines it: set it'
+    )
+  return size
 
 
 def _look_up(table: nnx.Param, ids: Array) -> Array:
-  """Rows of the table. They come out, and their gradient goes back, split as the table's columns
-  are: without this stop on the way to whole vectors by row, compilers were seen to replicate them."""
+  """Returns rows of the table, split over devices as the table's columns are."""
+  # Without this constraint, compilers were seen to replicate the rows and their gradients.
   return constrain(gather(table[...], ids), 'looked_up_batch', 'length', 'looked_up')
 
 
 def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
   if table is None:
     if types is not None:
-      raise UserError('token types given, but the embedding has none: set num_types')
+      raise UserError(
+        'the batch has token types, but the embedding has no types: set its num_types'
+      )
     return x
   if types is None:
     return x + broadcast(table[0], x.shape, x.dtype)
@@ -225,13 +232,11 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
 
 
 @jax.custom_vjp
-def float32_logits(
-  x: Float[Array, '*rest width'], table: Float[Array, 'vocab width']
-) -> Float[Array, '*rest vocab']:
-  """Returns x table^T, accumulated and returned in float32.
+def float32_logits(x: Array, table: Array) -> Array:
+  """Computes x table^T for a table [vocab, width], accumulated and returned in float32.
 
-  Its gradient arrives in float32 too; it is rounded to the compute type before the two backward products,
-  which would otherwise both run in float32.
+  The gradient of the logits is in float32 too. It is rounded to the compute dtype before the two products
+  of the backward pass, which would otherwise both run in float32.
   """
   flat = flatten_rows(x)
   contracted = ((flat.ndim - 1,), (1,))

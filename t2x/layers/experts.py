@@ -1,4 +1,4 @@
-"""Mixtures of experts: feed-forward layers with several sets of weights, of which each token uses one."""
+"""Mixture-of-experts feed-forward layers."""
 
 import math
 from collections.abc import Callable
@@ -24,26 +24,26 @@ class SwitchFeedForward(FeedForward):
   """Top-1 mixture of experts: p activation(x W_up) W_down with the weights of the expert whose router
   probability p is highest (Switch Transformer, https://arxiv.org/abs/2101.03961).
 
-  An expert takes at most capacity_factor * length / num_experts tokens of a row, rounded up, in the order
-  of the row. The output of the tokens beyond that is 0: the residual stream passes them on. Padding
-  (segment 0) takes no capacity, and its output is 0. Examples packed into a row share the capacity of
-  the row. In generation each call has the capacity of its own length, so a single new token is never
-  dropped; with capacity_factor >= num_experts no token is dropped in training either.
+  An expert processes at most capacity_factor * length / num_experts tokens of a row, rounded up, in the
+  order of the row. Tokens beyond that are dropped: their output is 0, so only the residual stream carries
+  them. Padding (segment 0) uses no capacity, and its output is 0. Examples packed into a row share the
+  capacity of the row. In generation the capacity follows from the length of each call, so a single new
+  token is never dropped; with capacity_factor >= num_experts no token is dropped in training either.
 
-  It returns the auxiliary loss 'balance' (section 2.2, equation 4, for each row) and the metric
-  'dropped_tokens', the share of the tokens that their expert had no capacity for.
+  Returns the auxiliary loss 'balance' (section 2.2, equation 4, per row) and the metric 'dropped_tokens',
+  the fraction of tokens that were dropped.
 
   Args:
     d_model: width of the input and output.
     num_experts: number of experts.
-    hidden_dim: width between the two projections of an expert.
-    capacity_factor: 1: each expert takes its share of the row and no more.
-    balance: coefficient of the loss.
+    hidden_dim: hidden width of an expert.
+    capacity_factor: capacity of an expert relative to length / num_experts tokens.
+    balance: coefficient of the auxiliary loss.
     activation: elementwise function.
     dropout_rate: dropout after the activation.
     kernel_init: initialiser of the router and of the first projection of each expert. The default is
       that of the paper, section 2.4.
-    out_init: initialiser of the second projections; None: as `kernel_init`.
+    out_init: initialiser of the second projections; None: `kernel_init`.
   """
 
   def __init__(
@@ -65,21 +65,21 @@ class SwitchFeedForward(FeedForward):
     self.balance = balance
     self.activation = activation
     self.dropout_rate = dropout_rate
-    up, down = _each(kernel_init), _each(out_init or kernel_init)
-    # Not split over devices: a softmax over the experts needs the scores of all.
+    up, down = _per_expert(kernel_init), _per_expert(out_init or kernel_init)
+    # The router is not split over experts: its softmax needs the scores of all of them.
     router_shape, router_axes = (d_model, num_experts), ('embed', None)
     self.router = param(kernel_init, router_shape, router_axes, rngs, keep_float32=True)
     self.up = param(up, (num_experts, d_model, hidden_dim), ('experts', 'embed', 'mlp'), rngs)
     self.down = param(down, (num_experts, hidden_dim, d_model), ('experts', 'mlp', 'embed'), rngs)
 
   def capacity(self, length: int) -> int:
-    """The most tokens of a row of `length` tokens that an expert takes."""
+    """Returns the maximum number of tokens per expert in a row of `length` tokens."""
     return min(length, math.ceil(self.capacity_factor * length / self.num_experts))
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    """Transforms each token by its expert."""
+    """Applies to each token the expert with the highest router probability."""
     batch, length, width = x.shape
     capacity = self.capacity(length)
     segments = call.tokens.segments
@@ -87,30 +87,30 @@ class SwitchFeedForward(FeedForward):
     probabilities = self._probabilities(x)
     expert = probabilities.argmax(axis=-1)
     chosen = jax.nn.one_hot(expert, self.num_experts, dtype=jnp.int32) * present[..., None]
-    # How many tokens before it in the row have the same expert.
-    place = (jnp.cumsum(chosen, axis=1) * chosen).sum(axis=-1) - 1
-    is_taken = present & (place < capacity)
+    # Number of earlier tokens in the row with the same expert.
+    rank = (jnp.cumsum(chosen, axis=1) * chosen).sum(axis=-1) - 1
+    has_slot = present & (rank < capacity)
     num_slots = self.num_experts * capacity
-    slot = jnp.where(is_taken, expert * capacity + place, num_slots)
-    token = _inverse(slot, num_slots)
-    h = _rows(x, token).reshape(batch, self.num_experts, capacity, width)
+    slot = jnp.where(has_slot, expert * capacity + rank, num_slots)
+    token = _tokens_of_slots(slot, num_slots)
+    h = _take_rows(x, token).reshape(batch, self.num_experts, capacity, width)
     y = self._experts(h, call.key).reshape(batch, num_slots, width)
     gate = (probabilities * chosen).sum(axis=-1, keepdims=True)
-    dropped = (present & ~is_taken).sum(dtype=jnp.float32)
+    dropped = (present & ~has_slot).sum(dtype=jnp.float32)
     aux = Aux(
       {'balance': self._balance(probabilities, chosen, present)},
       {'dropped_tokens': (dropped, present.sum(dtype=jnp.float32))},
     )
-    return Result((_rows(y, slot) * gate).astype(x.dtype), aux=aux)
+    return Result((_take_rows(y, slot) * gate).astype(x.dtype), aux=aux)
 
   def _probabilities(self, x: Array) -> Float[Array, 'batch length experts']:
     router = self.router[...].astype(Dtypes.softmax)
-    # Accelerators multiply float32 matrices in fewer bits unless asked not to.
+    # By default accelerators multiply float32 matrices at lower precision.
     scores = jnp.matmul(x.astype(Dtypes.softmax), router, precision=jax.lax.Precision.HIGHEST)
     return jax.nn.softmax(scores, axis=-1)
 
   def _experts(self, h: Float[Array, 'batch experts capacity d_model'], key: Array | None) -> Array:
-    """Every expert on its own slots."""
+    """Applies each expert to the tokens in its slots."""
     h = constrain(h, 'batch', 'experts', None, 'embed')
     h = self.activation(jnp.einsum('becd,edf->becf', h, self.up[...].astype(h.dtype)))
     h = dropout(constrain(h, 'batch', 'experts', None, 'mlp'), self.dropout_rate, key)
@@ -123,33 +123,34 @@ class SwitchFeedForward(FeedForward):
     chosen: Int[Array, 'batch length experts'],
     present: Bool[Array, 'batch length'],
   ) -> Float[Array, ' batch']:
-    """Experts times the sum over them of the share of tokens and the mean probability; 1 at balance."""
+    """Computes num_experts * sum over experts of (fraction of tokens * mean probability), which is 1 for a
+    uniform distribution, times the coefficient."""
     num_tokens = jnp.maximum(present.sum(axis=1), 1)[:, None]
-    share = chosen.sum(axis=1) / num_tokens
+    fraction = chosen.sum(axis=1) / num_tokens
     mean = (probabilities * present[..., None]).sum(axis=1) / num_tokens
-    return scalar(self.balance) * self.num_experts * (share * mean).sum(axis=-1)
+    return scalar(self.balance) * self.num_experts * (fraction * mean).sum(axis=-1)
 
 
-def _each(init: Initializer) -> Initializer:
-  """Draws the matrix of each expert by itself, so that fans are those of one expert."""
+def _per_expert(init: Initializer) -> Initializer:
+  """Draws the matrix of each expert separately, so that fan-in and fan-out are those of one expert."""
 
-  def of_all(key, shape, dtype):
+  def init_experts(key, shape, dtype):
     keys = jax.random.split(key, shape[0])
     return jax.vmap(lambda key: init(key, shape[1:], dtype))(keys)
 
-  return of_all
+  return init_experts
 
 
-def _inverse(slot: Int[Array, 'batch length'], num_slots: int) -> Int[Array, 'batch slots']:
-  """The token in each slot; `length` for an empty one. A slot beyond the last one is none."""
+def _tokens_of_slots(slot: Int[Array, 'batch length'], num_slots: int) -> Int[Array, 'batch slots']:
+  """Returns the token in each slot, `length` for an empty slot. Tokens with slot >= num_slots are dropped."""
   batch, length = slot.shape
   empty = jnp.full((batch, num_slots), length, slot.dtype)
-  places = jnp.arange(length, dtype=slot.dtype)
-  return jax.vmap(lambda row, slot: row.at[slot].set(places, mode='drop'))(empty, slot)
+  indices = jnp.arange(length, dtype=slot.dtype)
+  return jax.vmap(lambda row, slot: row.at[slot].set(indices, mode='drop'))(empty, slot)
 
 
-def _rows(
-  x: Float[Array, 'batch rows width'], index: Int[Array, 'batch picked']
-) -> Float[Array, 'batch picked width']:
-  """The rows at `index`; zeros for an index beyond the last row. No row is picked twice."""
+def _take_rows(
+  x: Float[Array, 'batch rows width'], index: Int[Array, 'batch taken']
+) -> Float[Array, 'batch taken width']:
+  """Returns the rows at `index`; zeros for an index out of range. Indices in range do not repeat."""
   return jnp.take_along_axis(x, index[..., None], axis=1, mode='fill', fill_value=0)

@@ -1,5 +1,5 @@
-"""Feed-forward layers, which work on each token alone: the MLP of the original Transformer
-(https://arxiv.org/abs/1706.03762) and the gated linear units (https://arxiv.org/abs/2002.05202)."""
+"""Feed-forward layers: the MLP of the original Transformer (https://arxiv.org/abs/1706.03762) and gated
+linear units (https://arxiv.org/abs/2002.05202)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,26 +16,26 @@ from t2x.ranges import Size, TunableRate
 
 
 class FeedForward(nnx.Module):
-  """Base class of sublayers that work on each token alone."""
+  """Base class of sublayers that process each token independently."""
 
   reads: frozenset[str] = frozenset()
   max_length: int | None = None
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> None:
-    """None: it works on each token alone."""
+    """Returns None: the layer keeps no state between calls."""
 
 
 class MLP(FeedForward):
-  """activation(x W_up) W_down.
+  """Two-layer perceptron: activation(x W_up) W_down.
 
   Args:
     d_model: width of the input and output.
     hidden_dim: width between the two projections.
     activation: elementwise function.
-    use_bias: biases on both projections.
+    use_bias: whether both projections have biases.
     dropout_rate: dropout after the activation.
     kernel_init: initialiser of the first projection.
-    out_init: initialiser of the second; None: as `kernel_init`.
+    out_init: initialiser of the second projection; None: `kernel_init`.
   """
 
   def __init__(
@@ -64,11 +64,11 @@ class MLP(FeedForward):
 
 
 class GatedMLP(FeedForward):
-  """(activation(x W_gate) * (x W_up)) W_down.
+  """Gated linear unit: (activation(x W_gate) * (x W_up)) W_down.
 
-  The activation names the unit: `sigmoid` GLU, `gelu` GEGLU, `relu` ReGLU, `silu` SwiGLU, `linear`
-  the bilinear one. `hidden_dim` is the width of each of the two halves; other arguments are
-  those of `MLP`.
+  The activation determines the variant: `sigmoid` is GLU, `gelu` GEGLU, `relu` ReGLU, `silu` SwiGLU and
+  `linear` the bilinear unit. `hidden_dim` is the width of the gate and of the gated projection; other
+  arguments are those of `MLP`, and `kernel_init` initialises both.
   """
 
   def __init__(

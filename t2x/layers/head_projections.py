@@ -1,4 +1,4 @@
-"""The projections of self-attention, for mixers that replace its softmax over pairs of tokens."""
+"""Query, key, value and output projections, for mixers that replace softmax attention."""
 
 from flax import nnx
 from jaxtyping import Array, Float
@@ -12,19 +12,19 @@ from t2x.ranges import Size
 
 
 class HeadProjections(nnx.Module):
-  """Base class: queries, keys and values for each head, and the output projection.
+  """Base class of mixers with query, key, value and output projections.
 
   Args:
     d_model: width of the input and output.
-    num_heads: heads.
-    head_dim: features of a head. None: d_model / num_heads.
-    use_bias: biases on queries, keys and values.
-    out_bias: a bias on the output.
+    num_heads: number of heads.
+    head_dim: features per head. None: d_model / num_heads.
+    use_bias: whether the query, key and value projections have biases.
+    out_bias: whether the output projection has a bias.
     kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: as `kernel_init`.
+    out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and no head_dim is given.
+    UserError: num_heads does not divide d_model and head_dim is None.
   """
 
   reads: frozenset[str] = frozenset({'pattern'})
@@ -45,7 +45,7 @@ class HeadProjections(nnx.Module):
     if head_dim is None and d_model % num_heads:
       name = type(self).__name__
       raise UserError(
-        f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose another or set '
+        f'{name}.num_heads = {num_heads} does not divide d_model = {d_model}: choose a divisor or set '
         f'{name}.head_dim'
       )
     heads = num_heads, head_dim or d_model // num_heads
@@ -67,14 +67,14 @@ class HeadProjections(nnx.Module):
       rngs=rngs,
     )
 
-  def projected(
+  def project(
     self, x: Float[Array, 'batch length d_model']
   ) -> tuple[
     Float[Array, 'batch length heads head_dim'],
     Float[Array, 'batch length heads head_dim'],
     Float[Array, 'batch length heads head_dim'],
   ]:
-    """Queries, keys and values."""
+    """Returns the queries, keys and values of `x`."""
     q = constrain(self.q(x), 'batch', 'length', 'heads', None)
     k, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.k, self.v))
     return q, k, v
@@ -82,16 +82,16 @@ class HeadProjections(nnx.Module):
   def output(
     self, y: Float[Array, 'batch length heads head_dim']
   ) -> Float[Array, 'batch length d_model']:
-    """The output of all heads, projected to d_model."""
+    """Projects the outputs of the heads to d_model."""
     return self.out(constrain(y, 'batch', 'length', 'heads', None))
 
   def check_call(self, call: Call, *patterns: Pattern) -> None:
-    """Raises UserError for a source, or for a pattern that equals none of `patterns`."""
+    """Raises UserError if the call has a source or a pattern other than `patterns`."""
     name = type(self).__name__
     if call.source is not None:
       raise UserError(f'{name} cannot attend to a source: use MultiHeadAttention for Block.cross')
     if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
       raise UserError(
-        f'{name} cannot follow the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '
+        f'{name} does not support the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '
         'MultiHeadAttention for other patterns'
       )

@@ -1,4 +1,4 @@
-"""Where an image patch stands: a learned table that is interpolated for other image sizes (ViT,
+"""Position encodings of image patches: a learned table that is interpolated for other image sizes (ViT,
 https://arxiv.org/abs/2010.11929), or sines and cosines of row and column (MoCo v3, MAE)."""
 
 from typing import Literal
@@ -18,13 +18,13 @@ from t2x.ranges import Natural, Positive, Size
 
 
 class LearnedGrid(PositionEncoding):
-  """A learned vector for each extra token and each patch of a grid.
+  """Learned position vectors of extra tokens and of the patches of a grid.
 
   Args:
     d_model: width of the tokens.
-    height: rows of the trained grid, in patches.
-    width: its columns.
-    num_extra: tokens before the patches (the class token).
+    height: number of rows of the trained grid, in patches.
+    width: number of columns of the trained grid, in patches.
+    num_extra: number of tokens before the patches (the class token).
     init: initialiser of the table [num_extra + height * width, d_model].
   """
 
@@ -46,10 +46,11 @@ class LearnedGrid(PositionEncoding):
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
-    """x plus its positions; a grid other than the trained one interpolates them (bicubic).
+    """Adds the position vectors to `x`, interpolated (bicubic) unless the grid is the trained one.
 
     Raises:
-      UserError: the tokens have no grid of rows and columns, or are not `num_extra` and those of the grid.
+      UserError: the tokens have no grid of rows and columns, or their number is not `num_extra` plus the
+        size of the grid.
     """
     grid = _grid(x, tokens, self.num_extra, 'LearnedGrid')
     table = self.table[...]
@@ -64,9 +65,13 @@ def resize_grid(
   new: tuple[int, int],
   num_extra: int = 0,
 ) -> Float[Array, 'new_tokens d_model']:
-  """A table of positions for a grid of another (rows, columns), interpolated (bicubic, in float32).
+  """Interpolates a table of position vectors to another grid size (bicubic, in float32).
 
-  The first `num_extra` rows, those of tokens that stand nowhere in the grid, stay as they are.
+  Args:
+    table: position vectors of the extra tokens and of the grid, row by row.
+    old: (rows, columns) of the table's grid.
+    new: (rows, columns) of the result's grid.
+    num_extra: number of extra tokens, whose vectors are not changed.
   """
   extra, patches = table[:num_extra], table[num_extra:]
   image = patches.astype(jnp.float32).reshape(*old, -1)
@@ -75,16 +80,16 @@ def resize_grid(
 
 
 class SinusoidalGrid(PositionEncoding):
-  """Sines and cosines of column, then of row, a quarter of d_model each; nothing is learnt.
+  """Fixed sines and cosines of the column, then of the row, d_model / 4 features each.
 
   Args:
     d_model: width of the tokens; a multiple of 4.
-    num_extra: tokens before the patches, which get nothing added.
+    num_extra: number of tokens before the patches, which are not changed.
     max_wavelength: frequency j is max_wavelength^(-j / (d_model / 4 - exponent_shift)).
-    exponent_shift: 1 as big_vision's ViT and MoCo v3's successors there; 0 as MAE.
+    exponent_shift: 1 as in big_vision's ViT; 0 as in MAE.
 
   Raises:
-    UserError: d_model is no multiple of 4.
+    UserError: d_model is not a multiple of 4.
   """
 
   def __init__(
@@ -97,7 +102,7 @@ class SinusoidalGrid(PositionEncoding):
     rngs: nnx.Rngs,
   ):
     if d_model % 4:
-      raise UserError(f'SinusoidalGrid needs a d_model that is a multiple of 4, not {d_model}')
+      raise UserError(f'SinusoidalGrid: d_model must be a multiple of 4, not {d_model}')
     self.num_extra = num_extra
     self.max_wavelength = max_wavelength
     self.exponent_shift = exponent_shift
@@ -105,10 +110,11 @@ class SinusoidalGrid(PositionEncoding):
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
-    """x plus its positions, for any grid.
+    """Adds the position vectors to `x`, for any grid.
 
     Raises:
-      UserError: the tokens have no grid of rows and columns, or are not `num_extra` and those of the grid.
+      UserError: the tokens have no grid of rows and columns, or their number is not `num_extra` plus the
+        size of the grid.
     """
     grid = _grid(x, tokens, self.num_extra, 'SinusoidalGrid')
     quarter = x.shape[-1] // 4
@@ -120,16 +126,16 @@ class SinusoidalGrid(PositionEncoding):
 
 
 def _grid(x: Array, tokens: Tokens, num_extra: int, name: str) -> tuple[int, int]:
-  """Rows and columns of the tokens' grid."""
+  """Returns the rows and columns of the tokens' grid."""
   if tokens.grid is None or len(tokens.grid) != 2:
     raise UserError(
-      f'{name} needs a grid of rows and columns, but these tokens have the grid {tokens.grid}: use an '
-      'embedding that sets Tokens.grid (PatchEmbedding)'
+      f'{name} needs a grid of rows and columns, but the tokens have the grid {tokens.grid}: use an '
+      'embedding that sets Tokens.grid, such as PatchEmbedding'
     )
   rows, columns = tokens.grid
   if x.shape[1] != num_extra + rows * columns:
     raise UserError(
-      f'{x.shape[1]} tokens are not the {num_extra} of {name}.num_extra and those of a grid of '
+      f'{x.shape[1]} tokens are not {name}.num_extra = {num_extra} plus those of a grid of '
       f'{rows} x {columns}: set num_extra to the number of class tokens'
     )
   return rows, columns

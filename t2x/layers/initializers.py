@@ -1,7 +1,7 @@
-"""How a parameter starts: frozen objects called with (key, shape, dtype), equal when their numbers are.
+"""Parameter initialisers: frozen dataclasses called with (key, shape, dtype).
 
-A projection hands in its two-dimensional matrix [inputs, outputs], so fans are those of the matrix. The
-depth comes from the stack that is being built.
+Projections pass the shape of their two-dimensional matrix [inputs, outputs], so fan-in and fan-out are
+those of the matrix. Initialisers that depend on depth read it from the `BuildContext`.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from t2x.ranges import Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """Where parameters are made.
+class BuildContext:
+  """Properties of the model under construction that layers and initialisers read.
 
   Attributes:
-    vocab_size: rows that the task needs in a table of tokens.
-    num_layers: of the stack.
-    num_branches: residual branches of a layer.
+    vocab_size: vocabulary size of the task.
+    num_layers: number of layers of the stack.
+    num_branches: number of residual branches per layer.
   """
 
   vocab_size: int | None = None
@@ -33,31 +33,31 @@ class Place:
   num_branches: int | None = None
 
 
-_PLACE: contextvars.ContextVar[Place] = contextvars.ContextVar('place')
+_CONTEXT: contextvars.ContextVar[BuildContext] = contextvars.ContextVar('build_context')
 
 
-def place() -> Place:
-  """The place of what is being built; all None outside of `building`."""
-  return _PLACE.get(Place())
+def build_context() -> BuildContext:
+  """Returns the current build context; all its attributes are None outside of `building`."""
+  return _CONTEXT.get(BuildContext())
 
 
 @contextlib.contextmanager
-def building(**known: int | None) -> Iterator[None]:
-  """Parameters made inside know these attributes of their `Place`."""
-  token = _PLACE.set(dataclasses.replace(place(), **known))
+def building(**fields: int | None) -> Iterator[None]:
+  """Sets these fields of the `BuildContext` for the construction of parts inside the context."""
+  token = _CONTEXT.set(dataclasses.replace(build_context(), **fields))
   try:
     yield
   finally:
-    _PLACE.reset(token)
+    _CONTEXT.reset(token)
 
 
 def _residual_branches(name: str) -> int:
-  """Residual branches, one after the other, of the stack that is being built.
+  """Returns the number of residual branches of the stack under construction.
 
   Raises:
-    UserError: nothing is being built inside a stack.
+    UserError: no stack is under construction.
   """
-  num_layers, num_branches = place().num_layers, place().num_branches
+  num_layers, num_branches = build_context().num_layers, build_context().num_branches
   if num_layers is None or num_branches is None:
     raise UserError(f'{name} depends on the depth of a stack: use it in the sublayers of a Block')
   return num_layers * num_branches
@@ -65,7 +65,7 @@ def _residual_branches(name: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class normal:
-  """Normal with mean 0 and standard deviation `stddev`."""
+  """Normal distribution with mean 0 and standard deviation `stddev`."""
 
   stddev: Positive = 0.02
 
@@ -75,11 +75,11 @@ class normal:
 
 @dataclasses.dataclass(frozen=True)
 class width_normal:
-  """Normal with mean 0 and standard deviation width^(-1/2), for embeddings that are multiplied by
-  sqrt(width) (https://arxiv.org/abs/1706.03762, section 3.4).
+  """Normal distribution with mean 0 and standard deviation width^(-1/2), for embeddings that are multiplied
+  by sqrt(width) (https://arxiv.org/abs/1706.03762, section 3.4).
 
   Attributes:
-    width: bind it to the macro that sets the model's width.
+    width: width of the embeddings; bind it to the macro that sets the model's width.
   """
 
   width: Size
@@ -90,24 +90,24 @@ class width_normal:
 
 @dataclasses.dataclass(frozen=True)
 class truncated_normal:
-  """Normal cut at two standard deviations, its spread corrected so that it is `stddev` after it."""
+  """Normal distribution truncated at two standard deviations and rescaled to standard deviation `stddev`."""
 
   stddev: Positive = 0.02
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     # The standard deviation of a standard normal truncated to (-2, 2).
-    spread = self.stddev / 0.87962566103423978
-    return jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape), dtype) * spread
+    scale = self.stddev / 0.87962566103423978
+    return jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape), dtype) * scale
 
 
 @dataclasses.dataclass(frozen=True)
 class variance_scaling:
-  """Variance scale / fan: the family that Xavier, LeCun and He initialisation belong to.
+  """Distribution with variance scale / fan, the family of Xavier, LeCun and He initialisation.
 
   Attributes:
-    scale: multiplies the variance.
-    mode: which fan divides it. For an embedding table [vocab, d_model], 'fan_out' is d_model.
-    distribution: 'normal' is not cut, 'truncated_normal' is cut at two standard deviations.
+    scale: factor of the variance.
+    mode: the fan that divides the variance. For an embedding table [vocab, d_model], 'fan_out' is d_model.
+    distribution: 'truncated_normal' is truncated at two standard deviations, 'normal' is not.
   """
 
   scale: Positive
@@ -121,7 +121,7 @@ class variance_scaling:
 
 @dataclasses.dataclass(frozen=True)
 class xavier_uniform:
-  """Uniform with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
+  """Uniform distribution with variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010)."""
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return variance_scaling(1.0, 'fan_avg', 'uniform')(key, shape, dtype)
@@ -129,7 +129,7 @@ class xavier_uniform:
 
 @dataclasses.dataclass(frozen=True)
 class lecun_normal:
-  """Truncated normal with variance 1 / fan_in (LeCun et al. 1998)."""
+  """Truncated normal distribution with variance 1 / fan_in (LeCun et al. 1998)."""
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return variance_scaling(1.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
@@ -137,7 +137,7 @@ class lecun_normal:
 
 @dataclasses.dataclass(frozen=True)
 class he_normal:
-  """Truncated normal with variance 2 / fan_in (https://arxiv.org/abs/1502.01852)."""
+  """Truncated normal distribution with variance 2 / fan_in (https://arxiv.org/abs/1502.01852)."""
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return variance_scaling(2.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
@@ -145,7 +145,7 @@ class he_normal:
 
 @dataclasses.dataclass(frozen=True)
 class zeros:
-  """All 0."""
+  """Zeros."""
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jnp.zeros(tuple(shape), dtype)
@@ -153,7 +153,7 @@ class zeros:
 
 @dataclasses.dataclass(frozen=True)
 class ones:
-  """All 1."""
+  """Ones."""
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jnp.ones(tuple(shape), dtype)
@@ -161,13 +161,13 @@ class ones:
 
 @dataclasses.dataclass(frozen=True)
 class depth_scaled:
-  """Another initialiser divided by the square root of the number of residual branches of the stack, for
-  the projections into the residual stream (GPT-2: Radford et al. 2019, section 2.3).
+  """Divides the values of `init` by the square root of the number of residual branches of the stack, for
+  projections into the residual stream (GPT-2: Radford et al. 2019, section 2.3).
 
-  The branches are two for each layer, three with cross-attention.
+  A layer has two branches, or three with cross-attention.
 
   Attributes:
-    init: what is scaled.
+    init: initialiser to scale.
   """
 
   init: Callable[..., Array] = normal(0.02)
@@ -178,15 +178,15 @@ class depth_scaled:
 
 @dataclasses.dataclass(frozen=True)
 class fixup:
-  """Another initialiser times num_branches^(-1 / (2 branch_layers - 2)), for all but the last layer of
-  the residual branches of a network without norms; the last one starts with `zeros`
+  """Multiplies the values of `init` by num_branches^(-1 / (2 branch_layers - 2)), for all layers of the
+  residual branches of a network without norms except the last, whose initialiser is `zeros`
   (https://arxiv.org/abs/1901.09321).
 
   Attributes:
-    num_branches: residual branches one after the other. None: those of the stack, two for each layer,
-      three with cross-attention.
-    branch_layers: weight layers in a branch; at least 2. Attention has two as well: values and output.
-    init: what is scaled.
+    num_branches: number of residual branches. None: those of the stack, two per layer, or three with
+      cross-attention.
+    branch_layers: number of weight layers in a branch; at least 2. Attention has two: values and output.
+    init: initialiser to scale.
   """
 
   num_branches: Size | None = None
@@ -196,8 +196,8 @@ class fixup:
   def __post_init__(self):
     if (self.num_branches is not None and self.num_branches < 1) or self.branch_layers < 2:
       raise UserError(
-        f'fixup.num_branches = {self.num_branches}, fixup.branch_layers = {self.branch_layers}: '
-        'at least 1, and at least 2'
+        f'fixup.num_branches = {self.num_branches} must be at least 1, and fixup.branch_layers = '
+        f'{self.branch_layers} at least 2'
       )
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:

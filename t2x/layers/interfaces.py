@@ -1,6 +1,7 @@
-"""The interfaces of a block's parts. Configs are checked against these protocols.
+"""Interfaces of a block's parts, as protocols that configs are checked against.
 
-Every part is built as `Part(d_model, *, settings, rngs)`. Shapes: x is [batch, length, d_model].
+Unless documented otherwise a part is built as `Part(d_model, *, settings, rngs)`, and its input x is
+[batch, length, d_model].
 """
 
 import abc
@@ -25,24 +26,24 @@ class Aux:
   """Auxiliary losses and metrics of the parts of a model, by name.
 
   Attributes:
-    losses: one value per row of the batch, [batch], coefficient included. Values of the same name are
-      summed over layers; the train step adds their mean over the rows of the whole batch to the loss.
-    metrics: (sum, weight). Both are summed over layers, so that the reported quotient is an average.
+    losses: one value per row, [batch], including the coefficient. Values of the same name are summed over
+      layers; the train step adds their mean over the global batch to the loss.
+    metrics: (sum, weight). Both are summed over layers; the reported metric is their quotient.
   """
 
-  # A scan over layers stacks the values, and tree functions put other things than arrays there.
+  # A scan over layers stacks the values, and tree functions put leaves other than arrays there.
   losses: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   metrics: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
 
   def __add__(self, other: 'Aux') -> 'Aux':
     """Sums the losses and metrics of two parts by name."""
-    return Aux(_added(self.losses, other.losses), _added(self.metrics, other.metrics))
+    return Aux(_add(self.losses, other.losses), _add(self.metrics, other.metrics))
 
 
 NO_AUX = Aux()
 
 
-def _added(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+def _add(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
   both = {name: jax.tree.map(jnp.add, a[name], b[name]) for name in a if name in b}
   return {**a, **b, **both}
 
@@ -50,10 +51,10 @@ def _added(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Another sequence, which cross-attention reads.
+  """Sequence that cross-attention reads.
 
   Attributes:
-    x: its vectors; None where caches hold what the parts compute of them.
+    x: vectors of its tokens; None if the caches hold everything computed from them.
     tokens: metadata of its tokens.
   """
 
@@ -62,22 +63,22 @@ class Source:
 
 
 class Cache(abc.ABC):
-  """What a part remembers of earlier calls of a generation: a pytree whose arrays are [batch, ...].
+  """State of a part between the calls of a generation: a pytree whose arrays are [batch, ...].
 
-  Tokens of segment 0 leave it unchanged, or are written as tokens that nobody may see.
+  Tokens of segment 0 (padding) leave it unchanged or are written as masked tokens.
   """
 
   @abc.abstractmethod
   def repeat(self, copies: int) -> 'Cache':
-    """The cache with `copies` neighbouring rows for each row; unchanged where they can share one."""
+    """Returns the cache with each row repeated `copies` times; unchanged if the copies can share a row."""
 
   @abc.abstractmethod
   def take(self, rows: Int[Array, ' batch']) -> 'Cache':
-    """The cache of these rows. A row only takes that of a copy of the same original row."""
+    """Returns the cache with row i replaced by row rows[i], which is a copy of the same original row."""
 
 
 def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
-  """`buffer` with `new` from index `start` of `axis` on; unchanged where `new` does not fit in."""
+  """Returns `buffer` with `new` written along `axis` from index `start` on; unchanged if it does not fit."""
   length = new.shape[axis]
   if length > buffer.shape[axis]:
     return buffer
@@ -90,35 +91,37 @@ def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Slots(Cache):
-  """The tokens in the slots of all key-value caches of a body. A slot is not a position.
+  """Metadata of the tokens in the slots of all key/value caches of a body.
+
+  A slot is an index into the caches; it can differ from the position of its token.
 
   Attributes:
     tokens: positions, segments and marks, [batch, slots]; segment 0: the slot is empty or holds padding.
-    start: the slot of the first token of this call, int32.
-    next: the first free slot, int32.
+    start: slot of the first token of the current call, int32.
+    next: first free slot, int32.
   """
 
-  # Tree functions put other things than arrays into the fields.
+  # Tree functions put leaves other than arrays into the fields.
   tokens: Tokens
   start: Any
   next: Any
 
   @staticmethod
   def empty(batch: int, num_slots: int, marks: Collection[str] = ()) -> 'Slots':
-    """Slots of which none is written, for tokens with these marks."""
-    zeros, none = jnp.zeros((batch, num_slots), jnp.int32), jnp.zeros((), jnp.int32)
-    return Slots(Tokens(zeros, zeros, marks=dict.fromkeys(marks, zeros.astype(bool))), none, none)
+    """Returns empty slots for tokens with these marks."""
+    zeros, zero = jnp.zeros((batch, num_slots), jnp.int32), jnp.zeros((), jnp.int32)
+    return Slots(Tokens(zeros, zeros, marks=dict.fromkeys(marks, zeros.astype(bool))), zero, zero)
 
   def extend(self, tokens: Tokens) -> 'Slots':
-    """The slots after the tokens of a call are written to the first free ones; missing marks are False."""
+    """Writes the tokens of a call to the first free slots; absent marks are written as False."""
     length = tokens.positions.shape[1]
-    ones, old = jnp.ones((1, length), jnp.int32), self.tokens
-    segments = ones if tokens.segments is None else tokens.segments
+    one_segment, old = jnp.ones((1, length), jnp.int32), self.tokens
+    segments = one_segment if tokens.segments is None else tokens.segments
     written = Tokens(
       write(old.positions, tokens.positions, self.next, 1),
       write(old.segments, segments, self.next, 1),
       marks={
-        name: write(mark, tokens.marks.get(name, 0 * ones), self.next, 1)
+        name: write(mark, tokens.marks.get(name, 0 * one_segment), self.next, 1)
         for name, mark in old.marks.items()
       },
     )
@@ -139,20 +142,20 @@ class Slots(Cache):
 )
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """What a sublayer is called with besides its input. A new field changes no part that ignores it.
+  """Arguments of a sublayer besides its input. A new field affects only the parts that read it.
 
   Attributes:
     tokens: metadata of the tokens of x.
-    pattern: which keys a query may see.
-    encoding: rotates queries and keys or adds to the scores; None: no positions in the layers.
-    source: what cross-attention reads; None for other sublayers.
-    slots: where the tokens of x are in the key-value caches; None without a cache.
+    pattern: attention pattern: which keys each query may see.
+    encoding: position encoding of the layers; None: no positions in the layers.
+    source: sequence that cross-attention reads; None for other sublayers.
+    slots: slots of the tokens in the key/value caches; None without a cache.
     place: index of the block in the repeating group of its stack.
     repeat: index of the group, a traced int32.
-    key: for dropout; None: no dropout.
+    key: random key of dropout; None: no dropout.
     keep: factor of the branch, [batch, 1, 1] (stochastic depth); None: 1.
     record: names of the intermediate arrays to return in `Result.recorded`.
-    extras: what parts of earlier layers returned in `Result.extras`, by name; see `ExtrasSublayer`.
+    extras: values that earlier layers returned in `Result.extras`, by name; see `ExtrasSublayer`.
   """
 
   tokens: Tokens
@@ -171,15 +174,15 @@ class Call:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a sublayer returns.
+  """Result of a sublayer.
 
   Attributes:
     x: the output, [batch, length, d_model].
-    cache: the new cache, or None without one.
+    cache: the new cache; None if the call had no cache.
     aux: auxiliary losses and metrics.
-    recorded: the intermediate arrays that `Call.record` names and the part has, by name.
-    tokens: metadata of the tokens of `x` where they are others than those of the call; else None.
-    extras: new values of those of `Call.extras` that the part changes.
+    recorded: the intermediate arrays requested by `Call.record` that the part has, by name.
+    tokens: metadata of the tokens of `x` if it differs from that of the call; else None.
+    extras: new values of the entries of `Call.extras` that the part changes.
   """
 
   x: Float[Array, 'batch length d_model']
@@ -192,75 +195,75 @@ class Result:
 
 @runtime_checkable
 class Sublayer(Protocol):
-  """A token mixer, cross-attention, a feed-forward layer: everything that a block wires.
+  """Sublayer of a block: a token mixer, cross-attention or a feed-forward layer.
 
-  A part that moves information between tokens must follow `Call.pattern` and `Call.tokens`, or raise.
+  A sublayer that moves information between tokens must respect `Call.pattern` and `Call.tokens`, or raise.
   """
 
   @property
   def reads(self) -> frozenset[str]:
-    """What it uses: 'pattern', 'encoding', 'source', 'extras' (then it is an `ExtrasSublayer`), and the
-    names that it can record as 'record.NAME'."""
+    """Fields of `Call` that it depends on: 'pattern', 'encoding', 'source', 'extras' (for an
+    `ExtrasSublayer`), and 'record.NAME' for each array that it can record."""
     ...
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence it can process; None: any."""
+    """Maximum sequence length; None: no limit."""
     ...
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Cache | None:
-    """An empty cache for `num_slots` tokens of `batch` rows; None for a part that needs none."""
+    """Returns an empty cache for `batch` rows of `num_slots` tokens; None for a part without state."""
     ...
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    """The output, the new cache, auxiliary losses and recorded arrays."""
+    """Applies the sublayer to `x`."""
     ...
 
 
 @runtime_checkable
 class CrossSublayer(Sublayer, Protocol):
-  """A sublayer that can read a source."""
+  """Sublayer that can read a source."""
 
   def source_cache(self, source: Source) -> Cache:
-    """What is computed of the source once for a whole generation."""
+    """Returns everything computed from the source, once per generation."""
     ...
 
 
 @runtime_checkable
 class ExtrasSublayer(Sublayer, Protocol):
-  """A sublayer, or a block of a stack, whose `reads` has 'extras'.
+  """Sublayer, or block of a stack, whose `reads` contains 'extras'.
 
-  Extras are arrays beside the residual stream that parts pass from layer to layer. All parts of a stack
-  share them by name.
+  Extras are named arrays that are passed from layer to layer in addition to the residual stream. All parts
+  of a stack share them.
   """
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
-    """The extras that the first layer is called with, for the input `x` of the stack.
+    """Returns the extras of the first layer, for the input `x` of the stack.
 
-    Parts that use the same name return the same value. Layers keep shapes and dtypes.
+    Parts that use the same name must return the same value. Layers must not change shapes and dtypes.
     """
     ...
 
 
 @runtime_checkable
 class Norm(Protocol):
-  """Normalises over the last dimension."""
+  """Normalisation over the last dimension."""
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
-    """The normalised vectors, in the dtype of `x`."""
+    """Returns the normalised vectors in the dtype of `x`."""
     ...
 
 
 @runtime_checkable
 class Scores(Protocol):
-  """Scores of the pairs of queries and keys. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
+  """Attention scores of queries and keys. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
 
   Attributes:
-    reads: which arguments the scores depend on: 'q', 'k', 'positions' and 'scale'. Attention creates only
-      those of the projections q and k that are read.
-    max_length: most positions that there are scores for; None: no limit.
+    reads: arguments that the scores depend on, of 'q', 'k', 'positions' and 'scale'. Attention creates the
+      projections q and k only if they are read.
+    max_length: maximum sequence length; None: no limit.
   """
 
   reads: frozenset[str]
@@ -278,22 +281,22 @@ class Scores(Protocol):
     """Returns the scores before position terms and mask.
 
     Args:
-      q: projected and rotated queries; None unless read.
-      k: projected and rotated keys; None unless read.
-      q_tokens: tokens of the queries.
-      k_tokens: tokens of the keys.
-      scale: multiplies dot products.
+      q: projected and rotated queries; None unless 'q' is in `reads`.
+      k: projected and rotated keys; None unless 'k' is in `reads`.
+      q_tokens: metadata of the queries.
+      k_tokens: metadata of the keys.
+      scale: factor of dot products.
     """
     ...
 
 
 @runtime_checkable
 class Wiring(Protocol):
-  """Puts a sublayer around the residual stream."""
+  """Connection of a sublayer to the residual stream."""
 
   @property
   def ends_with_norm(self) -> bool:
-    """Whether the new stream is normalised."""
+    """True if the residual stream is normalised after the sublayer."""
     ...
 
   def __call__(
@@ -303,16 +306,23 @@ class Wiring(Protocol):
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
-    """The result of `sublayer` with the new stream as its `x`; `keep` multiplies the branch."""
+    """Returns the result of `sublayer`, with `x` replaced by the updated residual stream.
+
+    Args:
+      x: the residual stream.
+      sublayer: maps its input to its result.
+      key: random key of dropout; None: no dropout.
+      keep: factor of the branch (stochastic depth); None: 1.
+    """
     ...
 
 
 @runtime_checkable
 class Merge(Protocol):
-  """Merges tokens into fewer, wider ones, built as `Merge(d_model, rngs=rngs)`.
+  """Merges neighbouring tokens into wider ones. Built as `Merge(d_model, rngs=rngs)`.
 
   Attributes:
-    num_merged: how many tokens become one.
+    num_merged: number of tokens that are merged into one.
   """
 
   num_merged: int
@@ -325,16 +335,16 @@ class Merge(Protocol):
   def __call__(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
-    """The merged vectors and their metadata."""
+    """Returns the merged vectors and their metadata."""
     ...
 
 
 @runtime_checkable
 class GridPositions(Protocol):
-  """Positions of the tokens of an image."""
+  """Position encoding of the tokens of an image."""
 
   def embed_grid(
     self, x: Float[Array, 'batch tokens d_model'], grid: tuple[int, int]
   ) -> Float[Array, 'batch tokens d_model']:
-    """x plus its positions."""
+    """Adds the position vectors to `x`."""
     ...

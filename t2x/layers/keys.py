@@ -1,5 +1,5 @@
-"""Random keys by name: a parameter's initial value and a part's dropout mask depend on the seed and the
-name, not on which other parameters and parts a model has."""
+"""Random keys derived from names: the initial value of a parameter and the dropout mask of a part depend only
+on the seed and its name."""
 
 import dataclasses
 import zlib
@@ -23,8 +23,8 @@ def named_key(key: None, name: str) -> None: ...
 def named_key(key: Array | None, name: str) -> Array | None:
   """Returns the key of `name` derived from `key`, or None for None.
 
-  A part that hands keys to its sub-parts derives each from its own key and the name of the attribute that
-  holds the sub-part, and does not draw from its own key: keys of different parts never coincide.
+  A part derives the key of each sub-part from its own key and the name of the sub-part's attribute, and does
+  not use its own key otherwise. Then keys of different parts never coincide.
   """
   # Not `hash`, which differs between processes.
   return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
@@ -32,11 +32,11 @@ def named_key(key: Array | None, name: str) -> Array | None:
 
 @dataclasses.dataclass(eq=False)
 class _Draws:
-  """The parameters made by `param` in one construction of a model, numbered in that order.
+  """Parameters created by `param` during one construction of a model, numbered in order of creation.
 
   Attributes:
-    names: the parameter's name by number; None in the construction that finds the names.
-    count: parameters made so far.
+    names: the name of each parameter by number; None during the construction that determines the names.
+    count: number of parameters created so far.
   """
 
   names: Mapping[int, str] | None = None
@@ -44,12 +44,12 @@ class _Draws:
 
 
 class NamedRngs(nnx.Rngs):
-  """Keys for a construction inside `initialized`.
+  """Random keys for a construction inside `initialized`.
 
   Args:
-    named: the key that the keys of named parameters are derived from.
-    unnamed: the key of the streams, for values that are drawn without `param`.
-    draws: shared by all keys of one construction.
+    named: key from which the keys of parameters are derived by name.
+    unnamed: key of the streams, for values that are drawn without `param`.
+    draws: counter of the construction, shared by all its keys.
   """
 
   def __init__(self, named: Array, unnamed: Array, draws: _Draws):
@@ -59,7 +59,7 @@ class NamedRngs(nnx.Rngs):
   def draw(
     self, init: Callable[..., Array], shape: tuple[int, ...]
   ) -> tuple[Array, dict[str, Any]]:
-    """The float32 value of the next parameter and the metadata that its variable has during construction."""
+    """Returns the float32 value of the next parameter and the metadata of its variable."""
     number = self.draws.count
     self.draws.count += 1
     if self.draws.names is None:
@@ -70,14 +70,14 @@ class NamedRngs(nnx.Rngs):
 
 
 def stacked(build: Callable[[nnx.Rngs], Part], num: int, rngs: nnx.Rngs) -> Part:
-  """Builds `num` copies of a part as one whose arrays are stacked on a leading axis.
+  """Builds `num` copies of a part as one part whose arrays are stacked along a leading axis.
 
-  The construction is traced once. Copy i does not depend on `num`.
+  The construction is traced once. The values of copy i do not depend on `num`.
 
   Args:
-    build: makes the part.
+    build: builds one copy.
     num: number of copies.
-    rngs: for the parameters of all copies.
+    rngs: random keys of all copies.
   """
   key = rngs.params()
   if not isinstance(rngs, NamedRngs):
@@ -87,32 +87,32 @@ def stacked(build: Callable[[nnx.Rngs], Part], num: int, rngs: nnx.Rngs) -> Part
 
 
 def initialized(build: Callable[..., Part], key: Array) -> Part:
-  """Builds a model whose initial values are drawn by name.
+  """Builds a model whose parameters are initialised with keys derived from their names.
 
-  The value of a parameter made by `t2x.layers.param` is a function of `key`, its dotted name, its index along
-  the stacked axes, its shape and its initializer. Other parameters and the number of layers do not change
-  it, except through an initializer that reads the depth (`depth_scaled`). A parameter that several modules
-  share has the name of the first one.
+  The value of a parameter created by `t2x.layers.param` is a function of `key`, its dotted name, its index
+  along the stacked axes, its shape and its initialiser. Other parameters and the number of layers do not
+  affect it, except through initialisers that read the depth (`depth_scaled`). A parameter shared by several
+  modules has the name of its first occurrence.
 
-  A value that a part draws from `rngs` without `param` depends on how many such draws and how many stacks
-  precede it. Neither does it change with the parameters made by `param`, nor they with it.
+  A value that a part draws from `rngs` without `param` depends on the number of such draws and of stacks
+  that precede it. It is independent of the parameters created by `param`.
 
   Args:
-    build: called as `build(rngs=rngs)`; it must construct the same parts each time. It is called twice, the
-      first time for shapes only.
+    build: called as `build(rngs=rngs)`, twice, the first time for shapes only. It must construct the same
+      parts each time.
     key: a `jax.random.key`.
   """
 
   def construct(key: Array, draws: _Draws) -> Part:
     return build(rngs=NamedRngs(key, named_key(key, '(unnamed)'), draws))
 
-  # The names are those of the attributes, which are set after the parameters have been made.
+  # Parameters get their names when they are assigned to attributes, after their creation.
   shapes = jax.eval_shape(lambda: construct(jax.random.key(0), _Draws()))
   return construct(key, _Draws(_names(shapes)))
 
 
 def _names(model: Any) -> Mapping[int, str]:
-  """The dotted name of each parameter, by its `draw` number."""
+  """Returns the dotted name of each parameter by its number, the metadata `draw`."""
   names: dict[int, str] = {}
   for name, variable in named_variables(model):
     if isinstance(variable, nnx.Variable):

@@ -1,5 +1,5 @@
-"""Linear attention (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236): a feature map in place of
-the softmax, so that a sum over earlier keys replaces the keys themselves."""
+"""Linear attention (Katharopoulos et al. 2020, https://arxiv.org/abs/2006.16236): a feature map replaces the
+softmax, so that a sum over earlier tokens summarises their keys and values."""
 
 import dataclasses
 import functools
@@ -19,28 +19,27 @@ from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
 from t2x.ranges import Size
 
-# Smallest normaliser that is divided by. It is the sum of positive features and 0 only for padding, or
-# where they underflow.
+# Lower bound of the normaliser, a sum of positive features that is 0 for padding or when they underflow.
 EPSILON = 1e-6
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LinearState(Cache):
-  """Sums over the tokens so far of one segment of each row, whatever their number.
+  """Sums over the earlier tokens of the last segment of each row.
 
   Attributes:
     sums: sum of phi(k) [v, 1]', [batch, heads, head_dim, head_dim + 1], in float32 or wider.
     segment: the segment of these tokens, int32 [batch]; 0: no token yet.
   """
 
-  # Not annotated with shapes: a stack puts its layers before the batch.
+  # Not annotated with shapes: a stack adds a leading dimension for its layers.
   sums: Any
   segment: Any
 
   @staticmethod
   def empty(batch: int, heads: int, head_dim: int, dtype: Any = Dtypes.reductions) -> 'LinearState':
-    """The state before the first token."""
+    """Returns the state before the first token."""
     return LinearState(
       jnp.zeros((batch, heads, head_dim, head_dim + 1), dtype), jnp.zeros(batch, jnp.int32)
     )
@@ -53,25 +52,27 @@ class LinearState(Cache):
 
 
 class LinearAttention(HeadProjections):
-  """phi(q) (sum phi(k) v') / (phi(q) sum phi(k)) over the visible keys, with phi(x) = elu(x) + 1.
+  """Linear attention: phi(q) (sum phi(k) v') / (phi(q) sum phi(k)) over the visible keys, with
+  phi(x) = elu(x) + 1.
 
-  The pattern is Full() or Causal(). Tokens come in the order of their positions, and those of a segment
-  are neighbours except for padding between them. Time and memory are linear in the length: pairs of tokens
-  meet within chunks only, and a state goes from chunk to chunk. Decoding keeps this state in place of keys.
+  The pattern must be Full() or Causal(), tokens must be in the order of their positions, and the tokens of
+  a segment must be contiguous except for padding. Time and memory are linear in the length: pairs of tokens
+  are compared only within a chunk, and a state of fixed size is passed between chunks. Decoding caches this
+  state instead of keys and values.
 
   Args:
     d_model: width of the input and output.
-    num_heads: heads.
-    head_dim: features of a head. None: d_model / num_heads.
-    chunk: tokens of a chunk.
-    use_bias: biases on queries, keys and values.
-    out_bias: a bias on the output.
+    num_heads: number of heads.
+    head_dim: features per head. None: d_model / num_heads.
+    chunk: tokens per chunk.
+    use_bias: whether the query, key and value projections have biases.
+    out_bias: whether the output projection has a bias.
     kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: as `kernel_init`.
+    out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and no head_dim is given; when called, for a source or a
-      pattern other than Full() and Causal().
+    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or
+      a pattern other than Full() and Causal().
   """
 
   def __init__(
@@ -100,7 +101,7 @@ class LinearAttention(HeadProjections):
     self.chunk = chunk
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> LinearState:
-    """An empty state: its size does not depend on `num_slots`, and it is in float32."""
+    """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
     return LinearState.empty(batch, self.num_heads, self.head_dim)
 
   def __call__(
@@ -109,47 +110,47 @@ class LinearAttention(HeadProjections):
     call: Call,
     cache: LinearState | None = None,
   ) -> Result:
-    """Attends to the tokens of `x`, and to those before them that a cache holds the state of.
+    """Attends to the tokens of `x` and to the earlier tokens summarised in the cache.
 
-    Tokens that see nothing (padding) get zeros before the output projection.
+    For tokens that see no token (padding) the input of the output projection is zero.
     """
     self.check_call(call, Full(), Causal())
     dtype = softmax_dtype(x)
-    q, k, v = (a.astype(dtype) for a in self.projected(x))
-    q, k = features(q), features(k)
+    q, k, v = (a.astype(dtype) for a in self.project(x))
+    q, k = feature_map(q), feature_map(k)
     v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
     segments, is_causal = call.tokens.segments, call.pattern.offsets() == Causal().offsets()
     if segments is None and cache is None and not is_causal:
       sums = jnp.einsum('bjhd,bjhe->bhde', k, v)
-      return Result(self._normalized(jnp.einsum('bihd,bhde->bihe', q, sums), x.dtype))
+      return Result(self._normalize(jnp.einsum('bihd,bhde->bihe', q, sums), x.dtype))
     segments = jnp.asarray(1 if segments is None else segments, jnp.int32)
     segments = jnp.broadcast_to(segments, x.shape[:2])
     empty = LinearState.empty(len(x), self.num_heads, self.head_dim, dtype)
     state = empty
     if cache is not None:
       state = dataclasses.replace(cache, sums=cache.sums.astype(dtype))
-    y, state = scanned(q, k, v, segments, state, self.chunk)
+    y, state = causal_sums(q, k, v, segments, state, self.chunk)
     if not is_causal:
       q, k, v, segments = (jnp.flip(a, 1) for a in (q, k, v, segments))
-      later, _ = scanned(q, k, v, segments, empty, self.chunk, includes_own=False)
+      later, _ = causal_sums(q, k, v, segments, empty, self.chunk, includes_own=False)
       y = y + jnp.flip(later, 1)
     if cache is not None:
       cache = dataclasses.replace(state, sums=state.sums.astype(cache.sums.dtype))
-    return Result(self._normalized(y, x.dtype), cache)
+    return Result(self._normalize(y, x.dtype), cache)
 
-  def _normalized(
+  def _normalize(
     self, y: Float[Array, 'batch length heads dim_and_one'], dtype: Any
   ) -> Float[Array, 'batch length d_model']:
-    """The output, from numerators and (last) denominators."""
+    """Divides the numerators by the denominators, the last feature, and applies the output projection."""
     return self.output((y[..., :-1] / jnp.maximum(y[..., -1:], EPSILON)).astype(dtype))
 
 
-def features(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
-  """elu(x) + 1, which is positive; without the rounding error of the sum where x < 0."""
+def feature_map(x: Float[Array, '*shape']) -> Float[Array, '*shape']:
+  """Returns elu(x) + 1, which is positive, computed as exp(x) for x < 0 to avoid rounding errors."""
   return jnp.where(x > 0, x + 1, jnp.exp(jnp.where(x > 0, 0, x)))
 
 
-def scanned(
+def causal_sums(
   q: Float[Array, 'batch length heads head_dim'],
   k: Float[Array, 'batch length heads head_dim'],
   v: Float[Array, 'batch length heads v_dim'],
@@ -159,30 +160,30 @@ def scanned(
   *,
   includes_own: bool = True,
 ) -> tuple[Float[Array, 'batch length heads v_dim'], LinearState]:
-  """Sums over the earlier tokens of the same segment, chunk by chunk.
+  """Computes sums over the earlier tokens of the same segment, chunk by chunk.
 
   Args:
-    q: features of queries.
-    k: features of keys.
+    q: features of the queries.
+    k: features of the keys.
     v: values.
-    segments: 0 for padding, which is left out.
-    state: what precedes the first token.
-    chunk: tokens that are processed at a time.
-    includes_own: whether a token is among those that it sees.
+    segments: segments of the tokens; 0 is padding, which the sums exclude.
+    state: state before the first token.
+    chunk: tokens per chunk.
+    includes_own: whether the sum of a token includes the token itself.
 
   Returns:
     The sum of (q_i k_j) v_j over j for each i, and the state after the last token.
   """
   length = q.shape[1]
   chunk = min(chunk, length)
-  missing = -length % chunk
+  padding = -length % chunk
   before = jnp.tril(jnp.ones((chunk, chunk), bool), 0 if includes_own else -1)
 
-  def cut(a: Array) -> Array:
-    a = jnp.pad(a, ((0, 0), (0, missing), *[(0, 0)] * (a.ndim - 2)))
+  def split(a: Array) -> Array:
+    a = jnp.pad(a, ((0, 0), (0, padding), *[(0, 0)] * (a.ndim - 2)))
     return jnp.moveaxis(a.reshape(len(a), -1, chunk, *a.shape[2:]), 1, 0)
 
-  chunks = cut(q), cut(k), cut(v), cut(segments)
+  chunks = split(q), split(k), split(v), split(segments)
   state, y = jax.lax.scan(functools.partial(_chunk, before), state, chunks)
   y = jnp.moveaxis(y, 0, 1)
   return y.reshape(len(q), -1, *y.shape[3:])[:, :length], state
@@ -200,10 +201,10 @@ def _chunk(
 ) -> tuple[LinearState, Float[Array, 'batch chunk heads v_dim']]:
   q, k, v, segments = inputs
   is_token = segments != 0
-  seen = before[None] & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
-  scores = jnp.where(seen[:, None], jnp.einsum('bihd,bjhd->bhij', q, k), 0)
+  visible = before[None] & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
+  scores = jnp.where(visible[:, None], jnp.einsum('bihd,bjhd->bhij', q, k), 0)
   y = jnp.einsum('bhij,bjhe->bihe', scores, v)
-  # The first tokens may continue the segment of the chunks before.
+  # The first tokens may continue the segment of the preceding chunks.
   continues = is_token & (segments == state.segment[:, None])
   earlier = jnp.einsum('bihd,bhde->bihe', q, state.sums)
   y = y + jnp.where(continues[..., None, None], earlier, 0)

@@ -19,27 +19,28 @@ from t2x.ranges import Size, TunableRate
 
 
 class Linformer(HeadProjections):
-  """softmax(q (E'k)' / sqrt(head_dim)) F'v, with learned E and F [max_length, projected_length].
+  """Self-attention softmax(q (E'k)' / sqrt(head_dim)) F'v with learned projections E and F along the length.
 
-  All heads share E and F; shorter rows read their first rows. Keys and values of padding are zero. Every
-  token sees the whole row, so that the pattern is Full(), a row is one segment with positions from 0
-  (`Tokens.row`), and there is no decoding token by token.
+  E and F are [max_length, projected_length] and shared by all heads; rows of length n use their first n
+  rows. Keys and values of padding are zero. Each token attends to all tokens of its row. Therefore the
+  pattern must be Full(), a row must be one segment with positions from 0 (`Tokens.row`), and decoding token
+  by token is not supported.
 
   Args:
     d_model: width of the input and output.
-    num_heads: heads.
-    max_length: the longest sequence.
-    projected_length: keys and values after the projection along the length (k in the paper).
-    head_dim: features of a head. None: d_model / num_heads.
-    use_bias: biases on queries, keys and values.
-    out_bias: a bias on the output.
+    num_heads: number of heads.
+    max_length: maximum sequence length.
+    projected_length: number of keys and values after the projection along the length (k in the paper).
+    head_dim: features per head. None: d_model / num_heads.
+    use_bias: whether the query, key and value projections have biases.
+    out_bias: whether the output projection has a bias.
     dropout_rate: dropout of the attention probabilities.
     kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: as `kernel_init`.
+    out_init: initialiser of the output projection. None: `kernel_init`.
     length_init: initialiser of E and F. The default has variance 1 / projected_length (theorem 2).
 
   Raises:
-    UserError: num_heads does not divide d_model and no head_dim is given; when called, for a source, a
+    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
       pattern other than Full(), rows that may hold several segments, or rows longer than max_length.
   """
 
@@ -76,9 +77,9 @@ class Linformer(HeadProjections):
     self.v_length = param(length_init, shape, ('length', None), rngs)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
-    """Raises UserError: every key depends on the whole row."""
+    """Raises UserError, because every projected key depends on all tokens of the row."""
     raise UserError(
-      'Linformer projects the whole row and cannot decode token by token: use it in an Encoder'
+      'Linformer projects all tokens of a row at once and cannot decode token by token: use it in an Encoder'
     )
 
   def __call__(
@@ -86,12 +87,12 @@ class Linformer(HeadProjections):
   ) -> Result:
     """Attends from `x` to its projected keys and values.
 
-    The output is NaN for rows of several segments, which are known only at run time.
+    The output is NaN for rows with several segments, because segments are only available at run time.
     """
     self.check_call(call, Full())
     self._check_tokens(call.tokens, x.shape[1])
     tokens = call.tokens
-    q, k, v = self.projected(x)
+    q, k, v = self.project(x)
     if tokens.segments is not None:
       is_token = (tokens.segments != 0)[..., None, None]
       k, v = jnp.where(is_token, k, 0), jnp.where(is_token, v, 0)
@@ -119,6 +120,6 @@ class Linformer(HeadProjections):
 
 
 def _has_one_segment(segments: Int[Array, '#batch length']) -> Bool[Array, '#batch 1 1 1']:
-  """Whether all tokens of a row but padding have the same segment."""
+  """Returns whether all tokens of a row have the same segment, ignoring padding."""
   last = segments.max(axis=1, keepdims=True)
   return ((segments == 0) | (segments == last)).all(axis=1)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""From a pattern and the tokens of both sides to what is seen."""
+"""Attention masks, from a pattern and the metadata of queries and keys."""
 
 from typing import Any
 
@@ -8,27 +8,28 @@ from jaxtyping import Array, Bool
 
 from t2x.errors import UserError
 from t2x.layers.base import Tokens
-from t2x.layers.patterns import Full, Pattern, marks_of
+from t2x.layers.patterns import Full, Pattern, mark_names
 from t2x.layers.tiles import Bounds, Tiles
 
 
 def visible(pattern: Pattern, q: Tokens, k: Tokens) -> Any:
-  """Bool [batch or 1, q, k]: the pattern, within one segment, no padding.
+  """Returns whether each query sees each key, bool [#batch, q_len, k_len].
 
-  Where only one side has segments, only its padding counts.
+  A query sees the keys that the pattern allows, in its own segment, without padding. If only one side has
+  segments, only its padding is masked.
   """
   q, k = q.as_queries(), k.as_keys()
-  seen = pattern.allows(q, k)
+  mask = pattern.allows(q, k)
   for tokens in (q, k):
     if tokens.segments is not None:
-      seen = seen & (tokens.segments != 0)
+      mask = mask & (tokens.segments != 0)
   if q.segments is not None and k.segments is not None:
-    seen = seen & (q.segments == k.segments)
-  return seen
+    mask = mask & (q.segments == k.segments)
+  return mask
 
 
 def visible_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
-  """Verdicts on the tiles of `visible`, from bounds that broadcast."""
+  """Classifies the tiles of the mask returned by `visible`, from bounds that broadcast."""
   empty, full = pattern.tiles(q, k)
   if q.high.segments is None and k.high.segments is None:
     return Tiles(empty, full)
@@ -36,7 +37,7 @@ def visible_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
     high = k.high.segments if q.high.segments is None else q.high.segments
     apart = high == 0
   else:
-    # Of padding only: the maximum is 0 and below every minimum.
+    # The maximum of a block of padding is 0, below every minimum.
     apart = (q.high.segments < k.low.segments) | (k.high.segments < q.low.segments)
   return Tiles(empty | apart, np.bool_(False))
 
@@ -44,10 +45,10 @@ def visible_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
 def attention_mask(
   pattern: Pattern, q: Tokens, k: Tokens
 ) -> Bool[Array, '#batch 1 q_len k_len'] | None:
-  """The dense mask: the pattern, within one segment, no padding. None where all see all.
+  """Returns the dense mask of `visible` with a dimension for heads; None if every query sees every key.
 
   Raises:
-    UserError: as `check_reads`.
+    UserError: the pattern reads token metadata that is absent.
   """
   check_reads(pattern, q, k)
   if pattern == Full() and q.segments is None and k.segments is None:
@@ -56,15 +57,15 @@ def attention_mask(
 
 
 def check_reads(pattern: Pattern, q: Tokens, k: Tokens) -> None:
-  """Raises UserError where a pattern reads token metadata that is absent.
+  """Raises UserError if the pattern reads token metadata that is absent.
 
-  Keys must have the marks; queries without them are unmarked (tokens that are being generated).
+  Marks are required of keys only: queries without them, such as generated tokens, are unmarked.
   """
-  absent = [f'marks[{name!r}]' for name in marks_of(pattern) if name not in k.marks]
+  absent = [f'marks[{name!r}]' for name in mark_names(pattern) if name not in k.marks]
   fields = {'coords': (q.coords, k.coords), 'order': (q.order, k.order)}
   absent += [f for f in fields if f in pattern.reads and any(x is None for x in fields[f])]
   if absent:
     raise UserError(
       f'the pattern {pattern} reads Tokens.{absent[0]}, which this batch does not have: use a task '
-      'that provides it, or another pattern'
+      'that provides it or another pattern'
     )

@@ -1,6 +1,7 @@
-"""Normalisation over the last dimension: LayerNorm (https://arxiv.org/abs/1607.06450) and RMSNorm
-(https://arxiv.org/abs/1910.07467). Computed in float32 with float32 scales, returned in
-the type of the input."""
+"""LayerNorm (https://arxiv.org/abs/1607.06450) and RMSNorm (https://arxiv.org/abs/1910.07467).
+
+Both normalise over the last dimension, compute in float32 with float32 scales, and return the dtype of the
+input."""
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +15,12 @@ from t2x.ranges import Epsilon
 
 
 class LayerNorm(nnx.Module):
-  """(x - mean) / sqrt(variance + epsilon) * scale + bias.
+  """Layer normalisation: (x - mean) / sqrt(variance + epsilon) * scale + bias.
 
   Args:
     d_model: size of the last dimension.
     epsilon: added to the variance.
-    use_bias: False leaves the bias out (PaLM, Cohere).
+    use_bias: whether to add a bias; PaLM and Cohere do not.
   """
 
   def __init__(
@@ -43,7 +44,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-  """x / sqrt(mean(x^2) + epsilon) * scale: no mean taken off, no bias (T5, Llama).
+  """Root mean square normalisation: x / sqrt(mean(x^2) + epsilon) * scale (T5, Llama).
 
   Args:
     d_model: size of the last dimension.

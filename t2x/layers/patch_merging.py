@@ -1,4 +1,4 @@
-"""Merging of neighbouring tokens, between the stages of a pyramid."""
+"""Patch merging between the stages of a hierarchical vision transformer."""
 
 from collections.abc import Callable
 
@@ -13,8 +13,8 @@ from t2x.layers.norms import LayerNorm
 
 
 class PatchMerging(nnx.Module):
-  """Merges 2 x 2 neighbouring tokens of a grid into one of twice the width: concatenation, a norm, and a
-  projection without bias (Swin Transformer, https://arxiv.org/abs/2103.14030, section 3.1).
+  """Merges 2 x 2 neighbouring tokens of a grid into one token of twice the width, by concatenation, a norm
+  and a projection without bias (Swin Transformer, https://arxiv.org/abs/2103.14030, section 3.1).
 
   Args:
     d_model: width of the input.
@@ -46,10 +46,10 @@ class PatchMerging(nnx.Module):
   def __call__(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> tuple[Float[Array, 'batch merged output_dim'], Tokens]:
-    """Returns the merged vectors in rows from the top left, and their metadata.
+    """Returns the merged vectors, row by row from the top left, and their metadata.
 
     Raises:
-      UserError: the tokens fill no grid of even sides, or have metadata that cannot be merged.
+      UserError: the tokens do not fill a grid with even sides, or have metadata that cannot be merged.
     """
     rows, columns = _grid(tokens)
     batch, _, width = x.shape
@@ -61,11 +61,7 @@ class PatchMerging(nnx.Module):
 
 
 def _grid(tokens: Tokens) -> tuple[int, int]:
-  """Rows and columns of the grid that the tokens fill.
-
-  Raises:
-    UserError: as `PatchMerging`.
-  """
+  """Returns the rows and columns of the tokens' grid; raises UserError if it cannot be merged."""
   if tokens.grid is None or len(tokens.grid) != 2:
     raise UserError(
       f'PatchMerging merges the patches of an image, but the tokens have the grid {tokens.grid}: use an '
@@ -73,19 +69,19 @@ def _grid(tokens: Tokens) -> tuple[int, int]:
     )
   if tokens.num_extra:
     raise UserError(
-      f'PatchMerging takes tokens of a grid only, but {tokens.num_extra} precede it (class tokens): set '
+      f'PatchMerging supports only tokens of a grid, but {tokens.num_extra} precede it (class tokens): set '
       'PatchEmbedding.class_token = False and pool with @mean_tokens'
     )
   fields = {'segments': tokens.segments, 'coords': tokens.coords, 'order': tokens.order}
   names = [name for name, value in fields.items() if value is not None] + sorted(tokens.marks)
   if names:
     raise UserError(
-      f'PatchMerging merges whole images: it cannot merge the {", ".join(names)} of tokens'
+      f'PatchMerging cannot merge the metadata {", ".join(names)} of tokens: use a task without it'
     )
   rows, columns = tokens.grid
   if rows % 2 or columns % 2:
     raise UserError(
-      f'PatchMerging merges 2 x 2 tokens, which do not divide a grid of {rows} x {columns}: choose '
-      'another image size or PatchEmbedding.patch_size'
+      f'PatchMerging merges 2 x 2 tokens, which do not divide a grid of {rows} x {columns}: change '
+      'the image size or PatchEmbedding.patch_size'
     )
   return rows, columns

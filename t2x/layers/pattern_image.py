@@ -1,6 +1,6 @@
-"""The interaction matrix of a pattern as a PNG: query rows, key columns, and what each tile needs.
+"""Draws the mask of an attention pattern as a PNG, with the class of each tile in the block schedule.
 
-Needs the extra `report`.
+Requires the extra `report`.
 """
 
 import pathlib
@@ -13,15 +13,15 @@ from jaxtyping import Int
 
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.patterns import Pattern, marks_of
+from t2x.layers.patterns import Pattern, mark_names
 from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
-# Whether a cell is seen, what the schedule says of its tile, label, colour.
+# Whether the key is visible, class of the tile in the schedule, label, colour.
 KINDS = (
-  (True, FULL, 'seen, tile is full', '#185a9d'),
-  (True, PARTIAL, 'seen, tile is partly masked', '#54a0d6'),
-  (False, PARTIAL, 'not seen', '#dee2e8'),
-  (False, SKIP, 'not seen, tile is skipped', '#f7f8fa'),
+  (True, FULL, 'visible, full tile', '#185a9d'),
+  (True, PARTIAL, 'visible, partial tile', '#54a0d6'),
+  (False, PARTIAL, 'masked', '#dee2e8'),
+  (False, SKIP, 'masked, skipped tile', '#f7f8fa'),
 )
 EDGE = '#f0963c'
 
@@ -35,16 +35,18 @@ def draw(
   block: int = 16,
   marks: Mapping[str, Sequence[int]] | None = None,
 ) -> None:
-  """Writes the picture of a pattern to a PNG file.
+  """Draws the mask of a pattern, with queries as rows and keys as columns, and writes it to a PNG file.
 
   Args:
+    pattern: the pattern.
+    path: path of the PNG file.
     length: number of queries.
-    k_length: number of keys; None: as many.
-    block: size of a tile of the block schedule, in positions.
-    marks: the positions that have each mark; None: an example of each mark that the pattern reads.
+    k_length: number of keys; None: `length`.
+    block: side of a tile of the block schedule, in positions.
+    marks: positions that have each mark; None: example positions for each mark that the pattern reads.
 
   Raises:
-    UserError: sizes out of range, matplotlib is not installed, or the file cannot be written.
+    UserError: a size is out of range, matplotlib is not installed, or the file cannot be written.
   """
   try:
     from matplotlib.colors import to_rgb
@@ -60,7 +62,7 @@ def draw(
   axes.set_title(textwrap.fill(repr(pattern), 60), fontsize='medium')
   colours = np.array([*(to_rgb(colour) for *_, colour in KINDS), (0, 0, 0)])
   axes.imshow(colours[kinds], interpolation='nearest')
-  # A tick at a half would hide the edge of a tile there.
+  # Edges of tiles are at halves, so major ticks are integers.
   axes.locator_params(integer=True)
   axes.set_xticks(np.arange(0, k_length + 1, block) - 0.5, minor=True)
   axes.set_yticks(np.arange(0, length + 1, block) - 0.5, minor=True)
@@ -82,30 +84,33 @@ def cells(
   block: int,
   marks: Mapping[str, Sequence[int]] | None = None,
 ) -> Int[np.ndarray, 'queries keys']:
-  """Returns the index in `KINDS` of every query and key; -1 where mask and schedule disagree."""
+  """Returns the index into `KINDS` for each query and key; -1 if mask and schedule disagree."""
   if min(q_len, k_len, block) < 1 or max(q_len, k_len) > 2048:
-    raise UserError('a picture has 1 to 2048 queries and keys, and tiles of at least 1')
+    raise UserError(
+      f'a picture of a pattern must have 1 to 2048 queries and keys and tiles of at least 1, not {q_len} '
+      f'queries, {k_len} keys and tiles of {block}'
+    )
   marks = example_marks(pattern, q_len) if marks is None else marks
 
   def row(length):
     positions = np.arange(length)[None]
-    marked = {name: np.isin(positions, list(places)) for name, places in marks.items()}
-    return Tokens(positions, marks=marked, layout=RowLayout.CONTIGUOUS)
+    masks = {name: np.isin(positions, list(marked)) for name, marked in marks.items()}
+    return Tokens(positions, marks=masks, layout=RowLayout.CONTIGUOUS)
 
   q, k = row(q_len), row(k_len)
-  seen = pattern.mask(q, k)
+  mask = pattern.mask(q, k)
   bounds = [Bounds.of(tokens, block, RowLayout.CONTIGUOUS) for tokens in (q, k)]
   tiles = pattern.tiles(bounds[0].as_queries(), bounds[1].as_keys())
   schedule = tiles.codes(1, -(-q_len // block), -(-k_len // block))[0]
   tile = schedule.repeat(block, 0).repeat(block, 1)[:q_len, :k_len]
   return np.select(
-    [(seen == is_seen) & (tile == verdict) for is_seen, verdict, *_ in KINDS],
+    [(mask == is_visible) & (tile == code) for is_visible, code, *_ in KINDS],
     range(len(KINDS)),
     default=-1,
   )
 
 
 def example_marks(pattern: Pattern, length: int) -> dict[str, Sequence[int]]:
-  """Positions for each mark that a pattern reads: the first quarter for a prefix, else a few tokens."""
+  """Returns example positions for each mark that a pattern reads: a prefix of length / 4, else three tokens."""
   few = (0, length // 3, length // 3 + 1)
-  return {name: range(length // 4) if name == 'prefix' else few for name in marks_of(pattern)}
+  return {name: range(length // 4) if name == 'prefix' else few for name in mark_names(pattern)}

@@ -1,11 +1,10 @@
-"""Attention patterns: who may see whom, as a small algebra of predicates over pairs of positions.
+"""Attention patterns: predicates over pairs of query and key, combined with `&`, `|` and `~`.
 
-`Causal() & Window(256)` or `Window(64, dilation=2) | Global(16)` is written once and gives the dense
-mask (the reference), the schedule of tiles that blockwise kernels skip by, and the picture. Windows
-and global tokens are Longformer's (Beltagy et al. 2020, arXiv:2004.05150), strided and banded
-patterns Sparse Transformer's (Child et al. 2019, arXiv:1904.10509), the seen prefix is T5's prefix
-LM (Raffel et al. 2020, arXiv:1910.10683), selected tokens are ETC's (Ainslie et al. 2020,
-arXiv:2004.08483).
+A pattern such as `Causal() & Window(256)` or `Window(64, dilation=2) | Global(16)` defines the dense mask
+(the reference), the schedule of tiles that blockwise kernels skip, and the picture of the pattern. Windows
+and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), strided and banded patterns
+from Sparse Transformer (Child et al. 2019, arXiv:1904.10509), the prefix from T5's prefix LM (Raffel et al.
+2020, arXiv:1910.10683), marked tokens from ETC (Ainslie et al. 2020, arXiv:2004.08483).
 """
 
 import abc
@@ -22,36 +21,36 @@ from t2x.ranges import Size, Text
 
 
 class Pattern(abc.ABC):
-  """A predicate over (query token, key token): may the query see the key?
+  """Predicate over (query token, key token): whether the query may see the key.
 
-  Patterns are immutable, hashable and compare by value; they are never traced. Combine them with
-  `&`, `|` and `~`.
+  Patterns are immutable, hashable and compare by value; they are never traced. Combine them with `&`, `|`
+  and `~`.
   """
 
   @property
   def relative(self) -> bool:
-    """Whether the answer depends on q.positions - k.positions only."""
+    """True if the predicate depends only on q.positions - k.positions."""
     return False
 
   @property
   def reads(self) -> frozenset[str]:
-    """The fields of `Tokens` that the answer depends on; a mark is 'marks.<name>'."""
+    """Fields of `Tokens` that the predicate depends on; a mark is 'marks.<name>'."""
     return frozenset({'positions'})
 
   @abc.abstractmethod
   def allows(self, q: Tokens, k: Tokens) -> Any:
-    """True where the query may see the key.
+    """Returns whether each query may see each key, as a boolean array.
 
     Args:
       q: metadata of queries, as NumPy or JAX arrays. Absent marks are false.
-      k: metadata of keys; its arrays and those of `q` broadcast against each other
-        (`Tokens.as_queries`, `Tokens.as_keys`).
+      k: metadata of keys, with arrays that broadcast against those of `q` (`Tokens.as_queries`,
+        `Tokens.as_keys`).
     """
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
-    """Decides whether tiles are empty or full from bounds that broadcast as in `allows`.
+    """Decides from bounds, which broadcast as in `allows`, whether tiles are empty or full.
 
-    By default from `offsets()`; without them every tile is partial.
+    The default uses `offsets()`; if they are None, every tile is partial.
     """
     interval = self.offsets()
     if interval is None:
@@ -59,19 +58,22 @@ class Pattern(abc.ABC):
     return within(interval, q, k)
 
   def offsets(self) -> Interval | None:
-    """The interval of q - k that is seen, where the pattern is one; equal patterns have equal ones."""
+    """Returns the interval of q - k that the pattern allows; None if it is not defined by one interval.
+
+    Equal patterns return equal intervals.
+    """
     return None
 
   def tiles(self, q: Bounds, k: Bounds) -> Tiles:
-    """As `tile`; exact where the pattern is relative and offsets are those of slots."""
+    """Decides as `tile`, but exactly if the pattern is relative and the bounds have slots."""
     if self.relative and q.slots is not None and k.slots is not None:
-      return _by_offset(self, q.slots, k.slots)
+      return _exact_tiles(self, q.slots, k.slots)
     return self.tile(q, k)
 
   def is_causal(self, length: int) -> bool:
-    """Whether no query of a row of `length` tokens sees a later key, where no token has a mark.
+    """Returns whether no query in a row of `length` unmarked tokens sees a later key.
 
-    False where this depends on the data (`order`, `coords`).
+    Returns False if this depends on the data (`order`, `coords`).
     """
     if self.reads & {'coords', 'order'}:
       return False
@@ -94,17 +96,22 @@ class Pattern(abc.ABC):
     layout: RowLayout = RowLayout.CONTIGUOUS,
     has_marks: bool = True,
   ) -> Int8[np.ndarray, 'q_blocks k_blocks']:
-    """What is known before run time of each tile: 0 skip, 1 partly masked, 2 fully seen.
+    """Classifies tiles before run time: 0 skip, 1 partly masked, 2 not masked.
 
-    Never wrong, at times PARTIAL where SKIP or FULL would do. Exact for relative patterns, Blocks
-    and Global in a CONTIGUOUS layout. Costs O(lengths + tiles): pairs are never enumerated.
+    The schedule is conservative: a tile can be PARTIAL although SKIP or FULL would be correct. It is exact
+    for relative patterns, Blocks and Global in a CONTIGUOUS layout. Costs O(lengths + tiles): pairs are
+    not enumerated.
 
     Args:
-      layout: of queries and keys. PACKED: the schedule holds for pairs of the same segment, and only
-        what is relative can be known of them.
-      has_marks: False when no token has a mark, whatever the pattern.
+      q_len: number of queries.
+      k_len: number of keys.
+      q_block: queries per tile.
+      k_block: keys per tile.
+      layout: layout of queries and keys. PACKED: the schedule is valid for pairs of the same segment, and
+        only relative patterns are classified.
+      has_marks: False if no token has a mark.
     """
-    marks = marks_of(self) if has_marks else ()
+    marks = mark_names(self) if has_marks else ()
     q, k = (
       Bounds.static(length, block, layout, marks)
       for length, block in ((q_len, q_block), (k_len, k_block))
@@ -113,7 +120,12 @@ class Pattern(abc.ABC):
     return tiles.codes(1, -(-q_len // q_block), -(-k_len // k_block))[0]
 
   def mask(self, q: int | Tokens, k: int | Tokens) -> Bool[np.ndarray, 'q_len k_len']:
-    """The dense mask for tokens with NumPy arrays [1, length]; a length is a row without marks."""
+    """Returns the dense mask.
+
+    Args:
+      q: metadata of the queries, NumPy arrays [1, length], or the length of a row without marks.
+      k: metadata of the keys, as `q`.
+    """
     q, k = (Tokens(np.arange(x)[None]) if isinstance(x, int) else x for x in (q, k))
     return np.asarray(self.allows(q.as_queries(), k.as_keys()))[0]
 
@@ -147,7 +159,7 @@ class Full(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Causal(Pattern):
-  """A query sees itself and what came before."""
+  """Every query sees its own position and all earlier keys."""
 
   relative = True
 
@@ -160,9 +172,9 @@ class Causal(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Window(Pattern):
-  """A query sees the keys less than `size` steps of `dilation` away, on both sides.
+  """Every query sees the keys less than `size` steps of `dilation` away, on both sides.
 
-  With Causal: `size` keys, its own position among them, as in GPT-Neo and Mistral.
+  With Causal a query sees `size` keys, including its own position, as in GPT-Neo and Mistral.
   """
 
   size: Size
@@ -170,8 +182,8 @@ class Window(Pattern):
   relative = True
 
   def __post_init__(self):
-    _require(self.size >= 1, f'Window: size must be at least 1, not {self.size}')
-    _require(self.dilation >= 1, f'Window: dilation must be at least 1, not {self.dilation}')
+    _require(self.size >= 1, f'Window.size must be at least 1, not {self.size}')
+    _require(self.dilation >= 1, f'Window.dilation must be at least 1, not {self.dilation}')
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     offset = q.positions - k.positions
@@ -190,7 +202,7 @@ class Window(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Prefix(Pattern):
-  """Everybody sees the keys that have the mark 'prefix'; nobody sees another key."""
+  """Every query sees the keys with the mark 'prefix' and no other keys."""
 
   reads = frozenset({'marks.prefix'})
 
@@ -203,7 +215,7 @@ class Prefix(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Marked(Pattern):
-  """The tokens that have the mark `name` see, and are seen by, all."""
+  """Tokens with the mark `name` see all tokens and are seen by all tokens."""
 
   name: Text
 
@@ -221,12 +233,12 @@ class Marked(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Global(Pattern):
-  """The first `n` positions see, and are seen by, all."""
+  """The first `n` positions see all tokens and are seen by all tokens."""
 
   n: Size
 
   def __post_init__(self):
-    _require(self.n >= 1, f'Global: n must be at least 1, not {self.n}')
+    _require(self.n >= 1, f'Global.n must be at least 1, not {self.n}')
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return (q.positions < self.n) | (k.positions < self.n)
@@ -238,12 +250,12 @@ class Global(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Pattern):
-  """Positions are cut into blocks of `size`; a query sees the keys of its own block."""
+  """Every query sees the keys of its own block of `size` positions."""
 
   size: Size
 
   def __post_init__(self):
-    _require(self.size >= 1, f'Blocks: size must be at least 1, not {self.size}')
+    _require(self.size >= 1, f'Blocks.size must be at least 1, not {self.size}')
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return q.positions // self.size == k.positions // self.size
@@ -257,7 +269,7 @@ class Blocks(Pattern):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class And(Pattern):
-  """What both patterns let see."""
+  """Every query sees the keys that both patterns allow."""
 
   left: Pattern
   right: Pattern
@@ -287,7 +299,7 @@ class And(Pattern):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Or(Pattern):
-  """What either pattern lets see."""
+  """Every query sees the keys that either pattern allows."""
 
   left: Pattern
   right: Pattern
@@ -317,7 +329,7 @@ class Or(Pattern):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Not(Pattern):
-  """What the pattern does not let see."""
+  """Every query sees the keys that the pattern does not allow."""
 
   pattern: Pattern
 
@@ -344,26 +356,27 @@ class Not(Pattern):
     return f'~{self.pattern}'
 
 
-def marks_of(pattern: Pattern) -> list[str]:
-  """The names of the marks that a pattern reads."""
+def mark_names(pattern: Pattern) -> list[str]:
+  """Returns the names of the marks that a pattern reads."""
   return sorted(name.removeprefix('marks.') for name in pattern.reads if name.startswith('marks.'))
 
 
 def _marked(tokens: Tokens, name: str) -> Any:
-  """The mark of each token; false where the tokens do not have it."""
+  """Returns whether each token has the mark; False if the tokens do not define it."""
   return tokens.marks.get(name, tokens.positions != tokens.positions)
 
 
-def _by_offset(pattern: Pattern, q: Any, k: Any) -> Tiles:
-  """Exact verdicts of a relative pattern: a tile holds every offset between its two corners.
+def _exact_tiles(pattern: Pattern, q: Any, k: Any) -> Tiles:
+  """Decides exactly whether tiles of a relative pattern are empty or full.
 
-  `q` and `k` are the first and last slots of blocks, as NumPy arrays that broadcast.
+  A tile contains every offset between its smallest and its largest. `q` and `k` are the first and last slots
+  of blocks, as NumPy arrays that broadcast.
   """
   (q_first, q_last), (k_first, k_last) = q, k
   lowest, highest = -int(k_last.max(initial=0)), int(q_last.max(initial=0))
   offsets = Tokens(np.arange(lowest, highest + 1))
-  seen = np.asarray(pattern.allows(offsets, Tokens(np.zeros(1, int))))
-  below = np.concatenate([[0], np.cumsum(seen)])
+  allowed = np.asarray(pattern.allows(offsets, Tokens(np.zeros(1, int))))
+  below = np.concatenate([[0], np.cumsum(allowed)])
   first, last = q_first - k_last, q_last - k_first
   count = below[last + 1 - lowest] - below[first - lowest]
   return Tiles(count == 0, count == last - first + 1)

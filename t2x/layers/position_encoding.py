@@ -1,4 +1,4 @@
-"""The base class of position encodings: which hooks they have and who calls them."""
+"""Base class of position encodings and the hooks that models and token mixers call."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,28 +10,28 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.layers.base import Tokens
 from t2x.ranges import Size
 
-# Hooks of a position encoding; all but `embed` are called by token mixers.
+# Hooks of a position encoding. Models call `embed`, token mixers call all other hooks.
 _HOOKS = frozenset({'embed', 'address', 'rotate', 'scores', 'values'})
 
 
 @dataclasses.dataclass(frozen=True)
 class Projections:
-  """The projections of one attention layer: [..., d_model] -> [..., heads, head_dim]."""
+  """Query and key projections of an attention layer: [..., d_model] -> [..., heads, head_dim]."""
 
   q: Callable[[Array], Array]
   k: Callable[[Array], Array]
 
 
 class PositionEncoding(nnx.Module):
-  """Base class of position encodings: a subclass overrides the hooks that it has.
+  """Base class of position encodings; a subclass overrides the hooks that it uses.
 
   Attributes:
-    hooks: names of the methods that do something. Those that a class overrides are in it.
-    max_length: length of the longest sequence; None: no limit.
-    reads_content: whether `scores` depends on more than the tokens (on queries, keys, projections or the
-      mask). Kernels then need the whole matrix of scores.
-    num_terms: number of terms of equal variance that the scores are a sum of, dot products included (TUPE
-      2). The scale of all terms is divided by its square root.
+    hooks: names of the hooks that have an effect. Every hook that a subclass overrides is added.
+    max_length: maximum sequence length; None: no limit.
+    reads_content: whether `scores` depends on queries, keys, projections or the mask, not only on the token
+      metadata. Kernels then need the full matrix of scores.
+    num_terms: number of terms of equal variance in the scores, including dot products (2 in TUPE). The
+      scale of all terms is divided by its square root.
   """
 
   hooks: frozenset[str] = frozenset()
@@ -45,12 +45,12 @@ class PositionEncoding(nnx.Module):
 
   @property
   def mixer_hooks(self) -> frozenset[str]:
-    """The hooks that take effect only in a mixer that calls them."""
+    """Hooks that token mixers call."""
     return self.hooks - {'embed'}
 
   @property
   def acts_in_layers(self) -> bool:
-    """Whether the layers use it; else it only changes embeddings."""
+    """True if the encoding has an effect in the layers, not only on the embeddings."""
     return bool(self.mixer_hooks)
 
   def embed(
@@ -62,7 +62,7 @@ class PositionEncoding(nnx.Module):
   def address(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
-    """Adds positions to what queries or keys are projected from, in every layer; values have none."""
+    """Adds positions to the input of the query and key projections, but not of values, in every layer."""
     return x
 
   def rotate(
@@ -88,18 +88,19 @@ class PositionEncoding(nnx.Module):
     project: Projections | None = None,
     visible: Bool[Array, '#batch 1 queries keys'] | None = None,
   ) -> Float[Array, '#batch heads queries keys']:
-    """What is added to the scaled scores of every layer, in float32 or wider.
+    """Returns the terms that are added to the scaled scores of every layer, in float32 or wider.
 
     Args:
       q: rotated queries; None unless `reads_content`.
-      k: rotated keys, all that are attended to; None unless `reads_content`.
-      q_tokens: tokens of the queries.
-      k_tokens: tokens of the keys.
-      scale: the scale of dot products, 1 / sqrt(num_terms * head_dim) by default.
-      project: the layer's projections; None unless `reads_content`.
-      visible: whether each query sees each key; None: all do, or `reads_content` is False.
+      k: rotated keys, including cached keys; None unless `reads_content`.
+      q_tokens: metadata of the queries.
+      k_tokens: metadata of the keys.
+      scale: scale of dot products, 1 / sqrt(num_terms * head_dim) by default.
+      project: projections of the layer; None unless `reads_content`.
+      visible: whether each query sees each key; None: every query sees every key, or `reads_content` is
+        False.
     """
-    raise NotImplementedError(f'{type(self).__name__} adds nothing to scores')
+    raise NotImplementedError(f'{type(self).__name__} does not implement the hook scores')
 
   def values(
     self,
@@ -107,10 +108,10 @@ class PositionEncoding(nnx.Module):
     q_tokens: Tokens,
     k_tokens: Tokens,
   ) -> Float[Array, 'batch queries heads head_dim']:
-    """What is added to each head's weighted mean of the values."""
-    raise NotImplementedError(f'{type(self).__name__} adds nothing to values')
+    """Returns the vectors that are added to each head's weighted mean of the values."""
+    raise NotImplementedError(f'{type(self).__name__} does not implement the hook values')
 
 
 def distances(q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:
-  """Key position - query position."""
+  """Returns key position - query position for each pair."""
   return k_tokens.positions[:, None, :] - q_tokens.positions[:, :, None]

@@ -1,7 +1,7 @@
-"""Position encodings: added to embedded tokens, rotated into queries and keys, or added to scores.
+"""Absolute, rotary and relative position encodings, which layers of a body or a block share.
 
-One object serves all layers of a body, or one block. Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762) for
-sinusoids, RoFormer (https://arxiv.org/abs/2104.09864), T5 (https://arxiv.org/abs/1910.10683), ALiBi
+Sinusoidal positions are from Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762), RoPE from RoFormer
+(https://arxiv.org/abs/2104.09864), relative biases from T5 (https://arxiv.org/abs/1910.10683) and ALiBi
 (https://arxiv.org/abs/2108.12409).
 """
 
@@ -23,16 +23,16 @@ from t2x.ranges import Natural, Positive, Range, Size
 
 
 class NoPositions(PositionEncoding):
-  """No positions: attention with a symmetric pattern then sees a set, not a sequence."""
+  """No position encoding. Attention with a symmetric pattern is then permutation equivariant."""
 
   def __init__(self, d_model: int, *, rngs: nnx.Rngs):
     pass
 
 
 class Sinusoidal(PositionEncoding):
-  """Sines and cosines of the position, added to the tokens; nothing is learnt.
+  """Fixed sines and cosines of the position, added to the embedded tokens.
 
-  Pair j of the d_model / 2 has wavelength 2 pi max_wavelength^(j / (d_model / 2 - exponent_shift)).
+  Pair j of d_model / 2 pairs has the wavelength 2 pi max_wavelength^(j / (d_model / 2 - exponent_shift)).
 
   Args:
     d_model: width of the tokens; even.
@@ -40,8 +40,8 @@ class Sinusoidal(PositionEncoding):
       (tensor2tensor, fairseq, Marian).
     max_wavelength: see above.
     exponent_shift: 0 divides by d_model / 2 (the paper, Marian); 1 divides by d_model / 2 - 1, so that
-      the last wavelength is `max_wavelength` itself (tensor2tensor, fairseq).
-    offset: added to every position (fairseq counts from the id of its padding on, plus one).
+      the last wavelength is 2 pi `max_wavelength` (tensor2tensor, fairseq).
+    offset: added to every position (in fairseq the id of the padding token plus one).
 
   Raises:
     UserError: d_model is odd.
@@ -58,7 +58,7 @@ class Sinusoidal(PositionEncoding):
     rngs: nnx.Rngs,
   ):
     if d_model % 2:
-      raise UserError(f'Sinusoidal needs an even d_model, not {d_model}')
+      raise UserError(f'Sinusoidal: d_model must be even, not {d_model}')
     self.interleaved = interleaved
     self.max_wavelength = max_wavelength
     self.exponent_shift = exponent_shift
@@ -67,7 +67,7 @@ class Sinusoidal(PositionEncoding):
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
-    """x + sinusoids, computed in float32 and added in the type of x."""
+    """Adds the sinusoids to `x`; they are computed in float32 and cast to the dtype of `x`."""
     half, positions = x.shape[-1] // 2, tokens.positions
     frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
     angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies[None, None]
@@ -80,13 +80,13 @@ class Sinusoidal(PositionEncoding):
 
 
 class LearnedPositions(PositionEncoding):
-  """A learned vector for each position, added to the tokens (BERT, GPT-2).
+  """Learned position vectors, added to the embedded tokens (BERT, GPT-2).
 
   Args:
     d_model: width of the tokens.
-    max_length: longest sequence.
-    init: initialiser of the table.
-    offset: rows of the table before position 0 (BART has 2); the table has max_length + offset.
+    max_length: maximum sequence length.
+    init: initialiser of the table [max_length + offset, d_model].
+    offset: number of rows of the table before position 0 (2 in BART).
   """
 
   def __init__(
@@ -105,11 +105,10 @@ class LearnedPositions(PositionEncoding):
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
-    """x + table[positions + offset].
+    """Adds table[positions + offset] to `x`. The vector of a traced position out of range is NaN.
 
     Raises:
-      UserError: the sequence is longer than `max_length`, or a position is beyond the table. (A
-        position that is known at run time only makes its vector NaN.)
+      UserError: the sequence is longer than `max_length`, or a concrete position is out of range.
     """
     length = x.shape[1]
     if self.max_length is not None and length > self.max_length:
@@ -123,21 +122,22 @@ class LearnedPositions(PositionEncoding):
 
 
 class RoPE(PositionEncoding):
-  """Rotates pairs of features of queries and keys by angles that grow with the position.
+  """Rotary position encoding: rotates pairs of features of queries and keys by angles proportional to the
+  position.
 
-  The score of a query and a key then depends on their distance alone. Angles and rotation are
-  computed in float32.
+  The score of a query and a key then depends only on their distance. Angles and rotation are computed in
+  float32.
 
   Args:
-    d_model: not used; every encoding is built alike.
-    base: the slowest pair turns by about 1 / base a position.
-    fraction: part of each head that is rotated, from its first features on (GPT-NeoX 0.25).
+    d_model: ignored; all encodings have this argument.
+    base: the lowest frequency is about 1 / base radians per position.
+    fraction: fraction of each head's features that is rotated, starting with the first (0.25 in GPT-NeoX).
     interleaved: False: feature i is paired with i + half (Llama, GPT-NeoX). True: 2i with 2i + 1
       (the paper, GPT-J).
-    scaling: slows the frequencies down for longer texts; None leaves them.
+    scaling: reduces frequencies for longer contexts; None: no scaling.
 
   Raises:
-    UserError: when called, if the rotated part of a head is odd or empty.
+    UserError: when called, if the number of rotated features of a head is odd or zero.
   """
 
   def __init__(
@@ -164,15 +164,15 @@ class RoPE(PositionEncoding):
   ) -> tuple[
     Float[Array, 'batch queries heads head_dim'], Float[Array, 'batch keys kv_heads head_dim']
   ]:
-    """The rotated queries and keys, in their own types."""
-    return self._turn(q, q_tokens.positions), self._turn(k, k_tokens.positions)
+    """Returns the rotated queries and keys in their dtypes."""
+    return self._rotate(q, q_tokens.positions), self._rotate(k, k_tokens.positions)
 
-  def _turn(self, x: Array, positions: Array) -> Array:
+  def _rotate(self, x: Array, positions: Array) -> Array:
     size = round(x.shape[-1] * self.fraction)
     if size % 2 or not 0 < size <= x.shape[-1]:
       raise UserError(
-        f'RoPE.fraction = {self.fraction} rotates {size} of {x.shape[-1]} features of a head: '
-        'the number must be even and above 0'
+        f'RoPE.fraction = {self.fraction} rotates {size} of {x.shape[-1]} features per head: the number '
+        'must be even and at least 2'
       )
     frequencies = _frequencies(size // 2, size // 2, self.base)
     if self.scaling is not None:
@@ -180,30 +180,30 @@ class RoPE(PositionEncoding):
     # [batch, length, 1, size / 2]
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
-    turned = x[..., :size].astype(jnp.float32)
+    rotated = x[..., :size].astype(jnp.float32)
     if self.interleaved:
-      a, b = turned[..., ::2], turned[..., 1::2]
-      turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-      turned = turned.reshape(*x.shape[:-1], size)
+      a, b = rotated[..., ::2], rotated[..., 1::2]
+      rotated = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+      rotated = rotated.reshape(*x.shape[:-1], size)
     else:
-      a, b = turned[..., : size // 2], turned[..., size // 2 :]
-      turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return jnp.concatenate([turned.astype(x.dtype), x[..., size:]], axis=-1)
+      a, b = rotated[..., : size // 2], rotated[..., size // 2 :]
+      rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return jnp.concatenate([rotated.astype(x.dtype), x[..., size:]], axis=-1)
 
 
 class T5Bias(PositionEncoding):
-  """A learned bias on scores for each head and bucket of distances, shared by all layers.
+  """Learned bias on the scores for each head and bucket of distances, shared by all layers.
 
-  Half of the buckets hold one distance each, the others grow with the logarithm of the distance up to
-  `max_distance`; all beyond share the last one.
+  Half of the buckets contain one distance each. The widths of the remaining buckets grow logarithmically up
+  to `max_distance`; all larger distances share the last bucket.
 
   Args:
-    d_model: not used; every encoding is built alike.
-    num_heads: heads of the attention.
-    num_buckets: rows of the table.
-    max_distance: distances from there on share the last bucket.
-    bidirectional: True: half of the buckets for keys after the query (encoders). False: those keys
-      count as distance 0 (decoders).
+    d_model: ignored; all encodings have this argument.
+    num_heads: number of heads of the attention.
+    num_buckets: number of buckets.
+    max_distance: distances from this on share the last bucket.
+    bidirectional: True: half of the buckets are for keys after the query (encoders). False: those keys
+      have distance 0 (decoders).
     init: initialiser of the table [num_buckets, num_heads].
   """
 
@@ -230,7 +230,7 @@ class T5Bias(PositionEncoding):
     self.table = param(init, (num_buckets, num_heads), axes, rngs, keep_float32=True)
 
   def bucket(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:
-    """The bucket of `distance` = key position - query position."""
+    """Returns the bucket of `distance` = key position - query position."""
     one_sided = self.num_buckets // 2 if self.bidirectional else self.num_buckets
     size = jnp.abs(distance) if self.bidirectional else jnp.maximum(-distance, 0)
     buckets = jnp.asarray(_t5_buckets(one_sided, self.max_distance))
@@ -240,20 +240,20 @@ class T5Bias(PositionEncoding):
   def scores(
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
-    """The table's entries for each pair, in float32."""
+    """Returns the bias of each pair, in float32."""
     bucket = self.bucket(distances(q_tokens, k_tokens))
     return jnp.moveaxis(gather(self.table[...].astype(Dtypes.softmax), bucket), -1, 1)
 
 
 class ALiBi(PositionEncoding):
-  """-slope * |query - key| on scores, a fixed slope for each head; nothing is learnt.
+  """Linear bias -slope * |query position - key position| on the scores, with a fixed slope for each head.
 
-  Slopes are 2^(-8 i / heads) for i = 1 .. heads; for a number of heads that is no power of two,
-  those of the power below, then every other one of the power above (as BLOOM and MPT do).
+  The slopes are 2^(-8 i / heads) for i = 1 .. heads. If the number of heads is not a power of two, they are
+  the slopes of the next lower power, then every second slope of the next higher power (BLOOM, MPT).
 
   Args:
-    d_model: not used; every encoding is built alike.
-    num_heads: heads of the attention.
+    d_model: ignored; all encodings have this argument.
+    num_heads: number of heads of the attention.
   """
 
   def __init__(self, d_model: int, *, num_heads: int, rngs: nnx.Rngs):
@@ -261,7 +261,7 @@ class ALiBi(PositionEncoding):
 
   @property
   def slopes(self) -> Float[np.ndarray, ' heads']:
-    """The slope of each head."""
+    """Slope of each head."""
     below = 2 ** int(math.log2(self.num_heads))
     slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
     between = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
@@ -270,20 +270,20 @@ class ALiBi(PositionEncoding):
   def scores(
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
-    """The bias for each pair, in float32."""
+    """Returns the bias of each pair, in float32."""
     distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
     return distance.astype(jnp.float32) * -self.slopes[None, :, None, None]
 
 
 def _frequencies(num: int, divisor: int, base: float) -> Float[np.ndarray, ' num']:
-  """base^(-j / divisor) for j = 0 .. num - 1, rounded to float32 once."""
+  """Returns base^(-j / divisor) for j = 0 .. num - 1, computed in float64 and rounded to float32."""
   return (float(base) ** (-np.arange(num) / max(divisor, 1))).astype(np.float32)
 
 
 def _t5_buckets(num_buckets: int, max_distance: int) -> Int[np.ndarray, ' distances']:
-  """The bucket of each distance 0 .. max_distance on one side.
+  """Returns the bucket of each distance 0 .. max_distance on one side.
 
-  The logarithm is taken in float32, as T5's own code does: at a border the rounding decides.
+  The logarithm is computed in float32 as in T5's code, since rounding decides at the bounds of buckets.
   """
   exact = num_buckets // 2
   distance = np.arange(max_distance + 1)

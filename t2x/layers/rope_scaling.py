@@ -1,4 +1,4 @@
-"""RoPE for longer texts than a model was first trained on: its frequencies, slowed down."""
+"""Scaling of RoPE frequencies for contexts longer than in the first training of a model."""
 
 import abc
 import dataclasses
@@ -10,16 +10,16 @@ from t2x.ranges import Positive, Size
 
 
 class RoPEScaling(abc.ABC):
-  """A rule from frequencies to others; a frozen dataclass."""
+  """Maps RoPE frequencies to scaled frequencies; subclasses are frozen dataclasses."""
 
   @abc.abstractmethod
   def __call__(self, frequencies: Float[np.ndarray, ' num']) -> Float[np.ndarray, ' num']:
-    """Angles a position, by pair of features -> those that are used."""
+    """Returns the scaled frequencies, in radians per position, of each pair of features."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling(RoPEScaling):
-  """All are divided by `factor`: positions interpolated (https://arxiv.org/abs/2306.15595)."""
+  """Divides all frequencies by `factor`, which interpolates positions (https://arxiv.org/abs/2306.15595)."""
 
   factor: Positive
 
@@ -29,14 +29,15 @@ class LinearScaling(RoPEScaling):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Scaling(RoPEScaling):
-  """Slow ones are divided by `factor`, fast ones kept (Llama 3.1, https://arxiv.org/abs/2407.21783).
+  """Divides low frequencies by `factor` and keeps high frequencies (Llama 3.1,
+  https://arxiv.org/abs/2407.21783).
 
   Attributes:
-    factor: how much slower.
-    max_length: of the first training.
-    low_frequency: those that turn fewer times than this in `max_length` positions are slow.
-    high_frequency: those that turn more often than this are fast; between the two the divisor goes
-      over smoothly.
+    factor: divisor of low frequencies.
+    max_length: sequence length of the first training.
+    low_frequency: frequencies of fewer turns than this in `max_length` positions are low.
+    high_frequency: frequencies of more turns than this are high; the factor is interpolated between the
+      two.
   """
 
   factor: Positive = 8.0

@@ -1,4 +1,4 @@
-"""Scores of attention: how queries and keys become the numbers that a softmax is taken of."""
+"""Attention scores of queries and keys: dot products and cosines."""
 
 import functools
 import math
@@ -14,15 +14,15 @@ from t2x.ranges import Positive, Size
 
 
 class DotProductScores(nnx.Module):
-  """scale q k', the scores of the Transformer (https://arxiv.org/abs/1706.03762).
+  """Scaled dot products, scale q k' (https://arxiv.org/abs/1706.03762).
 
   Args:
-    num_heads: query heads.
-    head_dim: not used.
-    soft_cap: scores s become soft_cap * tanh(s / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
+    num_heads: number of query heads.
+    head_dim: ignored.
+    soft_cap: replaces scores s by soft_cap * tanh(s / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
       None: no cap.
-    sink: adds a learned logit to each head's softmax that takes probability and has no value (gpt-oss;
-      attention sinks, https://arxiv.org/abs/2309.17453).
+    sink: whether the softmax of each head includes a learned logit without a value (gpt-oss; attention
+      sinks, https://arxiv.org/abs/2309.17453).
   """
 
   reads = frozenset({'q', 'k', 'scale'})
@@ -50,23 +50,23 @@ class DotProductScores(nnx.Module):
     *,
     scale: float,
   ) -> DotProduct:
-    """The dot products, for any kernel."""
+    """Returns queries and keys as `DotProduct`; the kernel computes the products."""
     sink = None if self.sink is None else self.sink[...]
     return DotProduct(q, k, scale, self.soft_cap, sink)
 
 
 class CosineScores(nnx.Module):
-  """Cosine of query and key, times a learned temperature of each head (Swin v2,
+  """Cosine similarity of query and key times a learned factor of each head (Swin v2,
   https://arxiv.org/abs/2111.09883).
 
-  The factor is exp(min(logit, log max_factor)). It is folded into the queries, so that every kernel takes
-  the scores. They do not read `MultiHeadAttention.scale`.
+  The factor is exp(min(logit, log max_factor)). It is multiplied into the queries, so that every kernel
+  supports these scores. They do not read `MultiHeadAttention.scale`.
 
   Args:
-    num_heads: query heads.
-    head_dim: not used.
-    factor: the factor at initialisation.
-    max_factor: largest factor.
+    num_heads: number of query heads.
+    head_dim: ignored.
+    factor: initial value of the factor.
+    max_factor: maximum of the factor.
   """
 
   reads = frozenset({'q', 'k'})
@@ -94,15 +94,15 @@ class CosineScores(nnx.Module):
     *,
     scale: float,
   ) -> DotProduct:
-    """The scores; normalisation is in float32."""
-    assert q is not None and k is not None  # It reads them.
+    """Returns queries and keys, normalised in float32, as `DotProduct`."""
+    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     factor = jnp.exp(jnp.minimum(self.logit[...].astype(jnp.float32), math.log(self.max_factor)))
-    q = (_normalized(q) * factor[None, None, :, None]).astype(q.dtype)
-    return DotProduct(q, _normalized(k).astype(k.dtype), 1.0)
+    q = (_normalize(q) * factor[None, None, :, None]).astype(q.dtype)
+    return DotProduct(q, _normalize(k).astype(k.dtype), 1.0)
 
 
-def _normalized(x: Array) -> Array:
-  """x / |x| over features, in float32 or wider; zeros stay zeros, with finite gradients."""
+def _normalize(x: Array) -> Array:
+  """Returns x / |x| over features, in float32 or wider; zero vectors stay zero, with finite gradients."""
   x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   square = jnp.square(x).sum(-1, keepdims=True)
   return x / jnp.sqrt(jnp.maximum(square, 1e-24))

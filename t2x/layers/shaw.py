@@ -1,4 +1,5 @@
-"""Relative positions in the keys and values (Shaw et al. 2018, https://arxiv.org/abs/1803.02155)."""
+"""Relative position representations of keys and values (Shaw et al. 2018,
+https://arxiv.org/abs/1803.02155)."""
 
 from typing import Any
 
@@ -14,18 +15,18 @@ from t2x.ranges import Size
 
 
 class ShawPositions(PositionEncoding):
-  """Scores are q_i (k_j + a^K_ij)' and outputs sum_j p_ij (v_j + a^V_ij), learned vectors for the distance j - i.
+  """Adds learned vectors of the distance j - i to keys and optionally to values: scores are
+  q_i (k_j + a^K_ij)' and outputs sum_j p_ij (v_j + a^V_ij).
 
-  One table serves all heads and, as every encoding here, all layers; the paper's own models have one
-  for each layer at least. By the paper's own ablation the vectors for the keys, a^K, may be enough. Kernels
-  must make the whole matrix of scores (`Dense`, `XLA`, `Auto`) and, with `values`, of probabilities (`Dense`,
-  `Auto`).
+  All heads and layers share the tables; the paper has at least one table per layer. In the paper's ablation
+  a^K without a^V performs as well as both. The kernel must compute the full matrix of scores (`Dense`, `XLA`,
+  `Auto`) and, with `values`, of probabilities (`Dense`, `Auto`).
 
   Args:
-    d_model: not used; every encoding is built alike.
-    head_dim: features of a head.
-    max_distance: distances beyond it, on each side, count as it (k in the paper).
-    values: adds vectors to the values as well (a^V), from a table of their own.
+    d_model: ignored; all encodings have this argument.
+    head_dim: features per head.
+    max_distance: distances are clipped to this, on each side (k in the paper).
+    values: whether to add vectors to the values as well (a^V), from a separate table.
     init: initialiser of the tables [2 max_distance + 1, head_dim].
 
   Raises:
@@ -63,8 +64,8 @@ class ShawPositions(PositionEncoding):
     scale: float,
     **context: Any,
   ) -> Float[Array, 'batch heads queries keys']:
-    """scale q_i a^K_ij', in float32 or wider: each query meets each distance once, and pairs pick."""
-    assert q is not None  # `reads_content`
+    """Returns scale q_i a^K_ij' in float32 or wider, from the products of each query with each distance."""
+    assert q is not None  # `reads_content` is True.
     table = self.table[...].astype(q.dtype)
     if q.shape[-1] != table.shape[-1]:
       raise UserError(
@@ -82,14 +83,14 @@ class ShawPositions(PositionEncoding):
     q_tokens: Tokens,
     k_tokens: Tokens,
   ) -> Float[Array, 'batch queries heads head_dim']:
-    """sum_j p_ij a^V_ij: the probability of each distance, over the table."""
-    assert self.value_table is not None  # The hook is there only with `values`.
+    """Returns sum_j p_ij a^V_ij, from the total probability of each distance."""
+    assert self.value_table is not None  # Else `hooks` does not contain 'values'.
     table = self.value_table[...].astype(probabilities.dtype)
     rows = self._rows(q_tokens, k_tokens)[..., None] == jnp.arange(len(table))[None, None, None]
-    of_distance = jnp.einsum('bhqk,bqkr->bqhr', probabilities, rows.astype(probabilities.dtype))
-    return of_distance @ table
+    by_distance = jnp.einsum('bhqk,bqkr->bqhr', probabilities, rows.astype(probabilities.dtype))
+    return by_distance @ table
 
   def _rows(self, q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:
-    """The row of the tables for each pair."""
+    """Returns the row of the tables for each pair."""
     clipped = jnp.clip(distances(q_tokens, k_tokens), -self.max_distance, self.max_distance)
     return clipped + self.max_distance

@@ -1,5 +1,5 @@
-"""Synthesizers (Tay et al. 2020, https://arxiv.org/abs/2005.00743): attention whose scores come from the
-query alone or from a table, in place of queries that meet keys or beside them."""
+"""Synthesizers (Tay et al. 2020, https://arxiv.org/abs/2005.00743): attention with synthetic scores, which
+replace dot products of queries and keys or are mixed with them."""
 
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
@@ -24,7 +24,7 @@ class Mix(Protocol):
   """Combines dot products and synthetic scores. Built as `Mix(rngs=rngs)`.
 
   Attributes:
-    reads: what it reads of 'q', 'k' and 'scale': all for dot products, or nothing.
+    reads: {'q', 'k', 'scale'} if the mix uses dot products, else empty.
   """
 
   reads: frozenset[str]
@@ -34,12 +34,12 @@ class Mix(Protocol):
     dots: Float[Array, 'batch heads queries keys'] | None,
     synthetic: Float[Array, '#batch heads queries keys'],
   ) -> Float[Array, '#batch heads queries keys']:
-    """Returns the scores; `dots` is None unless read."""
+    """Returns the scores; `dots` is None if `reads` is empty."""
     ...
 
 
 class Replace(nnx.Module):
-  """Synthetic scores alone: there are no keys."""
+  """Uses only the synthetic scores; keys are not projected."""
 
   reads: frozenset[str] = frozenset()
 
@@ -51,12 +51,12 @@ class Replace(nnx.Module):
     dots: Float[Array, 'batch heads queries keys'] | None,
     synthetic: Float[Array, '#batch heads queries keys'],
   ) -> Float[Array, '#batch heads queries keys']:
-    """`synthetic`; the rule is built as `Rule(rngs=rngs)`, and `dots` is None unless it reads q and k."""
+    """Returns `synthetic`."""
     return synthetic
 
 
 class Plus(nnx.Module):
-  """Scaled dot products plus synthetic scores."""
+  """Adds scaled dot products and synthetic scores."""
 
   reads = frozenset({'q', 'k', 'scale'})
 
@@ -68,12 +68,12 @@ class Plus(nnx.Module):
     dots: Float[Array, 'batch heads queries keys'],
     synthetic: Float[Array, '#batch heads queries keys'],
   ) -> Float[Array, 'batch heads queries keys']:
-    """Their sum."""
+    """Returns the sum."""
     return dots + synthetic
 
 
 class PlusAlpha(nnx.Module):
-  """alpha dots + (1 - alpha) synthetic, alpha the sigmoid of a learned number, at first 1 / 2."""
+  """Mixes with a learned weight: alpha dots + (1 - alpha) synthetic. alpha is a sigmoid, initially 1 / 2."""
 
   reads = frozenset({'q', 'k', 'scale'})
 
@@ -85,34 +85,34 @@ class PlusAlpha(nnx.Module):
     dots: Float[Array, 'batch heads queries keys'],
     synthetic: Float[Array, '#batch heads queries keys'],
   ) -> Float[Array, 'batch heads queries keys']:
-    """Their weighted mean, in the type of `dots`."""
+    """Returns the weighted mean in the dtype of `dots`."""
     alpha = jax.nn.sigmoid(self.logit[...]).astype(dots.dtype)
     return alpha * dots + (1 - alpha) * synthetic
 
 
 class Synthesizer(MultiHeadAttention):
-  """Self-attention with synthetic scores, in place of dot products or mixed with them.
+  """Self-attention with synthetic scores instead of dot products or mixed with them.
 
-  Queries are projected where `scores` or `mix` reads them and keys where `mix` does. A token's
-  position in its own segment is its row and column of the tables. Position terms (`T5Bias`,
-  `ShawPositions`) are added after the mix. Memory: the whole matrix of scores.
+  Queries are projected only if `scores` or `mix` reads them, keys only if `mix` reads them. The position of
+  a token in its segment is its row and column in the tables. Position terms (`T5Bias`, `ShawPositions`) are
+  added after the mix. The full matrix of scores is kept in memory.
 
   Args:
     d_model: width of the input and output.
-    num_heads: heads.
-    head_dim: features of a head. None: d_model / num_heads.
+    num_heads: number of heads.
+    head_dim: features per head. None: d_model / num_heads.
     scores: builds the synthetic scores.
-    mix: builds the rule that combines them with dot products, as `mix(rngs=rngs)`.
-    use_bias: biases on queries, keys and values.
-    out_bias: a bias on the output.
-    scale: multiplies the dot products. None: 1 / sqrt(head_dim).
-    dropout_rate: dropout of the probabilities.
+    mix: builds the combination of synthetic scores and dot products, as `mix(rngs=rngs)`.
+    use_bias: whether the query, key and value projections have biases.
+    out_bias: whether the output projection has a bias.
+    scale: factor of the dot products. None: 1 / sqrt(head_dim).
+    dropout_rate: dropout of the attention probabilities.
     kernel_init: initialiser of the query, key and value projections.
-    out_init: initialiser of the output projection. None: as `kernel_init`.
+    out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
-    UserError: num_heads does not divide d_model and no head_dim is given, or there is a scale without dot
-      products; when called, on a context, or on sequences longer than the synthetic scores have.
+    UserError: num_heads does not divide d_model and head_dim is None, or `scale` is set without dot
+      products; when called, the call has a source or rows longer than the scores' max_length.
   """
 
   def __init__(
@@ -149,7 +149,7 @@ class Synthesizer(MultiHeadAttention):
 
   @property
   def score_inputs(self) -> frozenset[str]:
-    """What the synthetic scores and the mix read."""
+    """Arguments that the synthetic scores and the mix depend on."""
     return self.scores.reads | self.mix.reads
 
   def score(
@@ -160,12 +160,13 @@ class Synthesizer(MultiHeadAttention):
     k_tokens: Tokens,
     scale: float,
   ) -> Logits:
-    """The mix of dot products, which read rotated queries and keys, and synthetic scores, which do not."""
+    """Mixes dot products of rotated queries and keys with synthetic scores of unrotated queries."""
     synthetic = self.scores(q, None, q_tokens, k_tokens, scale=scale)
     if not isinstance(synthetic, Logits):
       name = type(self.scores).__name__
       raise UserError(
-        f'Synthesizer.scores = @{name} are dot products: bind it to MultiHeadAttention.scores instead'
+        f'Synthesizer.scores = @{name} must be synthetic scores, not dot products: bind it to '
+        'MultiHeadAttention.scores instead'
       )
     if 'k' not in self.mix.reads:
       return Logits(self.mix(None, synthetic.array))

@@ -1,4 +1,4 @@
-"""Scores that a query gives to positions, whatever stands there, and scores from a table
+"""Synthetic attention scores, which depend on the query and the position of the key, or on the positions only
 (Synthesizers: Tay et al. 2020, https://arxiv.org/abs/2005.00743)."""
 
 from typing import Any
@@ -16,10 +16,10 @@ from t2x.ranges import Size
 
 
 class SyntheticScores(nnx.Module):
-  """Scores of positions. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
+  """Base class of synthetic scores. Built as `Scores(num_heads, head_dim, rngs=rngs)`.
 
   Attributes:
-    max_length: most positions that it has scores for.
+    max_length: maximum sequence length.
     reads: see `t2x.layers.interfaces.Scores`.
   """
 
@@ -35,7 +35,7 @@ class SyntheticScores(nnx.Module):
     *,
     scale: float,
   ) -> Logits:
-    """The scores of each pair, which are not scaled."""
+    """Returns the scores of each pair; `scale` is ignored."""
     return Logits(self.pair_scores(q, q_tokens.positions, k_tokens.positions))
 
   def pair_scores(
@@ -44,21 +44,27 @@ class SyntheticScores(nnx.Module):
     q_positions: Int[Array, '#batch queries'],
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
-    """The scores of each pair; `q` is None unless read. Positions are below max_length."""
+    """Returns the scores of each pair.
+
+    Args:
+      q: queries; None unless 'q' is in `reads`.
+      q_positions: positions of the queries, below max_length.
+      k_positions: positions of the keys, below max_length.
+    """
     raise NotImplementedError
 
 
 class DenseScores(SyntheticScores):
-  """relu(x W1) W2: a query has a score for each position, whatever stands there.
+  """Dense synthetic scores relu(x W1) W2: each query predicts a score for each position.
 
-  x W1 are the queries of the `Synthesizer`, different in each head; W2 is shared by heads, as in the
+  x W1 are the queries of the `Synthesizer`, which differ between heads. All heads share W2, as in the
   authors' code (mesh-tensorflow's `dense_minus`), whose sizes Narang et al. 2021
   (https://arxiv.org/abs/2102.11972) report.
 
   Args:
-    num_heads: heads, which share the matrices.
-    head_dim: features of a head's query.
-    max_length: longest sequence.
+    num_heads: ignored; all heads share W2.
+    head_dim: features per head.
+    max_length: maximum sequence length.
     init: initialiser of W2 [head_dim, max_length].
   """
 
@@ -82,17 +88,18 @@ class DenseScores(SyntheticScores):
     q_positions: Int[Array, '#batch queries'],
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, 'batch heads queries keys']:
-    """The scores that each query gives to the positions of the keys."""
-    return _pick(_project(q, self.kernel), k_positions)
+    """Returns the score that each query predicts for the position of each key."""
+    return _take_positions(_project(q, self.kernel), k_positions)
 
 
 class FactorizedDenseScores(SyntheticScores):
-  """As `DenseScores`, the score of position i b + j being the product of scores i of a and j of b.
+  """Factorized `DenseScores`: each query predicts a and b scores, and position i b + j has the product of
+  scores i and j.
 
   Args:
-    num_heads: heads, which share the matrices.
-    head_dim: features of a head's query.
-    factors: sizes a and b; a b is the longest sequence.
+    num_heads: ignored; all heads share the matrices.
+    head_dim: features per head.
+    factors: sizes a and b; a b is the maximum sequence length.
     init: initialiser of the two matrices [head_dim, a] and [head_dim, b].
   """
 
@@ -117,18 +124,20 @@ class FactorizedDenseScores(SyntheticScores):
     q_positions: Int[Array, '#batch queries'],
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, 'batch heads queries keys']:
-    """The products for the positions of the keys."""
+    """Returns the product that each query predicts for the position of each key."""
     a, b = _project(q, self.a), _project(q, self.b)
-    return _pick((a[..., :, None] * b[..., None, :]).reshape(*a.shape[:-1], -1), k_positions)
+    return _take_positions(
+      (a[..., :, None] * b[..., None, :]).reshape(*a.shape[:-1], -1), k_positions
+    )
 
 
 class RandomScores(SyntheticScores):
-  """A learned table of scores for each head, the same for every input.
+  """Random synthetic scores: a learned table of scores for each head, independent of the input.
 
   Args:
-    num_heads: heads.
-    head_dim: not used.
-    max_length: longest sequence.
+    num_heads: number of heads.
+    head_dim: ignored.
+    max_length: maximum sequence length.
     init: initialiser of the table [num_heads, max_length, max_length].
   """
 
@@ -151,19 +160,19 @@ class RandomScores(SyntheticScores):
     q_positions: Int[Array, '#batch queries'],
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
-    """The table's entries, at the row of the query's position and the column of the key's."""
+    """Returns the table's entry at the query's position (row) and the key's position (column)."""
     pairs = q_positions[:, :, None], k_positions[:, None, :]
     return jnp.moveaxis(gather(self.table[...], *pairs, axis=1, mode='fill'), 0, 1)
 
 
 class FactorizedRandomScores(SyntheticScores):
-  """A learned table of low rank for each head: R1 R2'. This is Narang et al.'s "factorized", of rank 16.
+  """Low-rank `RandomScores`: R1 R2' for each head. With rank 16 this is Narang et al.'s "factorized".
 
   Args:
-    num_heads: heads.
-    head_dim: not used.
-    max_length: longest sequence.
-    rank: columns of R1 and of R2 (k in the paper, 8 there).
+    num_heads: number of heads.
+    head_dim: ignored.
+    max_length: maximum sequence length.
+    rank: number of columns of R1 and of R2 (k in the paper, 8 there).
     init: initialiser of R1 and R2, each [num_heads, max_length, rank].
   """
 
@@ -189,7 +198,7 @@ class FactorizedRandomScores(SyntheticScores):
     q_positions: Int[Array, '#batch queries'],
     k_positions: Int[Array, '#batch keys'],
   ) -> Float[Array, '#batch heads queries keys']:
-    """Products of the rows of the queries' positions and those of the keys'."""
+    """Returns the product of R1's row for the query's position and R2's row for the key's position."""
     rows, columns = (
       gather(table[...], positions, axis=1, mode='fill')
       for table, positions in ((self.rows, q_positions), (self.columns, k_positions))
@@ -198,13 +207,13 @@ class FactorizedRandomScores(SyntheticScores):
 
 
 def _project(q: Any, kernel: nnx.Param) -> Array:
-  """relu(q) times a matrix that heads share, in float32 or wider: [batch, heads, queries, outputs]."""
-  # XLA has no product of bfloat16 operands with a float32 result for this layout on CPUs.
+  """Returns relu(q) times the matrix, in float32 or wider: [batch, heads, queries, outputs]."""
+  # On CPUs XLA does not support bfloat16 products with a float32 result for this layout.
   dtype = softmax_dtype(q)
   weights = kernel[...].astype(q.dtype).astype(dtype)
   return jnp.einsum('bqhd,dl->bhql', jax.nn.relu(q).astype(dtype), weights)
 
 
-def _pick(scores: Array, k_positions: Array) -> Array:
-  """The scores of the keys' positions, out of those of all positions; NaN beyond them."""
+def _take_positions(scores: Array, k_positions: Array) -> Array:
+  """Takes the scores of the keys' positions from those of all positions; NaN for positions out of range."""
   return jnp.take_along_axis(scores, k_positions[:, None, None, :], axis=-1, mode='fill')

@@ -1,7 +1,7 @@
-"""Tiles of the attention matrix: bounds of blocks of tokens, and what a pattern decides from them.
+"""Classification of tiles of the attention matrix, from bounds on the metadata of blocks of tokens.
 
-Everything works on NumPy and on JAX arrays: a verdict is a NumPy array where it follows from what is known
-before run time (lengths, layout), and a traced one where it depends on marks, positions or segments.
+All functions support NumPy and JAX arrays. The classes of tiles are NumPy arrays if they follow from lengths
+and layout, and traced arrays if they depend on marks, positions or segments.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ SKIP, PARTIAL, FULL = 0, 1, 2
 
 # Lowest and highest offset q - k; None: unbounded.
 Interval = tuple[int | None, int | None]
-_NOTHING: Interval = (1, 0)
+_EMPTY: Interval = (1, 0)
 
 
 class Tiles(NamedTuple):
-  """Verdicts on tiles: neither `empty` nor `full` is a tile that needs a mask.
+  """Classes of tiles. A tile that is neither `empty` nor `full` needs a mask.
 
   Attributes:
-    empty: whether no query of the tile sees a key of it; never true where one does.
-    full: whether every query sees every key; never true where one does not.
+    empty: True only if no query of the tile sees a key of the tile.
+    full: True only if every query of the tile sees every key of the tile.
   """
 
   empty: Any
@@ -34,11 +34,11 @@ class Tiles(NamedTuple):
 
   @property
   def is_static(self) -> bool:
-    """Whether the verdicts are known before run time."""
+    """True if the classes are determined before run time."""
     return not isinstance(self.empty, jax.Array) and not isinstance(self.full, jax.Array)
 
   def codes(self, *shape: int) -> Int8[np.ndarray, '...']:
-    """SKIP, PARTIAL or FULL for each tile of an array of this shape; of static verdicts."""
+    """Returns SKIP, PARTIAL or FULL for each tile of an array of this shape; the classes must be static."""
     codes = np.full(shape, PARTIAL, np.int8)
     codes[np.broadcast_to(self.full, shape)] = FULL
     codes[np.broadcast_to(self.empty, shape)] = SKIP
@@ -47,14 +47,14 @@ class Tiles(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-  """Minima and maxima of the token metadata of each block of a row.
+  """Minima and maxima of the token metadata in each block of a row.
 
   Attributes:
-    low: minimum of each field over the block, [#batch, blocks, ...]; of a mark: whether all tokens have
-      it; of segments: the minimum over what is not padding.
-    high: maximum of each field; of a mark: whether any token has it.
-    slots: first and last slot of each block as NumPy arrays, where positions of queries and keys differ
-      as their slots do; else None.
+    low: minimum of each field over the block, [#batch, blocks, ...]. For a mark: whether all tokens have
+      it. For segments: the minimum over tokens other than padding.
+    high: maximum of each field. For a mark: whether any token has it.
+    slots: first and last slot of each block as NumPy arrays, if differences of positions between queries
+      and keys equal those of slots; else None.
   """
 
   low: Tokens
@@ -65,7 +65,7 @@ class Bounds:
   def static(
     cls, length: int, block: int, layout: RowLayout, marks: Collection[str] = ()
   ) -> 'Bounds':
-    """The bounds that are known before run time, when tokens may have these marks and no others."""
+    """Returns the bounds that follow from length and layout, for tokens that may have these marks only."""
     first, last = _slots(length, block)
     zero, largest = np.zeros_like(first), np.full_like(last, np.iinfo(np.int32).max)
     low, high = {
@@ -73,56 +73,56 @@ class Bounds:
       RowLayout.PACKED: (zero, last),
       RowLayout.ARBITRARY: (zero, largest),
     }[layout]
-    some = zero.astype(bool)
+    false = zero.astype(bool)
     return cls(
-      Tokens(low, marks=dict.fromkeys(marks, some)),
-      Tokens(high, marks=dict.fromkeys(marks, ~some)),
+      Tokens(low, marks=dict.fromkeys(marks, false)),
+      Tokens(high, marks=dict.fromkeys(marks, ~false)),
       None if layout is RowLayout.ARBITRARY else (first, last),
     )
 
   @classmethod
   def of(cls, tokens: Tokens, block: int, layout: RowLayout) -> 'Bounds':
-    """The bounds of these tokens, static for the positions of a CONTIGUOUS layout.
+    """Returns the bounds of these tokens; those of positions are static in a CONTIGUOUS layout.
 
     Args:
-      tokens: arrays [#batch, length, ...].
-      block: tokens in a block; the last one may have fewer.
-      layout: what is static about queries and keys together (see `common_layout`).
+      tokens: metadata, arrays [#batch, length, ...].
+      block: tokens per block; the last block may have fewer.
+      layout: common layout of queries and keys (see `common_layout`).
     """
     length = tokens.positions.shape[1]
     first, last = _slots(length, block)
-    # The last token fills up the last block, which leaves its bounds as they are.
+    # The last block is padded with the last token, which does not change its bounds.
     index = np.minimum(np.arange(first.size * block), length - 1)
 
     def blocks(x):
       return x[:, index].reshape(x.shape[0], first.size, block, *x.shape[2:])
 
-    cut = jax.tree.map(blocks, tokens)
-    high = jax.tree.map(lambda x: x.max(2), cut)
-    if cut.segments is not None:
-      present = cut.segments + (cut.segments == 0) * np.int32(np.iinfo(np.int32).max)
-      cut = dataclasses.replace(cut, segments=present)
-    low = jax.tree.map(lambda x: x.min(2), cut)
+    blocked = jax.tree.map(blocks, tokens)
+    high = jax.tree.map(lambda x: x.max(2), blocked)
+    if blocked.segments is not None:
+      present = blocked.segments + (blocked.segments == 0) * np.int32(np.iinfo(np.int32).max)
+      blocked = dataclasses.replace(blocked, segments=present)
+    low = jax.tree.map(lambda x: x.min(2), blocked)
     if layout is RowLayout.CONTIGUOUS:
       low = dataclasses.replace(low, positions=first)
       high = dataclasses.replace(high, positions=last)
     return cls(low, high, None if layout is RowLayout.ARBITRARY else (first, last))
 
   def map(self, function: Any) -> 'Bounds':
-    """The bounds with `function` applied to each array, as for views or a selection of blocks."""
+    """Returns the bounds with `function` applied to each array."""
     return Bounds(*jax.tree.map(function, (self.low, self.high, self.slots)))
 
   def as_queries(self) -> 'Bounds':
-    """A view whose arrays have one more dimension, for the blocks of keys."""
+    """Returns a view with arrays [#batch, blocks, 1, ...], which broadcast against `as_keys`."""
     return self.map(lambda x: x[:, :, None])
 
   def as_keys(self) -> 'Bounds':
-    """A view whose arrays have one more dimension, for the blocks of queries."""
+    """Returns a view with arrays [#batch, 1, blocks, ...]."""
     return self.map(lambda x: x[:, None])
 
 
 def within(interval: Interval, q: Bounds, k: Bounds) -> Tiles:
-  """Verdicts from an interval of offsets and the least and the greatest offset of each tile."""
+  """Classifies tiles by whether the interval contains none or all of their offsets q - k."""
   lowest, highest = interval
   empty, full = np.bool_(False), np.bool_(True)
   first = q.low.positions - k.high.positions
@@ -135,16 +135,16 @@ def within(interval: Interval, q: Bounds, k: Bounds) -> Tiles:
 
 
 def intersection(a: Interval, b: Interval) -> Interval:
-  """The offsets in both intervals."""
+  """Returns the intersection of two intervals."""
   lowest = max((x for x in (a[0], b[0]) if x is not None), default=None)
   highest = min((x for x in (a[1], b[1]) if x is not None), default=None)
-  return _NOTHING if _is_above(lowest, highest) else (lowest, highest)
+  return _EMPTY if _is_above(lowest, highest) else (lowest, highest)
 
 
 def union(a: Interval, b: Interval) -> Interval | None:
-  """The offsets in either interval; None where there is a gap between the two."""
-  if _NOTHING in (a, b):
-    return b if a == _NOTHING else a
+  """Returns the union of two intervals; None if there is a gap between them."""
+  if _EMPTY in (a, b):
+    return b if a == _EMPTY else a
   if _is_above(a[0], b[1], 1) or _is_above(b[0], a[1], 1):
     return None
   lowest = None if a[0] is None or b[0] is None else min(a[0], b[0])
@@ -153,10 +153,10 @@ def union(a: Interval, b: Interval) -> Interval | None:
 
 
 def complement(interval: Interval) -> Interval | None:
-  """The offsets outside the interval; None where they are not one interval."""
+  """Returns the complement of an interval; None if it is not an interval."""
   match interval:
     case (None, None):
-      return _NOTHING
+      return _EMPTY
     case (1, 0):
       return None, None
     case (None, int(highest)):
@@ -171,6 +171,6 @@ def _is_above(lowest: int | None, highest: int | None, by: int = 0) -> bool:
 
 
 def _slots(length: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-  """First and last slot of each block, [1, blocks]."""
+  """Returns the first and last slot of each block, [1, blocks]."""
   first = np.arange(0, length, block)[None]
   return first, np.minimum(first + block, length) - 1

@@ -16,16 +16,16 @@ from t2x.ranges import Size
 class TUPE(PositionEncoding):
   """Adds (p_i U^Q)(p_j U^K)' / sqrt(2 head_dim) to the scores, for learned position vectors p (TUPE-A).
 
-  Positions have projections of their own, shared by all layers, and both terms of the scores have the
-  scale 1 / sqrt(2 head_dim). With `untied_first`, position 0 (the class token) is untied from the others:
-  its scores as a query and as a key are learned numbers theta_1 and theta_2 of each head. (The softmax of
-  a row cancels theta_1, unless the scores have a sink.)
+  Position vectors have separate projections, shared by all layers, and both terms of the scores have the
+  scale 1 / sqrt(2 head_dim). With `untied_first` the positional scores of position 0 (the class token) as
+  a query and as a key are replaced by learned scalars theta_1 and theta_2 of each head. (The softmax of a
+  row cancels theta_1, unless the scores have a sink.)
 
   Args:
     d_model: width of the position vectors.
-    num_heads: heads of the attention.
-    max_length: length of the longest sequence.
-    untied_first: resets the scores of position 0 (the paper's reset_theta).
+    num_heads: number of heads of the attention.
+    max_length: maximum sequence length.
+    untied_first: whether to replace the scores of position 0 (the paper's reset_theta).
     init: initialiser of the position vectors [max_length, d_model].
     kernel_init: initialiser of the two projections [d_model, num_heads, d_model / num_heads].
     theta_init: initialiser of theta_1 and theta_2, each [num_heads].
@@ -65,7 +65,7 @@ class TUPE(PositionEncoding):
   def scores(
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
-    """The positional term, times `scale`, in float32."""
+    """Returns the positional term, times `scale`, in float32."""
     q_positions, k_positions = q_tokens.positions, k_tokens.positions
     table = self.table[...].astype(jnp.float32)
     queries, keys = (
@@ -76,8 +76,8 @@ class TUPE(PositionEncoding):
     if self.first_query is None or self.first_key is None:
       return scores
 
-    def of_heads(theta):
+    def per_head(theta):
       return theta[...].astype(jnp.float32)[:, None, None]
 
-    scores = jnp.where(k_positions[:, None, None, :] == 0, of_heads(self.first_key), scores)
-    return jnp.where(q_positions[:, None, :, None] == 0, of_heads(self.first_query), scores)
+    scores = jnp.where(k_positions[:, None, None, :] == 0, per_head(self.first_key), scores)
+    return jnp.where(q_positions[:, None, :, None] == 0, per_head(self.first_query), scores)

@@ -1,5 +1,5 @@
 """Value residual learning (ResFormer: Zhou et al. 2024, https://arxiv.org/abs/2410.17897): attention in
-every layer but the first mixes the values of the first layer into its own."""
+every layer except the first mixes its values with those of the first layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,19 +13,19 @@ from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes
 from t2x.ranges import Finite, Size
 
-# The values of the first layer, and whether there has been a first layer.
+# Names of the extras: values of the first layer, and whether a first layer has set them.
 VALUES, IS_SET = 'first_values', 'has_first_values'
 
 
 class ValueResidual(nnx.Module):
-  """first V_1 + own V_n in layer n > 1, and V_1 in layer 1.
+  """Replaces the values of layer n > 1 by first V_1 + own V_n; layer 1 uses V_1.
 
   V_1 are the values of the first layer of the stack whose attention has this part. Built as
   `ValueResidual(num_kv_heads, head_dim, rngs=rngs)`.
 
   Args:
-    num_kv_heads: key-value heads.
-    head_dim: features of a head.
+    num_kv_heads: number of key-value heads.
+    head_dim: features per head.
     first: weight of the first layer's values.
     own: weight of the layer's own values.
   """
@@ -44,26 +44,26 @@ class ValueResidual(nnx.Module):
     self.own: Any = self.make_weight(own, rngs)
 
   def make_weight(self, value: float, rngs: nnx.Rngs) -> float | nnx.Param:
-    """A weight that is `value` at first."""
+    """Returns a weight with the initial value `value`."""
     return value
 
   def weights(self) -> tuple[Any, Any]:
-    """The weights of the first layer's values and of the layer's own."""
+    """Returns the weights of the first layer's values and of the layer's own values."""
     return self.first, self.own
 
   def init_extras(self, x: Float[Array, 'batch length *rest']) -> dict[str, Array]:
-    """What the first layer reads."""
+    """Returns the extras of the first layer."""
     values = jnp.zeros((*x.shape[:2], *self.shape), x.dtype)
     return {VALUES: values, IS_SET: jnp.zeros((), bool)}
 
   def __call__(
     self, v: Float[Array, 'batch length kv_heads head_dim'], extras: Mapping[str, Array]
   ) -> tuple[Float[Array, 'batch length kv_heads head_dim'], dict[str, Array]]:
-    """The values of this layer, and what the next layer reads.
+    """Returns the mixed values of this layer and the extras of the next layer.
 
     Args:
-      v: the layer's own values.
-      extras: what the layer before returned; empty outside of a stack.
+      v: values of this layer.
+      extras: extras returned by the previous layer; empty outside of a stack.
     """
     extras = extras or self.init_extras(v)
     first = jnp.where(extras[IS_SET], extras[VALUES], v)
@@ -75,12 +75,12 @@ class ValueResidual(nnx.Module):
 
 
 class LearnedValueResidual(ValueResidual):
-  """As `ValueResidual`, with weights that each layer learns; `first` and `own` are their initial values."""
+  """`ValueResidual` with learned weights in each layer; `first` and `own` are their initial values."""
 
   def make_weight(self, value, rngs):
-    """A parameter that stays in float32."""
+    """Returns a float32 parameter with the initial value `value`."""
     return param(nnx.initializers.constant(value), (), (), rngs, keep_float32=True)
 
   def weights(self) -> tuple[Float[Array, ''], Float[Array, '']]:
-    """The learned weights in float32, to which the values are promoted."""
+    """Returns the learned weights in float32; values are promoted to it."""
     return self.first[...].astype(Dtypes.reductions), self.own[...].astype(Dtypes.reductions)

@@ -1,9 +1,9 @@
-"""How a sublayer is put around the residual stream.
+"""Residual connections of sublayers: the position of norms and learned factors of the branch.
 
-Norm before it (https://arxiv.org/abs/2002.04745), after the addition (https://arxiv.org/abs/1706.03762),
-after the branch or on both sides of it; a learned factor of the branch that starts at 0
-(https://arxiv.org/abs/2003.04887) or near it (https://arxiv.org/abs/2103.17239); or scalars and an
-initialisation in the place of norms (https://arxiv.org/abs/1901.09321)."""
+The norm is before the sublayer (https://arxiv.org/abs/2002.04745), after the addition
+(https://arxiv.org/abs/1706.03762), after the sublayer, or before and after it. A learned factor of the branch
+is initialised to 0 (https://arxiv.org/abs/2003.04887) or a small value (https://arxiv.org/abs/2103.17239).
+Fixup replaces norms by scalars and an initialisation (https://arxiv.org/abs/1901.09321)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,17 +22,17 @@ from t2x.ranges import Positive, TunableRate
 
 
 class _Residual(nnx.Module):
-  """x + dropout(after(sublayer(before(x)))); each wiring defines its own before and after."""
+  """Base class: x + dropout(after(sublayer(before(x)))); subclasses define before and after."""
 
   ends_with_norm = False
   dropout_rate: TunableRate
 
   def _before(self, x: Array) -> Array:
-    """The input of the sublayer."""
+    """Returns the input of the sublayer."""
     return x
 
   def _after(self, y: Array) -> Array:
-    """What is added to the stream, given the sublayer's output."""
+    """Returns the branch that is added to the stream, from the sublayer's output."""
     return y
 
   def __call__(
@@ -42,17 +42,14 @@ class _Residual(nnx.Module):
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
-    """The result of `sublayer` with the new stream as its `x`.
-
-    `keep` multiplies the branch (stochastic depth); `key` None means no dropout.
-    """
+    """See `Wiring.__call__`."""
     result = sublayer(self._before(x))
     y = _branch(self._after(result.x), self.dropout_rate, key, keep)
     return dataclasses.replace(result, x=x + y)
 
 
 class PreNorm(_Residual):
-  """x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama.
+  """Norm before the sublayer: x + dropout(sublayer(norm(x))), as in GPT-2, T5, ViT and Llama.
 
   Args:
     d_model: width of the residual stream.
@@ -76,7 +73,7 @@ class PreNorm(_Residual):
 
 
 class PostNorm(nnx.Module):
-  """norm(x + dropout(sublayer(x))), as in the original Transformer and BERT.
+  """Norm after the addition: norm(x + dropout(sublayer(x))), as in the original Transformer and BERT.
 
   Arguments are those of `PreNorm`.
   """
@@ -101,15 +98,15 @@ class PostNorm(nnx.Module):
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
-    """As `PreNorm`."""
+    """See `Wiring.__call__`."""
     result = sublayer(x)
     y = self.norm(x + _branch(result.x, self.dropout_rate, key, keep))
     return dataclasses.replace(result, x=y)
 
 
 class BranchNorm(_Residual):
-  """x + dropout(norm(sublayer(x))), as in Swin v2 (https://arxiv.org/abs/2111.09883, section 3.2) and
-  OLMo 2 (https://arxiv.org/abs/2501.00656).
+  """Norm after the sublayer: x + dropout(norm(sublayer(x))), as in Swin v2
+  (https://arxiv.org/abs/2111.09883, section 3.2) and OLMo 2 (https://arxiv.org/abs/2501.00656).
 
   Arguments are those of `PreNorm`.
   """
@@ -130,8 +127,8 @@ class BranchNorm(_Residual):
 
 
 class Sandwich(_Residual):
-  """x + dropout(branch_norm(sublayer(norm(x)))), as in CogView (https://arxiv.org/abs/2105.13290,
-  section 2.4) and Gemma 2 (https://arxiv.org/abs/2408.00118).
+  """Norms before and after the sublayer: x + dropout(branch_norm(sublayer(norm(x)))), as in CogView
+  (https://arxiv.org/abs/2105.13290, section 2.4) and Gemma 2 (https://arxiv.org/abs/2408.00118).
 
   Args:
     d_model: width of the residual stream.
@@ -159,13 +156,13 @@ class Sandwich(_Residual):
 
 
 class LayerScale(_Residual):
-  """x + dropout(gamma * sublayer(norm(x))), gamma a learned vector (CaiT,
+  """Learned factor of each feature of the branch: x + dropout(gamma * sublayer(norm(x))) (CaiT,
   https://arxiv.org/abs/2103.17239, section 2).
 
   Args:
     d_model: width of the residual stream.
     norm: builds the norm before the sublayer.
-    initial_value: value of gamma at the start; the paper has 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6
+    initial_value: initial value of gamma; the paper uses 0.1 up to 18 layers, 1e-5 up to 24 and 1e-6
       above.
     dropout_rate: dropout on the scaled branch.
   """
@@ -194,15 +191,15 @@ class LayerScale(_Residual):
 
 
 class ReZero(_Residual):
-  """x + alpha * dropout(sublayer(x)), alpha a learned scalar of this sublayer that starts at 0
+  """Learned scalar factor of the branch, initially 0: x + alpha * dropout(sublayer(x))
   (https://arxiv.org/abs/2003.04887).
 
-  Narang et al. 2021 (https://arxiv.org/abs/2102.11972) also try it with a norm before the sublayer.
-  Adafactor's steps are relative to a parameter's size: alpha wants AdamW.
+  Narang et al. 2021 (https://arxiv.org/abs/2102.11972) also evaluate it with a norm before the sublayer.
+  Train alpha with AdamW: Adafactor's steps are relative to the scale of a parameter.
 
   Args:
     d_model: width of the residual stream.
-    norm: builds the norm before the sublayer; None leaves it out.
+    norm: builds the norm before the sublayer; None: no norm.
     dropout_rate: dropout on the sublayer's output.
   """
 
@@ -226,12 +223,12 @@ class ReZero(_Residual):
 
 
 class FixupWiring(_Residual):
-  """x + dropout(scale * sublayer(x + before) + after), with three learned scalars and no norm (Fixup,
+  """Learned scalars instead of norms: x + dropout(scale * sublayer(x + before) + after) (Fixup,
   https://arxiv.org/abs/1901.09321).
 
-  What lets it train is the initialisation: `fixup` for the first projections of each sublayer
-  (`MLP.kernel_init`, `MultiHeadAttention.kernel_init`), `zeros` for the last one (`out_init`). The
-  scalar biases inside of a sublayer are its projections' own.
+  Use it with the initialisers of the paper: `fixup` for the first projections of each sublayer
+  (`MLP.kernel_init`, `MultiHeadAttention.kernel_init`) and `zeros` for the last (`out_init`). Biases of the
+  projections replace the paper's scalar biases inside a sublayer.
 
   Args:
     d_model: width of the residual stream.
@@ -252,7 +249,7 @@ class FixupWiring(_Residual):
 
 
 def _float32(parameter: nnx.Param) -> Float[Array, '*shape']:
-  """Returns the parameter in float32, to which an array that it meets is promoted."""
+  """Returns the parameter in float32."""
   return parameter[...].astype(Dtypes.reductions)
 
 

@@ -1,5 +1,5 @@
-"""Wholes built of layers: the residual block, the stack, encoders, decoders, and the models of
-tokens and images made of them. Nothing about losses."""
+"""Models built of layers: residual blocks, stacks of blocks, encoders and decoders, output heads, and
+the text and image models that combine them."""
 
 from t2x.models.block import Block, ParallelBlock, SublayerBlock
 from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed

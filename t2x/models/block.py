@@ -1,5 +1,5 @@
-"""The residual block: a token mixer, optional cross-attention and a feed-forward layer, each wired
-around the residual stream (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
+"""Residual blocks: a token mixer, optional cross-attention and a feed-forward layer, each with a residual
+connection (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -37,13 +37,13 @@ from t2x.ranges import TunableRate
 
 
 class _Block(nnx.Module):
-  """What all blocks share: sublayers by name, a pattern, and a position encoding of their own.
+  """Base class of blocks: named sublayers, an attention pattern and an optional position encoding.
 
   Attributes:
     pattern: narrows the pattern of the body.
     encoding: replaces the position encoding of the body; None: the body's.
-    names: the names of the sublayers in the order in which they are applied; each is an attribute,
-      and so is its wiring, where each has its own: NAME_wiring.
+    names: names of the sublayers in the order of application. The sublayer is the attribute NAME, its
+      wiring, if each sublayer has one, NAME_wiring.
   """
 
   def __init__(
@@ -63,45 +63,45 @@ class _Block(nnx.Module):
       if wiring is not None:
         setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
     self.encoding = encoding and encoding(d_model, rngs=rngs)
-    read = frozenset().union(*(part.reads for part in self.sublayers.values()))
+    reads = frozenset().union(*(part.reads for part in self.sublayers.values()))
     kind = type(self).__name__
-    if pattern != Full() and 'pattern' not in read:
+    if pattern != Full() and 'pattern' not in reads:
       raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
-    if encoding is not None and 'encoding' not in read:
+    if encoding is not None and 'encoding' not in reads:
       raise UserError(f'{kind}.encoding is set, but no sublayer reads positions: leave it out')
 
   @property
   def sublayers(self) -> dict[str, Any]:
-    """The sublayers by name, in the order in which they are applied."""
+    """Sublayers by name, in the order of application."""
     return {name: vars(self)[name] for name in self.names}
 
   @property
   def reads_source(self) -> bool:
-    """Whether it has cross-attention: a sublayer named 'cross'."""
+    """True if the block has cross-attention: a sublayer named 'cross'."""
     return 'cross' in self.names
 
   @property
   def reads(self) -> frozenset[str]:
-    """What its sublayers read, of the fields of `Call`."""
-    found: set[str] = set()
+    """Names of the fields of `Call` that the sublayers read."""
+    fields: set[str] = set()
     for name, part in self.sublayers.items():
-      # Only 'cross' is given a source, and it is given neither a pattern nor positions.
+      # Only 'cross' receives a source, and it receives neither a pattern nor positions.
       unused = {'pattern', 'encoding'} if name == 'cross' else {'source'}
-      found |= part.reads - unused
-    return frozenset(found if self.encoding is None else found - {'encoding'})
+      fields |= part.reads - unused
+    return frozenset(fields if self.encoding is None else fields - {'encoding'})
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence that all sublayers can process; None: any."""
+    """Maximum length in tokens that all sublayers can process; None: unlimited."""
     lengths = [part.max_length for part in self.sublayers.values()]
     return min((length for length in lengths if length is not None), default=None)
 
   def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
-    """The extras that its sublayers read in the first layer."""
+    """Returns the initial extras of the sublayers; see `ExtrasSublayer`."""
     return initial_extras(self.sublayers.values(), x)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
-    """Empty caches of the sublayers that have one; `source_cache` gives that of cross-attention."""
+    """Returns empty caches by sublayer; `source_cache` returns that of cross-attention."""
     caches = {
       name: part.init_cache(batch, num_slots, dtype)
       for name, part in self.sublayers.items()
@@ -110,28 +110,30 @@ class _Block(nnx.Module):
     return {name: cache for name, cache in caches.items() if cache is not None}
 
   def source_cache(self, source: Source) -> dict[str, Cache]:
-    """What cross-attention computes of the source once for a whole generation."""
+    """Returns the keys and values of the source, which are computed once per generation."""
     if not self.reads_source:
       return {}
     cross: CrossSublayer = self.sublayers['cross']
     return {'cross': cross.source_cache(source)}
 
   def calls(self, call: Call) -> dict[str, Call]:
-    """What each sublayer is called with.
+    """Returns the `Call` of each sublayer.
 
     Raises:
-      UserError: cross-attention without a source, or something given that no sublayer reads.
+      UserError: cross-attention has no source, or no sublayer reads the source or encoding of `call`.
     """
     if self.reads_source and call.source is None:
       raise UserError(
-        'Block.cross attends to a source, and this model has none: leave Block.cross out, or bind it '
-        'for the decoder of an EncoderDecoder only (decoder/Block.cross)'
+        'Block.cross attends to a source, but this model has no source: leave Block.cross out, or bind '
+        'it only for the decoder of an EncoderDecoder (decoder/Block.cross)'
       )
     if call.source is not None and not self.reads_source:
-      raise UserError('a source is given to a block without cross-attention: bind Block.cross')
+      raise UserError('a block without cross-attention received a source: bind Block.cross')
     if call.encoding is not None and 'encoding' not in self.reads:
       name = type(call.encoding).__name__
-      raise UserError(f'{name} is given to a block whose sublayers do not read it: leave it out')
+      raise UserError(
+        f'a block whose sublayers do not read positions received {name}: leave it out'
+      )
     encoding = call.encoding if self.encoding is None else self.encoding
     own = dataclasses.replace(
       call, pattern=call.pattern & self.pattern, encoding=encoding, source=None, keep=None
@@ -151,15 +153,15 @@ class _Block(nnx.Module):
 
 
 class SublayerBlock(_Block):
-  """Any sublayers one after the other, each inside its own wiring.
+  """A block of arbitrary sublayers in sequence, each inside its own wiring.
 
   Args:
     d_model: width of the residual stream.
-    sublayers: builds each sublayer, by name, in the order in which they are applied. The one named
-      'cross' reads the source.
-    wiring: builds the way a sublayer is put around the residual stream.
+    sublayers: builders of the sublayers by name, in the order of application. The sublayer named 'cross'
+      reads the source.
+    wiring: builds the residual connection and norm of each sublayer.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
-    encoding: builds a position encoding of this block's own (T5's bias in every layer). None: the body's.
+    encoding: builds a position encoding for this block (T5's bias in every layer). None: the body's.
   """
 
   def __init__(
@@ -179,7 +181,7 @@ class SublayerBlock(_Block):
 
   @property
   def ends_with_norm(self) -> bool:
-    """Whether its output is normalised."""
+    """True if the block's output is normalised."""
     return vars(self)[f'{self.names[-1]}_wiring'].ends_with_norm
 
   def __call__(
@@ -188,10 +190,14 @@ class SublayerBlock(_Block):
     call: Call,
     cache: Mapping[str, Cache] | None = None,
   ) -> Result:
-    """The new residual stream, the new caches, and what the sublayers return beside their output.
+    """Applies the sublayers.
+
+    Returns:
+      The new residual stream and caches, and the auxiliary losses, recorded arrays and extras of the
+      sublayers.
 
     Raises:
-      UserError: cross-attention without a source, or something given that no sublayer reads.
+      UserError: cross-attention has no source, or no sublayer reads the source or encoding of `call`.
     """
     old = cache or {}
     new, aux = dict(old), NO_AUX
@@ -215,16 +221,16 @@ class SublayerBlock(_Block):
 
 
 class Block(SublayerBlock):
-  """Mixer, optional cross-attention, feed-forward; each inside its own `wiring`.
+  """A block of token mixer, optional cross-attention and feed-forward layer, each inside its own `wiring`.
 
   Args:
     d_model: width of the residual stream.
-    mixer: builds what moves information between tokens.
-    feed_forward: builds what works on each token alone.
-    cross: builds the attention to a source (decoders of an encoder-decoder); None leaves it out.
-    wiring: builds the way a sublayer is put around the residual stream.
+    mixer: builds the token mixer, such as self-attention.
+    feed_forward: builds the feed-forward layer, which acts on each token separately.
+    cross: builds the cross-attention to a source (for the decoder of an encoder-decoder); None: none.
+    wiring: builds the residual connection and norm of each sublayer.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
-    encoding: builds a position encoding of this block's own (T5's bias in every layer). None: the body's.
+    encoding: builds a position encoding for this block (T5's bias in every layer). None: the body's.
   """
 
   def __init__(
@@ -251,7 +257,7 @@ class Block(SublayerBlock):
 
 
 class ParallelBlock(_Block):
-  """Mixer and feed-forward side by side: x + mixer(norm(x)) + feed_forward(norm(x)).
+  """A block of parallel mixer and feed-forward layer: x + mixer(norm(x)) + feed_forward(norm(x)).
 
   GPT-J (https://github.com/kingoflolz/mesh-transformer-jax) and PaLM
   (https://arxiv.org/abs/2204.02311, section 2) share one norm; GPT-NeoX has two
@@ -259,13 +265,13 @@ class ParallelBlock(_Block):
 
   Args:
     d_model: width of the residual stream.
-    mixer: builds what moves information between tokens.
-    feed_forward: builds what works on each token alone.
+    mixer: builds the token mixer, such as self-attention.
+    feed_forward: builds the feed-forward layer, which acts on each token separately.
     norm: builds the norm before both branches.
-    feed_forward_norm: builds the norm of the feed-forward branch; None: `norm` serves both.
-    dropout_rate: dropout on the sum of the branches.
+    feed_forward_norm: builds a separate norm for the feed-forward branch; None: both branches share `norm`.
+    dropout_rate: dropout rate on the sum of the branches.
     pattern: narrows the pattern of the body.
-    encoding: builds a position encoding of this block's own. None: the body's.
+    encoding: builds a position encoding for this block. None: the body's.
   """
 
   ends_with_norm = False
@@ -298,7 +304,11 @@ class ParallelBlock(_Block):
     call: Call,
     cache: Mapping[str, Cache] | None = None,
   ) -> Result:
-    """As `Block`; a source is refused."""
+    """Applies both branches; see `SublayerBlock.__call__`.
+
+    Raises:
+      UserError: `call` has a source, or an encoding that no sublayer reads.
+    """
     old = cache or {}
     h, new = self.norm(x), dict(old)
     inputs = {'mixer': h, 'feed_forward': h}
@@ -327,7 +337,7 @@ class ParallelBlock(_Block):
 def initial_extras(
   parts: Iterable[Any], x: Float[Array, 'batch length d_model']
 ) -> dict[str, Array]:
-  """The extras of sublayers, or of the blocks of a stack, whose input is `x`.
+  """Returns the initial extras of sublayers, or of the blocks of a stack, for the input `x`.
 
   Raises:
     UserError: two parts use the same name for arrays of different shapes or dtypes.
@@ -339,7 +349,7 @@ def initial_extras(
       shared = extras.setdefault(name, value)
       if (shared.shape, shared.dtype) != (value.shape, value.dtype):
         raise UserError(
-          f"layers of one stack share '{name}', but it is {shared.dtype}{list(shared.shape)} in one and "
-          f'{value.dtype}{list(value.shape)} in another: give their parts the same sizes'
+          f"layers of one stack share '{name}', but it is {shared.dtype}{list(shared.shape)} in one layer "
+          f'and {value.dtype}{list(value.shape)} in another: give both layers the same sizes'
         )
   return extras

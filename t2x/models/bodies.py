@@ -1,4 +1,4 @@
-"""Encoder and Decoder: vectors in, vectors out. Positions, a stack, norms around it."""
+"""Encoder and decoder bodies: position encoding, a stack of layers, and norms before and after it."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from t2x.layers import (
   normal,
 )
 from t2x.layers.constraints import constrain
-from t2x.layers.patterns import marks_of
+from t2x.layers.patterns import mark_names
 from t2x.models.cache import BodyCache
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
@@ -39,18 +39,18 @@ Part = TypeVar('Part')
 def final_norm_if_needed(
   d_model: int, *, norm: Callable[..., Norm] = LayerNorm, rngs: nnx.Rngs
 ) -> Norm:
-  """The default norm after the last layer; a body leaves it out where that layer ends with a norm.
+  """Builds the default final norm, which a body omits if its last layer already ends with a norm.
 
   Args:
     d_model: width of the residual stream.
     norm: builds the norm.
-    rngs: for its parameters.
+    rngs: random keys of the norm's initial parameters.
   """
   return norm(d_model, rngs=rngs)
 
 
 class _Body(nnx.Module):
-  """What Encoder and Decoder share; they differ in the pattern they start from."""
+  """Base class of `Encoder` and `Decoder`, which differ in their default pattern."""
 
   def __init__(
     self,
@@ -78,7 +78,7 @@ class _Body(nnx.Module):
       else Linear((width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs)
     )
     self.stack = stack(d_model, rngs=rngs)
-    if _function(final_norm) is final_norm_if_needed and self.stack.ends_with_norm:
+    if _unwrap_partial(final_norm) is final_norm_if_needed and self.stack.ends_with_norm:
       final_norm = None
     self.final_norm = final_norm and final_norm(self.output_dim, rngs=rngs)
 
@@ -89,31 +89,31 @@ class _Body(nnx.Module):
 
   @property
   def patterns(self) -> list[Pattern]:
-    """The attention pattern of each block of a repeat."""
+    """Attention pattern of each block of one repeat of the stack."""
     return self.stack.patterns(self.pattern)
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence that the encoding and the layers can process; None: any."""
+    """Maximum length in tokens that the encoding and the layers can process; None: unlimited."""
     lengths = [self.encoding.max_length, self.stack.max_length]
     return min((length for length in lengths if length is not None), default=None)
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
-    """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
-    marks = sorted({name for pattern in self.patterns for name in marks_of(pattern)})
+    """Returns an empty cache for `num_slots` tokens of `batch` rows, with the keys and values of `source`."""
+    marks = sorted({name for pattern in self.patterns for name in mark_names(pattern)})
     layers = self.stack.init_cache(batch, num_slots, dtype)
     if source is not None:
-      found = self.stack.source_cache(source)
-      layers = [own | other for own, other in zip(layers, found, strict=True)]
+      cross = self.stack.source_cache(source)
+      layers = [own | other for own, other in zip(layers, cross, strict=True)]
     slots = Slots.empty(batch, num_slots, marks)
     return BodyCache(layers, slots, None if source is None else source.tokens)
 
   def unstacked(self, cache: BodyCache) -> tuple['_Body', BodyCache]:
-    """The body and its cache layer by layer, for decoding token by token."""
+    """Returns the body and its cache with separate layers, for decoding token by token."""
     layers = self.stack.unstacked_cache(cache.layers)
-    body = replaced(self, stack=self.stack.unstacked())
+    body = replace_parts(self, stack=self.stack.unstacked())
     return body, dataclasses.replace(cache, layers=layers)
 
   def __call__(
@@ -126,14 +126,14 @@ class _Body(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Embedded tokens -> hidden vectors [batch, length, d_model].
+    """Computes hidden vectors [batch, length, d_model] of embedded tokens.
 
     Args:
       x: embedded tokens.
-      source: what cross-attention reads; with a cache, `init_cache` has read it already.
-      tokens: metadata of the tokens of x; None: a plain row.
-      cache: what earlier calls of a generation left.
-      key: None: no dropout.
+      source: input of cross-attention. With a cache it is ignored: `init_cache` has processed it.
+      tokens: metadata of the tokens in x; None: unpadded rows at positions 0, 1, ....
+      cache: cache that earlier calls returned during generation.
+      key: random key for dropout; None: no dropout.
       record: names of the intermediate arrays to return.
     """
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens
@@ -169,8 +169,8 @@ class _Body(nnx.Module):
     return Output(x, new, result.aux, result.recorded, tokens)
 
 
-def replaced(module: Part, **parts: Any) -> Part:
-  """A copy of a module with other parts."""
+def replace_parts(module: Part, **parts: Any) -> Part:
+  """Returns a shallow copy of a module with the given attributes replaced."""
   leaves, structure = jax.tree.flatten(module)
   copy = jax.tree.unflatten(structure, leaves)
   for name, part in parts.items():
@@ -179,20 +179,20 @@ def replaced(module: Part, **parts: Any) -> Part:
 
 
 class Encoder(_Body):
-  """A bidirectional body: every token sees every other of its segment.
+  """A bidirectional body: each token attends to all tokens of its segment.
 
   Args:
     d_model: width of the residual stream.
-    input_dim: width of the embedded tokens, of their positions and of their norm; a projection leads to
-      d_model (ALBERT, https://arxiv.org/abs/1909.11942). None: d_model, and no projection.
+    input_dim: width of the embedded tokens, their positions and `input_norm`, which a linear layer projects
+      to d_model (ALBERT, https://arxiv.org/abs/1909.11942). None: d_model, without a projection.
     stack: builds the layers.
     encoding: builds the position encoding that all layers share.
-    input_norm: builds a norm after the positions (BERT, BART); None leaves it out.
-    input_dropout: rate on the embedded tokens.
-    final_norm: builds the norm after the last layer. The default is LayerNorm, or none after a layer that
-      ends with a norm (PostNorm); None leaves it out.
-    final_dropout: rate after it (T5).
-    pattern: who may see whom; each block may narrow it.
+    input_norm: builds a norm after the positions (BERT, BART); None: no norm.
+    input_dropout: dropout rate on the embedded tokens.
+    final_norm: builds the norm after the last layer. The default is LayerNorm, or no norm if the last layer
+      ends with one (PostNorm). None: no norm.
+    final_dropout: dropout rate after the final norm (T5).
+    pattern: attention pattern; each block may narrow it.
   """
 
   def __init__(
@@ -224,10 +224,10 @@ class Encoder(_Body):
 
 
 class Decoder(_Body):
-  """A causal body: a token sees itself and those before it. `Encoder` says what the parts are.
+  """A causal body: each token attends to itself and to earlier tokens. For the arguments see `Encoder`.
 
-  `Causal() | Prefix()` as the pattern makes it a prefix language model; blocks with `cross` make
-  it the decoder of an encoder-decoder.
+  With the pattern `Causal() | Prefix()` it is a prefix language model; with `cross` in its blocks it is
+  the decoder of an encoder-decoder.
   """
 
   def __init__(
@@ -258,6 +258,5 @@ class Decoder(_Body):
     )
 
 
-def _function(factory: Any) -> Any:
-  """What a `functools.partial` calls; other factories as they are."""
+def _unwrap_partial(factory: Any) -> Any:
   return factory.func if isinstance(factory, functools.partial) else factory

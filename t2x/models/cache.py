@@ -1,4 +1,4 @@
-"""What a body remembers of a generation."""
+"""The key/value cache of an encoder or decoder."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from t2x.layers import Cache, Slots, Tokens
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BodyCache(Cache):
-  """What a body remembers of a generation.
+  """Caches of all layers of a body during generation.
 
   Attributes:
-    layers: the caches of the layers, as the stack made them.
-    slots: the tokens in the slots of all key-value caches.
-    source: the tokens of the source, whose copies of a row share them; None without a source.
+    layers: caches of the layers, in the structure that `LayerStack.init_cache` returns.
+    slots: metadata of the tokens in the slots of the key/value caches.
+    source: metadata of the source tokens, shared by all copies of a row; None without a source.
   """
 
   layers: Any
@@ -26,13 +26,13 @@ class BodyCache(Cache):
   source: Tokens | None = None
 
   def repeat(self, copies: int) -> 'BodyCache':
-    layers = self._each_layer(lambda cache: cache.repeat(copies))
+    layers = self._map_layers(lambda cache: cache.repeat(copies))
     return BodyCache(layers, self.slots.repeat(copies), self.source)
 
   def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
-    layers = self._each_layer(lambda cache: cache.take(rows))
+    layers = self._map_layers(lambda cache: cache.take(rows))
     return BodyCache(layers, self.slots.take(rows), self.source)
 
-  def _each_layer(self, change: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
-    """The caches of single layers, changed; those of a stack have another axis before the batch."""
-    return [{name: change(cache) for name, cache in layer.items()} for layer in self.layers]
+  def _map_layers(self, function: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
+    """Applies `function` to the caches of unstacked layers, whose first axis is the batch."""
+    return [{name: function(cache) for name, cache in layer.items()} for layer in self.layers]

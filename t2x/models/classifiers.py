@@ -1,4 +1,4 @@
-"""Heads that turn hidden vectors into one vector for each row, or into class logits."""
+"""Heads that pool hidden vectors into one vector per row, or compute class logits."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from t2x.ranges import Size, TunableRate
 
 
 class Pooler(nnx.Module):
-  """BERT's vector for a whole sequence: tanh of a projection of the first token."""
+  """BERT's sequence vector: tanh of a projection of the first token."""
 
   def __init__(
     self, d_model: int, vocab_size: int, *, init: Initializer = normal(0.02), rngs: nnx.Rngs
@@ -23,7 +23,7 @@ class Pooler(nnx.Module):
 
   @property
   def outputs(self) -> frozenset[OutputKind]:
-    """A vector for each row."""
+    """One vector per row."""
     return frozenset({'vectors'})
 
   @property
@@ -37,32 +37,32 @@ class Pooler(nnx.Module):
     return jnp.tanh(self.projection(x[:, 0]))
 
 
-# What makes one vector of a row, given its hidden vectors and, where rows have padding, the segments.
+# Segment of each token, 0 for padding; None: no padding. Read by the pooling functions below.
 Segments = Int[Array, 'batch length'] | None
 
 
 def first_token(
   x: Float[Array, 'batch length d_model'], segments: Segments = None
 ) -> Float[Array, 'batch d_model']:
-  """The class token's vector."""
+  """Returns the vector of the first token (the class token)."""
   return x[:, 0]
 
 
 def last_token(
   x: Float[Array, 'batch length d_model'], segments: Segments = None
 ) -> Float[Array, 'batch d_model']:
-  """The vector of the last token before the padding: what a causal body has seen everything at."""
+  """Returns the vector of the last non-padding token, which in a causal body depends on all tokens."""
   if segments is None:
     return x[:, -1]
-  places = jnp.arange(x.shape[1])
-  last = jnp.where(segments != 0, places, 0).max(axis=1)
+  indices = jnp.arange(x.shape[1])
+  last = jnp.where(segments != 0, indices, 0).max(axis=1)
   return jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
 
 
 def mean_tokens(
   x: Float[Array, 'batch length d_model'], segments: Segments = None
 ) -> Float[Array, 'batch d_model']:
-  """The average over all tokens but padding (Sentence-BERT, https://arxiv.org/abs/1908.10084)."""
+  """Returns the mean over all non-padding tokens (Sentence-BERT, https://arxiv.org/abs/1908.10084)."""
   if segments is None:
     return x.mean(axis=1)
   present = (segments != 0).astype(x.dtype)
@@ -78,7 +78,7 @@ class Classifier(nnx.Module):
   Args:
     d_model: width of the pooled vector.
     num_classes: number of logits.
-    dropout_rate: rate on the pooled vector.
+    dropout_rate: dropout rate on the pooled vector.
     init: initialiser of the projection.
   """
 
@@ -102,14 +102,14 @@ class Classifier(nnx.Module):
 
 
 class PooledClassifier(Classifier):
-  """BERT's: a projection and tanh (the pooler), dropout, then the linear layer
-  (https://arxiv.org/abs/1810.04805). RoBERTa's also drops out before the projection.
+  """BERT's classifier: a projection and tanh (the pooler), dropout, then a linear layer
+  (https://arxiv.org/abs/1810.04805). RoBERTa's also applies dropout before the projection.
 
   Args:
     d_model: width of the pooled vector.
     num_classes: number of logits.
-    dropout_rate: rate behind the tanh.
-    input_dropout: rate before the projection.
+    dropout_rate: dropout rate after the tanh.
+    input_dropout: dropout rate before the projection.
     init: initialiser of both projections.
   """
 
@@ -137,18 +137,18 @@ class PooledClassifier(Classifier):
 
 
 class SequenceClassifier(LogitHead):
-  """One vector of a row and its class, in the place of a head over the vocabulary.
+  """Head that pools each row into one vector and computes its class logits.
 
-  From the class token as BERT does (https://arxiv.org/abs/1810.04805), from the mean of all tokens,
-  or with a causal body from the last one as GPT-1 does (Radford et al. 2018).
+  Pools the class token as BERT (https://arxiv.org/abs/1810.04805), the mean of all tokens, or, with a
+  causal body, the last token as GPT-1 (Radford et al. 2018).
 
   Args:
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
-    pool: makes the vector: `first_token`, `mean_tokens` or `last_token`.
-    classifier: builds what turns it into class logits: `Classifier` or `PooledClassifier`.
-    language_head: builds the head over the vocabulary, for objectives that have a part of language
-      modelling. The default has no parameters.
+    pool: pooling function: `first_token`, `mean_tokens` or `last_token`.
+    classifier: builds the classifier of the pooled vector: `Classifier` or `PooledClassifier`.
+    language_head: builds the head over the vocabulary, for objectives with a language-modelling term. The
+      default has no parameters.
   """
 
   def __init__(
@@ -167,7 +167,7 @@ class SequenceClassifier(LogitHead):
 
   @property
   def outputs(self) -> frozenset[OutputKind]:
-    """Class logits of rows, beside the outputs of the language head."""
+    """Class logits per row, and the outputs of the language head."""
     return frozenset({'class logits', *self.language_head.outputs})
 
   @property
@@ -181,22 +181,23 @@ class SequenceClassifier(LogitHead):
     segments: Segments = None,
     key: Array | None = None,
   ) -> Float[Array, 'batch classes']:
-    """Class logits; tokens of segment 0 are padding."""
+    """Returns the class logits of each row; tokens of segment 0 are padding."""
     return self.classifier(self.pool(x, segments), named_key(key, 'classifier'))
 
   def logits(self, x, embedding):
-    """Logits over the vocabulary."""
+    """Returns the language head's logits over the vocabulary."""
     return self.language_head.logits(x, embedding)
 
   def cross_entropy(self, x, embedding, labels, weights, **settings):
-    """That of the language head."""
+    """Returns the loss sums of the language head; see `Head.cross_entropy`."""
     return self.language_head.cross_entropy(x, embedding, labels, weights, **settings)
 
 
 class TokenClassifier(LogitHead):
-  """Class logits for each token, in the place of a head over the vocabulary: tags of words, and with
-  two classes the start and the end of a span (https://arxiv.org/abs/1810.04805). Dropout before it
-  is the body's `final_dropout`.
+  """Head that computes class logits per token: tags of words, or, with two classes, the start and the
+  end of a span (https://arxiv.org/abs/1810.04805).
+
+  The body's `final_dropout` sets the dropout before it.
   """
 
   axis = None
@@ -214,7 +215,7 @@ class TokenClassifier(LogitHead):
 
   @property
   def outputs(self) -> frozenset[OutputKind]:
-    """Class logits of tokens."""
+    """Class logits per token."""
     return frozenset({'classes per token'})
 
   @property
@@ -223,5 +224,5 @@ class TokenClassifier(LogitHead):
     return self.out.kernel.shape[-1]
 
   def logits(self, x, embedding):
-    """Class logits for `x`."""
+    """Returns the class logits of each token."""
     return self.out(x)

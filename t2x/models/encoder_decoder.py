@@ -1,4 +1,4 @@
-"""The encoder-decoder: the original Transformer, T5, BART."""
+"""Encoder-decoder models: the original Transformer, T5, BART."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import Source, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder, Encoder, replaced
+from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Head, Output, TextEmbedding
@@ -22,15 +22,18 @@ from t2x.ranges import Size
 
 
 class EncoderDecoder(nnx.Module):
-  """Source ids and target ids -> logits for the target.
+  """Computes logits over the target vocabulary from source ids and target ids.
 
   Args:
     d_model: width of the residual stream.
-    embedding: builds the token embedding of the source, and of the target where both share it.
-    target_embedding: builds the target's own (two vocabularies); None: it is shared.
-    encoder: builds the body that reads the source.
-    decoder: builds the body that writes the target; its blocks have `cross`.
-    head: builds what turns hidden vectors into logits of the target's vocabulary.
+    embedding: builds the token embedding of the source, and of the target unless `target_embedding` is set.
+    target_embedding: builds a separate embedding of the target (two vocabularies); None: shared.
+    encoder: builds the body of the source.
+    decoder: builds the body of the target; its blocks need `cross`.
+    head: builds the output head over the target vocabulary.
+
+  Raises:
+    UserError: the encoder's output is not d_model wide.
   """
 
   def __init__(
@@ -57,7 +60,7 @@ class EncoderDecoder(nnx.Module):
 
   @property
   def spec(self) -> ModelSpec:
-    """Facts about the model."""
+    """Inputs, outputs and sizes of the model."""
     return ModelSpec(
       inputs='a source and a target',
       outputs=self.head.outputs,
@@ -82,12 +85,20 @@ class EncoderDecoder(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, length, d_model] of the target, which is what the decoder reads (already
-    shifted)."""
-    encoded, read = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
+    """Returns hidden vectors [batch, length, d_model] of the target.
+
+    Args:
+      source: token ids of the source.
+      target: token ids of the decoder's input, already shifted.
+      source_tokens: metadata of the source tokens; None: unpadded rows at positions 0, 1, ....
+      target_tokens: the same of the target tokens.
+      key: random key for dropout; None: no dropout.
+      record: names of the intermediate arrays to return.
+    """
+    encoded, memory = self._encode(source, source_tokens, named_key(key, 'encoder'), record)
     embedded, tokens = self._target_embedding(target, target_tokens)
     decoder_key = named_key(key, 'decoder')
-    out = self.decoder(embedded, read, tokens=tokens, key=decoder_key, record=record)
+    out = self.decoder(embedded, memory, tokens=tokens, key=decoder_key, record=record)
     recorded = {
       f'{name}.{key}': value
       for name, side in (('encoder', encoded), ('decoder', out))
@@ -101,7 +112,7 @@ class EncoderDecoder(nnx.Module):
     return encoded, Source(encoded.x, tokens if encoded.tokens is None else encoded.tokens)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length vocab']:
-    """Logits of hidden vectors."""
+    """Returns the logits of hidden vectors."""
     return self.head.logits(x, self._target_embedding)
 
   def cross_entropy(
@@ -114,7 +125,7 @@ class EncoderDecoder(nnx.Module):
     z_loss: Tunable = 0.0,
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
-    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
     return self.head.cross_entropy(
       x, self._target_embedding, labels, weights, smoothing=smoothing, z_loss=z_loss, axes=axes
     )
@@ -129,7 +140,7 @@ class EncoderDecoder(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Logits [batch, length, vocab]; the arguments are those of `hidden`."""
+    """Returns logits [batch, length, vocab]; see `hidden` for the arguments."""
     out = self.hidden(
       source,
       target,
@@ -149,14 +160,14 @@ class EncoderDecoder(nnx.Module):
     source_tokens: Tokens | None = None,
     dtype: Any = jnp.float32,
   ) -> BodyCache:
-    """Applies the encoder; returns a cache with what cross-attention reads and room for `num_slots` tokens."""
-    _, read = self._encode(source, source_tokens)
-    return self.decoder.init_cache(batch, num_slots, dtype, read)
+    """Encodes `source` and returns a decoder cache for `num_slots` tokens with its keys and values."""
+    _, memory = self._encode(source, source_tokens)
+    return self.decoder.init_cache(batch, num_slots, dtype, memory)
 
   def unstacked(self, cache: BodyCache) -> tuple['EncoderDecoder', BodyCache]:
-    """The model and its cache layer by layer, for decoding token by token."""
+    """Returns the model and its cache with separate layers, for decoding token by token."""
     decoder, cache = self.decoder.unstacked(cache)
-    return replaced(self, decoder=decoder), cache
+    return replace_parts(self, decoder=decoder), cache
 
   def decode(
     self,
@@ -165,7 +176,7 @@ class EncoderDecoder(nnx.Module):
     cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
-    """Logits for `ids`, which follow what the cache holds; as `LanguageModel.decode`."""
+    """Returns the logits of target `ids` and the new cache; see `LanguageModel.decode`."""
     embedded, tokens = self._target_embedding(ids, tokens)
     out = self.decoder(embedded, None, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])

@@ -1,7 +1,7 @@
-"""Heads that turn hidden vectors into logits over the vocabulary, or into their cross-entropy.
+"""Heads that compute logits over the vocabulary, or their cross-entropy, from hidden vectors.
 
-A head over the vocabulary is built as `head(d_model, vocab_size, rngs=rngs)` and called with the
-hidden vectors and the token embedding, which a tied head reads.
+A head is built as `head(d_model, vocab_size, rngs=rngs)` and called with the hidden vectors and the token
+embedding, which tied heads read.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,14 +35,13 @@ class LogitHead(nnx.Module):
   """Base class of heads that compute logits for each token; a subclass defines `logits`.
 
   Attributes:
-    chunk: None: `cross_entropy` computes all logits at once. A number: it computes the logits of so
-      many tokens of each row at a time, once for the loss and once more for the gradient, so that only
-      [batch, chunk, vocab] of them are in memory. Where rows are split over devices, each device takes
-      `chunk` tokens of its part.
+    chunk: number of tokens of each row whose logits `cross_entropy` computes at a time, once for the loss
+      and again for the gradient, so that only [batch, chunk, vocab] logits are in memory. If rows are split
+      over devices, it applies to each device's part of a row. None: all tokens at once.
+    axis: logical axis of the logits.
   """
 
   chunk: int | None = None
-  # The logical axis of the logits.
   axis: str | None = 'vocab'
 
   @property
@@ -52,19 +51,19 @@ class LogitHead(nnx.Module):
 
   @property
   def num_classes(self) -> int | None:
-    """None: the logits are those of tokens."""
+    """None: the logits are over the vocabulary."""
     return None
 
   def logits(
     self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
   ) -> Float[Array, '*rest logits']:
-    """Logits for `x`."""
-    raise NotImplementedError(f'{type(self).__name__} has no logits')
+    """Returns the logits of `x`."""
+    raise NotImplementedError(f'{type(self).__name__} does not define logits()')
 
   def __call__(
     self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
   ) -> Float[Array, '*rest logits']:
-    """As `logits`."""
+    """Returns the logits of `x`."""
     return self.logits(x, embedding)
 
   def cross_entropy(
@@ -78,7 +77,7 @@ class LogitHead(nnx.Module):
     z_loss: Tunable = 0.0,
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
-    """Weighted sums of the loss and of correct predictions; see `Head` and `classification_sums`."""
+    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
 
     def sums(head, embedding, x, labels, weights):
       logits = constrain(head.logits(x, embedding), *axes, self.axis)
@@ -87,10 +86,10 @@ class LogitHead(nnx.Module):
     if self.chunk is None:
       return sums(self, embedding, x, labels, weights)
     parts = 1 if axes[1] is None else num_parts(axes[1])
-    return _in_chunks(sums, self, embedding, (x, labels, weights), self.chunk, parts)
+    return _chunked_sums(sums, self, embedding, (x, labels, weights), self.chunk, parts)
 
 
-def _in_chunks(
+def _chunked_sums(
   sums: Callable[..., Sums],
   head: LogitHead,
   embedding: TextEmbedding,
@@ -98,7 +97,7 @@ def _in_chunks(
   chunk: int,
   parts: int,
 ) -> Sums:
-  """`sums` over chunks of arrays [batch, length, ...], of which `parts` parts are on different devices.
+  """Computes `sums` over chunks of arrays [batch, length, ...] whose length is split over `parts` devices.
 
   The parameters enter the loop in float32, so that their gradients are accumulated in float32 and rounded
   once.
@@ -116,30 +115,30 @@ def _in_chunks(
     return jnp.moveaxis(array, 2, 0).reshape(-1, batch, parts * chunk, *rest)
 
   parameters, structure = jax.tree.flatten((head, embedding))
-  wide = [_widened(leaf) for leaf in parameters]
+  wide = [_bfloat16_to_float32(leaf) for leaf in parameters]
 
   @jax.checkpoint
-  def one(arrays):
-    narrow = [leaf.astype(was.dtype) for leaf, was in zip(wide, parameters, strict=True)]
+  def chunk_sums(arrays):
+    narrow = [leaf.astype(old.dtype) for leaf, old in zip(wide, parameters, strict=True)]
     return sums(*jax.tree.unflatten(structure, narrow), *arrays)
 
-  by_chunk = jax.lax.map(one, tuple(map(chunked, arrays)))
+  by_chunk = jax.lax.map(chunk_sums, tuple(map(chunked, arrays)))
   return jax.tree.map(lambda array: array.sum(axis=0), by_chunk)
 
 
-def _widened(parameter: Array) -> Array:
+def _bfloat16_to_float32(parameter: Array) -> Array:
   return parameter.astype(jnp.float32) if parameter.dtype == jnp.bfloat16 else parameter
 
 
 class TiedHead(LogitHead):
-  """Logits by the token embedding's own table (https://arxiv.org/abs/1608.05859).
+  """Head that uses the token embedding's table as its projection (https://arxiv.org/abs/1608.05859).
 
   Args:
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
-    use_bias: adds a bias by token.
+    use_bias: adds a bias per token.
     scaled: divides the hidden vectors by sqrt(d_model) first (T5 1.0).
-    chunk: tokens of each row whose logits are computed at a time in the loss; see `LogitHead`.
+    chunk: number of tokens of each row per step of the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -157,7 +156,7 @@ class TiedHead(LogitHead):
     self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs) if use_bias else None
 
   def logits(self, x, embedding):
-    """Logits by the embedding's table."""
+    """Returns the products of `x` and the embedding's table."""
     logits = embedding.attend(x * self.scale)
     return (
       logits
@@ -167,14 +166,14 @@ class TiedHead(LogitHead):
 
 
 class LMHead(LogitHead):
-  """Logits by a projection of its own, in float32 as those of `TiedHead`.
+  """Head with a separate projection, whose logits are in float32 as those of `TiedHead`.
 
   Args:
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
-    use_bias: adds a bias by token.
+    use_bias: adds a bias per token.
     init: initialiser of the projection.
-    chunk: tokens of each row whose logits are computed at a time in the loss; see `LogitHead`.
+    chunk: number of tokens of each row per step of the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -193,7 +192,7 @@ class LMHead(LogitHead):
     )
 
   def logits(self, x, embedding):
-    """Logits by the head's own projection."""
+    """Returns the projection of `x` to the vocabulary."""
     logits = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
     if self.out.bias is None:
       return logits
@@ -201,17 +200,17 @@ class LMHead(LogitHead):
 
 
 class MaskedLMHead(LogitHead):
-  """BERT's: projection, activation, norm, then the embedding's table and a bias
+  """BERT's head: projection, activation, norm, then the embedding's table and a bias
   (https://arxiv.org/abs/1810.04805).
 
   Args:
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
-    embedding_dim: width of the embedding's table, which the projection leads to; None: d_model.
+    embedding_dim: output width of the projection, which must be that of the embedding; None: d_model.
     activation: elementwise function.
     norm: builds the norm.
     init: initialiser of the projection.
-    chunk: tokens of each row whose logits are computed at a time in the loss; see `LogitHead`.
+    chunk: number of tokens of each row per step of the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -234,7 +233,7 @@ class MaskedLMHead(LogitHead):
     self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs)
 
   def logits(self, x, embedding):
-    """Logits of the transformed vectors by the embedding's table."""
+    """Returns the products of the transformed vectors and the embedding's table, plus the bias."""
     x = self.norm(self.activation(self.transform(x)))
     logits = embedding.attend(x)
     return logits + with_rank(self.bias[...].astype(logits.dtype), logits.ndim)

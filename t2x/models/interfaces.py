@@ -1,4 +1,4 @@
-"""What the parts of a model are to each other, as protocols that configs are checked against."""
+"""Protocols of the parts of a model, against which configs are checked."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from t2x.models.spec import ModelSpec, OutputKind
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Output:
-  """What a model returns.
+  """Output of a model or of its body.
 
   Attributes:
     x: hidden vectors or logits, [batch, length, ...].
-    cache: the new cache when one was given.
+    cache: the new cache; None without one.
     aux: auxiliary losses and metrics, summed over layers.
     recorded: intermediate arrays by name, as `Stack` returns them.
     tokens: metadata of the tokens of hidden vectors; None for the output of a head.
@@ -36,7 +36,7 @@ class Output:
 
 @runtime_checkable
 class Layer(Protocol):
-  """What a stack repeats: a residual block.
+  """Interface of a stack's layers, which are residual blocks.
 
   Attributes:
     pattern: narrows the body's pattern.
@@ -46,25 +46,25 @@ class Layer(Protocol):
 
   @property
   def reads(self) -> frozenset[str]:
-    """What its sublayers read, of the fields of `Call`; only then it is given a source or an encoding."""
+    """Names of the fields of `Call` that the layer reads; it receives no other source or encoding."""
     ...
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence it can process; None: any."""
+    """Maximum length in tokens; None: unlimited."""
     ...
 
   @property
   def ends_with_norm(self) -> bool:
-    """Whether its output is normalised."""
+    """True if the layer's output is normalised."""
     ...
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
-    """Empty caches by sublayer."""
+    """Returns empty caches by sublayer."""
     ...
 
   def source_cache(self, source: Source) -> dict[str, Cache]:
-    """What is computed of the source once for a whole generation, by sublayer."""
+    """Returns the keys and values of the source by sublayer, computed once per generation."""
     ...
 
   def __call__(
@@ -73,13 +73,13 @@ class Layer(Protocol):
     call: Call,
     cache: Mapping[str, Cache] | None = None,
   ) -> Result:
-    """The new stream, the new caches, auxiliary losses and recorded arrays."""
+    """Returns the new residual stream, the new caches, auxiliary losses and recorded arrays."""
     ...
 
 
 @runtime_checkable
 class LayerStack(Protocol):
-  """Layers one after the other."""
+  """Interface of a sequence of layers."""
 
   @property
   def output_dim(self) -> int:
@@ -88,44 +88,44 @@ class LayerStack(Protocol):
 
   @property
   def ends_with_norm(self) -> bool:
-    """Whether the output is normalised."""
+    """True if the output is normalised."""
     ...
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence it can process; None: any."""
+    """Maximum length in tokens; None: unlimited."""
     ...
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
-    """The pattern of each kind of layer inside a body with `pattern`."""
+    """Returns the attention pattern of each kind of layer inside a body with `pattern`."""
     ...
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
-    """Empty caches of the layers."""
+    """Returns empty caches of the layers."""
     ...
 
   def source_cache(self, source: Source) -> Any:
-    """What is computed of the source once for a whole generation."""
+    """Returns the keys and values of the source, computed once per generation."""
     ...
 
   def unstacked(self) -> Any:
-    """The layers one by one, for decoding token by token."""
+    """Returns the layers separately, for decoding token by token."""
     ...
 
   def unstacked_cache(self, cache: Any) -> Any:
-    """The caches of `unstacked`."""
+    """Returns the caches of the layers that `unstacked` returns."""
     ...
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
   ) -> Result:
-    """The stream, the caches, auxiliary losses and metrics summed over layers, recorded arrays."""
+    """Returns the residual stream, the caches, auxiliary losses summed over layers and recorded arrays."""
     ...
 
 
 @runtime_checkable
 class Body(Protocol):
-  """Vectors in, vectors out: `Encoder` or `Decoder`."""
+  """Interface of `Encoder` and `Decoder`: embedded tokens in, hidden vectors out."""
 
   @property
   def output_dim(self) -> int:
@@ -134,22 +134,22 @@ class Body(Protocol):
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence it can process; None: any."""
+    """Maximum length in tokens; None: unlimited."""
     ...
 
   @property
   def patterns(self) -> list[Pattern]:
-    """The attention pattern of each kind of layer."""
+    """Attention pattern of each kind of layer."""
     ...
 
   def init_cache(
     self, batch: int, num_slots: int, dtype: Any, source: Source | None = None
   ) -> BodyCache:
-    """An empty cache for `num_slots` tokens of `batch` rows, with what is computed of the source."""
+    """Returns an empty cache for `num_slots` tokens of `batch` rows, with the keys and values of `source`."""
     ...
 
   def unstacked(self, cache: BodyCache) -> tuple[Any, BodyCache]:
-    """The body and its cache layer by layer, for decoding token by token."""
+    """Returns the body and its cache with separate layers, for decoding token by token."""
     ...
 
   def __call__(
@@ -162,31 +162,31 @@ class Body(Protocol):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Embedded tokens -> hidden vectors [batch, length, d_model]."""
+    """Computes hidden vectors [batch, length, d_model] of embedded tokens."""
     ...
 
 
 @runtime_checkable
 class Embedder(Protocol):
-  """Inputs (token ids, pixels, ...) -> vectors and their metadata.
+  """Interface of modules that embed inputs (token ids, pixels, ...) as vectors with token metadata.
 
-  The length, coordinates and grid may change; segments and marks are kept.
+  The length, coordinates and grid may change; segments and marks do not.
   """
 
   def __call__(
     self, inputs: Array, /, tokens: Tokens | None = None
   ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """Returns the vectors and their metadata; `tokens` None is a plain row."""
+    """Returns the vectors and their metadata; without `tokens`, rows are unpadded."""
     ...
 
 
 @runtime_checkable
 class TextEmbedding(Embedder, Protocol):
-  """Token ids -> vectors, and back to logits.
+  """Interface of token embeddings, whose table also computes logits.
 
   Attributes:
     vocab_size: number of tokens.
-    num_types: number of token types; 0: none.
+    num_types: number of token types; 0: no types.
   """
 
   vocab_size: int
@@ -200,41 +200,41 @@ class TextEmbedding(Embedder, Protocol):
     *,
     types: Int[Array, 'batch length'] | None = None,
   ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """As `Embedder`; vectors of `types` are added."""
+    """Returns the vectors, plus those of `types`, and their metadata; see `Embedder`."""
     ...
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Logits by the table."""
+    """Returns the products of `x` and the table: logits."""
     ...
 
 
 @runtime_checkable
 class OutputHead(Protocol):
-  """Hidden vectors -> what a model of text returns, built as `OutputHead(d_model, vocab_size, rngs=rngs)`."""
+  """Interface of the heads of text models, built as `OutputHead(d_model, vocab_size, rngs=rngs)`."""
 
   @property
   def outputs(self) -> frozenset[OutputKind]:
-    """The kinds of outputs that it computes."""
+    """Kinds of outputs that the head computes."""
     ...
 
   @property
   def num_classes(self) -> int | None:
-    """Number of class logits; None without."""
+    """Number of class logits; None without a classifier."""
     ...
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], embedding: TextEmbedding
   ) -> Float[Array, 'batch *rest']:
-    """Outputs for `x`; a tied head reads the embedding."""
+    """Returns the outputs of hidden vectors `x`; tied heads read the embedding."""
     ...
 
 
 @runtime_checkable
 class Head(OutputHead, Protocol):
-  """Hidden vectors -> logits for each token, or their cross-entropy.
+  """Interface of heads that compute logits for each token, or their cross-entropy.
 
   Attributes:
-    chunk: tokens of each row whose logits exist at a time in `cross_entropy`; None: all.
+    chunk: number of tokens of each row whose logits `cross_entropy` computes at a time; None: all.
   """
 
   chunk: int | None
@@ -242,7 +242,7 @@ class Head(OutputHead, Protocol):
   def logits(
     self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
   ) -> Float[Array, '*rest logits']:
-    """Logits for `x`."""
+    """Returns the logits of `x`."""
     ...
 
   def cross_entropy(
@@ -256,12 +256,12 @@ class Head(OutputHead, Protocol):
     z_loss: Tunable = 0.0,
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
-    """`classification_sums` of the logits, which need never exist as a whole.
+    """Returns `classification_sums` of the logits, which an implementation may compute in chunks.
 
     Args:
       x: hidden vectors.
-      embedding: read by a tied head.
-      labels: the index of the right logit.
+      embedding: token embedding, which tied heads read.
+      labels: class index of each token.
       weights: weight of each token; 0 for padding.
       smoothing: label smoothing.
       z_loss: coefficient of the squared logarithm of the softmax's normaliser.
@@ -272,40 +272,40 @@ class Head(OutputHead, Protocol):
 
 @runtime_checkable
 class ClassHead(Protocol):
-  """A pooled vector -> class logits."""
+  """Interface of classifiers of pooled vectors."""
 
   num_classes: int
 
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
   ) -> Float[Array, 'batch classes']:
-    """Logits of the classes."""
+    """Returns the class logits."""
     ...
 
 
 @runtime_checkable
 class Model(Protocol):
-  """A whole model."""
+  """Interface of all models."""
 
   @property
   def spec(self) -> ModelSpec:
-    """Facts about the model."""
+    """Inputs, outputs and sizes of the model."""
     ...
 
 
 @runtime_checkable
 class TextModel(Model, Protocol):
-  """A model with a head over hidden vectors: `hidden(...)`, then `logits` or `cross_entropy`.
+  """Interface of models that compute logits, or their cross-entropy, from hidden vectors.
 
   The arguments of `hidden` and of the call depend on `spec.inputs`.
   """
 
   def hidden(self, *inputs: Any, **settings: Any) -> Output:
-    """Hidden vectors [batch, length, d_model] that the head reads."""
+    """Returns the hidden vectors [batch, length, d_model] that the head reads."""
     ...
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
-    """Logits of hidden vectors."""
+    """Returns the logits of hidden vectors."""
     ...
 
   def cross_entropy(
@@ -318,20 +318,20 @@ class TextModel(Model, Protocol):
     z_loss: Tunable = 0.0,
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
-    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
     ...
 
 
 @runtime_checkable
 class DecodingModel(Model, Protocol):
-  """A model that extends sequences from a cache."""
+  """Interface of models that generate tokens with a cache."""
 
   def init_cache(self, batch: int, num_slots: int, *inputs: Any, **settings: Any) -> Cache:
-    """An empty cache for `num_slots` tokens; an encoder-decoder needs its source too."""
+    """Returns an empty cache for `num_slots` tokens; an encoder-decoder also needs its source."""
     ...
 
   def unstacked(self, cache: Any) -> tuple[Any, Cache]:
-    """The model and its cache in the form that a loop over single tokens uses."""
+    """Returns the model and its cache with separate layers, for decoding token by token."""
     ...
 
   def decode(
@@ -341,9 +341,12 @@ class DecodingModel(Model, Protocol):
     cache: Any,
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], Cache]:
-    """Returns the logits of `ids`, which follow what the cache holds, and the new cache.
+    """Returns the logits of `ids`, which continue the cached tokens, and the new cache.
 
-    With `last` [batch], only the logits of that token of each row: [batch, 1, vocab]. Tokens of segment
-    0 are padding.
+    Args:
+      ids: token ids.
+      tokens: metadata of the tokens; those of segment 0 are padding.
+      cache: cache that `init_cache` or an earlier call returned.
+      last: index of the token in each row whose logits are computed, as [batch, 1, vocab]; None: all.
     """
     ...

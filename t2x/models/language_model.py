@@ -1,4 +1,4 @@
-"""Token models: an embedding, a body, a head. Causal and masked language models alike."""
+"""Causal and masked language models: a token embedding, a body and a head."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
-from t2x.models.bodies import Decoder, replaced
+from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Head, Output, OutputHead, TextEmbedding
@@ -23,15 +23,15 @@ from t2x.ranges import Size
 def select(
   x: Float[Array, 'batch length d_model'], index: Int[Array, 'batch picked']
 ) -> Float[Array, 'batch picked d_model']:
-  """The vectors at `index` of each row."""
+  """Returns the vectors at the positions `index` of each row."""
   return jnp.take_along_axis(x, index[:, :, None], axis=1)
 
 
 def with_logits(head: OutputHead) -> Head:
-  """The head of a model that is asked for logits.
+  """Returns `head` after checking that it computes logits for each token.
 
   Raises:
-    UserError: the head computes none.
+    UserError: the head does not compute logits for each token.
   """
   if not isinstance(head, Head):
     raise UserError(
@@ -42,15 +42,14 @@ def with_logits(head: OutputHead) -> Head:
 
 
 class LanguageModel(nnx.Module):
-  """Token ids -> logits over the vocabulary.
+  """Computes logits over the vocabulary, or other outputs of its head, from token ids.
 
   Args:
     d_model: width of the residual stream.
-    embedding_dim: width of the token embedding, for a body whose `input_dim` it is (ALBERT); None:
-      d_model.
+    embedding_dim: width of the token embedding, equal to the body's `input_dim` (ALBERT); None: d_model.
     embedding: builds the token embedding.
-    body: builds `Decoder` (GPT) or `Encoder` (BERT).
-    head: builds what turns hidden vectors into logits.
+    body: builds the body: `Decoder` (GPT) or `Encoder` (BERT).
+    head: builds the output head.
   """
 
   def __init__(
@@ -69,7 +68,7 @@ class LanguageModel(nnx.Module):
 
   @property
   def spec(self) -> ModelSpec:
-    """Facts about the model."""
+    """Inputs, outputs and sizes of the model."""
     return ModelSpec(
       inputs='a text',
       outputs=self.head.outputs,
@@ -90,13 +89,22 @@ class LanguageModel(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, length, d_model] after the last layer; `record` names intermediate arrays."""
+    """Returns hidden vectors [batch, length, d_model] of the last layer.
+
+    Args:
+      ids: token ids.
+      tokens: metadata of the tokens; None: unpadded rows at positions 0, 1, ....
+      types: token types.
+      cache: cache that earlier calls returned during generation.
+      key: random key for dropout; None: no dropout.
+      record: names of the intermediate arrays to return.
+    """
     x, tokens = self.embedding(ids, tokens, types=types)
     body_key = named_key(key, 'body')
     return self.body(x, tokens=tokens, cache=cache, key=body_key, record=record)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
-    """Logits of hidden vectors."""
+    """Returns the logits of hidden vectors."""
     return with_logits(self.head).logits(x, self.embedding)
 
   def cross_entropy(
@@ -109,7 +117,7 @@ class LanguageModel(nnx.Module):
     z_loss: Tunable = 0.0,
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
-    """Sums of the loss and of correct predictions over hidden vectors; see `Head.cross_entropy`."""
+    """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
     return with_logits(self.head).cross_entropy(
       x, self.embedding, labels, weights, smoothing=smoothing, z_loss=z_loss, axes=axes
     )
@@ -123,7 +131,7 @@ class LanguageModel(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """The outputs of the head: logits [batch, length, vocab] of every token."""
+    """Returns the outputs of the head, by default logits [batch, length, vocab]; see `hidden`."""
     out = self.hidden(ids, tokens=tokens, types=types, key=key, record=record)
     x = self.head(out.x, self.embedding)
     if 'token logits' in self.head.outputs:
@@ -131,13 +139,13 @@ class LanguageModel(nnx.Module):
     return Output(x, None, out.aux, out.recorded)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> BodyCache:
-    """An empty cache for `num_slots` tokens."""
+    """Returns an empty cache for `num_slots` tokens of `batch` rows."""
     return self.body.init_cache(batch, num_slots, dtype)
 
   def unstacked(self, cache: BodyCache) -> tuple['LanguageModel', BodyCache]:
-    """The model and its cache layer by layer, for decoding token by token."""
+    """Returns the model and its cache with separate layers, for decoding token by token."""
     body, cache = self.body.unstacked(cache)
-    return replaced(self, body=body), cache
+    return replace_parts(self, body=body), cache
 
   def decode(
     self,
@@ -146,9 +154,13 @@ class LanguageModel(nnx.Module):
     cache: BodyCache,
     last: Int[Array, ' batch'] | None = None,
   ) -> tuple[Float[Array, 'batch picked vocab'], BodyCache]:
-    """Logits for `ids`, which follow what the cache holds, and the new cache.
+    """Returns the logits of `ids`, which continue the cached tokens, and the new cache.
 
-    With `last`, only the logits of that token of each row are computed: [batch, 1, vocab].
+    Args:
+      ids: token ids.
+      tokens: metadata of the tokens.
+      cache: cache that `init_cache` or an earlier call returned.
+      last: index of the token in each row whose logits are computed, as [batch, 1, vocab]; None: all.
     """
     out = self.hidden(ids, tokens=tokens, cache=cache)
     x = out.x if last is None else select(out.x, last[:, None])

@@ -1,4 +1,4 @@
-"""Cross-entropy as a sum and a weight, so that accumulation and sharding do not change the result."""
+"""Cross-entropy as a sum and a total weight, so that accumulation and sharding do not change the result."""
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +7,18 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.dtypes import Dtypes
 
-# Name -> (sum over what was counted, how much was counted). A metric is their quotient.
+# Name -> (weighted sum, total weight). A metric is their quotient.
 Sums = dict[str, tuple[Array, Array]]
 
 
 def cross_entropy(
   logits: Float[Array, '*batch classes'], labels: Int[Array, '*batch'], smoothing: Tunable = 0.0
 ) -> Float[Array, '*batch']:
-  """-log p(label) in float32; with `smoothing` s the target is (1 - s) on the label and s spread
-  evenly over all classes (Szegedy et al. 2016, https://arxiv.org/abs/1512.00567)."""
+  """Returns -log p(label) in float32, with label smoothing (Szegedy et al. 2016,
+  https://arxiv.org/abs/1512.00567).
+
+  With `smoothing` s the target distribution is (1 - s) on the label plus s spread evenly over all classes.
+  """
   return _losses(logits, labels, smoothing)[0]
 
 
@@ -26,18 +29,18 @@ def classification_sums(
   smoothing: Tunable = 0.0,
   z_loss: Tunable = 0.0,
 ) -> Sums:
-  """Weighted sums of the loss and of correct predictions.
+  """Returns weighted sums of the loss and of correct predictions.
 
   Args:
     logits: unnormalised log-probabilities.
-    labels: the index of the right logit.
-    weights: weight 0 leaves an element out.
-    smoothing: as in `cross_entropy`.
+    labels: class index of each element.
+    weights: weight of each element; 0 excludes it.
+    smoothing: label smoothing, as in `cross_entropy`.
     z_loss: adds z_loss * logsumexp(logits)^2 to the loss of each element, which keeps the
       normaliser close to 1 (PaLM, https://arxiv.org/abs/2204.02311, section 5).
 
   Returns:
-    loss, accuracy; with `z_loss` also the part of the loss that it adds.
+    `loss` and `accuracy`; with `z_loss` also `z_loss`, its contribution to the loss.
   """
   total = weights.sum()
   losses, normaliser, picked = _losses(logits, labels, smoothing)
@@ -61,7 +64,7 @@ def _is_argmax(
 
 
 def _losses(logits: Array, labels: Array, smoothing: Tunable) -> tuple[Array, Array, Array]:
-  """Returns the cross-entropy, the logarithm of the normaliser and the label's logit, in float32."""
+  """Returns the cross-entropy, the log normaliser and the logit of the label of each element, in float32."""
   logits = logits.astype(Dtypes.logits)
   normaliser = jax.nn.logsumexp(logits, axis=-1)
   picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]

@@ -15,22 +15,21 @@ from t2x.ranges import Size
 
 
 class MixtureOfSoftmaxes(LogitHead):
-  """log sum_k prior_k(x) softmax(head(tanh(W_k x + b_k))), prior(x) = softmax(P x).
+  """Computes log sum_k prior_k(x) softmax(head(tanh(W_k x + b_k))) with prior(x) = softmax(P x).
 
-  What it gives are logarithms of probabilities, which are logits of themselves. A single softmax of
-  a low-rank product cannot give every distribution, the logarithm of a mixture has any rank.
+  The outputs are log-probabilities, which are valid logits. The log of a mixture is not limited in rank,
+  unlike a single softmax over a low-rank product.
 
   Args:
     d_model: width of the hidden vectors.
     vocab_size: number of tokens.
-    num_softmaxes: how many are mixed. They are computed one after the other, and again for the
-      gradient: the memory is that of a few, the time that of all.
-    head: builds what makes logits of a vector, for all softmaxes: `TiedHead` or `LMHead`. Its `chunk`
-      is that of the mixture.
+    num_softmaxes: number of mixture components. They are computed sequentially, and recomputed for the
+      gradient to save memory.
+    head: builds the head that all components share: `TiedHead` or `LMHead`. The mixture uses its `chunk`.
     init: initialiser of W and P.
 
   Raises:
-    UserError: no softmax at all.
+    UserError: `num_softmaxes` is less than 1.
   """
 
   def __init__(
@@ -56,10 +55,10 @@ class MixtureOfSoftmaxes(LogitHead):
     self.chunk = self.head.chunk
 
   def cross_entropy(self, x, embedding, labels, weights, *, z_loss=0.0, **settings):
-    """As `LogitHead`.
+    """Returns the loss sums; see `LogitHead.cross_entropy`.
 
     Raises:
-      UserError: a z-loss, which is 0 for log-probabilities.
+      UserError: `z_loss` is not 0; the normaliser of log-probabilities is always 1.
     """
     if z_loss != 0.0:
       raise UserError(
@@ -68,16 +67,16 @@ class MixtureOfSoftmaxes(LogitHead):
     return super().cross_entropy(x, embedding, labels, weights, **settings)
 
   def logits(self, x, embedding):
-    """Log-probabilities in float32."""
+    """Returns log-probabilities in float32."""
     priors = jax.nn.log_softmax(self.prior(x).astype(jnp.float32))
     latents = jnp.tanh(self.latent(x))
 
     @jax.checkpoint
-    def add(total, one):
-      prior, latent = one
+    def add(total, component):
+      prior, latent = component
       logits = constrain(self.head.logits(latent, embedding), ..., 'vocab').astype(jnp.float32)
       return jnp.logaddexp(total, prior[..., None] + jax.nn.log_softmax(logits)), None
 
-    nothing = jnp.full((*x.shape[:-1], self.vocab_size), -jnp.inf)
-    each = jnp.moveaxis(priors, -1, 0), jnp.moveaxis(latents, -2, 0)
-    return jax.lax.scan(add, nothing, each)[0]
+    initial = jnp.full((*x.shape[:-1], self.vocab_size), -jnp.inf)
+    components = jnp.moveaxis(priors, -1, 0), jnp.moveaxis(latents, -2, 0)
+    return jax.lax.scan(add, initial, components)[0]

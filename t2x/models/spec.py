@@ -1,4 +1,4 @@
-"""Facts about a model, as data."""
+"""A description of a model's inputs, outputs and sizes."""
 
 import dataclasses
 from typing import Literal
@@ -6,22 +6,22 @@ from typing import Literal
 from t2x.layers import Pattern
 
 Inputs = Literal['a text', 'a source and a target', 'images']
-# Logits over the vocabulary for each token, over classes for each row or for each token; or vectors.
+# Logits over the vocabulary per token, over classes per row or per token; or vectors.
 OutputKind = Literal['token logits', 'class logits', 'classes per token', 'vectors']
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-  """Facts about a model, known from its shapes.
+  """Inputs, outputs and sizes of a model.
 
   Attributes:
-    inputs: what the model is called with.
-    outputs: the kinds of outputs that its head computes.
+    inputs: kind of the model's inputs.
+    outputs: kinds of outputs that the head computes.
     patterns: attention patterns of the layers whose output the head reads.
-    max_length: the most tokens in a row, of the target where there is a source; None: any number.
-    max_source_length: the most tokens in a source; None: any number.
-    vocab_size: size of the vocabulary of a text or a target; None for images.
-    num_classes: number of class logits; None without.
+    max_length: maximum length of a row in tokens (of the target in an encoder-decoder); None: unlimited.
+    max_source_length: maximum length of a source in tokens; None: unlimited.
+    vocab_size: vocabulary size of the text or the target; None for images.
+    num_classes: number of class logits; None without a classifier.
     num_types: number of token types (BERT's sentences A and B).
   """
 
@@ -35,5 +35,5 @@ class ModelSpec:
   num_types: int = 0
 
   def is_causal(self, length: int) -> bool:
-    """Whether no token of a row of `length` tokens sees a later token."""
+    """Returns whether no token in a row of `length` tokens attends to a later token."""
     return all(pattern.is_causal(length) for pattern in self.patterns)

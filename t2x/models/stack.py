@@ -1,6 +1,6 @@
-"""A repeating pattern of blocks, its parameters stacked and scanned over the repeats.
+"""A repeating sequence of blocks, whose parameters are stacked and scanned over the repeats.
 
-`[dense, local]` repeats as in GPT-3, one shared group as in ALBERT
+Examples: dense and local blocks in turn as in GPT-3, one shared group as in ALBERT
 (https://arxiv.org/abs/1909.11942), stochastic depth as in https://arxiv.org/abs/1603.09382.
 """
 
@@ -26,7 +26,7 @@ from t2x.models.interfaces import Layer
 from t2x.ranges import NonEmpty, Size, TunableRate
 
 _POLICIES = jax.checkpoint_policies
-# What the backward pass finds saved instead of computing it again, by name.
+# Value of `Stack.remat` -> which activations are saved for the backward pass, not recomputed.
 REMAT_POLICIES = {
   'full': _POLICIES.nothing_saveable,
   'dots': _POLICIES.dots_saveable,
@@ -37,51 +37,58 @@ REMAT_POLICIES = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stream:
-  """What each layer of a stack hands on to the next.
+  """The values that each layer of a stack passes to the next.
 
   Attributes:
     x: the residual stream, [batch, length, d_model].
     extras: arrays that parts pass from layer to layer, by name; see `ExtrasSublayer`.
   """
 
-  # Tree functions put other things than arrays into the fields.
+  # Any: tree functions also put other objects than arrays into the fields.
   x: Any
   extras: Mapping[str, Any]
 
   @staticmethod
-  def entering(x: Array, layers: Iterable[Layer]) -> 'Stream':
-    """The stream before the first layer."""
+  def initial(x: Array, layers: Iterable[Layer]) -> 'Stream':
+    """Returns the stream before the first layer."""
     return Stream(x, initial_extras(layers, x))
 
-  def through(self, layer: Layer, call: Call, cache: Any) -> tuple['Stream', Result]:
-    """The stream after a layer, and what the layer returned."""
-    result = layer(self.x, dataclasses.replace(narrowed(call, layer), extras=self.extras), cache)
+  def apply(self, layer: Layer, call: Call, cache: Any) -> tuple['Stream', Result]:
+    """Applies a layer. Returns the stream after it, and the layer's result.
+
+    Raises:
+      UserError: the layer returned extras that no part initialises.
+    """
+    result = layer(
+      self.x, dataclasses.replace(restrict_call(call, layer), extras=self.extras), cache
+    )
     unknown = sorted(result.extras.keys() - self.extras.keys())
     if unknown:
       raise UserError(
         f'{type(layer).__name__} returned the extras {", ".join(unknown)}, which no part of this stack '
-        'initialises: return them from init_extras of the part too'
+        "initialises: return them from the part's init_extras too"
       )
     x = constrain(result.x, 'batch', 'length', 'embed')
     return Stream(x, {**self.extras, **result.extras}), result
 
 
 class Stack(nnx.Module):
-  """`num_layers` layers made of `blocks` in turn: blocks[0], blocks[1], ..., blocks[0], ...
+  """A stack of `num_layers` layers that cycles through `blocks`: blocks[0], blocks[1], ..., blocks[0], ...
 
   Args:
     d_model: width of the residual stream.
-    num_layers: layers in all; a multiple of the number of `blocks`.
+    num_layers: total number of layers, a multiple of the number of `blocks`.
     blocks: builders of the layers of one repeat.
-    num_groups: how many sets of parameters the repeats share, neighbours together (ALBERT's
-      `num_hidden_groups`; 1 is one set for all). None: each repeat has its own.
-    unroll: repeats put into one iteration of the scan. 1 compiles fastest; `num_layers` runs
-      fastest on a CPU.
-    remat: None saves every activation; 'full', 'dots' and 'dots_no_batch' name what is saved.
-    stochastic_depth: probability of dropping the last layer; it grows linearly from 0 at the first.
+    num_groups: number of parameter sets; neighbouring repeats share one (ALBERT's `num_hidden_groups`;
+      1: all repeats share one set). None: each repeat has its own.
+    unroll: number of repeats per iteration of the scan. 1 compiles fastest; `num_layers` runs fastest on a
+      CPU.
+    remat: rematerialisation policy. None saves all activations; 'full' saves only the inputs of each
+      repeat, 'dots' also matrix products, 'dots_no_batch' only those without batch dimensions.
+    stochastic_depth: probability of dropping the last layer; it grows linearly from 0 at the first layer.
 
   Raises:
-    UserError: counts that do not divide, an unknown `remat`.
+    UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown.
   """
 
   def __init__(
@@ -98,17 +105,18 @@ class Stack(nnx.Module):
   ):
     if num_layers % len(blocks):
       raise UserError(
-        f'Stack.num_layers = {num_layers} is no multiple of the {len(blocks)} Stack.blocks'
+        f'Stack.num_layers = {num_layers}: must be a multiple of {len(blocks)}, the number of Stack.blocks'
       )
     self.d_model = d_model
     self.num_repeats = num_layers // len(blocks)
     num_groups = num_groups or self.num_repeats
     if self.num_repeats % num_groups:
       raise UserError(
-        f'Stack.num_groups = {num_groups} does not divide {self.num_repeats} repeats of the blocks'
+        f'Stack.num_groups = {num_groups}: must divide {self.num_repeats}, the number of repeats of '
+        'Stack.blocks'
       )
     if remat is not None and remat not in REMAT_POLICIES:
-      raise UserError(f"Stack.remat = '{remat}' is none of {', '.join(REMAT_POLICIES)} or None")
+      raise UserError(f"Stack.remat = '{remat}': must be {', '.join(REMAT_POLICIES)} or None")
     self.num_layers = num_layers
     self.num_groups = num_groups
     self.unroll = unroll
@@ -122,20 +130,20 @@ class Stack(nnx.Module):
       self.blocks = stacked(repeat, num_groups, rngs)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> list[dict[str, Cache]]:
-    """Empty caches: a list over `blocks`, each leaf stacked over the repeats: [repeats, batch, ...]."""
+    """Returns empty caches: a list over `blocks` whose leaves are stacked to [repeats, batch, ...]."""
 
     def stack(leaf):
       return jnp.broadcast_to(leaf, (self.num_repeats, *leaf.shape))
 
-    # Caches are shaped by static attributes alone, so the stacked blocks can make them.
+    # The shapes of caches depend only on static attributes, so the stacked blocks can build them.
     return [jax.tree.map(stack, block.init_cache(batch, num_slots, dtype)) for block in self.blocks]
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
-    """The pattern of each block inside a body with `pattern`."""
+    """Returns the attention pattern of each of `blocks` inside a body with `pattern`."""
     return [pattern & block.pattern for block in self.blocks]
 
   def layers_of(self, block: int) -> tuple[tuple[int, ...], ...]:
-    """The layers that use each set of parameters of `blocks[block]`."""
+    """Returns, for each parameter set of `blocks[block]`, the indices of the layers that use it."""
     shared = self.num_repeats // self.num_groups
     layers = [repeat * len(self.blocks) + block for repeat in range(self.num_repeats)]
     return tuple(
@@ -149,53 +157,53 @@ class Stack(nnx.Module):
 
   @property
   def ends_with_norm(self) -> bool:
-    """Whether the last block's output is normalised."""
+    """True if the last block's output is normalised."""
     return self.blocks[-1].ends_with_norm
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence that all blocks can process; None: any."""
+    """Maximum length in tokens that all blocks can process; None: unlimited."""
     lengths = [block.max_length for block in self.blocks]
     return min((length for length in lengths if length is not None), default=None)
 
-  def _check_read(self, call: Call) -> None:
-    """Raises UserError where something is given that no block reads."""
+  def _check_unread(self, call: Call) -> None:
+    """Raises UserError if no block reads the source, encoding or a recorded name of `call`."""
     reads = frozenset().union(*(block.reads for block in self.blocks))
     if call.source is not None and 'source' not in reads:
       raise UserError(
-        'no block of this stack has cross-attention, so that the source would be ignored: bind '
+        'no block of this stack has cross-attention, so the source would be ignored: bind '
         'Block.cross (for the decoder only: decoder/Block.cross = @MultiHeadAttention)'
       )
     if call.encoding is not None and 'encoding' not in reads:
       name = type(call.encoding).__name__
       raise UserError(
-        f'{name} acts in the layers, and no block of this stack would use it: choose an encoding '
+        f'{name} acts in the layers, but no block of this stack reads it: choose an encoding '
         'that is added to the embeddings, or a mixer that reads positions'
       )
-    known = {name.removeprefix('record.') for name in reads if name.startswith('record.')}
-    unknown = call.record - known - {'hidden'}
+    names = {name.removeprefix('record.') for name in reads if name.startswith('record.')}
+    unknown = call.record - names - {'hidden'}
     if unknown:
       raise UserError(f'no part of this stack records {", ".join(sorted(unknown))}')
 
   def source_cache(self, source: Source) -> list[dict[str, Cache]]:
-    """What cross-attention computes of the source, stacked as in `init_cache`.
+    """Returns the keys and values of the source, stacked as in `init_cache`.
 
     Raises:
       UserError: no block reads a source.
     """
-    self._check_read(Call(source.tokens, source=source))
+    self._check_unread(Call(source.tokens, source=source))
     per_repeat = self.num_repeats // self.num_groups
 
-    def one(block):
+    def block_cache(block):
       return jax.tree.map(
         lambda leaf: jnp.repeat(leaf, per_repeat, axis=0),
         jax.lax.map(lambda b: b.source_cache(source), block),
       )
 
-    return [one(block) for block in self.blocks]
+    return [block_cache(block) for block in self.blocks]
 
   def unstacked(self) -> 'Layers':
-    """The layers one by one, for a loop that should not slice their parameters in every iteration."""
+    """Returns the layers separately, for loops that should not slice stacked parameters at each step."""
     per_group = self.num_repeats // self.num_groups
     groups = [
       [jax.tree.map(lambda a, group=group: a[group], block) for block in self.blocks]
@@ -205,7 +213,7 @@ class Stack(nnx.Module):
     return Layers(layers, len(self.blocks))
 
   def unstacked_cache(self, cache: list[dict[str, Cache]]) -> list[dict[str, Cache]]:
-    """The caches of the layers one by one."""
+    """Returns the caches of the separate layers of `unstacked`."""
     return [
       jax.tree.map(lambda a, r=r: a[r], block) for r in range(self.num_repeats) for block in cache
     ]
@@ -219,13 +227,13 @@ class Stack(nnx.Module):
     """Applies all layers.
 
     Returns:
-      The stream, the caches, auxiliary losses and metrics summed over the layers, and what was recorded:
-      'blocks.B.NAME' is stacked over the repeats, so that row r is that of layer r * len(blocks) + B.
+      The residual stream, the caches, auxiliary losses and metrics summed over the layers, and recorded
+      arrays: 'blocks.B.NAME' is stacked over the repeats, so its row r belongs to layer r * len(blocks) + B.
 
     Raises:
-      UserError: something given that no block reads, or what a block refuses.
+      UserError: no block reads the source, the encoding or a recorded name of `call`, or a block raises it.
     """
-    self._check_read(call)
+    self._check_unread(call)
 
     def repeat(blocks, stream, per_repeat):
       number, caches, keys, rates = per_repeat
@@ -233,7 +241,7 @@ class Stack(nnx.Module):
       for i, block in enumerate(blocks):
         key, keep = self._randomness(stream.x, keys, rates, i)
         own = dataclasses.replace(call, place=i, repeat=number, key=key, keep=keep)
-        stream, result = stream.through(block, own, None if caches is None else caches[i])
+        stream, result = stream.apply(block, own, None if caches is None else caches[i])
         results.append(result)
       new = None if caches is None else [result.cache for result in results]
       aux = functools.reduce(operator.add, (result.aux for result in results))
@@ -249,8 +257,8 @@ class Stack(nnx.Module):
     if self.remat is not None:
       repeat = jax.checkpoint(repeat, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
     per_repeat = self._per_repeat(cache, call.key)
-    # Extras are shaped by static attributes alone, so the stacked blocks can make them.
-    stream = Stream.entering(x, self.blocks)
+    # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
+    stream = Stream.initial(x, self.blocks)
     if self.num_groups == self.num_repeats:
       stream, (cache, aux, recorded) = jax.lax.scan(
         lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
@@ -263,54 +271,54 @@ class Stack(nnx.Module):
     return Result(stream.x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
 
   def _scan_groups(self, repeat, stream, per_repeat):
-    """The same parameters for neighbouring repeats: a scan over groups of a scan inside."""
+    """Scans over groups, and within each group over the repeats that share its parameters."""
 
     length = self.num_repeats // self.num_groups
 
     def group(stream, inputs):
-      blocks, inside = inputs
+      blocks, group_inputs = inputs
       return jax.lax.scan(
-        lambda stream, one: repeat(blocks, stream, one),
+        lambda stream, repeat_inputs: repeat(blocks, stream, repeat_inputs),
         stream,
-        inside,
+        group_inputs,
         length=length,
         unroll=self.unroll,
       )
 
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
-    stream, found = jax.lax.scan(group, stream, (self.blocks, grouped))
-    return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), found)
+    stream, outputs = jax.lax.scan(group, stream, (self.blocks, grouped))
+    return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
 
   def _per_repeat(self, cache, key):
-    """What differs between repeats beside parameters: number, caches, keys, drop rates [repeats, blocks]."""
+    """Returns the scanned inputs except parameters: numbers, caches, keys, drop rates [repeats, blocks]."""
     numbers = jnp.arange(self.num_repeats)
     if key is None:
       return numbers, cache, None, None
-    # By index: the keys of a repeat do not depend on the number of repeats.
+    # fold_in, not split: the keys of a repeat do not depend on the number of repeats.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
     depth = np.linspace(0.0, 1.0, self.num_layers, dtype=np.float32).reshape(self.num_repeats, -1)
     return numbers, cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
 
   def _randomness(self, x, key, rates, index):
-    """The key of block `index` of a repeat, and its stochastic-depth multiplier [batch, 1, 1]."""
+    """Returns the key of block `index` of a repeat and its stochastic-depth multiplier [batch, 1, 1]."""
     if key is None:
       return None, None
     block_key = named_key(key, f'blocks.{index}')
     if self.stochastic_depth == 0.0:
       return block_key, None
     depth_key = named_key(key, f'stochastic_depth.{index}')
-    kept = jax.random.bernoulli(depth_key, 1.0 - rates[index], (x.shape[0], 1, 1))
-    return block_key, kept / (1.0 - rates[index])
+    mask = jax.random.bernoulli(depth_key, 1.0 - rates[index], (x.shape[0], 1, 1))
+    return block_key, mask / (1.0 - rates[index])
 
 
 class Layers(nnx.Module):
-  """The layers of a stack one by one, each with parameters and a cache of its own.
+  """The layers of a stack as separate modules, each with its own parameters and cache.
 
-  A decoding loop over them copies neither caches nor parameters. It has no dropout.
+  A decoding loop over them copies neither caches nor parameters. Dropout is not supported.
 
   Args:
-    layers: the layers in the order in which they are applied.
-    num_blocks: layers of one repeat of the stack.
+    layers: the layers in the order of application.
+    num_blocks: number of layers in one repeat of the stack.
   """
 
   def __init__(self, layers: Sequence[Layer], num_blocks: int):
@@ -323,19 +331,19 @@ class Layers(nnx.Module):
     call: Call,
     cache: list[dict[str, Cache]],
   ) -> Result:
-    """Applies all layers; `cache` is a list over them."""
+    """Applies all layers; `cache` is a list over the layers."""
     new = []
-    stream = Stream.entering(x, self.layers)
+    stream = Stream.initial(x, self.layers)
     for i, (layer, own) in enumerate(zip(self.layers, cache, strict=True)):
       repeat, place = divmod(i, self.num_blocks)
       layer_call = dataclasses.replace(call, place=place, repeat=repeat)
-      stream, result = stream.through(layer, layer_call, own)
+      stream, result = stream.apply(layer, layer_call, own)
       new.append(result.cache)
     return Result(stream.x, new)
 
 
-def narrowed(call: Call, layer: Layer) -> Call:
-  """The call without a source and an encoding that the layer does not read; another layer does."""
+def restrict_call(call: Call, layer: Layer) -> Call:
+  """Returns `call` without the source or encoding if this layer does not read it."""
   return dataclasses.replace(
     call,
     source=call.source if 'source' in layer.reads else None,

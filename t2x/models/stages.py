@@ -1,4 +1,4 @@
-"""Stacks of growing width with a merge of tokens between them: the layers of a pyramid."""
+"""A pyramid of stacks of growing width, with token merging between the stages."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -14,17 +14,17 @@ from t2x.ranges import NonEmpty
 
 
 class Stages(nnx.Module):
-  """Stacks one after the other, with a merge before each but the first (Swin Transformer,
+  """A sequence of stacks with token merging before every stage except the first (Swin Transformer,
   https://arxiv.org/abs/2103.14030, section 3.1).
 
-  All stages share the body's pattern and position encoding, each on its own tokens. The layers, and with
-  them `Stack.stochastic_depth`, are counted in each stage anew. There is no cache: a model with stages
-  reads whole inputs and does not generate.
+  All stages share the body's pattern and position encoding, each applied to its own tokens. Layer numbers,
+  and with them the rates of `Stack.stochastic_depth`, start again in each stage. Stages have no key/value
+  cache, so such a model cannot generate.
 
   Args:
     d_model: width of the first stage.
     stages: builds the stack of each stage.
-    merge: builds what is between two stages and sets the width of the next one.
+    merge: builds the merging layer between two stages, which sets the width of the second.
   """
 
   def __init__(
@@ -51,12 +51,12 @@ class Stages(nnx.Module):
 
   @property
   def ends_with_norm(self) -> bool:
-    """Whether the output of the last stage is normalised."""
+    """True if the output of the last stage is normalised."""
     return self.stages[-1].ends_with_norm
 
   @property
   def max_length(self) -> int | None:
-    """The longest sequence that all stages can process; None: any."""
+    """Maximum input length in tokens over all stages; None: unlimited."""
     num_merged, lengths = 1, []
     for merge, stage in zip([None, *self.merges], self.stages, strict=True):
       num_merged *= 1 if merge is None else merge.num_merged
@@ -65,8 +65,8 @@ class Stages(nnx.Module):
     return min(lengths, default=None)
 
   def patterns(self, pattern: Pattern) -> list[Pattern]:
-    """The pattern of each block of each stage inside a body with `pattern`."""
-    return [one for stage in self.stages for one in stage.patterns(pattern)]
+    """Returns the attention pattern of each block of each stage inside a body with `pattern`."""
+    return [block_pattern for stage in self.stages for block_pattern in stage.patterns(pattern)]
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
@@ -74,11 +74,11 @@ class Stages(nnx.Module):
     """Applies all stages.
 
     Returns:
-      The stream of the last stage and the metadata of its tokens, auxiliary losses and metrics summed over
-      the layers, and what was recorded, as 'stages.S.NAME'.
+      The output and token metadata of the last stage, auxiliary losses and metrics summed over the layers,
+      and recorded arrays as 'stages.S.NAME'.
 
     Raises:
-      UserError: a cache, or what a stage or a merge refuses.
+      UserError: `cache` or `call.slots` is set, or a stage or merging layer raises it.
     """
     if cache is not None or call.slots is not None:
       _refuse_cache()
@@ -95,24 +95,24 @@ class Stages(nnx.Module):
     return Result(x, None, aux, recorded, tokens)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
-    """Raises UserError: there is no cache."""
+    """Raises UserError: stages have no cache."""
     _refuse_cache()
 
   def source_cache(self, source: Source) -> NoReturn:
-    """Raises UserError: there is no cache."""
+    """Raises UserError: stages have no cache."""
     _refuse_cache()
 
   def unstacked(self) -> NoReturn:
-    """Raises UserError: there is no cache."""
+    """Raises UserError: stages have no cache."""
     _refuse_cache()
 
   def unstacked_cache(self, cache: Any) -> NoReturn:
-    """Raises UserError: there is no cache."""
+    """Raises UserError: stages have no cache."""
     _refuse_cache()
 
 
 def _refuse_cache() -> NoReturn:
   raise UserError(
-    'Stages has no cache, because its stages have different numbers of tokens: generate with a body '
+    'Stages has no cache, because its stages have different numbers of tokens: to generate, use a body '
     'whose stack is a Stack'
   )

@@ -1,4 +1,4 @@
-"""The vision encoder (ViT, https://arxiv.org/abs/2010.11929): image patches as tokens."""
+"""Vision Transformer (ViT, https://arxiv.org/abs/2010.11929): an encoder over image patches."""
 
 from collections.abc import Callable
 
@@ -15,17 +15,17 @@ from t2x.ranges import Size, TunableRate
 
 
 class VisionTransformer(nnx.Module):
-  """Images -> class logits.
+  """Computes class logits, or pooled vectors, of images.
 
   Args:
     d_model: width of the residual stream.
     embedding: builds the patch embedding, with or without a class token.
-    positions: builds the positions of the grid; another image size than the trained one
-      interpolates them.
+    positions: builds the position encoding of the patch grid, which is interpolated for image sizes other
+      than the one trained on.
     body: builds the encoder.
-    pool: `first_token` (the class token) or `mean_tokens`.
-    head: builds the classifier; None: the pooled vector is what the model gives.
-    input_dropout: rate on the embedded patches.
+    pool: pooling function: `first_token` (the class token) or `mean_tokens`.
+    head: builds the classifier; None: the model returns pooled vectors.
+    input_dropout: dropout rate on the embedded patches.
   """
 
   def __init__(
@@ -49,7 +49,7 @@ class VisionTransformer(nnx.Module):
 
   @property
   def spec(self) -> ModelSpec:
-    """Facts about the model."""
+    """Inputs, outputs and sizes of the model."""
     return ModelSpec(
       inputs='images',
       outputs=frozenset({'vectors' if self.head is None else 'class logits'}),
@@ -64,13 +64,22 @@ class VisionTransformer(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Hidden vectors [batch, tokens, output_dim] after the last layer, class token first; `record` names
-    intermediate arrays."""
+    """Returns hidden vectors [batch, tokens, output_dim] of the last layer, with the class token first.
+
+    Args:
+      images: pixels.
+      key: random key for dropout; None: no dropout.
+      record: names of the intermediate arrays to return.
+
+    Raises:
+      UserError: the embedding returns tokens without a two-dimensional grid.
+    """
     x, tokens = self.embedding(images)
     if tokens.grid is None or len(tokens.grid) != 2:
       raise UserError(
         f'VisionTransformer.positions needs a grid of rows and columns, but '
-        f'@{type(self.embedding).__name__} returns tokens with the grid {tokens.grid}'
+        f'@{type(self.embedding).__name__} returns tokens with the grid {tokens.grid}: bind another '
+        'VisionTransformer.embedding'
       )
     x = self.positions.embed(x, tokens)
     x = dropout(x, self.input_dropout, named_key(key, 'input_dropout'))
@@ -79,7 +88,7 @@ class VisionTransformer(nnx.Module):
   def __call__(
     self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
   ) -> Output:
-    """Class logits [batch, classes], or pooled vectors [batch, output_dim] without a head."""
+    """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head."""
     out = self.hidden(images, key=key)
     x = self.pool(out.x)
     if self.head is not None:

@@ -1,4 +1,4 @@
-"""Meshes and shardings, the only code that names mesh axes; and the processes of a run."""
+"""Device meshes, shardings and multi-process runs. Only this package names mesh axes."""
 
 from t2x.parallel.cluster import Cluster, find_cluster
 from t2x.parallel.mesh import ACTIVATION_RULES, MESH_AXES, RULES, Mesh, as_tuple

@@ -1,6 +1,6 @@
-"""The devices as a grid with named axes, and the tables that lay arrays over it: the strategy.
+"""Device meshes with named axes, and the rules that map logical axes of arrays to mesh axes.
 
-Axes of size 1 always exist, so no sharding is written differently when one of them grows.
+Every mesh has all axes, some of size 1, so shardings do not depend on which axes are used.
 """
 
 import dataclasses
@@ -19,17 +19,17 @@ from t2x.ranges import Count, Range
 
 MESH_AXES = ('data', 'fsdp', 'stage', 'expert', 'context', 'tensor')
 
-# Those that split a batch.
+# Mesh axes that split a batch.
 BATCH_AXES = ('data', 'fsdp')
 
 MeshAxes = str | tuple[str, ...] | None
 
-# -1: the devices that are left.
+# -1: all remaining devices.
 MeshSize = Annotated[int, Range('-1 <= x <= 16777216')]
 
 _AUTO = (AxisType.Auto,) * len(MESH_AXES)
 
-# Logical axis of a parameter -> mesh axes that it is split over. What is not named is replicated.
+# Logical axis of a parameter -> mesh axes that split it. Other axes are replicated.
 RULES: Mapping[str, MeshAxes] = MappingProxyType(
   {
     'embed': 'fsdp',
@@ -41,7 +41,7 @@ RULES: Mapping[str, MeshAxes] = MappingProxyType(
   }
 )
 
-# Logical axis of an activation -> mesh axes. Not named: each device has the whole of it.
+# Logical axis of an activation -> mesh axes that split it. Other axes are replicated.
 ACTIVATION_RULES: Mapping[str, MeshAxes] = MappingProxyType(
   {
     'batch': BATCH_AXES,
@@ -59,23 +59,23 @@ ACTIVATION_RULES: Mapping[str, MeshAxes] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """How many devices each mesh axis has, and what is split over it.
+  """Number of devices along each mesh axis, and the rules that split arrays over the axes.
 
-  Neighbours in the last axes are the closest in the network, those in the first the furthest: of
-  several slices or nodes, each is one step of `data` where its size allows.
+  Devices that are neighbours along the last axes are close in the network, along the first axes far apart.
+  With several slices or nodes, each is one index of `data` if its size allows.
 
   Attributes:
-    data: batches, parameters replicated. -1 (of any one axis): the devices that are left.
-    fsdp: batches and parameters (https://arxiv.org/abs/1910.02054).
+    data: splits batches, replicates parameters. -1 (for at most one axis): all remaining devices.
+    fsdp: splits batches and parameters (https://arxiv.org/abs/1910.02054).
     stage: reserved for pipeline stages.
-    expert: experts of a mixture.
-    context: the length of sequences.
-    tensor: heads, hidden features and vocabulary (https://arxiv.org/abs/1909.08053).
-    num_devices: uses the first so many devices; None uses all.
-    rules: logical axis of a parameter -> mesh axis, several, or None (replicated). Given, it takes
-      the place of the whole table.
-    activation_rules: the same for activations, at the borders of blocks and where they matter
-      inside.
+    expert: splits the experts of a mixture.
+    context: splits sequences along their length.
+    tensor: splits heads, hidden features and vocabulary (https://arxiv.org/abs/1909.08053).
+    num_devices: number of devices to use, the first ones; None uses all.
+    rules: logical axis of a parameter -> mesh axis, several mesh axes, or None (replicated). Replaces the
+      default table.
+    activation_rules: the same for activations, which are constrained at the boundaries of blocks and at
+      selected places within.
   """
 
   data: MeshSize = -1
@@ -93,43 +93,45 @@ class Mesh:
   )
 
   def __post_init__(self):
-    sizes = self._asked()
+    sizes = self._configured_sizes()
     for axis, size in sizes.items():
       if size < 1 and size != -1:
-        raise UserError(f'Mesh.{axis} = {size}: must be at least 1, or -1 for what is left')
+        raise UserError(
+          f'Mesh.{axis} = {size}: must be at least 1, or -1 for the remaining devices'
+        )
     if list(sizes.values()).count(-1) > 1:
       free = ' and '.join(f'Mesh.{axis}' for axis, size in sizes.items() if size == -1)
-      raise UserError(f'{free} are -1: only one axis can take what is left')
+      raise UserError(f'{free} are -1: only one axis can take the remaining devices')
     for table in ('rules', 'activation_rules'):
       for name, axes in getattr(self, table).items():
         for axis in as_tuple(axes):
           if axis not in MESH_AXES:
-            known = ', '.join(MESH_AXES)
-            raise UserError(f"Mesh.{table}: '{name}' goes to '{axis}', which is none of {known}")
+            allowed = ', '.join(MESH_AXES)
+            raise UserError(f"Mesh.{table}: '{name}' maps to '{axis}': must be one of {allowed}")
 
-  def _asked(self) -> dict[str, int]:
+  def _configured_sizes(self) -> dict[str, int]:
     return {axis: getattr(self, axis) for axis in MESH_AXES}
 
   def sizes(self, num_devices: int) -> dict[str, int]:
-    """Devices along each axis.
+    """Returns the number of devices along each axis of a mesh of `num_devices`.
 
     Raises:
-      UserError: the sizes do not multiply to `num_devices`.
+      UserError: the product of the sizes is not `num_devices`.
     """
-    sizes = self._asked()
-    told = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size != 1) or '1'
-    known = math.prod(size for size in sizes.values() if size != -1)
-    if (-1 in sizes.values() and num_devices % known) or (
-      -1 not in sizes.values() and num_devices != known
+    sizes = self._configured_sizes()
+    shape = ' x '.join(f'{axis} {size}' for axis, size in sizes.items() if size != 1) or '1'
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    if (-1 in sizes.values() and num_devices % fixed) or (
+      -1 not in sizes.values() and num_devices != fixed
     ):
       raise UserError(
-        f'Mesh: {told} does not fit {num_devices} device{"s" * (num_devices != 1)}: '
-        'set one axis to -1 for what is left, or Mesh.num_devices'
+        f'Mesh: {shape} does not fit {num_devices} device{"s" * (num_devices != 1)}: '
+        'set one axis to -1 for the remaining devices, or set Mesh.num_devices'
       )
-    return {axis: num_devices // known if size == -1 else size for axis, size in sizes.items()}
+    return {axis: num_devices // fixed if size == -1 else size for axis, size in sizes.items()}
 
   def build(self) -> jax.sharding.Mesh:
-    """The mesh over this process group's devices, in an order that suits their network.
+    """Builds the mesh over the devices of all processes, ordered by their network topology.
 
     Raises:
       UserError: the sizes do not fit the number of devices.
@@ -138,7 +140,8 @@ class Mesh:
     if self.num_devices is not None:
       if not 1 <= self.num_devices <= len(devices):
         raise UserError(
-          f'Mesh.num_devices = {self.num_devices}, but there are {len(devices)} devices'
+          f'Mesh.num_devices = {self.num_devices}: must be at least 1 and at most {len(devices)}, the '
+          'number of devices'
         )
       devices = devices[: self.num_devices]
     sizes = self.sizes(len(devices))
@@ -146,45 +149,48 @@ class Mesh:
     slices = len({getattr(device, 'slice_index', None) for device in devices})
     if slices == 1:
       return jax.make_mesh(shape, MESH_AXES, axis_types=_AUTO, devices=devices)
-    across = _across_slices(shape, slices)
+    across = _split_over_slices(shape, slices)
     inside = tuple(size // parts for size, parts in zip(shape, across, strict=True))
     grid = mesh_utils.create_hybrid_device_mesh(inside, across, devices)
     return jax.sharding.Mesh(np.asarray(grid), MESH_AXES, axis_types=_AUTO)
 
   def abstract(self, num_devices: int | None = None) -> AbstractMesh:
-    """The mesh over so many devices that need not be there.
+    """Returns an abstract mesh of `num_devices`, which need not exist.
 
-    None: as many as the sizes say, -1 being 1.
+    Args:
+      num_devices: number of devices; None: `Mesh.num_devices` or the product of the sizes, with -1 as 1.
 
     Raises:
       UserError: the sizes do not fit the number of devices.
     """
     if num_devices is None:
-      num_devices = self.num_devices or math.prod(abs(size) for size in self._asked().values())
+      num_devices = self.num_devices or math.prod(
+        abs(size) for size in self._configured_sizes().values()
+      )
     sizes = self.sizes(num_devices)
     return AbstractMesh(tuple(sizes[axis] for axis in MESH_AXES), MESH_AXES, axis_types=_AUTO)
 
 
-def _across_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
-  """How many parts of each axis are in different slices: the first axes go across slow links.
+def _split_over_slices(shape: Sequence[int], slices: int) -> tuple[int, ...]:
+  """Returns the number of slices along each axis; the first axes cross the slow links between slices.
 
   Raises:
-    UserError: a slice would hold a part of a part.
+    UserError: the axes do not divide evenly over the slices.
   """
-  left, across = slices, []
+  remaining, across = slices, []
   for size in shape:
-    across.append(math.gcd(size, left))
-    left //= across[-1]
-  if left != 1:
-    told = ' x '.join(f'{axis} {size}' for axis, size in zip(MESH_AXES, shape, strict=True))
+    across.append(math.gcd(size, remaining))
+    remaining //= across[-1]
+  if remaining != 1:
+    sizes = ' x '.join(f'{axis} {size}' for axis, size in zip(MESH_AXES, shape, strict=True))
     raise UserError(
-      f'Mesh: {told} does not divide over {slices} slices: make Mesh.data a multiple of {slices}'
+      f'Mesh: {sizes} does not divide over {slices} slices: make Mesh.data a multiple of {slices}'
     )
   return tuple(across)
 
 
 def as_tuple(axes: MeshAxes) -> tuple[str, ...]:
-  """Mesh axes as a tuple, whatever way a table has them."""
+  """Returns the mesh axes of a rule as a tuple."""
   if axes is None:
     return ()
   return (axes,) if isinstance(axes, str) else tuple(axes)

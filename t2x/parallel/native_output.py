@@ -1,8 +1,7 @@
-"""What XLA and Gloo write to a run's stderr by themselves, turned into what a user can read.
+"""Filters what XLA and Gloo write to stderr.
 
-A program of its own: it passes stdin on to stderr line by line, leaves out the chatter of
-connections, and tells the abort that follows the loss of the coordinator in one line, where XLA
-prints a stack trace.
+Runs as a separate program that copies stdin to stderr line by line. It drops routine connection messages,
+and replaces the stack trace that XLA prints when the coordinator is lost with a one-line message.
 """
 
 import os
@@ -13,16 +12,16 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-CHATTER = re.compile(
+ROUTINE = re.compile(
   r'^\[Gloo\] Rank|coordination_service(_agent)?\.cc:\d+\]|^The tasks have crashed|^RPC: /|^\s*$'
 )
 FATAL = 'Terminating process because the JAX distributed service detected fatal errors'
 
 
 def filter_native_output() -> None:
-  """Sends what native code writes to this process's stdout and stderr through the filter.
+  """Redirects the output of native code on this process's stdout and stderr through the filter.
 
-  Python's own `sys.stdout` and `sys.stderr` go where they went before.
+  Python's `sys.stdout` and `sys.stderr` keep their destinations.
   """
   sys.stdout.flush()
   sys.stderr.flush()
@@ -38,13 +37,13 @@ def filter_native_output() -> None:
 
 
 def translate(lines: Iterator[str], out: Any) -> None:
-  """Copies `lines` to `out` but for the chatter; all behind a fatal line belongs to its trace."""
+  """Copies `lines` to `out` without routine messages, up to the stack trace after a fatal line."""
   for line in lines:
     if FATAL in line:
-      why = line.split('absl::Status: ')[-1].split('. ')[0].strip()
-      out.write(f't2x: the connection to process 0, the coordinator, is lost: ending ({why})\n')
+      reason = line.split('absl::Status: ')[-1].split('. ')[0].strip()
+      out.write(f't2x: lost the connection to process 0, the coordinator ({reason})\n')
       break
-    if not CHATTER.search(line):
+    if not ROUTINE.search(line):
       out.write(line)
       out.flush()
   for _ in lines:
@@ -52,8 +51,8 @@ def translate(lines: Iterator[str], out: Any) -> None:
 
 
 if __name__ == '__main__':
-  # It ends with the process that writes, not before.
-  for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(each, signal.SIG_IGN)
+  # The filter must not end before the process that writes to it.
+  for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
   sys.stdin.reconfigure(errors='backslashreplace')  # type: ignore[union-attr]
   translate(sys.stdin, sys.stderr)

@@ -1,6 +1,6 @@
-"""The processes of a run: how they join, wait for each other, and leave together.
+"""Joins, synchronises and ends the processes of a run.
 
-The work is done by JAX's coordination service, and by `Watch` where that does not suffice.
+Uses JAX's coordination service, and `Watch` for what the service does not provide.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ from t2x.errors import UserError, first_line
 from t2x.parallel.cluster import Cluster
 from t2x.parallel.native_output import filter_native_output
 from t2x.parallel.watch import Watch
-from t2x.terminal import last_words
+from t2x.terminal import print_final_line
 
 log = logging.getLogger('t2x')
 
-# Data may take hours to prepare; the watch ends the wait when a process fails meanwhile.
+# Preparing data may take hours; the watch ends the wait if a process fails meanwhile.
 BARRIER_MS = 24 * 3600 * 1000
-# Some processes may still be saving.
+# Some processes may still be saving a checkpoint.
 FINISH_MS = 600 * 1000
 
 
 class Processes:
-  """The processes of a run, seen from one of them.
+  """Synchronisation between the processes of a run.
 
   Args:
-    watch: of several processes that were joined by `connect`.
+    watch: watch of a multi-process run, from `connect`; None for a single process.
 
   Attributes:
-    index: of this process; only process 0 writes to the run folder and the terminal.
-    count: of all processes.
+    index: index of this process; only process 0 writes to the run folder and the terminal.
+    count: number of processes.
   """
 
   def __init__(self, watch: Watch | None = None):
@@ -51,18 +51,18 @@ class Processes:
 
   @property
   def first(self) -> bool:
-    """Whether this is process 0."""
+    """True if this is process 0."""
     return self.index == 0
 
   def barrier(self) -> None:
-    """Returns when every process has come here. (No device takes part.)"""
+    """Waits until every process has called this. Does not use devices."""
     if self.count > 1:
       self._barriers += 1
       self._client.wait_at_barrier(f't2x-{self._barriers}', BARRIER_MS)
 
   @contextlib.contextmanager
-  def first_alone(self) -> Iterator[None]:
-    """Process 0 does what is inside, then the others do: they find what it left."""
+  def process_zero_first(self) -> Iterator[None]:
+    """Runs the block in process 0, then in the other processes, which find the files that it wrote."""
     if not self.first:
       self.barrier()
     yield
@@ -75,24 +75,24 @@ class Processes:
       self.watch.ask_to_stop()
 
   def reached_stop(self, step: int) -> bool:
-    """Returns whether to stop after `step`; has to be called at each step. Without watch False."""
+    """Returns whether to stop after `step`, always False without a watch. Must be called at each step."""
     return self.watch is not None and self.watch.reached_stop(step)
 
   def finish(self) -> None:
-    """Waits for the others to finish, then leaves the coordination service."""
+    """Waits for the other processes to finish, then leaves the coordination service."""
     if self.watch is not None:
       sys.stdout.flush()
       self._client.wait_at_barrier('t2x-finish', FINISH_MS)
       self.watch.finish()
 
   def fail(self, text: str, code: int) -> None:
-    """Ends all processes with a message and an exit code. Returns only without watch."""
+    """Ends all processes with a message and an exit code. Returns only without a watch."""
     if self.watch is None:
       return
     if _is_lost_connection(text):
-      # The process at the other end may have reported why: then the watch ends this process.
+      # If the other process reported the cause, the watch ends this process with that message.
       time.sleep(2)
-      text = f'the connection to another process of this run is lost ({text})'
+      text = f'lost the connection to another process of this run ({text})'
     text = text if self.first else f'process {self.index} on {socket.gethostname()}: {text}'
     self.watch.end(text, code)
 
@@ -107,16 +107,17 @@ def _is_lost_connection(text: str) -> bool:
 
 
 def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processes:
-  """Joins the other processes. Has to be called before anything that initializes JAX's backends.
+  """Joins the processes of a run. Must be called before JAX's backends are initialized.
+
+  If not all processes join in time, this process exits with code 1 and a message.
 
   Args:
-    cluster: the processes; None: this process is the only one.
+    cluster: the processes; None for a single process.
     wait: seconds to wait for all processes to join.
     lost_after: seconds without a heartbeat after which a process counts as lost.
 
   Raises:
-    UserError: the processes do not agree on their number, or an index is used twice. (If some do not
-      join, the process ends with exit code 1 and a message.)
+    UserError: the processes do not agree on their number, or an index is used twice.
   """
   if cluster is None:
     return Processes()
@@ -126,7 +127,7 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
   # See t2x/parallel/watch.py.
   jax.config.update('jax_enable_preemption_service', False)
   jax.config.update('jax_enable_recoverability', True)
-  timer = threading.Timer(wait, _give_up, (cluster, wait))
+  timer = threading.Timer(wait, _exit_on_timeout, (cluster, wait))
   timer.daemon = True
   timer.start()
   try:
@@ -141,77 +142,79 @@ def connect(cluster: Cluster | None, wait: float, lost_after: float) -> Processe
     )
     timer.cancel()
     client = distributed.global_state.client
-    hosts = _roll_call(client, cluster, wait)
+    hosts = _exchange_hosts(client, cluster, wait)
   except (RuntimeError, ValueError) as error:
     raise UserError(
-      f'no connection through {cluster.coordinator}: {first_line(error)}', 1
+      f'cannot connect through the coordinator {cluster.coordinator}: {first_line(error)}', 1
     ) from error
   return Processes(Watch(client, cluster.index, hosts, lost_after))
 
 
-def _roll_call(client: Any, cluster: Cluster, wait: float) -> list[str]:
-  """Checks that all processes were given the same number of processes. Returns their host names."""
-  mine = {'host': socket.gethostname(), 'count': cluster.count, 'devices': jax.local_device_count()}
-  client.key_value_set(f't2x/process/{cluster.index}', json.dumps(mine))
-  everyone = [
+def _exchange_hosts(client: Any, cluster: Cluster, wait: float) -> list[str]:
+  """Checks that all processes have the same number of processes. Returns their host names."""
+  own = {'host': socket.gethostname(), 'count': cluster.count, 'devices': jax.local_device_count()}
+  client.key_value_set(f't2x/process/{cluster.index}', json.dumps(own))
+  processes = [
     json.loads(client.blocking_key_value_get(f't2x/process/{i}', int(wait * 1000) + 1000))
     for i in range(cluster.count)
   ]
-  counts = sorted({each['count'] for each in everyone} | {jax.process_count()})
+  counts = sorted({process['count'] for process in processes} | {jax.process_count()})
   if len(counts) > 1:
     raise UserError(f'--num-processes differs between the processes: {counts}')
-  rows = ', '.join(f'{i} on {each["host"]} ({each["devices"]})' for i, each in enumerate(everyone))
-  log.info('processes (devices of each): all %d reported: %s', cluster.count, rows)
-  return [each['host'] for each in everyone]
+  rows = ', '.join(f'{i} on {p["host"]} ({p["devices"]})' for i, p in enumerate(processes))
+  log.info('all %d processes joined (number of devices in parentheses): %s', cluster.count, rows)
+  return [process['host'] for process in processes]
 
 
-def _give_up(cluster: Cluster, wait: float) -> None:
-  """Ends this process with a message: JAX's own timeout aborts with a stack trace."""
+def _exit_on_timeout(cluster: Cluster, wait: float) -> None:
+  """Ends this process with a message, because JAX's timeout aborts with a stack trace."""
   host, port = cluster.coordinator.rsplit(':', 1)
   try:
     socket.create_connection((host.strip('[]'), int(port)), timeout=5).close()
-    reason = f'not all of the {cluster.count} processes asked for reported'
+    reason = f'not all {cluster.count} processes joined'
   except OSError as error:
     reason = f'process {cluster.index} found no coordinator at {cluster.coordinator} ({error})'
-  last_words(f't2x: {reason} within {wait:g} seconds (--wait): nothing was run')
+  print_final_line(
+    f't2x: {reason} within {wait:g} seconds (--wait): start all processes, or increase --wait'
+  )
   os._exit(1)
 
 
 def process_part(sharding: Sharding, batch_size: int) -> tuple[int, int]:
-  """Which rows of a global batch this process reads: (part, number of equal parts).
+  """Returns the part of a global batch that this process reads, as (part, number of equal parts).
 
-  Processes that hold the same rows (as of a mesh whose `tensor` axis spans them) get the same part.
+  Processes that hold the same rows (such as those along a mesh's `tensor` axis) get the same part.
 
   Args:
-    sharding: of arrays [batch, ...].
-    batch_size: rows of the global batch.
+    sharding: sharding of arrays [batch, ...].
+    batch_size: number of rows of the global batch.
 
   Raises:
-    UserError: this process's devices hold rows that are no such part.
+    UserError: the rows on this process's devices are not one of several equal consecutive parts.
   """
   index = jax.process_index()
   devices: Mapping[Any, Any] = sharding.devices_indices_map((batch_size,))
   slices = {
-    one[0].indices(batch_size)[:2]
-    for device, one in devices.items()
+    index_slices[0].indices(batch_size)[:2]
+    for device, index_slices in devices.items()
     if device.process_index == index
   }
   return _part(slices, batch_size)
 
 
 def _part(slices: set[tuple[int, int]], batch_size: int) -> tuple[int, int]:
-  """(part, number of parts) of the rows that some (start, stop) cover."""
+  """Returns (part, number of parts) of the rows that the (start, stop) ranges cover."""
   rows = sorted({row for start, stop in slices for row in range(start, stop)})
   if not rows:
     raise UserError(
       f'process {jax.process_index()} holds no rows of a batch: each process needs a device in '
-      'the mesh (see Mesh.num_devices)'
+      'the mesh; check Mesh.num_devices'
     )
   start, size = rows[0], len(rows)
   if rows != list(range(start, start + size)) or start % size or batch_size % size:
     raise UserError(
       f'the devices of process {jax.process_index()} hold rows {rows} of a batch of {batch_size}, '
-      'which is not one of equal consecutive parts: choose mesh axes that divide evenly over the '
-      'processes, or as many devices on each'
+      'which are not one of several equal consecutive parts: choose mesh axes that divide evenly '
+      'over the processes, or the same number of devices for each process'
     )
   return start // size, batch_size // size

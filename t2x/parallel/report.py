@@ -1,6 +1,6 @@
-"""A table of what every device holds: shape, spec and bytes of each array of a state and a batch.
+"""A table of the arrays of a train state and a batch: shape, sharding, and bytes in total and per device.
 
-It reads shapes and shardings alone, so the mesh may be larger than the machine.
+It reads only shapes and shardings, so the mesh may have more devices than the machine.
 """
 
 import math
@@ -16,8 +16,8 @@ from t2x.text_table import text_table
 Row = tuple[str, str, str, str, str]
 
 
-def told_bytes(size: int) -> str:
-  """A number of bytes with three digits and a binary unit."""
+def format_bytes(size: int) -> str:
+  """Formats a number of bytes with three digits and a binary unit."""
   count = float(size)
   for unit in ('B', 'KiB', 'MiB', 'GiB'):
     if count < 1000:
@@ -26,39 +26,41 @@ def told_bytes(size: int) -> str:
   return f'{count:.4g} TiB'
 
 
-def told_spec(sharding: NamedSharding, ndim: int) -> str:
-  """Each dimension's mesh axes that have more than one device; `-` where there is none."""
+def format_spec(sharding: NamedSharding, ndim: int) -> str:
+  """Formats the mesh axes of more than one device that split each dimension; `-` for unsplit dimensions."""
   entries = [*sharding.spec, *(None,) * (ndim - len(sharding.spec))]
   sizes = sharding.mesh.shape
-  told = ['+'.join(axis for axis in as_tuple(one) if sizes[axis] > 1) or '-' for one in entries]
-  return ', '.join(told) or '-'
+  axes = ['+'.join(axis for axis in as_tuple(entry) if sizes[axis] > 1) or '-' for entry in entries]
+  return ', '.join(axes) or '-'
 
 
 def sharding_table(title: str, parts: Mapping[str, Any]) -> str:
-  """Rows of name, shape, spec, bytes in all and bytes on each device, part by part, with totals.
+  """Formats a table of name, shape, mesh axes, total bytes and bytes per device, with subtotals per part.
 
   Args:
     title: the first line.
     parts: name -> tree of arrays or of shapes with NamedShardings.
   """
-  rows: list[Row] = [('', 'shape', 'over', 'bytes', 'a device')]
-  whole, local = 0, 0
+  rows: list[Row] = [('', 'shape', 'mesh axes', 'bytes', 'per device')]
+  total, local = 0, 0
   for part, tree in parts.items():
-    inside: list[Row] = []
-    part_whole, part_local = 0, 0
+    leaves: list[Row] = []
+    part_total, part_local = 0, 0
     for name, leaf in named_leaves(tree):
       size = leaf.dtype.itemsize
-      here = math.prod(leaf.sharding.shard_shape(leaf.shape)) * size
-      there = math.prod(leaf.shape) * size
-      part_whole, part_local = part_whole + there, part_local + here
-      shape = ' x '.join(map(str, leaf.shape)) + f' {_short(leaf.dtype)}'
-      spec = told_spec(leaf.sharding, leaf.ndim)
-      inside.append((f'  {name or part}', shape, spec, told_bytes(there), told_bytes(here)))
-    whole, local = whole + part_whole, local + part_local
-    rows += [(part, '', '', told_bytes(part_whole), told_bytes(part_local)), *inside]
-  rows.append(('total', '', '', told_bytes(whole), told_bytes(local)))
+      leaf_local = math.prod(leaf.sharding.shard_shape(leaf.shape)) * size
+      leaf_total = math.prod(leaf.shape) * size
+      part_total, part_local = part_total + leaf_total, part_local + leaf_local
+      shape = ' x '.join(map(str, leaf.shape)) + f' {_short_dtype(leaf.dtype)}'
+      spec = format_spec(leaf.sharding, leaf.ndim)
+      leaves.append(
+        (f'  {name or part}', shape, spec, format_bytes(leaf_total), format_bytes(leaf_local))
+      )
+    total, local = total + part_total, local + part_local
+    rows += [(part, '', '', format_bytes(part_total), format_bytes(part_local)), *leaves]
+  rows.append(('total', '', '', format_bytes(total), format_bytes(local)))
   return f'{title}\n{text_table(rows, "<<<>>")}'
 
 
-def _short(dtype: Any) -> str:
+def _short_dtype(dtype: Any) -> str:
   return str(dtype).replace('float', 'f').replace('uint', 'u').replace('int', 'i')

@@ -1,4 +1,4 @@
-"""Where each array of a train state, of a batch and of a step lives."""
+"""Shardings of train states, batches and activations."""
 
 import dataclasses
 import math
@@ -18,12 +18,12 @@ AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 def batch_sharding(mesh: AnyMesh) -> NamedSharding:
-  """Of arrays [batch, ...]: rows are spread over the axes `data` and `fsdp`."""
+  """Returns the sharding of arrays [batch, ...], whose rows are split over the axes `data` and `fsdp`."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size') -> None:
-  """Raises UserError when a global batch, or a part of one, does not divide over the mesh."""
+  """Raises UserError if a global batch or a micro-batch does not divide evenly over the mesh."""
   parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
   if batch_size % parts:
     sizes = ' x '.join(f'{axis} {mesh.shape[axis]}' for axis in BATCH_AXES)
@@ -34,13 +34,13 @@ def check_batch(mesh: AnyMesh, batch_size: int, name: str = 'Trainer.batch_size'
 
 
 def check_length(mesh: AnyMesh, rules: Rules, length: int, name: str) -> None:
-  """Raises UserError when rows of `length` tokens do not divide over the mesh.
+  """Raises UserError if rows of `length` tokens do not divide evenly over the mesh.
 
   Args:
     mesh: the devices.
-    rules: the strategy's table of activations.
-    length: tokens in a row of the model.
-    name: of what, for the error.
+    rules: `Mesh.activation_rules`.
+    length: number of tokens in a row of the model.
+    name: name of the row in the error.
   """
   _split(mesh, rules, ('length',), (length,), name, 'Mesh.activation_rules')
 
@@ -52,19 +52,19 @@ def partition_spec(
   shape: Sequence[int],
   name: str = 'a parameter',
 ) -> PartitionSpec:
-  """The mesh axes of each dimension of a parameter.
+  """Returns the mesh axes of each dimension of a parameter.
 
-  A mesh axis splits one dimension at most: the first that asks for it.
+  A mesh axis splits at most one dimension: the first whose rule names it.
 
   Args:
     mesh: the devices.
-    rules: logical axis -> mesh axis, several, or None.
-    axes: the parameter's logical axes; a leading dimension more in `shape` is 'layers'.
-    shape: its shape.
-    name: for the error.
+    rules: logical axis -> mesh axis, several mesh axes, or None.
+    axes: logical axes of the parameter; an extra leading dimension in `shape` is the axis 'layers'.
+    shape: shape of the parameter.
+    name: name of the parameter in errors.
 
   Raises:
-    UserError: a dimension that does not divide over its mesh axes.
+    UserError: a dimension does not divide evenly over its mesh axes.
   """
   if len(shape) == len(axes) + 1:
     axes = ('layers', *axes)
@@ -82,20 +82,20 @@ def _split(
   name: str,
   table: str,
 ) -> list[Any]:
-  """The entries of a PartitionSpec, one a dimension; `name` and `table` are for the error."""
-  taken: set[str] = set()
+  """Returns one PartitionSpec entry per dimension; errors name the array `name` and the rules `table`."""
+  used: set[str] = set()
   spec: list[str | tuple[str, ...] | None] = []
   for axis, size in zip(axes, shape, strict=True):
-    wanted = as_tuple(rules.get(axis) if axis is not None else None)
-    free = tuple(one for one in wanted if one not in taken)
-    taken.update(free)
-    parts = math.prod(mesh.shape[one] for one in free)
+    requested = as_tuple(rules.get(axis) if axis is not None else None)
+    free = tuple(mesh_axis for mesh_axis in requested if mesh_axis not in used)
+    used.update(free)
+    parts = math.prod(mesh.shape[mesh_axis] for mesh_axis in free)
     if size % parts:
-      told = ' x '.join(f'{one} {mesh.shape[one]}' for one in free)
+      sizes = ' x '.join(f'{mesh_axis} {mesh.shape[mesh_axis]}' for mesh_axis in free)
       raise UserError(
         f"{name} of shape {tuple(shape)}: its axis '{axis}' of size {size} does not divide over "
-        f'the mesh axis {told} (the next that does is {-(-size // parts) * parts}); change one of '
-        f'the two, or {table}'
+        f'the mesh axis {sizes} (the next size that does is {-(-size // parts) * parts}); change the '
+        f'size, the mesh axis or {table}'
       )
     spec.append(free[0] if len(free) == 1 else free or None)
   return spec
@@ -103,11 +103,11 @@ def _split(
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-  """Lays activations over a mesh by a strategy's table: a `t2x.layers.constraints.Layout`.
+  """Constrains the sharding of activations; implements `t2x.layers.constraints.Layout`.
 
   Attributes:
     mesh: the devices.
-    rules: logical axis -> mesh axis, several, or None.
+    rules: logical axis -> mesh axis, several mesh axes, or None.
   """
 
   mesh: AnyMesh
@@ -115,14 +115,14 @@ class Activations:
 
   @classmethod
   def of(cls, mesh: AnyMesh, settings: Mesh) -> 'Activations | None':
-    """None for one device: there is nothing to lay out, and the program stays as it is."""
+    """Returns the activation layout of a mesh, or None for a single device, which needs no constraints."""
     return cls(mesh, settings.activation_rules) if mesh.size > 1 else None
 
   def constrain(self, x: jax.Array, axes: Sequence[str | EllipsisType | None]) -> jax.Array:
-    """`x`, with a constraint on the dimensions that are named.
+    """Returns `x` with a sharding constraint on the dimensions that `axes` names.
 
     Raises:
-      UserError: a dimension that does not divide over its mesh axes.
+      UserError: a dimension does not divide evenly over its mesh axes.
     """
     free = x.ndim - len(axes) + 1 if axes[0] is ... else 0
     named = tuple(axis for axis in axes if not isinstance(axis, EllipsisType))
@@ -132,12 +132,12 @@ class Activations:
     return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*spec)))
 
   def num_parts(self, axis: str) -> int:
-    """Over how many devices an axis is split."""
-    return math.prod(self.mesh.shape[one] for one in as_tuple(self.rules.get(axis)))
+    """Returns the number of parts into which a logical axis is split."""
+    return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in as_tuple(self.rules.get(axis)))
 
 
-class Placed(Protocol):
-  """The part of a parameter's metadata that decides where it lives."""
+class AxesAndShape(Protocol):
+  """Interface of parameter metadata that determines a sharding."""
 
   @property
   def axes(self) -> Sequence[str | None]:
@@ -148,40 +148,43 @@ class Placed(Protocol):
     """Shape of the array."""
 
 
-def state_shardings(mesh: AnyMesh, rules: Rules, params: Mapping[str, Placed], tree: Any) -> Any:
+def state_shardings(
+  mesh: AnyMesh, rules: Rules, params: Mapping[str, AxesAndShape], tree: Any
+) -> Any:
   """Returns a NamedSharding for each leaf of a train state, in the same structure.
 
-  A leaf under the key of a parameter (the parameter itself, its moments, its average) is laid out as the
-  parameter if it has its shape. All else (counts, keys, Adafactor's rows and columns) is replicated.
+  A leaf under the key of a parameter (the parameter itself, its moments, its average) is sharded like the
+  parameter if it has the same shape. Other leaves (counts, keys, Adafactor's rows and columns) are
+  replicated.
 
   Args:
     mesh: the devices.
-    rules: logical axis -> mesh axis, several, or None.
+    rules: logical axis -> mesh axis, several mesh axes, or None.
     params: metadata of the parameters by name.
     tree: arrays or their shapes.
 
   Raises:
-    UserError: a dimension that does not divide over its mesh axes, with the parameter's name.
+    UserError: a dimension does not divide evenly over its mesh axes. Names the parameter.
   """
   replicated = NamedSharding(mesh, PartitionSpec())
   shardings = {
-    name: NamedSharding(mesh, partition_spec(mesh, rules, one.axes, one.shape, name))
-    for name, one in params.items()
+    name: NamedSharding(mesh, partition_spec(mesh, rules, param.axes, param.shape, name))
+    for name, param in params.items()
   }
 
-  def of(path, leaf):
+  def leaf_sharding(path, leaf):
     name = str(getattr(path[-1], 'key', ''))
-    has_its_shape = name in params and tuple(params[name].shape) == leaf.shape
-    return shardings[name] if has_its_shape else replicated
+    same_shape = name in params and tuple(params[name].shape) == leaf.shape
+    return shardings[name] if same_shape else replicated
 
-  return jax.tree_util.tree_map_with_path(of, tree)
+  return jax.tree_util.tree_map_with_path(leaf_sharding, tree)
 
 
 def check_shardings(expected: Any, state: Any) -> None:
   """Checks that no array of a train state was silently replicated or moved.
 
-  Each leaf must have the expected sharding, and each array of a parameter's shape under a parameter's key
-  (moments, averages, accumulators) the sharding of that parameter.
+  Each leaf must have the expected sharding. Each array under a parameter's key that has the parameter's
+  shape (moments, averages, accumulators) must have the parameter's sharding.
 
   Args:
     expected: shapes with shardings, as `TrainProgram.abstract`.
@@ -197,14 +200,16 @@ def check_shardings(expected: Any, state: Any) -> None:
     keys = (path[start:] for start in range(1, len(path)))
     owners = (params[key] for key in keys if key in params)
     owner = next((param for param in owners if param.shape == leaf.shape), leaf)
-    for what, other in (('asked for', shape), ('its parameter', owner)):
+    for text, other in (('expected', shape), ('but its parameter is', owner)):
       if not leaf.sharding.is_equivalent_to(other.sharding, leaf.ndim):
-        wrong.append(f'{name_of(path)} {leaf.shape} is {_spec(leaf)}, {what} {_spec(other)}')
+        wrong.append(f'{name_of(path)} {leaf.shape} is {_format(leaf)}, {text} {_format(other)}')
   if wrong:
     more = f' (and {len(wrong) - 1} more)' if len(wrong) > 1 else ''
-    raise UserError(f'after the first step {wrong[0]}{more}: the state is not laid out as asked')
+    raise UserError(
+      f'the train state has the wrong sharding after the first step: {wrong[0]}{more}'
+    )
 
 
-def _spec(leaf: Any) -> str:
+def _format(leaf: Any) -> str:
   spec = getattr(leaf.sharding, 'spec', leaf.sharding)
   return 'replicated' if leaf.sharding.is_fully_replicated else str(spec)

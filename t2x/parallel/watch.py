@@ -1,11 +1,11 @@
-"""Ends the processes of a run together: after the same step, or with the message of the process that failed.
+"""Ends all processes of a run together: after the same step, or with the message of the failed process.
 
-JAX's coordination service provides the heartbeats, the key-value store and the barriers. Two things it does not do:
+JAX's coordination service provides heartbeats, a key-value store and barriers, but not:
 
-- Report why. When a process is lost or fails, it aborts the others with a C++ stack trace and without the
-  cause. `connect` therefore enables recoverability, which turns this abort off, and `Watch` ends them.
-- Stop after a signal other than SIGTERM. Its preemption sync point also replaces the SIGTERM handler of
-  the whole command, and holds the GIL for up to three minutes when a process is frozen.
+- The cause of a failure. When a process is lost or fails, the service aborts the remaining processes with
+  a C++ stack trace. `connect` disables this abort by enabling recoverability, and `Watch` ends them.
+- A stop after signals other than SIGTERM. Its preemption sync point also replaces the SIGTERM handler of
+  the command, and holds the GIL for up to three minutes when a process is frozen.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from typing import Any
 import jax
 from jax.errors import JaxRuntimeError
 
-from t2x.terminal import last_words
+from t2x.terminal import print_final_line
 
 # Seconds between two checks for lost processes.
 INTERVAL = 1.0
-# Seconds that process 0 gives the others to read the last message.
+# Seconds that process 0 waits for the other processes to read the last message.
 GRACE = 3.0
 FOREVER_MS = 10**10
-# Its value is [message, exit code] of a failure, or null when all have finished.
+# Key whose value is [message, exit code] of a failure, or null after all processes finished.
 END = 't2x/end/cause'
 
 
@@ -37,9 +37,9 @@ class Watch:
 
   Args:
     client: JAX's client of the coordination service.
-    index: of this process.
-    hosts: the host name of each process.
-    lost_after: the heartbeat timeout in seconds, for the message.
+    index: index of this process.
+    hosts: host name of each process.
+    lost_after: heartbeat timeout in seconds, for the message.
   """
 
   def __init__(self, client: Any, index: int, hosts: Sequence[str], lost_after: float):
@@ -48,7 +48,7 @@ class Watch:
     self._stepping, self._ending = threading.Lock(), threading.RLock()
     self._finished = threading.Event()
     self._threads = [
-      threading.Thread(target=_quietly, args=(wait,), name='t2x-watch', daemon=True)
+      threading.Thread(target=_suppress_errors, args=(wait,), name='t2x-watch', daemon=True)
       for wait in (self._wait_for_stop, self._wait_for_end, self._wait_for_loss)
     ]
     for thread in self._threads:
@@ -56,7 +56,7 @@ class Watch:
 
   def ask_to_stop(self) -> None:
     """Asks all processes to stop after the same step. May be called by a signal handler."""
-    _quietly(lambda: self.client.key_value_set('t2x/stop', '', True))
+    _suppress_errors(lambda: self.client.key_value_set('t2x/stop', '', True))
 
   def reached_stop(self, step: int) -> bool:
     """Returns whether to stop after `step`, which was just dispatched to the device."""
@@ -65,17 +65,17 @@ class Watch:
       return step >= self._stop_at
 
   def end(self, text: str, code: int) -> None:
-    """Ends all processes with this message and exit code. Does not return."""
+    """Ends all processes with a message and an exit code. Does not return."""
     with self._ending:
-      last_words(f't2x: {text}')
+      print_final_line(f't2x: {text}')
       sys.stdout.flush()
-      _quietly(lambda: self.client.key_value_set(END, json.dumps([text, code])))
-      # The others need the coordinator, which is a part of process 0, to read the message.
+      _suppress_errors(lambda: self.client.key_value_set(END, json.dumps([text, code])))
+      # The other processes read the message from the coordinator, which runs in process 0.
       time.sleep(GRACE if self.index == 0 else 0)
       os._exit(code)
 
   def finish(self) -> None:
-    """Leaves the coordination service. All processes have to call this together."""
+    """Leaves the coordination service. All processes must call this together."""
     self._finished.set()
     self.client.key_value_set(END, 'null', True)
     # Process 0 leaves last: it is the coordinator.
@@ -86,13 +86,13 @@ class Watch:
       thread.join(GRACE)
 
   def _live(self) -> dict[int, int]:
-    """The processes that send heartbeats, with their incarnations. All of them have to call this."""
+    """Returns the processes that send heartbeats and their incarnations. All of them must call this."""
     return self.client.get_live_nodes(list(range(len(self.hosts))))
 
   def _wait_for_stop(self) -> None:
-    """The last step is the one after the latest that any process has dispatched."""
+    """Sets the last step: the step after the latest one that any process has dispatched."""
     self.client.blocking_key_value_get('t2x/stop', FOREVER_MS)
-    # Holds back this process's next step until all have agreed.
+    # The lock delays this process's next step until all processes agree.
     with self._stepping:
       self.client.key_value_set(f't2x/step/{self.index}', str(self._step))
       steps = [
@@ -113,17 +113,17 @@ class Watch:
         return
       live = self._live()
       lost = [index for index in range(len(self.hosts)) if live.get(index, -1) != first.get(index)]
-    # Processes also leave when all have finished.
+    # Processes also leave after all have finished.
     if not self._finished.is_set() and not self.client.key_value_dir_get('t2x/end'):
       self.end(
-        f'process {lost[0]} on {self.hosts[lost[0]]} has not been heard of for '
+        f'no heartbeat from process {lost[0]} on {self.hosts[lost[0]]} for '
         f'{self.lost_after:g} seconds; run the same command to resume',
         1,
       )
 
 
-def _quietly(function: Callable[[], Any]) -> None:
-  # A call fails when this process leaves the service, or when the coordinator is lost: then jax ends
-  # the process.
+def _suppress_errors(function: Callable[[], Any]) -> None:
+  # A call fails when this process leaves the service, or when the coordinator is lost. In the latter
+  # case, jax ends the process.
   with contextlib.suppress(JaxRuntimeError):
     function()

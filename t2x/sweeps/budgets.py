@@ -1,4 +1,4 @@
-"""Finds the value of one integer binding that gives a variant the baseline's budget."""
+"""Search for the value of an integer parameter at which a variant has the budget of the baseline."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -6,138 +6,148 @@ from collections.abc import Callable, Sequence
 from t2x import config as config_lib
 from t2x.errors import UserError
 
-# Values tried beyond those that a straight line through two of them gives.
-_MOST = 40
+# Largest number of values that the search tries.
+_MAX_EVALUATIONS = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-  """Where a knob came to stand.
+  """Result of the search.
 
   Attributes:
-    value: of the knob.
-    gap: the variant's quantity less the target, as a part of the target.
+    value: value of the adjusted parameter.
+    deviation: relative deviation of the variant's quantity from the target.
   """
 
   value: int
-  gap: float
+  deviation: float
 
 
-def knob_of(config: config_lib.Config, knobs: Sequence[str]) -> tuple[str, int]:
-  """The first of the knobs that a config has, and its value there.
+def adjusted_parameter(config: config_lib.Config, names: Sequence[str]) -> tuple[str, int]:
+  """Returns the first of the named parameters that a config has, and its value.
 
   Raises:
-    UserError: it has none of them, or its value is no integer.
+    UserError: the config has no such parameter, or its value is not an integer.
   """
-  for knob in knobs:
-    value = _value(config, knob)
+  for name in names:
+    value = _value(config, name)
     if value is None:
       continue
     if not isinstance(value, int) or isinstance(value, bool):
-      raise UserError(f'the knob {knob} = {value!r} is no integer')
-    return knob, value
-  raise UserError(f'it has no {" or ".join(knobs)} to move')
+      raise UserError(f'{name} = {value!r} must be an integer to be adjusted')
+    return name, value
+  raise UserError(f'it has no parameter {" or ".join(names)} to adjust')
 
 
-def is_known(config: config_lib.Config, knob: str) -> bool:
-  """Whether a knob is a macro of a config, or a parameter of a part, which the config need not have."""
-  part, _, param = knob.rpartition('/')[2].rpartition('.')
+def is_bindable(config: config_lib.Config, name: str) -> bool:
+  """Returns True for a macro of a config, or a parameter of any part that the config can name."""
+  part, _, param = name.rpartition('/')[2].rpartition('.')
   if not part:
-    return knob in config.bindings.macros
-  known = config.bindings.known_part(part)
-  return known is not None and param in known.parameters
+    return name in config.bindings.macros
+  spec = config.bindings.exact_part(part)
+  return spec is not None and param in spec.parameters
 
 
-def integers(config: config_lib.Config) -> set[str]:
-  """What could be a knob of a config, scopes left out."""
-  given = (
-    (call.part.name, *one) for call in config_lib.calls(config.root) for one in call.given.items()
+def integer_parameters(config: config_lib.Config) -> set[str]:
+  """Returns the names of all integer macros and parameters of a config, without scopes."""
+  arguments = (
+    (call.part.name, *item)
+    for call in config_lib.calls(config.root)
+    for item in call.values.items()
   )
-  found = {f'{part}.{name}' for part, name, value in given if type(value) is int}
-  return found | {one.macro_name for one in config.bindings_used if type(one.value) is int}
+  names = {f'{part}.{name}' for part, name, value in arguments if type(value) is int}
+  return names | {s.macro_name for s in config.bindings_used if type(s.value) is int}
 
 
-def _value(config: config_lib.Config, knob: str) -> object:
-  scope, _, name = knob.rpartition('/')
-  part, _, param = name.rpartition('.')
+def _value(config: config_lib.Config, name: str) -> object:
+  scope, _, target = name.rpartition('/')
+  part, _, param = target.rpartition('.')
   if not part:
     macros = {s.macro_name for s in config.bindings_used if s.is_macro}
-    statement = config.bindings.macros.get(knob)
-    return statement.value if statement is not None and knob in macros else None
+    statement = config.bindings.macros.get(name)
+    return statement.value if statement is not None and name in macros else None
   inner = config_lib.split_scope(scope)
   for call in config_lib.calls(config.root):
-    # Several modules may export a class of one name: any spelling of this one counts.
-    if config.bindings.known_part(part) is call.part and call.scope[: len(inner)] == inner:
-      return call.given.get(param)
+    # `part` may be qualified by its module.
+    if config.bindings.exact_part(part) is call.part and call.scope[: len(inner)] == inner:
+      return call.values.get(param)
   return None
 
 
 def solve(
   measure: Callable[[int], float], start: int, target: float, tolerance: float, least: int = 1
 ) -> Match:
-  """The integer whose `measure`, which grows with it, comes nearest to `target`.
+  """Finds the integer at which an increasing function is nearest to a target.
 
-  A start within the tolerance stays: a variant that hardly differs keeps its shapes. Values that
-  `measure` refuses with a UserError (layers that do not divide) are passed over.
+  Args:
+    measure: the function. Values for which it raises UserError (layers that do not divide) are skipped.
+    start: the first value. It is returned if its deviation is within the tolerance, so that a variant
+      of almost equal cost keeps its shapes.
+    target: the target of `measure`.
+    tolerance: the largest acceptable relative deviation.
+    least: the smallest value to try.
+
+  Raises:
+    UserError: `measure` fails for all values that are tried.
   """
-  known: dict[int, float | None] = {}
+  deviations: dict[int, float | None] = {}
 
-  def gap(value: int) -> float | None:
-    if value not in known:
+  def deviation(value: int) -> float | None:
+    if value not in deviations:
       try:
-        known[value] = measure(value) / target - 1
+        deviations[value] = measure(value) / target - 1
       except UserError:
-        known[value] = None
-    return known[value]
+        deviations[value] = None
+    return deviations[value]
 
-  first = gap(start)
+  first = deviation(start)
   if first is not None and abs(first) <= tolerance:
     return Match(start, first)
   value = start
-  for _ in range(_MOST):
-    following = _next(known, value, least, 10_000 * (start + 1))
+  for _ in range(_MAX_EVALUATIONS):
+    following = _next(deviations, value, least, 10_000 * (start + 1))
     if following is None:
       break
     value = following
-    gap(value)
-  _, best = min(((abs(g), v) for v, g in known.items() if g is not None), default=(0.0, None))
+    deviation(value)
+  _, best = min(((abs(d), v) for v, d in deviations.items() if d is not None), default=(0.0, None))
   if best is None:
-    raise UserError(f'it cannot be built with {start} or a value near it')
-  return Match(best, known[best] or 0.0)
+    raise UserError(f'it cannot be built with {start} or a nearby value')
+  return Match(best, deviations[best] or 0.0)
 
 
-def _next(known: dict[int, float | None], last: int, least: int, most: int) -> int | None:
-  """The next value to try; None: the nearest is known."""
-  valid = sorted((v, g) for v, g in known.items() if g is not None)
+def _next(deviations: dict[int, float | None], last: int, least: int, most: int) -> int | None:
+  """Returns the next value to try; None if the nearest has been evaluated."""
+  valid = sorted((v, d) for v, d in deviations.items() if d is not None)
   below = max((pair for pair in valid if pair[1] <= 0), default=None)
   above = min((pair for pair in valid if pair[1] > 0), default=None)
   if below is None and above is None:
     return None
   if below is None or above is None:
-    value, off = below or above or (last, 0.0)
-    guess = _further(valid)
-    guess = guess if guess != value else value + (1 if off < 0 else -1)
+    value, deviation = below or above or (last, 0.0)
+    guess = _extrapolate(valid)
+    guess = guess if guess != value else value + (1 if deviation < 0 else -1)
     guess = min(max(guess, least), most)
-    # Past values that were refused, away from the known side.
-    step = 1 if off <= 0 else -1
-    while guess in known:
+    # Skip evaluated values, in the direction of the target.
+    step = 1 if deviation <= 0 else -1
+    while guess in deviations:
       guess += step
     return guess if least <= guess <= most else None
-  inside = [v for v in range(below[0] + 1, above[0]) if v not in known]
+  inside = [v for v in range(below[0] + 1, above[0]) if v not in deviations]
   if not inside:
     return None
   line = below[0] + (above[0] - below[0]) * -below[1] / (above[1] - below[1])
   return min(inside, key=lambda v: abs(v - line))
 
 
-def _further(valid: Sequence[tuple[int, float]]) -> int:
-  """Where the target would be, all known values lying on one side of it.
+def _extrapolate(valid: Sequence[tuple[int, float]]) -> int:
+  """Estimates the value at the target from values that are all below or all above it.
 
-  On the line through the two nearest, or in proportion to the only one; not beyond 16 times the
-  nearest, which may be all that fits.
+  Two values are extrapolated linearly, a single one in proportion. The estimate is at most 16 times
+  the nearest value, as larger ones may not fit in memory.
   """
-  (value, off), *others = sorted(valid, key=lambda pair: abs(pair[1]))
-  guess = value / max(1 + off, 1 / 16)
-  if others and others[0][1] != off:
-    guess = value - off * (others[0][0] - value) / (others[0][1] - off)
+  (value, deviation), *others = sorted(valid, key=lambda pair: abs(pair[1]))
+  guess = value / max(1 + deviation, 1 / 16)
+  if others and others[0][1] != deviation:
+    guess = value - deviation * (others[0][0] - value) / (others[0][1] - deviation)
   return round(min(max(guess, value / 16), 16 * value))

@@ -1,4 +1,4 @@
-"""`t2x check` of a sweep file: plans every variant and shapes its steps; trains and writes nothing."""
+"""`t2x check` of a sweep file: plans every variant and traces its steps, without training."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,19 +13,19 @@ from t2x.train import check_experiment
 
 
 def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = None) -> str:
-  """Checks a sweep file, and says what it holds.
+  """Checks a sweep file and returns a one-line summary.
 
   Args:
     file: the sweep file.
-    overrides: `NAME=VALUE` each.
-    num_devices: the size of the mesh; None: what its sizes say.
+    overrides: bindings `NAME=VALUE`.
+    num_devices: number of devices of the mesh; None: computed from its sizes.
 
   Raises:
-    UserError: what is wrong with each variant, a line each.
+    UserError: a variant is invalid, with one line for each such variant.
   """
   sweep = read_sweep(file, overrides)
   plan, _ = make_plan(
-    sweep, _same_seconds, lambda names, one: check_experiment(one, num_devices, names)
+    sweep, _same_seconds, lambda names, experiment: check_experiment(experiment, num_devices, names)
   )
   problems = {trial.problem: trial.variant for trial in plan.trials if trial.problem}
   if problems:
@@ -36,14 +36,14 @@ def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = 
     f'a sweep of {len(plan.variants)} variants'
     + (f' at {points} points' if points > 1 else '')
     + f' with {len(sweep.seed_list)} seeds: {len(trials)} trials of '
-    + f'{len({one.program for one in trials})} programs',
+    + f'{len({trial.program for trial in trials})} programs',
     *equal_variants(plan),
   ]
   if sweep.match == 'seconds':
-    report.append('its budgets in seconds are measured by `t2x sweep`')
+    report.append('budgets in seconds are only measured by `t2x sweep`')
   return '; '.join(report)
 
 
 def _same_seconds(config: config_lib.Config, identity: str) -> float:
-  """Stands in for a measured step: all trainings take one second."""
+  """Returns seconds per step as if every training took one second, without a measurement."""
   return 1.0 / config.build().trainer.num_steps

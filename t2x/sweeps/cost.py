@@ -1,4 +1,4 @@
-"""What an experiment costs, from shapes alone."""
+"""Cost of an experiment (parameters, tokens, FLOPs), computed from shapes."""
 
 import dataclasses
 import functools
@@ -13,14 +13,14 @@ from t2x.train.params import Blueprint
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """The size and the work of an experiment.
+  """Size and FLOPs of an experiment.
 
   Attributes:
     parameters: number of scalars.
-    tokens_per_step: tokens (images: patches) of a batch, padding included.
+    tokens_per_step: tokens (images: patches) per batch, padding included.
     num_steps: optimizer steps.
-    task: gives the loss that is traced for the FLOPs.
-    model: the model's shapes.
+    task: the task, whose loss is traced for the FLOPs.
+    model: the model with shapes instead of arrays.
   """
 
   parameters: int
@@ -31,24 +31,24 @@ class Cost:
 
   @functools.cached_property
   def flops_per_token(self) -> float:
-    """Of training; see `t2x.train.flops`. Traced when first asked for."""
+    """FLOPs of training per token, traced at the first access (see `t2x.train.flops`)."""
     return flops_per_token(self.task, self.model).full
 
   @property
   def flops(self) -> float:
-    """Of the whole training."""
+    """FLOPs of all training steps."""
     return self.flops_per_token * self.tokens_per_step * self.num_steps
 
   def of(self, quantity: str) -> float:
-    """The quantity that a budget names ('steps', 'parameters', 'flops_per_token', 'flops')."""
+    """Returns a quantity of a budget: 'steps', 'parameters', 'flops_per_token' or 'flops'."""
     return float(self.num_steps if quantity == 'steps' else getattr(self, quantity))
 
 
 def cost_of(experiment: Experiment) -> Cost:
-  """Shapes the model; builds nothing.
+  """Computes the cost from the shapes of the model, without allocating arrays.
 
   Raises:
-    UserError: a part of the experiment is missing, or parts do not fit each other.
+    UserError: a part of the experiment is missing, or its parts are incompatible.
   """
   experiment = experiment.bound()
   _, task, trainer = experiment.complete()

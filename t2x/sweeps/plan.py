@@ -1,4 +1,4 @@
-"""From a sweep file to trials: resolved, matched in budget, each with an identity."""
+"""Plans a sweep: resolves its trials, matches their budgets and assigns their identities."""
 
 import dataclasses
 import functools
@@ -9,23 +9,23 @@ from typing import Literal, TypeVar
 
 from t2x import config as config_lib
 from t2x.api import read_config
-from t2x.errors import UserError, in_a_line
-from t2x.sweeps.budgets import integers, is_known, knob_of, solve
+from t2x.errors import UserError, error_line
+from t2x.sweeps.budgets import adjusted_parameter, integer_parameters, is_bindable, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.provenance import commit, versions
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Arm, Sweep, plain, shown
 from t2x.train import Experiment
 
-# Seconds of a training step, given a config and its identity.
+# Returns the seconds per training step of a config, given its identity as well.
 StepSeconds = Callable[[config_lib.Config, str], float]
 
 T = TypeVar('T')
 
 SEED = 'Trainer.seed'
-# Called with the names of the hyperparameters that an experiment holds references to, and with it.
+# Called with the names of the hyperparameters that are references in an experiment, and the experiment.
 Inspect = Callable[[Collection[str], Experiment], object]
-# A program, and the hyperparameters of a config that could be its inputs.
+# A program, and the hyperparameters of a config that may become inputs of it.
 _Numbers = tuple[str, dict[str, float]]
 
 
@@ -34,20 +34,20 @@ def make_plan(
   step_seconds: StepSeconds | None = None,
   inspect: Inspect | None = None,
 ) -> tuple[Plan, dict[str, str]]:
-  """Resolves every trial; allocates nothing.
+  """Resolves every trial of a sweep without allocating parameters.
 
   Args:
-    sweep: what was read.
-    step_seconds: measures a step, for a match in seconds.
-    inspect: called with an experiment of each program, in which the hyperparameters that its trials
-      vary are references; raises where something is wrong with it.
+    sweep: the sweep.
+    step_seconds: measures the time of a step, to match seconds.
+    inspect: called with one experiment of each program, in which the hyperparameters that vary between
+      its trials are references. It raises UserError if the experiment is invalid.
 
   Returns:
-    The plan, and the resolved config of each run folder that is to be run, by its name.
+    The plan, and the resolved configs of all trials that can run, by the name of the run folder.
 
   Raises:
-    UserError: configs that do not resolve or fit, a line each, led by the variant's name. (A budget
-      that cannot be matched is no such error: it is noted in the trial.)
+    UserError: a config cannot be resolved or built, with one line per error that names the variant. A
+      budget that cannot be matched is recorded in the trial instead.
   """
   planner = _Planner(sweep, step_seconds)
   planned: dict[str, tuple[Arm, config_lib.Config]] = {}
@@ -56,7 +56,7 @@ def make_plan(
   problems: list[str] = []
   for arm in sweep.arms():
     try:
-      resolved = planner.planned(arm)
+      resolved = planner.plan(arm)
     except UserError as error:
       problems += _problems(sweep, arm, error)
       continue
@@ -66,12 +66,12 @@ def make_plan(
       folder = f'{resolved.identity}-{seed}'
       trials.append(resolved.trial(arm, seed, folder, unused))
       if not resolved.problem:
-        config = planner.load(arm, (*resolved.knob, f'{SEED}={seed}'))
+        config = planner.load(arm, (*resolved.adjusted, f'{SEED}={seed}'))
         configs[folder] = config_lib.render(config)
-  trials = [*_sharing(trials, planner.numbers)]
+  trials = [*_set_programs(trials, planner.numbers)]
   if inspect is not None:
-    problems += _inspected(sweep, planned, trials, inspect)
-  if problems := problems or [*planner.knob_problems()]:
+    problems += _inspect_programs(sweep, planned, trials, inspect)
+  if problems := problems or [*planner.adjusted_problems()]:
     raise UserError('\n'.join(problems))
   plan = Plan(
     name=sweep.name,
@@ -89,92 +89,96 @@ def make_plan(
 
 
 def identity_of(files: Sequence[Path]) -> str:
-  """The identity of a trial, given its gin files: that of its config without the seed."""
+  """Returns the identity of a trial from its gin files: the hash of its config without the seed."""
   return config_lib.identity(read_config(files, [f'{SEED}=0']), without=[SEED])
 
 
 def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
-  """Which way the metric is better, as the task knows."""
+  """Returns whether a lower or a higher metric is better, from the task."""
   task = config.build().task
   if sweep.metric == task.best_metric:
     return task.best_mode
   if sweep.metric.rpartition('/')[2] == 'loss':
     return 'min'
-  raise UserError(f"Sweep.goal is missing: is '{sweep.metric}' better at its 'min' or its 'max'?")
+  raise UserError(f"Sweep.goal is missing: set it to 'min' or 'max' for '{sweep.metric}'")
 
 
-def _bound(config: config_lib.Config) -> list[str]:
-  """What a config binds and uses, macros left out."""
-  return [one.target for one in config.bindings_used if not one.is_macro]
+def _used_targets(config: config_lib.Config) -> list[str]:
+  """Returns the targets of the bindings that a config uses, without macros."""
+  return [s.target for s in config.bindings_used if not s.is_macro]
 
 
 def _problems(sweep: Sweep, arm: Arm, error: UserError) -> list[str]:
-  """The lines of an error, each with the name of the variant."""
+  """Prefixes each line of an error with the name of the variant."""
   lines = str(error).replace(f'{config_lib.COMMAND_LINE}: ', '').splitlines()
   return [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
 
 
-def _inspected(
+def _inspect_programs(
   sweep: Sweep,
   planned: Mapping[str, tuple[Arm, config_lib.Config]],
   trials: Sequence[Trial],
   inspect: Inspect,
 ) -> Iterator[str]:
-  """Calls `inspect` once per program; yields what is wrong with it, a line each."""
+  """Calls `inspect` once per program and yields the lines of its errors."""
   programs: dict[str, Trial] = {}
   for trial in trials:
     programs.setdefault(trial.program, trial)
   for trial in programs.values():
     arm, config = planned[trial.identity]
     try:
-      _of_experiment(functools.partial(inspect, trial.numbers), config, trial.numbers)
+      _call_with_experiment(functools.partial(inspect, trial.numbers), config, trial.numbers)
     except UserError as error:
       yield from _problems(sweep, arm, error)
 
 
-def _of_experiment(
+def _call_with_experiment(
   function: Callable[[Experiment], T],
   config: config_lib.Config,
   hyperparameters: Collection[str] = (),
 ) -> T:
-  """The function's result; raises UserError whatever keeps the experiment from being built."""
+  """Builds the experiment and calls the function with it; raises UserError for any exception."""
   try:
     return function(config.build(hyperparameters))
   except UserError:
     raise
   except Exception as error:
-    # Parts check what they can name; sizes such as 0 and -1 fail wherever they are first used.
-    raise UserError(f'it cannot be built: {in_a_line(error)}') from error
+    # Invalid sizes such as 0 and -1 may raise any exception where they are first used.
+    raise UserError(f'it cannot be built: {error_line(error)}') from error
 
 
 def _check_effect(sweep: Sweep, arm: Arm, config: config_lib.Config) -> None:
-  """Refuses bindings of a variant or a point over which another binding wins everywhere.
+  """Refuses bindings of a variant or grid point that are overridden for all parts.
 
-  The base gives way to them, but not what the sweep file binds for all trials.
+  They override the base, but not the bindings of the sweep file for all trials.
   """
   used = {*config.bindings_used}
-  # The last binding is the seed's.
+  # The last binding sets the seed.
   own = config.statements[-1 - len(arm.own_bindings) : -1]
   problems = []
-  for one in (*own, *(s for s in config.statements if s.place.file in arm.own_files)):
-    if one in used:
+  for statement in (*own, *(s for s in config.statements if s.place.file in arm.own_files)):
+    if statement in used:
       continue
-    winners = (s for s in config.bindings_used if (s.name, s.param) == (one.name, one.param))
-    by = ', '.join(_placed(s, f'{sweep.file} or --gin') for s in winners)
-    problems.append(f'{_placed(one)} has no effect' + (f': {by} wins over it' if by else ''))
+    winners = (
+      s for s in config.bindings_used if (s.name, s.param) == (statement.name, statement.param)
+    )
+    by = ', '.join(_describe(s, f'{sweep.file} or --gin') for s in winners)
+    problems.append(
+      f'{_describe(statement)} has no effect' + (f': overridden by {by}' if by else '')
+    )
   if problems:
     raise UserError('\n'.join(problems))
 
 
-def _placed(statement: config_lib.Statement, overrides: str = '') -> str:
-  """The binding, and where it is; `overrides`: what to call the place of those that are in no file."""
+def _describe(statement: config_lib.Statement, overrides: str = '') -> str:
+  """Formats a binding with its location; `overrides` is the location of command line bindings."""
   place = overrides if statement.place == config_lib.COMMAND_LINE else str(statement.place)
   text = f'{statement.target} = {config_lib.to_gin(statement.value)}'
   return f'{text} ({place})' if place else text
 
 
-def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
-  """The trials, those that differ only in hyperparameters with one program and with their values."""
+def _set_programs(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
+  """Yields the trials, with the same program for all that differ only in hyperparameters."""
   groups: dict[str, dict[str, dict[str, float]]] = {}
   for trial in trials:
     program, values = numbers[trial.identity]
@@ -182,19 +186,19 @@ def _sharing(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterat
   for trial in trials:
     program, values = numbers[trial.identity]
     others = groups[program].values()
-    differ = {k: v for k, v in values.items() if any(one[k] != v for one in others)}
+    differ = {k: v for k, v in values.items() if any(other[k] != v for other in others)}
     yield dataclasses.replace(trial, program=program if differ else trial.identity, numbers=differ)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Resolved:
-  """An arm's config, what it costs, and the knob that was moved."""
+  """Config and cost of an arm, and its adjusted parameter as a binding, if any."""
 
   config: config_lib.Config
   identity: str
   cost: Cost
-  knob: tuple[str, ...] = ()
-  gap: float = 0.0
+  adjusted: tuple[str, ...] = ()
+  deviation: float = 0.0
   problem: str = ''
 
   def trial(self, arm: Arm, seed: int, folder: str, unused: tuple[str, ...]) -> Trial:
@@ -210,105 +214,105 @@ class _Resolved:
       flops_per_token=self.cost.flops_per_token,
       tokens_per_step=self.cost.tokens_per_step,
       num_steps=self.cost.num_steps,
-      knob=''.join(map(shown, self.knob)),
-      gap=self.gap,
+      knob=''.join(map(shown, self.adjusted)),
+      gap=self.deviation,
       problem=self.problem,
     )
 
   def _changes(self, arm: Arm) -> tuple[str, ...]:
-    """What sets the arm apart, the knob's own binding replaced where it moved."""
-    moved = [*map(shown, self.knob)]
-    names = [line.partition(' = ')[0] for line in moved]
-    return (*(one for one in arm.changes if one.partition(' = ')[0] not in names), *moved)
+    """Returns the changes of the arm, with the binding of the adjusted parameter replaced."""
+    adjusted = [*map(shown, self.adjusted)]
+    names = [line.partition(' = ')[0] for line in adjusted]
+    return (*(line for line in arm.changes if line.partition(' = ')[0] not in names), *adjusted)
 
 
 class _Planner:
-  """Resolves arms, each config and each shape once."""
+  """Resolves arms; caches the cost of each config."""
 
   def __init__(self, sweep: Sweep, step_seconds: StepSeconds | None):
     self.sweep, self.step_seconds = sweep, step_seconds
-    # Complete in itself, so that a variant may leave its parts unused.
+    # Resolved on its own, so that a variant may leave its bindings unused.
     try:
       self.base = read_config(sweep.base_files, sweep.shared)
     except UserError as error:
-      # To the loader the sweep file's own bindings are overrides.
-      told = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
-      raise UserError(told) from error
-    self._base_bound = _bound(self.base)
-    # Those whose names no config has known yet.
-    self._unknown_knobs = set(sweep.knobs)
+      # The loader reports bindings of the sweep file as those of the command line.
+      message = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
+      raise UserError(message) from error
+    self._base_targets = _used_targets(self.base)
+    # Names of Sweep.knob that are not defined in any config so far.
+    self._undefined = set(sweep.knobs)
     self._costs: dict[str, Cost] = {}
     self.numbers: dict[str, _Numbers] = {}
     self.goal = sweep.goal
-    # None: no baseline could be resolved.
+    # Quantity of the baseline; None without a match, or if the baseline was not resolved.
     self._target: float | None = None
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
     return read_config(arm.files, (*arm.bindings, *more), base=self.base)
 
-  def resolve(self, arm: Arm, knob: tuple[str, ...] = ()) -> _Resolved:
-    config = self.load(arm, (*knob, f'{SEED}=0'))
-    if not knob:
+  def resolve(self, arm: Arm, adjusted: tuple[str, ...] = ()) -> _Resolved:
+    config = self.load(arm, (*adjusted, f'{SEED}=0'))
+    if not adjusted:
       _check_effect(self.sweep, arm, config)
     identity = config_lib.identity(config, without=[SEED])
     if identity not in self._costs:
-      self._costs[identity] = _of_experiment(cost_of, config)
+      self._costs[identity] = _call_with_experiment(cost_of, config)
       numbers = config_lib.hyperparameters(config)
       same = config_lib.identity(config, without=[SEED, *numbers])
-      # `same` holds those that are zero, the names tell which ones are not.
+      # `same` includes hyperparameters that are zero; `numbers` names the nonzero ones.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers
-    self._unknown_knobs -= {one for one in self._unknown_knobs if is_known(config, one)}
-    return _Resolved(config, identity, self._costs[identity], knob)
+    self._undefined -= {name for name in self._undefined if is_bindable(config, name)}
+    return _Resolved(config, identity, self._costs[identity], adjusted)
 
   def unused(self, config: config_lib.Config) -> tuple[str, ...]:
-    """What the base binds and uses, and this config does not use."""
-    used = set(_bound(config))
-    return tuple(one for one in self._base_bound if one not in used)
+    """Returns the targets of bindings that the base uses and this config does not."""
+    used = set(_used_targets(config))
+    return tuple(target for target in self._base_targets if target not in used)
 
-  def planned(self, arm: Arm) -> _Resolved:
-    """The arm with the budget of the baseline, which is planned before it at each point."""
+  def plan(self, arm: Arm) -> _Resolved:
+    """Resolves an arm and matches its budget to the baseline, which is planned first at each point."""
     resolved = self.resolve(arm)
     if arm.variant != self.sweep.baseline:
-      return resolved if self._target is None else self._matched(arm, resolved, self._target)
+      return resolved if self._target is None else self._match(arm, resolved, self._target)
     self.goal = self.goal or _goal(self.sweep, resolved.config)
     self._target = None if self.sweep.match is None else self._quantity(resolved)
     return resolved
 
-  def knob_problems(self) -> Iterator[str]:
-    """A line for each knob that is nothing."""
-    for knob in sorted(self._unknown_knobs):
-      hint = config_lib.did_you_mean(knob, integers(self.base))
-      yield f"{self.sweep.file}: Sweep.knob: there is no '{knob}'{hint}"
+  def adjusted_problems(self) -> Iterator[str]:
+    """Yields one line for each name in Sweep.knob that is not defined."""
+    for name in sorted(self._undefined):
+      hint = config_lib.did_you_mean(name, integer_parameters(self.base))
+      yield f"{self.sweep.file}: Sweep.knob: there is no parameter or macro '{name}'{hint}"
 
   def _quantity(self, resolved: _Resolved) -> float:
     if self.sweep.match != 'seconds':
       return resolved.cost.of(str(self.sweep.match))
     if self.step_seconds is None:
-      raise UserError("Sweep.match = 'seconds' needs a machine to measure on")
+      raise UserError("Sweep.match = 'seconds' needs a measurement of the step time")
     return self.step_seconds(resolved.config, resolved.identity) * resolved.cost.num_steps
 
-  def _matched(self, arm: Arm, resolved: _Resolved, target: float) -> _Resolved:
-    """The arm with its knob where the budget is the target, or with the reason why not."""
+  def _match(self, arm: Arm, resolved: _Resolved, target: float) -> _Resolved:
+    """Adjusts a parameter of the arm to meet the budget; sets `problem` if that is impossible."""
     sweep = self.sweep
-    gap = self._quantity(resolved) / target - 1
-    if abs(gap) <= sweep.tolerance:
-      return dataclasses.replace(resolved, gap=gap)
-    wanted = f'{abs(gap):.1%} {"more" if gap > 0 else "fewer"} {sweep.match} than the baseline'
+    off = self._quantity(resolved) / target - 1
+    if abs(off) <= sweep.tolerance:
+      return dataclasses.replace(resolved, deviation=off)
+    text = f'{abs(off):.1%} {"more" if off > 0 else "fewer"} {sweep.match} than the baseline'
     if sweep.match == 'steps':
-      return dataclasses.replace(resolved, gap=gap, problem=f'{wanted}: Sweep.match is steps')
+      return dataclasses.replace(resolved, deviation=off, problem=f'{text}: Sweep.match is steps')
     try:
-      knob, start = knob_of(resolved.config, sweep.knobs)
-      found = solve(
-        lambda value: self._quantity(self.resolve(arm, (f'{knob}={value}',))),
+      name, start = adjusted_parameter(resolved.config, sweep.knobs)
+      match = solve(
+        lambda value: self._quantity(self.resolve(arm, (f'{name}={value}',))),
         start,
         target,
         sweep.tolerance,
       )
     except UserError as error:
-      return dataclasses.replace(resolved, gap=gap, problem=f'{wanted}, and {error}')
-    moved = self.resolve(arm, (f'{knob}={found.value}',))
+      return dataclasses.replace(resolved, deviation=off, problem=f'{text}, and {error}')
+    adjusted = self.resolve(arm, (f'{name}={match.value}',))
     problem = ''
-    if abs(found.gap) > sweep.tolerance:
-      problem = f'{wanted}; the nearest, {knob} = {found.value}, is {found.gap:+.1%} off'
-    return dataclasses.replace(moved, gap=found.gap, problem=problem)
+    if abs(match.deviation) > sweep.tolerance:
+      problem = f'{text}; the nearest, {name} = {match.value}, deviates by {match.deviation:+.1%}'
+    return dataclasses.replace(adjusted, deviation=match.deviation, problem=problem)

@@ -1,4 +1,4 @@
-"""The plan as people read it: `t2x sweep FILE --dry-run`."""
+"""Plan of a sweep as a text table, printed by `t2x sweep FILE --dry-run`."""
 
 import json
 import statistics
@@ -13,16 +13,16 @@ from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct
 from t2x.text_table import text_table
 
-# What training reaches of a matrix product's speed, where nothing better is known.
-_PART_OF_PEAK = 0.3
+# Assumed speed of training relative to a matrix product, before any trial has finished.
+_FRACTION_OF_MATMUL = 0.3
 
 
 def plan_table(plan: Plan, folder: Path) -> str:
-  """A line a variant and point: what differs, parameters, FLOPs, steps, how many trials are left.
+  """Formats the plan: one line per variant and grid point, and the estimated time.
 
   Args:
-    plan: the sweep.
-    folder: OUT/trials, which need not exist.
+    plan: the plan.
+    folder: OUT/trials; it may be missing.
   """
   rows = [
     (
@@ -39,18 +39,18 @@ def plan_table(plan: Plan, folder: Path) -> str:
   for trial in plan.trials:
     groups.setdefault((trial.variant, json.dumps(trial.point)), []).append(trial)
   for trials in groups.values():
-    one = trials[0]
+    first = trials[0]
     done = sum(usable_outcome(folder / trial.folder) is not None for trial in trials)
-    point = ', '.join(f'{name}={value}' for name, value in one.point.items())
+    point = ', '.join(f'{name}={value}' for name, value in first.point.items())
     rows.append(
       (
-        f'{one.variant} ({point})' if point else one.variant,
-        f'{one.parameters:,}',
-        f'{one.flops_per_token:.4g}',
-        f'{one.num_steps:,}',
-        'cannot' if one.problem else f'{one.gap:+.2%}',
-        '-' if one.problem else f'{done}/{len(trials)}',
-        '; '.join(one.differences) or '(the base)',
+        f'{first.variant} ({point})' if point else first.variant,
+        f'{first.parameters:,}',
+        f'{first.flops_per_token:.4g}',
+        f'{first.num_steps:,}',
+        'unmatched' if first.problem else f'{first.gap:+.2%}',
+        '-' if first.problem else f'{done}/{len(trials)}',
+        '; '.join(first.differences) or '(the base)',
       )
     )
   lines = [text_table(rows, '<>>>>><')]
@@ -61,50 +61,48 @@ def plan_table(plan: Plan, folder: Path) -> str:
 
 
 def equal_variants(plan: Plan) -> Iterator[str]:
-  """A line for each config that several variants resolve to."""
+  """Yields one line for each group of variants that resolve to the same config."""
   names: dict[tuple[str, str], dict[str, None]] = {}
   for trial in plan.trials:
     if not trial.problem:
       names.setdefault((json.dumps(trial.point), trial.identity), {})[trial.variant] = None
-  for equal in dict.fromkeys(tuple(found) for found in names.values() if len(found) > 1):
-    yield f'{" and ".join(equal)} are one config, with one set of trials: nothing differs'
+  for equal in dict.fromkeys(tuple(group) for group in names.values() if len(group) > 1):
+    yield f'{" and ".join(equal)} have the same config and share their trials'
 
 
 def _total(plan: Plan, folder: Path) -> str:
   trials = distinct(plan.trials)
-  outcomes = {one.folder: usable_outcome(folder / one.folder) for one in trials}
-  left = [one for one in trials if outcomes[one.folder] is None]
-  programs = len({one.program for one in left})
-  flops = sum(map(_flops, left), 0.0)
-  told = (
-    f'{len(left)} of {len(trials)} trials to run, {programs} programs to compile, {flops:.3g} FLOPs'
-  )
-  ended = [(one, outcome) for one in trials if (outcome := outcomes[one.folder]) is not None]
-  return f'{told}; {_time(left, ended, flops)}'
+  outcomes = {trial.folder: usable_outcome(folder / trial.folder) for trial in trials}
+  remaining = [trial for trial in trials if outcomes[trial.folder] is None]
+  programs = len({trial.program for trial in remaining})
+  flops = sum(map(_flops, remaining), 0.0)
+  counts = f'{len(remaining)} of {len(trials)} trials to run, {programs} programs to compile, {flops:.3g} FLOPs'
+  ended = [(trial, outcome) for trial in trials if (outcome := outcomes[trial.folder]) is not None]
+  return f'{counts}; {_time(remaining, ended, flops)}'
 
 
-def _time(left: Sequence[Trial], ended: Sequence[tuple[Trial, Outcome]], flops: float) -> str:
-  """Of one process, from the trials that have ended."""
+def _time(remaining: Sequence[Trial], ended: Sequence[tuple[Trial, Outcome]], flops: float) -> str:
+  """Estimates the time of the remaining trials in one process from the finished trials."""
   rates = [_flops(trial) / o.seconds for trial, o in ended if o.status == 'finished' and o.seconds]
-  if not left:
-    return 'nothing is left'
+  if not remaining:
+    return 'all trials have ended'
   if rates:
-    rate, least, how = statistics.median(rates), '', f'as the {len(rates)} that have finished'
+    rate, least, basis = statistics.median(rates), '', f'from {len(rates)} finished trials'
   else:
-    rate, least = _PART_OF_PEAK * _matmul_rate(), 'at least '
-    how = f'at {_PART_OF_PEAK:.0%} of what a matrix product reaches here, compilation left out'
-  return f'estimated time {least}{flops / rate / 60:.2g} minutes in one process ({how})'
+    rate, least = _FRACTION_OF_MATMUL * _matmul_rate(), 'at least '
+    basis = f'at {_FRACTION_OF_MATMUL:.0%} of the speed of a matrix product, without compilation'
+  return f'estimated time {least}{flops / rate / 60:.2g} minutes in one process ({basis})'
 
 
 def _matmul_rate() -> float:
-  """FLOPs a second of a large float32 matrix product."""
+  """Measures the FLOPs per second of a large float32 matrix product."""
   x = jnp.ones((1024, 1024))
   product = jax.jit(jnp.matmul)
   product(x, x).block_until_ready()
-  began = time.monotonic()
+  start = time.monotonic()
   for _ in range(5):
     product(x, x).block_until_ready()
-  return 5 * 2 * 1024**3 / (time.monotonic() - began)
+  return 5 * 2 * 1024**3 / (time.monotonic() - start)
 
 
 def _flops(trial: Trial) -> float:

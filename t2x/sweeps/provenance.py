@@ -1,4 +1,4 @@
-"""What a trial's result may depend on beside its config: versions, the device, the source code."""
+"""Provenance of a trial beside its config: package versions, the device and the source code."""
 
 import functools
 import hashlib
@@ -15,10 +15,10 @@ from t2x import config as config_lib
 
 @functools.cache
 def origin() -> dict[str, str]:
-  """Returns versions, device and commits, as they are at the first call in this process.
+  """Returns versions, device and commits, determined at the first call in this process.
 
-  `commit` is that of t2x's source code. `project` is that of the repository around the working
-  directory, where there is another one.
+  `commit` is the commit of t2x's source code. `project` is the commit of the repository of the
+  working directory, if it is a different one.
   """
   source, here = _repository(_source()), _repository(Path.cwd())
   project = {'project': _head(here)} if here not in (None, source) else {}
@@ -26,20 +26,20 @@ def origin() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-  """What the results may depend on."""
+  """Returns the versions of Python, t2x and the numerical libraries, and the kind of device."""
   import jax
 
-  found = {'python': platform.python_version(), 't2x': t2x.__version__}
+  result = {'python': platform.python_version(), 't2x': t2x.__version__}
   for name in ('jax', 'jaxlib', 'flax', 'optax', 'numpy'):
-    found[name] = importlib.metadata.version(name)
-  return found | {'device': jax.devices()[0].device_kind}
+    result[name] = importlib.metadata.version(name)
+  return result | {'device': jax.devices()[0].device_kind}
 
 
 def commit() -> str:
-  """The commit of t2x's source code; '+' when files differ from it."""
+  """Returns the commit of t2x's source code, with '+' appended if files differ from it."""
   source = _source()
   repository = _repository(source)
-  # A package that is installed below someone else's repository is not a part of that.
+  # The package may be installed inside a repository that does not track it.
   tracked = repository is not None and (
     repository == source or bool(_git(source, 'ls-files', '--error-unmatch', 't2x/__init__.py'))
   )
@@ -49,50 +49,50 @@ def commit() -> str:
 
 
 def modules(config: config_lib.Config) -> dict[str, str]:
-  """A digest of the source of each module of the user's that a config imports, as it is loaded."""
-  names = dict.fromkeys(one.module.partition('.')[0] for one in config.imports)
+  """Returns a digest of the loaded source of each user module that a config imports."""
+  names = dict.fromkeys(line.module.partition('.')[0] for line in config.imports)
   return {f'module {name}': _digest(name) for name in names if name in sys.modules}
 
 
 @functools.cache
 def _digest(name: str) -> str:
-  """Taken once for a process, which loads a module once."""
+  """Computes the digest once per process, as a module is loaded once."""
   module = sys.modules[name]
   file = Path(getattr(module, '__file__', None) or '')
   files = sorted(file.parent.rglob('*.py')) if hasattr(module, '__path__') else [file]
   digest = hashlib.sha256()
-  for one in files:
-    digest.update(one.read_bytes() if one.is_file() else b'')
+  for path in files:
+    digest.update(path.read_bytes() if path.is_file() else b'')
   return digest.hexdigest()[:12]
 
 
 def _source() -> Path:
-  """The folder that holds the package."""
+  """Returns the folder that contains the package."""
   return Path(t2x.__file__).resolve().parents[1]
 
 
 def _repository(folder: Path) -> Path | None:
-  """The root of the git repository around a folder."""
+  """Returns the root of the git repository that contains a folder."""
   folders = (folder.resolve(), *folder.resolve().parents)
-  return next((one for one in folders if (one / '.git').exists()), None)
+  return next((path for path in folders if (path / '.git').exists()), None)
 
 
 def _head(repository: Path) -> str:
-  """Twelve digits of the commit that is checked out, and '+' when files differ from it."""
-  found = _git(repository, 'rev-parse', '--short=12', 'HEAD')
+  """Returns 12 digits of the checked-out commit, with '+' appended if files differ from it."""
+  head = _git(repository, 'rev-parse', '--short=12', 'HEAD')
   changes = _git(repository, 'status', '--porcelain', '--untracked-files=no')
-  if found and changes is not None:
-    return found + ('+' if changes else '')
-  # There is no git, or it refuses the repository of another user.
-  found = _read_head(repository / '.git')
-  return f'{found[:12]} (changes unknown: git failed)' if found else 'unknown: git failed'
+  if head and changes is not None:
+    return head + ('+' if changes else '')
+  # git is missing, or refuses a repository that belongs to another user.
+  head = _read_head(repository / '.git')
+  return f'{head[:12]} (changes unknown: git failed)' if head else 'unknown: git failed'
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-  """What git prints; None where it fails."""
-  # In a hook these name another repository.
+  """Returns the output of git; None if it fails."""
+  # Inside a git hook these variables point to another repository.
   environment = {k: v for k, v in os.environ.items() if not k.startswith('GIT_')}
-  # In a container the source code often belongs to another user. It is being run anyway.
+  # In a container the source code often belongs to another user. Its code is executed anyway.
   trusted = ('-c', f'safe.directory={_repository(_source())}')
   try:
     done = subprocess.run(
@@ -108,9 +108,9 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _read_head(git: Path) -> str:
-  """The commit that `.git` has checked out, read without git; '' where it cannot be read."""
+  """Reads the checked-out commit from the files in `.git`; '' if that fails."""
   try:
-    if git.is_file():  # A worktree: 'gitdir: FOLDER'.
+    if git.is_file():  # A worktree's file: 'gitdir: FOLDER'.
       git = git.parent / git.read_text().partition(': ')[2].strip()
     head = (git / 'HEAD').read_text().strip()
     if not head.startswith('ref: '):

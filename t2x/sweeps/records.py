@@ -1,9 +1,9 @@
-"""What a sweep keeps on disk: the plan (sweep.json) and what became of each trial (trial.json).
+"""Files of a sweep: the plan (sweep.json) and the outcome of each trial (trial.json).
 
 OUT/NAME/sweep.json       the plan of the sweep file NAME.gin
-OUT/NAME/results.csv ...  its report
+OUT/NAME/results.csv ...  the report of the sweep
 OUT/trials/ID/            the run folders; two sweeps under one OUT share equal trials
-OUT/trials/ID/trial.json  written when a trial has ended
+OUT/trials/ID/trial.json  written when the trial ends
 """
 
 import dataclasses
@@ -13,34 +13,36 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.errors import UserError
-from t2x.files import write_whole
-from t2x.sweeps.json_files import Damaged, Lines, parsed, read_json
+from t2x.files import write_atomically
+from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, read_json
 from t2x.sweeps.provenance import origin
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-  """One line of a plan: a variant at a point of the grid, with a seed.
+  """A trial of a plan: a variant at a point of the grid, with a seed.
 
   Attributes:
-    variant: its name.
-    point: the grid's values, by axis ({'Stack.num_layers': 6}), as gin text where they are no plain
+    variant: name of the variant.
+    point: values of the grid by axis ({'Stack.num_layers': 6}), as gin text unless they are plain
       scalars; {} without a grid.
-    seed: of initialisation, data order, masks and dropout.
-    identity: hash of the resolved config without seed and output paths: trials that differ only in
-      the seed share it.
-    program: trials of one program share what is compiled; they differ only in seed and `numbers`.
-    numbers: the hyperparameters in which they differ, by 'scope/Name.param' (a learning rate).
+    seed: seed of initialisation, data order, masks and dropout.
+    identity: hash of the resolved config without seed and output paths, shared by trials that differ
+      only in the seed.
+    program: hash shared by trials that use the same compiled functions: they differ only in the seed
+      and `numbers`.
+    numbers: hyperparameters in which trials of a program differ, by 'scope/Name.param' (a learning
+      rate).
     folder: name of the run folder under OUT/trials: identity and seed.
-    changes: what the variant, the grid and the matched budget bind, a gin line each.
-    unused: bindings of the base that nothing uses any more, as their part was replaced, by target.
+    changes: bindings of the variant, the grid and the matched budget, one gin line each.
+    unused: targets of bindings of the base that have no effect, because their part was replaced.
     parameters: number of scalars.
-    flops_per_token: of training, forward and backward (see t2x.train.flops).
-    tokens_per_step: tokens (images: patches) of a batch, padding included.
+    flops_per_token: FLOPs of training, forward and backward (see t2x.train.flops).
+    tokens_per_step: tokens (images: patches) per batch, padding included.
     num_steps: optimizer steps.
-    knob: the binding that matched the budget ('MLP.hidden_dim = 148'); '' where nothing moved.
-    gap: difference to the baseline in what was matched, as a part of the baseline's: 0.004.
-    problem: why the trial cannot be run ('' when it can): a config error, a budget out of reach.
+    knob: the adjusted parameter as a binding ('MLP.hidden_dim = 148'); '' if none was adjusted.
+    gap: relative deviation of the matched quantity from the baseline's: 0.004.
+    problem: why the trial cannot run, such as a budget that cannot be matched; '' if it can.
   """
 
   variant: str
@@ -62,9 +64,9 @@ class Trial:
 
   @property
   def differences(self) -> list[str]:
-    """To the base config: gin lines, and what they leave unused as a comment."""
-    lost = [f'# no longer used: {", ".join(self.unused)}'] if self.unused else []
-    return [*self.changes, *lost]
+    """Gin lines that differ from the base config, and a comment with the unused bindings."""
+    unused = [f'# no longer used: {", ".join(self.unused)}'] if self.unused else []
+    return [*self.changes, *unused]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,16 +74,16 @@ class Plan:
   """A resolved sweep.
 
   Attributes:
-    name: the stem of its file.
-    baseline: the variant that the others are compared with, at the same point of the grid.
-    metric: name of the metric that decides, among those of the 'eval' lines of metrics.jsonl.
-    goal: which way it is better.
-    matched: what is equal for all variants: 'steps', 'parameters', 'flops', ... or ''.
-    config: the base config, resolved, as gin text.
-    versions: of python, jax, flax, optax, numpy, t2x, and the device, where it was planned.
-    commit: of the repository, '' where there is none; '+' is appended to one with changes.
-    trials: in the order in which they are run.
-    file: the sweep file, from the folder that holds sweep.json; '' in what older versions wrote.
+    name: stem of the sweep file.
+    baseline: the variant that all variants are compared with, at the same point of the grid.
+    metric: name of the metric to compare, from the 'eval' lines of metrics.jsonl.
+    goal: whether a lower ('min') or a higher ('max') metric is better.
+    matched: the quantity that is equal for all variants: 'steps', 'parameters', 'flops', ... or ''.
+    config: the resolved base config as gin text.
+    versions: versions of python, jax, flax, optax, numpy and t2x, and the device, at planning time.
+    commit: commit of the repository, '' without one; '+' marks uncommitted changes.
+    trials: all trials, in the order of execution.
+    file: path of the sweep file, relative to the folder of sweep.json; '' in files of older versions.
   """
 
   name: str
@@ -97,22 +99,22 @@ class Plan:
 
   @property
   def variants(self) -> list[str]:
-    """Their names, the baseline first, then as the sweep file has them."""
+    """Names of the variants: the baseline, then the variants in the order of the sweep file."""
     return list(dict.fromkeys([self.baseline, *(trial.variant for trial in self.trials)]))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conditions:
-  """What a machine had to do while a trial ran there.
+  """Load of the machine during a trial.
 
   Attributes:
-    host: its name.
-    cpus: of the machine.
-    cores: those of its CPUs that the trial could use.
-    load_before: the load average of a minute when the trial began: how many processes wanted to run.
-    load_after: when it ended.
-    began: when, in seconds since 1970.
-    ended: when.
+    host: name of the machine.
+    cpus: CPUs of the machine.
+    cores: CPUs that the trial could use.
+    load_before: load average over one minute (runnable processes) at the start of the trial.
+    load_after: load average over one minute at its end.
+    began: start of the trial, in seconds since 1970.
+    ended: end of the trial, in seconds since 1970.
   """
 
   host: str
@@ -126,23 +128,22 @@ class Conditions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-  """How a trial ended.
+  """Outcome of a trial.
 
   Attributes:
-    status: 'finished'; 'diverged': a loss or gradient that was not finite ended it; 'failed'.
-    reason: one line, '' when it finished.
-    metrics: of its last evaluation, by name.
-    seconds: of training, evaluation and compilation, pauses between restarts left out.
-    step_seconds: of a training step when it is compiled; None where too few lines are logged.
-    compile_seconds: that the process spent on tracing and compiling; a later trial of one program
-      spends none.
-    tokens_per_second: median over the log intervals of training, the first left out.
-    memory_bytes: of the device's memory in use at most, or of the process where devices do not tell.
-    made_by: versions, device and commit (see t2x.sweeps.provenance); {} in what older versions wrote.
-    together: how many trials were trained at once, by one step. Seconds and `memory_bytes` are then
-      this trial's equal share, and `tokens_per_second` is that of all: tokens / seconds, as alone.
-    conditions: of the machine; None in what older versions wrote, as are the seconds of a step and of
-      compilation.
+    status: 'finished', 'diverged' (a loss or gradient was not finite) or 'failed'.
+    reason: why it diverged or failed, in one line; '' if it finished.
+    metrics: metrics of the last evaluation, by name.
+    seconds: time for training, evaluation and compilation, without pauses between restarts.
+    step_seconds: time of a compiled training step; None if too few lines were logged.
+    compile_seconds: time for tracing and compiling in this process; 0 for later trials of a program.
+    tokens_per_second: median over the log intervals of training, without the first.
+    memory_bytes: peak memory of the device, or of the process if the device does not report it.
+    made_by: versions, device and commit (see t2x.sweeps.provenance); {} in files of older versions.
+    together: number of trials trained by each vmapped step. If it is larger than 1, seconds and
+      `memory_bytes` are equal shares, and `tokens_per_second` is the rate of all trials together.
+    conditions: load of the machine. It is None in files of older versions, as are `step_seconds` and
+      `compile_seconds`.
   """
 
   status: Literal['finished', 'diverged', 'failed']
@@ -168,45 +169,45 @@ def read_plan(folder: Path) -> Plan:
   """Reads OUT/NAME/sweep.json.
 
   Raises:
-    UserError: there is none, or it is damaged.
+    UserError: the file does not exist or is damaged.
   """
   path = folder / 'sweep.json'
   try:
-    plan = parsed(Plan, read_json(path), path)
+    plan = dataclass_from_json(Plan, read_json(path), path)
   except FileNotFoundError:
-    inside = sorted(str(one.parent) for one in folder.glob('*/sweep.json'))
-    hint = f': did you mean {" or ".join(inside)}?' if inside else ''
-    raise UserError(f'{folder} is no sweep folder: it has no sweep.json{hint}') from None
+    subfolders = sorted(str(path.parent) for path in folder.glob('*/sweep.json'))
+    hint = f': did you mean {" or ".join(subfolders)}?' if subfolders else ''
+    raise UserError(f'{folder} is not a sweep folder: it has no sweep.json{hint}') from None
   except Damaged as error:
-    raise Damaged(f'{error}; run `t2x sweep` again to write it anew') from error
+    raise Damaged(f'{error}; run `t2x sweep` again to rewrite it') from error
   for number, trial in enumerate(plan.trials):
-    # The name becomes a path.
+    # The name is used as a path.
     if trial.folder in ('', '.', '..') or '/' in trial.folder or len(trial.folder.encode()) > 255:
       raise Damaged(f'{path} is damaged: trials[{number}].folder is not the name of a folder')
   return plan
 
 
 def write_outcome(run: Path, outcome: Outcome) -> None:
-  """Writes OUT/trials/ID/trial.json; an outcome that says nothing else was made here and now."""
+  """Writes OUT/trials/ID/trial.json. If `made_by` is empty, it is set to that of this process."""
   made_by = outcome.made_by or origin()
   _write(run / 'trial.json', dataclasses.asdict(dataclasses.replace(outcome, made_by=made_by)))
 
 
 def read_outcome(run: Path) -> Outcome | None:
-  """Reads OUT/trials/ID/trial.json; None: the trial has not ended.
+  """Reads OUT/trials/ID/trial.json; None if the file does not exist.
 
   Raises:
-    Damaged: it holds no outcome.
+    Damaged: the file is not a valid outcome.
   """
   path = run / 'trial.json'
   try:
-    return parsed(Outcome, read_json(path), path)
+    return dataclass_from_json(Outcome, read_json(path), path)
   except FileNotFoundError:
     return None
 
 
 def usable_outcome(run: Path) -> Outcome | None:
-  """As `read_outcome`, but None also where trial.json is damaged: the trial runs again."""
+  """Like `read_outcome`, but returns None for a damaged file, so that the trial runs again."""
   try:
     return read_outcome(run)
   except Damaged:
@@ -214,4 +215,4 @@ def usable_outcome(run: Path) -> Outcome | None:
 
 
 def _write(path: Path, content: Any) -> None:
-  write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + '\n').encode())
+  write_atomically(path, (json.dumps(content, indent=1, ensure_ascii=False) + '\n').encode())

@@ -1,4 +1,4 @@
-"""`t2x sweep`: plans the trials of a sweep file, prints them, runs those that have not ended."""
+"""`t2x sweep`: plans the trials of a sweep file, prints the plan and runs the remaining trials."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from t2x import config as config_lib
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.plan import make_plan
@@ -29,24 +29,24 @@ from t2x.sweeps.records import (
   usable_outcome,
   write_plan,
 )
-from t2x.sweeps.runners import Here, Pool, Runner, distinct, gpus
+from t2x.sweeps.runners import InProcess, Pool, Runner, distinct, gpus
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.timing import cores
 from t2x.terminal import console
 
 _PREALLOCATE = 'XLA_PYTHON_CLIENT_PREALLOCATE'
-_MOST_PROCESSES = 8
-_MOST_TOGETHER = 8
+_MAX_PROCESSES = 8
+_MAX_TOGETHER = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-  """How trials run on this machine; None: by the device.
+  """Settings of the local runner; None: chosen by the kind of device.
 
   Attributes:
-    processes: each has its cores or its GPU.
-    together: trials of one program that each process trains at once.
+    processes: number of processes, each with its share of the CPU cores or GPUs.
+    together: number of trials of one program that each process trains with one vmapped step.
   """
 
   processes: int | None = None
@@ -58,13 +58,13 @@ def run_worker(file: Path, out: Path, share: tuple[int, int], together: int) -> 
 
   Args:
     file: the sweep file.
-    out: the folder of the sweeps.
-    share: the index of this worker, and how many there are.
-    together: trials of one program that are trained at once.
+    out: output folder with the plan and the trials.
+    share: index of this worker, and number of workers.
+    together: number of trials of one program that are trained with one vmapped step.
   """
-  origin()  # Now: the commit may be another when the first trial ends.
+  origin()  # Cached now, as the commit may change before the first trial ends.
   trials = distinct(read_plan(out / file.stem).trials)
-  Here(share, together).run(trials, out / 'trials', lambda *_: None)
+  InProcess(share, together).run(trials, out / 'trials', lambda *_: None)
 
 
 def run_sweep(
@@ -81,20 +81,20 @@ def run_sweep(
 
   Args:
     file: the sweep file.
-    out: the folder of the sweeps; trials go to out/trials.
-    overrides: `NAME=VALUE` each.
-    runner: where the trials run.
-    settings: of the runner's engine.
-    retry: runs failed trials again.
-    dry_run: prints the plan only.
+    out: output folder; trials are written to out/trials.
+    overrides: bindings `NAME=VALUE`.
+    runner: the local runner, or the name of an engine.
+    settings: settings of the engine.
+    retry: whether to run failed trials again.
+    dry_run: whether to print the plan only.
 
   Returns:
-    The exit code: 1 where a trial failed (diverged ones are results), has no such metric, or cannot
-    be matched in its budget.
+    The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
+    Diverged trials are results, not failures.
   """
   folder, trials_folder = out / file.stem, out / 'trials'
   _check_name(file, folder)
-  # What plans and waits leaves the accelerator's memory to the workers, which do as the user says.
+  # This process leaves the accelerator's memory to the workers, which use the setting of the user.
   own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
   os.environ.setdefault(_PREALLOCATE, 'false')
   origin()
@@ -102,7 +102,7 @@ def run_sweep(
     measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not dry_run)
     plan, configs = make_plan(read_sweep(file, overrides), measure)
   if retry and not dry_run:
-    _forget_failures(plan.trials, trials_folder)
+    _remove_failures(plan.trials, trials_folder)
   _report_damage(plan.trials, trials_folder, keep=dry_run)
   print(plan_table(plan, trials_folder))
   if dry_run:
@@ -111,7 +111,7 @@ def run_sweep(
     sweep_file = os.path.relpath(plan.file, folder.resolve())
     write_plan(folder, dataclasses.replace(plan, file=sweep_file))
     for name, text in configs.items():
-      _keep(trials_folder / name, text)
+      _write_config(trials_folder / name, text)
   except OSError as error:
     raise UserError(f'--out {out} cannot be written: {error.strerror}') from error
   _run(_runner(file, out, runner, settings, own), plan, trials_folder)
@@ -119,34 +119,34 @@ def run_sweep(
 
 
 def _check_name(file: Path, folder: Path) -> None:
-  """Refuses a sweep file whose folder is that of another one, or of the trials."""
+  """Refuses a sweep file whose folder is used by another sweep or by the trials."""
   if folder.name == 'trials':
     raise UserError(
-      f'{file}: its results would go to {folder}, where trials are: name it otherwise'
+      f'{file}: its results would be written to {folder}, the folder of the trials: rename the file'
     )
   before = Path()
   with contextlib.suppress(UserError):
-    # Relative to the folder, where the project was moved or copied with its results.
+    # Relative to the folder, as the project may have been moved or copied with its results.
     before = (folder / read_plan(folder).file).resolve()
-  # One that is there no more was moved.
+  # A sweep file that no longer exists was moved.
   if before.is_file() and before != file.resolve():
     raise UserError(
-      f'{folder} holds the sweep of {before}: rename {file}, or give it another folder with --out'
+      f'{folder} contains the sweep of {before}: rename {file}, or set another folder with --out'
     )
 
 
-def _keep(run: Path, text: str) -> None:
+def _write_config(run: Path, text: str) -> None:
   """Writes the config of a trial that has not ended.
 
-  Also where there is one: the project may have moved since, and with it the modules that it names.
+  An existing config is replaced: its module paths are wrong if the project was moved.
   """
   run.mkdir(parents=True, exist_ok=True)
   if usable_outcome(run) is None:
-    write_whole(run / 'config.gin', text.encode())
+    write_atomically(run / 'config.gin', text.encode())
 
 
 def _report_damage(trials: Sequence[Trial], folder: Path, keep: bool) -> None:
-  """Reports trials whose outcome cannot be read, and sets it aside: they run again."""
+  """Reports damaged outcomes and renames their files, so that the trials run again."""
   for trial in distinct(trials):
     path = folder / trial.folder / 'trial.json'
     try:
@@ -158,7 +158,7 @@ def _report_damage(trials: Sequence[Trial], folder: Path, keep: bool) -> None:
           os.replace(path, path.with_name('trial.json.damaged'))
 
 
-def _forget_failures(trials: Sequence[Trial], folder: Path) -> None:
+def _remove_failures(trials: Sequence[Trial], folder: Path) -> None:
   for trial in distinct(trials):
     outcome = usable_outcome(folder / trial.folder)
     if outcome is not None and outcome.status == 'failed':
@@ -172,17 +172,17 @@ def _runner(
   settings: Mapping[str, Any],
   own: Sequence[str],
 ) -> Runner:
-  """Builds the runner; `own` are environment variables that are not for the workers."""
+  """Builds the runner; `own` are environment variables that are not passed to the workers."""
   folder = out / file.stem
   if runner == 'slurm':
     return Slurm(folder / 'slurm', settings)
   if runner == 'ray':
     return Ray(settings)
   if settings:
-    raise UserError('--setting is for --runner slurm and ray')
-  processes, together = _local(runner)
+    raise UserError('--setting requires --runner slurm or ray')
+  processes, together = _local_counts(runner)
   if processes == 1:
-    return Here(together=together)
+    return InProcess(together=together)
 
   def command(index: int, count: int) -> list[str]:
     worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together)]
@@ -191,25 +191,24 @@ def _runner(
   return Pool(command, processes, folder, own)
 
 
-def _local(wanted: Local) -> tuple[int, int]:
-  """Returns how many processes there are, and how many trials each trains together.
+def _local_counts(requested: Local) -> tuple[int, int]:
+  """Returns the number of processes, and of trials that each trains with one vmapped step.
 
-  A CPU's cores do more with a process each than with one vmapped step; an accelerator is filled by the
-  latter.
+  On a CPU one process per core is faster than vmapped steps; on an accelerator vmapped steps are.
   """
   device = jax.devices()[0]
   on_cpu = device.platform == 'cpu'
   devices = len(gpus()) or jax.local_device_count()
-  processes = wanted.processes or (min(cores(), _MOST_PROCESSES) if on_cpu else devices)
-  together = wanted.together or (1 if on_cpu else _MOST_TOGETHER)
-  way = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
+  processes = requested.processes or (min(cores(), _MAX_PROCESSES) if on_cpu else devices)
+  together = requested.together or (1 if on_cpu else _MAX_TOGETHER)
+  order = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
   count = 'one process' if processes == 1 else f'{processes} processes'
-  print(f'on {device.device_kind}: {count}, trials {way} (--processes, --together)')
+  print(f'on {device.device_kind}: {count}, trials {order} (--processes, --together)')
   return processes, together
 
 
 def _run(runner: Runner, plan: Plan, folder: Path) -> None:
-  """Runs with a bar on the terminal; a line a trial goes to stderr."""
+  """Runs the trials with a progress bar, and prints one line per trial to stderr."""
   columns = (
     TextColumn('{task.description}'),
     BarColumn(),
@@ -218,56 +217,56 @@ def _run(runner: Runner, plan: Plan, folder: Path) -> None:
   )
   trials = distinct(plan.trials)
   before = [usable_outcome(folder / trial.folder) for trial in trials]
-  left = [trial for trial, outcome in zip(trials, before, strict=True) if outcome is None]
-  seen: list[Outcome] = []
+  remaining = [trial for trial, outcome in zip(trials, before, strict=True) if outcome is None]
+  checked: list[Outcome] = []
   for outcome in filter(None, before):
-    _check_metric(plan, outcome, seen)
+    _check_metric(plan, outcome, checked)
   with Progress(*columns, console=console(), transient=True) as progress:
-    task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(left))
+    task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(remaining))
 
-    def ended(trial, outcome):
-      _check_metric(plan, outcome, seen)
+    def on_end(trial, outcome):
+      _check_metric(plan, outcome, checked)
       progress.advance(task)
       value = outcome.metrics.get(plan.metric)
-      told = outcome.reason if value is None else f'{plan.metric} {value:.5g}'
+      text = outcome.reason if value is None else f'{plan.metric} {value:.5g}'
       where = ' '.join(f'{k}={v}' for k, v in trial.point.items())
       name = f'{trial.variant} {where}'.strip()
-      line = f'{name}, seed {trial.seed}: {outcome.status}, {told} ({outcome.seconds:.1f} s)'
+      line = f'{name}, seed {trial.seed}: {outcome.status}, {text} ({outcome.seconds:.1f} s)'
       progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    runner.run(left, folder, ended)
+    runner.run(remaining, folder, on_end)
 
 
-def _lacks(plan: Plan, outcome: Outcome) -> bool:
+def _lacks_metric(plan: Plan, outcome: Outcome) -> bool:
   return outcome.status == 'finished' and plan.metric not in outcome.metrics
 
 
-def _check_metric(plan: Plan, outcome: Outcome, seen: list[Outcome]) -> None:
-  """Ends a sweep whose metric the first finished trial has not; `seen` are those that have it."""
-  if outcome.status != 'finished' or seen:
+def _check_metric(plan: Plan, outcome: Outcome, checked: list[Outcome]) -> None:
+  """Raises UserError if the first finished trial lacks the metric; `checked` are finished ones that have it."""
+  if outcome.status != 'finished' or checked:
     return
-  if _lacks(plan, outcome):
+  if _lacks_metric(plan, outcome):
     hint = config_lib.did_you_mean(plan.metric, outcome.metrics)
-    has = ', '.join(sorted(outcome.metrics))
+    names = ', '.join(sorted(outcome.metrics))
     raise UserError(
-      f"no metric '{plan.metric}' in a trial that finished{hint}: set Sweep.metric to one of {has}"
+      f"no metric '{plan.metric}' in a finished trial{hint}: set Sweep.metric to one of {names}"
     )
-  seen.append(outcome)
+  checked.append(outcome)
 
 
 def _summary(plan: Plan, folder: Path, report: Path) -> int:
   outcomes = [usable_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
   counts = {
-    status: sum(1 for one in outcomes if one is not None and one.status == status)
+    status: sum(1 for outcome in outcomes if outcome is not None and outcome.status == status)
     for status in ('finished', 'diverged', 'failed')
   }
   counts[f"without '{plan.metric}'"] = missing = sum(
-    1 for one in outcomes if one is not None and _lacks(plan, one)
+    1 for outcome in outcomes if outcome is not None and _lacks_metric(plan, outcome)
   )
-  told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+  text = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
   if counts['failed']:
-    told += ' (--retry runs those that failed again)'
+    text += ' (--retry runs failed trials again)'
   if names := dict.fromkeys(trial.variant for trial in plan.trials if trial.problem):
-    told = f'{told}; not run, as no budget matches: {", ".join(names)}'
-  print(f'{told or "nothing to run"}; now: t2x report {report}')
+    text = f'{text}; not run, because their budgets do not match: {", ".join(names)}'
+  print(f'{text or "no trials to run"}; next: t2x report {report}')
   return 1 if counts['failed'] or missing or names else 0

@@ -1,7 +1,7 @@
-"""Who runs the trials of a plan: this process, a pool of them, or an engine that has a queue.
+"""Runners of trials on this machine: this process, or a pool of processes.
 
-All of them go by what lies in the shared folder: a trial that has ended is left alone, one that
-another process holds is passed over. So any number of them can work on one sweep.
+Runners coordinate through files in the shared folder: they skip trials that have ended or that
+another process has locked. Any number of runners can work on the same sweep.
 """
 
 import abc
@@ -16,54 +16,54 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from t2x.errors import Interrupted, UserError
-from t2x.signals import answered_by, asked_to_stop
+from t2x.signals import handle_signals, stop_flag
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import Busy, Programs, run_trial
 from t2x.sweeps.vmapped_trials import run_together
 
-# Called with each trial that has ended.
-Ended = Callable[[Trial, Outcome], None]
+# Called with each trial that has ended, and its outcome.
+OnEnd = Callable[[Trial, Outcome], None]
 
 
 def distinct(trials: Sequence[Trial]) -> list[Trial]:
-  """Trials that can be run, each once: two variants may be the same config."""
-  found: dict[str, Trial] = {}
+  """Returns the trials that can run, without duplicates: variants may have equal configs."""
+  by_folder: dict[str, Trial] = {}
   for trial in trials:
     if not trial.problem:
-      found.setdefault(trial.folder, trial)
-  return list(found.values())
+      by_folder.setdefault(trial.folder, trial)
+  return list(by_folder.values())
 
 
 class Runner(abc.ABC):
-  """Runs trials whose config.gin stands in their folders."""
+  """Runs trials whose folders contain a config.gin."""
 
   @abc.abstractmethod
-  def run(self, trials: Sequence[Trial], folder: Path, ended: Ended) -> None:
-    """Runs those of `trials` that have not ended, and returns when all have.
+  def run(self, trials: Sequence[Trial], folder: Path, on_end: OnEnd) -> None:
+    """Runs the trials that have not ended, and returns when all have.
 
     Args:
-      trials: each once (see `distinct`).
+      trials: trials without duplicates (see `distinct`).
       folder: OUT/trials.
-      ended: told of each trial when it has ended, whoever ran it.
+      on_end: called for each trial that ends, including those run by other processes.
     """
 
 
 @dataclasses.dataclass(frozen=True)
-class Here(Runner):
-  """In this process; the seeds of a variant share what is compiled.
+class InProcess(Runner):
+  """Runs trials in this process; trials of one program share their compiled functions.
 
   Attributes:
-    turn: of how many workers, which one this is: (0, 1) alone. Each starts elsewhere.
-    together: how many trials of one program are trained at once, by vmap; 1: one after another.
-    wait_seconds: between looks at trials that others hold.
+    turn: index of this worker, and number of workers. Workers start with different trials.
+    together: number of trials of one program that are trained with one vmapped step.
+    wait_seconds: seconds between checks of trials that other processes have locked.
   """
 
   turn: tuple[int, int] = (0, 1)
   together: int = 1
   wait_seconds: float = 2.0
 
-  def run(self, trials, folder, ended):
-    programs, stopped = Programs(), asked_to_stop()
+  def run(self, trials, folder, on_end):
+    programs, stopped = Programs(), stop_flag()
     waiting = list(self._order(trials))
     while waiting:
       busy = []
@@ -71,7 +71,7 @@ class Here(Runner):
         outcomes = self._run(group, folder, programs)
         for trial in group:
           if trial.folder in outcomes:
-            ended(trial, outcomes[trial.folder])
+            on_end(trial, outcomes[trial.folder])
           else:
             busy.append(trial)
         if stopped():
@@ -81,7 +81,7 @@ class Here(Runner):
       waiting = busy
 
   def _run(self, group: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
-    """What became of them; those that others hold are left out."""
+    """Runs the trials and returns their outcomes; trials locked by other processes have none."""
     if len(group) > 1:
       return run_together(group, folder, programs)
     (trial,) = group
@@ -91,14 +91,14 @@ class Here(Runner):
       return {}
 
   def _groups(self, trials: Sequence[Trial]) -> Iterator[list[Trial]]:
-    """Neighbours of one program, `together` at a time."""
+    """Yields groups of up to `together` adjacent trials of the same program."""
     for _, same in itertools.groupby(trials, key=lambda trial: trial.program):
       members = list(same)
       for i in range(0, len(members), self.together):
         yield members[i : i + self.together]
 
   def _order(self, trials: Sequence[Trial]) -> Iterator[Trial]:
-    """By program, beginning with this worker's share: the others' come last."""
+    """Yields the trials by program, starting with the share of this worker."""
     index, count = self.turn
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
@@ -107,7 +107,7 @@ class Here(Runner):
     own, *others = [*shares[index:], *shares[:index]]
     for group in own:
       yield from group
-    # Those that the others come to last are the likeliest to be free.
+    # Other workers run the last trials of their shares last, so these are likely to be free.
     for share in others:
       for group in reversed(share):
         yield from reversed(group)
@@ -115,13 +115,13 @@ class Here(Runner):
 
 @dataclasses.dataclass(frozen=True)
 class Pool(Runner):
-  """Processes of this machine, each with its share of the cores, or a device of its own.
+  """Runs trials in several processes on this machine, each with its share of the cores or GPUs.
 
   Attributes:
-    command: what a worker runs, given its number: `t2x sweep ... --worker I/N`.
-    num_processes: workers.
-    logs: folder of their logs.
-    own: environment variables of this process that are not for the workers.
+    command: returns the command of a worker, `t2x sweep ... --worker I/N`, given I and N.
+    num_processes: number of workers.
+    logs: folder of the logs.
+    own: environment variables of this process that are not passed to the workers.
   """
 
   command: Callable[[int, int], Sequence[str]]
@@ -129,21 +129,21 @@ class Pool(Runner):
   logs: Path
   own: Sequence[str] = ()
 
-  def run(self, trials, folder, ended):
+  def run(self, trials, folder, on_end):
     waiting = {trial.folder: trial for trial in trials}
-    stopped = asked_to_stop()
-    with answered_by(lambda *_: None):
+    stopped = stop_flag()
+    with handle_signals(lambda *_: None):
       workers = [self._start(i) for i in range(min(self.num_processes, len(waiting)))]
       try:
         while waiting or any(worker.poll() is None for worker in workers):
           for name in list(waiting):
             if outcome := usable_outcome(folder / name):
-              ended(waiting.pop(name), outcome)
+              on_end(waiting.pop(name), outcome)
           if stopped():
             raise Interrupted
           idle = waiting and all(worker.poll() is not None for worker in workers)
-          if idle and not any(usable_outcome(folder / one) for one in waiting):
-            raise UserError(f'the workers ended early: {self.logs}/worker-*.log say why', 1)
+          if idle and not any(usable_outcome(folder / name) for name in waiting):
+            raise UserError(f'the workers ended early: see {self.logs}/worker-*.log', 1)
           time.sleep(0.5)
       finally:
         self._stop(workers)
@@ -151,7 +151,10 @@ class Pool(Runner):
   def _start(self, index: int) -> subprocess.Popen:
     inherited = {name: value for name, value in os.environ.items() if name not in self.own}
     environment = inherited | _share(index, self.num_processes)
-    with (self.logs / f'worker-{index}.log').open('ab') as log, _pinned(index, self.num_processes):
+    with (
+      (self.logs / f'worker-{index}.log').open('ab') as log,
+      _pin_to_cores(index, self.num_processes),
+    ):
       return subprocess.Popen(
         self.command(index, self.num_processes),
         stdin=subprocess.DEVNULL,
@@ -163,7 +166,7 @@ class Pool(Runner):
   def _stop(self, workers: Sequence[subprocess.Popen]) -> None:
     running = [worker for worker in workers if worker.poll() is None]
     if running:
-      print(f'stopping: {len(running)} workers end their step and save', file=sys.stderr)
+      print(f'stopping: {len(running)} workers finish their step and save', file=sys.stderr)
     for worker in running:
       worker.terminate()
     for worker in running:
@@ -171,34 +174,36 @@ class Pool(Runner):
 
 
 def gpus() -> list[str]:
-  """The GPUs that this process may use, each as CUDA_VISIBLE_DEVICES names it."""
+  """Returns the GPUs that this process may use, as entries of CUDA_VISIBLE_DEVICES."""
   import jax
 
   if jax.default_backend() != 'gpu':
     return []
   ids = enumerate(device.local_hardware_id for device in jax.local_devices())
-  # The number among those that CUDA shows to this process.
-  found = [index if number is None else number for index, number in ids]
-  given = os.environ.get('CUDA_VISIBLE_DEVICES')
-  if given is None:
-    return [str(number) for number in found]
-  # CUDA ignores an entry that is no device, and what follows it.
-  valid = itertools.takewhile(lambda name: name not in ('', '-1'), map(str.strip, given.split(',')))
+  # Indices among the GPUs that CUDA shows to this process.
+  indices = [index if number is None else number for index, number in ids]
+  visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+  if visible is None:
+    return [str(number) for number in indices]
+  # CUDA ignores an invalid entry and all entries after it.
+  valid = itertools.takewhile(
+    lambda name: name not in ('', '-1'), map(str.strip, visible.split(','))
+  )
   names = list(valid)
-  # A process sees the first part of a divided GPU alone; another process may have the next one.
+  # A process sees only the first MIG instance of the list; other processes may use the rest.
   if names and names[0].startswith('MIG-'):
     return names
-  return [names[number] for number in found if number < len(names)]
+  return [names[number] for number in indices if number < len(names)]
 
 
 def _share(index: int, count: int) -> dict[str, str]:
-  """A GPU for each of `count` workers, where there are several."""
+  """Returns the environment variables that assign GPUs to one of `count` workers."""
   names = gpus()
   if not names:
     return {}
   each = max(len(names) // count, 1)
   own = [names[(index * each + i) % len(names)] for i in range(each)]
-  # What JAX was to choose from the parent's devices is chosen.
+  # A selection of devices by JAX in the parent process is already applied in `names`.
   share = {'CUDA_VISIBLE_DEVICES': ','.join(own), 'JAX_CUDA_VISIBLE_DEVICES': 'all'}
   if count > len(names):
     share['XLA_PYTHON_CLIENT_MEM_FRACTION'] = f'{0.9 * len(names) / count:.3f}'
@@ -206,13 +211,13 @@ def _share(index: int, count: int) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _pinned(index: int, count: int) -> Iterator[None]:
-  """A process started meanwhile keeps to its share of the cores: no thread waits for another's."""
+def _pin_to_cores(index: int, count: int) -> Iterator[None]:
+  """Pins processes that are started in this context to their share of the CPU cores."""
   cores = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else []
   if len(cores) < count:
     yield
     return
-  # Of this thread alone, and of what it starts.
+  # Applies to this thread and the processes that it starts.
   os.sched_setaffinity(0, cores[index::count])
   try:
     yield

@@ -1,7 +1,7 @@
-"""Whether a variant differs from the baseline, and how surely. Needs the extra `report`.
+"""Statistical comparison of variants with the baseline. Requires the extra `report`.
 
-Every number is that of scipy or statsmodels: t intervals and paired t tests by seed, Barnard's test
-of divergence rates, Holm's correction (https://www.jstor.org/stable/4615733), power.
+Computed by scipy and statsmodels: t intervals and paired t tests by seed, Barnard's test of divergence
+rates, Holm's correction (https://www.jstor.org/stable/4615733), and power.
 """
 
 import dataclasses
@@ -20,22 +20,22 @@ try:
   from statsmodels.stats.power import TTestPower
 except ImportError as error:
   raise UserError(
-    "the report of a sweep needs scipy and statsmodels: pip install 't2x[report]'"
+    "the report of a sweep requires scipy and statsmodels: pip install 't2x[report]'"
   ) from error
 
 Goal = Literal['min', 'max']
-Verdict = Literal['helps', 'hurts', 'cannot tell']
+Verdict = Literal['helps', 'hurts', 'inconclusive']
 
-ALPHA, POWER, MOST_SEEDS = 0.05, 0.8, 1000
+ALPHA, POWER, MAX_SEEDS = 0.05, 0.8, 1000
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-  """What the seeds of one variant gave, at one point of the grid.
+  """Results of the seeds of a variant at a point of the grid.
 
   Attributes:
-    values: the metric of each seed that finished.
-    diverged: number of seeds whose training was ended by a loss that was not finite.
+    values: metric of each seed that finished.
+    diverged: number of seeds that diverged.
   """
 
   values: Mapping[int, float]
@@ -44,9 +44,9 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """Mean of `n` seeds, their standard deviation, and the 95 % t interval of the mean.
+  """Mean of `n` seeds, standard deviation, and 95 % t interval of the mean.
 
-  What needs more seeds than there are is None: the mean one, the others two.
+  The mean is None without seeds; the standard deviation and the interval with fewer than two.
   """
 
   n: int
@@ -58,21 +58,21 @@ class Summary:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """A variant against the baseline, paired by seed.
+  """Comparison of a variant with the baseline, paired by seed.
 
   Attributes:
-    pairs: seeds that both finished.
-    difference: mean of variant - baseline over the pairs, None without any.
-    low: lower end of its 95 % interval (not corrected for the number of comparisons).
-    high: its upper end.
-    effect: Cohen's d_z with Hedges' correction: the difference in standard deviations of the
-      differences. None with fewer than three pairs, or where all differences are equal.
-    p: of the test, None where there is none.
-    p_holm: corrected for all planned comparisons; this one decides.
-    verdict: 'helps' or 'hurts' where p_holm <= 0.05.
-    more_seeds: seeds to add for a power of 0.8, if the effect is what it seems: 0 where the verdict
-      stands, MOST_SEEDS + 1 for more than MOST_SEEDS, None where it cannot be said.
-    note: what else is to be known, '' if nothing.
+    pairs: number of seeds that finished in both.
+    difference: mean of variant - baseline over the pairs; None without pairs.
+    low: lower end of the 95 % interval of the difference, not corrected for multiple comparisons.
+    high: upper end of the interval.
+    effect: Cohen's d_z with Hedges' correction: the difference in units of the standard deviation of
+      the differences. None with fewer than three pairs, or if all differences are equal.
+    p: p-value of the test; None without a test.
+    p_holm: p-value corrected for all planned comparisons, which determines the verdict.
+    verdict: 'helps' or 'hurts' if p_holm <= 0.05, else 'inconclusive'.
+    more_seeds: seeds to add for a power of 0.8 if the true effect equals the measured one. 0 if there
+      is a verdict, MAX_SEEDS + 1 for more than MAX_SEEDS, None if it cannot be computed.
+    note: remarks, such as the number of diverged seeds; '' without any.
   """
 
   pairs: int
@@ -82,19 +82,19 @@ class Comparison:
   effect: float | None = None
   p: float | None = None
   p_holm: float | None = None
-  verdict: Verdict = 'cannot tell'
+  verdict: Verdict = 'inconclusive'
   more_seeds: int | None = None
   note: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranking:
-  """How far the seeds agree on the order of the variants.
+  """Agreement of the seeds on the order of the variants.
 
   Attributes:
-    tau: mean Kendall tau-b over all pairs of seeds, each over the variants that finished at both;
+    tau: mean Kendall tau-b over all pairs of seeds, each over the variants that finished with both;
       None with fewer than two seeds or variants.
-    ranks: best and worst rank of each variant (1: the best), among those that finished at a seed.
+    ranks: best and worst rank of each variant over the seeds (1 is the best).
   """
 
   tau: float | None
@@ -102,7 +102,7 @@ class Ranking:
 
 
 def summarise(values: Sequence[float]) -> Summary:
-  """Mean, standard deviation and 95 % interval."""
+  """Computes the mean, standard deviation and 95 % interval."""
   n = len(values)
   if n < 2:
     return Summary(n, float(values[0]) if n else None)
@@ -114,54 +114,56 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def compare(planned: Sequence[tuple[Sample, Sample]], goal: Goal) -> list[Comparison]:
-  """Compares (variant, baseline) pairs: all those that a sweep plans, in one correction.
+  """Compares all planned (variant, baseline) pairs of a sweep, with a joint correction.
 
-  A comparison that has no p-value yet counts in Holm's correction as one with p = 1, so that a
-  partial report is as strict as the last one.
+  A comparison without a p-value counts as p = 1 in Holm's correction, so that a partial report is as
+  strict as the final one.
 
-  A diverged seed has no value: means and differences are over the seeds that finished. A variant
-  with diverged seeds never 'helps'. Where more of its seeds diverged than of the baseline's,
-  Barnard's one-sided test of that is made too: alone where fewer than two pairs are left, else
-  p is twice the smaller of the two. If it is the divergence that is significant, the variant 'hurts'.
+  Diverged seeds have no value: means and differences are over the seeds that finished. A variant with
+  diverged seeds never 'helps'. If a larger fraction of its seeds diverged than of the baseline's,
+  Barnard's one-sided test is applied as well. p is then that test's with fewer than two pairs, and
+  otherwise twice the smaller of the two. If the divergence is significant, the variant 'hurts'.
 
-  Where all differences are equal there is no noise for a t test: zero is 'cannot tell' with p = 1,
-  any other constant is judged by the sign test, p = 2 ** (1 - pairs).
+  If all differences are equal, a t test is impossible. A difference of zero is 'inconclusive' with
+  p = 1; any other constant is tested with the sign test, p = 2 ** (1 - pairs).
   """
   if not planned:
     return []
-  found = [_paired(variant, baseline) for variant, baseline in planned]
+  comparisons = [_compare_pairs(variant, baseline) for variant, baseline in planned]
   rates = [_divergence(variant, baseline) for variant, baseline in planned]
-  both = [_combined(one.p, rate) for one, rate in zip(found, rates, strict=True)]
-  known = np.array([1.0 if p is None else p for p in both])
-  holm = multipletests(known, ALPHA, 'holm')[1]
-  # The level that Holm's procedure holds each p-value against, by its rank.
-  levels = ALPHA / (len(known) - stats.rankdata(known, 'ordinal') + 1)
+  both = [_combine(item.p, rate) for item, rate in zip(comparisons, rates, strict=True)]
+  p_values = np.array([1.0 if p is None else p for p in both])
+  holm = multipletests(p_values, ALPHA, 'holm')[1]
+  # The significance level of each p-value in Holm's procedure, by rank.
+  levels = ALPHA / (len(p_values) - stats.rankdata(p_values, 'ordinal') + 1)
   return [
-    _judged(
-      dataclasses.replace(one, p=p, p_holm=None if p is None else float(corrected)),
+    _decide(
+      dataclasses.replace(item, p=p, p_holm=None if p is None else float(corrected)),
       variant,
       goal,
       rate,
       float(level),
     )
-    for one, (variant, _), rate, p, corrected, level in zip(
-      found, planned, rates, both, holm, levels, strict=True
+    for item, (variant, _), rate, p, corrected, level in zip(
+      comparisons, planned, rates, both, holm, levels, strict=True
     )
   ]
 
 
-def _paired(variant: Sample, baseline: Sample) -> Comparison:
+def _compare_pairs(variant: Sample, baseline: Sample) -> Comparison:
   seeds = sorted(set(variant.values) & set(baseline.values))
   if not seeds:
     return Comparison(pairs=0, note='no seed finished in both')
-  left, right = (np.array([side.values[seed] for seed in seeds]) for side in (variant, baseline))
-  differences = left - right
+  values, baseline_values = (
+    np.array([side.values[seed] for seed in seeds]) for side in (variant, baseline)
+  )
+  differences = values - baseline_values
   n, mean = len(seeds), float(np.mean(differences))
   if n == 1:
-    return Comparison(pairs=1, difference=mean, note='one seed tells nothing about noise')
+    return Comparison(pairs=1, difference=mean, note='a single seed gives no estimate of the noise')
   std = float(np.std(differences, ddof=1))
-  # Beyond float64's rounding of the values, there is no noise in equal differences.
-  rounding = 1e-12 * float(np.max(np.abs([left, right])))
+  # Differences that are equal up to float64 rounding have no variance to test with.
+  rounding = 1e-12 * float(np.max(np.abs([values, baseline_values])))
   if std <= rounding:
     if abs(mean) <= rounding:
       note = 'no difference at any seed'
@@ -169,7 +171,7 @@ def _paired(variant: Sample, baseline: Sample) -> Comparison:
     p = float(stats.binomtest(n, n).pvalue)
     note = 'the same difference at every seed: sign test'
     return Comparison(pairs=n, difference=mean, low=mean, high=mean, p=p, note=note)
-  test = stats.ttest_rel(left, right)
+  test = stats.ttest_rel(values, baseline_values)
   low, high = test.confidence_interval(1 - ALPHA)
   return Comparison(
     pairs=n,
@@ -182,13 +184,13 @@ def _paired(variant: Sample, baseline: Sample) -> Comparison:
 
 
 def _hedges(freedom: int) -> float:
-  """Hedges' exact correction of a standardised difference (1981, eq. 6e)."""
+  """Returns Hedges' exact correction of a standardised difference (1981, eq. 6e)."""
   half = freedom / 2
   return math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(half)
 
 
 def _divergence(variant: Sample, baseline: Sample) -> float | None:
-  """One-sided p-value of a higher divergence rate; None where the rate is not higher."""
+  """Returns the one-sided p-value of a higher divergence rate; None if the rate is not higher."""
   ended = [len(side.values) + side.diverged for side in (variant, baseline)]
   if not all(ended) or variant.diverged / ended[0] <= baseline.diverged / ended[1]:
     return None
@@ -196,55 +198,64 @@ def _divergence(variant: Sample, baseline: Sample) -> float | None:
   return float(stats.barnard_exact(table, 'greater').pvalue)
 
 
-def _combined(p: float | None, rate: float | None) -> float | None:
+def _combine(p: float | None, rate: float | None) -> float | None:
   if p is None or rate is None:
     return rate if p is None else p
   return min(1.0, 2 * min(p, rate))
 
 
-def _judged(
-  one: Comparison, variant: Sample, goal: Goal, rate: float | None, level: float
+def _decide(
+  comparison: Comparison, variant: Sample, goal: Goal, rate: float | None, level: float
 ) -> Comparison:
   diverged = variant.diverged
   notes = [f'{diverged} of {diverged + len(variant.values)} seeds diverged'] if diverged else []
-  notes += [one.note] if one.note else []
-  verdict: Verdict = 'cannot tell'
-  if one.p_holm is not None and one.p_holm <= ALPHA:
-    by_rate = rate is not None and (one.p == rate or one.p == min(1.0, 2 * rate))
-    better = one.difference is not None and (one.difference < 0) == (goal == 'min')
+  notes += [comparison.note] if comparison.note else []
+  verdict: Verdict = 'inconclusive'
+  if comparison.p_holm is not None and comparison.p_holm <= ALPHA:
+    by_rate = rate is not None and (comparison.p == rate or comparison.p == min(1.0, 2 * rate))
+    better = comparison.difference is not None and (comparison.difference < 0) == (goal == 'min')
     if by_rate or not better:
       verdict = 'hurts'
     elif not diverged:
       verdict = 'helps'
   more: int | None = 0
-  if verdict == 'cannot tell':
-    more = _more_seeds(one, level) if rate is None else None
-  return dataclasses.replace(one, verdict=verdict, more_seeds=more, note='; '.join(notes))
+  if verdict == 'inconclusive':
+    more = _more_seeds(comparison, level) if rate is None else None
+  return dataclasses.replace(comparison, verdict=verdict, more_seeds=more, note='; '.join(notes))
 
 
-def _more_seeds(one: Comparison, level: float) -> int | None:
-  """Pairs to add until a paired t test of this effect has the power."""
-  if one.pairs < 2 or not one.difference or one.low is None or one.high is None:
+def _more_seeds(comparison: Comparison, level: float) -> int | None:
+  """Returns the number of pairs to add for a paired t test of this effect to reach the power."""
+  if (
+    comparison.pairs < 2
+    or not comparison.difference
+    or comparison.low is None
+    or comparison.high is None
+  ):
     return None
-  if one.low == one.high:  # The sign test's p is 2 ** (1 - pairs).
-    return max(1, math.ceil(1 - math.log2(level)) - one.pairs)
-  half = stats.t.ppf(1 - ALPHA / 2, one.pairs - 1)
-  effect = abs(one.difference) * half / ((one.high - one.low) / 2 * math.sqrt(one.pairs))
+  if comparison.low == comparison.high:  # The sign test's p is 2 ** (1 - pairs).
+    return max(1, math.ceil(1 - math.log2(level)) - comparison.pairs)
+  half = stats.t.ppf(1 - ALPHA / 2, comparison.pairs - 1)
+  effect = (
+    abs(comparison.difference)
+    * half
+    / ((comparison.high - comparison.low) / 2 * math.sqrt(comparison.pairs))
+  )
   power = TTestPower().power
-  low, high = one.pairs, 2 * one.pairs
-  # Upwards from few: the noncentral t distribution is not a number far out.
+  low, high = comparison.pairs, 2 * comparison.pairs
+  # Doubled from a small number, as the noncentral t distribution is NaN for large ones.
   while power(effect, high, level) < POWER:
     low, high = high, 2 * high
-    if low > one.pairs + MOST_SEEDS:
-      return MOST_SEEDS + 1
+    if low > comparison.pairs + MAX_SEEDS:
+      return MAX_SEEDS + 1
   while high - low > 1:
     middle = (low + high) // 2
     low, high = (low, middle) if power(effect, middle, level) >= POWER else (middle, high)
-  return min(high - one.pairs, MOST_SEEDS + 1)
+  return min(high - comparison.pairs, MAX_SEEDS + 1)
 
 
 def ranking(values: Mapping[str, Mapping[int, float]], goal: Goal) -> Ranking:
-  """How stable the order of variants is. `values`: variant -> seed -> metric."""
+  """Measures the stability of the order of variants. `values`: variant -> seed -> metric."""
   sign = 1 if goal == 'min' else -1
   seeds = sorted({seed for of_seed in values.values() for seed in of_seed})
   taus: list[float] = []
@@ -267,10 +278,13 @@ def ranking(values: Mapping[str, Mapping[int, float]], goal: Goal) -> Ranking:
 
 
 def pareto_front(costs: Sequence[float | int], values: Sequence[float], goal: Goal) -> list[bool]:
-  """Which points no other one beats: one that costs no more, is no worse, and is not equal."""
+  """Returns for each point whether it is on the Pareto front.
+
+  A point is on the front if no different point has at most its cost and an equal or better value.
+  """
   sign = 1 if goal == 'min' else -1
   points = [(cost, sign * value) for cost, value in zip(costs, values, strict=True)]
   return [
-    not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in points)
-    for one in points
+    not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+    for point in points
   ]

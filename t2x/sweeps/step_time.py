@@ -1,4 +1,4 @@
-"""How long a training step takes here, for budgets in seconds."""
+"""Measures the time of a training step on this machine, for budgets in seconds."""
 
 import json
 import statistics
@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from t2x import config as config_lib
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.json_files import Damaged, is_number, read_json
 from t2x.train import TrainingRun
 
@@ -17,51 +17,51 @@ _STEPS = 20
 
 
 def step_seconds(
-  kept: Path, scratch: Path, *, keep: bool = True
+  cache: Path, scratch: Path, *, keep: bool = True
 ) -> Callable[[config_lib.Config, str], float]:
-  """A function that measures a config's step, once: the median of some, compilation left out.
+  """Returns a function that measures the step of a config: the median of several, without compilation.
 
   Args:
-    kept: a JSON file of what was measured before, by identity, so that a sweep that goes on or gets
+    cache: a JSON file of earlier measurements by identity, so that a sweep that is resumed or gets
       more seeds has the same trials.
-    scratch: a folder for what a run leaves.
-    keep: whether to write `kept`.
+    scratch: a folder for temporary run folders.
+    keep: whether to write the cache.
   """
-  known = _known(kept)
+  seconds = _read_cache(cache)
 
   def measure(config: config_lib.Config, identity: str) -> float:
-    # The step's time does not depend on how many of them there are.
+    # The time of a step does not depend on the number of steps.
     experiment = config.build()
     short = config_lib.identity(config, without=['Trainer.seed', 'Trainer.num_steps'])
-    if short not in known:
+    if short not in seconds:
       run = TrainingRun(experiment, scratch / identity)
-      known[short] = _median(run)
+      seconds[short] = _measure(run)
       if keep:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, json.dumps(known, indent=1).encode())
-    return known[short]
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(cache, json.dumps(seconds, indent=1).encode())
+    return seconds[short]
 
   return measure
 
 
-def _known(kept: Path) -> dict[str, float]:
+def _read_cache(path: Path) -> dict[str, float]:
   try:
-    found = read_json(kept)
+    content = read_json(path)
   except FileNotFoundError:
     return {}
-  if not isinstance(found, dict) or not all(is_number(one) and one > 0 for one in found.values()):
-    raise Damaged(f'{kept} is damaged: it does not hold seconds; delete it to measure them again')
-  return found
+  if not isinstance(content, dict) or not all(is_number(s) and s > 0 for s in content.values()):
+    raise Damaged(f'{path} is damaged: its values are not seconds; delete it to measure again')
+  return content
 
 
-def _median(run: TrainingRun) -> float:
+def _measure(run: TrainingRun) -> float:
   batches = run.batches(run.rows(run.task.train_split))
   state, frozen = run.program.init(0)
   seconds = []
   for step in range(_STEPS):
     batch = run.on_device(batches[step])
-    began = time.monotonic()
+    start = time.monotonic()
     state, sums = run.train_step(state, frozen, batch)
     jax.block_until_ready((state, sums))
-    seconds.append(time.monotonic() - began)
+    seconds.append(time.monotonic() - start)
   return statistics.median(seconds[1:])

@@ -1,4 +1,4 @@
-"""A sweep file: what is varied, over which seeds, and what is kept equal."""
+"""Reads a sweep file: variants, grid, seeds, metric and the quantity to match."""
 
 import dataclasses
 import itertools
@@ -14,12 +14,12 @@ from t2x.ranges import Count, NonEmpty, Rate, Seed, Text
 
 
 def shown(binding: str) -> str:
-  """`NAME=VALUE` as a gin file has it: `NAME = VALUE`."""
+  """Converts a binding `NAME=VALUE` to the form `NAME = VALUE` of gin files."""
   return binding.replace('=', ' = ', 1)
 
 
 def plain(value: Any) -> Any:
-  """A value of the grid as plans and reports have it: gin text where it is no plain scalar."""
+  """Converts a value of the grid for plans and reports: scalars are unchanged, others become gin text."""
   if isinstance(value, str):
     return value if is_printable(value) else config_lib.to_gin(value)
   return (
@@ -29,15 +29,15 @@ def plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-  """A variant at a point of the grid: what trials that differ in the seed alone share.
+  """A variant at a point of the grid, shared by trials that differ only in the seed.
 
   Attributes:
-    variant: its name.
-    point: the grid's values, by axis.
+    variant: name of the variant.
+    point: values of the grid by axis.
     files: gin files, in order.
-    bindings: `NAME=VALUE` each, which win over the files; later ones win over earlier ones.
-    own_files: the gin files that the variant lays over the base.
-    own_bindings: those of the variant and the point, the last ones of `bindings`.
+    bindings: bindings `NAME=VALUE` that override the files; later ones override earlier ones.
+    own_files: gin files of the variant, read after the base.
+    own_bindings: bindings of the variant and the point, the last ones of `bindings`.
   """
 
   variant: str
@@ -49,36 +49,40 @@ class Arm:
 
   @property
   def changes(self) -> tuple[str, ...]:
-    """What sets it apart from the base, a file or a binding each."""
+    """Files and bindings that differ from the base."""
     return (*self.own_files, *map(shown, self.own_bindings))
 
   @property
   def title(self) -> str:
-    """'geglu', or 'geglu, Stack.num_layers=4' on a grid."""
+    """Name with the values of the grid: 'geglu', or 'geglu, Stack.num_layers=4'."""
     axes = [f'{name}={config_lib.to_gin(value)}' for name, value in self.point.items()]
     return ', '.join([self.variant, *axes])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sweep:
-  """The bindings `Sweep.NAME = ...` of a sweep file. Its other bindings and macros hold for all trials.
+  """Settings of a sweep: the bindings `Sweep.NAME = ...` of a sweep file.
+
+  Other bindings and macros of the sweep file apply to all trials.
 
   Attributes:
-    base: gin files that are the experiment, relative to the sweep file or to the working directory.
-    variants: name -> bindings ({'MLP.activation': @gelu}: any name and value of a config, scopes
-      included), or a gin file laid over the base. They win over the base, scoped bindings included.
-    baseline: the variant that the others are compared with.
-    only: names of variants that are to be run alone, beside the baseline; (): all.
-    seeds: their number, or the seeds themselves.
-    grid: name -> values; every variant is run at every point, and compared with the baseline there.
-    metric: which of the evaluation's metrics decides.
-    goal: 'min' or 'max': the better way; None: as the task has it for the metric that chooses its
-      best checkpoint, 'min' for a loss; for others it is needed.
-    match: what every variant has in common with the baseline: 'steps' (nothing moves), 'parameters',
-      'flops_per_token', 'flops' (per token times tokens), 'seconds' (measured); None: not looked at.
-    knob: the binding or macro, an integer, that moves until it matches ('MLP.hidden_dim',
-      'Stack.num_layers', 'Trainer.num_steps', 'd_ff'); of several, the first that a variant has.
-    tolerance: how far off a match may be, as a part of the baseline's.
+    base: gin files of the experiment, relative to the sweep file or to the working directory.
+    variants: name -> bindings ({'MLP.activation': @gelu}; names may be scoped), or a gin file that is
+      read after the base. They override the base, including its scoped bindings.
+    baseline: name of the variant that all variants are compared with.
+    only: names of the variants to run in addition to the baseline; (): all.
+    seeds: number of seeds, or the seeds.
+    grid: name -> values. Every variant is run at every point and compared with the baseline there.
+    metric: name of the metric of the evaluation to compare.
+    goal: 'min' if lower is better, 'max' if higher is better. None: the goal of the task for its best
+      checkpoint, and 'min' for a loss; required for other metrics.
+    match: quantity in which variants must equal the baseline: 'steps' (nothing is adjusted),
+      'parameters', 'flops_per_token', 'flops' (per token times tokens), 'seconds' (measured);
+      None: no check.
+    knob: name of the adjusted parameter, an integer binding or macro that is changed until the
+      quantity matches ('MLP.hidden_dim', 'Stack.num_layers', 'Trainer.num_steps', 'd_ff'). If there
+      are several names, the first that a variant has.
+    tolerance: largest deviation of a match, relative to the baseline.
   """
 
   base: Text | Annotated[Sequence[Text], NonEmpty]
@@ -92,34 +96,36 @@ class Sweep:
   match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
   knob: str | Sequence[Text] = ()
   tolerance: Rate = 0.01
-  # Where it was read, and what its file binds beside it.
+  # Path of the sweep file, and its bindings for all trials.
   file: Path = Path('sweep.gin')
   shared: tuple[str, ...] = ()
 
   def __post_init__(self):
     self._check_names()
     if self.baseline not in self.variants:
-      raise UserError(f"Sweep.baseline = '{self.baseline}' is none of {', '.join(self.variants)}")
+      raise UserError(
+        f"Sweep.baseline = '{self.baseline}' is not one of {', '.join(self.variants)}"
+      )
     for name in self.only:
       if name not in self.variants:
         hint = config_lib.did_you_mean(name, self.variants)
-        raise UserError(f"Sweep.only holds '{name}', which is none of Sweep.variants{hint}")
+        raise UserError(f"Sweep.only contains '{name}', which is not in Sweep.variants{hint}")
     self._check_seeds()
-    moves = self.match not in (None, 'steps')
-    if moves and not self.knobs:
-      raise UserError(f"Sweep.match = '{self.match}' needs Sweep.knob, the number that may move")
-    if self.knobs and not moves:
-      raise UserError(f'Sweep.knob = {self.knob!r} moves nothing: Sweep.match = {self.match!r}')
+    adjusts = self.match not in (None, 'steps')
+    if adjusts and not self.knobs:
+      raise UserError(f"Sweep.match = '{self.match}' needs Sweep.knob, the parameter to adjust")
+    if self.knobs and not adjusts:
+      raise UserError(f'Sweep.knob = {self.knob!r} has no effect: Sweep.match = {self.match!r}')
     self._check_grid()
-    for name, given in self.variants.items():
-      if not isinstance(given, (dict, str)):
-        raise UserError(f"Sweep.variants['{name}'] is neither a dict of bindings nor a gin file")
-      if isinstance(given, dict):
-        self._check_bound(name, given)
+    for name, changes in self.variants.items():
+      if not isinstance(changes, (dict, str)):
+        raise UserError(f"Sweep.variants['{name}'] must be a dict of bindings or a gin file")
+      if isinstance(changes, dict):
+        self._check_bound(name, changes)
 
   def _check_names(self) -> None:
-    """Refuses names that are empty or that would not be printed as they are."""
-    files = [one for one in self.variants.values() if isinstance(one, str)]
+    """Refuses names that are empty or contain characters that are not printable."""
+    files = [item for item in self.variants.values() if isinstance(item, str)]
     names = {
       'file': [self.file.name],
       'base': [self.base] if isinstance(self.base, str) else self.base,
@@ -130,93 +136,96 @@ class Sweep:
       'metric': [self.metric],
       'knob': self.knobs,
     }
-    for what, found in names.items():
-      for name in found:
+    for setting, texts in names.items():
+      for name in texts:
         if not name or name != name.strip() or not is_printable(name):
-          where = 'the name of the sweep file' if what == 'file' else f'Sweep.{what}'
+          where = 'the name of the sweep file' if setting == 'file' else f'Sweep.{setting}'
           raise UserError(
-            f'{where}: {name!r} cannot be used as a name: it is empty, begins or ends with a space, '
-            'or holds control characters'
+            f'{where}: {name!r} cannot be used as a name: it is empty, starts or ends with a space, '
+            'or contains control characters'
           )
 
   def _check_seeds(self) -> None:
     if len(set(self.seed_list)) < len(self.seed_list):
-      raise UserError(f'Sweep.seeds = {list(self.seed_list)} holds a seed twice')
+      raise UserError(f'Sweep.seeds = {list(self.seed_list)} contains a seed twice')
 
   def _check_grid(self) -> None:
     for name, values in self.grid.items():
       where = f"Sweep.grid['{name}']"
       if not isinstance(values, (list, tuple)) or not values:
-        raise UserError(f'{where} wants a list of values, got {values!r}')
-      # As reports tell the points apart; 1 and 1.0 are one number.
+        raise UserError(f'{where} must be a list of values, got {values!r}')
+      # Equal texts are the same point in reports, and 1 and 1.0 are the same value.
       texts = [
-        str(plain(one)) if isinstance(one, str) else config_lib.to_gin(one) for one in values
+        str(plain(value)) if isinstance(value, str) else config_lib.to_gin(value)
+        for value in values
       ]
-      numbers = [one for one in values if type(one) in (int, float)]
-      twice = [one for one in (*texts, *numbers) if (*texts, *numbers).count(one) > 1]
+      numbers = [value for value in values if type(value) in (int, float)]
+      twice = [value for value in (*texts, *numbers) if (*texts, *numbers).count(value) > 1]
       if twice:
-        raise UserError(f'{where} holds {twice[0]} twice')
+        raise UserError(f'{where} contains {twice[0]} twice')
       _refuse_seed(name, where)
       if name in self.knobs:
-        raise UserError(f'{where} is Sweep.knob too: the match would move it away from its points')
+        raise UserError(f'{where} is also in Sweep.knob: the match would change its values')
 
   @property
   def seed_list(self) -> tuple[int, ...]:
-    """The seeds themselves."""
+    """All seeds."""
     return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
 
   @property
   def knobs(self) -> tuple[str, ...]:
-    """The bindings that may move, in order of preference."""
+    """Names of the parameters that may be adjusted, in order of preference."""
     return (self.knob,) if isinstance(self.knob, str) else tuple(self.knob)
 
   @property
   def name(self) -> str:
-    """The stem of its file."""
+    """Stem of the sweep file."""
     return self.file.stem
 
   @property
   def base_files(self) -> tuple[str, ...]:
-    """The base, found."""
+    """Paths of the gin files of the base."""
     names = [self.base] if isinstance(self.base, str) else self.base
     return tuple(self._find(name, 'Sweep.base') for name in names)
 
   def points(self) -> Iterator[dict[str, Any]]:
-    """Every point of the grid: a value for each axis; one empty one without a grid."""
+    """Yields every point of the grid as values by axis; a single empty point without a grid."""
     for values in itertools.product(*self.grid.values()):
       yield dict(zip(self.grid, values, strict=True))
 
   def arms(self) -> Iterator[Arm]:
-    """Every variant at every point of the grid; at each point the baseline comes first."""
-    chosen = [one for one in self.variants if one in (self.baseline, *(self.only or self.variants))]
-    order = sorted(chosen, key=lambda name: name != self.baseline)
+    """Yields every variant at every point of the grid, the baseline first at each point."""
+    names = [
+      name for name in self.variants if name in (self.baseline, *(self.only or self.variants))
+    ]
+    order = sorted(names, key=lambda name: name != self.baseline)
     for point in self.points():
       for name in order:
-        given, files = self.variants[name], self.base_files
+        changes, files = self.variants[name], self.base_files
         own: tuple[str, ...] = ()
-        if isinstance(given, str):
-          own, given = (self._find(given, f"Sweep.variants['{name}']"),), {}
-          # What it includes may be the base once more.
+        if isinstance(changes, str):
+          own, changes = (self._find(changes, f"Sweep.variants['{name}']"),), {}
+          # Files that it includes are not checked: they may be those of the base.
           read = config_lib.parse_files(own).statements
-          self._check_bound(name, (one.target for one in read if one.place.file == own[0]))
-        bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(given)).items())
+          self._check_bound(name, (s.target for s in read if s.place.file == own[0]))
+        bindings = tuple(f'{k}={config_lib.to_gin(v)}' for k, v in (point | dict(changes)).items())
         yield Arm(name, point, (*files, *own), (*self.shared, *bindings), own, bindings)
 
   def _check_bound(self, variant: str, names: Iterable[Any]) -> None:
-    """Refuses what the grid or the seeds bind."""
+    """Refuses names that are bound by the grid or the seeds."""
     where = f"Sweep.variants['{variant}']"
     for name in names:
       if not isinstance(name, str):
-        raise UserError(f'{where} binds {name!r}, which is no name')
+        raise UserError(f'{where} binds {name!r}, which is not a name')
       _refuse_seed(name, where)
       if name in self.grid:
-        raise UserError(f'{where} binds {name}, an axis of Sweep.grid: leave it to one of them')
+        raise UserError(f'{where} binds {name}, an axis of Sweep.grid: remove it from one of them')
 
-  def _find(self, name: str, what: str) -> str:
+  def _find(self, name: str, setting: str) -> str:
     for path in (self.file.parent / name, Path(name)):
       if path.is_file():
         return str(path)
-    raise UserError(f"{self.file}: {what}: there is no file '{name}'")
+    raise UserError(f"{self.file}: {setting}: there is no file '{name}'")
 
 
 def _is_seed(name: str) -> bool:
@@ -225,43 +234,47 @@ def _is_seed(name: str) -> bool:
 
 def _refuse_seed(name: str, where: str) -> None:
   if _is_seed(name):
-    raise UserError(f'{where} binds {name}: seeds are those of Sweep.seeds')
+    raise UserError(f'{where} binds {name}: set Sweep.seeds instead')
 
 
 def binds_sweep(file: str | Path) -> bool:
-  """Whether a gin file is a sweep file."""
-  return any(map(_is_of_sweep, config_lib.parse_files([file]).statements))
+  """Returns True if a gin file is a sweep file."""
+  return any(map(_is_sweep_binding, config_lib.parse_files([file]).statements))
 
 
-def _is_of_sweep(statement: config_lib.Statement) -> bool:
+def _is_sweep_binding(statement: config_lib.Statement) -> bool:
   return statement.name == 'Sweep' and not statement.is_macro
 
 
 def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
-  """Reads a sweep file; `--gin.Sweep.NAME=VALUE` wins over it, other overrides hold for all trials.
+  """Reads a sweep file.
+
+  Args:
+    file: the sweep file.
+    overrides: bindings `NAME=VALUE`. Those of `Sweep` override the file, others apply to all trials.
 
   Raises:
-    UserError: it cannot be read, or its bindings do not fit, a line each.
+    UserError: the file cannot be read, or has invalid bindings, with one line for each.
   """
   parsed = config_lib.parse_files([file], overrides)
   config_lib.raise_findings(parsed.findings)
-  if not any(map(_is_of_sweep, parsed.statements)):
+  if not any(map(_is_sweep_binding, parsed.statements)):
     raise UserError(
-      f'{file} is no sweep file: it does not bind Sweep; an experiment is run by `t2x train {file}`'
+      f'{file} is not a sweep file: it does not bind Sweep; run an experiment with `t2x train {file}`'
     )
   macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
   _refuse_loops(macros)
   hints = typing.get_type_hints(Sweep, include_extras=True)
-  known = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
-  given: dict[str, Any] = {}
-  message = 'what a sweep file imports reaches no trial: import it in a file of Sweep.base'
-  findings = [config_lib.Finding(one.place, f'{one.text}: {message}') for one in parsed.imports]
+  names = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
+  settings: dict[str, Any] = {}
+  message = 'imports of a sweep file have no effect on trials: move it to a file of Sweep.base'
+  findings = [config_lib.Finding(line.place, f'{line.text}: {message}') for line in parsed.imports]
   shared, own = [], []
   for statement in parsed.statements:
-    if not _is_of_sweep(statement):
+    if not _is_sweep_binding(statement):
       shared.append(statement)
       if _is_seed(statement.target):
-        message = f'{statement.target}: seeds are those of Sweep.seeds'
+        message = f'{statement.target}: set Sweep.seeds instead'
         findings.append(config_lib.Finding(statement.place, message))
       continue
     name, value = statement.param, statement.value
@@ -269,8 +282,8 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
       message = f'{statement.target}: Sweep has no scopes'
       findings.append(config_lib.Finding(statement.place, message))
       continue
-    if name not in known:
-      hint = config_lib.did_you_mean(name, known) or f'; it has {", ".join(sorted(known))}'
+    if name not in names:
+      hint = config_lib.did_you_mean(name, names) or f'; it has {", ".join(sorted(names))}'
       message = f"Sweep has no parameter '{name}'{hint}"
       findings.append(config_lib.Finding(statement.place, message))
       continue
@@ -278,40 +291,40 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     value = config_lib.expanded(value, macros)
     if problem := config_lib.problem(value, hints[name], lambda _: None):
       findings.append(config_lib.Finding(statement.place, f'Sweep.{name} {problem}'))
-    given[name] = value
+    settings[name] = value
   config_lib.raise_findings(findings)
-  missing = {'base', 'variants', 'baseline'} - given.keys()
+  missing = {'base', 'variants', 'baseline'} - settings.keys()
   if missing:
-    needs = ', '.join(f'Sweep.{name}' for name in sorted(missing))
-    raise UserError(f'{file}: a sweep needs {needs}')
+    required = ', '.join(f'Sweep.{name}' for name in sorted(missing))
+    raise UserError(f'{file}: {required} must be set')
   try:
-    sweep = Sweep(**given, file=Path(file))
+    sweep = Sweep(**settings, file=Path(file))
   except UserError as error:
     raise UserError(f'{file}: {error}') from error
-  mine = config_lib.macros_in(own, macros).keys()
-  dropped = mine - _of_trials(sweep, shared, mine, macros)
-  kept = [one for one in shared if not (one.is_macro and one.macro_name in dropped)]
-  lines = tuple(f'{one.target}={config_lib.to_gin(one.value)}' for one in kept)
+  sweep_macros = config_lib.macros_in(own, macros).keys()
+  dropped = sweep_macros - _trial_macros(sweep, shared, sweep_macros, macros)
+  statements = [s for s in shared if not (s.is_macro and s.macro_name in dropped)]
+  lines = tuple(f'{s.target}={config_lib.to_gin(s.value)}' for s in statements)
   return dataclasses.replace(sweep, shared=lines)
 
 
 _Macros = Mapping[str, config_lib.Statement]
 
 
-def _of_trials(
+def _trial_macros(
   sweep: Sweep, shared: Sequence[config_lib.Statement], own: Set[str], macros: _Macros
 ) -> Set[str]:
-  """The macros that the base, or what the sweep file binds beside `Sweep`, defines or uses.
+  """Returns the macros that the base, or the bindings of the sweep file for all trials, define or use.
 
-  `own`: the macros that `Sweep` uses, which tell nothing of those that they use themselves.
+  `own` are the macros that `Sweep` uses. Macros that occur only in their definitions do not count.
   """
   base = config_lib.parse_files(sweep.base_files).statements
-  values = [one.value for one in (*base, *shared) if not (one.is_macro and one.macro_name in own)]
-  values += [config_lib.Macro(one.macro_name) for one in base if one.is_macro]
+  values = [s.value for s in (*base, *shared) if not (s.is_macro and s.macro_name in own)]
+  values += [config_lib.Macro(s.macro_name) for s in base if s.is_macro]
   return config_lib.macros_in(values, macros).keys()
 
 
 def _refuse_loops(macros: _Macros) -> None:
   for name, statement in macros.items():
     if name in config_lib.macros_in([statement.value], macros):
-      raise UserError(f'{statement.place}: macro %{name} holds itself')
+      raise UserError(f'{statement.place}: macro %{name} refers to itself')

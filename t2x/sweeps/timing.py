@@ -1,4 +1,4 @@
-"""The time that a trial takes, and what its machine did meanwhile."""
+"""Times of a trial (steps, compilation) and the load of its machine."""
 
 import contextlib
 import os
@@ -13,41 +13,41 @@ from t2x.sweeps.records import Conditions
 
 
 def step_seconds(lines: Sequence[Mapping[str, Any]]) -> float | None:
-  """Returns the median seconds of a step over the log intervals of a run; None: it has too few.
+  """Returns the median seconds per step over the log intervals of a run; None if there are too few.
 
-  The first interval, in which the step is compiled, does not count. Evaluations and the time that
-  training waits for checkpoints are left out.
+  The first interval, which includes compilation, is left out. So are evaluations and the time that
+  training waits for checkpoints.
 
   Args:
-    lines: those of timing.jsonl, in order.
+    lines: lines of timing.jsonl, in order.
   """
-  found = []
+  intervals = []
   before: Mapping[str, Any] | None = None
-  began, waited = 0.0, 0.0
+  start, waited = 0.0, 0.0
   for line in lines:
     if not is_number(line.get('seconds')):
       continue
     if line['split'] == 'train':
       if before is not None and line['step'] > before['step']:
-        seconds = line['seconds'] - began - waited
-        found.append(seconds / (line['step'] - before['step']))
-      before, began, waited = line, line['seconds'], 0.0
+        seconds = line['seconds'] - start - waited
+        intervals.append(seconds / (line['step'] - before['step']))
+      before, start, waited = line, line['seconds'], 0.0
     elif before is None or line['step'] == before['step']:
-      began = line['seconds']
+      start = line['seconds']
     elif is_number(line.get('waited')):
       waited += line['waited']
     else:
-      # An evaluation within the interval, of which only the end is known.
+      # An evaluation inside the interval, whose duration is not logged.
       before = None
-  steady = [one for one in found if one > 0]
+  steady = [seconds for seconds in intervals if seconds > 0]
   return statistics.median(steady) if steady else None
 
 
 def median_rate(lines: Sequence[Mapping[str, Any]]) -> float | None:
-  """Returns the median of the train lines' tokens (or examples) per second, the first left out.
+  """Returns the median tokens (or examples) per second of the train lines, without the first.
 
   Args:
-    lines: those of metrics.jsonl, in order.
+    lines: lines of metrics.jsonl, in order.
   """
   rates = [
     value
@@ -59,7 +59,7 @@ def median_rate(lines: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 class Compilation(contextlib.AbstractContextManager):
-  """Measures the time in which JAX traces and compiles, in whatever thread."""
+  """Measures the time that JAX spends on tracing and compiling, in all threads."""
 
   def __init__(self):
     self._spans: list[tuple[float, float]] = []
@@ -70,7 +70,7 @@ class Compilation(contextlib.AbstractContextManager):
       self._spans.append((now - duration_secs, now))
 
   def __enter__(self) -> 'Compilation':
-    import jax  # Reports, which use the rest of this file, do without it.
+    import jax  # Imported here, as reports use this module without JAX.
 
     jax.monitoring.register_event_duration_secs_listener(self._listen)
     return self
@@ -81,7 +81,7 @@ class Compilation(contextlib.AbstractContextManager):
     jax.monitoring.unregister_event_duration_listener(self._listen)
 
   def seconds(self) -> float:
-    """Of the process so far. Functions that are traced within another one count once."""
+    """Returns the seconds so far. Nested tracing is counted once."""
     total, end = 0.0, 0.0
     for first, last in sorted(self._spans):
       total += max(0.0, last - max(first, end))
@@ -91,43 +91,43 @@ class Compilation(contextlib.AbstractContextManager):
 
 @contextlib.contextmanager
 def conditions() -> Iterator[list[Conditions]]:
-  """Notes the load of the machine; what is yielded holds the conditions afterwards."""
-  found: list[Conditions] = []
-  began, before = time.time(), os.getloadavg()[0]
+  """Records the load of the machine, and appends it to the yielded list at exit."""
+  result: list[Conditions] = []
+  start, before = time.time(), os.getloadavg()[0]
   try:
-    yield found
+    yield result
   finally:
-    found.append(
+    result.append(
       Conditions(
         host=socket.gethostname(),
         cpus=os.cpu_count() or 1,
         cores=cores(),
         load_before=before,
         load_after=os.getloadavg()[0],
-        began=began,
+        began=start,
         ended=time.time(),
       )
     )
 
 
 def cores() -> int:
-  """CPUs that this process may use."""
+  """Returns the number of CPUs that this process may use."""
   return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
-def at_once(one: Conditions, others: Sequence[Conditions]) -> float:
-  """Returns how many trials of `others` ran on the machine of `one`, on average over its time.
+def at_once(trial: Conditions, trials: Sequence[Conditions]) -> float:
+  """Returns the average number of trials that ran on the machine of a trial during its time.
 
   Args:
-    one: the conditions of a trial.
-    others: those of all trials, that one included.
+    trial: conditions of the trial.
+    trials: conditions of all trials, including that trial.
   """
-  own = one.ended - one.began
+  own = trial.ended - trial.began
   if own <= 0:
     return 1.0
   together = (
-    max(0.0, min(one.ended, other.ended) - max(one.began, other.began))
-    for other in others
-    if other.host == one.host
+    max(0.0, min(trial.ended, other.ended) - max(trial.began, other.began))
+    for other in trials
+    if other.host == trial.host
   )
   return sum(together) / own

@@ -1,4 +1,4 @@
-"""One trial: an ordinary training in its run folder, and a note of how it ended."""
+"""Runs one trial: trains in its run folder and writes the outcome."""
 
 import contextlib
 import dataclasses
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.api import read_config
-from t2x.errors import Interrupted, UserError, in_a_line, printable
-from t2x.files import locked
-from t2x.run_folder import claimed
+from t2x.errors import Interrupted, UserError, error_line, printable
+from t2x.files import file_lock
+from t2x.run_folder import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
 from t2x.sweeps.plan import SEED, identity_of
 from t2x.sweeps.provenance import modules, origin
@@ -24,26 +24,26 @@ log = logging.getLogger('t2x')
 
 
 class Busy(Exception):
-  """Another process runs the trial."""
+  """Raised if another process runs the trial."""
 
 
 class Programs:
-  """What was compiled last, for trials of one program, which follow each other.
+  """Cache of the last compiled program, for successive trials that share it.
 
-  The hyperparameters in which they differ are inputs of it whether or not there are others: so a
-  trial's metrics are the same, bit for bit, whoever runs it and after whom. (To the constants that
-  `t2x train` compiles they are equal to rounding.)
+  The hyperparameters in which trials of a program differ are always inputs of the compiled functions.
+  The metrics of a trial are therefore bitwise the same in any process and order of trials. They equal
+  those of `t2x train`, which compiles hyperparameters as constants, up to rounding.
   """
 
   def __init__(self):
     self._name, self._program = '', None
 
   def of(self, trial: Trial, config: config_lib.Config) -> TrainProgram:
-    """The program of a trial, made anew where it is another than the last one's."""
+    """Returns the program of a trial, building it if it differs from the last one."""
     if self._program is None or trial.program != self._name:
-      self._program = None  # Let go of the last one's memory first.
+      self._program = None  # Frees the memory of the last program.
       experiment = config.build(trial.numbers)
-      # Its runs fit the same tokenizer, and keep it in their folders.
+      # Trials of a program fit the same tokenizer, and save it in their run folders.
       tokenizer = experiment.task.fit_tokenizer()
       self._program = TrainProgram(experiment.bound(tokenizer), trial.numbers)
       self._name = trial.program
@@ -55,38 +55,38 @@ def run_trial(
   folder: Path,
   programs: Programs | None = None,
 ) -> Outcome:
-  """Trains the config.gin of a trial's run folder, or what is left of it, and notes the outcome.
+  """Trains or resumes a trial, and writes its outcome.
 
-  What the training says is in log.txt.
+  The output of the training is appended to log.txt.
 
   Args:
-    trial: which one.
-    folder: OUT/trials, with its run folder and config.gin.
-    programs: what earlier trials of this process compiled.
+    trial: the trial.
+    folder: OUT/trials, with the run folder of the trial and its config.gin.
+    programs: cache of the program of earlier trials.
 
   Raises:
-    Busy: another process is at it.
-    Interrupted: the process was asked to stop; the trial goes on next time.
+    Busy: another process runs the trial.
+    Interrupted: the process was asked to stop; the next run resumes the trial.
   """
   run = folder / trial.folder
   shared = programs or Programs()
-  with held(run):
+  with locked_trial(run):
     outcome = usable_outcome(run)
     if outcome is None:
-      with told_to(run / 'log.txt'):
+      with output_to(run / 'log.txt'):
         outcome = train_trial(trial, run, functools.partial(shared.of, trial))
     return outcome
 
 
 @contextlib.contextmanager
-def held(run: Path) -> Iterator[None]:
-  """Keeps other processes from a trial; raises Busy where one has it."""
+def locked_trial(run: Path) -> Iterator[None]:
+  """Locks a trial; raises Busy if another process has locked it."""
 
   def busy():
     raise Busy
 
-  with locked(run / '.trial', busy):
-    # Of a process that was killed while it wrote. (A planning one may be writing config.gin.)
+  with file_lock(run / '.trial', busy):
+    # Left by a process that was killed while writing. (A planner may be writing config.gin now.)
     for path in run.glob('*.json*.tmp'):
       path.unlink(missing_ok=True)
     yield
@@ -96,51 +96,55 @@ def train_trial(
   trial: Trial,
   run: Path,
   program_of: Callable[[config_lib.Config], TrainProgram],
-  passes: tuple[type[Exception], ...] = (),
+  reraise: tuple[type[Exception], ...] = (),
   together: int = 1,
 ) -> Outcome:
-  """Trains in a run folder that is held, and writes the outcome there.
+  """Trains in a locked run folder, and writes the outcome there.
 
-  `together` is the number of trials that each step is one of.
+  Args:
+    trial: the trial.
+    run: its run folder.
+    program_of: returns the program to train with.
+    reraise: exceptions to raise instead of recording them as an outcome.
+    together: number of trials that are trained with each vmapped step.
 
   Raises:
     Interrupted: the process was asked to stop.
-    passes: errors that are the caller's to mend, and no outcome.
   """
-  with conditions() as found:
-    outcome = _trained(trial, run, program_of, passes, together)
-  outcome = dataclasses.replace(outcome, together=together, conditions=found[0])
+  with conditions() as records:
+    outcome = _train(trial, run, program_of, reraise, together)
+  outcome = dataclasses.replace(outcome, together=together, conditions=records[0])
   write_outcome(run, outcome)
   return outcome
 
 
-def _trained(
+def _train(
   trial: Trial,
   run: Path,
   program_of: Callable,
-  passes: tuple[type[Exception], ...],
+  reraise: tuple[type[Exception], ...],
   together: int,
 ) -> Outcome:
-  began = time.monotonic()
-  # Now: the source code may have changed when the trial ends.
+  start = time.monotonic()
+  # Determined now, as the source code may change before the trial ends.
   made_by = origin()
   try:
     with Compilation() as compilation:
       config = config_of(trial, run)
       made_by = made_by | modules(config)
-      with claimed(run, config, fresh=False):
+      with claim_folder(run, config, fresh=False):
         program = program_of(config)
         metrics = train(config.build(), run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
   except Exception as error:
-    if isinstance(error, (Interrupted, *passes)):
+    if isinstance(error, (Interrupted, *reraise)):
       raise
     log.error('%s: %s', type(error).__name__, error, exc_info=not isinstance(error, UserError))
-    seconds = (time.monotonic() - began) / together
+    seconds = (time.monotonic() - start) / together
     if isinstance(error, Diverged):
       reason = printable(error.reason)
       return Outcome(status='diverged', reason=reason, seconds=seconds, made_by=made_by)
-    reason = printable(in_a_line(error))
+    reason = printable(error_line(error))
     return Outcome(status='failed', reason=reason, seconds=seconds, made_by=made_by)
   timing = metric_lines(run / 'timing.jsonl')
   ends = [line['seconds'] for line in timing if is_number(line.get('seconds'))]
@@ -158,10 +162,10 @@ def _trained(
 
 
 def config_of(trial: Trial, run: Path) -> config_lib.Config:
-  """The config of a run folder.
+  """Reads the config of a run folder.
 
   Raises:
-    UserError: it is not that of the trial: another version of t2x wrote it, or someone changed it.
+    UserError: it is not the config of the trial: it was written by another version of t2x, or edited.
   """
   file = run / 'config.gin'
   if identity_of([file]) != trial.identity:
@@ -173,10 +177,10 @@ def config_of(trial: Trial, run: Path) -> config_lib.Config:
 
 
 @contextlib.contextmanager
-def told_to(path: Path) -> Iterator[None]:
-  """What is printed and logged meanwhile goes to the end of a file."""
-  handlers = [one for one in logging.getLogger().handlers if type(one) is logging.StreamHandler]
-  streams = [one.stream for one in handlers]
+def output_to(path: Path) -> Iterator[None]:
+  """Redirects printed text and log messages to the end of a file."""
+  handlers = [h for h in logging.getLogger().handlers if type(h) is logging.StreamHandler]
+  streams = [handler.stream for handler in handlers]
   with (
     path.open('a', encoding='utf-8') as file,
     contextlib.redirect_stdout(file),

@@ -1,9 +1,9 @@
-"""Trials of one program trained together: one step of all of them is one vmapped step.
+"""Trains several trials of one program at once, with one vmapped step for all of them.
 
-Each trial is an ordinary training in a thread of its own, with its own batches, metrics and
-checkpoints. Where it would take a step it waits for the others, and one of them takes the step of
-all. A trial that ends, well or badly, leaves the others going. Trials that cannot be trained together
-(memory does not suffice for all) are trained one after another.
+Each trial is an ordinary training in its own thread, with its own batches, metrics and checkpoints.
+At each step the threads wait until all have arrived; the last one to arrive computes the vmapped step.
+A trial may finish or fail without stopping the rest. Trials that cannot be trained together, for
+instance because memory is exhausted, are trained one after another.
 """
 
 import contextlib
@@ -20,15 +20,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2x.errors import Interrupted, UserError, in_a_line
-from t2x.signals import asked_to_stop, passed_on
+from t2x.errors import Interrupted, UserError, error_line
+from t2x.signals import forward_signals, stop_flag
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
 from t2x.sweeps.trial import (
   Busy,
   Programs,
   config_of,
-  held,
-  told_to,
+  locked_trial,
+  output_to,
   train_trial,
 )
 from t2x.train import TrainProgram
@@ -38,201 +38,217 @@ from t2x.train.step import TrainState
 log = logging.getLogger('t2x')
 
 
-class Parted(Exception):
-  """The step of all failed: each is to go on alone."""
+class VmappedStepError(Exception):
+  """Raised in each trial if the vmapped step failed: the trials must be trained separately."""
 
 
-# What may fail for the company alone.
-_APART = (Parted, jax.errors.JaxRuntimeError)
+# Errors that may not occur when a trial is trained on its own.
+_VMAP_ERRORS = (VmappedStepError, jax.errors.JaxRuntimeError)
 
 
 def run_together(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
-  """Trains trials of one program in lockstep, as `run_trial` would one after another.
+  """Trains trials of one program at once; otherwise like `run_trial` for each of them.
 
-  Arguments are those of `run_trial`. What the trials say together is in the log.txt of the first.
+  Their joint output is appended to the log.txt of the first trial.
+
+  Args:
+    trials: the trials.
+    folder: OUT/trials, with the run folders of the trials.
+    programs: cache of the program of earlier trials.
 
   Returns:
-    The outcomes by run folder, those that there were before included; trials that another process
-    holds have none.
+    The outcomes by run folder, including existing ones. Trials that another process has locked are
+    left out.
 
   Raises:
-    Interrupted: the process was asked to stop; the trials go on next time.
+    Interrupted: the process was asked to stop; the next run resumes the trials.
   """
   outcomes: dict[str, Outcome] = {}
   with contextlib.ExitStack() as stack:
-    mine: list[Trial] = []
+    locked: list[Trial] = []
     for trial in trials:
       with contextlib.suppress(Busy):
-        stack.enter_context(held(folder / trial.folder))
+        stack.enter_context(locked_trial(folder / trial.folder))
         outcome = usable_outcome(folder / trial.folder)
         if outcome is None:
-          mine.append(trial)
+          locked.append(trial)
         else:
           outcomes[trial.folder] = outcome
-    if mine:
-      stack.enter_context(told_to(folder / mine[0].folder / 'log.txt'))
-      outcomes |= _trained(mine, folder, programs)
+    if locked:
+      stack.enter_context(output_to(folder / locked[0].folder / 'log.txt'))
+      outcomes |= _train(locked, folder, programs)
   return outcomes
 
 
-def _trained(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
-  """In lockstep, and those that cannot be, one after another."""
+def _train(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
+  """Trains the trials together, and those for which that fails one after another."""
   try:
-    lockstep = _lockstep(trials, folder, programs)
+    stepper = _build_stepper(trials, folder, programs)
   except Exception as error:
-    found: dict[str, Outcome | str] = {trial.folder: in_a_line(error) for trial in trials}
+    results: dict[str, Outcome | str] = {trial.folder: error_line(error) for trial in trials}
   else:
-    found = _in_threads(lockstep, trials, folder)
-  outcomes = {name: one for name, one in found.items() if isinstance(one, Outcome)}
-  left = [trial for trial in trials if trial.folder not in outcomes]
-  if left:
-    reason = found[left[0].folder]
-    log.warning('%s: %d trials are trained one after another instead', reason, len(left))
-  for trial in left:
+    results = _train_in_threads(stepper, trials, folder)
+  outcomes = {name: result for name, result in results.items() if isinstance(result, Outcome)}
+  remaining = [trial for trial in trials if trial.folder not in outcomes]
+  if remaining:
+    reason = results[remaining[0].folder]
+    log.warning('%s: training %d trials one after another instead', reason, len(remaining))
+  for trial in remaining:
     run = folder / trial.folder
-    with told_to(run / 'log.txt'):
+    with output_to(run / 'log.txt'):
       program_of = functools.partial(programs.of, trial)
       outcomes[trial.folder] = train_trial(trial, run, program_of)
   return outcomes
 
 
-def _lockstep(trials: Sequence[Trial], folder: Path, programs: Programs) -> 'Lockstep':
+def _build_stepper(trials: Sequence[Trial], folder: Path, programs: Programs) -> 'VmappedStepper':
   program = programs.of(trials[0], config_of(trials[0], folder / trials[0].folder))
-  return Lockstep(program, [trial.numbers for trial in trials])
+  return VmappedStepper(program, [trial.numbers for trial in trials])
 
 
-def _in_threads(
-  lockstep: 'Lockstep', trials: Sequence[Trial], folder: Path
+def _train_in_threads(
+  stepper: 'VmappedStepper', trials: Sequence[Trial], folder: Path
 ) -> dict[str, Outcome | str]:
-  """What became of each, or why it is to be trained alone.
+  """Returns for each trial its outcome, or the error because of which it must be trained separately.
 
   Raises:
-    Interrupted: the process was asked to stop; the trials have saved and go on next time.
+    Interrupted: the process was asked to stop; the trials are saved and the next run resumes them.
   """
 
   def train_one(index: int) -> Outcome | str:
     try:
-      trial, member = trials[index], lockstep.members[index]
+      trial, program = trials[index], stepper.programs[index]
       run = folder / trial.folder
-      return train_trial(trial, run, lambda _: member, passes=_APART, together=len(trials))
-    except _APART as error:
-      return in_a_line(error)
+      return train_trial(trial, run, lambda _: program, reraise=_VMAP_ERRORS, together=len(trials))
+    except _VMAP_ERRORS as error:
+      return error_line(error)
     finally:
-      lockstep.leave(index)
+      stepper.leave(index)
 
-  stopped = asked_to_stop()
-  with passed_on(), futures.ThreadPoolExecutor(len(trials)) as pool:
-    found = list(pool.map(train_one, range(len(trials))))
-  if stopped():  # When all were at their ends.
+  stopped = stop_flag()
+  with forward_signals(), futures.ThreadPoolExecutor(len(trials)) as pool:
+    results = list(pool.map(train_one, range(len(trials))))
+  if stopped():  # The signal may arrive after all trials have ended.
     raise Interrupted
-  return {trial.folder: one for trial, one in zip(trials, found, strict=True)}
+  return {trial.folder: result for trial, result in zip(trials, results, strict=True)}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Slot:
-  """Stands for a trial's state, which lies among those of the others."""
+class _Row:
+  """Placeholder for the state of a trial: a row of the stacked states."""
 
   index: int
 
 
-class Lockstep:
-  """What trials that are trained together share.
+class VmappedStepper:
+  """Computes the steps of several trials, each called from its own thread, as one vmapped step.
 
   Args:
-    program: theirs; on one device.
-    values: the hyperparameters of each trial.
+    program: program of the trials, on one device.
+    values: hyperparameters of each trial.
   """
 
   def __init__(self, program: TrainProgram, values: Sequence[Mapping[str, float]]):
     if program.mesh.size > 1:
       raise UserError(
-        'trials are trained together on one device: use --together 1 on a larger mesh'
+        'trials can only be trained together on one device: use --together 1 on a larger mesh'
       )
     self.program = program
-    self.members = [_Member.of(program, self, i, one) for i, one in enumerate(values)]
+    self.programs = [_MemberProgram.of(program, self, i, v) for i, v in enumerate(values)]
     self.disk = threading.Lock()
     self._turn = threading.Condition()
     self._active = set(range(len(values)))
-    self._order: list[int] = []  # The trials that took a first step: the rows of what is stacked.
-    self._given: dict[int, tuple[Any, Any]] = {}
-    # States that do not lie among the others', new or restored, and the frozen parameters beside them.
-    self._own: dict[int, Any] = {}
+    self._order: list[int] = []  # Indices of the trials in the rows of the stacked states.
+    self._inputs: dict[int, tuple[Any, Any]] = {}
+    # New or restored states that are not stacked yet, with their frozen parameters.
+    self._unstacked: dict[int, Any] = {}
     self._arrived: set[int] = set()
     self._steps = 0
-    self._stacked: Any = None  # States and frozen parameters.
+    self._stacked: Any = None  # Stacked states and frozen parameters.
     self._out: Any = None
     self._error = ''
     self._jitted: Any = None
-    self._shapes: Any = None  # Of the arguments of its first call.
+    self._shapes: Any = None  # Shapes of the arguments of the first vmapped step.
 
   def leave(self, index: int) -> None:
-    """The trial takes no more steps."""
+    """Removes a trial that takes no more steps."""
     with self._turn:
       self._active.discard(index)
-      self._advance_if_all()
-      if not self._active:  # What comes next may want the memory.
+      self._step_if_all_arrived()
+      if not self._active:  # The memory may be needed for the next trials.
         self._stacked, self._out = None, None
-        self._given.clear()
+        self._inputs.clear()
 
   def step(
     self, index: int, function: Callable, state: Any, frozen: Any, batch: Any, scalars: Any
   ) -> Any:
-    """Waits for the others, and gives the trial's part of the step of all.
+    """Waits for the steps of all active trials, and returns the result of this trial.
+
+    Args:
+      index: index of the trial.
+      function: the step, `(state, frozen, batch, scalars) -> (state, sums)`.
+      state: train state of the trial, or what the last call returned for it.
+      frozen: frozen parameters.
+      batch: batch of the trial.
+      scalars: hyperparameters of the trial.
+
+    Returns:
+      A placeholder for the state (see `state`), and the sums.
 
     Raises:
-      Parted: it failed.
+      VmappedStepError: the vmapped step failed.
     """
     with self._turn:
-      self._given[index] = batch, scalars
-      if not isinstance(state, _Slot):
-        self._own[index] = state, frozen
+      self._inputs[index] = batch, scalars
+      if not isinstance(state, _Row):
+        self._unstacked[index] = state, frozen
       self._arrived.add(index)
       number = self._steps
       self._jitted = self._jitted or _vmapped(function)
-      self._advance_if_all()
+      self._step_if_all_arrived()
       self._turn.wait_for(lambda: self._steps > number or self._error)
       if self._error:
-        raise Parted(self._error)
+        raise VmappedStepError(self._error)
       row = self._order.index(index)
-      return _Slot(row), jax.tree.map(lambda a: a[row], self._out)
+      return _Row(row), jax.tree.map(lambda a: a[row], self._out)
 
-  def state(self, slot: _Slot) -> TrainState:
-    """A trial's own state."""
-    return jax.tree.map(lambda leaf: leaf[slot.index], self._stacked[0])
+  def state(self, row: _Row) -> TrainState:
+    """Returns the train state of a trial."""
+    return jax.tree.map(lambda leaf: leaf[row.index], self._stacked[0])
 
   def memory_bytes(self) -> int | None:
-    """What the step of all takes of the device's memory; None: there was none."""
+    """Returns the device memory of the vmapped step; None before the first step."""
     with self._turn:
       return None if self._shapes is None else memory_of(self._jitted, *self._shapes)
 
-  def _advance_if_all(self) -> None:
+  def _step_if_all_arrived(self) -> None:
     if self._error or not self._active or self._arrived < self._active:
       return
     try:
-      self._gather()
-      # The last batch of a trial that has left goes in once more, for nothing.
-      batches, scalars = ([self._given[i][k] for i in self._order] for k in (0, 1))
+      self._stack_states()
+      # The last batch of a removed trial is reused, and its result is ignored.
+      batches, scalars = ([self._inputs[i][k] for i in self._order] for k in (0, 1))
       states, frozen = self._stacked
       arguments = states, frozen, batches, scalars
       self._shapes = self._shapes or jax.tree.map(_shape, arguments)
       states, self._out = self._jitted(*arguments)
       self._stacked = states, frozen
     except Exception as error:
-      self._error = in_a_line(error)
+      self._error = error_line(error)
     self._arrived.clear()
     self._steps += 1
     self._turn.notify_all()
 
-  def _gather(self) -> None:
-    """What the trials have of their own goes to their rows."""
-    own, self._own = self._own, {}
+  def _stack_states(self) -> None:
+    """Stacks new states, or writes restored ones to their rows."""
+    states, self._unstacked = self._unstacked, {}
     if self._stacked is None:
-      self._order = sorted(own)
-      self._stacked = jax.tree.map(lambda *a: jnp.stack(a), *(own[i] for i in self._order))
+      self._order = sorted(states)
+      self._stacked = jax.tree.map(lambda *a: jnp.stack(a), *(states[i] for i in self._order))
       return
-    for index, one in own.items():
+    for index, state in states.items():
       row = self._order.index(index)
-      self._stacked = jax.tree.map(lambda a, b, row=row: a.at[row].set(b), self._stacked, one)
+      self._stacked = jax.tree.map(lambda a, b, row=row: a.at[row].set(b), self._stacked, state)
 
 
 def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
@@ -244,37 +260,37 @@ def _shape(array: jax.Array) -> jax.ShapeDtypeStruct:
 
 def _vmapped(function: Callable) -> Callable:
   def step(states, frozen, batches, scalars):
-    batch, values = (jax.tree.map(lambda *a: jnp.stack(a), *one) for one in (batches, scalars))
+    batch, values = (jax.tree.map(lambda *a: jnp.stack(a), *trees) for trees in (batches, scalars))
     return jax.vmap(function)(states, frozen, batch, values)
 
   return jax.jit(step, donate_argnums=0)
 
 
-class _Member(TrainProgram):
-  """The program as one trial sees it."""
+class _MemberProgram(TrainProgram):
+  """Program of one trial, whose steps are computed by the vmapped step of all trials."""
 
-  lockstep: Lockstep
+  stepper: VmappedStepper
   index: int
 
   @classmethod
   def of(
-    cls, program: TrainProgram, lockstep: Lockstep, index: int, values: Mapping[str, float]
-  ) -> '_Member':
-    """A view on `program`, which shares all that is compiled."""
+    cls, program: TrainProgram, stepper: VmappedStepper, index: int, values: Mapping[str, float]
+  ) -> '_MemberProgram':
+    """Returns a copy of `program` that shares its compiled functions."""
     member = cls.__new__(cls)
-    vars(member).update(vars(copy.copy(program.at(values))), lockstep=lockstep, index=index)
+    vars(member).update(vars(copy.copy(program.at(values))), stepper=stepper, index=index)
     return member
 
   def state(self, held):
-    return self.lockstep.state(held) if isinstance(held, _Slot) else held
+    return self.stepper.state(held) if isinstance(held, _Row) else held
 
   def memory_bytes(self):
-    return self.lockstep.memory_bytes()
+    return self.stepper.memory_bytes()
 
   @contextlib.contextmanager
   def at_disk(self, finish):
-    # Orbax counts its saves in one place for all threads: they must not meet.
-    with self.lockstep.disk:
+    # Orbax counts its saves globally, so that saves of different threads must not overlap.
+    with self.stepper.disk:
       yield
       finish()
 
@@ -282,6 +298,6 @@ class _Member(TrainProgram):
     function, scalars = self.step(), self.scalars
 
     def step(state, frozen, batch):
-      return self.lockstep.step(self.index, function, state, frozen, batch, scalars)
+      return self.stepper.step(self.index, function, state, frozen, batch, scalars)
 
     return step

@@ -1,5 +1,4 @@
-"""What is learnt: turns raw examples into model inputs, gives a loss and metrics, and says how to
-evaluate. One file a task."""
+"""Learning tasks: model inputs from raw examples, losses, metrics and evaluators. One file per task."""
 
 from t2x.tasks.auxiliary import Auxiliary, LanguageModelling
 from t2x.tasks.base import Task, TaskOutput, TextTask

@@ -1,4 +1,4 @@
-"""Objectives that a task learns beside its own."""
+"""Auxiliary training objectives of a task."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ from t2x.tasks.base import check_causal
 
 @runtime_checkable
 class Auxiliary(Protocol):
-  """A further loss on the hidden vectors of a task's batch."""
+  """An additional loss on the hidden vectors of a task's batch."""
 
   def check_model(self, model: TextModel, length: int) -> None:
-    """Raises UserError when the model cannot learn it from rows of `length` tokens."""
+    """Raises UserError if the model cannot learn the objective from rows of `length` tokens."""
 
   def term_weight(
     self, batch: Mapping[str, jax.Array], weights: Float[Array, ' batch']
@@ -27,7 +27,7 @@ class Auxiliary(Protocol):
     """Returns the weight of the loss term, before the forward pass.
 
     Args:
-      batch: the whole batch.
+      batch: the batch of the step, with all micro-batches.
       weights: the weight of each row in the task's own loss term.
     """
     ...
@@ -39,32 +39,40 @@ class Auxiliary(Protocol):
     batch: Mapping[str, jax.Array],
     weights: Float[Array, ' batch'],
   ) -> tuple[Sums, Float[Array, '']]:
-    """Returns metrics, and the sum of the loss term with its coefficient."""
+    """Returns metrics, and the sum of the loss term times its coefficient.
+
+    Args:
+      model: computes the logits.
+      x: hidden vectors of the batch.
+      batch: the batch or a micro-batch.
+      weights: the weight of each row in the task's own loss term.
+    """
     ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModelling:
-  """GPT-1's joint objective: the task's loss + weight * the loss of each next token of the text
-  (Radford et al. 2018, Improving Language Understanding by Generative Pre-Training, section 3.2;
-  the loss is the mean over a text's tokens, then over texts). Reported as `lm_loss`.
+  """GPT-1's joint objective: the task's loss + weight * the language modelling loss of the same texts.
+
+  The loss is the mean over the tokens of a text, then over texts, and is reported as `lm_loss` (Radford et
+  al. 2018, Improving Language Understanding by Generative Pre-Training, section 3.2).
 
   Attributes:
-    weight: the paper's lambda.
+    weight: coefficient of the language modelling loss (lambda in the paper).
   """
 
   weight: NonNegative = 0.5
 
   def check_model(self, model, length):
-    """No block may see a later token."""
+    """Raises UserError if a block attends to later tokens."""
     check_causal(model, length, 'LanguageModelling')
 
   def term_weight(self, batch, weights):
-    """The number of texts."""
+    """Returns the number of texts."""
     return weights.sum()
 
   def __call__(self, model, x, batch, weights):
-    """`x` are the hidden vectors of `batch['tokens']`; padding has segment 0."""
+    """Returns the metric `lm_loss` and the loss term; tokens of segment 0 are padding."""
     tokens, segments = batch['tokens'], batch['segments']
     present = (segments[:, 1:] != 0).astype(jnp.float32)
     shares = present / jnp.maximum(present.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""What a task is: raw examples -> model inputs, a loss, metrics, and a way to evaluate."""
+"""Base classes of tasks: `Task`, `TextTask` (token rows) and `TokenTask` (prediction of tokens)."""
 
 import abc
 import dataclasses
@@ -31,10 +31,10 @@ class TaskOutput:
   """Metrics and loss terms of a batch or of a micro-batch.
 
   Attributes:
-    metrics: (sum, weight) by name. 'loss' is the main loss term.
+    metrics: name -> (sum, weight). 'loss' is the main loss term.
     aux: auxiliary losses and metrics of the model, from `Output.aux`.
-    further: the sum of each loss term besides the main one by name, coefficients included.
-    coefficient: factor of the main loss term; the metric 'loss' is without it.
+    further: name -> sum of each additional loss term, times its coefficient.
+    coefficient: factor of the main loss term in training; not applied to the metric 'loss'.
   """
 
   metrics: Sums
@@ -46,14 +46,13 @@ class TaskOutput:
   def terms(self) -> dict[str, jax.Array]:
     """The sum of each loss term by name.
 
-    The train step divides each by its weight in `Task.weights` of the whole batch and minimises their
-    total.
+    The train step divides each sum by its weight (`Task.weights` of the full batch) and minimises the total.
     """
     return {'loss': self.coefficient * self.metrics['loss'][0]} | self.further
 
   @property
   def reported(self) -> Sums:
-    """The metrics of the task and those of the parts of the model."""
+    """The metrics of the task and of the model's layers."""
     return {**self.metrics, **self.aux.metrics}
 
 
@@ -62,89 +61,88 @@ class Task(abc.ABC):
   """A learning problem over one source.
 
   Attributes:
-    source: where raw examples come from; a task that only generates needs none.
-    train_split: the split that batches are drawn from.
-    eval_split: the split that evaluations read.
+    source: the raw examples; not needed for generation.
+    train_split: the split for training.
+    eval_split: the split for evaluation.
   """
 
   source: Source = NoSource()
   train_split: Text = 'train'
   eval_split: Text = 'validation'
 
-  # What a model of this task reads, and the kind of outputs that the loss is computed from.
+  # The inputs that the model must take and the outputs that the loss is computed from.
   inputs: ClassVar[Inputs] = 'a text'
   outputs: ClassVar[OutputKind] = 'token logits'
-  # A head that computes them, for messages.
+  # A head with these outputs, for error messages.
   head: ClassVar[str] = 'TiedHead'
-  # What throughput counts: 'tokens' or 'examples'.
+  # The unit of throughput: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
-  # Whether `generate` answers prompts.
+  # Whether `generate` is implemented.
   answers_prompts: ClassVar[bool] = False
-  # The metric that says which checkpoint is best, and whether more of it is better.
+  # The metric that selects the best checkpoint, and whether to minimise or maximise it.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
 
   @property
   def default_strategy(self) -> Strategy:
-    """How `generate` chooses tokens unless the caller says."""
+    """The decoding strategy of `generate` if the caller sets none."""
     return Greedy()
 
   @property
   def one_segment(self) -> bool:
-    """Whether every row is one segment without padding, so that models are given no segments."""
+    """Whether every row is one segment without padding; models then get no segments."""
     return False
 
   def fit_tokenizer(self) -> Tokenizer | None:
-    """The tokenizer, trained on the source at first use; None for tasks without text."""
+    """Returns the tokenizer, trained on the source at first use; None for tasks without text."""
     return None
 
   def bound(self, tokenizer: Tokenizer | None) -> 'Task':
-    """The task with the fitted tokenizer, which `rows`, `transform` and `generate` need."""
+    """Returns the task with a fitted tokenizer, which `rows`, `transform` and `generate` need."""
     return self
 
   def check_split(self, split: str) -> None:
-    """Raises UserError unless the source has the split."""
+    """Raises UserError if the source does not have the split."""
     if isinstance(self.source, NoSource):
-      raise UserError(f'{type(self).__name__}.source is not set: there are no examples')
+      raise UserError(f'{type(self).__name__}.source is not set: set it to a source of examples')
     splits = self.source.splits()
     if split not in splits:
       names = [name for name in ('train_split', 'eval_split') if getattr(self, name) == split]
       setting = f'; set {type(self).__name__}.{names[0]}' if names else ''
-      known = ', '.join(splits) or 'none'
-      raise UserError(f"no split '{split}' in {self.source}: it has {known}{setting}")
+      available = ', '.join(splits) or 'none'
+      raise UserError(f"no split '{split}' in {self.source}: it has {available}{setting}")
 
   def check_rows(self, split: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UserError when the rows of a split cannot be used: there are none, or their labels do
-    not fit. Reads no more of them than is quick."""
+    """Raises UserError if a split is empty or its labels are invalid; checks labels only if that is fast."""
     if not len(rows):
-      known = rows.info if isinstance(rows, Rows) else {}
-      dropped = known.get('dropped')
-      why = f': all of its {dropped} examples are longer than a row' if dropped else ''
-      raise UserError(f"the split '{split}' of {self.source} is empty{why}")
+      info = rows.info if isinstance(rows, Rows) else {}
+      dropped = info.get('dropped')
+      reason = f': all of its {dropped} examples are longer than a row' if dropped else ''
+      raise UserError(f"the split '{split}' of {self.source} is empty{reason}")
 
   @abc.abstractmethod
   def rows(self, split: str) -> Sequence[dict[str, Any]]:
-    """The model-ready rows of a split, prepared at first use and cached."""
+    """Returns the preprocessed rows of a split, prepared at first use and cached."""
 
   def transform(self, *, train: bool) -> Callable[..., dict] | None:
-    """A picklable `(row, rng) -> example`, drawn anew for each epoch and example; None: as it is."""
+    """Returns a picklable `(row, rng) -> example`, called with a new rng in each epoch; None: identity."""
     return None
 
   @abc.abstractmethod
   def spec(self, batch_size: int) -> Spec:
-    """Shapes and dtypes of a batch, known without data."""
+    """Returns the shapes and dtypes of a batch by name."""
 
   def check_model(self, model: Model) -> None:
-    """Raises UserError when the model cannot learn this task (inputs, outputs, vocabulary, classes).
+    """Raises UserError if the model does not fit the task (inputs, outputs, vocabulary, classes).
 
     Args:
-      model: its shapes.
+      model: the model's shapes.
     """
     spec = model.spec
     if spec.inputs != self.inputs:
       raise UserError(
-        f'{type(self).__name__} gives {self.inputs}, but Experiment.model = '
-        f'@{type(model).__name__} reads {spec.inputs}'
+        f'{type(self).__name__} needs a model that takes {self.inputs}, but Experiment.model = '
+        f'@{type(model).__name__} takes {spec.inputs}: set another model'
       )
     if self.outputs not in spec.outputs:
       raise UserError(
@@ -153,26 +151,25 @@ class Task(abc.ABC):
       )
 
   def check_teacher(self, model: Any, teacher: Any) -> None:
-    """Raises UserError if there is a teacher that the task does not use, or none that it needs.
+    """Raises UserError if the teacher does not fit the task, or is missing.
 
     Args:
-      model: its shapes.
+      model: the model's shapes.
       teacher: the shapes of `Experiment.teacher`, or None.
     """
     if teacher is not None:
       raise UserError(
-        f'Experiment.teacher is set and {type(self).__name__} does not learn from a teacher: remove it'
+        f'Experiment.teacher is set, but {type(self).__name__} does not support distillation: remove it'
       )
 
   @abc.abstractmethod
   def target_weights(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the weight of each target of a batch in the main loss term: float32 [batch, ...], 0
-    for padding."""
+    """Returns the weight of each target in the main loss term: float32 [batch, ...], 0 for padding."""
 
   def weights(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the weight of each loss term of `sums` by name, before the forward pass.
 
-    The train step calls it with the whole batch, `sums` with each micro-batch.
+    The train step calls it with the full batch, and `sums` with each micro-batch.
     """
     return {'loss': self.target_weights(batch).sum()}
 
@@ -182,25 +179,28 @@ class Task(abc.ABC):
   ) -> TaskOutput:
     """Returns the metrics and the sums of the loss terms over a batch or a micro-batch.
 
-    `key` None is evaluation: no dropout, no label smoothing.
+    Args:
+      model: the model.
+      batch: arrays as in `spec`.
+      key: random key of the step; None in evaluation, without dropout and label smoothing.
     """
 
   def count(self, batch: Mapping[str, np.ndarray]) -> int:
-    """How many units (tokens, examples) of a batch are not padding."""
+    """Returns the number of units (tokens or examples) of a batch that are not padding."""
     return int(sum(np.count_nonzero(batch[name]) for name in batch if name.endswith('segments')))
 
   def summarise(self, means: Means, info: Mapping[str, Any] | None = None) -> dict[str, float]:
-    """Metrics from summed sums and weights; `info` is what is known of a whole split.
+    """Returns the metrics of a split; NaN for an empty split (the weight of the loss is 0).
 
-    Where nothing was counted (the weight of the loss is 0), a mean is NaN.
+    Args:
+      means: name -> (sum, weight), totals over the batches.
+      info: statistics of the full split, if the batches cover it.
     """
-    of_nothing = math.nan if means['loss'][1] == 0 else 0.0
-    return {
-      name: total / weight if weight else of_nothing for name, (total, weight) in means.items()
-    }
+    default = math.nan if means['loss'][1] == 0 else 0.0
+    return {name: total / weight if weight else default for name, (total, weight) in means.items()}
 
   def check_prompt(self, prompt: str) -> None:  # noqa: B027
-    """Raises UserError for a prompt that `generate` cannot answer."""
+    """Raises UserError if the prompt is invalid."""
 
   def generate(
     self,
@@ -212,23 +212,35 @@ class Task(abc.ABC):
     num_return: int = 1,
     seed: int = 0,
   ) -> list[list[dict[str, Any]]]:
-    """For each prompt `num_return` answers: text, tokens, log_probs, score."""
+    """Generates answers to prompts.
+
+    Args:
+      model: the model with its parameters.
+      prompts: the prompts.
+      strategy: decoding strategy.
+      max_new_tokens: maximum number of tokens per answer.
+      num_return: answers per prompt.
+      seed: random seed of sampling.
+
+    Returns:
+      For each prompt `num_return` dicts with text, tokens, log_probs and score.
+    """
     raise UserError(f'{type(self).__name__} does not generate text')
 
 
 def check_causal(model: Model, length: int, task: str) -> None:
-  """Raises UserError when a block lets a query see later tokens, which are what `task` predicts.
+  """Raises UserError if a block of the model attends to later tokens.
 
   Args:
     model: the model or its shapes.
-    length: tokens in a row of what is predicted.
-    task: its name, for the message.
+    length: number of predicted tokens per row.
+    task: name of the task, for the message.
   """
   for pattern in model.spec.patterns:
     if not pattern.is_causal(length):
       raise UserError(
-        f'{task} predicts each next token, but the attention pattern {pattern} shows later tokens: '
-        f'use {Causal() & pattern} (Decoder.pattern = @Causal() with Block.pattern for the rest)'
+        f'{task} predicts the next token, but the attention pattern {pattern} attends to later tokens: '
+        f'use {Causal() & pattern} (Decoder.pattern = @Causal() and the other pattern as Block.pattern)'
       )
 
 
@@ -237,8 +249,8 @@ class TextTask(Task):
   """A task over token rows.
 
   Attributes:
-    tokenizer: how text becomes tokens; a task that only generates takes that of its run folder.
-    pieces: draws other pieces of the training text each time it is seen; None: always the same.
+    tokenizer: the tokenizer's settings; by default the tokenizer of the run folder, for generation.
+    pieces: samples another segmentation of the training text in each epoch; None: always the same.
   """
 
   tokenizer: TokenizerConfig = NoTokenizer()
@@ -246,19 +258,19 @@ class TextTask(Task):
 
   @property
   def vocab_size(self) -> int | None:
-    """Rows that a model's table of tokens needs; None: not known before the tokenizer is fitted."""
+    """Minimum number of rows of the token embedding; None if it depends on the fitted tokenizer."""
     return self.tokenizer.vocab_size
 
   def is_fitted(self) -> bool:
-    """Whether `fit_tokenizer` needs no training."""
+    """Returns whether the cache holds the trained tokenizer."""
     return self.tokenizer.is_fitted(self.source.fingerprint())
 
   def fit_tokenizer(self) -> Tokenizer:
-    """Trained on the train split at first use and cached by fingerprint."""
+    """Returns the tokenizer, trained on the training split at first use and then read from the cache."""
     return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
 
   def bound(self, tokenizer):
-    """No longer needs what the config's tokenizer was read from."""
+    """Returns the task with the fitted tokenizer in place of the tokenizer's settings."""
     return dataclasses.replace(self, tokenizer=Fitted(tokenizer))
 
   @property
@@ -273,7 +285,7 @@ class TextTask(Task):
       yield from self.texts_of(example)
 
   def texts_of(self, example: Mapping[str, Any]) -> Sequence[str]:
-    """The texts of an example that the tokenizer is trained on."""
+    """Returns the texts of an example that the tokenizer is trained on."""
     return [example[name] for name in self.text_fields if name in example]
 
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
@@ -281,36 +293,42 @@ class TextTask(Task):
   @property
   @abc.abstractmethod
   def plan(self) -> Any:
-    """How tokenised examples become rows of one shape."""
+    """The packing of tokenised examples into rows of one shape."""
 
   def planned(self, length: int) -> int:
-    """How much of a row is filled when it is cached: all of it, but where pieces are drawn."""
+    """Returns the number of tokens in a cached row; below `length` if segmentations are sampled."""
     return length if self.pieces is None else self.pieces.planned(length)
 
   def resegment(self, lengths: Mapping[str, int], train: bool) -> Callable[..., dict] | None:
-    """What makes cached rows rows of these lengths by column; None: they are."""
+    """Returns the transform that samples segmentations of cached rows; None without sampling.
+
+    Args:
+      lengths: column -> length of the returned row.
+      train: False keeps the cached segmentation.
+    """
     if self.pieces is None:
       return None
     return self.pieces.transform(self.fitted, lengths, train)
 
   def rows(self, split):
-    """Rows from the token cache; without room for other pieces where none are drawn."""
+    """Returns rows from the token cache."""
     self.check_split(split)
+    # Segmentations are sampled only in training, so other splits need no room for longer ones.
     task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
     return token_rows(self.source, split, self.fitted, task.plan)
 
   def check_model(self, model):
-    """The model needs a row of its table for each token."""
+    """Also raises UserError if the token embedding is smaller than the vocabulary."""
     super().check_model(model)
     size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
     if tokens is not None and (size is None or size < tokens):
       raise UserError(
-        f'the model has {size} rows in its token embedding, the tokenizer {tokens} tokens: '
+        f'the token embedding of the model has {size} rows, but the tokenizer has {tokens} tokens: '
         f'set TokenEmbedding.vocab_size to at least {tokens}, or leave it out'
       )
 
   def summarise(self, means, info=None):
-    """Adds perplexity, and bits per byte where every byte of the split was counted."""
+    """Returns the metrics with perplexity."""
     metrics = super().summarise(means, info)
     metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
     return metrics
@@ -337,14 +355,14 @@ class TokenTask(TextTask):
     smoothing: Tunable = 0.0,
     length_axis: str | None = 'length',
   ) -> Sums:
-    """Returns the sums of the loss and of correct predictions.
+    """Returns the metrics loss and accuracy as (sum, weight).
 
     Args:
       model: computes the logits.
       x: hidden vectors [batch, length, d_model].
       labels: the tokens to predict, [batch, length].
-      batch: for `target_weights`.
-      key: None is evaluation: no label smoothing, no z-loss.
+      batch: the batch, for `target_weights`.
+      key: None in evaluation, without label smoothing and z-loss.
       smoothing: label smoothing in training.
       length_axis: the logical axis of the second dimension.
     """

@@ -1,4 +1,4 @@
-"""Causal language modelling: the next token from those before it (GPT)."""
+"""Causal language modelling: prediction of the next token (GPT)."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
 
 
 def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:
-  """What the model reads to predict `tokens`: each segment moved by one, `bos_id` first."""
+  """Returns the model inputs that predict `tokens`: each segment shifted by one, starting with `bos_id`."""
   before = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=bos_id)
   same = jnp.pad(segments[:, :-1] == segments[:, 1:], ((0, 0), (1, 0)))
   return jnp.where(same, before, bos_id)
@@ -24,16 +24,17 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLM(DistillableTask, JoinedDocuments):
-  """Documents joined and cut into rows of `length` tokens; no token sees another document.
+  """Predicts the next token of documents that are concatenated and split into rows of `length` tokens.
 
-  Every token, the end of the document included, is a target exactly once, so that
-  `bits_per_byte` is the cost of the whole split.
+  Every token, including the end of a document, is a target exactly once, so `bits_per_byte` covers the
+  full split.
 
   Attributes:
-    length: tokens a row.
-    separate_documents: False lets tokens see earlier documents of their row. Rows are then one segment and
-      always full: the tokens of an incomplete last row are left out, and with them `bits_per_byte`.
-    strategy: how the tokens of a continuation are chosen, unless the caller says.
+    length: tokens per row.
+    separate_documents: hides the documents of a row from each other. False: tokens attend to earlier
+      documents of their row. Each row is then one segment without padding; an incomplete last row is
+      dropped, and then `bits_per_byte` is not computed.
+    strategy: decoding strategy of `generate` if the caller sets none.
   """
 
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
@@ -42,11 +43,11 @@ class CausalLM(DistillableTask, JoinedDocuments):
 
   @property
   def default_strategy(self):
-    """The config's."""
+    """The `strategy` of the config."""
     return self.strategy
 
   def transform(self, *, train):
-    """Other pieces, where they are drawn."""
+    """Returns the transform that samples segmentations, if `pieces` is set."""
     return self.resegment({'tokens': self.length}, train)
 
   def spec(self, batch_size):
@@ -55,12 +56,12 @@ class CausalLM(DistillableTask, JoinedDocuments):
     return {'tokens': shape, 'segments': shape, 'positions': shape}
 
   def check_model(self, model):
-    """No block may see a later token."""
+    """Also raises UserError if a block attends to later tokens."""
     super().check_model(model)
     check_causal(model, self.length, 'CausalLM')
 
   def target_weights(self, batch):
-    """1 for each token that is not padding."""
+    """Returns weight 1 for each token that is not padding."""
     return (batch['segments'] != 0).astype(jnp.float32)
 
   def _hidden(self, model, batch, key):
@@ -68,12 +69,12 @@ class CausalLM(DistillableTask, JoinedDocuments):
     return model.hidden(inputs, tokens=self.row_tokens(batch), key=key)
 
   def predictions(self, model, batch, key):
-    """The logits of each token."""
+    """Returns the logits of each token."""
     out = self._hidden(model, batch, key)
     return constrain(model.logits(out.x), 'batch', 'length', 'vocab'), out
 
   def sums(self, model, batch, key, teacher=None):
-    """Loss and accuracy of each token that is not padding."""
+    """Returns loss and accuracy over the tokens that are not padding."""
     out = self._hidden(model, batch, key)
     output = TaskOutput(self.token_sums(model, out.x, batch['tokens'], batch, key), out.aux)
     if teacher is None:
@@ -82,18 +83,18 @@ class CausalLM(DistillableTask, JoinedDocuments):
     return self.distilled(output, logits, self.target_weights(batch), teacher, batch)
 
   def summarise(self, means, info=None):
-    """loss, accuracy, perplexity; with a whole split's `info`, bits_per_byte."""
+    """Returns loss, accuracy and perplexity; with `info` of a full split also bits_per_byte."""
     metrics = super().summarise(means, info)
     if info and info.get('bytes') and not info.get('cut_tokens'):
       metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
     return metrics
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
-    """Continues each prompt; an empty one starts a document."""
+    """Continues each prompt; an empty prompt starts a new document."""
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return answers(self._generated(model, prompts, seed, **settings), self.fitted)
+    return answers(self._generate(model, prompts, seed, **settings), self.fitted)
 
-  def _generated(self, model, prompts, seed=0, **settings) -> Generated:
+  def _generate(self, model, prompts, seed=0, **settings) -> Generated:
     tokenizer = self.fitted
     ids, lengths = pad_prompts([tokenizer.prompt(prompt) for prompt in prompts], tokenizer.pad_id)
     return generate(
@@ -109,6 +110,13 @@ class CausalLM(DistillableTask, JoinedDocuments):
   def check_generate(
     self, model: Any, prompts: Sequence[str], strategy: Strategy, max_new_tokens: int
   ) -> None:
-    """Raises UserError if a model of these shapes cannot continue the prompts."""
+    """Raises UserError if the model cannot continue the prompts, e.g. for lack of positions.
+
+    Args:
+      model: the model's shapes.
+      prompts: the prompts.
+      strategy: decoding strategy.
+      max_new_tokens: number of tokens to generate.
+    """
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens}
-    check_shapes(lambda m: self._generated(m, prompts, **settings), model)
+    check_shapes(lambda m: self._generate(m, prompts, **settings), model)

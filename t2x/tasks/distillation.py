@@ -1,5 +1,4 @@
-"""Knowledge distillation: a task that also learns the output distributions of a frozen teacher
-(Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
+"""Knowledge distillation from a frozen teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
 
 import abc
 import dataclasses
@@ -22,12 +21,12 @@ class Distillation:
   """(1 - alpha) * the loss of the labels + alpha * temperature^2 * KL(teacher || student), where both
   distributions are softmax(logits / temperature).
 
-  The second term is reported as `distillation`. `loss` stays the unscaled loss of the labels, which is
-  what evaluation reports too.
+  The second term is reported as `distillation`. `loss` is the unscaled loss of the labels, in training as in
+  evaluation.
 
   Attributes:
-    alpha: share of the teacher; 1 leaves the labels out.
-    temperature: softens both distributions.
+    alpha: weight of the teacher's term; 1 ignores the labels.
+    temperature: softmax temperature of both distributions.
   """
 
   alpha: Annotated[Tunable, Range('0 < x <= 1')] = 0.5
@@ -38,19 +37,19 @@ class Distillation:
   ) -> Float[Array, '*batch']:
     """Returns temperature^2 * KL(teacher || student) in float32; no gradient reaches `teacher`."""
     temperature = scalar(self.temperature)
-    ours, theirs = (
+    log_q, log_p = (
       jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
       for logits in (student, jax.lax.stop_gradient(teacher))
     )
-    return temperature**2 * (jnp.exp(theirs) * (theirs - ours)).sum(axis=-1)
+    return temperature**2 * (jnp.exp(log_p) * (log_p - log_q)).sum(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistillableTask(Task):
-  """A task that predicts classes and can learn them from `Experiment.teacher`.
+  """A task that predicts classes and supports distillation from `Experiment.teacher`.
 
   Attributes:
-    distillation: how the predictions of the teacher count in training; None if there is no teacher.
+    distillation: weight and temperature of the teacher's term; None without a teacher.
   """
 
   distillation: Distillation | None = None
@@ -59,9 +58,9 @@ class DistillableTask(Task):
   def predictions(
     self, model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
   ) -> tuple[Float[Array, 'batch *targets classes'], Output]:
-    """Returns the logits of the targets, in the shape of `target_weights`, and what the model returned.
+    """Returns the logits of the targets, in the shape of `target_weights`, and the output of the model.
 
-    `key` None is evaluation.
+    `key` is None in evaluation.
     """
 
   @abc.abstractmethod
@@ -72,21 +71,27 @@ class DistillableTask(Task):
     key: jax.Array | None,
     teacher: Any = None,
   ) -> TaskOutput:
-    """As `Task.sums`, with the teacher's term if there is a teacher: the frozen model of
-    `Experiment.teacher`, in training only."""
+    """Returns the sums of `Task.sums`, with the teacher's term if there is a teacher.
+
+    Args:
+      model: the model.
+      batch: arrays as in `spec`.
+      key: random key of the step; None in evaluation.
+      teacher: the frozen model of `Experiment.teacher`, in training only.
+    """
 
   def check_teacher(self, model, teacher):
-    """The teacher must solve the same task, with the same classes."""
+    """Raises UserError if the teacher does not fit the task or has other classes than the model."""
     name = type(self).__name__
     if self.distillation is None or teacher is None:
       if teacher is not None:
         raise UserError(
-          f'Experiment.teacher is set and {name}.distillation is not: set it to @Distillation(), or '
+          f'Experiment.teacher is set, but {name}.distillation is not: set it to @Distillation(), or '
           'remove the teacher'
         )
       if self.distillation is not None:
         raise UserError(
-          f'{name}.distillation is set and Experiment.teacher is not: set it to @Teacher(), or remove '
+          f'{name}.distillation is set, but Experiment.teacher is not: set it to @Teacher(), or remove '
           'the distillation'
         )
       return
@@ -94,18 +99,18 @@ class DistillableTask(Task):
       self.check_model(teacher)
     except UserError as error:
       raise UserError(f'Experiment.teacher: {error}') from error
-    ours, theirs = (
-      jax.eval_shape(lambda one, batch: self.predictions(one, batch, None)[0], one, self.spec(1))
-      for one in (model, teacher)
+    logits, teacher_logits = (
+      jax.eval_shape(lambda m, batch: self.predictions(m, batch, None)[0], network, self.spec(1))
+      for network in (model, teacher)
     )
-    if ours.shape != theirs.shape:
+    if logits.shape != teacher_logits.shape:
       raise UserError(
-        f'Experiment.teacher gives {theirs.shape[-1]} logits for each target and Experiment.model '
-        f'{ours.shape[-1]}: give both the same vocabulary or classes'
+        f'Experiment.teacher has {teacher_logits.shape[-1]} logits for each target, but '
+        f'Experiment.model has {logits.shape[-1]}: use the same vocabulary or classes for both'
       )
 
   def weights(self, batch):
-    """Adds the weight of the teacher's term: the same targets."""
+    """Returns the weights of the loss terms; the teacher's term has the weight of the main term."""
     weights = super().weights(batch)
     return weights if self.distillation is None else weights | {'distillation': weights['loss']}
 
@@ -117,20 +122,20 @@ class DistillableTask(Task):
     teacher: Any,
     batch: Mapping[str, jax.Array],
   ) -> TaskOutput:
-    """Returns `output` with the teacher's term, where there is a teacher.
+    """Adds the teacher's term to `output`, if there is a teacher.
 
     Args:
-      output: without the term.
-      logits: predictions of the student.
-      weights: of the targets.
-      teacher: the model; None in evaluation, and if the run has no teacher.
-      batch: what the student has read.
+      output: metrics and loss terms without the teacher's term.
+      logits: logits of the student.
+      weights: weights of the targets.
+      teacher: the teacher; None in evaluation and without distillation.
+      batch: the student's inputs.
     """
     if teacher is None or self.distillation is None:
       return output
-    theirs, _ = self.predictions(teacher, batch, None)
+    teacher_logits, _ = self.predictions(teacher, batch, None)
     alpha = scalar(self.distillation.alpha)
-    term = (self.distillation.divergence(logits, theirs) * weights).sum()
+    term = (self.distillation.divergence(logits, teacher_logits) * weights).sum()
     return dataclasses.replace(
       output,
       coefficient=1.0 - alpha,

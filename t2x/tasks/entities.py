@@ -1,8 +1,8 @@
-"""Entities in sequences of BIO tags, found and compared on the device.
+"""Extraction and comparison of entities in sequences of BIO tags, on the device.
 
-What counts as an entity is what conlleval (https://www.clips.uantwerpen.be/conll2003/ner/) and
-seqeval's default mode say: one begins at `B-X`, and at `I-X` behind `O` or behind another type, and
-goes on through the `I-X` that follow.
+Entities are defined as in conlleval (https://www.clips.uantwerpen.be/conll2003/ner/) and in seqeval's
+default mode: an entity of type X begins at `B-X`, or at `I-X` after `O` or after another type, and includes
+all directly following `I-X`.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ from t2x.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Tags:
-  """A tag set by label id, for look-ups on the device.
+  """Lookup tables from label ids to the parts of BIO tags.
 
   Attributes:
-    inside: which labels belong to an entity: all but `O`.
-    begins: which are `B-X`.
-    types: a number for each X; 0 for `O`.
+    inside: True for labels of entities: all except `O`.
+    begins: True for labels `B-X`.
+    types: the number of the type X; 0 for `O`.
   """
 
   inside: np.ndarray
@@ -31,17 +31,20 @@ class Tags:
   types: np.ndarray
 
   @classmethod
-  def of(cls, labels: Sequence[str]) -> 'Tags | None':
-    """The tags of a label set; None where the labels are no BIO tags.
+  def from_labels(cls, labels: Sequence[str]) -> 'Tags | None':
+    """Returns the tags of a label set; None if the labels are not BIO tags.
 
     Raises:
-      UserError: some of the labels are BIO tags, and others are not.
+      UserError: only some of the labels are BIO tags.
     """
-    odd = [label for label in labels if label != 'O' and label[:2] not in ('B-', 'I-')]
-    if len(odd) == len(labels) or 'O' not in labels:
+    others = [label for label in labels if label != 'O' and label[:2] not in ('B-', 'I-')]
+    if len(others) == len(labels) or 'O' not in labels:
       return None
-    if odd:
-      raise UserError(f'{odd[0]!r} stands among BIO tags: they are O, B-TYPE and I-TYPE')
+    if others:
+      raise UserError(
+        f'the label {others[0]!r} is not a BIO tag, but other labels are: '
+        'use only O, B-TYPE and I-TYPE'
+      )
     names = ['O', *dict.fromkeys(label[2:] for label in labels if label != 'O')]
     return cls(
       inside=np.array([label != 'O' for label in labels]),
@@ -52,12 +55,12 @@ class Tags:
 
 @dataclasses.dataclass(frozen=True)
 class Entities:
-  """The entities of sequences, told at the place where each begins.
+  """The entities of a batch of sequences, stored at the positions where they begin.
 
   Attributes:
-    begins: where one begins.
-    ends: the place behind its end; of no meaning elsewhere.
-    types: its type.
+    begins: True where an entity begins.
+    ends: position after the end of the entity; undefined where `begins` is False.
+    types: number of the type of the entity.
   """
 
   begins: Bool[Array, 'batch length']
@@ -68,18 +71,24 @@ class Entities:
 def entities(
   tags: Tags, labels: Int[Array, 'batch length'], present: Bool[Array, 'batch length']
 ) -> Entities:
-  """The entities of label sequences; places that are not `present` count as `O`."""
+  """Extracts the entities of label sequences.
+
+  Args:
+    tags: the tag set.
+    labels: label ids.
+    present: False for positions that count as `O`, such as padding.
+  """
   types = jnp.where(present, jnp.asarray(tags.types)[labels], 0)
   inside = jnp.asarray(tags.inside)[labels] & present
   before = jnp.pad(types[:, :-1], ((0, 0), (1, 0)))
   begins = inside & (jnp.asarray(tags.begins)[labels] | (before != types))
-  # The place of the next label that does not go on with an entity, counted from the one behind.
+  # Position of the next label, after each position, that does not continue an entity.
   length = labels.shape[1]
-  places = jnp.where(inside & ~begins, length, jnp.arange(length))
-  places = jnp.pad(places[:, 1:], ((0, 0), (0, 1)), constant_values=length)
-  return Entities(begins, jax.lax.cummin(places, axis=1, reverse=True), types)
+  stops = jnp.where(inside & ~begins, length, jnp.arange(length))
+  stops = jnp.pad(stops[:, 1:], ((0, 0), (0, 1)), constant_values=length)
+  return Entities(begins, jax.lax.cummin(stops, axis=1, reverse=True), types)
 
 
 def num_equal(a: Entities, b: Entities) -> Int[Array, '']:
-  """How many entities are in both, with the same begin, end and type."""
+  """Counts the entities that are in both, with the same begin, end and type."""
   return (a.begins & b.begins & (a.ends == b.ends) & (a.types == b.types)).sum()

@@ -1,4 +1,4 @@
-"""What a run evaluates besides the loss of its own task: other data, and what the model generates.
+"""Evaluators: additional metrics of a run, on other data or on generated text.
 
 `Experiment.evaluations` holds evaluators by name; their metrics are NAME/METRIC.
 """
@@ -20,10 +20,10 @@ from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
 from t2x.tasks.translation import Translation
 
-# Gives the items of an iterable, and watches how long each of them is worked on.
+# Yields the items of an iterable and monitors the time spent on each.
 Watched = Callable[[Iterable], Iterable]
-# Of what an evaluation generated, so many are kept.
-_SAMPLES = 10
+# Number of generated texts stored per evaluation.
+_NUM_SAMPLES = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Evaluation:
   """The result of an evaluator.
 
   Attributes:
-    metrics: numbers by name, and texts that say how they were computed.
-    samples: some of what was generated.
+    metrics: numbers by name, and texts that describe how they were computed.
+    samples: generated texts, as dicts of texts.
   """
 
   metrics: Mapping[str, float | str]
@@ -40,38 +40,38 @@ class Evaluation:
 
 
 class Evaluated(Protocol):
-  """The trained model that an evaluator is given.
+  """The argument of an evaluator: a trained model with its task.
 
   Attributes:
-    task: the evaluator's, bound to the run's tokenizer.
-    watched: what takes long is iterated through it, so that a device that hangs is noticed.
+    task: the evaluator's task, bound to the run's tokenizer.
+    watched: wraps the iterables of slow loops, so that a stalled device is detected.
   """
 
   task: Task
   watched: Watched
 
   def model(self) -> Any:
-    """The model with its parameters."""
+    """Returns the model with its parameters."""
     ...
 
   def rows(self, split: str) -> Any:
-    """The model-ready rows of a split of the task."""
+    """Returns the preprocessed rows of a split of the task."""
     ...
 
   def means(self, split: str, num_rows: int | None) -> dict[str, float]:
-    """The task's metrics over rows that are spread evenly over a split (None: all rows)."""
+    """Returns the task's metrics over `num_rows` rows sampled evenly from a split; None: all rows."""
     ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluator(abc.ABC):
-  """Evaluates a model now and then.
+  """Evaluates a model during and after training.
 
   Attributes:
-    task: what is evaluated; None: the experiment's own task.
-    split: of the task's source; None: the task's `eval_split`.
-    every: takes part in every so many evaluations of the run (1: in each) and in the last; 0: in the last only.
-    num_examples: evaluates so many, spread evenly over the split; None: all.
+    task: the task to evaluate; None: the experiment's task.
+    split: split of the task's source; None: the task's `eval_split`.
+    every: runs in each n-th evaluation of the run and in the last one; 0: only in the last one.
+    num_examples: number of examples, sampled evenly from the split; None: all.
   """
 
   task: Task | None = None
@@ -80,26 +80,26 @@ class Evaluator(abc.ABC):
   num_examples: Count | None = None
 
   def replaced(self, **settings: Any) -> 'Evaluator':
-    """The evaluator with other settings."""
+    """Returns a copy with other settings."""
     return dataclasses.replace(self, **settings)
 
   def check(self, task: Task, model: Any) -> None:  # noqa: B027
-    """Raises UserError if the task cannot be evaluated so.
+    """Raises UserError if the evaluator does not support the task or the model.
 
     Args:
-      task: bound to the tokenizer.
-      model: its shapes.
+      task: the task, bound to the tokenizer.
+      model: the model's shapes.
     """
 
   @abc.abstractmethod
   def __call__(self, evaluated: Evaluated) -> Evaluation:
-    """Evaluates."""
+    """Evaluates the model."""
 
   def _split(self, task: Task) -> str:
     return self.split or task.eval_split
 
   def _examples(self, task: Task) -> Sequence[Mapping[str, Any]]:
-    """Some examples of the source, spread evenly."""
+    """Returns `num_examples` examples of the split."""
     examples = task.source.load(self._split(task))
     if self.num_examples is None or self.num_examples >= len(examples):
       return examples
@@ -108,21 +108,21 @@ class Evaluator(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Losses(Evaluator):
-  """The metrics of a task without generation, over rows of other data or another length."""
+  """Computes the metrics of a task without generation, e.g. on other data or with longer rows."""
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
-    """As the task defines them."""
+    """Returns the task's metrics."""
     return Evaluation(evaluated.means(self._split(evaluated.task), self.num_examples))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _OfTask(Evaluator):
-  """An evaluator for one kind of task."""
+class _TaskEvaluator(Evaluator):
+  """Base class of evaluators for one class of tasks."""
 
   kind: ClassVar[type[Task]]
 
   def check(self, task: Task, model: Any) -> None:
-    """The task is of that kind."""
+    """Raises UserError if the task is of another class."""
     if not isinstance(task, self.kind):
       raise UserError(
         f'{type(self).__name__} evaluates @{self.kind.__name__}, not @{type(task).__name__}'
@@ -130,13 +130,13 @@ class _OfTask(Evaluator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Samples(_OfTask):
-  """Texts that the model continues, to be read by people. No metrics.
+class Samples(_TaskEvaluator):
+  """Generates continuations of prompts, for human inspection; computes no metrics.
 
   Attributes:
-    prompts: the beginnings.
-    num_tokens: length of the continuations.
-    strategy: how their tokens are chosen; None: the task's.
+    prompts: the prompts.
+    num_tokens: maximum number of tokens of a continuation.
+    strategy: decoding strategy; None: the task's.
   """
 
   prompts: Sequence[Text]
@@ -147,23 +147,23 @@ class Samples(_OfTask):
 
   def __post_init__(self):
     if self.split is not None or self.num_examples is not None:
-      raise UserError('Samples.prompts are all it reads: leave out Samples.split and num_examples')
+      raise UserError('Samples reads only its prompts: leave out Samples.split and num_examples')
 
   def replaced(self, **settings):
-    """The prompts are always the same."""
-    known = {
+    """Returns a copy with other settings; ignores `split` and `num_examples`."""
+    supported = {
       name: value for name, value in settings.items() if name not in ('split', 'num_examples')
     }
-    return super().replaced(**known)
+    return super().replaced(**supported)
 
   def check(self, task, model):
-    """Shapes the continuations."""
+    """Also raises UserError if the model cannot continue the prompts."""
     super().check(task, model)
     assert isinstance(task, CausalLM)
     task.check_generate(model, self.prompts, self.strategy or task.strategy, self.num_tokens)
 
   def __call__(self, evaluated):
-    """The same at every evaluation but for the parameters."""
+    """Returns the continuations; the random seed is the same in every evaluation."""
     task, samples = evaluated.task, []
     assert isinstance(task, CausalLM)
     strategy = self.strategy or task.strategy
@@ -179,14 +179,14 @@ class Samples(_OfTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translations(_OfTask):
-  """BLEU and chrF of translations, by sacrebleu, and the fraction that equals the reference.
+class Translations(_TaskEvaluator):
+  """Computes BLEU and chrF of translations with sacrebleu, and the fraction of exact matches.
 
   Attributes:
-    language: code of the target language, which decides how sacrebleu splits text into words (`zh`,
-      `ja` and `ko` have tokenizers of their own); '' is its default, 13a.
-    strategy: how tokens are chosen; None: the task's.
-    batch_size: sentences translated at once.
+    language: code of the target language, which selects sacrebleu's tokenizer (`zh`, `ja` and `ko` have
+      their own); '': the default, 13a.
+    strategy: decoding strategy; None: the task's.
+    batch_size: sentences per batch.
   """
 
   language: str = ''
@@ -196,7 +196,7 @@ class Translations(_OfTask):
   kind: ClassVar[type[Task]] = Translation
 
   def check(self, task, model):
-    """Shapes the translation of the longest sources; asks sacrebleu for the tokenizer."""
+    """Also raises UserError if the language is unknown or the model cannot translate the longest source."""
     super().check(task, model)
     assert isinstance(task, Translation)
     self._bleu()
@@ -211,16 +211,17 @@ class Translations(_OfTask):
       raise UserError(f"Translations.language = '{self.language}': {error}") from error
 
   def __call__(self, evaluated):
-    """Neighbours in length share a batch, so that little padding is translated."""
+    """Translates the examples of the split and returns the metrics."""
     task = evaluated.task
     assert isinstance(task, Translation)
     examples = self._examples(task)
     pairs = [examples[i] for i in range(len(examples))]
+    # Batches of similar length have little padding.
     order = sorted(range(len(pairs)), key=lambda i: len(pairs[i]['source']))
     model, outputs = evaluated.model(), [''] * len(pairs)
     for start in evaluated.watched(range(0, len(pairs), self.batch_size)):
       chosen = order[start : start + self.batch_size]
-      # The last batch is filled up, so that it needs no compilation of its own.
+      # The last batch is padded to the same shape, to avoid another compilation.
       prompts = [pairs[i]['source'] for i in chosen]
       prompts += [prompts[-1]] * (self.batch_size - len(prompts))
       answers = task.generate(
@@ -231,9 +232,9 @@ class Translations(_OfTask):
       )
       for i, answer in zip(chosen, answers, strict=False):
         outputs[i] = answer[0]['text']
-    return self._scored(pairs, outputs)
+    return self._score(pairs, outputs)
 
-  def _scored(self, pairs: Sequence[Mapping[str, str]], outputs: Sequence[str]) -> Evaluation:
+  def _score(self, pairs: Sequence[Mapping[str, str]], outputs: Sequence[str]) -> Evaluation:
     import sacrebleu
 
     bleu, chrf = self._bleu(), sacrebleu.CHRF()
@@ -248,29 +249,29 @@ class Translations(_OfTask):
     }
     samples = [
       {'source': pair['source'], 'target': pair['target'], 'output': output}
-      for pair, output in list(zip(pairs, outputs, strict=True))[:_SAMPLES]
+      for pair, output in list(zip(pairs, outputs, strict=True))[:_NUM_SAMPLES]
     ]
     return Evaluation(metrics, samples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answers(_OfTask):
-  """Exact match and F1 of answers to questions as SQuAD's script computes them, as fractions."""
+class Answers(_TaskEvaluator):
+  """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions."""
 
   kind: ClassVar[type[Task]] = SpanPrediction
 
   def __call__(self, evaluated):
-    """The model's answers."""
+    """Answers the questions of the split and returns the metrics."""
     task = evaluated.task
     assert isinstance(task, SpanPrediction)
     split = self._split(task)
     examples = task.source.load(split)
     count = min(len(examples), self.num_examples or len(examples))
-    wanted = spread(count, len(examples))
+    indices = spread(count, len(examples))
     answers = task.answers(
-      evaluated.model(), evaluated.rows(split), examples, wanted, evaluated.watched
+      evaluated.model(), evaluated.rows(split), examples, indices, evaluated.watched
     )
-    pairs = [(answers[i], list(examples[i]['answers'])) for i in wanted]
+    pairs = [(answers[i], list(examples[i]['answers'])) for i in indices]
     metrics = {
       'examples': float(len(pairs)),
       'exact_match': float(np.mean([exact_match(answer, gold) for answer, gold in pairs])),
@@ -278,6 +279,6 @@ class Answers(_OfTask):
     }
     samples = [
       {'question': examples[i]['question'], 'answers': ' | '.join(gold), 'output': answer}
-      for i, (answer, gold) in zip(wanted[:_SAMPLES], pairs, strict=False)
+      for i, (answer, gold) in zip(indices[:_NUM_SAMPLES], pairs, strict=False)
     ]
     return Evaluation(metrics, samples)

@@ -20,18 +20,18 @@ from t2x.tasks.image_mixing import Mixing
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageClassification(DistillableTask):
-  """Images and labels.
+  """Predicts the class of an image.
 
   Attributes:
     image_shape: height, width and channels of the source's images.
-    num_classes: number of labels.
-    label_smoothing: as `cross_entropy` defines it, in training alone.
-    crop_padding: pixels of padding around the image before a random crop; 0 leaves crops out.
-    flip: mirrors half of the images.
-    mean: subtracted from pixels scaled to 0..1.
-    std: what the difference is divided by.
-    augmentation: changes the images of training before all else; None: nothing does.
-    mixing: mixes the images of a training batch and their labels; None: they stay apart.
+    num_classes: number of classes.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    crop_padding: padding in pixels on each side before a random crop, in training only; 0: no crops.
+    flip: mirrors half of the training images.
+    mean: subtracted from the pixels, which are scaled to 0..1.
+    std: divisor of the centred pixels.
+    augmentation: augments training images before the other steps; None: no augmentation.
+    mixing: mixes the images and the labels of a training batch; None: no mixing.
   """
 
   image_shape: tuple[Size, Size, Size]
@@ -52,22 +52,22 @@ class ImageClassification(DistillableTask):
 
   @property
   def one_segment(self):
-    """An image is one row of patches."""
+    """True: an image is one row of patches."""
     return True
 
   def rows(self, split):
-    """The source's own examples."""
+    """Returns the examples of the source."""
     self.check_split(split)
     return self.source.load(split)
 
   def check_rows(self, split, rows):
-    """Also that the labels are those of the classes, where they are known without reading images."""
+    """Also raises UserError for labels out of range, if the labels can be read without the images."""
     super().check_rows(split, rows)
     for label in sorted(label_values(rows) or (), key=repr):
       check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
 
   def transform(self, *, train):
-    """Normalises; in training also augments, crops and mirrors."""
+    """Returns the transform that normalises images and, in training, augments, crops and mirrors them."""
     prepare = PrepareImage(
       num_classes=self.num_classes,
       mean=self.mean,
@@ -80,7 +80,7 @@ class ImageClassification(DistillableTask):
     return Chain((self.augmentation, prepare))
 
   def spec(self, batch_size):
-    """image float32 [batch, height, width, channels]; label int32 and weight float32 [batch]."""
+    """Returns image: float32 [batch, height, width, channels]; label: int32 and weight: float32 [batch]."""
     return {
       'image': jax.ShapeDtypeStruct((batch_size, *self.image_shape), jnp.float32),
       'label': jax.ShapeDtypeStruct((batch_size,), jnp.int32),
@@ -88,38 +88,37 @@ class ImageClassification(DistillableTask):
     }
 
   def check_model(self, model):
-    """The head needs a logit for each class."""
+    """Also raises UserError if the head has another number of classes."""
     super().check_model(model)
     if model.spec.num_classes != self.num_classes:
       raise UserError(
-        f'the model has {model.spec.num_classes} classes, the task '
-        f'{self.num_classes}: set Classifier.num_classes and ImageClassification.num_classes alike'
+        f'the model has {model.spec.num_classes} classes, but ImageClassification has '
+        f'{self.num_classes}: set Classifier.num_classes to ImageClassification.num_classes'
       )
 
   def target_weights(self, batch):
-    """The weight of each example."""
+    """Returns the weight of each example."""
     return batch['weight']
 
   def predictions(self, model, batch, key):
-    """The logits of the classes."""
+    """Returns the logits of the classes."""
     out = model(batch['image'], key=key)
     return out.x, out
 
   def sums(self, model, batch, key, teacher=None):
-    """Loss, accuracy (top-1) and top-5 accuracy of the examples with weight 1; of mixed ones, those
-    of both labels, each with its share."""
+    """Returns loss, accuracy (top-1) and top-5 accuracy; for mixed images the mean over both labels."""
     images, labels, weights = batch['image'], batch['label'], self.target_weights(batch)
     if key is None or self.mixing is None:
       logits, out = self.predictions(model, batch, key)
       sums = self._sums(logits, labels, weights, train=key is not None)
       return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
-    # A name that no part of a model has.
+    # 'task.mixing' is not the path of any module, so the key is independent of theirs.
     images, other, share = self.mixing(images, named_key(key, 'task.mixing'))
     mixed = {**batch, 'image': images}
     logits, out = self.predictions(model, mixed, key)
     own = self._sums(logits, labels, share * weights, train=True)
     others = self._sums(logits, labels[other], (1 - share) * weights, train=True)
-    # The two shares of an example add up to its weight.
+    # The weights of the two labels add up to the weight of the example.
     sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
     return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, mixed)
 
@@ -131,5 +130,5 @@ class ImageClassification(DistillableTask):
     return sums | {'top5_accuracy': (hit.sum(), weights.sum())}
 
   def count(self, batch):
-    """Examples that are not padding."""
+    """Returns the number of examples that are not padding."""
     return int(np.count_nonzero(batch['weight']))

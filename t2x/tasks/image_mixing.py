@@ -1,4 +1,4 @@
-"""Images of a batch mixed with each other in training, and their labels with them."""
+"""Augmentations that mix the images of a training batch and their labels."""
 
 import abc
 import dataclasses
@@ -11,7 +11,7 @@ from t2x.ranges import Positive
 
 
 class Mixing(abc.ABC):
-  """Mixes each image of a batch with another one."""
+  """Mixes each image of a batch with another image of the batch."""
 
   @abc.abstractmethod
   def __call__(
@@ -19,22 +19,28 @@ class Mixing(abc.ABC):
   ) -> tuple[
     Float[Array, 'batch height width channels'], Int[Array, ' batch'], Float[Array, '#batch']
   ]:
-    """The mixed images, which other image is in each, and how much of its own label each keeps."""
+    """Mixes the images of a batch.
+
+    Returns:
+      The mixed images, for each the index of the other image, and the share of its own label.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixUp(Mixing):
-  """share * image + (1 - share) * another image of the batch, and the labels alike
-  (https://arxiv.org/abs/1710.09412). The share is one for a batch, as in the authors' code.
+  """MixUp: share * image + (1 - share) * another image, and the same for labels
+  (https://arxiv.org/abs/1710.09412).
+
+  All images of a batch have the same share, as in the authors' code.
 
   Attributes:
-    alpha: the share is drawn from Beta(alpha, alpha): small is mostly one of the two, 1 any share.
+    alpha: the share is drawn from Beta(alpha, alpha); small values give shares near 0 and 1, 1 uniform ones.
   """
 
   alpha: Positive = 0.2
 
   def __call__(self, images, key):
-    """As `Mixing`; the others are a permutation of the batch."""
+    """Mixes each image with its image in a random permutation of the batch."""
     share = jax.random.beta(named_key(key, 'share'), self.alpha, self.alpha, (1,))
     other = jax.random.permutation(named_key(key, 'other'), len(images))
     part = share[:, None, None, None].astype(images.dtype)

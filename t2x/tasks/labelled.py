@@ -1,4 +1,4 @@
-"""What tasks over labelled texts share: rows with one example each, and a head of their own."""
+"""Base class of tasks over labelled texts, with one example per row and a classification head."""
 
 import abc
 import collections
@@ -22,7 +22,7 @@ class LabelledTask(TextTask):
   """A task that predicts classes from the hidden vectors of a text.
 
   Attributes:
-    length: tokens a row, special ones included.
+    length: tokens per row, including special tokens.
   """
 
   length: Size
@@ -32,43 +32,43 @@ class LabelledTask(TextTask):
   @property
   @abc.abstractmethod
   def num_classes(self) -> int:
-    """Logits that the head gives."""
+    """Number of logits of the head."""
 
   @property
   @abc.abstractmethod
   def plan(self) -> LabelledPlan:
-    """How examples become rows."""
+    """The conversion of examples to rows."""
 
   def rows(self, split):
-    """Rows from the cache."""
+    """Returns rows from the token cache."""
     self.check_split(split)
     return token_rows(self.source, split, self.fitted, self.plan)
 
   def check_model(self, model):
-    """The head needs a logit for each class, beside what every text task wants."""
+    """Also raises UserError if `pieces` is set or the head has another number of classes."""
     super().check_model(model)
     if self.pieces is not None:
       raise UserError(
-        f'{type(self).__name__}.pieces: labels stand at the pieces that rows are cached with, so no '
-        'others are drawn: leave it out'
+        f'{type(self).__name__}.pieces is not supported, because labels refer to the tokens of cached '
+        'rows: leave it out'
       )
     if model.spec.num_classes != self.num_classes:
       raise UserError(
-        f'the model has {model.spec.num_classes} classes, {type(self).__name__} {self.num_classes}: '
-        f'bind @{self.head} as the head, its num_classes = {self.num_classes}'
+        f'the model has {model.spec.num_classes} classes, but {type(self).__name__} needs '
+        f'{self.num_classes}: bind @{self.head} as the head, with num_classes = {self.num_classes}'
       )
 
   def summarise(self, means, info=None):
-    """The quotients alone: perplexity says nothing here."""
+    """Returns the metrics without perplexity, which is meaningless for classes."""
     return Task.summarise(self, means, info)
 
-  def told(
+  def run_on_examples(
     self,
     function: Callable[..., Any],
     model: nnx.Module,
     examples: Sequence[Mapping[str, Any]],
   ) -> tuple[list[dict[str, Any]], Any]:
-    """The rows of some examples, and what `function(model, batch)` makes of all of them at once."""
+    """Returns the rows of some examples, and `function(model, batch)` for the batch of all these rows."""
     rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
     spread, gathered = spread_over(model, len(rows))
     batch = {name: spread(np.stack([row[name] for row in rows])) for name in rows[0]}

@@ -1,4 +1,4 @@
-"""Sums of metrics that tasks compute from logits; the cross-entropy itself is that of `t2x.models`."""
+"""Metrics of classification tasks; the cross-entropy is in `t2x.models.losses`."""
 
 from collections.abc import Sequence
 
@@ -13,11 +13,13 @@ def f1_sums(
   weights: Float[Array, '*batch'],
   names: Sequence[str],
 ) -> Sums:
-  """F1 of each class, as the quotient of two counts that can be summed: `f1/NAME` is twice the hits
-  over how often the class is predicted plus how often it is the label."""
+  """Returns the F1 of each class as a pair of counts that can be summed over batches.
+
+  `f1/NAME` is (2 * true positives, predictions + labels).
+  """
   sums = {}
   for number, name in enumerate(names):
-    told, true = ((which == number) * weights for which in (predicted, labels))
-    hits = (told * (labels == number)).sum()
-    sums[f'f1/{name}'] = (2 * hits, told.sum() + true.sum())
+    is_predicted, is_label = ((ids == number) * weights for ids in (predicted, labels))
+    hits = (is_predicted * (labels == number)).sum()
+    sums[f'f1/{name}'] = (2 * hits, is_predicted.sum() + is_label.sum())
   return sums

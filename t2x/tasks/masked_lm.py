@@ -1,5 +1,5 @@
-"""Masked language modelling (BERT, https://arxiv.org/abs/1810.04805; masks drawn anew each epoch as
-in RoBERTa, https://arxiv.org/abs/1907.11692)."""
+"""Masked language modelling (BERT, https://arxiv.org/abs/1810.04805; with new masks in each epoch as in
+RoBERTa, https://arxiv.org/abs/1907.11692)."""
 
 import dataclasses
 import math
@@ -19,16 +19,16 @@ from t2x.tasks.text import JoinedDocuments
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskedLM(DistillableTask, JoinedDocuments):
-  """Predicts the hidden tokens of a row.
+  """Predicts the masked tokens of a row.
 
   Attributes:
-    length: tokens a row.
-    separate_documents: False lets tokens see the other documents of their row. Rows are then one segment
-      and always full: the tokens of an incomplete last row are left out.
-    rate: part of the tokens to be predicted.
-    mask_rate: part of those replaced by the mask token.
-    random_rate: part of those replaced by a random token; the rest stays as it was.
-    whole_word: hides all pieces of a word together.
+    length: tokens per row.
+    separate_documents: hides the documents of a row from each other. False: each row is one segment without
+      padding, and an incomplete last row is dropped.
+    rate: fraction of the tokens to predict.
+    mask_rate: fraction of the predicted tokens that are replaced by the mask token.
+    random_rate: fraction of the predicted tokens that are replaced by a random token; the rest is unchanged.
+    whole_word: masks all tokens of a word together.
   """
 
   rate: Annotated[float, Range('0 < x <= 1')] = 0.15
@@ -38,11 +38,11 @@ class MaskedLM(DistillableTask, JoinedDocuments):
 
   @property
   def max_predictions(self) -> int:
-    """Places for predictions in a row."""
+    """Maximum number of predicted tokens per row."""
     return math.ceil(self.rate * self.length)
 
   def transform(self, *, train):
-    """Masks; evaluation draws from a fixed seed, so that its masks are always the same."""
+    """Returns the transform that masks tokens; evaluation uses a fixed seed and so fixed masks."""
     masks = MaskTokens(
       tokenizer=self.fitted,
       rate=self.rate,
@@ -55,34 +55,34 @@ class MaskedLM(DistillableTask, JoinedDocuments):
     return masks if first is None else Chain((first, masks))
 
   def spec(self, batch_size):
-    """A row's tokens, and the places, labels and weights of its predictions."""
+    """Returns the shapes of the rows, and of the positions, labels and weights of the predictions."""
     row = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
-    picked = jax.ShapeDtypeStruct((batch_size, self.max_predictions), jnp.int32)
+    predicted = jax.ShapeDtypeStruct((batch_size, self.max_predictions), jnp.int32)
     return {
       'tokens': row,
       'segments': row,
       'positions': row,
-      'masked_positions': picked,
-      'labels': picked,
-      'weights': jax.ShapeDtypeStruct(picked.shape, jnp.float32),
+      'masked_positions': predicted,
+      'labels': predicted,
+      'weights': jax.ShapeDtypeStruct(predicted.shape, jnp.float32),
     }
 
   def target_weights(self, batch):
-    """1 for each place of a prediction that is used."""
+    """Returns weight 1 for each prediction, 0 for padding."""
     return batch['weights']
 
   def _hidden(self, model, batch, key):
-    """What the model returns, with the vectors of the hidden tokens alone."""
+    """Returns the model's output with the hidden vectors of the masked tokens only."""
     out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
     return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
 
   def predictions(self, model, batch, key):
-    """The logits of the hidden tokens alone."""
+    """Returns the logits of the masked tokens only."""
     out = self._hidden(model, batch, key)
     return constrain(model.logits(out.x), 'batch', None, 'vocab'), out
 
   def sums(self, model, batch, key, teacher=None):
-    """Loss and accuracy over the hidden tokens; logits are computed for them alone."""
+    """Returns loss and accuracy over the masked tokens."""
     out = self._hidden(model, batch, key)
     sums = self.token_sums(model, out.x, batch['labels'], batch, key, length_axis=None)
     sums['masked_accuracy'] = sums.pop('accuracy')

@@ -1,5 +1,5 @@
-"""Classification of texts, or of pairs of texts (BERT, https://arxiv.org/abs/1810.04805; GPT-1,
-Radford et al. 2018)."""
+"""Classification of texts or pairs of texts (BERT, https://arxiv.org/abs/1810.04805; GPT-1, Radford et al.
+2018)."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ from t2x.tasks.text import encoded_spec, hidden_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceClassification(DistillableTask, LabelledTask):
-  """Texts and their classes: examples have `label` and the text `fields`.
+  """Predicts the class of a text or of a pair of texts. Examples have a `label` and the text `fields`.
 
-  Metrics: accuracy; macro_f1, the mean of the classes' F1 over those that occur in the data or in
-  the predictions; with two classes f1, that of the second, as scikit-learn has them.
+  Metrics, as in scikit-learn: accuracy; macro_f1, the mean F1 of the classes that occur in the data or in the
+  predictions; with two classes also f1 of the second class.
 
   Attributes:
-    labels: the classes' names.
-    fields: one text field, or two.
-    label_smoothing: as `cross_entropy` defines it, in training alone.
-    auxiliary: a further objective on the same texts (`LanguageModelling`); None: there is none.
+    labels: names of the classes.
+    fields: one or two names of text fields.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    auxiliary: an auxiliary objective on the same texts (`LanguageModelling`), or None.
   """
 
   labels: Annotated[Sequence[str], NonEmpty]
@@ -50,47 +50,47 @@ class SequenceClassification(DistillableTask, LabelledTask):
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
 
   def texts_of(self, example):
-    """The fields that are read."""
+    """Returns the text fields."""
     return [example[name] for name in self.fields if name in example]
 
   @property
   def num_classes(self):
-    """One for each label."""
+    """Number of labels."""
     return len(self.labels)
 
   @property
   def plan(self):
-    """One example a row."""
+    """One example per row."""
     return LabelledTexts(length=self.length, labels=tuple(self.labels), fields=tuple(self.fields))
 
   def spec(self, batch_size):
-    """tokens, types, segments: int32 [batch, length]; label, weight: int32 [batch]."""
-    one = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    return encoded_spec(batch_size, self.length) | {'label': one, 'weight': one}
+    """Returns tokens, types, segments: int32 [batch, length]; label, weight: int32 [batch]."""
+    scalar = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    return encoded_spec(batch_size, self.length) | {'label': scalar, 'weight': scalar}
 
   def check_model(self, model):
-    """Also what the auxiliary objective asks for."""
+    """Also raises UserError if the model does not fit the auxiliary objective."""
     super().check_model(model)
     if self.auxiliary is not None:
       self.auxiliary.check_model(model, self.length)
 
   def target_weights(self, batch):
-    """The weight of each example."""
+    """Returns the weight of each example."""
     return batch['weight'].astype(jnp.float32)
 
   def weights(self, batch):
-    """Adds the weight of the auxiliary objective."""
+    """Returns the weights of the loss terms, including the auxiliary objective."""
     weights = super().weights(batch)
     if self.auxiliary is not None:
       weights['auxiliary'] = self.auxiliary.term_weight(batch, self.target_weights(batch))
     return weights
 
   def predictions(self, model, batch, key):
-    """The logits of the classes."""
+    """Returns the logits of the classes."""
     return _logits(model, batch, key)
 
   def sums(self, model, batch, key, teacher=None):
-    """Loss, accuracy and the parts of F1 of each class over the examples with weight 1."""
+    """Returns loss, accuracy and the F1 counts of each class over the examples with weight 1."""
     logits, out = _logits(model, batch, key)
     weights = self.target_weights(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
@@ -103,37 +103,37 @@ class SequenceClassification(DistillableTask, LabelledTask):
     return self.distilled(output, logits, weights, teacher, batch)
 
   def count(self, batch):
-    """Examples that are not padding."""
+    """Returns the number of examples that are not padding."""
     return int(np.count_nonzero(batch['weight']))
 
   def summarise(self, means, info=None):
-    """F1 by class becomes macro_f1, and f1 where there are two."""
+    """Returns the metrics with macro_f1 and, with two classes, f1 in place of the F1 of each class."""
     metrics = super().summarise(means, info)
     names = [f'f1/{label}' for label in self.labels]
     by_class = [metrics.pop(name) for name in names]
-    seen = [f1 for f1, name in zip(by_class, names, strict=True) if means[name][1] > 0]
-    metrics['macro_f1'] = float(np.mean(seen)) if seen else 0.0
+    occurring = [f1 for f1, name in zip(by_class, names, strict=True) if means[name][1] > 0]
+    metrics['macro_f1'] = float(np.mean(occurring)) if occurring else 0.0
     return metrics | ({'f1': by_class[1]} if len(by_class) == 2 else {})
 
   def check_prompt(self, prompt):
-    """A pair needs both of its texts."""
+    """Raises UserError if the prompt of a pair is not two texts separated by a tab."""
     if len(self.fields) > 1 and prompt.count('\t') != len(self.fields) - 1:
-      raise UserError(f'a prompt is {len(self.fields)} texts with a tab between them')
+      raise UserError(f'a prompt must be {len(self.fields)} texts separated by a tab')
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
-    """The likeliest classes of each prompt; a tab stands between the texts of a pair."""
+    """Returns the likeliest classes of each prompt; the texts of a pair are separated by a tab."""
     examples = []
     for prompt in prompts:
       self.check_prompt(prompt)
       texts = prompt.split('\t') if len(self.fields) > 1 else [prompt]
       examples.append(dict(zip(self.fields, texts, strict=True)) | {'label': self.labels[0]})
-    _, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, examples)
+    _, logits = self.run_on_examples(lambda m, batch: _logits(m, batch, None)[0], model, examples)
     log_probs = np.asarray(jax.nn.log_softmax(logits))
 
     def answer(row, label):
       score = float(log_probs[row, label])
-      known = {'text': self.labels[label], 'tokens': [int(label)], 'log_probs': [score]}
-      return known | {'score': score}
+      fields = {'text': self.labels[label], 'tokens': [int(label)], 'log_probs': [score]}
+      return fields | {'score': score}
 
     order = np.argsort(-log_probs, axis=1)[:, :num_return]
     return [[answer(row, label) for label in labels] for row, labels in enumerate(order)]
@@ -142,7 +142,7 @@ class SequenceClassification(DistillableTask, LabelledTask):
 def _logits(
   model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
 ) -> tuple[Float[Array, 'batch classes'], Output]:
-  """Class logits in float32, and the hidden vectors that they are made of."""
+  """Returns the class logits in float32 and the model's output with the hidden vectors."""
   out = hidden_of(model, batch, key)
   logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
   return logits.astype(jnp.float32), out

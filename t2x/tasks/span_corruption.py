@@ -1,5 +1,5 @@
-"""Span corruption, T5's pre-training: the decoder writes what the encoder's text has lost (Raffel et al.
-2020, https://arxiv.org/abs/1910.10683)."""
+"""Span corruption, T5's pre-training objective: the decoder predicts the spans masked in the encoder's text
+(Raffel et al. 2020, https://arxiv.org/abs/1910.10683)."""
 
 import dataclasses
 from typing import Annotated, ClassVar
@@ -18,22 +18,22 @@ from t2x.tasks.causal_lm import shift_right
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanCorruption(TokenTask):
-  """Fills the gaps of a row of text, for an encoder-decoder.
+  """Predicts the masked spans of a row of text with an encoder-decoder.
 
-  Documents are joined and cut into rows that fill a source once spans are hidden (568 tokens for
-  512 of the source and 114 of the target). A row is one example: the end of a document in it is a
-  token like others, and may be hidden.
+  Documents are concatenated and split into rows that fill the source after masking (568 tokens for a
+  source of 512 and a target of 114). A row is one example; ends of documents are ordinary tokens and may be
+  masked.
 
   Attributes:
-    source_length: tokens of the source, sentinels and eos included.
-    rate: part of the tokens that are hidden.
-    mean_span: mean length of a hidden span.
-    num_sentinels: ids that are sentinels.
-    first_sentinel: the first of them, which the others count down from (32099 in T5's own
-      tokenizers). None: they follow the tokenizer's ids, and the first is the last of all.
+    source_length: tokens of the source, including sentinels and eos.
+    rate: fraction of the tokens to mask.
+    mean_span: mean length of a masked span in tokens.
+    num_sentinels: number of sentinel ids.
+    first_sentinel: id of the first sentinel; the following sentinels count down from it (32099 in T5's
+      tokenizers). None: the sentinels follow the ids of the tokenizer, and the first has the largest id.
 
   Raises:
-    UserError: more spans than sentinels, or what `CorruptSpans` refuses.
+    UserError: there are more spans than sentinels, or the settings are invalid for `CorruptSpans`.
   """
 
   source_length: Size
@@ -48,55 +48,55 @@ class SpanCorruption(TokenTask):
     spans = self._corruption(0, self.num_sentinels).num_spans
     if spans > self.num_sentinels:
       raise UserError(
-        f'rows of {self.source_length} tokens have {spans} gaps: set SpanCorruption.num_sentinels '
-        f'= {self.num_sentinels} to at least {spans}'
+        f'SpanCorruption.num_sentinels = {self.num_sentinels} is too small, because sources of '
+        f'{self.source_length} tokens have {spans} masked spans: set it to at least {spans}'
       )
     if self.first_sentinel is not None and self.first_sentinel < self.num_sentinels:
       raise UserError(
-        f'SpanCorruption.first_sentinel = {self.first_sentinel}: {self.num_sentinels} sentinels '
-        'cannot count down from it'
+        f'SpanCorruption.first_sentinel = {self.first_sentinel} must be at least num_sentinels = '
+        f'{self.num_sentinels}, because the ids of sentinels count down from it'
       )
 
   @property
   def vocab_size(self):
-    """Also a row for each sentinel."""
+    """Minimum number of rows of the token embedding, including sentinels."""
     tokens = self.tokenizer.vocab_size
     return None if tokens is None else max(tokens, self._corruption(0, tokens).first_sentinel + 1)
 
   def _corruption(self, eos_id: int, vocab_size: int) -> CorruptSpans:
-    behind = vocab_size + self.num_sentinels - 1
+    last_id = vocab_size + self.num_sentinels - 1
     return CorruptSpans(
       source_length=self.source_length,
       eos_id=eos_id,
-      first_sentinel=behind if self.first_sentinel is None else self.first_sentinel,
+      first_sentinel=last_id if self.first_sentinel is None else self.first_sentinel,
       rate=self.rate,
       mean_span=self.mean_span,
     )
 
   @property
-  def _shapes(self) -> CorruptSpans:
-    """What the lengths are read from: ids do not matter."""
+  def _lengths(self) -> CorruptSpans:
+    """The corruption with placeholder ids, for its lengths."""
     return self._corruption(0, 0)
 
   @property
   def target_length(self) -> int:
-    """Tokens of the target, sentinels and eos included."""
-    return self._shapes.target_length
+    """Tokens of the target, including sentinels and eos."""
+    return self._lengths.target_length
 
   @property
   def plan(self):
-    """Rows of text without padding."""
-    return ConcatenateAndSplit(self.planned(self._shapes.text_length))
+    """Rows of concatenated documents without padding."""
+    return ConcatenateAndSplit(self.planned(self._lengths.text_length))
 
   def transform(self, *, train):
-    """Hides spans; evaluation draws from a fixed seed, so that its gaps are always the same."""
+    """Returns the transform that masks spans; evaluation uses a fixed seed and so fixed spans."""
     tokenizer = self.fitted
     corruption = self._corruption(tokenizer.eos_id, tokenizer.vocab_size)
     first = self.resegment({'tokens': corruption.text_length}, train)
     return corruption if first is None else Chain((first, corruption))
 
   def spec(self, batch_size):
-    """ids and segments of both sides: int32 [batch, source_length or target_length]."""
+    """Returns ids and segments of both sides: int32 [batch, source_length or target_length]."""
     lengths = {'source': self.source_length, 'target': self.target_length}
     return {
       side + field: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
@@ -105,7 +105,7 @@ class SpanCorruption(TokenTask):
     }
 
   def check_model(self, model):
-    """A row of the table for each token and each sentinel; no decoder block sees later tokens."""
+    """Also raises UserError if a decoder block attends to later tokens or the embedding lacks sentinels."""
     super().check_model(model)
     check_causal(model, self.target_length, 'SpanCorruption')
     tokens = self.tokenizer.vocab_size
@@ -114,16 +114,16 @@ class SpanCorruption(TokenTask):
     largest, size = self._corruption(0, tokens).first_sentinel, model.spec.vocab_size
     if size <= largest:
       raise UserError(
-        f'the model has {size} rows in its token embedding, the last sentinel is '
+        f'the token embedding of the model has {size} rows, but the largest id of a sentinel is '
         f'{largest}: set TokenEmbedding.vocab_size to at least {largest + 1}'
       )
 
   def target_weights(self, batch):
-    """1 for each target token that is not padding."""
+    """Returns weight 1 for each target token that is not padding."""
     return (batch['target_segments'] != 0).astype(jnp.float32)
 
   def sums(self, model, batch, key):
-    """Loss and accuracy of each target token, sentinels and eos included."""
+    """Returns loss and accuracy over the target tokens, including sentinels and eos."""
     target, segments = batch['target'], batch['target_segments']
     out = model.hidden(
       batch['source'],

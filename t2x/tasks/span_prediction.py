@@ -1,4 +1,4 @@
-"""Answers that are a span of a context: where it starts and where it ends (BERT,
+"""Extractive question answering: prediction of the start and the end of the answer in a context (BERT,
 https://arxiv.org/abs/1810.04805, sections 4.2 and 4.3; SQuAD, https://arxiv.org/abs/1606.05250 and
 https://arxiv.org/abs/1806.03822)."""
 
@@ -25,30 +25,29 @@ from t2x.tasks.base import TaskOutput
 from t2x.tasks.labelled import LabelledTask
 from t2x.tasks.text import encoded_spec, hidden_of
 
-# What keeps tokens outside of the context out of a softmax.
-NEVER = -1e9
+# The logit of tokens outside of the context.
+MASKED = -1e9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SpanPrediction(LabelledTask):
-  """Finds the answer to a question in a context; long contexts are read in windows.
+  """Finds the answer to a question in a context; long contexts are split into overlapping windows.
 
-  The first and the last token are predicted by a softmax each over the tokens of the context and
-  the class token, which stands for an answer that this window does not hold, or that there is none.
-  A span's score is the sum of its two logits. The answer is the best span of a context, in any of
-  its windows. It is empty where the score of the class token as start and end, the smallest over the
-  windows, exceeds the best span's by more than `null_threshold`, as in BERT for SQuAD 2.0.
+  Start and end of the answer are predicted by one softmax each over the tokens of the context and the class
+  token. The class token is the target of windows that do not contain the answer. The score of a span is
+  the sum of its two logits, and the answer is the span with the best score in all windows of the context.
+  As in BERT for SQuAD 2.0, the answer is empty if the smallest score of the class token over the windows
+  exceeds the best score by more than `null_threshold`.
 
-  Metrics: loss; span_accuracy, the windows whose start and end both are right. `Answers` evaluates the
-  answers themselves.
+  Metrics: loss; span_accuracy, the fraction of windows with correct start and end. `Answers` evaluates the
+  texts of the answers.
 
   Attributes:
-    stride: tokens from the start of a window to that of the next.
-    question_length: tokens of a question that are kept.
-    answer_length: most tokens of an answer.
-    null_threshold: larger values give fewer empty answers; None: every question has an answer, and
-      none is empty (SQuAD 1.1).
-    eval_batch_size: windows that are answered at once.
+    stride: distance in tokens between the starts of consecutive windows.
+    question_length: maximum number of tokens of a question; longer questions are truncated.
+    answer_length: maximum number of tokens of an answer.
+    null_threshold: larger values give fewer empty answers; None: no answer is empty (SQuAD 1.1).
+    eval_batch_size: windows per batch in evaluation.
   """
 
   stride: Size
@@ -63,36 +62,38 @@ class SpanPrediction(LabelledTask):
 
   @property
   def num_classes(self):
-    """Start and end."""
+    """Number of logits per token: start and end."""
     return 2
 
   @property
   def plan(self):
-    """A window a row."""
+    """One window per row."""
     return SpanWindows(length=self.length, stride=self.stride, question_length=self.question_length)
 
   def transform(self, *, train):
-    """Leaves out what only whoever reads the answers needs."""
-    return for_model
+    """Returns the transform that removes the columns that the model does not need."""
+    return drop_text_columns
 
   def spec(self, batch_size):
-    """tokens, types, segments, context: int32 [batch, length]; start, end, weight: int32 [batch]."""
-    one = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
-    by_window = {'start': one, 'end': one, 'weight': one}
+    """Returns tokens, types, segments, context: int32 [batch, length]; start, end, weight: int32 [batch]."""
+    scalar = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
+    by_window = {'start': scalar, 'end': scalar, 'weight': scalar}
     return encoded_spec(batch_size, self.length, 'context') | by_window
 
   def target_weights(self, batch):
-    """The weight of each window."""
+    """Returns the weight of each window."""
     return batch['weight'].astype(jnp.float32)
 
   def sums(self, model, batch, key):
-    """The mean of the losses of start and end, and how often both are right."""
+    """Returns the mean loss of start and end, and the fraction of windows with both correct."""
     out = hidden_of(model, batch, key)
-    ends = _logits(model, out.x, batch)
+    both = _logits(model, out.x, batch)
     weights = self.target_weights(batch)
-    true = (batch['start'], batch['end'])
-    losses = [cross_entropy(logits, place) for logits, place in zip(ends, true, strict=True)]
-    hits = [jnp.argmax(logits, axis=-1) == place for logits, place in zip(ends, true, strict=True)]
+    labels = (batch['start'], batch['end'])
+    losses = [cross_entropy(logits, label) for logits, label in zip(both, labels, strict=True)]
+    hits = [
+      jnp.argmax(logits, axis=-1) == label for logits, label in zip(both, labels, strict=True)
+    ]
     total = weights.sum()
     sums: Sums = {
       'loss': (((losses[0] + losses[1]) / 2 * weights).sum(), total),
@@ -105,33 +106,33 @@ class SpanPrediction(LabelledTask):
     model: Any,
     rows: Sequence[Mapping[str, Any]],
     examples: Sequence[Mapping[str, Any]],
-    wanted: Sequence[int],
+    indices: Sequence[int],
     watched: Callable[[Iterable], Iterable] = iter,
   ) -> dict[int, str]:
     """Answers questions.
 
     Args:
-      model: with its parameters.
+      model: the model with its parameters.
       rows: the windows of the examples, in the order of the examples.
-      examples: of the source.
-      wanted: indices of the examples that are answered.
-      watched: each batch is one item of an iterable that goes through it.
+      examples: the examples of the source.
+      indices: indices of the examples to answer.
+      watched: wraps the iterable of batches, as in `Evaluated`.
 
     Returns:
-      The answers by index.
+      Index of the example -> answer.
     """
 
     def first_row(example: int) -> int:
       return bisect.bisect_left(range(len(rows)), example, key=lambda i: int(rows[i]['example']))
 
-    windows = [rows[i] for one in wanted for i in range(first_row(one), first_row(one + 1))]
-    batches = evaluation_batches(windows, for_model, self.eval_batch_size)
+    windows = [rows[i] for index in indices for i in range(first_row(index), first_row(index + 1))]
+    batches = evaluation_batches(windows, drop_text_columns, self.eval_batch_size)
     spread, gathered = spread_over(model, self.eval_batch_size)
     spans: list[Any] = []
     for batch in watched(batches):
       arrays = {name: spread(array) for name, array in batch.items()}
-      found = jax.device_get(gathered(_best_spans(model, arrays, self.answer_length)))
-      spans += zip(*found, strict=True)
+      columns = jax.device_get(gathered(_best_spans(model, arrays, self.answer_length)))
+      spans += zip(*columns, strict=True)
     best: dict[int, tuple[float, str]] = {}
     empty: dict[int, float] = {}
     for row, (start, end, score, null) in zip(windows, spans, strict=False):
@@ -140,33 +141,33 @@ class SpanPrediction(LabelledTask):
       if number not in best or score > best[number][0]:
         context = examples[number]['context']
         best[number] = float(score), context[row['char_starts'][start] : row['char_ends'][end]]
-    return {number: self._chosen(*best[number], empty[number]) for number in wanted}
+    return {number: self._choose(*best[number], empty[number]) for number in indices}
 
-  def _chosen(self, score: float, text: str, null: float) -> str:
-    """The best span's text, or the empty answer."""
+  def _choose(self, score: float, text: str, null: float) -> str:
+    """Returns the text of the best span, or the empty answer."""
     return '' if self.null_threshold is not None and null - score > self.null_threshold else text
 
   def check_prompt(self, prompt):
-    """It needs a context."""
+    """Raises UserError if the prompt has no context."""
     if not prompt.partition('\t')[2].strip():
-      raise UserError('a prompt is a question, a tab and the context that holds the answer')
+      raise UserError('a prompt must be a question, a tab and the context that contains the answer')
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
-    """The answer to each prompt: a question, a tab, the context."""
+    """Answers prompts, each of which is a question, a tab and a context."""
     for prompt in prompts:
       self.check_prompt(prompt)
     pairs = [prompt.partition('\t') for prompt in prompts]
-    none: dict[str, Any] = {'answers': [], 'starts': []}
-    examples = [{'question': question, 'context': text} | none for question, _, text in pairs]
+    no_labels: dict[str, Any] = {'answers': [], 'starts': []}
+    examples = [{'question': question, 'context': text} | no_labels for question, _, text in pairs]
     rows = list(self.plan.rows(examples, self.fitted, collections.Counter()))
-    found = self.answers(model, rows, examples, range(len(examples)))
+    texts = self.answers(model, rows, examples, range(len(examples)))
     return [
-      [{'text': found[i], 'tokens': [], 'log_probs': [], 'score': 0.0}] for i in range(len(found))
+      [{'text': texts[i], 'tokens': [], 'log_probs': [], 'score': 0.0}] for i in range(len(texts))
     ]
 
 
-def for_model(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-  """A row without the numbers that turn places into text."""
+def drop_text_columns(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+  """Removes the columns that map tokens to the text of the context."""
   return {
     name: value
     for name, value in row.items()
@@ -177,11 +178,10 @@ def for_model(row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any
 def _logits(
   model: TextModel, x: Float[Array, 'batch length d_model'], batch: Mapping[str, jax.Array]
 ) -> tuple[Float[Array, 'batch length'], Float[Array, 'batch length']]:
-  """Logits of start and end in float32, those of other tokens than the context's and the first out
-  of reach."""
+  """Returns the logits of start and end in float32, masked except for the context and the class token."""
   logits = model.logits(x).astype(jnp.float32)
-  possible = (batch['context'] != 0).at[:, 0].set(True)
-  start, end = jnp.moveaxis(jnp.where(possible[..., None], logits, NEVER), -1, 0)
+  allowed = (batch['context'] != 0).at[:, 0].set(True)
+  start, end = jnp.moveaxis(jnp.where(allowed[..., None], logits, MASKED), -1, 0)
   return start, end
 
 
@@ -189,15 +189,14 @@ def _logits(
 def _best_spans(
   model: TextModel, batch: Mapping[str, jax.Array], longest: int
 ) -> tuple[Array, Array, Array, Array]:
-  """Start, end and score of the best span of the context in each row, and the score of the class
-  token: [batch]."""
+  """Returns start, end and score of the best span of each row, and the score of the class token: [batch]."""
   start, end = _logits(model, hidden_of(model, batch, None).x, batch)
   null = start[:, 0] + end[:, 0]
   inside = batch['context'] != 0
-  start, end = (jnp.where(inside, logits, NEVER) for logits in (start, end))
+  start, end = (jnp.where(inside, logits, MASKED) for logits in (start, end))
   length = start.shape[1]
-  after = jnp.arange(length)[None, :] - jnp.arange(length)[:, None]
-  allowed = (after >= 0) & (after < longest)
-  scores = jnp.where(allowed, start[:, :, None] + end[:, None, :], 3 * NEVER)
+  distance = jnp.arange(length)[None, :] - jnp.arange(length)[:, None]
+  allowed = (distance >= 0) & (distance < longest)
+  scores = jnp.where(allowed, start[:, :, None] + end[:, None, :], 3 * MASKED)
   best = scores.reshape(len(scores), -1).argmax(axis=1)
   return best // length, best % length, scores.reshape(len(scores), -1).max(axis=1), null

@@ -1,8 +1,8 @@
-"""Exact match and F1 of an answer's words as SQuAD's official script computes them
-(evaluate-v2.0.py; https://arxiv.org/abs/1806.03822), as fractions.
+"""Exact match and word F1 of answers, as in SQuAD's official script (evaluate-v2.0.py;
+https://arxiv.org/abs/1806.03822), as fractions.
 
-Where neither answer is empty after normalisation that is what the script of version 1.1
-(https://arxiv.org/abs/1606.05250) gives too.
+The script of version 1.1 (https://arxiv.org/abs/1606.05250) gives the same values if neither answer is
+empty after normalisation.
 """
 
 import collections
@@ -12,23 +12,25 @@ from collections.abc import Sequence
 
 
 def normalise(answer: str) -> str:
-  """Lower case, without punctuation, articles and superfluous white space."""
+  """Converts to lower case; removes punctuation, articles and superfluous white space."""
   lower = ''.join(c for c in answer.lower() if c not in string.punctuation)
   return ' '.join(re.sub(r'\b(a|an|the)\b', ' ', lower).split())
 
 
 def exact_match(prediction: str, answers: Sequence[str]) -> float:
-  """1 where the prediction is one of the answers, normalised; else 0."""
-  return float(normalise(prediction) in map(normalise, _gold(answers)))
+  """Returns 1 if the prediction equals one of the answers after normalisation, else 0."""
+  return float(normalise(prediction) in map(normalise, _references(answers)))
 
 
 def word_f1(prediction: str, answers: Sequence[str]) -> float:
-  """The best F1 of the prediction's words over the answers."""
-  return max(_f1(normalise(prediction).split(), normalise(one).split()) for one in _gold(answers))
+  """Returns the F1 of the prediction's words against the best-matching answer."""
+  return max(
+    _f1(normalise(prediction).split(), normalise(answer).split()) for answer in _references(answers)
+  )
 
 
-def _gold(answers: Sequence[str]) -> Sequence[str]:
-  """The answers that are more than articles and punctuation; a question without has the empty one."""
+def _references(answers: Sequence[str]) -> Sequence[str]:
+  """Returns the answers that are not empty after normalisation; without any, the empty answer."""
   return [answer for answer in answers if normalise(answer)] or ['']
 
 

@@ -1,4 +1,4 @@
-"""Between text and id arrays, for several tasks."""
+"""Helpers of text tasks: rows of concatenated documents, encoded examples, prompts and answers."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -20,15 +20,15 @@ from t2x.tasks.base import TokenTask
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedDocuments(TokenTask):
-  """A task over rows of documents that are joined and cut.
+  """A task over documents that are concatenated and split into rows.
 
   Attributes:
-    length: tokens a row.
-    separate_documents: whether documents of one row are hidden from each other. False: rows are one segment
-      and always full, so that kernels which take no segments can be used.
+    length: tokens per row.
+    separate_documents: hides the documents of a row from each other. False: each row is one segment without
+      padding, so that attention kernels without segments can be used.
 
   Raises:
-    UserError: `pieces` without `separate_documents`.
+    UserError: `pieces` is set and `separate_documents` is False.
   """
 
   length: Size
@@ -38,37 +38,39 @@ class JoinedDocuments(TokenTask):
     if self.pieces is not None and self.one_segment:
       name = type(self).__name__
       raise UserError(
-        f'{name}.pieces leaves room in each row, and {name}.separate_documents = False needs full '
+        f'{name}.pieces leaves padding in each row, but {name}.separate_documents = False needs full '
         'rows: leave one of them out'
       )
 
   @property
   def plan(self):
-    """Rows without padding."""
+    """The packing of documents into rows."""
     plan = ConcatenateAndSplit if self.separate_documents else FullRows
     return plan(self.planned(self.length))
 
   @property
   def one_segment(self):
-    """As the plan states."""
+    """Whether every row is one segment without padding."""
     return self.plan.one_segment
 
   def row_tokens(self, batch: Mapping[str, jax.Array]) -> Tokens:
-    """Metadata of the rows of a batch: packed documents, or plain rows."""
+    """Returns the token metadata of a batch: packed documents or plain rows."""
     if self.one_segment:
       return Tokens.row(self.length)
     return Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
 
 
 def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.ShapeDtypeStruct]:
-  """tokens, types, segments and what else there is of each token: int32 [batch, length]."""
+  """Returns the shapes of tokens, types, segments and other columns: int32 [batch, length]."""
   names = ('tokens', 'types', 'segments', *by_token)
   return {name: jax.ShapeDtypeStruct((batch_size, length), jnp.int32) for name in names}
 
 
 def hidden_of(model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
-  """A language model's hidden vectors of rows that hold one encoded example each; the types go to
-  models that have some."""
+  """Returns a language model's hidden vectors of rows with one encoded example each.
+
+  The token types are passed only to models with type embeddings.
+  """
   return model.hidden(
     batch['tokens'],
     tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments']),
@@ -80,8 +82,17 @@ def hidden_of(model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array |
 def pad_prompts(
   prompts: Sequence[Sequence[int]], pad_id: int, multiple: int = 32, longest: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Ids [batch, length] padded on the right to a multiple (few shapes, few compilations), lengths;
-  to no more than `longest`, which no prompt exceeds."""
+  """Pads prompts on the right to a common length.
+
+  Args:
+    prompts: token ids.
+    pad_id: the id of padding.
+    multiple: rounds the length up to a multiple, to limit the number of compilations.
+    longest: maximum length, at least that of the longest prompt.
+
+  Returns:
+    The ids, int32 [batch, length], and the lengths of the prompts, int32 [batch].
+  """
   lengths = np.array([len(prompt) for prompt in prompts], np.int32)
   width = -(-max(int(lengths.max()), 1) // multiple) * multiple
   width = min(width, longest or width)
@@ -91,17 +102,17 @@ def pad_prompts(
   return ids, lengths
 
 
-def check_shapes(generated: Callable[[Any], Generated], model: nnx.Module) -> None:
-  """Raises what `generated(model)` raises when it is traced with a model of these shapes."""
-  jax.eval_shape(lambda m: jax.tree.leaves(generated(m)), model)
+def check_shapes(generate: Callable[[Any], Generated], model: nnx.Module) -> None:
+  """Traces `generate(model)` with the shapes of a model, and raises its errors."""
+  jax.eval_shape(lambda m: jax.tree.leaves(generate(m)), model)
 
 
 def answers(generated: Generated, tokenizer: Tokenizer) -> list[list[dict[str, Any]]]:
-  """For each prompt the returned sequences as text, tokens, log-probabilities and score."""
+  """Returns the sequences of each prompt as dicts with text, tokens, log_probs and score."""
   tokens, lengths = np.asarray(generated.tokens), np.asarray(generated.lengths)
   log_probs, scores = np.asarray(generated.log_probs), np.asarray(generated.scores)
 
-  def one(b, r):
+  def answer(b, r):
     ids = tokens[b, r, : lengths[b, r]].tolist()
     text = tokenizer.decode([i for i in ids if i != tokenizer.eos_id])
     return {
@@ -111,4 +122,4 @@ def answers(generated: Generated, tokenizer: Tokenizer) -> list[list[dict[str, A
       'score': float(scores[b, r]),
     }
 
-  return [[one(b, r) for r in range(tokens.shape[1])] for b in range(tokens.shape[0])]
+  return [[answer(b, r) for r in range(tokens.shape[1])] for b in range(tokens.shape[0])]

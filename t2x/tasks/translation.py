@@ -1,5 +1,5 @@
-"""Translation, or any text to text: teacher forcing with label smoothing
-(Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
+"""Translation and other text-to-text tasks, by teacher forcing with label smoothing (Vaswani et al. 2017,
+https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -20,13 +20,14 @@ from t2x.tasks.text import answers, check_shapes, pad_prompts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Translation(TokenTask):
-  """Pairs of `source` and `target` text, several packed into a row.
+  """Predicts the `target` text of an example from its `source` text; rows pack several examples.
 
   Attributes:
-    source_length: tokens a row on the source side; longer examples are cut or dropped as told.
-    target_length: tokens a row on the target side, the end token included.
-    label_smoothing: as `cross_entropy` defines it, in training alone.
-    strategy: how the tokens of a translation are chosen, unless the caller says.
+    source_length: tokens per row on the source side, including eos. Longer examples are dropped and
+      longer prompts truncated.
+    target_length: tokens per row on the target side, including eos.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    strategy: decoding strategy of `generate` if the caller sets none.
   """
 
   source_length: Size
@@ -40,7 +41,7 @@ class Translation(TokenTask):
 
   @property
   def default_strategy(self):
-    """The config's."""
+    """The `strategy` of the config."""
     return self.strategy
 
   @property
@@ -49,12 +50,12 @@ class Translation(TokenTask):
     return PackPairs(self.planned(self.source_length), self.planned(self.target_length))
 
   def transform(self, *, train):
-    """Other pieces, where they are drawn."""
+    """Returns the transform that samples segmentations, if `pieces` is set."""
     lengths = {'source': self.source_length, 'target': self.target_length}
     return self.resegment(lengths, train)
 
   def spec(self, batch_size):
-    """ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""
+    """Returns ids, segments and positions of both sides: int32 [batch, source_length or target_length]."""
     sides = {'source': self.source_length, 'target': self.target_length}
     return {
       side + field: jax.ShapeDtypeStruct((batch_size, length), jnp.int32)
@@ -63,16 +64,16 @@ class Translation(TokenTask):
     }
 
   def check_model(self, model):
-    """No block of the decoder may see a later token."""
+    """Also raises UserError if a decoder block attends to later tokens."""
     super().check_model(model)
     check_causal(model, self.target_length, 'Translation')
 
   def target_weights(self, batch):
-    """1 for each target token that is not padding."""
+    """Returns weight 1 for each target token that is not padding."""
     return (batch['target_segments'] != 0).astype(jnp.float32)
 
   def sums(self, model, batch, key):
-    """Loss and accuracy of each target token, the end token included."""
+    """Returns loss and accuracy over the target tokens, including eos."""
     target, segments = batch['target'], batch['target_segments']
     out = model.hidden(
       batch['source'],
@@ -93,9 +94,9 @@ class Translation(TokenTask):
     limit = self.source_length - len(before) - 1
     sources = [[*before, *tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
     settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return answers(self._generated(model, sources, seed, **settings), tokenizer)
+    return answers(self._generate(model, sources, seed, **settings), tokenizer)
 
-  def _generated(self, model, sources, seed=0, **settings) -> Generated:
+  def _generate(self, model, sources, seed=0, **settings) -> Generated:
     tokenizer = self.fitted
     ids, lengths = pad_prompts(sources, tokenizer.pad_id, longest=self.source_length)
     segments = (np.arange(ids.shape[1])[None] < lengths[:, None]).astype(np.int32)
@@ -113,7 +114,13 @@ class Translation(TokenTask):
     )
 
   def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
-    """Raises UserError if a model of these shapes cannot translate so many of the longest sources."""
+    """Raises UserError if the model cannot translate a batch of sources of the maximum length.
+
+    Args:
+      model: the model's shapes.
+      strategy: decoding strategy.
+      batch_size: sources per batch.
+    """
     sources = [[self.fitted.eos_id] * self.source_length] * batch_size
     settings = {'strategy': strategy, 'max_new_tokens': self.target_length}
-    check_shapes(lambda m: self._generated(m, sources, **settings), model)
+    check_shapes(lambda m: self._generate(m, sources, **settings), model)

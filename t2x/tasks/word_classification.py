@@ -1,4 +1,4 @@
-"""Classification of the words of sentences: parts of speech, names (BERT,
+"""Classification of the words of sentences, e.g. part-of-speech tagging and named entity recognition (BERT,
 https://arxiv.org/abs/1810.04805, section 5.3)."""
 
 import dataclasses
@@ -24,14 +24,14 @@ from t2x.tasks.text import encoded_spec, hidden_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WordClassification(LabelledTask):
-  """The first piece of each word tells its class: examples have lists `words` and `labels`.
+  """Predicts the class of each word from its first token. Examples have lists `words` and `labels`.
 
-  Metrics: accuracy over words; where the labels are BIO tags also entity_precision, entity_recall
-  and entity_f1 over whole entities, as seqeval and conlleval count them. (A sentence longer than a
-  row is cut between words: each word counts once, an entity across the cut as two.)
+  Metrics: accuracy over words; if the labels are BIO tags also entity_precision, entity_recall and entity_f1
+  over complete entities, as in seqeval and conlleval. Sentences longer than a row are split between words;
+  each word counts once, and an entity across a split counts as two.
 
   Attributes:
-    labels: the classes' names, BIO tags or not.
+    labels: names of the classes, BIO tags or others.
   """
 
   labels: Annotated[Sequence[str], NonEmpty]
@@ -42,82 +42,85 @@ class WordClassification(LabelledTask):
   best_mode: ClassVar[Literal['min', 'max']] = 'max'
 
   def texts_of(self, example):
-    """The sentence."""
+    """Returns the sentence, with spaces between the words."""
     return [' '.join(map(str, example['words']))] if 'words' in example else []
 
   @property
   def num_classes(self):
-    """One for each label."""
+    """Number of labels."""
     return len(self.labels)
 
   @property
   def plan(self):
-    """One sentence a row."""
+    """One sentence per row."""
     return LabelledWords(length=self.length, labels=tuple(self.labels))
 
   def spec(self, batch_size):
-    """tokens, types, segments, word_positions, word_labels, word_weights: int32 [batch, length]."""
+    """Returns tokens, types, segments, word_positions, word_labels, word_weights: int32 [batch, length]."""
     words = ('word_positions', 'word_labels', 'word_weights')
     return encoded_spec(batch_size, self.length, *words)
 
   def check_model(self, model):
-    """Also that the labels are BIO tags all or none."""
+    """Also raises UserError if only some of the labels are BIO tags."""
     super().check_model(model)
-    Tags.of(self.labels)
+    Tags.from_labels(self.labels)
 
   def target_weights(self, batch):
-    """1 for each word."""
+    """Returns weight 1 for each word."""
     return (batch['word_weights'] != 0).astype(jnp.float32)
 
   def sums(self, model, batch, key):
-    """Loss and accuracy over words, and how many entities there are, are told and are right."""
+    """Returns loss and accuracy over words, and precision, recall and F1 of entities as pairs of counts."""
     logits, out = _logits(model, batch, key)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
     sums = classification_sums(logits, labels, self.target_weights(batch))
-    tags = Tags.of(self.labels)
+    tags = Tags.from_labels(self.labels)
     if tags is None:
       return TaskOutput(sums, out.aux)
-    told = entities(tags, jnp.argmax(logits, axis=-1), present)
+    predicted = entities(tags, jnp.argmax(logits, axis=-1), present)
     true = entities(tags, labels, present)
-    right, num_told, num_true = (
-      n.astype(jnp.float32) for n in (num_equal(told, true), told.begins.sum(), true.begins.sum())
+    num_correct, num_predicted, num_true = (
+      n.astype(jnp.float32)
+      for n in (num_equal(predicted, true), predicted.begins.sum(), true.begins.sum())
     )
     sums |= {
-      'entity_precision': (right, num_told),
-      'entity_recall': (right, num_true),
-      'entity_f1': (2 * right, num_told + num_true),
+      'entity_precision': (num_correct, num_predicted),
+      'entity_recall': (num_correct, num_true),
+      'entity_f1': (2 * num_correct, num_predicted + num_true),
     }
     return TaskOutput(sums, out.aux)
 
   def check_prompt(self, prompt):
-    """It needs a word."""
+    """Raises UserError if the prompt has no words."""
     if not prompt.split():
-      raise UserError('a prompt without a word: there is nothing to classify')
+      raise UserError('the prompt has no words to classify')
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
-    """The words of each prompt, as white space parts them, each with its label: `word/label`."""
+    """Labels the words of each prompt, which are split at white space; returns `word/label word/label`."""
     for prompt in prompts:
       self.check_prompt(prompt)
-    words = [prompt.split() for prompt in prompts]
-    examples = [{'words': one, 'labels': [self.labels[0]] * len(one)} for one in words]
-    rows, logits = self.told(lambda m, batch: _logits(m, batch, None)[0], model, examples)
-    # Every word is in one of the rows, and all are in order.
+    sentences = [prompt.split() for prompt in prompts]
+    examples = [{'words': words, 'labels': [self.labels[0]] * len(words)} for words in sentences]
+    rows, logits = self.run_on_examples(
+      lambda m, batch: _logits(m, batch, None)[0], model, examples
+    )
+    # Every word is in exactly one row, in the order of the prompts.
     by_word = np.asarray(jax.nn.log_softmax(logits))[
       np.stack([r['word_weights'] for r in rows]) != 0
     ]
     answers = []
-    for one in words:
-      mine, by_word = by_word[: len(one)], by_word[len(one) :]
-      tokens, log_probs = mine.argmax(axis=1).tolist(), mine.max(axis=1).tolist()
-      text = ' '.join(f'{w}/{self.labels[i]}' for w, i in zip(one, tokens, strict=True))
-      known = {'text': text, 'tokens': tokens, 'log_probs': log_probs}
-      answers.append([known | {'score': sum(log_probs)}])
+    for words in sentences:
+      scores, by_word = by_word[: len(words)], by_word[len(words) :]
+      tokens, log_probs = scores.argmax(axis=1).tolist(), scores.max(axis=1).tolist()
+      text = ' '.join(f'{w}/{self.labels[i]}' for w, i in zip(words, tokens, strict=True))
+      fields = {'text': text, 'tokens': tokens, 'log_probs': log_probs}
+      answers.append([fields | {'score': sum(log_probs)}])
     return answers
 
 
 def _logits(
   model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
 ) -> tuple[Float[Array, 'batch words classes'], Output]:
-  """Class logits of each word in float32, and the hidden vectors that they are made of."""
+  """Returns the class logits of each word in float32 and the model's output with the hidden vectors."""
   out = hidden_of(model, batch, key)
   return model.logits(select(out.x, batch['word_positions'])).astype(jnp.float32), out

@@ -1,4 +1,4 @@
-"""Training: state, step, loop, optimizers, checkpoints, metric writers. One loop for every task."""
+"""Training: loop, train step, optimizers, schedules, checkpoints, metric writers."""
 
 from t2x.train.check import check_experiment, draw_patterns, layout_report
 from t2x.train.experiment import Experiment, Teacher, Trainer

@@ -1,5 +1,7 @@
-"""Whether an experiment works: its shapes, without weights, data or devices; and its data, before the
-first step, so that nothing is trained for an evaluation that then cannot be done."""
+"""Checks of an experiment: its shapes (without weights, data or devices), and its data.
+
+Both are checked before the first step, so that errors in an evaluation do not end a run hours later.
+"""
 
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +19,7 @@ from t2x.layers.pattern_image import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task, TextTask
-from t2x.train.program import TrainProgram, about_evaluation
+from t2x.train.program import TrainProgram, evaluation_in_errors
 from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
@@ -29,27 +31,27 @@ if TYPE_CHECKING:
 def check_experiment(
   experiment: 'Experiment', num_devices: int | None = None, hyperparameters: Collection[str] = ()
 ) -> str:
-  """Runs constructor, train step and evaluation steps under `jax.eval_shape`.
+  """Traces the constructor, the train step and the evaluation steps with `jax.eval_shape`.
 
   Args:
-    experiment: it may lack a task, a trainer or both.
-    num_devices: the size of the mesh; None: what its sizes say, the one that is free being 1.
-    hyperparameters: names of the parameters that are inputs of a step.
+    experiment: may lack a task, a trainer or both; their checks are then omitted.
+    num_devices: size of the mesh; None for the product of its configured axes, with -1 counted as 1.
+    hyperparameters: names of the hyperparameters that are inputs of a step.
 
   Returns:
     A line with the numbers of parameters and bytes, then the table of `Trainer.groups` if there are any.
 
   Raises:
-    UserError: parts that do not fit each other.
+    UserError: parts of the experiment do not fit each other.
   """
   task = experiment.task
   if isinstance(task, TextTask) and task.vocab_size is None and not task.is_fitted():
     raise UserError(
-      'the size of the vocabulary is not known before the tokenizer is fitted: run `t2x data '
-      f'tokenizer` with this config first, or set {type(task.tokenizer).__name__}.vocab_size'
+      'the vocabulary size is unknown until the tokenizer is fitted: run `t2x data tokenizer` with this '
+      f'config first, or set {type(task.tokenizer).__name__}.vocab_size'
     )
   if experiment.model is None:
-    return 'no model to shape'
+    return 'Experiment.model is not set: no shapes checked'
   values, mesh = dict.fromkeys(hyperparameters, 0.0), experiment.mesh.abstract(num_devices)
   program = TrainProgram(experiment.with_trainer(mesh.size), values, mesh)
   report = f'{program.blueprint.size:,} parameters'
@@ -70,38 +72,37 @@ def check_experiment(
 
 
 def _check_teacher(teacher: FrozenTeacher, frozen: Mapping[str, Any]) -> str:
-  """Returns the number of parameters of the teacher and its run, which may not exist yet."""
-  size, run = f'a teacher of {teacher.blueprint.size:,} parameters', teacher.teacher.init_from.run
+  """Describes the teacher: number of parameters, and the run that they come from, which may not exist yet."""
+  size, run = f'teacher with {teacher.blueprint.size:,} parameters', teacher.teacher.init_from.run
   if not Path(run).is_dir():
-    return f'{size}, whose run {run} does not exist yet'
+    return f'{size} (its run {run} does not exist yet)'
   _, source = teacher.plan(frozen)
   return f'{size}, {source}'
 
 
 def _check_init_from(init_from: 'InitFrom', params: Mapping[str, Any]) -> str:
-  """What would be loaded; the other run may well be one that is yet to come."""
+  """Describes the parameters that would be loaded from the other run, which may not exist yet."""
   if not Path(init_from.run).is_dir():
-    return f'nothing in {init_from.run} to be initialised from as yet'
+    return f'InitFrom.run {init_from.run} does not exist yet'
   _, table = init_from.plan(params)
   return table.splitlines()[0]
 
 
 def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> str:
-  """The table of `t2x show --sharding`: parameters, optimizer state, average, batch, totals.
+  """Returns the table of `t2x show --sharding`: parameters, optimizer state, average, batch, totals.
 
   Args:
-    experiment: needs a model; without a trainer the default optimizer is shown, without a task no
-      batch.
-    num_devices: of a mesh that may be larger than this machine; None: as the mesh says, or this
-      machine's.
+    experiment: needs a model; without a trainer it has the default optimizer, without a task no batch.
+    num_devices: number of devices, which this machine need not have; None for the number that the mesh
+      requires, or that of this machine.
 
   Raises:
-    UserError: what does not divide over the mesh.
+    UserError: the mesh does not divide a dimension.
   """
   if experiment.model is None:
-    raise UserError('Experiment.model is not set: there is nothing to lay out')
+    raise UserError('Experiment.model is not set: the table of shardings needs a model')
   settings = experiment.mesh
-  mesh: Any = settings.abstract(num_devices or settings.num_devices or _default(experiment))
+  mesh: Any = settings.abstract(num_devices or settings.num_devices or _default_devices(experiment))
   program = TrainProgram(experiment.with_trainer(mesh.size), mesh=mesh)
   state = program.abstract
   parts: dict[str, Any] = {'parameters': state.params, 'optimizer state': state.opt_state}
@@ -114,54 +115,54 @@ def layout_report(experiment: 'Experiment', num_devices: int | None = None) -> s
   return sharding_table(_title(experiment, mesh), parts)
 
 
-def _default(experiment: 'Experiment') -> int | None:
-  """This machine's devices where an axis takes what is left; else what the sizes say."""
+def _default_devices(experiment: 'Experiment') -> int | None:
+  """Returns the number of local devices if the size of a mesh axis is -1; else None."""
   free = -1 in (getattr(experiment.mesh, axis) for axis in MESH_AXES)
   return jax.device_count() if free else None
 
 
 def _title(experiment: 'Experiment', mesh: Any) -> str:
   sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
-  told = f'{mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
+  devices = f'{mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
   if not sizes:
-    return told
+    return devices
   split = {
-    axis: '+'.join(one for one in as_tuple(names) if mesh.shape[one] > 1)
+    axis: '+'.join(name for name in as_tuple(names) if mesh.shape[name] > 1)
     for axis, names in experiment.mesh.activation_rules.items()
   }
-  inside = ', '.join(f'{axis} over {names}' for axis, names in split.items() if names)
-  return f'{told}; activations: {inside or "whole"}'
+  activations = ', '.join(f'{axis} over {names}' for axis, names in split.items() if names)
+  return f'{devices}; activations: {activations or "not sharded"}'
 
 
 def check_splits(run: 'TrainingRun') -> None:
-  """Raises UserError unless the sources have the splits of the task and of `Experiment.evaluations`."""
-  # To say which splits there are a source may have to be downloaded.
-  with run.processes.first_alone():
+  """Raises UserError if a source lacks a split of the task or of `Experiment.evaluations`."""
+  # A source may download its data to list its splits.
+  with run.processes.process_zero_first():
     run.task.check_split(run.task.train_split)
-    for name, task, split in _evaluated(run):
-      with about_evaluation(name):
+    for name, task, split in _eval_splits(run):
+      with evaluation_in_errors(name):
         task.check_split(split)
 
 
 def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
-  """Checks the train rows, and all that evaluations read; prepares their splits.
+  """Checks the data of training and of all evaluations, and prepares the evaluation splits.
 
-  Looks at labels, a batch of each, the evaluation step and generation; the steps are shaped, not run.
+  Checks labels, one batch of each split, and the arguments of generation; steps are traced, not run.
 
   Args:
     run: the run.
-    rows: of the train split.
-    batches: made of them.
+    rows: rows of the train split.
+    batches: batches of these rows.
 
   Raises:
-    UserError: a split without rows, or one that does not fit the task or the model.
+    UserError: a split is empty, or does not fit the task or the model.
   """
   task, model = run.task, run.program.blueprint.shapes
   task.check_rows(task.train_split, rows)
   _check_batch(task, batches[0], len(batches.part), task.train_split)
   run.program.check_evaluations()
-  for name, task, split in _evaluated(run):
-    with about_evaluation(name):
+  for name, task, split in _eval_splits(run):
+    with evaluation_in_errors(name):
       rows = run.rows(split, task)
       task.check_rows(split, rows)
       batch = run.evaluation_batches(rows, task)[0]
@@ -170,8 +171,8 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
         run.experiment.evaluations[name].check(task, model)
 
 
-def _evaluated(run: 'TrainingRun') -> Iterator[tuple[str | None, Task, str]]:
-  """Yields name, task and split of all that is evaluated; the run's own task has no name."""
+def _eval_splits(run: 'TrainingRun') -> Iterator[tuple[str | None, Task, str]]:
+  """Yields (name, task, split) of each evaluation; the name is None for the task of the run."""
   yield None, run.task, run.task.eval_split
   for name, evaluator in run.experiment.evaluations.items():
     task = run.experiment.evaluated_task(name)
@@ -179,32 +180,41 @@ def _evaluated(run: 'TrainingRun') -> Iterator[tuple[str | None, Task, str]]:
 
 
 def _check_batch(task: Task, batch: Mapping[str, np.ndarray], batch_size: int, split: str) -> None:
-  """Raises UserError unless a batch of so many rows has the shapes and dtypes of the task's spec."""
-  spec = {name: (one.dtype, one.shape) for name, one in task.spec(batch_size).items()}
-  found = {name: (value.dtype, value.shape) for name, value in batch.items()}
-  for name in sorted({*spec, *found}):
-    if found.get(name) != spec.get(name):
+  """Raises UserError if a batch does not have the shapes and dtypes of `task.spec(batch_size)`."""
+  spec = {name: (field.dtype, field.shape) for name, field in task.spec(batch_size).items()}
+  actual = {name: (array.dtype, array.shape) for name, array in batch.items()}
+  for name in sorted({*spec, *actual}):
+    if actual.get(name) != spec.get(name):
       raise UserError(
-        f"a batch of the split '{split}' has {_told(found.get(name))} as '{name}', and "
-        f'{type(task).__name__} expects {_told(spec.get(name))}: set its lengths, shapes or classes '
-        'to those of the data'
+        f"in a batch of the split '{split}', '{name}' is {_array_text(actual.get(name))}, but "
+        f'{type(task).__name__} expects {_array_text(spec.get(name))}: set its lengths, shapes or '
+        'classes to those of the data'
       )
 
 
-def _told(what: tuple[Any, tuple[int, ...]] | None) -> str:
-  return 'nothing' if what is None else f'{what[0]}{list(what[1])}'
+def _array_text(array: tuple[Any, tuple[int, ...]] | None) -> str:
+  return 'missing' if array is None else f'{array[0]}{list(array[1])}'
 
 
 def draw_patterns(
   experiment: 'Experiment', path: Path, length: int
 ) -> Iterator[tuple[Path, Pattern]]:
-  """Writes a picture of every distinct attention pattern of the model: `path`, `path-2`, ..."""
+  """Draws each distinct attention pattern of the model to a file: `path`, `path-2`, ...
+
+  Args:
+    experiment: needs a model.
+    path: the first image file.
+    length: number of queries and keys.
+
+  Yields:
+    The file and the pattern.
+  """
   model = experiment.shapes()
-  seen: list[Pattern] = []
+  patterns: list[Pattern] = []
   for _, body in nnx.iter_modules(model):
     if isinstance(body, (Encoder, Decoder)):
-      seen += [pattern for pattern in dict.fromkeys(body.patterns) if pattern not in seen]
-  for number, pattern in enumerate(seen, 1):
+      patterns += [pattern for pattern in dict.fromkeys(body.patterns) if pattern not in patterns]
+  for number, pattern in enumerate(patterns, 1):
     name = path if number == 1 else path.with_stem(f'{path.stem}-{number}')
     draw(pattern, name, length=length)
     yield name, pattern

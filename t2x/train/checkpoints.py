@@ -1,8 +1,7 @@
-"""Saved train states: asynchronous, checked by checksums, restored onto any mesh.
+"""Checkpoints of train states: saved asynchronously, verified by checksums, restored onto any mesh.
 
-Written by Orbax, as a dict of arrays by name, so that the files do not depend on the classes that held
-them. Each checkpoint carries checksums of its files:
-one that a crash or a bad disk has damaged is told from a good one, and the one before is used.
+Orbax writes a state as a dict of arrays by name: the files do not depend on Python classes. Checksums detect
+corrupt checkpoints; the previous checkpoint is then used.
 """
 
 import contextlib
@@ -23,29 +22,29 @@ from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError, first_line
-from t2x.files import damage_of, write_checksums
+from t2x.files import find_damage, write_checksums
 from t2x.train.retention import Retention
 
 State = TypeVar('State')
 
 log = logging.getLogger('t2x')
 
-# Of what is written here: 1 had names with slashes and parameters under `model`.
+# Version of the checkpoint format. Version 1 had names with slashes, and parameters under `model`.
 FORMAT = 2
 
 
 class Checkpoints:
-  """The checkpoints of a run: `folder/<step>/`.
+  """The checkpoints of a run, `folder/<step>/`.
 
   Args:
-    folder: made at the first save.
-    keep_last: newest checkpoints kept.
-    keep_best: best checkpoints kept, of those with metrics.
-    keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
-    best_metric: the metric that decides.
-    best_mode: whether it should be small or large.
-    failed_saves: saves in a row that may fail, each told; the next one raises. Where several
-      processes save together, the first that fails raises.
+    folder: created at the first save.
+    keep_last: number of newest checkpoints to keep.
+    keep_best: number of best checkpoints to keep, among those with metrics.
+    keep_every: checkpoints of steps that are multiples of this are never removed; 0 disables it.
+    best_metric: name of the metric that ranks checkpoints.
+    best_mode: whether the best value of the metric is its minimum or its maximum.
+    failed_saves: maximum number of consecutive saves that may fail. Each is logged; one more raises. With
+      several processes, the first failure raises.
   """
 
   def __init__(
@@ -66,25 +65,25 @@ class Checkpoints:
     )
     self.failed_saves = failed_saves
     self._manager: ocp.CheckpointManager | None = None
-    self._under_way, self._failures = False, 0
+    self._saving, self._failures = False, 0
     self._corrupt: set[int] = set()
     # The step whose metrics are not on disk yet.
-    self._not_written: int | None = None
+    self._pending_metrics: int | None = None
     quiet_orbax()
 
   def steps(self) -> list[int]:
-    """Steps of the complete checkpoints, ascending."""
+    """Returns the steps of all complete checkpoints, ascending."""
     if not self.folder.is_dir():
       return []
     return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
 
   def latest_step(self) -> int | None:
-    """The newest checkpoint's step."""
+    """Returns the step of the newest checkpoint; None if there is no checkpoint."""
     return max(self.steps(), default=None)
 
   def best_step(self) -> int | None:
-    """The best checkpoint's step; of equal ones the newest. None when none has metrics."""
-    return next(iter(self._from_best()), None)
+    """Returns the step of the best checkpoint, the newest of equals; None if no checkpoint has metrics."""
+    return next(iter(self._ranked_steps()), None)
 
   def save(
     self,
@@ -93,17 +92,16 @@ class Checkpoints:
     extra: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
   ) -> None:
-    """Starts to save; returns once `state` has been copied and may be donated.
+    """Starts an asynchronous save. Returns after `state` is copied; it may then be donated.
 
     Args:
-      step: optimizer steps taken; larger than all saved steps.
+      step: number of optimizer steps taken; larger than all saved steps.
       state: a pytree of arrays, modules and typed PRNG keys.
-      extra: what `restore` gives back beside the state; anything that JSON holds.
-      metrics: as `attach` takes them, of an evaluation that came before the save.
+      extra: JSON-compatible metadata that `restore` returns with the state.
+      metrics: metrics of an evaluation of this state, as in `attach`.
 
     Raises:
-      UserError: this save or the one before failed, after as many as may; the last good checkpoint
-        is still there.
+      UserError: more than `failed_saves` consecutive saves failed; earlier checkpoints are intact.
     """
     if metrics is not None:
       self.retention.check(metrics)
@@ -112,7 +110,7 @@ class Checkpoints:
     about: dict[str, Any] = {'extra': extra or {}, 'arrays': arrays}
     about |= {'best': [self.best_metric, self.best_mode], 'format': FORMAT}
     about = json.loads(json.dumps(about, default=float))
-    self._end_the_one_before()
+    self._finish_previous_save()
     try:
       if self._manager is None:
         self._manager = self._open()
@@ -121,93 +119,93 @@ class Checkpoints:
         args=ocp.args.Composite(state=ocp.args.StandardSave(named), about=ocp.args.JsonSave(about)),
         force=True,
       )
-      self._under_way = True
+      self._saving = True
     except Exception as error:
-      self._endure(self._failed(error))
+      self._tolerate(self._save_error(error))
     if metrics is not None:
       self.attach(step, metrics)
 
   def attach(self, step: int, metrics: Mapping[str, float]) -> None:
-    """Adds the metrics of an evaluation to the checkpoint of the same step, to choose the best.
+    """Adds the metrics of an evaluation to the checkpoint of the same step.
 
     They are written as soon as the checkpoint is on disk, at the latest when `wait` returns.
 
     Raises:
-      UserError: the metric that chooses the best is not among them.
+      UserError: `best_metric` is missing.
     """
     self.retention.check(metrics)
-    if not self._under_way and not (self.folder / str(step)).is_dir():
-      return  # A failed save, which was endured.
-    self.retention.metrics[step], self._not_written = dict(metrics), step
+    if not self._saving and not (self.folder / str(step)).is_dir():
+      return  # The save failed and was tolerated.
+    self.retention.metrics[step], self._pending_metrics = dict(metrics), step
     with contextlib.suppress(OSError):  # `wait` tries again, and raises.
       self._write_metrics()
 
   def metrics(self, step: int) -> Mapping[str, float] | None:
-    """The metrics of a checkpoint; None: it has not been evaluated."""
+    """Returns the metrics of a checkpoint; None if it was not evaluated."""
     return self.retention.metrics.get(step) or self.retention.read(step)
 
   def _write_metrics(self) -> None:
-    """Writes the metrics that are not on disk yet, where their checkpoint is."""
-    step = self._not_written
+    """Writes the pending metrics if their checkpoint is on disk."""
+    step = self._pending_metrics
     if step is not None and (self.folder / str(step)).is_dir():
       if jax.process_index() == 0:
         self.retention.write(step)
-      self._not_written = None
+      self._pending_metrics = None
 
-  def _end_the_one_before(self) -> None:
-    if self._under_way:
+  def _finish_previous_save(self) -> None:
+    if self._saving:
       try:
         self.wait()
         self._failures = 0
       except UserError as error:
-        self._endure(error)
+        self._tolerate(error)
 
-  def _endure(self, failed: UserError) -> None:
-    """Tells of a failed save, or raises."""
+  def _tolerate(self, error: UserError) -> None:
+    """Logs the error of a failed save, or raises it if too many have failed."""
     self._failures += 1
     if self._failures > self.failed_saves or jax.process_count() > 1:
-      raise failed
-    told = 'failed save %d of %d in a row that may: going on; %s'
-    log.warning(told, self._failures, self.failed_saves, failed)
+      raise error
+    message = 'training continues after failed save %d of at most %d in a row: %s'
+    log.warning(message, self._failures, self.failed_saves, error)
 
   def wait(self) -> None:
-    """Returns when the last save is on disk.
+    """Waits until the last save is on disk.
 
     Raises:
-      UserError: it failed; the last good checkpoint is still there.
+      UserError: the save failed; earlier checkpoints are intact.
     """
-    self._under_way = False
+    self._saving = False
     try:
       if self._manager is not None:
         self._manager.wait_until_finished()
         self._write_metrics()
         self._remove_old(self._manager)
     except Exception as error:
-      if self._not_written is not None:
-        self.retention.metrics.pop(self._not_written)
-      raise self._failed(error) from error
+      if self._pending_metrics is not None:
+        self.retention.metrics.pop(self._pending_metrics)
+      raise self._save_error(error) from error
     finally:
-      self._not_written = None
+      self._pending_metrics = None
 
   def _remove_old(self, manager: ocp.CheckpointManager) -> None:
-    """Removes what is no longer among the best since an evaluation that came after its save."""
+    """Removes checkpoints that an evaluation after their save has dropped from the best ones."""
     steps = sorted(manager.all_steps())
-    for step in sorted(set(steps) - self.retention.kept(steps)):
+    for step in sorted(set(steps) - self.retention.retained(steps)):
       manager.delete(step)
 
-  def forget_after(self, step: int) -> None:
+  def remove_after(self, step: int) -> None:
     """Removes the checkpoints of later steps."""
     self.wait()
     if self._manager is None:
       self._manager = self._open()
-    for later in [known for known in self.steps() if known > step]:
+    for later in [saved for saved in self.steps() if saved > step]:
       self._manager.delete(later)
       self.retention.metrics.pop(later, None)
-    # Opened anew at the next save: a manager saves no step below those it has seen.
+    # The next save opens a new manager: a manager never saves a step below its latest one.
     self.close()
 
   def close(self) -> None:
-    """Waits, and ends the background threads."""
+    """Waits for the last save and ends the background threads."""
     self.wait()
     if self._manager is not None:
       self._manager.close()
@@ -216,22 +214,24 @@ class Checkpoints:
   def restore(
     self, abstract: State, which: int | Literal['last', 'best'] = 'last'
   ) -> tuple[State, dict[str, Any]]:
-    """A saved state with the shapes and shardings of `abstract`, and its `extra`.
+    """Reads a train state and its `extra` metadata.
 
-    A corrupt checkpoint gives way to the next older (or next best) one, with a warning.
+    If the checkpoint is corrupt, logs a warning and reads the next older (or next best) one.
 
     Args:
       abstract: a tree like the saved one, of `jax.ShapeDtypeStruct`s with or without shardings.
       which: 'last', 'best', or a step.
 
+    Returns:
+      The state, with the shapes and shardings of `abstract`, and `extra`.
+
     Raises:
-      UserError: there is no such checkpoint, all are corrupt, or a parameter does not fit.
+      UserError: no such checkpoint, all are corrupt, another format version, or other shapes.
     """
     return self._read(self.intact_step(which), abstract)
 
   def intact_step(self, which: int | Literal['last', 'best'] = 'last') -> int:
-    """The checkpoint asked for; as in `restore`, a corrupt one gives way, and one in the format of
-    another version raises UserError."""
+    """Returns the step of the requested checkpoint, or of the next intact one; raises as `restore`."""
     candidates = self._candidates(which)
     for number, step in enumerate(candidates):
       problem = self._problem(step)
@@ -240,55 +240,54 @@ class Checkpoints:
         return step
       self._corrupt.add(step)
       following = candidates[number + 1 : number + 2]
-      told = f'using the one of step {following[0]}' if following else 'there is no other'
-      log.warning('checkpoint of step %d is corrupt (%s): %s', step, problem, told)
+      fallback = f'using the checkpoint of step {following[0]}' if following else 'none is left'
+      log.warning('checkpoint of step %d is corrupt (%s): %s', step, problem, fallback)
     raise UserError(
-      f'no intact checkpoint in {self.folder}: use --fresh to start again, or another checkpoint'
+      f'no intact checkpoint in {self.folder}: use --fresh to train from the start, or another checkpoint'
     )
 
   def _check_format(self, step: int) -> None:
-    if (found := self.about(step).get('format', 1)) != FORMAT:
+    if (version := self.about(step).get('format', 1)) != FORMAT:
       run = self.folder.parent
       convert = f'convert it with `t2x convert run {run} --to NEW_FOLDER`'
       raise UserError(
-        f'the checkpoint of step {step} in {run} has run format {found}, this t2x reads {FORMAT}: '
-        f'{convert if found < FORMAT else "update t2x"}'
+        f'the checkpoint of step {step} in {run} has run format {version}, this t2x reads {FORMAT}: '
+        f'{convert if version < FORMAT else "update t2x"}'
       )
 
   def about(self, step: int) -> dict[str, Any]:
-    """What is beside the arrays: 'extra', 'metrics', 'arrays' (name -> shape), and which metric
-    and mode choose the 'best' checkpoint."""
+    """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format."""
     reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
     args = ocp.args.Composite(about=ocp.args.JsonRestore())
     return reader.restore(self.folder / str(step), args=args).about
 
-  def read(self, step: int, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """Some of a checkpoint's arrays, with the types and shardings of `wanted`, and no others."""
+  def read(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """Reads only the arrays in `abstract`, with its dtypes and shardings."""
     reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    args = ocp.args.Composite(state=restore_args(wanted))
+    args = ocp.args.Composite(state=restore_args(abstract))
     return reader.restore(self.folder / str(step), args=args).state
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
     if not steps:
-      raise UserError(f'there is no checkpoint in {self.folder}')
+      raise UserError(f'no checkpoint in {self.folder}')
     if which == 'last':
       return steps[::-1]
     if which == 'best':
-      best = self._from_best()
+      best = self._ranked_steps()
       if not best:
-        raise UserError(f'no checkpoint in {self.folder} has been evaluated: there is no best one')
+        raise UserError(f'no evaluated checkpoint in {self.folder}, so none is best: use the last')
       return best
     if which not in steps:
-      raise UserError(f'no checkpoint of step {which} in {self.folder}: there are {steps}')
+      raise UserError(f'no checkpoint of step {which} in {self.folder}: its steps are {steps}')
     return [int(which)]
 
-  def _from_best(self) -> list[int]:
-    """Steps with metrics, best first, newer first among equals."""
+  def _ranked_steps(self) -> list[int]:
+    """Returns the steps of checkpoints with metrics, best first, newer first among equals."""
     return self.retention.ranked({step: self.metrics(step) for step in self.steps()})
 
   def _open(self) -> ocp.CheckpointManager:
-    """The writer; what was cut off while being written is removed, what is corrupt set aside."""
+    """Creates the Orbax manager, which removes incomplete checkpoints; moves corrupt ones aside."""
     if jax.process_index() == 0:
       self.folder.mkdir(parents=True, exist_ok=True)
       for step in self._corrupt.intersection(self.steps()):
@@ -307,7 +306,7 @@ class Checkpoints:
     return ocp.CheckpointManager(self.folder, options=options)
 
   def _write_checksums(self) -> None:
-    """Runs in Orbax's thread when all files are written, before they are moved to their place."""
+    """Writes checksums into complete checkpoints before Orbax, whose thread calls this, renames them."""
     if jax.process_index() == 0:
       for folder in self._unfinished():
         write_checksums(folder)
@@ -316,11 +315,11 @@ class Checkpoints:
     return list(self.folder.glob('*.orbax-checkpoint-tmp*'))
 
   def _problem(self, step: int) -> str | None:
-    """What is wrong with a checkpoint's files, as the first process sees them."""
-    problem = damage_of(self.folder / str(step)) if jax.process_index() == 0 else None
+    """Describes the damage to the files of a checkpoint, as seen by the first process; None if intact."""
+    problem = find_damage(self.folder / str(step)) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
       bad = multihost_utils.broadcast_one_to_all(np.array(problem is not None))
-      problem = (problem or 'as the first process says') if bad else None
+      problem = (problem or 'as reported by the first process') if bad else None
     return problem
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
@@ -333,39 +332,40 @@ class Checkpoints:
     leaves = [read[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
-  def check_fit(self, step: int, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UserError that names the parameters that differ, the model's first."""
+  def check_fit(self, step: int, saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises UserError if the shapes by name differ; lists trained parameters first."""
     problems = [
-      f'{name} is {tuple(saved[name])} in the checkpoint and {tuple(shape)} here'
-      for name, shape in wanted.items()
+      f'{name} is {tuple(saved[name])} in the checkpoint but {tuple(shape)} in the config'
+      for name, shape in expected.items()
       if name in saved and tuple(saved[name]) != tuple(shape)
     ]
-    problems += [f'{name} is not in the checkpoint' for name in wanted if name not in saved]
-    problems += [f'{name} of the checkpoint is not here' for name in saved if name not in wanted]
+    problems += [f'{name} is not in the checkpoint' for name in expected if name not in saved]
+    problems += [f'{name} is only in the checkpoint' for name in saved if name not in expected]
     if problems:
       problems.sort(key=lambda problem: not problem.startswith('params'))
       more = [f'and {len(problems) - 5} more'] if len(problems) > 5 else []
-      told = '; '.join(problems[:5] + more)
-      raise UserError(f'checkpoint of step {step} in {self.folder} does not fit: {told}')
+      summary = '; '.join(problems[:5] + more)
+      raise UserError(
+        f'checkpoint of step {step} in {self.folder} does not fit the config: {summary}'
+      )
 
-  def _failed(self, error: Exception) -> UserError:
-    """After a failed save: frees what it had written, and says which checkpoint is still good."""
+  def _save_error(self, error: Exception) -> UserError:
+    """Removes the files of a failed save. Returns an error with the last intact checkpoint."""
     self._manager = None
     for folder in self._unfinished():
       shutil.rmtree(folder, ignore_errors=True)
     last = self.latest_step()
-    good = 'there is no earlier one' if last is None else f'the one of step {last} is still good'
+    good = 'no earlier checkpoint' if last is None else f'the checkpoint of step {last} is intact'
     first = first_line(error) or type(error).__name__
     return UserError(
-      f'a checkpoint could not be saved in {self.folder}: {first}; {good}. '
-      'Make room, then run the same command again',
+      f'cannot save a checkpoint in {self.folder}: {first}; {good}. '
+      'Free disk space, then run the same command to resume',
       exit_code=1,
     )
 
 
 def quiet_orbax() -> None:
-  """Keeps Orbax's notes, and the echoes of an error that is raised here, out of users' sight: one
-  from each task that wrote a file, and one from TensorStore for each that outlived its event loop."""
+  """Hides log messages of Orbax, and messages of asyncio and TensorStore that repeat an error raised here."""
   logging.getLogger('absl').addFilter(_not_orbax)
   logging.getLogger('asyncio').addFilter(_not_orbax)
   hook = sys.unraisablehook
@@ -384,14 +384,14 @@ def _not_orbax(record: logging.LogRecord) -> bool:
   return 'orbax' not in record.pathname + record.getMessage() + where
 
 
-def restore_args(wanted: Mapping[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore:
-  """Orbax's arguments for reading these arrays and no others."""
-  target = {name: target_of(leaf) for name, leaf in wanted.items()}
+def restore_args(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore:
+  """Returns the arguments with which Orbax reads only the arrays in `abstract`."""
+  target = {name: target_of(leaf) for name, leaf in abstract.items()}
   types = ocp.checkpoint_utils.construct_restore_args(target)
   return ocp.args.PyTreeRestore(target, types, partial_restore=True)
 
 
 def target_of(leaf: Any) -> jax.ShapeDtypeStruct:
-  """What Orbax restores into: the first device where no sharding is asked for."""
+  """Returns the shape, dtype and sharding that Orbax restores to; by default on the first local device."""
   sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
   return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

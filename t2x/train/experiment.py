@@ -1,4 +1,4 @@
-"""An experiment: what is learnt, by which model, trained how, on which devices."""
+"""Experiment, the root of a config: model, task, trainer, mesh, evaluations."""
 
 import dataclasses
 import functools
@@ -26,42 +26,42 @@ from t2x.train.writers import MetricWriter
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-  """How a model is trained.
+  """Settings of training.
 
   Attributes:
-    num_steps: optimizer steps.
-    batch_size: examples (rows) in the global batch of a step.
+    num_steps: number of optimizer steps.
+    batch_size: rows in the global batch of a step.
     optimizer: update rule.
     schedule: learning rate by step.
-    groups: parameters that are frozen or have learning rates of their own (`@Group()`); the first
-      that matches a parameter counts.
-    seed: decides initialisation, data order, masks and dropout.
-    clip_norm: largest global norm of the gradient of all trained parameters; None does not clip.
-    accumulate: parts that a batch is worked on in; the result is that of the whole batch.
-    ema_decay: keeps an exponential moving average of the parameters, which is then what is
-      evaluated; after t updates its decay is min(ema_decay, (1 + t) / (10 + t)). None keeps none.
-    compute_dtype: dtype of activations and of the copy of the parameters that a step computes with;
-      `t2x.layers.dtypes.Dtypes` lists what stays float32.
+    groups: parameters that are frozen or have other learning rates (`@Group()`); a parameter belongs to the
+      first group that matches it.
+    seed: seed of initialisation, data order, masks and dropout.
+    clip_norm: maximum global norm of the gradient of all trained parameters; None disables clipping.
+    accumulate: micro-batches per step; the result does not depend on it.
+    ema_decay: decay of an exponential moving average of the parameters, which evaluation uses. After t
+      updates the decay is min(ema_decay, (1 + t) / (10 + t)). None disables it.
+    compute_dtype: dtype of the activations and of the parameters within a step; `t2x.layers.dtypes.Dtypes`
+      lists the arrays that remain float32.
     log_every: steps between train lines in metrics.jsonl.
-    eval_every: steps between evaluations; 0 evaluates at the end alone.
-    eval_batches: batches of an evaluation, spread evenly over the split; None, and the last evaluation, read
-      all of it.
-    checkpoint_every: steps between checkpoints, beside those at evaluations; 0 for those alone.
-    checkpoint_minutes: minutes after which another checkpoint is due, looked at when a train line
-      is; 0 leaves it to the steps.
-    keep_last: newest checkpoints kept.
-    keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
-    keep_best: best checkpoints kept, by the task's own metric.
-    failed_saves: checkpoints in a row that may fail to be saved (a full disk), each told, before the
-      run ends with exit code 1; the last one, and any where several processes save, must not.
-    num_workers: processes that prepare batches; 0 is a thread of this one.
-    nonfinite: what happens when the loss or a gradient is not finite.
-    rollback: goes back when the loss leaps; None does not.
-    max_minutes: after so many minutes the run saves and ends with exit code 75, to be run again;
-      None: no limit.
-    stall_minutes: a step, or a batch in training or evaluation, that takes longer ends the process
-      with exit code 1.
-    writers: builds further metric writers (`@WandB`), given the run folder.
+    eval_every: steps between evaluations; 0 evaluates only at the end.
+    eval_batches: batches per evaluation, spread evenly over the split. None, and the last evaluation, read
+      the full split.
+    checkpoint_every: steps between checkpoints in addition to those at evaluations; 0 disables them.
+    checkpoint_minutes: minutes between checkpoints, checked at each train line; 0 disables them.
+    keep_last: number of newest checkpoints to keep.
+    keep_every: checkpoints of steps that are multiples of this are never removed; 0 disables it.
+    keep_best: number of best checkpoints to keep, by the task's metric.
+    failed_saves: maximum number of consecutive checkpoints that may fail to be saved, for example on a full
+      disk. Each is logged; one more ends the run with exit code 1, as does a failure of the last
+      checkpoint or, with several processes, of any.
+    num_workers: number of processes that prepare batches; 0 uses a thread.
+    nonfinite: handling of steps whose loss or gradient is not finite.
+    rollback: handling of loss spikes; None disables spike detection.
+    max_minutes: time limit in minutes; then the run saves a checkpoint and ends with exit code 75, and the
+      same command resumes it. None for no limit.
+    stall_minutes: maximum minutes of one step, or of one batch in training or evaluation; the process then
+      ends with exit code 1.
+    writers: constructors of further metric writers (`@WandB`), called with the run folder.
   """
 
   num_steps: Count
@@ -93,7 +93,7 @@ class Trainer:
   def __post_init__(self):
     if self.batch_size % self.accumulate:
       raise UserError(
-        f'Trainer.accumulate = {self.accumulate} does not divide '
+        f'Trainer.accumulate = {self.accumulate} must be a divisor of '
         f'Trainer.batch_size = {self.batch_size}'
       )
 
@@ -105,12 +105,12 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Teacher:
-  """A trained model whose predictions the task learns (`Distillation`).
+  """A trained model to distil from (`Distillation`).
 
   Attributes:
-    model: builds the model, as Experiment.model does. `@teacher/LanguageModel` takes the bindings of the
-      scope `teacher/`, and the student's for everything that the scope does not bind.
-    init_from: the run in which the model was trained. A resumed run has its own copy.
+    model: constructor of the model, like Experiment.model. `@teacher/LanguageModel` has the bindings of the
+      scope `teacher/`; arguments that the scope does not bind are those of the student.
+    init_from: the run in which the model was trained. A resumed run reads its own copy instead.
   """
 
   model: Callable[..., Model]
@@ -119,17 +119,17 @@ class Teacher:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-  """The root of a config. A file may hold a part of one; training needs all but the mesh.
+  """The root of a config. Training needs model, task and trainer; other commands need only some of them.
 
   Attributes:
-    model: builds the model, given `rngs`.
-    task: what is learnt.
-    trainer: how.
-    mesh: on which devices.
-    init_from: another run whose parameters a new run starts with; a resumed one has its own.
-    teacher: a trained model that the task learns from; None if the task needs none.
-    evaluations: evaluators by name, besides the loss of the task on its `eval_split`; their metrics are
-      NAME/METRIC. All text is cut by the run's tokenizer.
+    model: constructor of the model, called with `rngs`.
+    task: data, loss and metrics.
+    trainer: settings of training.
+    mesh: layout of the devices.
+    init_from: another run whose parameters initialise a new run; a resumed run ignores it.
+    teacher: a trained model to distil from; None without distillation.
+    evaluations: evaluators by name, in addition to the loss of the task on its `eval_split`. Their metrics
+      are NAME/METRIC. They use the tokenizer of the run.
   """
 
   model: Callable[..., Model] | None = None
@@ -141,51 +141,56 @@ class Experiment:
   evaluations: Mapping[str, Evaluator] = dataclasses.field(default_factory=dict)
 
   def complete(self) -> tuple[Callable[..., Any], Task, Trainer]:
-    """Model, task and trainer.
+    """Returns model, task and trainer.
 
     Raises:
-      UserError: one of them is missing.
+      UserError: one of them is not set.
     """
     model, task, trainer = self.model, self.task, self.trainer
     if model is None or task is None or trainer is None:
       missing = [name for name in ('model', 'task', 'trainer') if getattr(self, name) is None]
-      raise UserError(f'Experiment.{" and .".join(missing)} not set: this command needs all three')
+      raise UserError(
+        f'{" and ".join(f"Experiment.{name}" for name in missing)} not set: this command needs a model, '
+        'a task and a trainer'
+      )
     return model, task, trainer
 
   def complete_model(self) -> Callable[..., Model]:
-    """The builder of the model.
+    """Returns the constructor of the model.
 
     Raises:
-      UserError: there is none.
+      UserError: it is not set.
     """
     if self.model is None:
-      raise UserError('Experiment.model is not set: this command needs it')
+      raise UserError('Experiment.model is not set: this command needs a model')
     return self.model
 
   def evaluated_task(self, evaluation: str | None = None) -> Task:
-    """The task of one of `evaluations`; None: the experiment's own.
+    """Returns the task of an evaluator; None for the task of the experiment.
+
+    Args:
+      evaluation: name in `evaluations`.
 
     Raises:
-      UserError: there is none.
+      UserError: neither the evaluator nor the experiment has a task.
     """
     own = None if evaluation is None else self.evaluations[evaluation].task
     task = self.task if own is None else own
     if task is None:
-      raise UserError('Experiment.task is not set: this command needs it')
+      raise UserError('Experiment.task is not set: this command needs a task')
     return task
 
   def with_trainer(self, batch_size: int) -> 'Experiment':
-    """The experiment, with the default trainer where it has none: for the shapes of a train state."""
+    """Returns the experiment, with a default trainer if it has none; for shapes of a train state."""
     trainer = self.trainer or Trainer(num_steps=1, batch_size=batch_size)
     return dataclasses.replace(self, trainer=trainer)
 
   def bound(self, tokenizer: Tokenizer | None = None) -> 'Experiment':
-    """The experiment with a fitted tokenizer; where its config leaves the number of rows of the tables of
-    tokens open, the model has as many as the task needs.
+    """Returns the experiment with a fitted tokenizer and, where the config sets none, the vocabulary size.
 
     Args:
-      tokenizer: the run's fitted one. None: nothing is bound, unless the task's tokenizer has no size before
-        it is fitted: then it is fitted now (and cached).
+      tokenizer: the fitted tokenizer of the run. None binds no tokenizer, unless the vocabulary size is
+        unknown before fitting; then the tokenizer is fitted and cached.
     """
     task, evaluations = self.task, dict(self.evaluations)
     if not isinstance(task, TextTask):
@@ -208,10 +213,13 @@ class Experiment:
     )
 
   def shapes(self, tokenizer: Tokenizer | None = None) -> Any:
-    """The model, of `jax.ShapeDtypeStruct`s; `tokenizer` is that of `bound`.
+    """Returns the model with `jax.ShapeDtypeStruct` leaves.
+
+    Args:
+      tokenizer: as in `bound`.
 
     Raises:
-      UserError: there is no model.
+      UserError: the experiment has no model.
     """
     build = self.bound(tokenizer).complete_model()
     return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))

@@ -1,4 +1,4 @@
-"""A model with its data and devices, as evaluation and generation use it; `TrainingRun` adds training."""
+"""Evaluation and generation with a model, its data and its devices; `TrainingRun` adds training."""
 
 import collections
 from collections.abc import Mapping, Sequence
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class Inference:
-  """Evaluates parameters of a model.
+  """Evaluates a model with given parameters.
 
   Args:
-    experiment: has a model; a task where one is evaluated. A trainer is not needed.
-    tokenizer: the fitted one; None for tasks without text.
-    processes: those that work together; None: this one alone.
-    program: what is compiled, if others share it; its experiment is bound to the same tokenizer.
+    experiment: needs a model, and a task if a task is evaluated; no trainer.
+    tokenizer: the fitted tokenizer; None for tasks without text.
+    processes: the processes of the evaluation; None for a single process.
+    program: compiled functions, if others share them; their experiment has the same tokenizer.
     batch_size: rows in an evaluation batch, for an experiment without a trainer.
 
   Attributes:
-    experiment: the same, bound to the tokenizer.
+    experiment: the experiment with the tokenizer.
     mesh: the devices.
-    program: what is compiled, with the shapes of the model.
-    part: which of how many equal parts of a global batch this process reads.
+    program: compiled functions and the shapes of the model.
+    part: (index, count): this process reads the part `index` of `count` equal parts of a global batch.
   """
 
   def __init__(
@@ -59,21 +59,25 @@ class Inference:
 
   @property
   def task(self) -> Task:
-    """The experiment's own.
+    """The task of the experiment.
 
     Raises:
-      UserError: it has none.
+      UserError: the experiment has no task.
     """
     return self.experiment.evaluated_task()
 
   def rows(self, split: str, task: Task | None = None) -> Any:
-    """The model-ready rows of a split (of another task where one is given), prepared by the first
-    process where the cache is shared."""
-    with self.processes.first_alone():
+    """Returns the prepared rows of a split, which the first process prepares and caches.
+
+    Args:
+      split: name of the split.
+      task: None for the task of the experiment.
+    """
+    with self.processes.process_zero_first():
       return (task or self.task).rows(split)
 
   def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:
-    """This process's part of the batches in which a task reads every row once."""
+    """Returns this process's part of batches that contain every row once."""
     return evaluation_batches(
       rows,
       task.transform(train=False),
@@ -83,9 +87,9 @@ class Inference:
     )
 
   def on_device(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """This process's rows -> the global, sharded batch."""
+    """Transfers this process's part of a batch to the devices; returns the global, sharded batch."""
     if self.processes.count == 1:
-      # The same, in one call for all arrays: half the time.
+      # One call for all arrays takes half the time.
       return jax.device_put(dict(batch), self.batch_sharding)
     return {
       name: jax.make_array_from_process_local_data(
@@ -95,7 +99,7 @@ class Inference:
     }
 
   def model(self, params: Params) -> Any:
-    """The model with these parameters."""
+    """Returns the model with these parameters."""
     return self.program.blueprint.model(params)
 
   def means(
@@ -107,35 +111,36 @@ class Inference:
     num_rows: int | None = None,
     watched: Watched = iter,
   ) -> dict[str, float]:
-    """Metrics of a task over a split.
+    """Computes the metrics of a task over a split.
 
     Args:
       params: all parameters.
-      split: of the task's source.
-      evaluation: the name of one of `Experiment.evaluations`, for its task; None: the run's own task.
-      num_rows: evaluates so many, spread evenly over the split; None: all.
-      watched: each batch is one item of an iterable that goes through it.
+      split: name of a split of the task's source.
+      evaluation: name in `Experiment.evaluations`, for the task of that evaluator; None for the experiment's
+        task.
+      num_rows: number of rows to evaluate, spread evenly over the split; None for all rows.
+      watched: wraps the iterable of batches, so that a watchdog can time each batch.
     """
     task = self.experiment.evaluated_task(evaluation)
     rows = self.rows(split, task)
     task.check_rows(split, rows)
-    whole = num_rows is None or num_rows >= len(rows)
-    some = rows if num_rows is None or whole else Spread(rows, num_rows)
-    batches = self.evaluation_batches(some, task)
+    all_rows = num_rows is None or num_rows >= len(rows)
+    subset = rows if num_rows is None or all_rows else Spread(rows, num_rows)
+    batches = self.evaluation_batches(subset, task)
     eval_step = self.program.eval_step(evaluation)
     totals: dict[str, np.ndarray] = {}
     pending: collections.deque[Any] = collections.deque()
     for index in watched(range(len(batches) + 1)):
-      # The device works on one batch while the next is prepared.
+      # The device computes one batch while the host prepares the next.
       if index < len(batches):
         pending.append(eval_step(params, self.on_device(batches[index])))
       if index:
         for name, pair in jax.device_get(pending.popleft()).items():
           totals[name] = totals.get(name, np.zeros(2)) + np.array(pair, np.float64)
-    info = getattr(rows, 'info', None) if whole else None
+    info = getattr(rows, 'info', None) if all_rows else None
     means = {name: (float(pair[0]), float(pair[1])) for name, pair in totals.items()}
     metrics = task.summarise(means, info)
-    # The number of predicted tokens, or examples, that the loss is a mean over.
+    # The number of predicted tokens or examples over which the loss is averaged.
     return metrics | {f'eval_{task.unit}': means['loss'][1]}
 
   def evaluators(
@@ -145,13 +150,13 @@ class Inference:
     watched: Watched = iter,
     **settings: Any,
   ) -> Evaluation:
-    """The results of some of `Experiment.evaluations`; metrics as NAME/METRIC.
+    """Runs evaluators of `Experiment.evaluations`; their metrics are named NAME/METRIC.
 
     Args:
       params: all parameters.
-      names: of the evaluators.
-      watched: as of `means`.
-      **settings: fields of the evaluators to be replaced, such as `num_examples`.
+      names: names of the evaluators.
+      watched: as in `means`.
+      **settings: fields of the evaluators to replace, such as `num_examples`.
     """
     metrics: dict[str, Any] = {}
     samples: list[dict[str, str]] = []
@@ -164,7 +169,7 @@ class Inference:
 
 
 class _Evaluated:
-  """What an evaluator is given; see `t2x.tasks.Evaluated`."""
+  """Implements `t2x.tasks.Evaluated`, the argument of an evaluator."""
 
   def __init__(self, inference: Inference, name: str, params: Params, watched: Watched):
     self.task, self.watched = inference.experiment.evaluated_task(name), watched
@@ -185,13 +190,18 @@ class _Evaluated:
 def saved_params(
   program: EvalProgram, checkpoints: Checkpoints, which: Literal['best', 'last'] | int = 'last'
 ) -> tuple[Params, int, dict[str, str]]:
-  """Reads all parameters as evaluation uses them, and nothing else of the state.
+  """Reads all parameters that evaluation uses from a checkpoint.
+
+  Args:
+    program: shapes and shardings of the parameters.
+    checkpoints: the checkpoints of the run.
+    which: 'best', 'last', or a step.
 
   Returns:
     The parameters, their step, and {'weights': 'ema'} if they are the moving average, else {}.
   """
   step = checkpoints.intact_step(which)
   saved = SavedParams(checkpoints, step)
-  wanted = program.params_abstract()
-  checkpoints.check_fit(step, saved.shapes, {name: leaf.shape for name, leaf in wanted.items()})
-  return saved.read(wanted), step, {'weights': 'ema'} if saved.averaged else {}
+  abstract = program.params_abstract()
+  checkpoints.check_fit(step, saved.shapes, {name: leaf.shape for name, leaf in abstract.items()})
+  return saved.read(abstract), step, {'weights': 'ema'} if saved.averaged else {}

@@ -1,5 +1,4 @@
-"""When a run stops or saves apart from its plan: signals, the end of its time, a clock; and a thread that
-ends the process when the loop stands still."""
+"""Interruptions of training: signals, the time limit, checkpoints by time, and a watchdog for hangs."""
 
 import collections
 import contextlib
@@ -16,44 +15,48 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from t2x.parallel import Processes
-from t2x.signals import answered_by
-from t2x.terminal import last_words
+from t2x.signals import handle_signals
+from t2x.terminal import print_final_line
 
 
 @contextlib.contextmanager
 def interruptible(
-  processes: Processes, max_minutes: float | None = None, began: float | None = None
+  processes: Processes, max_minutes: float | None = None, start_time: float | None = None
 ) -> Iterator[Callable[[int], bool]]:
-  """Notes SIGTERM, SIGINT, SIGHUP and the end of the time; the step is finished.
+  """Handles SIGTERM, SIGINT, SIGHUP and the time limit, without interrupting a step.
 
-  The time runs from `began` (of time.monotonic; None: now).
+  Args:
+    processes: the processes of the run.
+    max_minutes: time limit in minutes; None for no limit.
+    start_time: time.monotonic() at which the time limit starts; None for now.
 
-  Yields `due(step)`: whether to stop after this step, which all processes answer alike when one of
-  them has the signal.
+  Yields:
+    A function `stop_requested(step)` that returns whether to stop after this step, with the same result
+    on all processes. Call it after each step.
   """
-  seen: list[int] = []
-  began = time.monotonic() if began is None else began
-  end = math.inf if max_minutes is None else began + 60 * max_minutes
+  signals: list[int] = []
+  start_time = time.monotonic() if start_time is None else start_time
+  end_time = math.inf if max_minutes is None else start_time + 60 * max_minutes
 
-  def note(number, frame):
-    seen.append(number)
+  def handle(number, frame):
+    signals.append(number)
     processes.ask_to_stop()
 
-  def due(step: int) -> bool:
-    if time.monotonic() >= end and not seen:
-      note(0, None)
-    return bool(seen) if processes.count == 1 else processes.reached_stop(step)
+  def stop_requested(step: int) -> bool:
+    if time.monotonic() >= end_time and not signals:
+      handle(0, None)
+    return bool(signals) if processes.count == 1 else processes.reached_stop(step)
 
-  with answered_by(note):
-    yield due
+  with handle_signals(handle):
+    yield stop_requested
 
 
 class Clock:
-  """Says when a checkpoint is due by time, the same on all processes.
+  """Timer for checkpoints, with the same result on all processes.
 
   Args:
-    processes: those that are this run: the first one's clock counts.
-    minutes: between checkpoints; 0: never due.
+    processes: the processes of the run; the clock of the first one is used.
+    minutes: minutes between checkpoints; 0 disables the timer.
   """
 
   def __init__(self, processes: Processes, minutes: float):
@@ -61,11 +64,11 @@ class Clock:
     self.restart()
 
   def restart(self) -> None:
-    """A checkpoint was saved."""
+    """Restarts the timer, after a checkpoint."""
     self.since = time.monotonic()
 
   def due(self) -> bool:
-    """Whether one should be; several processes must ask together."""
+    """Returns whether a checkpoint is due; all processes must call it together."""
     if not self.minutes:
       return False
     due = time.monotonic() - self.since >= 60 * self.minutes
@@ -74,30 +77,30 @@ class Clock:
     return bool(multihost_utils.broadcast_one_to_all(np.array(due)))
 
 
-# Waits that are looked at before one is told to be long: the first ones compile.
-LEARNING = 5
+# Waits that are measured before the first warning: the first ones compile.
+MIN_WAITS = 5
 
 
 def _end(message: str) -> None:
-  last_words(f't2x: {message}')
-  # Nothing else ends data workers that stand still.
+  print_final_line(f't2x: {message}')
+  # Hanging data workers would outlive this process.
   for process in multiprocessing.active_children():
     process.kill()
   os._exit(1)
 
 
 class Watchdog(contextlib.AbstractContextManager):
-  """Told what the loop waits for, it says when that takes far longer than before, and in the end
-  gives up: a collective that waits for a lost device, or a file system that is gone, cannot be
-  interrupted from Python.
+  """Thread that warns about long waits and ends the process when it hangs.
+
+  A collective that waits for a lost device, or an unreachable file system, cannot be interrupted from Python.
 
   Args:
-    patience: seconds of standing still after which the process is ended.
-    factor: how many times the usual a wait may take before that is said.
-    least: seconds below which nothing is said.
-    say: takes the warnings.
-    end: takes the last words, and ends the process with exit code 1.
-    interval: seconds between looks.
+    patience: seconds after which a wait ends the process.
+    factor: a wait causes a warning when it takes this many times the median wait.
+    min_seconds: shorter waits cause no warning.
+    warn: called with each warning.
+    end: called with the final message; must end the process, with exit code 1.
+    interval: seconds between checks.
   """
 
   def __init__(
@@ -105,16 +108,16 @@ class Watchdog(contextlib.AbstractContextManager):
     patience: float,
     *,
     factor: float = 20.0,
-    least: float = 30.0,
-    say: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+    min_seconds: float = 30.0,
+    warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
     end: Callable[[str], None] = _end,
     interval: float = 1.0,
   ):
-    self.patience, self.factor, self.least = patience, factor, least
-    self.say, self.end, self.interval = say, end, interval
+    self.patience, self.factor, self.min_seconds = patience, factor, min_seconds
+    self.warn, self.end, self.interval = warn, end, interval
     self._lock = threading.Lock()
-    self._what, self._since = '', 0.0
-    self._said = False
+    self._activity, self._since = '', 0.0
+    self._warned = False
     self._durations: collections.deque[float] = collections.deque(maxlen=200)
     self._stopped = threading.Event()
     self._thread = threading.Thread(target=self._watch, name='t2x-watchdog', daemon=True)
@@ -128,41 +131,43 @@ class Watchdog(contextlib.AbstractContextManager):
     self._thread.join()
 
   @contextlib.contextmanager
-  def waiting(self, what: str) -> Iterator[None]:
-    """What happens inside is watched: `what` names it ('the batch of step 7')."""
+  def waiting(self, activity: str) -> Iterator[None]:
+    """Watches the time spent in the context; `activity` names it ('the batch of step 7')."""
     with self._lock:
-      self._what, self._since, self._said = what, time.monotonic(), False
+      self._activity, self._since, self._warned = activity, time.monotonic(), False
     try:
       yield
     finally:
       with self._lock:
         self._durations.append(time.monotonic() - self._since)
-        self._what = ''
+        self._activity = ''
 
   def current(self) -> tuple[str, float] | None:
-    """Returns the name of the current wait and its seconds so far, or None."""
+    """Returns the current activity and its seconds so far, or None."""
     with self._lock:
-      return (self._what, time.monotonic() - self._since) if self._what else None
+      return (self._activity, time.monotonic() - self._since) if self._activity else None
 
   def _watch(self) -> None:
     while not self._stopped.wait(self.interval):
       with self._lock:
-        what, since, known = self._what, self._since, list(self._durations)
-      if not what:
+        activity, since, durations = self._activity, self._since, list(self._durations)
+      if not activity:
         continue
       waited = time.monotonic() - since
-      # Waits are mostly short and at times as long as a whole log interval: the longest counts.
-      usual = max(known[1:] or known, default=0.0)
+      # Most waits are short, but some take a whole log interval: compare with the longest.
+      longest = max(durations[1:] or durations, default=0.0)
       if waited > self.patience:
-        others = f', others at most {usual:.1f} s' if known else ''
+        others = f' (longest before: {longest:.1f} s)' if durations else ''
         self.end(
-          f'{what} has taken {waited:.0f} s{others}: giving up; the last checkpoint is good, '
-          'run the same command again to go on'
+          f'{activity} has taken {waited:.0f} s{others}: process ended; the last checkpoint is intact, '
+          'run the same command to resume'
         )
-      elif len(known) < LEARNING:
+      elif len(durations) < MIN_WAITS:
         continue
-      elif not self._said and waited > max(
-        self.least, self.factor * statistics.median(known), usual
+      elif not self._warned and waited > max(
+        self.min_seconds, self.factor * statistics.median(durations), longest
       ):
-        self._said = True
-        self.say(f'{what} has taken {waited:.0f} s, others at most {usual:.1f} s: still waiting')
+        self._warned = True
+        self.warn(
+          f'{activity} has taken {waited:.0f} s (longest before: {longest:.1f} s): still waiting'
+        )

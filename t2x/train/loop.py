@@ -1,4 +1,4 @@
-"""The training loop: one for every task, read from top to bottom."""
+"""The training loop of every task: train, log, checkpoint, evaluate."""
 
 import contextlib
 import itertools
@@ -11,17 +11,17 @@ import jax
 
 from t2x.data import Batches, Skipping
 from t2x.errors import Interrupted, UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.parallel import Processes, check_shardings
 from t2x.train.check import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import (
   Fault,
   Spike,
-  forget_evaluation,
-  go_back,
-  kept_for_replay,
-  skips_of,
+  read_skips,
+  record_fault,
+  remove_evaluation_lines,
+  roll_back,
 )
 from t2x.train.interruptions import Clock, Watchdog, interruptible
 from t2x.train.params import Params
@@ -39,42 +39,42 @@ def train(
   processes: Processes | None = None,
   program: TrainProgram | None = None,
 ) -> dict[str, Any]:
-  """Trains, or goes on where the folder's last checkpoint stands.
+  """Trains a model; resumes from the last checkpoint if the run folder has one.
 
   Args:
-    experiment: the config's root.
-    folder: the run folder; made when missing.
-    config_text: the resolved config, kept as config.gin.
-    verbose: prints the table of parameters, too.
-    processes: those that are this run; None: this one alone.
-    program: what runs that differ in the seed alone have compiled already.
+    experiment: model, task, trainer and mesh.
+    folder: the run folder; created if it does not exist.
+    config_text: the resolved config, written to config.gin.
+    verbose: also prints the table of parameters.
+    processes: the processes of this run; None for a single process.
+    program: compiled functions, shared by runs that differ only in the seed; None compiles them.
 
   Returns:
-    The last evaluation's metrics.
+    The metrics of the last evaluation.
 
   Raises:
-    Interrupted: SIGTERM, SIGINT or SIGHUP came; the state is saved.
-    UserError: a config, data or checkpoint that does not fit, or a loss that is not finite.
+    Interrupted: SIGTERM, SIGINT or SIGHUP was received, or the time limit was reached; the state is saved.
+    UserError: the config, the data or the checkpoint is invalid, or training diverged.
   """
-  began = time.monotonic()
+  start_time = time.monotonic()
   run = TrainingRun(experiment, folder, processes, program)
-  _keep_config(run, config_text)
+  _write_config(run, config_text)
   check_splits(run)
   rows = run.rows(run.task.train_split)
   batches = run.batches(rows)
   check_data(run, rows, batches)
   with (
-    _saves_ended(run),
-    interruptible(run.processes, run.trainer.max_minutes, began) as interrupted,
+    _checkpoints_closed(run),
+    interruptible(run.processes, run.trainer.max_minutes, start_time) as stop_requested,
   ):
     while True:
-      skips = skips_of(run)
+      skips = read_skips(run)
       try:
-        return _train(run, rows, batches, skips, interrupted, verbose)
+        return _train(run, rows, batches, skips, stop_requested, verbose)
       except Spike as spike:
-        go_back(run, spike, skips)
+        roll_back(run, spike, skips)
       except Fault as fault:
-        raise kept_for_replay(run, batches, fault, skips) from fault
+        raise record_fault(run, batches, fault, skips) from fault
 
 
 def _train(
@@ -82,56 +82,56 @@ def _train(
   rows: Any,
   batches: Batches,
   skips: list[tuple[int, int]],
-  interrupted: Callable[[int], bool],
+  stop_requested: Callable[[int], bool],
   verbose: bool,
 ) -> dict[str, Any]:
-  """From the last checkpoint to the end, or until `interrupted(step)`."""
+  """Trains from the last checkpoint to the last step, or until `stop_requested(step)`."""
   trainer = run.trainer
-  held, frozen, saved = _start(run, batches)
-  start, state = int(held.step), held
+  handle, frozen, saved = _init_or_restore(run, batches)
+  start, state = int(handle.step), handle
   train_step, metrics = run.train_step, dict(saved.get('metrics', {}))
-  # Whether the process ended after it had saved an evaluated step, and before it had evaluated it.
-  pending = _evaluates(trainer, start) and run.checkpoints.metrics(start) is None
-  if pending:
-    forget_evaluation(run, start)
+  # The process may have ended between the checkpoint of a step and its evaluation.
+  eval_pending = _is_eval_step(trainer, start) and run.checkpoints.metrics(start) is None
+  if eval_pending:
+    remove_evaluation_lines(run, start)
   with (
     RunLogger(run, start, saved) as logger,
-    Watchdog(60 * trainer.stall_minutes, say=logger.terminal.print) as watchdog,
-    contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as prepared,
+    Watchdog(60 * trainer.stall_minutes, warn=logger.terminal.print) as watchdog,
+    contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as device_batches,
   ):
     logger.start_screen(rows, verbose)
     logger.terminal.watch(watchdog.current)
     clock = Clock(run.processes, trainer.checkpoint_minutes)
-    if pending:
-      metrics = _evaluated(run, start, run.program.evaluated(state, frozen), logger, watchdog)
+    if eval_pending:
+      metrics = _evaluate(run, start, run.program.eval_params(state, frozen), logger, watchdog)
     for step in range(start + 1, trainer.num_steps + 1):
       with watchdog.waiting(f'the batch of step {step}'):
-        count, batch = next(prepared)
+        num_units, batch = next(device_batches)
       last = step == trainer.num_steps
-      logs = last or step % trainer.log_every == 0
-      doing = f'compiling step {step}' if step == start + 1 else f'step {step}'
-      with watchdog.waiting(doing), jax.transfer_guard_device_to_host('disallow'):
-        held, sums = train_step(held, frozen, batch)
+      should_log = last or step % trainer.log_every == 0
+      activity = f'compiling step {step}' if step == start + 1 else f'step {step}'
+      with watchdog.waiting(activity), jax.transfer_guard_device_to_host('disallow'):
+        handle, sums = train_step(handle, frozen, batch)
         if step == start + 1:
-          check_shardings(run.program.abstract, run.program.state(held))
-        logger.step(step, sums, count, log=logs)
-      stops = interrupted(step) and not last
-      # A run that is asked to stop leaves the evaluation to its next start.
-      evaluates = _evaluates(trainer, step) and not stops
-      saves = _every(trainer.checkpoint_every, step) or _every(trainer.keep_every, step)
-      if not (evaluates or saves or stops or (logs and clock.due())):
+          check_shardings(run.program.abstract, run.program.state(handle))
+        logger.step(step, sums, num_units, log=should_log)
+      should_stop = stop_requested(step) and not last
+      # An interrupted run evaluates this step when it is resumed.
+      should_evaluate = _is_eval_step(trainer, step) and not should_stop
+      should_save = _is_due(trainer.checkpoint_every, step) or _is_due(trainer.keep_every, step)
+      if not (should_evaluate or should_save or should_stop or (should_log and clock.due())):
         continue
-      state = run.program.state(held)
+      state = run.program.state(handle)
       with logger.paused():
         saved = {'data': batches.fingerprint, 'metrics': metrics} | logger.state()
-        began = time.monotonic()
+        save_time = time.monotonic()
         with watchdog.waiting(f'the checkpoint of step {step}'):
           run.save(step, state, saved)
-        logger.saved(step, time.monotonic() - began)
+        logger.checkpoint(step, time.monotonic() - save_time)
         clock.restart()
-      if evaluates:
-        metrics = _evaluated(run, step, run.program.evaluated(state, frozen), logger, watchdog)
-      if stops:
+      if should_evaluate:
+        metrics = _evaluate(run, step, run.program.eval_params(state, frozen), logger, watchdog)
+      if should_stop:
         run.checkpoints.wait()
         raise Interrupted(f'interrupted and saved at step {step}')
     run.checkpoints.wait()
@@ -139,14 +139,14 @@ def _train(
   return metrics
 
 
-def _evaluates(trainer: Trainer, step: int) -> bool:
-  return step > 0 and (step == trainer.num_steps or _every(trainer.eval_every, step))
+def _is_eval_step(trainer: Trainer, step: int) -> bool:
+  return step > 0 and (step == trainer.num_steps or _is_due(trainer.eval_every, step))
 
 
-def _evaluated(
+def _evaluate(
   run: TrainingRun, step: int, params: Params, logger: RunLogger, watchdog: Watchdog
 ) -> dict[str, float]:
-  """Evaluates the parameters of a state that is saved already. Returns the metrics, and adds them to its checkpoint."""
+  """Evaluates the parameters of a saved step. Logs the metrics and adds them to the step's checkpoint."""
 
   def watched(items: Iterable) -> Iterator:
     iterator = iter(items)
@@ -156,21 +156,23 @@ def _evaluated(
           item = next(iterator)
         except StopIteration:
           return
-        yield item  # And what is done with it.
+        yield item  # Also watches the work of the loop body.
 
   with logger.paused():
-    found = run.evaluate(params, step, watched)
-    logger.evaluation(step, found)
-    # What says how a metric was computed is in metrics.jsonl.
-    metrics = {name: value for name, value in found.metrics.items() if not isinstance(value, str)}
+    result = run.evaluate(params, step, watched)
+    logger.evaluation(step, result)
+    # Texts, such as the signature of a metric, are in metrics.jsonl only.
+    metrics = {name: value for name, value in result.metrics.items() if not isinstance(value, str)}
     run.attach(step, metrics)
   return metrics
 
 
 @contextlib.contextmanager
-def _saves_ended(run: TrainingRun) -> Iterator[None]:
-  """However a run ends, what it is saving comes to the disk. (Not where a lost process would have to
-  take part.)"""
+def _checkpoints_closed(run: TrainingRun) -> Iterator[None]:
+  """Waits for the pending checkpoint on every exit.
+
+  A run of several processes does not wait: one of them may be lost, and saving needs all of them.
+  """
   try:
     yield
   finally:
@@ -179,26 +181,28 @@ def _saves_ended(run: TrainingRun) -> Iterator[None]:
         run.checkpoints.close()
 
 
-def _keep_config(run: TrainingRun, text: str) -> None:
+def _write_config(run: TrainingRun, text: str) -> None:
   if run.processes.first:
     run.folder.mkdir(parents=True, exist_ok=True)
-    # Renamed when whole: a config that a kill had cut off would be that of another run.
-    write_whole(run.folder / 'config.gin', text.encode())
+    # Atomic: a resumed run would reject a truncated config as that of another run.
+    write_atomically(run.folder / 'config.gin', text.encode())
 
 
-def _start(run: TrainingRun, batches: Batches) -> tuple[TrainState, Params, dict[str, Any]]:
-  """A new state, or the last checkpoint's; the frozen parameters; what was saved beside the state."""
+def _init_or_restore(
+  run: TrainingRun, batches: Batches
+) -> tuple[TrainState, Params, dict[str, Any]]:
+  """Returns the state and frozen parameters, new or from the last checkpoint, and the saved metadata."""
   if run.checkpoints.latest_step() is None:
     return *run.init(), {}
   state, frozen, saved = run.restore('last')
   if saved['data'] != batches.fingerprint:
     raise UserError(
       f'the data of {run.folder} changed since its checkpoint was saved: '
-      'use --fresh to start again, or another --out'
+      'restore the data, start a new run there with --fresh, or choose another --out'
     )
   metrics = run.checkpoints.metrics(int(state.step)) or saved.get('metrics', {})
   return state, frozen, saved | {'metrics': metrics}
 
 
-def _every(interval: int, step: int) -> bool:
+def _is_due(interval: int, step: int) -> bool:
   return interval > 0 and step % interval == 0

@@ -1,7 +1,7 @@
-"""Update rules, through optax.
+"""Optimizers, based on optax.
 
-Each gives a direction; what is the same for all follows it here: decoupled weight decay
-(https://arxiv.org/abs/1711.05101) on matrices and tables alone, then the learning rate.
+Each optimizer defines a direction. `Optimizer.build` adds decoupled weight decay
+(https://arxiv.org/abs/1711.05101) of all parameters except norms and biases, then the learning rate.
 """
 
 import abc
@@ -19,7 +19,7 @@ from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegati
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
-# Logical axes of tables that are looked up, and of projections from data or to the output.
+# Logical axes of lookup tables, of convolutions, and of projections from patches or to the output.
 NO_MATRIX = frozenset({'buckets', 'classes', 'length', 'patch', 'taps', 'types', 'vocab'})
 
 
@@ -27,38 +27,44 @@ Infos = Mapping[str, ParamInfo]
 
 
 def _is_vector(info: ParamInfo) -> bool:
-  """Norms and biases, also those with an axis of heads; stacked layers do not count as an axis."""
+  """Returns whether a parameter is a norm or bias, possibly with an axis of heads or stacked layers."""
   return len(info.axes) < 2 or info.name.rpartition('.')[2] in ('bias', 'scale')
 
 
 def decay_mask(infos: Infos) -> dict[str, bool]:
-  """True for the parameters that weight decay pulls at: all but norms and biases."""
+  """Returns, by name, whether weight decay applies: to all parameters except norms and biases."""
   return {name: not _is_vector(info) for name, info in infos.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Optimizer(abc.ABC):
-  """What all update rules have.
+  """Base class of optimizers.
 
   Attributes:
-    weight_decay: a step shrinks matrices and tables by learning rate * weight_decay.
+    weight_decay: a step reduces matrices and tables by learning rate * weight_decay * value.
   """
 
   weight_decay: TunableNonNegative = 0.0
 
   @abc.abstractmethod
   def direction(self, infos: Infos) -> optax.GradientTransformation:
-    """Gradients -> what is subtracted, before decay and learning rate; both are dicts by name."""
+    """Returns the transformation of gradients into a direction, without weight decay and learning rate.
+
+    The direction is subtracted from the parameters. Gradients and directions are dicts by parameter name.
+
+    Args:
+      infos: metadata of the trained parameters.
+    """
 
   def build(
     self, schedule: ScheduleFn, infos: Infos, rates: Mapping[str, Any] | None = None
   ) -> optax.GradientTransformation:
-    """The whole rule, for dicts of parameters by name.
+    """Builds the update rule: direction, weight decay, learning rate.
 
     Args:
       schedule: step -> learning rate.
-      infos: of the parameters that are trained; their axes and names decide what is decayed.
-      rates: factors of the learning rate by name, or functions like `schedule` used in its place.
+      infos: metadata of the trained parameters; axes and names decide which ones have weight decay.
+      rates: factor of the learning rate by name, or a function that replaces `schedule`.
     """
     steps = [self.direction(infos)]
     if self.weight_decay != 0.0:
@@ -72,17 +78,17 @@ class Optimizer(abc.ABC):
 
 
 def _scale_by_rates(schedule: ScheduleFn, rates: Mapping[str, Any]) -> optax.GradientTransformation:
-  """Multiplies the update of each parameter by its learning rate, downhill."""
+  """Multiplies the direction of each parameter by its negative learning rate."""
 
   def update(updates, state, params=None):
     base = schedule(state.count)
 
-    def scaled(name, one):
+    def scaled(name, direction):
       rate = rates.get(name, 1.0)
       rate = rate(state.count) if callable(rate) else base * rate
-      return -rate.astype(one.dtype) * one
+      return -rate.astype(direction.dtype) * direction
 
-    updates = {name: scaled(name, one) for name, one in updates.items()}
+    updates = {name: scaled(name, direction) for name, direction in updates.items()}
     return updates, optax.ScaleByScheduleState(optax.safe_increment(state.count))
 
   def init(params):
@@ -96,9 +102,9 @@ class AdamW(Optimizer):
   """Adam with decoupled weight decay (https://arxiv.org/abs/1711.05101).
 
   Attributes:
-    b1: decay of the mean of gradients.
-    b2: decay of the mean of their squares.
-    eps: added to the root of the latter.
+    b1: decay rate of the mean of gradients.
+    b2: decay rate of the mean of squared gradients.
+    eps: added to the square root of the mean of squared gradients.
   """
 
   b1: Rate = 0.9
@@ -112,17 +118,16 @@ class AdamW(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-  """Second moments kept as rows and columns (https://arxiv.org/abs/1804.04235).
+  """Adafactor, with second moments factored into rows and columns (https://arxiv.org/abs/1804.04235).
 
-  The root mean squares that clip and scale an update are those of one parameter; scanned layers
-  count as one, being stacked.
+  The root mean squares for clipping and scaling are computed per parameter; stacked layers are one parameter.
 
   Attributes:
-    min_dim_size: matrices with a smaller side are not factored.
-    decay_rate: the second moment's decay at step t is 1 - t^-decay_rate.
-    clip: largest root mean square of an update; None does not clip.
-    scale_by_parameter: the learning rate is relative to each parameter's root mean square.
-    momentum: decay of a mean of the updates; None keeps none.
+    min_dim_size: matrices with a smaller dimension are not factored.
+    decay_rate: the decay rate of the second moment at step t is 1 - t^-decay_rate.
+    clip: maximum root mean square of an update; None disables clipping.
+    scale_by_parameter: whether the learning rate is relative to each parameter's root mean square.
+    momentum: decay rate of the mean of the updates; None disables momentum.
     eps: added to squared gradients.
   """
 
@@ -143,7 +148,7 @@ class Adafactor(Optimizer):
       momentum=self.momentum,
       eps=self.eps,
     )
-    return optax.chain(rule, optax.scale(-1))  # optax's own already points downhill.
+    return optax.chain(rule, optax.scale(-1))  # optax.adafactor returns negative directions.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,8 +156,8 @@ class SGD(Optimizer):
   """Stochastic gradient descent.
 
   Attributes:
-    momentum: decay of the sum of gradients; 0 keeps none.
-    nesterov: looks one step ahead (https://jmlr.org/proceedings/papers/v28/sutskever13.html).
+    momentum: decay rate of the sum of gradients; 0 disables momentum.
+    nesterov: uses Nesterov momentum (https://jmlr.org/proceedings/papers/v28/sutskever13.html).
   """
 
   momentum: Rate = 0.0
@@ -164,13 +169,14 @@ class SGD(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):
-  """The sign of an interpolated momentum (https://arxiv.org/abs/2302.06675).
+  """Lion: the sign of an interpolated momentum (https://arxiv.org/abs/2302.06675).
 
-  Wants a learning rate 3 to 10 times smaller than AdamW's, and a decay as much larger.
+  Compared with AdamW, use a learning rate that is 3 to 10 times smaller, and a weight decay that is larger by
+  the same factor.
 
   Attributes:
-    b1: weight of the momentum in the step.
-    b2: decay of the momentum.
+    b1: weight of the momentum in the interpolation with the gradient.
+    b2: decay rate of the momentum.
   """
 
   b1: Rate = 0.9
@@ -183,21 +189,21 @@ class Lion(Optimizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):
-  """Momentum made orthogonal for matrices (https://arxiv.org/abs/2502.16982), AdamW for the rest.
+  """Muon: orthogonalised momentum for matrices (https://arxiv.org/abs/2502.16982), AdamW for other parameters.
 
-  A matrix is a projection: heads and their size are merged into the side they belong to, and each of the
-  stacked layers is a matrix of its own. Tables, the last projection to a vocabulary or to classes,
-  patch projections, kernels of convolutions, norms and biases are not.
+  Matrices are the kernels of projections; heads and head_dim are merged into one dimension, and each stacked
+  layer is a separate matrix. AdamW updates tables, projections to a vocabulary or to classes, patch
+  projections, kernels of convolutions, norms and biases.
 
   Attributes:
-    momentum: decay of the mean of gradients.
-    nesterov: looks one step ahead.
-    num_iterations: Newton-Schulz iterations.
-    rms: root mean square of a matrix's step, so that one learning rate suits both rules; None
-      scales by sqrt(max(1, fan out / fan in)) as the first implementation does.
-    b1: AdamW's, for the rest.
-    b2: AdamW's.
-    eps: AdamW's.
+    momentum: decay rate of the mean of gradients.
+    nesterov: uses Nesterov momentum.
+    num_iterations: number of Newton-Schulz iterations.
+    rms: root mean square of the direction of a matrix, so that one learning rate suits both rules; None
+      scales by sqrt(max(1, fan_out / fan_in)), as the original implementation does.
+    b1: as in AdamW, for other parameters.
+    b2: as in AdamW, for other parameters.
+    eps: as in AdamW, for other parameters.
   """
 
   momentum: Rate = 0.95
@@ -211,9 +217,9 @@ class Muon(Optimizer):
 
   def direction(self, infos):
     dimensions = {name: matrix_dimensions(info) for name, info in infos.items()}
-    labels = {name: 'adam' if one is None else 'muon' for name, one in dimensions.items()}
+    labels = {name: 'adam' if axes is None else 'muon' for name, axes in dimensions.items()}
     muon = contrib.muon(
-      learning_rate=-1.0,  # Up the hill: learning rate and sign come after the decay.
+      learning_rate=-1.0,  # The learning rate and the sign are applied after weight decay.
       ns_steps=self.num_iterations,
       beta=self.momentum,
       nesterov=self.nesterov,
@@ -225,13 +231,13 @@ class Muon(Optimizer):
 
 
 def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
-  """Which dimensions are a matrix's inputs and outputs; None when it is no matrix for Muon."""
+  """Returns the input and output dimensions of a matrix; None if Muon does not apply to the parameter."""
   if _is_vector(info) or not NO_MATRIX.isdisjoint(info.axes):
     return None
-  # Each expert has a matrix of its own.
+  # Each expert has its own matrix.
   axes = info.axes[1:] if info.axes[0] == 'experts' else info.axes
   num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
-  dimensions = tuple(range(-len(axes), 0))  # From the end: stacked layers lead.
+  dimensions = tuple(range(-len(axes), 0))  # Negative, because stacked layers come first.
   return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])
 
 
@@ -244,14 +250,14 @@ def build_optimizer(
   infos: Infos,
   rates: Mapping[str, Any] | None = None,
 ) -> optax.GradientTransformation:
-  """Clips the gradient's global norm, then applies the update rule.
+  """Builds the optimizer of a run: clips the global norm of the gradient, then applies the update rule.
 
   Args:
-    optimizer: the update rule.
-    schedule: the learning rate by step.
-    clip_norm: the largest norm; None does not clip.
-    num_steps: of the run.
-    infos: of the parameters that are trained.
+    optimizer: update rule.
+    schedule: learning rate by step.
+    clip_norm: maximum global norm; None disables clipping.
+    num_steps: number of steps of the run.
+    infos: metadata of the trained parameters.
     rates: as `Groups.rates`.
   """
   built = {

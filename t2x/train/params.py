@@ -1,5 +1,4 @@
-"""Parameters by name: their metadata, and groups of parameters that are frozen or have their own learning
-rates."""
+"""Parameters by name: metadata, and groups that are frozen or have other learning rates."""
 
 import dataclasses
 import difflib
@@ -32,12 +31,12 @@ class ParamInfo:
   """Metadata of a parameter.
 
   Attributes:
-    name: `body.stack.blocks.0.mixer.q.kernel`.
+    name: path in the model, such as `body.stack.blocks.0.mixer.q.kernel`.
     axes: logical axis of each dimension, without the axis of stacked layers.
     shape: shape of the array; stacked layers are its first dimension.
     layers: for each index of the stacked dimension, the layers that use it (several if layers share
       parameters); None if no layers are stacked.
-    keep_float32: whether a step uses the parameter in float32 for every compute dtype.
+    keep_float32: whether a step uses the parameter in float32, whatever the compute dtype.
   """
 
   name: str
@@ -53,7 +52,7 @@ class ParamInfo:
 
   @property
   def all_axes(self) -> tuple[str | None, ...]:
-    """Logical axis of each dimension; that of stacked layers is 'layers'."""
+    """Logical axis of each dimension, including 'layers' for stacked layers."""
     return ('layers',) * (len(self.shape) - len(self.axes)) + self.axes
 
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
@@ -87,7 +86,7 @@ class Blueprint:
     shapes: the model with `jax.ShapeDtypeStruct`s as leaves.
 
   Attributes:
-    shapes: the same.
+    shapes: the model with `jax.ShapeDtypeStruct`s as leaves.
     infos: metadata of each parameter by name, in the order of the model's leaves.
   """
 
@@ -97,7 +96,7 @@ class Blueprint:
     self._structure = jax.tree.structure(shapes)
 
   def params(self, model: nnx.Module) -> Params:
-    """The arrays of a model by name."""
+    """Returns the parameters of a model by name."""
     return dict(zip(self.infos, jax.tree.leaves(model), strict=True))
 
   def model(self, params: Mapping[str, Any], dtype: str | None = None) -> Any:
@@ -106,7 +105,7 @@ class Blueprint:
     if dtype is not None:
       policy = Dtypes(dtype)
       dtypes = [policy.working(info.keep_float32) for info in self.infos.values()]
-      leaves = [leaf.astype(one) for leaf, one in zip(leaves, dtypes, strict=True)]
+      leaves = [leaf.astype(kind) for leaf, kind in zip(leaves, dtypes, strict=True)]
     return jax.tree.unflatten(self._structure, leaves)
 
   @property
@@ -117,20 +116,22 @@ class Blueprint:
 
 @runtime_checkable
 class LayerRate(Protocol):
-  """A factor of the learning rate by layer."""
+  """Learning rate factor as a function of the layer."""
 
   def __call__(self, layer: int, num_layers: int) -> float:
-    """The factor of a layer, counted from 0."""
+    """Returns the factor of a layer, which is counted from 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerDecay:
-  """decay^(layers above this one), times `top` (Howard and Ruder 2018,
+  """Layer-wise decay of the learning rate.
+
+  The factor of layer i of L, counted from 0, is top * decay^(L - 1 - i) (Howard and Ruder 2018,
   https://arxiv.org/abs/1801.06146, section 3.2).
 
   Attributes:
-    decay: the factor from each layer to the one below it.
-    top: the factor of the last layer.
+    decay: ratio between the factors of a layer and the layer above it.
+    top: factor of the last layer.
   """
 
   decay: Positive
@@ -142,15 +143,15 @@ class LayerDecay:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-  """Parameters that are frozen, or whose learning rate differs from the others'.
+  """Parameters that are frozen or have another learning rate.
 
   Attributes:
-    match: regular expression that matches their whole names ('embedding.*', '.*bias').
+    match: regular expression that must match the full parameter name ('embedding.*', '.*bias').
     layers: (first, end) of the layers of the stack, as in a Python slice: (0, 6) selects the first six
       layers, (-2, None) the last two. None selects all layers and parameters outside stacks.
-    rate: a number multiplies the learning rate; a LayerRate such as @LayerDecay() gives the number for each
-      layer; a Schedule replaces Trainer.schedule.
-    frozen: keeps the initial values: the parameters have no gradient and no optimizer state, and do not
+    rate: a number multiplies the learning rate; a LayerRate such as @LayerDecay() computes the number for
+      each layer; a Schedule replaces Trainer.schedule.
+    frozen: keeps the initial values. Frozen parameters have no gradient and no optimizer state, and do not
       count in the gradient norm.
   """
 
@@ -163,15 +164,19 @@ class Group:
     try:
       re.compile(self.match)
     except re.error as error:
-      raise UserError(f'Group.match: {self.match!r} is no regular expression: {error}') from error
+      raise UserError(
+        f'Group.match: {self.match!r} is not a regular expression: {error}'
+      ) from error
     if self.frozen and self.rate != 1.0:
-      raise UserError(f'Group.rate has no effect on the frozen parameters of {self.match!r}')
+      raise UserError(
+        f'Group.rate has no effect on the frozen parameters of Group.match = {self.match!r}: remove one'
+      )
 
   def rows(self, info: ParamInfo) -> np.ndarray | None:
     """Returns the indices of the stacked dimension that are in the group; None for the whole parameter.
 
     Raises:
-      UserError: a range of layers where layers share parameters.
+      UserError: `layers` is set, and layers share the parameter.
     """
     if self.layers is None:
       return None
@@ -179,7 +184,7 @@ class Group:
       return np.zeros(0, int)
     if any(len(users) > 1 for users in info.layers):
       raise UserError(
-        f'Group.layers = {self.layers}: the layers of {info.name} share parameters: leave layers out'
+        f'Group.layers = {self.layers}: layers share the parameter {info.name}: remove Group.layers'
       )
     chosen = range(_num_layers(info))[slice(*self.layers)]
     return np.array([i for i, (layer,) in enumerate(info.layers) if layer in chosen], int)
@@ -193,16 +198,16 @@ def _layer(info: ParamInfo, row: int) -> int:
   """Returns the layer that uses a row of a stacked parameter."""
   (layer, *others) = (info.layers or ((0,),))[row]
   if others:
-    raise UserError(f'Group.rate: the layers of {info.name} share parameters; give them a number')
+    raise UserError(f'Group.rate: layers share the parameter {info.name}: set the rate to a number')
   return layer
 
 
 def join_rows(*parts: tuple[np.ndarray, Any]) -> Any:
-  """Returns the stacked array of which each part is (ascending indices, their rows)."""
+  """Merges parts of a stacked array, each (ascending indices, rows at these indices)."""
   indices, rows = zip(*sorted(parts, key=lambda part: part[0][0]), strict=True)
-  whole, order = jnp.concatenate(rows), np.concatenate(indices)
-  # No gather if one part follows the other.
-  return whole if (np.diff(order) > 0).all() else whole[np.argsort(order)]
+  array, order = jnp.concatenate(rows), np.concatenate(indices)
+  # No gather if the parts are in order already.
+  return array if (np.diff(order) > 0).all() else array[np.argsort(order)]
 
 
 Rate = float | np.ndarray | Schedule
@@ -212,32 +217,32 @@ class Groups:
   """Assigns each parameter, or each layer of a stacked parameter, to the first group that matches it.
 
   Args:
-    groups: in order.
-    infos: of all parameters.
+    groups: groups in order of precedence.
+    infos: metadata of all parameters by name.
 
   Attributes:
-    trained: metadata of the trained parameters; of partly frozen ones, of the trained layers.
-    frozen: metadata of the frozen parameters, likewise.
+    trained: metadata of the trained parameters; of a partly frozen parameter, that of the trained layers.
+    frozen: metadata of the frozen parameters; of a partly frozen parameter, that of the frozen layers.
     rates: factor of the learning rate (a number, or an array that broadcasts to the trained part), or
       the schedule that replaces it; parameters with factor 1 are omitted.
 
   Raises:
-    UserError: a group without effect, layers that do not exist or are shared, nothing left to train.
+    UserError: a group without effect, layers that do not exist or are shared, or no trained parameter.
   """
 
   def __init__(self, groups: Sequence[Group], infos: Mapping[str, ParamInfo]):
     self.infos, self._groups = dict(infos), tuple(groups)
-    # The number of the group of each row (0-d if no layers are stacked); -1 for no group.
-    self._chosen = {
+    # Index of the group of each row (0-d if no layers are stacked); -1 for no group.
+    self._group_indices = {
       name: np.full(info.shape[:1] if info.layers else (), -1) for name, info in infos.items()
     }
     for number, group in enumerate(groups):
-      self._choose(number, group)
+      self._assign(number, group)
     self.trained: dict[str, ParamInfo] = {}
     self.frozen: dict[str, ParamInfo] = {}
     self._rows: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, info in infos.items():
-      is_frozen = np.array([n >= 0 and groups[n].frozen for n in self._chosen[name].ravel()])
+      is_frozen = np.array([n >= 0 and groups[n].frozen for n in self._group_indices[name].ravel()])
       if not is_frozen.any():
         self.trained[name] = info
       elif is_frozen.all():
@@ -247,34 +252,36 @@ class Groups:
         self._rows[name] = rows
         self.trained[name], self.frozen[name] = map(info.rows, rows)
     if not self.trained:
-      raise UserError('Trainer.groups freezes every parameter: nothing is left to train')
+      raise UserError(
+        'Trainer.groups freezes every parameter: leave at least one parameter to train'
+      )
     self.rates = {name: rate for name in self.trained if (rate := self._rate(name)) is not None}
 
-  def _choose(self, number: int, group: Group) -> None:
+  def _assign(self, number: int, group: Group) -> None:
     matching = [info for name, info in self.infos.items() if re.fullmatch(group.match, name)]
     if not matching:
-      raise matches_nothing('Group.match', group.match, 'of the parameters', self.infos)
-    chosen = 0
+      raise no_match_error('Group.match', group.match, 'parameter of the model', self.infos)
+    count = 0
     for info in matching:
       rows = group.rows(info)
-      free = self._chosen[info.name] < 0
+      free = self._group_indices[info.name] < 0
       if rows is not None:
         free &= np.isin(np.arange(free.size), rows) if free.ndim else False
       if free.any() and callable(group.rate) and not info.layers:
         raise UserError(
-          f'Group.rate = {group.rate}: {info.name} is in no layer; give it a group with a number'
+          f'Group.rate = {group.rate}: {info.name} is not in a layer: put it in a group with a number'
         )
-      chosen += int(free.sum())
-      self._chosen[info.name][free] = number
-    if not chosen:
+      count += int(free.sum())
+      self._group_indices[info.name][free] = number
+    if not count:
       where = '' if group.layers is None else f' in layers {group.layers}'
       raise UserError(
-        f'Group.match = {group.match!r} takes no parameter{where} that an earlier group left over: '
-        'change or remove it'
+        f'Group.match = {group.match!r} has no effect: earlier groups match all of its parameters{where}, '
+        'or there are none; change or remove it'
       )
 
   def _rate(self, name: str) -> Rate | None:
-    info, numbers = self.trained[name], self._chosen[name]
+    info, numbers = self.trained[name], self._group_indices[name]
     if name in self._rows:
       numbers = numbers[self._rows[name][0]]
     rates = [self._groups[n].rate if n >= 0 else 1.0 for n in numbers.ravel()]
@@ -282,7 +289,7 @@ class Groups:
     if schedules:
       if any(rate != schedules[0] for rate in rates):
         raise UserError(
-          f'Group.rate: layers of {name} have different schedules: give all of them the same'
+          f'Group.rate: layers of {name} have different schedules: set the same schedule for all'
         )
       return schedules[0]
     factors = [
@@ -298,34 +305,34 @@ class Groups:
     return np.array(factors, np.float32).reshape(-1, *[1] * (len(info.shape) - 1))
 
   def split(self, params: Mapping[str, Any]) -> tuple[Params, Params]:
-    """Splits whole parameters into trained and frozen ones."""
+    """Splits all parameters into trained and frozen ones."""
     trained = {name: params[name] for name in self.trained}
     frozen = {name: params[name] for name in self.frozen}
-    for name, (ours, theirs) in self._rows.items():
-      trained[name], frozen[name] = params[name][ours], params[name][theirs]
+    for name, (trained_rows, frozen_rows) in self._rows.items():
+      trained[name], frozen[name] = params[name][trained_rows], params[name][frozen_rows]
     return trained, frozen
 
   def frozen_rows(self, name: str) -> list[int] | None:
-    """Returns the frozen indices of the stacked dimension; None if the whole parameter is frozen."""
+    """Returns the frozen indices of the stacked dimension; None if all of the parameter is frozen."""
     return self._rows[name][1].tolist() if name in self._rows else None
 
   def join(self, trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> Params:
-    """Inverts `split`."""
+    """Merges trained and frozen parameters; the inverse of `split`."""
     params = {name: (trained if name in trained else frozen)[name] for name in self.infos}
-    for name, (ours, theirs) in self._rows.items():
-      params[name] = join_rows((ours, trained[name]), (theirs, frozen[name]))
+    for name, (trained_rows, frozen_rows) in self._rows.items():
+      params[name] = join_rows((trained_rows, trained[name]), (frozen_rows, frozen[name]))
     return params
 
   def table(self) -> str:
-    """Formats, per layer, the number of parameters, of trained ones, and the learning rate factors."""
+    """Returns a table with the parameters, trained parameters and learning rates of each layer."""
     lines: dict[tuple[str, int], list[Any]] = {}
     for name, info in self.infos.items():
-      stack, found, _ = name.partition('.blocks.')
+      stack, separator, _ = name.partition('.blocks.')
       rows = info.layers or ((-1,),)
       for row, users in enumerate(rows):
-        number = self._chosen[name].ravel()[row]
+        number = self._group_indices[name].ravel()[row]
         group = self._groups[number] if number >= 0 else Group(match='x')
-        place = (stack if found else name.partition('.')[0], users[0])
+        place = (stack if separator else name.partition('.')[0], users[0])
         line = lines.setdefault(place, [0, 0, []])
         size = info.size // len(rows)
         line[0] += size
@@ -333,9 +340,9 @@ class Groups:
         rate: Any = group.rate
         if callable(rate):
           rate = rate(users[0], _num_layers(info))
-        told = 'frozen' if group.frozen else _told(rate)
-        if told not in line[2]:
-          line[2].append(told)
+        text = 'frozen' if group.frozen else _rate_text(rate)
+        if text not in line[2]:
+          line[2].append(text)
     cells = [('', 'parameters', 'trained', 'learning rate')]
     for part in dict.fromkeys(part for part, _ in lines):
       for layer in sorted(layer for name, layer in lines if name == part):
@@ -345,12 +352,21 @@ class Groups:
     return text_table(cells, '<>><')
 
 
-def _told(rate: float | Schedule) -> str:
+def _rate_text(rate: float | Schedule) -> str:
   return str(rate) if isinstance(rate, Schedule) else f'x {rate:.4g}'
 
 
-def matches_nothing(where: str, pattern: str, what: str, names: Iterable[str]) -> UserError:
-  """Returns the error for a pattern without a match, with the nearest names."""
+def no_match_error(where: str, pattern: str, target: str, names: Iterable[str]) -> UserError:
+  """Returns the error for a pattern without a match, with the most similar names.
+
+  Args:
+    where: the setting that has the pattern.
+    pattern: the regular expression.
+    target: what the pattern is matched with, such as 'parameter of the model'.
+    names: names of the possible matches.
+  """
   plain = pattern.replace('.*', '').replace('\\', '')
-  nearest = difflib.get_close_matches(plain, list(names), 3, 0.0)
-  return UserError(f'{where}: {pattern!r} matches nothing {what}; nearest are {", ".join(nearest)}')
+  similar = difflib.get_close_matches(plain, list(names), 3, 0.0)
+  return UserError(
+    f'{where}: {pattern!r} matches no {target}; the most similar are {", ".join(similar)}'
+  )

@@ -11,7 +11,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AbstractMesh
 
 from t2x.errors import UserError
-from t2x.hyperparameters import given
+from t2x.hyperparameters import bind_scalars
 from t2x.layers import initialized, named_key
 from t2x.models.losses import Sums
 from t2x.parallel import (
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Rows in an evaluation batch of an experiment without a trainer.
 DEFAULT_BATCH_SIZE = 32
 
-# A train state, or the handle of a program that stores states elsewhere.
+# A train state, or the handle of a program that stores the state of several runs together.
 State = Any
 Batch = Mapping[str, jax.Array]
 TrainStep = Callable[[State, Params, Batch], tuple[State, StepSums]]
@@ -51,22 +51,22 @@ EvalStep = Callable[[Params, Batch], Sums]
 
 
 class EvalProgram:
-  """A model's shapes on a mesh, and its evaluation steps.
+  """Shapes of a model on a mesh, and its jitted evaluation steps.
 
   Args:
-    experiment: has a model; bound to the runs' tokenizer, or to none if only shapes are computed.
-    values: values by name of the hyperparameters that the experiment holds references to; see `at`.
-    mesh: the devices; None builds `experiment.mesh`. With an abstract mesh, nothing can be run.
-    batch_size: rows in an evaluation batch; None: the trainer's, or 32 without one.
+    experiment: needs a model; bound to the run's tokenizer if anything but shapes is computed.
+    values: values by name of the hyperparameters that are inputs of a step; see `at`.
+    mesh: the devices; None builds `experiment.mesh`. Nothing can be run on an abstract mesh.
+    batch_size: rows in an evaluation batch; None for `Trainer.batch_size`, or 32 without a trainer.
 
   Attributes:
-    experiment: the same, with the sizes of its tables.
+    experiment: the experiment with its vocabulary sizes set.
     mesh: the devices.
-    layout: where the activations of a step are split over them; None for one device.
-    blueprint: the model's shapes and the metadata of its parameters.
+    layout: sharding of the activations; None for one device.
+    blueprint: shapes of the model and metadata of its parameters.
 
   Raises:
-    UserError: parts that do not fit each other or the devices.
+    UserError: parts of the experiment do not fit each other or the mesh.
   """
 
   def __init__(
@@ -78,7 +78,7 @@ class EvalProgram:
   ):
     self.experiment = experiment = experiment.bound()
     if experiment.model is None:
-      raise UserError('Experiment.model is not set: there is nothing to shape')
+      raise UserError('Experiment.model is not set: this command needs a model')
     self.mesh: Any = experiment.mesh.build() if mesh is None else mesh
     trainer = experiment.trainer
     default = DEFAULT_BATCH_SIZE if trainer is None else trainer.batch_size
@@ -86,11 +86,11 @@ class EvalProgram:
     self._compute_dtype = 'float32' if trainer is None else trainer.compute_dtype
     self._key = jax.eval_shape(lambda: jax.random.key(0))
     build = experiment.model
-    # Traced here, once: what draws the parameters is this program, not the constructors.
-    drawn, shapes = jax.make_jaxpr(lambda key: initialized(build, key), return_shape=True)(
+    # The constructors run once, to be traced; this program initialises the parameters.
+    jaxpr, shapes = jax.make_jaxpr(lambda key: initialized(build, key), return_shape=True)(
       self._key
     )
-    self._draw = jaxpr_as_fun(drawn)
+    self._init_params = jaxpr_as_fun(jaxpr)
     self.blueprint = Blueprint(shapes)
     self.layout = Activations.of(self.mesh, experiment.mesh)
     self._compiled: dict[str, Any] = {}
@@ -100,16 +100,15 @@ class EvalProgram:
       self._check_fit(experiment.task)
 
   def _check_fit(self, task: Task) -> None:
-    """Raises UserError if the model cannot learn the task, or the length of rows does not divide over the
-    mesh."""
+    """Raises UserError if the model does not support the task, or the mesh does not divide its row length."""
     shapes: Any = self.blueprint.shapes
     task.check_model(shapes)
     for part, length in row_lengths(task, shapes).items():
       name = f'a row of the {part or "model"}'
       check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
 
-  def _placed(self, infos: Mapping[str, ParamInfo], tree: Any) -> Any:
-    """Returns the shapes of `tree` with shardings; its dicts hold arrays by parameter name."""
+  def _with_shardings(self, infos: Mapping[str, ParamInfo], tree: Any) -> Any:
+    """Adds shardings to the shapes in `tree`, whose dicts have parameter names as keys."""
     shardings = state_shardings(self.mesh, self.experiment.mesh.rules, infos, tree)
     return jax.tree.map(
       lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
@@ -120,27 +119,28 @@ class EvalProgram:
   def params_abstract(self) -> Params:
     """Shapes and shardings of all parameters."""
     blueprint = self.blueprint
-    return self._placed(blueprint.infos, blueprint.params(blueprint.shapes))
+    return self._with_shardings(blueprint.infos, blueprint.params(blueprint.shapes))
 
   def batch(self, task: Task | None = None) -> dict[str, jax.ShapeDtypeStruct]:
-    """The shapes of a batch of a task (None: the experiment's), as they come to the devices."""
+    """Shapes and shardings of a global batch of a task; None for the experiment's task."""
     task, sharding = task or self.experiment.task, batch_sharding(self.mesh)
     spec = {} if task is None else task.spec(self.batch_size)
     return {
-      name: jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
-      for name, one in spec.items()
+      name: jax.ShapeDtypeStruct(field.shape, field.dtype, sharding=sharding)
+      for name, field in spec.items()
     }
 
   @property
   def scalars(self) -> Scalars:
-    """The last argument of a step for this run: its hyperparameters by name, float32 [] each."""
+    """Hyperparameters by name, the last argument of a step; float32 [] each."""
     return jax.device_put({name: np.float32(value) for name, value in self._values.items()})
 
   def eval_step(self, evaluation: str | None = None) -> EvalStep:
-    """The jitted evaluation step, `(all parameters, batch) -> sums`.
+    """Returns the jitted evaluation step, `(params, batch) -> sums`; `params` are all parameters.
 
     Args:
-      evaluation: the name of one of `Experiment.evaluations`, for its task; None: the experiment's own task.
+      evaluation: name in `Experiment.evaluations`, for the task of that evaluator; None for the experiment's
+        task.
     """
     task = self.experiment.evaluated_task(evaluation)
     key = 'evaluation' if task is self.experiment.task else f'evaluation {evaluation}'
@@ -151,22 +151,22 @@ class EvalProgram:
     return lambda params, batch: step(params, batch, scalars)
 
   def check_evaluations(self) -> None:
-    """Shapes the evaluation step of the task and of each of `Experiment.evaluations`.
+    """Traces the evaluation step of the task and of each of `Experiment.evaluations`, without running it.
 
     Raises:
-      UserError: the model cannot be evaluated on one of them, such as rows that are too long.
+      UserError: the model does not support an evaluation, for example because its rows are too long.
     """
     params = self.params_abstract()
     for name in (None, *self.experiment.evaluations):
       task = self.experiment.evaluated_task(name)
-      with about_evaluation(name):
+      with evaluation_in_errors(name):
         self._check_fit(task)
         jax.eval_shape(self.eval_step(name), params, self.batch(task))
 
 
 @contextlib.contextmanager
-def about_evaluation(name: str | None) -> Iterator[None]:
-  """Errors inside say which of `Experiment.evaluations` they are about; None: the run's own task."""
+def evaluation_in_errors(name: str | None) -> Iterator[None]:
+  """Prefixes errors in the context with the name in `Experiment.evaluations`; None adds no prefix."""
   try:
     yield
   except UserError as error:
@@ -177,20 +177,19 @@ def about_evaluation(name: str | None) -> Iterator[None]:
 
 
 class TrainProgram(EvalProgram):
-  """The compiled side of a training, for all runs whose configs differ only in the seed and in
-  hyperparameters that are its inputs.
+  """Jitted functions of training, shared by runs that differ only in the seed and in input hyperparameters.
 
   Args:
-    experiment: as of `EvalProgram`; has a trainer, too. Without a task, only the state is shaped.
-    values: as of `EvalProgram`.
-    mesh: as of `EvalProgram`.
+    experiment: needs a model and a trainer; without a task, only the shapes of the state are computed.
+    values: as in `EvalProgram`.
+    mesh: as in `EvalProgram`.
 
   Attributes:
     groups: trained and frozen parameters, and their learning rate factors.
-    optimizer: the update rule with its schedule.
+    optimizer: update rule with its learning rate.
     abstract: shapes and shardings of the train state.
-    teacher: the model that the task learns from; None if there is none.
-    frozen: shapes and shardings of the frozen parameters, those of the teacher included.
+    teacher: the model to distil from; None without distillation.
+    frozen: shapes and shardings of the frozen parameters, including those of the teacher.
   """
 
   def __init__(
@@ -200,7 +199,7 @@ class TrainProgram(EvalProgram):
     mesh: jax.sharding.Mesh | AbstractMesh | None = None,
   ):
     if experiment.trainer is None:
-      raise UserError('Experiment.trainer is not set: it says what a train state holds')
+      raise UserError('Experiment.trainer is not set: the train state depends on it')
     self.trainer: Trainer = experiment.trainer
     super().__init__(experiment, values, mesh)
     self.groups = Groups(self.trainer.groups, self.blueprint.infos)
@@ -212,45 +211,44 @@ class TrainProgram(EvalProgram):
       infos=self.groups.trained,
       rates=self.groups.rates,
     )
-    size, parts = self.trainer.batch_size, self.trainer.accumulate
-    if parts > 1:
-      name = f'Trainer.batch_size / Trainer.accumulate = {size} / {parts}'
-      check_batch(self.mesh, size // parts, name)
+    size, count = self.trainer.batch_size, self.trainer.accumulate
+    if count > 1:
+      name = f'Trainer.batch_size / Trainer.accumulate = {size} / {count}'
+      check_batch(self.mesh, size // count, name)
     teacher = self.experiment.teacher
     self.teacher = None if teacher is None else FrozenTeacher(teacher)
     if self.experiment.task is not None:
       self._check_teacher(self.experiment.task)
     state, frozen = jax.eval_shape(self.initial, self._key)
-    self.abstract = self._placed(self.groups.trained, state)
-    self.frozen = self._placed(self.groups.frozen, frozen)
+    self.abstract = self._with_shardings(self.groups.trained, state)
+    self.frozen = self._with_shardings(self.groups.frozen, frozen)
     if self.teacher is not None:
-      self.frozen |= self._placed(self.teacher.infos, self.teacher.abstract())
+      self.frozen |= self._with_shardings(self.teacher.infos, self.teacher.abstract())
 
   def at(self, values: Mapping[str, float]) -> 'TrainProgram':
-    """The same program for a run with these values of its hyperparameters."""
+    """Returns the same program with other values of its hyperparameters; nothing is compiled again."""
     other = copy.copy(self)
     other._values = values
     return other
 
   def _check_teacher(self, task: Task) -> None:
-    with given(dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
+    with bind_scalars(dict.fromkeys(self._values, 1.0)):  # Only shapes are computed.
       task.check_teacher(
         self.blueprint.shapes, None if self.teacher is None else self.teacher.blueprint.shapes
       )
 
   def initial(self, key: jax.Array) -> tuple[TrainState, Params]:
-    """The state before the first step and the model's frozen parameters, to be shaped or jitted."""
-    values = self._draw(named_key(key, 'init'))
+    """Returns the state before the first step and the frozen parameters; not jitted."""
+    values = self._init_params(named_key(key, 'init'))
     trained, frozen = self.groups.split(dict(zip(self.blueprint.infos, values, strict=True)))
     return init_state(trained, self.trainer, self.optimizer, named_key(key, 'train')), frozen
 
   def init(self, seed: int) -> tuple[TrainState, Params]:
-    """A new state, and the frozen parameters: each array is made where it will live, and the teacher's are
-    read from its run."""
+    """Initialises the state and the frozen parameters, sharded; loads the parameters of the teacher."""
     if 'init' not in self._compiled:
       frozen = {name: self.frozen[name] for name in self.groups.frozen}
       shardings = jax.tree.map(lambda leaf: leaf.sharding, (self.abstract, frozen))
-      # It runs once: optimizing takes LLVM longer than running it.
+      # It runs once, and LLVM would take longer to optimize than to run it.
       options = {'xla_backend_optimization_level': 0} if jax.default_backend() == 'cpu' else None
       self._compiled['init'] = jax.jit(
         self.initial, out_shardings=shardings, compiler_options=options
@@ -261,20 +259,26 @@ class TrainProgram(EvalProgram):
       frozen |= load()
     return state, frozen
 
-  def evaluated(self, state: TrainState, frozen: Params) -> Params:
-    """All parameters, as evaluation uses them."""
-    return self.groups.join(state.evaluated, frozen)
+  def eval_params(self, state: TrainState, frozen: Params) -> Params:
+    """Returns all parameters as evaluation uses them: moving averages if there are any."""
+    return self.groups.join(state.eval_params, frozen)
 
-  def state(self, held: State) -> TrainState:
-    """Returns the train state of what a step returned."""
-    return held
+  def state(self, handle: State) -> TrainState:
+    """Returns the train state of the handle that a step returned; here they are the same."""
+    return handle
 
   def at_disk(self, finish: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Held by a run that saves or restores; `finish` returns when nothing is under way."""
+    """Context in which a run saves or restores.
+
+    Programs that train several runs override it: the runs then use the disk one at a time.
+
+    Args:
+      finish: waits for the pending save of the run.
+    """
     return contextlib.nullcontext()
 
   def train_step(self) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; the state is donated."""
+    """Returns the jitted train step, `(state, frozen, batch) -> (state, StepSums)`; the state is donated."""
     if 'train' not in self._compiled:
       shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
       self._compiled['train'] = jax.jit(
@@ -284,22 +288,19 @@ class TrainProgram(EvalProgram):
     return lambda state, frozen, batch: step(state, frozen, batch, scalars)
 
   def step(self) -> Callable:
-    """`(state, frozen, batch, scalars) -> (state, StepSums)`, to be jitted."""
+    """Returns the train step that is not jitted, `(state, frozen, batch, scalars) -> (state, StepSums)`."""
     _, task, trainer = self.experiment.complete()
     return make_train_step(
       task, trainer, self.optimizer, self.blueprint, self.groups, self.layout, self.teacher
     )
 
   def check_step(self) -> None:
-    """Shapes the train step."""
+    """Traces the train step without running it; raises UserError if parts do not fit each other."""
     scalars = scalar_shapes(self._values)
     jax.eval_shape(self.step(), self.abstract, self.frozen, self.batch(), scalars)
 
   def memory_bytes(self) -> int | None:
-    """What the train step takes of each device's memory: state, batch and all that lies between.
-
-    Asks what was compiled for the first step; None: no step was taken.
-    """
+    """Returns the memory that the train step needs on each device, in bytes; None before the first step."""
     step = self._compiled.get('train')
     if step is None:
       return None
@@ -307,11 +308,16 @@ class TrainProgram(EvalProgram):
 
 
 def memory_of(step: Any, *arguments: Any) -> int:
-  """What a jitted function takes of each device's memory, given the shapes of its arguments."""
-  found = step.lower(*arguments).compile().memory_analysis()
+  """Returns the memory that a jitted function needs on each device, in bytes.
+
+  Args:
+    step: the jitted function.
+    *arguments: shapes of its arguments.
+  """
+  memory = step.lower(*arguments).compile().memory_analysis()
   return (
-    found.argument_size_in_bytes
-    + found.output_size_in_bytes
-    + found.temp_size_in_bytes
-    - found.alias_size_in_bytes
+    memory.argument_size_in_bytes
+    + memory.output_size_in_bytes
+    + memory.temp_size_in_bytes
+    - memory.alias_size_in_bytes
   )

@@ -1,4 +1,4 @@
-"""Which checkpoints are kept, and the metrics that decide it."""
+"""Retention of checkpoints: which ones are kept, and the metrics that rank them."""
 
 import json
 import math
@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 
 Metrics = Mapping[str, float]
 
-# Where a checkpoint has the metrics of its evaluation.
+# File of the evaluation's metrics in the folder of a checkpoint.
 METRICS = Path('metrics', 'metrics')
 
 
 class Retention:
-  """The newest, the best, and every so many steps; a preservation policy of Orbax.
+  """Preservation policy of Orbax: keeps the newest, the best, and every n-th step's checkpoints.
 
   Args:
-    folder: of the checkpoints.
-    keep_last: newest checkpoints kept.
-    keep_best: best checkpoints kept, of those with metrics.
-    keep_every: checkpoints of steps that are multiples of this are kept for good; 0: none.
-    metric: the metric that decides.
-    mode: whether it should be small or large.
+    folder: folder of the checkpoints.
+    keep_last: number of newest checkpoints to keep.
+    keep_best: number of best checkpoints to keep, among those with metrics.
+    keep_every: checkpoints of steps that are multiples of this are never removed; 0 disables it.
+    metric: name of the metric that ranks checkpoints.
+    mode: whether the best value of the metric is its minimum or its maximum.
 
   Attributes:
-    metrics: metrics of the evaluated checkpoints by step, the same on every process.
+    metrics: metrics of the evaluated checkpoints by step, equal on every process.
   """
 
   def __init__(
@@ -45,44 +45,44 @@ class Retention:
     self.metrics: dict[int, Metrics] = {}
 
   def check(self, metrics: Metrics) -> None:
-    """Raises UserError unless the metric that decides is among them."""
+    """Raises UserError if the metric that ranks checkpoints is missing."""
     if self.metric not in metrics:
       raise UserError(
-        f"the metric '{self.metric}', which chooses the best checkpoint, is none of "
-        f'{", ".join(metrics)}'
+        f"the metric '{self.metric}', which ranks checkpoints, is missing; the evaluation has "
+        f'{", ".join(metrics)}: set best_metric of the task to one of them'
       )
 
   def read(self, step: int) -> dict[str, float] | None:
-    """The metrics in a checkpoint's folder; None: it has not been evaluated."""
+    """Reads the metrics in a checkpoint's folder; None if it was not evaluated."""
     try:
       return json.loads((self.folder / str(step) / METRICS).read_bytes())
     except (OSError, ValueError):
-      return None  # Not there, or damaged.
+      return None  # Missing or damaged.
 
   def write(self, step: int) -> None:
     """Writes the metrics of a step into its checkpoint's folder."""
     path = self.folder / str(step) / METRICS
     path.parent.mkdir(exist_ok=True)
-    write_whole(path, json.dumps(self.metrics[step], default=float).encode())
+    write_atomically(path, json.dumps(self.metrics[step], default=float).encode())
 
   def ranked(self, metrics: Mapping[int, Metrics | None]) -> list[int]:
-    """The steps that have the metric, best first, newer first among equals."""
-    having = {step: one for step, one in metrics.items() if one and self.metric in one}
-    return sorted(having, key=lambda step: (self._badness(having[step]), -step))
+    """Returns the steps that have the metric, best first, newer first among equals."""
+    ranked = {step: values for step, values in metrics.items() if values and self.metric in values}
+    return sorted(ranked, key=lambda step: (self._badness(ranked[step]), -step))
 
   def _badness(self, metrics: Metrics) -> float:
-    """The metric, turned so that smaller is better and not a number is worst."""
+    """Returns the metric with its sign changed if larger is better; infinity for NaN."""
     value = metrics[self.metric]
     value = -value if self.mode == 'max' else value
     return math.inf if math.isnan(value) else value
 
-  def kept(self, steps: Sequence[int]) -> set[int]:
-    """Those of all saved steps, ascending, that are not to be removed."""
+  def retained(self, steps: Sequence[int]) -> set[int]:
+    """Returns the steps to keep, given all saved steps in ascending order."""
     best = self.ranked({step: self.metrics.get(step) for step in steps})[: self.keep_best]
     every = [step for step in steps if self.keep_every and step % self.keep_every == 0]
     return {*steps[-self.keep_last :], *best, *every}
 
   def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-    """`kept`, as Orbax asks for it."""
-    kept = self.kept([checkpoint.step for checkpoint in checkpoints])
-    return [checkpoint.step in kept for checkpoint in checkpoints]
+    """Implements the interface of Orbax with `retained`."""
+    retained = self.retained([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in retained for checkpoint in checkpoints]

@@ -1,4 +1,4 @@
-"""A training run: an experiment bound to its folder, its devices, its data and its checkpoints."""
+"""Training run: an experiment with its run folder, devices, data and checkpoints."""
 
 import dataclasses
 import functools
@@ -28,17 +28,17 @@ log = logging.getLogger('t2x')
 
 
 class TrainingRun(Inference):
-  """A training in its folder.
+  """A training run in its folder.
 
   Args:
-    experiment: has a model, a task and a trainer.
-    folder: the run folder; keeps the tokenizer.
-    processes: those that are this run; None: this one alone.
-    program: what is compiled, if other runs share it.
+    experiment: needs a model, a task and a trainer.
+    folder: the run folder; the fitted tokenizer is saved there.
+    processes: the processes of this run; None for a single process.
+    program: compiled functions, if other runs share them.
 
   Attributes:
-    trainer: of the experiment.
-    checkpoints: the run's saved states.
+    trainer: the trainer of the experiment.
+    checkpoints: the saved train states of the run.
   """
 
   program: TrainProgram
@@ -52,7 +52,9 @@ class TrainingRun(Inference):
   ):
     _, task, self.trainer = experiment.complete()
     processes, self.folder = processes or Processes(), folder
-    super().__init__(experiment, _kept_tokenizer(task, folder, processes), processes, program)
+    super().__init__(
+      experiment, _load_or_fit_tokenizer(task, folder, processes), processes, program
+    )
     self.checkpoints = Checkpoints(
       folder / 'checkpoints',
       keep_last=self.trainer.keep_last,
@@ -67,7 +69,7 @@ class TrainingRun(Inference):
     return TrainProgram(self.experiment)
 
   def batches(self, rows: Any) -> Batches:
-    """The train batches: `batches[step]` is a function of the seed and the step."""
+    """Returns the train batches; `batches[step]` depends only on the seed and the step."""
     return Batches(
       rows,
       self.task.transform(train=True),
@@ -80,22 +82,23 @@ class TrainingRun(Inference):
   def train_batches(
     self, batches: Batches | Skipping, start: int
   ) -> Generator[tuple[int, dict[str, jax.Array]]]:
-    """(units that are not padding, batch on the devices) for each step from `start` on.
+    """Yields (number of units, batch on the devices) for each step after `start`.
 
-    Several processes take the units of theirs for the mean of all.
+    Units are tokens or examples without padding. With several processes the number is estimated from the
+    units of this process.
     """
 
-    def then(batch):
+    def transfer(batch):
       return self.task.count(batch) * self.part[1], self.on_device(batch)
 
     trainer = self.trainer
-    yield from prefetch(batches, start, trainer.num_steps, trainer.num_workers, then=then)
+    yield from prefetch(batches, start, trainer.num_steps, trainer.num_workers, then=transfer)
 
   def init(self) -> tuple[TrainState, Params]:
-    """A new state from the seed and the frozen parameters, which are saved; parameters are taken from
-    another run where the config says so.
+    """Initialises the train state and the frozen parameters, and saves the frozen parameters.
 
-    The table of what became of each is told, and kept as init_from.txt.
+    With `Experiment.init_from`, parameters are loaded from another run. The table of loaded and new
+    parameters is logged and written to init_from.txt.
     """
     if self.program.teacher is not None:
       _, source = self.program.teacher.plan(self.program.frozen, self.tokenizer)
@@ -121,13 +124,13 @@ class TrainingRun(Inference):
   def restore(
     self, which: Literal['best', 'last'] | int = 'last'
   ) -> tuple[TrainState, Params, dict[str, Any]]:
-    """A saved state, the frozen parameters, and what was saved beside the state."""
+    """Reads a train state, the frozen parameters, and the metadata that was saved with the state."""
     with self.program.at_disk(self.checkpoints.wait):
       state, extra = self.checkpoints.restore(self.program.abstract, which)
       return state, restore_frozen(self.checkpoints, self.program.frozen), extra
 
   def save(self, step: int, state: TrainState, extra: Mapping[str, Any]) -> None:
-    """A checkpoint, as `Checkpoints.save` makes it."""
+    """Saves a checkpoint; see `Checkpoints.save`."""
     with self.program.at_disk(self.checkpoints.wait):
       self.checkpoints.save(step, state, extra)
 
@@ -143,18 +146,19 @@ class TrainingRun(Inference):
 
   @functools.cached_property
   def train_step(self) -> TrainStep:
-    """The jitted step, `(state, frozen, batch) -> (state, StepSums)`; see `TrainProgram`."""
+    """The jitted train step, `(state, frozen, batch) -> (state, StepSums)`; the state is donated."""
     return self.program.train_step()
 
   def evaluate(
     self, params: Params, step: int | None = None, watched: Watched = iter
   ) -> Evaluation:
-    """Metrics of the task over its evaluation split, and of the evaluators that are due.
+    """Evaluates the task on its evaluation split and runs the evaluators that are due.
 
     Args:
       params: all parameters.
-      step: decides which evaluators are due; None: all of them, over the whole split.
-      watched: each batch is one item of an iterable that goes through it.
+      step: step of the evaluation, which decides which evaluators are due and how many batches are read;
+        None, like the last step, runs all evaluators and reads the full split.
+      watched: wraps the iterables of batches, so that a watchdog can time each batch.
     """
     last = step is None or step == self.trainer.num_steps
     batches = None if last else self.trainer.eval_batches
@@ -170,13 +174,13 @@ class TrainingRun(Inference):
     return Evaluation({**metrics, **further.metrics}, further.samples)
 
 
-def _kept_tokenizer(task: Task, folder: Path, processes: Processes) -> Tokenizer | None:
-  """Loads the tokenizer of a run folder; fits it and keeps it there if the folder has none."""
+def _load_or_fit_tokenizer(task: Task, folder: Path, processes: Processes) -> Tokenizer | None:
+  """Loads the tokenizer of a run folder, or fits it and saves it there."""
   folder = folder / 'tokenizer'
   if folder.exists():
     return load_tokenizer(folder)
-  # The first process fits it and, after the others have looked for it above, keeps it.
-  with processes.first_alone():
+  # The first process fits it. It saves it only after all others have checked above that it is missing.
+  with processes.process_zero_first():
     tokenizer = task.fit_tokenizer()
   if tokenizer is not None and processes.first:
     tokenizer.save(folder)

@@ -1,6 +1,6 @@
-"""What a run tells: interval means, evaluations and samples, to files and to the terminal.
+"""Logs a run to files and to the terminal: means of log intervals, evaluations, samples, times.
 
-The device never waits for Python: the means of a log interval are fetched when the next one ends.
+The device never waits for Python: the sums of a log interval are fetched when the next interval ends.
 """
 
 import contextlib
@@ -22,65 +22,67 @@ if TYPE_CHECKING:
 
 
 class Interval:
-  """Sums of the steps of one log interval, still on the device until `totals` is asked.
+  """Sums of the steps of one log interval, on the device until `totals` is called.
 
-  `saved` is what a checkpoint in the middle of the interval had summed so far.
+  Args:
+    faults: checks each step.
+    saved: (sum, weight) by name from a checkpoint in the middle of the interval.
 
   Attributes:
-    steps: number and sums of each.
-    units: tokens or images of its steps since the process began.
-    done: when its last step was, of time.monotonic(); None: it was not when last looked at.
+    steps: (number, sums) of each step that `totals` has not fetched yet.
+    units: tokens or examples of the steps since the process started.
+    end_time: time.monotonic() at which `poll` first found the last step finished; None before.
   """
 
   def __init__(self, faults: Faults, saved: Mapping[str, Any] | None = None):
     self.faults = faults
-    self.totalled = {name: np.array(pair, np.float64) for name, pair in (saved or {}).items()}
+    self.sums = {name: np.array(pair, np.float64) for name, pair in (saved or {}).items()}
     self.steps: list[tuple[int, StepSums]] = []
     self.units = 0
-    self.done: float | None = None
+    self.end_time: float | None = None
 
-  def look(self) -> None:
-    """Notes whether its last step is done, without waiting."""
-    if self.done is None and self.steps[-1][1].values.is_ready():
-      self.done = time.monotonic()
+  def poll(self) -> None:
+    """Sets `end_time` if the last step is finished; does not wait."""
+    if self.end_time is None and self.steps[-1][1].values.is_ready():
+      self.end_time = time.monotonic()
 
   def totals(self) -> dict[str, tuple[float, float]]:
-    """(sum, weight) by name over the whole interval, summed in float64 in the order of the steps,
-    so that an interrupted interval gives the very same numbers. Each step is looked at for faults."""
+    """Fetches the steps, checks them for faults, and returns (sum, weight) by name over the interval.
+
+    Sums are float64, in the order of the steps, so that a resumed interval has bitwise the same results.
+    """
     steps, self.steps = jax.device_get(self.steps), []
     for step, packed in steps:
       sums = packed.sums
       finite, _ = sums.pop('finite')
-      self.faults.look(step, bool(finite), sums, packed.norms)
+      self.faults.check(step, bool(finite), sums, packed.norms)
       for name, pair in sums.items():
-        self.totalled[name] = self.totalled.get(name, np.zeros(2)) + np.array(pair, np.float64)
-    return {name: (float(pair[0]), float(pair[1])) for name, pair in self.totalled.items()}
+        self.sums[name] = self.sums.get(name, np.zeros(2)) + np.array(pair, np.float64)
+    return {name: (float(pair[0]), float(pair[1])) for name, pair in self.sums.items()}
 
 
 class RunLogger(contextlib.AbstractContextManager):
-  """Writes metrics.jsonl, samples.jsonl, TensorBoard events and the live line of a run.
+  """Writes metrics.jsonl, samples.jsonl, timing.jsonl, TensorBoard events and the terminal output of a run.
 
-  Of several processes the first one alone writes.
-
-  timing.jsonl says after how many seconds of running (pauses between restarts left out) what each
-  line of metrics.jsonl tells was done, and how long the loop stood still for each checkpoint (`waited`, in
-  TensorBoard too); it is apart from the metrics, which are the same at every repetition.
+  Only the first process writes. timing.jsonl has the seconds of training (without pauses between
+  restarts) at each line of metrics.jsonl, and the seconds that each checkpoint blocked the loop (`waited`,
+  also in TensorBoard). Times have their own file because they are not reproducible.
 
   Args:
-    run: the run.
-    start: the step it starts from; lines of later steps, left by a killed process, are dropped.
-    saved: what `state` gave when the checkpoint was saved: the sums of a log interval that it cut
-      in two, and the seconds so far.
+    run: the run to log.
+    start: step of the checkpoint that the run starts from; lines of later steps are removed.
+    saved: `state` at that checkpoint: sums of an unfinished log interval, state of the fault detection, and
+      seconds of training.
   """
 
   def __init__(self, run: 'TrainingRun', start: int, saved: Mapping[str, Any]):
     self.run, self.start = run, start
-    self.began = time.monotonic() - saved.get('seconds', 0.0)
+    self.start_time = time.monotonic() - saved.get('seconds', 0.0)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
     self.terminal: Terminal | Silent = Silent()
     self.samples: MetricWriter = Silent()
     self.timing: MetricWriter = Silent()
-    self.board: MetricWriter = Silent()
+    self.tensorboard: MetricWriter = Silent()
     self.writers: list[MetricWriter] = []
     if run.processes.first:
       self._open_writers()
@@ -88,27 +90,27 @@ class RunLogger(contextlib.AbstractContextManager):
     self.faults = Faults(sorted(run.program.groups.trained), trainer.nonfinite, trainer.rollback)
     self.faults.restore(saved.get('faults', {}))
     self.current = Interval(self.faults, saved.get('interval'))
-    self.late: tuple[int, Interval] | None = None
-    # Up to when the time is accounted for.
-    self.clock = time.monotonic()
+    self.unwritten: tuple[int, Interval] | None = None
+    # Start of the time that the next interval's rate counts.
+    self.interval_start = time.monotonic()
 
   def _open_writers(self) -> None:
     run, start = self.run, self.start
     self.samples = JsonLines(run.folder / 'samples.jsonl', after=start)
     self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
-    self.board = TensorBoard(run.folder, after=start)
+    self.tensorboard = TensorBoard(run.folder, after=start)
     metrics = JsonLines(run.folder / 'metrics.jsonl', after=start)
     others = [writer(run.folder) for writer in run.trainer.writers]
-    # Last: a writer that raises must not leave a live line on the screen.
+    # Created last: a writer that raises must not leave a live line on the screen.
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
-    self.writers = [metrics, self.board, self.terminal, *others]
+    self.writers = [metrics, self.tensorboard, self.terminal, *others]
 
   def __exit__(self, *error: object) -> None:
     for writer in (*self.writers, self.samples, self.timing):
       writer.close()
 
   def start_screen(self, rows: Any, verbose: bool) -> None:
-    """Prints the summary of the run; summary.txt, and stderr if `verbose`, list every parameter, too."""
+    """Prints the summary of the run, and the table of parameters if `verbose`; summary.txt has both."""
     if not self.run.processes.first:
       return
     screen = start_screen(self.run, rows, self.start, self.terminal.width)
@@ -117,76 +119,83 @@ class RunLogger(contextlib.AbstractContextManager):
     self.terminal.print(f'{table}\n{screen}' if verbose else screen)
 
   def end_screen(self, metrics: Mapping[str, float]) -> None:
-    """Prints the outcome of the run and the next commands."""
+    """Prints the results of the run and the next commands."""
     if self.run.processes.first:
       self.terminal.print(end_screen(self.run, metrics, self._seconds(), self.terminal.width))
 
-  def step(self, step: int, sums: StepSums, count: int, log: bool) -> None:
-    """Takes a step's sums and how many units it worked on; `log` ends an interval.
+  def step(self, step: int, sums: StepSums, num_units: int, log: bool) -> None:
+    """Adds a step to the current log interval.
+
+    Args:
+      step: number of the step.
+      sums: results of the step, on the device.
+      num_units: tokens or examples in its batch.
+      log: whether the step is the last of its log interval.
 
     Raises:
-      Fault, Spike: see `Faults`.
+      Fault, Spike: as `Faults.check`.
     """
     self.current.steps.append((step, sums))
-    self.current.units += count
+    self.current.units += num_units
     self.terminal.step(step)
-    if self.late is not None:
-      # Python may be far ahead of the device: an interval ends when the device is done.
-      self.late[1].look()
+    if self.unwritten is not None:
+      # Python may be far ahead of the device: an interval ends when the device has finished it.
+      self.unwritten[1].poll()
     if log:
-      # The interval before this one is surely done: reading it does not wait for the device.
-      self._write_late()
-      self.late, self.current = (step, self.current), Interval(self.faults)
+      # The device has finished the previous interval: fetching its sums does not wait.
+      self._write_interval()
+      self.unwritten, self.current = (step, self.current), Interval(self.faults)
 
-  def _write_late(self) -> None:
-    if self.late is None:
+  def _write_interval(self) -> None:
+    """Writes the metrics of the interval that is complete and not written yet, if there is one."""
+    if self.unwritten is None:
       return
-    (step, interval), self.late = self.late, None
+    (step, interval), self.unwritten = self.unwritten, None
     totals = interval.totals()
-    done = interval.done or time.monotonic()
+    end_time = interval.end_time or time.monotonic()
     metrics = self.run.task.summarise(totals)
     metrics['learning_rate'] = self._learning_rate(step)
-    metrics[f'{self.run.task.unit}_per_second'] = interval.units / (done - self.clock)
-    self._write(step, 'train', metrics, done)
-    self.clock = done
+    metrics[f'{self.run.task.unit}_per_second'] = interval.units / (end_time - self.interval_start)
+    self._write(step, 'train', metrics, end_time)
+    self.interval_start = end_time
 
   def _learning_rate(self, step: int) -> float:
-    """The rate of a step, computed on the CPU: the device would finish its other work first."""
+    """Computes the learning rate of a step on the CPU: an accelerator would finish queued steps first."""
     with jax.default_device(jax.local_devices(backend='cpu')[0]):
       return float(jax.device_get(self.schedule(step - 1)))
 
   def _write(self, step: int, split: str, metrics: Mapping[str, Any], at: float) -> None:
     for writer in self.writers:
       writer.write(step, split, metrics)
-    self.timing.write(step, split, {'seconds': round(at - self.began, 3)})
+    self.timing.write(step, split, {'seconds': round(at - self.start_time, 3)})
 
   def _seconds(self) -> float:
-    return time.monotonic() - self.began
+    return time.monotonic() - self.start_time
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Writes what is late; what happens inside does not count as training time."""
-    self._write_late()
+    """Writes the unwritten interval and excludes the time in the context from the training speed."""
+    self._write_interval()
     jax.block_until_ready(self.current.steps[-1:])
     before = time.monotonic()
     yield
-    self.clock += time.monotonic() - before
+    self.interval_start += time.monotonic() - before
 
-  def saved(self, step: int, seconds: float) -> None:
-    """Notes how long the loop stood still for a checkpoint."""
+  def checkpoint(self, step: int, seconds: float) -> None:
+    """Writes the seconds that a checkpoint blocked the loop."""
     waited = {'waited': round(seconds, 3)}
     self.timing.write(step, 'checkpoint', {'seconds': round(self._seconds(), 3)} | waited)
-    self.board.write(step, 'checkpoint', waited)
+    self.tensorboard.write(step, 'checkpoint', waited)
 
   def state(self) -> dict[str, Any]:
-    """What a checkpoint keeps: the sums of the interval under way, the seconds so far."""
+    """Returns the sums of the current interval, the seconds of training, and the fault detection's state."""
     interval = self.current.totals()
     return {'interval': interval, 'seconds': self._seconds(), 'faults': self.faults.state()}
 
-  def evaluation(self, step: int, found: Evaluation) -> None:
-    """Writes an evaluation's metrics, and shows some of what the model generated."""
-    self._write(step, 'eval', {**found.metrics, **self.run.weights}, time.monotonic())
-    for sample in found.samples:
+  def evaluation(self, step: int, result: Evaluation) -> None:
+    """Writes the metrics and generated samples of an evaluation; prints the first three samples."""
+    self._write(step, 'eval', {**result.metrics, **self.run.weights}, time.monotonic())
+    for sample in result.samples:
       self.samples.write(step, 'eval', sample)
-    for sample in found.samples[:3]:
+    for sample in result.samples[:3]:
       self.terminal.print(sample_text(sample, self.terminal.width))

@@ -1,7 +1,6 @@
-"""Reads whole parameters from the checkpoints of a run.
+"""Saved parameters of a run, without the rest of the train state.
 
-Frozen parameters, those of a teacher included, are saved once for all checkpoints, in
-`checkpoints/frozen`.
+Frozen parameters, including those of a teacher, are saved once for all checkpoints, in `checkpoints/frozen`.
 """
 
 import json
@@ -14,16 +13,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from t2x.errors import UserError
-from t2x.files import damage_of, write_checksums
+from t2x.files import find_damage, write_checksums
 from t2x.train.checkpoints import Checkpoints, restore_args, target_of
 from t2x.train.params import TEACHER, Groups, Params, join_rows
 
-# For each frozen parameter: the frozen indices of its stacked dimension (null for all), and its whole shape.
+# For each frozen parameter: frozen indices of its stacked dimension (null for all), and its full shape.
 _ROWS = 'rows.json'
 
 
 def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> None:
-  """Saves the frozen parameters of a new run, if there are any; removes those of an earlier attempt."""
+  """Saves the frozen parameters of a new run, and removes those of an earlier attempt."""
   folder = checkpoints.folder / 'frozen'
   temporary = folder.with_name('frozen.tmp')
   if jax.process_index() == 0:
@@ -36,24 +35,26 @@ def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> Non
   if jax.process_index() == 0:
     rows = {}
     for name, array in frozen.items():
-      some = groups.frozen_rows(name)
-      rows[name] = [some, array.shape if some is None else groups.infos[name].shape]
+      indices = groups.frozen_rows(name)
+      rows[name] = [indices, array.shape if indices is None else groups.infos[name].shape]
     (temporary / _ROWS).write_text(json.dumps(rows))
     write_checksums(temporary)
     temporary.rename(folder)
 
 
 def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
-  """Returns the frozen parameters of a run, with the shapes and shardings of `abstract`.
+  """Reads the frozen parameters of a run, with the shapes and shardings of `abstract`.
 
   Raises:
-    UserError: they are missing or damaged.
+    UserError: they are missing, corrupt, or those of another config.
   """
   if not abstract:
     return {}
   folder, rows = _frozen(checkpoints)
   if rows.keys() != abstract.keys():
-    raise UserError(f'{folder} does not hold the frozen parameters of this run: use --fresh')
+    raise UserError(
+      f'{folder} does not have the frozen parameters of this config: use --fresh to train from the start'
+    )
   with ocp.StandardCheckpointer() as reader:
     return reader.restore(folder, {name: target_of(leaf) for name, leaf in abstract.items()})
 
@@ -62,27 +63,27 @@ def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
   """Returns the folder of the frozen parameters and the content of `_ROWS`; {} if none are frozen.
 
   Raises:
-    UserError: the folder is damaged.
+    UserError: the folder is corrupt.
   """
   folder = checkpoints.folder / 'frozen'
   if not folder.is_dir():
     return folder, {}
-  if (damage := damage_of(folder)) is not None:
-    raise UserError(f'{folder} is corrupt ({damage}): use --fresh to start again')
+  if (damage := find_damage(folder)) is not None:
+    raise UserError(f'{folder} is corrupt ({damage}): use --fresh to train from the start')
   return folder, json.loads((folder / _ROWS).read_text())
 
 
 class SavedParams:
-  """The parameters of one checkpoint, without those of a teacher.
+  """All parameters of a model in one checkpoint, trained and frozen.
 
   Args:
-    checkpoints: of the run.
-    step: of an intact checkpoint.
+    checkpoints: the checkpoints of the run.
+    step: step of an intact checkpoint.
     use_ema: reads the moving average if the run has one.
 
   Attributes:
-    shapes: the whole shape of each parameter by name.
-    averaged: whether they are the moving average.
+    shapes: full shape of each parameter by name; without the parameters of a teacher.
+    averaged: whether the parameters are the moving average.
   """
 
   def __init__(self, checkpoints: Checkpoints, step: int, use_ema: bool = True):
@@ -99,34 +100,34 @@ class SavedParams:
     }
     self.shapes |= {name: tuple(shape) for name, (_, shape) in self._rows.items()}
 
-  def read(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-    """Reads only these parameters, with the dtypes and shardings of `wanted`."""
-    whole = {name: leaf for name, leaf in wanted.items() if name not in self._rows}
-    frozen = {name: leaf for name, leaf in wanted.items() if self._rows.get(name, [0])[0] is None}
-    found = self._trained_arrays(whole) | self._frozen_arrays(frozen)
-    for name in wanted.keys() - found.keys():
-      found[name] = self._joined(name, wanted[name])
-    return {name: found[name] for name in wanted}
+  def read(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
+    """Reads only the parameters in `abstract`, with its dtypes and shardings."""
+    trained = {name: leaf for name, leaf in abstract.items() if name not in self._rows}
+    frozen = {name: leaf for name, leaf in abstract.items() if self._rows.get(name, [0])[0] is None}
+    params = self._trained_arrays(trained) | self._frozen_arrays(frozen)
+    for name in abstract.keys() - params.keys():
+      params[name] = self._joined(name, abstract[name])
+    return {name: params[name] for name in abstract}
 
-  def _trained_arrays(self, wanted: Mapping[str, Any]) -> Params:
-    named = {self._prefix + name: leaf for name, leaf in wanted.items()}
-    read = self.checkpoints.read(self.step, named) if named else {}
-    return {name.removeprefix(self._prefix): array for name, array in read.items()}
+  def _trained_arrays(self, abstract: Mapping[str, Any]) -> Params:
+    named = {self._prefix + name: leaf for name, leaf in abstract.items()}
+    arrays = self.checkpoints.read(self.step, named) if named else {}
+    return {name.removeprefix(self._prefix): array for name, array in arrays.items()}
 
-  def _frozen_arrays(self, wanted: Mapping[str, Any]) -> Params:
-    if not wanted:
+  def _frozen_arrays(self, abstract: Mapping[str, Any]) -> Params:
+    if not abstract:
       return {}
     reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    return reader.restore(self._folder, args=restore_args(wanted))
+    return reader.restore(self._folder, args=restore_args(abstract))
 
-  def _joined(self, name: str, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    """Reads a stacked parameter with some frozen layers."""
+  def _joined(self, name: str, abstract: jax.ShapeDtypeStruct) -> jax.Array:
+    """Reads a stacked parameter of which some layers are frozen."""
     frozen = np.array(self._rows[name][0])
-    trained = np.setdiff1d(np.arange(wanted.shape[0]), frozen)
+    trained = np.setdiff1d(np.arange(abstract.shape[0]), frozen)
 
     def part(read, indices):
-      shape = (len(indices), *wanted.shape[1:])
-      return indices, read({name: jax.ShapeDtypeStruct(shape, wanted.dtype)})[name]
+      shape = (len(indices), *abstract.shape[1:])
+      return indices, read({name: jax.ShapeDtypeStruct(shape, abstract.dtype)})[name]
 
-    whole = join_rows(part(self._trained_arrays, trained), part(self._frozen_arrays, frozen))
-    return whole if wanted.sharding is None else jax.device_put(whole, wanted.sharding)
+    array = join_rows(part(self._trained_arrays, trained), part(self._frozen_arrays, frozen))
+    return array if abstract.sharding is None else jax.device_put(array, abstract.sharding)

@@ -1,4 +1,4 @@
-"""Learning rate by step. All warm up linearly from 0 and then differ."""
+"""Learning rate schedules, each with a linear warm-up from 0."""
 
 import abc
 import dataclasses
@@ -17,12 +17,12 @@ ScheduleFn = Callable[[Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(abc.ABC):
-  """What all schedules have.
+  """Base class of schedules: a linear warm-up, followed by `after_warmup`.
 
   Attributes:
-    peak: the largest learning rate.
-    warmup_steps: steps of linear growth to `peak`. Step s of them uses peak * (s + 1) /
-      (warmup_steps + 1), so that the first step already moves.
+    peak: maximum learning rate.
+    warmup_steps: steps of linear growth to `peak`. Step s, from 0, has the rate peak * (s + 1) /
+      (warmup_steps + 1), which is not 0 at the first step.
   """
 
   peak: LearningRate = 1e-3
@@ -30,37 +30,47 @@ class Schedule(abc.ABC):
 
   def __post_init__(self):
     if self.warmup_steps < 0:
-      raise UserError(f'{type(self).__name__}.warmup_steps = {self.warmup_steps}: must be >= 0')
+      raise UserError(
+        f'{type(self).__name__}.warmup_steps = {self.warmup_steps}: must be at least 0'
+      )
 
   @abc.abstractmethod
   def after_warmup(self, step: Any, num_steps: int) -> Any:
-    """Learning rate `step` >= 0 (float) steps after the warm-up, `num_steps` of them in all."""
+    """Returns the learning rate after the warm-up.
+
+    Args:
+      step: number of steps since the warm-up, float32 of any shape.
+      num_steps: number of steps of the run after the warm-up.
+    """
 
   def build(self, num_steps: int) -> ScheduleFn:
-    """step (from 0; a number or an array) -> learning rate (scalar array), for `num_steps` steps.
+    """Returns the schedule of a run as a function: step, from 0 -> learning rate, float32 of the same shape.
+
+    Args:
+      num_steps: number of steps of the run.
 
     Raises:
-      UserError: a warm-up longer than the run.
+      UserError: the warm-up is longer than the run.
     """
     if self.warmup_steps > num_steps:
       raise UserError(
         f'{type(self).__name__}.warmup_steps = {self.warmup_steps} is more than '
-        f'the {num_steps} steps of the run'
+        f'the {num_steps} steps of the run: reduce it'
       )
 
     def schedule(step):
       step = jnp.asarray(step, jnp.float32)
-      rising = scalar(self.peak) * (step + 1) / (self.warmup_steps + 1)
+      warmup = scalar(self.peak) * (step + 1) / (self.warmup_steps + 1)
       after = jnp.maximum(step - self.warmup_steps, 0)
-      falling = self.after_warmup(after, num_steps - self.warmup_steps)
-      return jnp.where(step < self.warmup_steps, rising, falling).astype(jnp.float32)
+      decay = self.after_warmup(after, num_steps - self.warmup_steps)
+      return jnp.where(step < self.warmup_steps, warmup, decay).astype(jnp.float32)
 
     return schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Constant(Schedule):
-  """`peak` to the end."""
+  """Constant learning rate `peak`."""
 
   def after_warmup(self, step, num_steps):
     return jnp.full_like(step, scalar(self.peak))
@@ -68,7 +78,7 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Schedule):
-  """Half a cosine from `peak` to `end` (https://arxiv.org/abs/1608.03983)."""
+  """Cosine decay from `peak` to `end` (https://arxiv.org/abs/1608.03983)."""
 
   end: TunableNonNegative = 0.0
 
@@ -80,7 +90,7 @@ class Cosine(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearDecay(Schedule):
-  """A straight line from `peak` to `end`."""
+  """Linear decay from `peak` to `end`."""
 
   end: TunableNonNegative = 0.0
 
@@ -91,8 +101,14 @@ class LinearDecay(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class ReciprocalSqrt(Schedule):
-  """peak * sqrt(w / (w + steps after the warm-up)), never below `end`; w is `timescale`, or
-  `warmup_steps` without one (https://arxiv.org/abs/1706.03762 section 5.3, T5)."""
+  """Decay with the reciprocal square root of the step (https://arxiv.org/abs/1706.03762 section 5.3, T5).
+
+  The rate s steps after the warm-up is max(end, peak * sqrt(timescale / (timescale + s))).
+
+  Attributes:
+    end: minimum learning rate.
+    timescale: see the formula; None for `warmup_steps`.
+  """
 
   end: TunableNonNegative = 0.0
   timescale: Count | None = None
@@ -105,11 +121,11 @@ class ReciprocalSqrt(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class WarmupStableDecay(Schedule):
-  """`peak` for most of the run, then down to `end` (https://arxiv.org/abs/2404.06395).
+  """Constant rate `peak`, then a decay to `end` (https://arxiv.org/abs/2404.06395).
 
   Attributes:
-    decay_fraction: part of the steps of the run, at its end, that decay.
     end: learning rate after the last step.
+    decay_fraction: fraction of the steps of the run, at its end, in which the rate decays.
     sqrt: decays as 1 - sqrt(x) (https://arxiv.org/abs/2405.18392) instead of 1 - x.
   """
 
@@ -126,13 +142,13 @@ class WarmupStableDecay(Schedule):
 
   def after_warmup(self, step, num_steps):
     peak, end = scalar(self.peak), scalar(self.end)
-    whole = num_steps + self.warmup_steps
-    decay_steps = min(round(self.decay_fraction * whole), num_steps)
+    total_steps = num_steps + self.warmup_steps
+    decay_steps = min(round(self.decay_fraction * total_steps), num_steps)
     x = _progress(jnp.maximum(step - (num_steps - decay_steps), 0), decay_steps)
     x = jnp.sqrt(x) if self.sqrt else x
     return peak + (end - peak) * x
 
 
 def _progress(step: Any, num_steps: int) -> Any:
-  """From 0 to 1 over `num_steps`."""
+  """Returns the fraction of `num_steps` that is done, from 0 to 1."""
   return jnp.clip(step / max(num_steps, 1), 0, 1)

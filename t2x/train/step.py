@@ -1,4 +1,4 @@
-"""The train state, one optimizer step and one evaluation step: pure functions, jitted by `TrainProgram`."""
+"""Train state, train step and evaluation step: pure functions that `TrainProgram` jits."""
 
 import dataclasses
 import types
@@ -11,8 +11,8 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 
 from t2x.errors import UserError
-from t2x.hyperparameters import given
-from t2x.layers.constraints import Layout, laid_out
+from t2x.hyperparameters import bind_scalars
+from t2x.layers.constraints import Layout, use_layout
 from t2x.models.losses import Sums
 from t2x.tasks import DistillableTask, Task, TaskOutput
 from t2x.train.params import Blueprint, Groups, Params
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
   from t2x.train.teacher import FrozenTeacher
 
 Batch = Mapping[str, jax.Array]
-# Values of hyperparameters that trials vary, by name (see `t2x.hyperparameters`).
+# Values by name of the hyperparameters that are inputs of a step (see `t2x.hyperparameters`).
 Scalars = Mapping[str, Any]
 NO_SCALARS: Scalars = types.MappingProxyType({})
 
 
 def scalar_shapes(names: Collection[str]) -> Scalars:
-  """The shapes of the scalars that a step takes for these hyperparameters."""
+  """Returns the shape of each hyperparameter as an input of a step."""
   return {name: jax.ShapeDtypeStruct((), jnp.float32) for name in names}
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that a step reads and writes. Its leaves are arrays, shapes, or shardings.
+  """State that a train step updates. Its leaves are arrays, shapes or shardings.
 
   Attributes:
-    step: optimizer steps taken, int32.
-    params: the trained parameters by name, float32.
-    opt_state: the optimizer's own.
-    key: a typed PRNG key that never changes; a step's randomness is folded from it and the step.
-    ema: moving average of `params`, where one is kept.
+    step: number of train steps taken, int32 [].
+    params: trained parameters by name, float32.
+    opt_state: state of the optimizer.
+    key: typed PRNG key, constant during training; each step folds its number into it.
+    ema: exponential moving average of `params`; None without `Trainer.ema_decay`.
   """
 
   step: Any
@@ -52,34 +52,33 @@ class TrainState:
   ema: Any = None
 
   @property
-  def evaluated(self) -> Any:
-    """The trained parameters that evaluation uses."""
+  def eval_params(self) -> Any:
+    """Trained parameters that evaluation uses: the moving average if there is one."""
     return self.params if self.ema is None else self.ema
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepSums:
-  """The sums and gradient norms of a step in one array, which the host fetches at once: each array of a
-  step costs it time.
+  """Sums and gradient norms of a step, packed into one array that the host fetches in one transfer.
 
   Attributes:
-    names: of the sums, in order.
-    values: float32 [..., 2 * names + norms]: sum and weight of each name, then the norms.
+    names: names of the sums, in order.
+    values: sum and weight of each name, then the norms; float32 [..., 2 * num_names + num_params].
   """
 
   names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
   values: Any
 
   @classmethod
-  def packed(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
+  def pack(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
     """Packs (sum, weight) by name and the gradient norms."""
     flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
     return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
 
   @property
   def sums(self) -> Sums:
-    """(sum, weight) by name."""
+    """Pairs (sum, weight) by name."""
     return {
       name: (self.values[..., 2 * i], self.values[..., 2 * i + 1])
       for i, name in enumerate(self.names)
@@ -87,12 +86,12 @@ class StepSums:
 
   @property
   def norms(self) -> Any:
-    """The gradient norms of the trained parameters, in the order of sorted names."""
+    """Gradient norm of each trained parameter, in the order of their sorted names."""
     return self.values[..., 2 * len(self.names) :]
 
   @property
   def loss(self) -> float:
-    """The mean loss of the step; waits for the device."""
+    """Mean loss of the step; waits for the device."""
     total, weight = jax.device_get(self).sums['loss']
     return float(total / weight)
 
@@ -100,7 +99,7 @@ class StepSums:
 def init_state(
   params: Params, trainer: 'Trainer', optimizer: optax.GradientTransformation, key: jax.Array
 ) -> TrainState:
-  """The state before the first step."""
+  """Returns the train state before the first step."""
   ema = None
   if trainer.ema_decay is not None:
     # A copy: two leaves of a donated state must not be one buffer.
@@ -108,25 +107,28 @@ def init_state(
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key, ema)
 
 
-def _split(batch: Batch, parts: int) -> Batch:
-  """[batch, ...] -> [parts, batch / parts, ...]; neighbours go to different parts, so that a batch
-  split over devices stays where it is."""
-  return jax.tree.map(lambda a: a.reshape(-1, parts, *a.shape[1:]).swapaxes(0, 1), batch)
+def _micro_batches(batch: Batch, count: int) -> Batch:
+  """[batch, ...] -> [count, batch / count, ...].
+
+  Adjacent rows go to different micro-batches, so that a batch that is sharded over devices is not moved
+  between them.
+  """
+  return jax.tree.map(lambda a: a.reshape(-1, count, *a.shape[1:]).swapaxes(0, 1), batch)
 
 
-def _accumulated(gradients: Callable, parts: int, params: Params, batch: Batch, key: Any) -> Any:
-  """What `gradients` gives for the parts of a batch, one after the other, summed."""
-  if parts == 1:
+def _accumulate(gradients: Callable, count: int, params: Params, batch: Batch, key: Any) -> Any:
+  """Returns the sum of `gradients(params, micro_batch, key)` over `count` micro-batches."""
+  if count == 1:
     return gradients(params, batch, key)
-  split, keys = _split(batch, parts), jax.random.split(key, parts)
-  # Traced once, for its shapes and for the loop.
+  split, keys = _micro_batches(batch, count), jax.random.split(key, count)
+  # Traced once, for both the output shapes and the loop body.
   first = jax.tree.map(lambda a: a[0], (split, keys))
   traced, shapes = jax.make_jaxpr(gradients, return_shape=True)(params, *first)
   run, structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
 
-  def add(total, part):
-    found = jax.tree.unflatten(structure, run(*jax.tree.leaves((params, *part))))
-    return jax.tree.map(jnp.add, total, found), None
+  def add(total, micro_batch):
+    result = jax.tree.unflatten(structure, run(*jax.tree.leaves((params, *micro_batch))))
+    return jax.tree.map(jnp.add, total, result), None
 
   zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
   return jax.lax.scan(add, zeros, (split, keys))[0]
@@ -136,44 +138,44 @@ def _num_rows(batch: Batch) -> int:
   return jax.tree.leaves(batch)[0].shape[0]
 
 
-def _totals(
+def _loss_totals(
   task: Task, output: TaskOutput, weights: Mapping[str, jax.Array], num_rows: int
 ) -> dict[str, jax.Array]:
-  """The sum over a micro-batch of each loss term and of each auxiliary loss of the model, by name.
+  """Sums each loss term of the task and each auxiliary loss of the model over a micro-batch.
 
   Raises:
-    UserError: as `make_train_step` does.
+    UserError: as `make_train_step`.
   """
   name, terms = type(task).__name__, output.terms
   if terms.keys() != weights.keys():
     raise UserError(
-      f'{name}.sums returns the loss terms {_listed(terms)}, {name}.weights the weights of '
-      f'{_listed(weights)}: return a weight for each term'
+      f'{name}.sums returns the loss terms {_quoted(terms)}, but {name}.weights returns weights of '
+      f'{_quoted(weights)}: return one weight per loss term'
     )
   losses, metrics = output.aux.losses, output.aux.metrics
-  taken = (losses.keys() | metrics.keys()) & (terms.keys() | output.metrics.keys())
-  taken |= losses.keys() & metrics.keys()
-  if taken:
+  duplicates = (losses.keys() | metrics.keys()) & (terms.keys() | output.metrics.keys())
+  duplicates |= losses.keys() & metrics.keys()
+  if duplicates:
     raise UserError(
-      f'the model returns auxiliary losses or metrics {_listed(taken)}, names that are used '
-      f'already, by loss terms or metrics of {name} or by each other: rename them'
+      f'duplicate names {_quoted(duplicates)}: auxiliary losses and metrics of the model must not have '
+      f'the names of each other or of loss terms and metrics of {name}; rename them in the model'
     )
   for aux, values in losses.items():
     if values.shape != (num_rows,):
       raise UserError(
-        f"the auxiliary loss '{aux}' of the model has the shape {values.shape}: return one value "
-        f'per row of the batch, here ({num_rows},)'
+        f"the auxiliary loss '{aux}' of the model has shape {values.shape}: return one value "
+        f'per row of the batch, shape ({num_rows},)'
       )
   return terms | {aux: values.astype(jnp.float32).sum() for aux, values in losses.items()}
 
 
-def _output(task: Task, model: Any, batch: Batch, key: jax.Array, teacher: Any) -> TaskOutput:
+def _task_output(task: Task, model: Any, batch: Batch, key: jax.Array, teacher: Any) -> TaskOutput:
   if teacher is not None and isinstance(task, DistillableTask):
     return task.sums(model, batch, key, teacher)
   return task.sums(model, batch, key)
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
 
@@ -186,34 +188,33 @@ def make_train_step(
   layout: Layout | None = None,
   teacher: 'FrozenTeacher | None' = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
-  """`(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
+  """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained, those of `teacher` included, `scalars` the hyperparameters that trials vary. The sum
-  `finite` is 1 if the loss and all norms are finite: the host reads it and does not decide anew. `layout`
-  splits activations over devices; None leaves them to the compiler.
+  `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are the
+  hyperparameters that are inputs. `layout` is the sharding of the activations; None leaves it to the compiler.
 
-  Each loss term is divided by its weight over the whole batch (an auxiliary loss of the model by the
-  number of rows) before the gradients of micro-batches are added up, so `accumulate` does not change
-  the result. A term of weight 0 (nothing but padding) is finite and has the gradient 0: the optimizer
-  takes an ordinary step with it, in which momentum and weight decay still act. `sums` also reports
-  the terms and the auxiliary losses that are not among the task's metrics.
+  Each loss term is divided by its weight in the full batch, and each auxiliary loss of the model by the
+  number of rows, before the gradients of micro-batches are summed: the result does not depend on
+  `Trainer.accumulate`. A loss term of weight 0 (a batch of padding) has the gradient 0; momentum and weight
+  decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite`,
+  which is 1 if the loss and all gradient norms are finite.
 
   Raises (when traced):
-    UserError: `task.sums` and `task.weights` do not give the same loss terms, or the model gives an
-      auxiliary loss that is not one value per row or has a name that the task uses.
+    UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model
+      does not have shape [num_rows] or has the name of another loss term or metric.
   """
 
   def objective(params, frozen, batch, key, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
-    other = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
-    output = _output(task, model, batch, key, other)
-    totals = _totals(task, output, weights, _num_rows(batch))
+    teacher_model = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
+    output = _task_output(task, model, batch, key, teacher_model)
+    totals = _loss_totals(task, output, weights, _num_rows(batch))
     divisors = {name: weights.get(name, num_rows) for name in totals}
-    loss = sum(totals[name] / jnp.where(one == 0, 1.0, one) for name, one in divisors.items())
+    loss = sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
     return loss, (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
-    with given(scalars):
+    with bind_scalars(scalars):
       return update(state, frozen, batch)
 
   def update(state, frozen, batch):
@@ -221,67 +222,73 @@ def make_train_step(
     weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
 
     def gradients(params, batch, key):
-      with laid_out(layout):
+      with use_layout(layout):
         return jax.grad(objective, has_aux=True)(params, frozen, batch, key, weights, num_rows)
 
-    grads, (metrics, totals) = _accumulated(gradients, trainer.accumulate, state.params, batch, key)
+    grads, (metrics, totals) = _accumulate(gradients, trainer.accumulate, state.params, batch, key)
     sums = {name: (total, weights.get(name, num_rows)) for name, total in totals.items()} | metrics
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    ema = _averaged(trainer, state, params)
+    ema = _next_ema(trainer, state, params)
     norms = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(g))) for g in jax.tree.leaves(grads)])
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
-    sums = StepSums.packed(_reported(trainer, finite, sums, norms), norms)
+    sums = StepSums.pack(_logged_sums(trainer, finite, sums, norms), norms)
     return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
 
   return train_step
 
 
 def updates_applied(opt_state: Any) -> jax.Array:
-  """Updates that the optimizer has applied, as its schedule counts them; skipped steps do not count.
+  """Returns the number of updates that the optimizer has applied, int32 []; skipped steps do not count.
 
   Args:
-    opt_state: the state of what `Optimizer.build` gives.
+    opt_state: state of an optimizer from `Optimizer.build`.
 
   Raises:
-    UserError: an optimizer of one's own that counts nothing.
+    UserError: the optimizer has no `optax.ScaleByScheduleState`.
   """
 
-  def counts(state):
+  def has_count(state):
     return isinstance(state, optax.ScaleByScheduleState)
 
-  for state in jax.tree.leaves(opt_state, is_leaf=counts):
-    if counts(state):
+  for state in jax.tree.leaves(opt_state, is_leaf=has_count):
+    if has_count(state):
       return state.count
-  raise UserError('Trainer.ema_decay needs an optimizer whose learning rate follows a schedule')
+  raise UserError(
+    'Trainer.ema_decay needs an optimizer that counts its updates: add optax.scale_by_schedule to the '
+    'optimizer, or set Trainer.ema_decay = None'
+  )
 
 
-def _averaged(trainer: 'Trainer', state: TrainState, params: Params) -> Params | None:
-  """The moving average after a step that led to `params`."""
+def _next_ema(trainer: 'Trainer', state: TrainState, params: Params) -> Params | None:
+  """Returns the moving average after a step that resulted in `params`."""
   if state.ema is None or trainer.ema_decay is None:
     return None
-  # Without this warm-up the average would keep the initial values for 1 / (1 - decay) steps.
+  # Without this warm-up the initial values would dominate for 1 / (1 - decay) steps.
   count = updates_applied(state.opt_state)
   decay = jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))
   return optax.incremental_update(params, state.ema, 1.0 - decay)
 
 
-def _reported(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
-  """The sums of a step with the norm of the whole gradient and `finite`."""
-  one = jnp.ones(())
-  sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), one)}
-  return trainer.nonfinite.count(finite, sums) | {'finite': (finite.astype(jnp.float32), one)}
+def _logged_sums(trainer: 'Trainer', finite: jax.Array, sums: Sums, norms: jax.Array) -> Sums:
+  """Adds `grad_norm`, the global gradient norm, and `finite` to the sums of a step."""
+  weight = jnp.ones(())
+  sums = sums | {'grad_norm': (jnp.sqrt(jnp.sum(jnp.square(norms))), weight)}
+  return trainer.nonfinite.count(finite, sums) | {'finite': (finite.astype(jnp.float32), weight)}
 
 
 def make_eval_step(
   task: Task, compute_dtype: str, blueprint: Blueprint, layout: Layout | None = None
 ) -> Callable[..., Sums]:
-  """`(params, batch, scalars) -> sums` without dropout and label smoothing; `params` are all parameters."""
+  """Builds the evaluation step, `(params, batch, scalars) -> sums`, without dropout and label smoothing.
+
+  `params` are all parameters of the model, trained and frozen.
+  """
 
   def eval_step(params, batch, scalars=NO_SCALARS):
-    with laid_out(layout), given(scalars):
+    with use_layout(layout), bind_scalars(scalars):
       model = blueprint.model(params, compute_dtype)
       return task.sums(model, batch, None).reported
 

@@ -1,4 +1,4 @@
-"""Text printed at the start and the end of a run: model, cost, devices, data; outcome."""
+"""Text printed at the start and the end of a run: model, cost, devices, data; results."""
 
 import json
 import math
@@ -28,14 +28,14 @@ from t2x.tasks import Task
 from t2x.text_table import text_table
 from t2x.train.flops import Flops, flops_per_token, row_lengths
 from t2x.train.params import Blueprint, ParamInfo
-from t2x.train.writers import clock, in_short
+from t2x.train.writers import clock, format_value
 
 if TYPE_CHECKING:
   from t2x.train.run import TrainingRun
 
 
 def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
-  """The parameters of each top-level part."""
+  """Groups the parameters by top-level part."""
   parts: dict[str, list[ParamInfo]] = {}
   for name, info in Blueprint(module).infos.items():
     parts.setdefault(name.partition('.')[0], []).append(info)
@@ -43,8 +43,10 @@ def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
 
 
 def model_table(module: nnx.Module) -> str:
-  """Lists the parameters with shape, logical axes, count, and the dtype of those that a step does not
-  cast to the compute dtype, by top-level part. Stacked layers are one."""
+  """Returns a table of the parameters by top-level part: shape, logical axes, count.
+
+  The last column is the dtype of parameters that are not cast to the compute dtype. Stacked layers share a row.
+  """
   rows: list[tuple[str, str, str, str, str]] = []
   parts = _by_part(module)
   for part, members in parts.items():
@@ -61,8 +63,8 @@ def model_table(module: nnx.Module) -> str:
 
 
 def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
-  """The kernel of every kind of self-attention, and what `Auto` makes of it here."""
-  lengths, told = row_lengths(task, model), []
+  """Returns a line for each distinct self-attention: its kernel (as chosen by `Auto` here) and pattern."""
+  lengths, lines = row_lengths(task, model), []
   for path, body in nnx.iter_modules(model):
     if not isinstance(body, (Encoder, Decoder)) or not isinstance(body.stack, Stack):
       continue
@@ -76,14 +78,16 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
           continue
         line = str(mixer.kernel)
         if isinstance(mixer.kernel, Auto):
-          line = _chosen(mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment)
+          line = _auto_kernel(
+            mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment
+          )
         line += f' under {pattern}'
-        if line not in told:
-          told.append(line)
-  return told
+        if line not in lines:
+          lines.append(line)
+  return lines
 
 
-def _chosen(
+def _auto_kernel(
   kernel: Auto,
   mixer: Any,
   pattern: Pattern,
@@ -92,36 +96,36 @@ def _chosen(
   dtype: str,
   one_segment: bool,
 ) -> str:
-  """What Auto picks for rows of `length` tokens, of one segment or packed, and why."""
+  """Returns the kernel that Auto chooses for rows of `length` tokens, and the reason."""
   chosen: list[str] = []
 
-  def ask(stacked):
+  def choose(stacked):
     mixer = jax.tree.map(lambda leaf: leaf[0], stacked)
     q = jnp.zeros((1, length, mixer.num_heads, mixer.head_dim), dtype)
     k = jnp.zeros((1, length, mixer.num_kv_heads, mixer.head_dim), dtype)
-    whole = jnp.ones((1, length), jnp.int32)
-    packed = Tokens(whole, whole, layout=RowLayout.PACKED)
+    ones = jnp.ones((1, length), jnp.int32)
+    packed = Tokens(ones, ones, layout=RowLayout.PACKED)
     tokens = Tokens.row(length) if one_segment else packed
     terms = None
     if encoding.hooks & {'scores', 'values'}:
       content = jnp.zeros((1, mixer.num_heads, length, length)) if encoding.reads_content else None
       terms = PositionTerms(encoding, 1.0, content)
     scores = mixer.score(q, (q, k), tokens, tokens, 1.0)
-    one, why = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
-    chosen.append(f'{one} ({why})')
+    choice, reason = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
+    chosen.append(f'{choice} ({reason})')
 
-  jax.eval_shape(ask, mixer)
+  jax.eval_shape(choose, mixer)
   return chosen[0]
 
 
 def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int) -> str:
-  """Summarises a run: model, cost, devices, attention kernel, data, steps, run folder.
+  """Summarises a run before its first step: model, FLOPs, devices, attention kernels, data, steps, folder.
 
   Args:
     run: the run; its state need not exist yet.
-    rows: the train split's rows.
-    start: the step it starts from.
-    width: columns.
+    rows: rows of the train split.
+    start: step of the checkpoint that the run starts from; 0 for a new run.
+    width: width of the text in columns.
   """
   model, trainer, task = run.program.blueprint.shapes, run.trainer, run.task
   lengths = row_lengths(task, model)
@@ -149,7 +153,7 @@ def _compile_cache() -> str:
 
 
 def parameter_screen(run: 'TrainingRun') -> str:
-  """Lists every parameter of the model, the dtypes of the run, and the formula of its FLOPs."""
+  """Returns the table of parameters, the dtypes of the run, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
   flops = _flops(flops_per_token(run.task, model))
   return (
@@ -164,18 +168,18 @@ def end_screen(run: 'TrainingRun', metrics: Mapping[str, float], seconds: float,
 
   Args:
     run: the run.
-    metrics: of the last evaluation.
-    seconds: training time, over all starts of the run.
-    width: columns.
+    metrics: metrics of the last evaluation.
+    seconds: training time of the run, including that before restarts.
+    width: width of the text in columns.
   """
   task, folder = run.task, shlex.quote(str(run.folder))
   lines = {'finished': f'{run.trainer.num_steps:,} steps in {clock(seconds)}'}
   if best := _best(run):
-    lines['best'] = f'{task.best_metric} {in_short(best[0])} at step {best[1]:,}'
-  lines['last'] = '  '.join(f'{name} {in_short(value)}' for name, value in metrics.items())
+    lines['best'] = f'{task.best_metric} {format_value(best[0])} at step {best[1]:,}'
+  lines['last'] = '  '.join(f'{name} {format_value(value)}' for name, value in metrics.items())
   lines['run folder'] = str(run.folder)
   text = '\n' + _table(lines, width)
-  # Commands are not wrapped, so that they can be copied.
+  # Not wrapped, so that the commands can be copied.
   commands = [f't2x eval {folder}']
   if task.answers_prompts:
     commands.append(f"t2x generate {folder} --prompt 'TEXT'")
@@ -184,7 +188,7 @@ def end_screen(run: 'TrainingRun', metrics: Mapping[str, float], seconds: float,
 
 
 def _best(run: 'TrainingRun') -> tuple[float, int] | None:
-  """Returns the best evaluated value of the task's metric and its (newest) step."""
+  """Returns the best evaluated value of the task's metric and its step, the newest of equals."""
   name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
   text = (run.folder / 'metrics.jsonl').read_text(encoding='utf-8')
   lines = [line for line in map(json.loads, text.splitlines()) if line['split'] == 'eval']
@@ -193,7 +197,7 @@ def _best(run: 'TrainingRun') -> tuple[float, int] | None:
 
 
 def sample_text(sample: Mapping[str, str], width: int) -> str:
-  """Formats generated text, cut to three lines; samples.jsonl has the whole text."""
+  """Formats generated text, truncated to three lines per field; samples.jsonl has the full text."""
   lines = []
   for name, text in sample.items():
     head, size = f'  {name:8} ', width - 11
@@ -207,7 +211,7 @@ def sample_text(sample: Mapping[str, str], width: int) -> str:
 
 
 def _table(lines: Mapping[str, str], width: int) -> str:
-  """Formats names with wrapped texts beside them."""
+  """Formats names in a column, each followed by its wrapped text."""
   rows = []
   for name, text in lines.items():
     head, indent = f'{name:12}', ' ' * 12
@@ -220,13 +224,13 @@ def _table(lines: Mapping[str, str], width: int) -> str:
 
 
 def _flops(flops: Flops) -> str:
-  """Returns the FLOPs per token, also with causal attention counted half."""
+  """Formats the FLOPs per token, and those with causal attention counted half if they differ."""
   half = '' if flops.causal == flops.full else f' ({_prefixed(flops.causal)} causal)'
   return f'{_prefixed(flops.full)} per token{half}'
 
 
 def _prefixed(number: float) -> str:
-  """Formats three digits and a unit prefix: 4.33e9 -> '4.33 G'."""
+  """Formats a number with three digits and a unit prefix: 4.33e9 -> '4.33 G'."""
   for power, prefix in ((18, 'E'), (15, 'P'), (12, 'T'), (9, 'G'), (6, 'M'), (3, 'k')):
     if number >= 10**power:
       return f'{number / 10**power:.3g} {prefix}'
@@ -242,9 +246,9 @@ def _model(model: nnx.Module) -> str:
       layers[str(path[0])] = layers.get(str(path[0]), 0) + module.num_layers
   lines = []
   for part, members in parts.items():
-    about = [f'{layers[part]} layers'] if part in layers else []
-    about += _widths(members)
-    lines.append(f'{part} {_count(members):,}' + (f': {", ".join(about)}' if about else ''))
+    sizes = [f'{layers[part]} layers'] if part in layers else []
+    sizes += _widths(members)
+    lines.append(f'{part} {_count(members):,}' + (f': {", ".join(sizes)}' if sizes else ''))
   total = sum(map(_count, parts.values()))
   return '\n'.join([f'{type(model).__name__}, {total:,} parameters', *lines])
 
@@ -272,31 +276,31 @@ def _devices() -> str:
   devices = jax.devices()
   platform, kind = devices[0].platform, devices[0].device_kind
   named = platform if platform == kind else f'{platform} ({kind})'
-  told = f'{len(devices)} x {named}, jax {jax.__version__}'
+  text = f'{len(devices)} x {named}, jax {jax.__version__}'
   processes = jax.process_count()
-  return told if processes == 1 else f'{told}, {processes} processes'
+  return text if processes == 1 else f'{text}, {processes} processes'
 
 
 def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
   """Describes the mesh if there are several devices."""
   sizes = [f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1]
   if not sizes:
-    return '' if jax.device_count() == 1 else '; one is used'
+    return '' if jax.device_count() == 1 else '; 1 device used'
   split = {
     name: axes
     for name, axes in settings.rules.items()
     if math.prod(mesh.shape[axis] for axis in as_tuple(axes)) > 1
   }
-  told = ', '.join(f'{name} over {axes}' for name, axes in split.items())
-  return f'; mesh {" x ".join(sizes)}' + (f', {told}' if told else ', parameters replicated')
+  sharded = ', '.join(f'{name} over {axes}' for name, axes in split.items())
+  return f'; mesh {" x ".join(sizes)}' + (f', {sharded}' if sharded else ', parameters replicated')
 
 
 def _data(task: Task, rows: Sequence[Any]) -> str:
   info = getattr(rows, 'info', None) or {}
-  known = [f'{info[name]:,} {name}' for name in ('examples', 'tokens') if name in info]
+  sizes = [f'{info[name]:,} {name}' for name in ('examples', 'tokens') if name in info]
   source = str(task.source)
   source = source if len(source) <= 60 else f'{source[:57]}...'
-  counts = ', '.join([*known, f'{len(rows):,} rows'])
+  counts = ', '.join([*sizes, f'{len(rows):,} rows'])
   return f'{counts}, {task.train_split} split of {source}'
 
 

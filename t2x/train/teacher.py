@@ -1,5 +1,4 @@
-"""The teacher of a run that distils another model: parameters that are loaded once, saved in the run folder
-and never trained."""
+"""The teacher of a distillation. Its parameters are frozen, loaded once, and saved in the run folder."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -18,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class FrozenTeacher:
-  """The teacher's parameters among the frozen parameters of a run, by name: `teacher.NAME`.
+  """Parameters of the teacher among the frozen parameters of a run, with names `teacher.NAME`.
 
   Args:
-    teacher: of the experiment.
+    teacher: the teacher of the experiment.
 
   Attributes:
-    blueprint: the model's shapes and the metadata of its parameters.
-    infos: the metadata by `teacher.NAME`.
+    blueprint: shapes of the model and metadata of its parameters.
+    infos: metadata by `teacher.NAME`.
   """
 
   def __init__(self, teacher: 'Teacher'):
@@ -50,14 +49,14 @@ class FrozenTeacher:
   def plan(
     self, frozen: Mapping[str, Any], tokenizer: Any = None
   ) -> tuple[Callable[[], Params], str]:
-    """Decides from shapes what is loaded.
+    """Plans the loading of the teacher's parameters.
 
     Args:
       frozen: shapes and shardings of the frozen parameters.
-      tokenizer: of the run; None if it has none, or none yet.
+      tokenizer: tokenizer of the run; None if it has none or it is not fitted yet.
 
     Returns:
-      A function that reads the parameters, by `teacher.NAME`; and a line that says from where.
+      A function that reads the parameters, by `teacher.NAME`, and a line that describes their source.
 
     Raises:
       UserError: the teacher's run has another tokenizer, or lacks a parameter.
@@ -79,6 +78,6 @@ def _check_tokenizer(run: Path, tokenizer: Any) -> None:
     return
   if load_tokenizer(folder).fingerprint != tokenizer.fingerprint:
     raise UserError(
-      f'the tokenizer of {run} is not that of this run, so its logits stand for other tokens: use the '
+      f'the tokenizer of {run} differs from that of this run, so its logits are of other tokens: use the '
       'same tokenizer for both'
     )

@@ -1,4 +1,4 @@
-"""Where metrics go: a file of JSON lines, TensorBoard, the terminal, Weights & Biases."""
+"""Metric writers: JSON lines, TensorBoard, the terminal, Weights & Biases."""
 
 import contextlib
 import json
@@ -19,57 +19,59 @@ from rich.table import Table
 from rich.text import Text
 
 from t2x.errors import UserError
-from t2x.files import write_whole
-from t2x.signals import asked_to_stop
+from t2x.files import write_atomically
+from t2x.signals import stop_flag
 from t2x.terminal import console
 
 log = logging.getLogger('t2x')
 
 # Seconds between two flushes of TensorBoard's event file.
 FLUSH_SECONDS = 10.0
-# Returns the name of the current wait and its seconds so far, or None.
+# Returns the current activity of the loop and its seconds so far, or None.
 Waiting = Callable[[], tuple[str, float] | None]
 
 
 @runtime_checkable
 class MetricWriter(Protocol):
-  """What the loop hands metrics to."""
+  """Receives the metrics of a run."""
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Takes the metrics of a split ('train', 'eval', ...) after `step` optimizer steps."""
+    """Writes the metrics of a split ('train', 'eval', ...) after `step` optimizer steps."""
 
   def close(self) -> None:
-    """Writes what is left."""
+    """Writes buffered metrics and closes the writer."""
 
 
 class Silent:
-  """Writes and shows nothing: what a process has that is not the first of its run."""
+  """Writer and terminal without output, for all processes of a run except the first."""
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Drops the metrics."""
+    """Ignores the metrics."""
 
   width = 80
 
   def watch(self, waiting: Waiting) -> None:
-    """Shows nothing."""
+    """Does nothing."""
 
   def step(self, step: int) -> None:
-    """Shows nothing."""
+    """Does nothing."""
 
   def print(self, text: str) -> None:
-    """Shows nothing."""
+    """Does nothing."""
 
   def close(self) -> None:
-    """Has nothing to close."""
+    """Does nothing."""
 
 
 class JsonLines:
-  """One JSON object a line, flushed: step, split, and the metrics. What is not finite is null.
+  """Writes one JSON object per line: step, split and metrics. Values that are not finite become null.
+
+  Each line is flushed.
 
   Args:
-    path: the file; made when missing.
-    after: the step that a resumed run starts from: lines of later steps, and a last line cut off
-      by a kill, are dropped, so that the file ends as that of an uninterrupted run. None keeps all.
+    path: the file; created if it does not exist.
+    after: step from which a run resumes. Lines of later steps and an incomplete last line are removed, so
+      that the file becomes equal to that of an uninterrupted run. None keeps all complete lines.
   """
 
   def __init__(self, path: Path | str, after: int | None = None):
@@ -79,20 +81,20 @@ class JsonLines:
     self._file: IO[str] = self.path.open('a', encoding='utf-8')
 
   def truncate_after(self, step: int | None) -> None:
-    """Drops lines of steps after `step`, and what is no whole line."""
+    """Removes lines of steps after `step` and an incomplete last line."""
     if not self.path.exists():
       return
     with self.path.open('rb') as file:
       lines = list(file)
-    kept = [line for line in lines if _keep(line, step)]
-    if kept != lines:
-      write_whole(self.path, b''.join(kept))
+    retained = [line for line in lines if _keep(line, step)]
+    if retained != lines:
+      write_atomically(self.path, b''.join(retained))
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Adds a line.
+    """Appends a line.
 
     Raises:
-      UserError: the disk is full, or gone.
+      UserError: the file cannot be written, for example because the disk is full.
     """
     values = {name: json_value(value) for name, value in metrics.items()}
     line = json.dumps({'step': int(step), 'split': split} | values, ensure_ascii=False)
@@ -103,8 +105,8 @@ class JsonLines:
       with contextlib.suppress(OSError):
         self._file.close()
       raise UserError(
-        f'{self.path} cannot be written: {error.strerror}; make room, then run the same command '
-        'again to go on from the last checkpoint',
+        f'{self.path} cannot be written: {error.strerror}; free disk space, then run the same command to '
+        'resume from the last checkpoint',
         exit_code=1,
       ) from error
 
@@ -131,15 +133,15 @@ def json_value(value: Any) -> Any:
 
 
 class TensorBoard:
-  """TensorBoard events under `folder`/tensorboard, one chart per metric and split.
+  """Writes TensorBoard events to `folder`/tensorboard, one chart per metric and split.
 
-  Uses tensorboardX's record writer, but not the thread and queue of its `SummaryWriter`: on a full
-  disk that thread dies, and the queue then blocks its caller. Here the error is logged once, and no
-  more points are written.
+  Uses the record writer of tensorboardX without the thread and queue of its `SummaryWriter`: on a full
+  disk that thread ends, and the queue then blocks its caller. Here the error is logged once and writing
+  stops.
 
   Args:
     folder: the run folder.
-    after: the step that a resumed run starts from; TensorBoard hides what was written after it.
+    after: step from which a run resumes; TensorBoard hides earlier events of later steps.
   """
 
   def __init__(self, folder: Path | str, after: int | None = None):
@@ -147,7 +149,7 @@ class TensorBoard:
     from tensorboardX.record_writer import RecordWriter
 
     self._event = Event
-    # With nanoseconds: a process may write two files in one second.
+    # Nanoseconds, because a process may write two files in one second.
     name = f'events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}'
     path = Path(folder) / 'tensorboard' / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +162,7 @@ class TensorBoard:
     self._write(events)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Adds a point to each chart; text is left out."""
+    """Adds a point to each chart; ignores texts."""
     from tensorboardX.summary import scalar
 
     self._write(
@@ -175,7 +177,7 @@ class TensorBoard:
     try:
       for event in events:
         self._records.write(event.SerializeToString())
-      # Flushing includes an fsync, which may wait for a checkpoint that is being written.
+      # Flushing includes an fsync, which may wait until a checkpoint is written.
       if time.monotonic() - self._flushed >= FLUSH_SECONDS:
         self._records.flush()
         self._flushed = time.monotonic()
@@ -195,17 +197,17 @@ class TensorBoard:
 
 
 class WandB:
-  """Weights & Biases; needs the extra `wandb`. A resumed run goes on as the same one there.
+  """Writes metrics to Weights & Biases. A resumed run continues its run there.
 
   Args:
-    folder: the run folder, whose name the run gets.
-    project: the project.
-    entity: the user or team; None: your default.
-    name: another name for the run.
+    folder: the run folder.
+    project: name of the project.
+    entity: user or team; None for your default.
+    name: name of the run; None for the name of the folder.
     mode: 'online', 'offline' or 'disabled'.
 
   Raises:
-    UserError: the package is not installed.
+    UserError: the package wandb is not installed.
   """
 
   def __init__(
@@ -220,12 +222,12 @@ class WandB:
     try:
       import wandb
     except ImportError as error:
-      message = "WandB needs the package wandb: pip install 't2x[wandb]'"
+      message = "WandB needs the package wandb: run pip install 't2x[wandb]'"
       raise UserError(message) from error
     folder = Path(folder)
-    kept = folder / 'wandb_id'
-    run_id = kept.read_text().strip() if kept.exists() else os.urandom(8).hex()
-    kept.write_text(run_id)
+    id_file = folder / 'wandb_id'
+    run_id = id_file.read_text().strip() if id_file.exists() else os.urandom(8).hex()
+    id_file.write_text(run_id)
     self._run = wandb.init(
       project=project,
       entity=entity,
@@ -237,7 +239,7 @@ class WandB:
     )
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Logs the metrics as `split`/name."""
+    """Logs the metrics as SPLIT/NAME."""
     self._run.log({f'{split}/{name}': value for name, value in metrics.items()}, step=step)
 
   def close(self) -> None:
@@ -246,14 +248,16 @@ class WandB:
 
 
 class Terminal:
-  """The live line on stderr: step, loss, speed, time left. Plain lines where stderr is no terminal.
+  """Shows step, loss, speed and remaining time on a live line of stderr.
+
+  Prints plain lines if stderr is not a terminal.
 
   Args:
-    num_steps: steps of the whole run.
-    start: the step it starts from.
-    unit: what speed counts: 'tokens' or 'examples'.
-    every: seconds at least between two plain train lines.
-    file: another stream than stderr.
+    num_steps: last step of the run.
+    start: step of the checkpoint that the run starts from.
+    unit: unit of the speed, 'tokens' or 'examples'.
+    every: minimum seconds between two plain train lines.
+    file: output stream; None for stderr.
   """
 
   def __init__(
@@ -267,11 +271,11 @@ class Terminal:
   ):
     self.num_steps, self.unit, self.every = num_steps, unit, every
     self._step, self._first = start, (start, 0.0)
-    self._about = self._left = ''
+    self._metrics_text = self._remaining = ''
     self._printed = -math.inf
-    self._stopping = asked_to_stop()
+    self._stopping = stop_flag()
     self._waiting: Waiting = lambda: None
-    # Streams are looked up when used: a test or a notebook may have replaced them.
+    # sys.stderr is read at each use: a test or a notebook may replace it.
     self._file = file
     self._console = console() if file is None else Console(file=file, highlight=False)
     self._live: Live | None = None
@@ -288,73 +292,73 @@ class Terminal:
 
   @property
   def width(self) -> int:
-    """Columns of text: those of the terminal, between 60 and 100."""
+    """Width of texts in columns: that of the terminal, but at least 60 and at most 100."""
     return min(max(self._console.width, 60), 100)
 
   def watch(self, waiting: Waiting) -> None:
-    """Shows the current wait on the live line."""
+    """Shows activities longer than a second, as returned by `waiting`, on the live line."""
     self._waiting = waiting
 
   def step(self, step: int) -> None:
-    """A step has been handed to the device."""
+    """Shows the number of a step that was dispatched to the device."""
     now = time.monotonic()
     if not self._first[1]:
-      self._first = step, now  # The first step compiles: time left is reckoned from its end.
-    self._step, self._left = step, self._time_left(step, now)
+      self._first = step, now  # The first step compiles: it is not in the estimate.
+    self._step, self._remaining = step, self._estimate(step, now)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Train metrics go to the live line, all others above it."""
+    """Shows train metrics on the live line and prints all other metrics above it."""
     if split != 'train':
-      items = [f'{name} {in_short(value)}' for name, value in metrics.items()]
+      items = [f'{name} {format_value(value)}' for name, value in metrics.items()]
       self.print(wrap(f'step {step} {split}: ', items, self.width))
       return
     rate = metrics.get(f'{self.unit}_per_second')
-    self._about = f'loss {metrics.get("loss", math.nan):.4f}'
+    self._metrics_text = f'loss {metrics.get("loss", math.nan):.4f}'
     if rate is not None:
-      self._about += f'  {rate:,.0f} {self.unit}/s'
+      self._metrics_text += f'  {rate:,.0f} {self.unit}/s'
     now = time.monotonic()
     if self._live is None and (now - self._printed >= self.every or step == self.num_steps):
       self._printed = now
-      left = f'  {self._left} left' if step < self.num_steps and self._left else ''
-      self.print(f'step {step}/{self.num_steps}  {self._about}{left}')
+      remaining = f'  {self._remaining} left' if step < self.num_steps and self._remaining else ''
+      self.print(f'step {step}/{self.num_steps}  {self._metrics_text}{remaining}')
 
   def _line(self) -> Table:
-    """Returns the live line: step, bar, loss and speed, current wait or time left."""
+    """Returns the live line: step, progress bar, loss and speed, current activity or remaining time."""
     head = f'step {self._step}/{self.num_steps}'
     waiting = self._waiting()
-    items = [self._about]
+    items = [self._metrics_text]
     if waiting is not None and waiting[1] >= 1.0:
       items.append(f'{waiting[0]} ({clock(waiting[1])})')
-    elif self._left:
-      items.append(f'{self._left} left')
+    elif self._remaining:
+      items.append(f'{self._remaining} left')
     if self._stopping():
-      items.append('interrupted: stops when saved')
+      items.append('interrupted: saving and stopping')
     tail = '  '.join(filter(None, items))
-    # Room for the ^C that the terminal echoes: the line must not wrap.
+    # Space for the ^C that the terminal echoes: the line must not wrap.
     room = self._console.width - len(head) - len(tail) - 2 - len('^C^C')
     bar = ProgressBar(self.num_steps, self._step, width=min(room, 20)) if room >= 5 else ''
     line = Table.grid(padding=(0, 1))
     line.add_row(Text(head), bar, Text(tail, no_wrap=True, overflow='ellipsis'))
     return line
 
-  def _time_left(self, step: int, now: float) -> str:
+  def _estimate(self, step: int, now: float) -> str:
     first, since = self._first
     if step <= first or step >= self.num_steps:
       return ''
     return clock((now - since) / (step - first) * (self.num_steps - step))
 
   def print(self, text: str) -> None:
-    """Text above the live line."""
+    """Prints a text above the live line."""
     print(text, file=self._file or sys.stderr, flush=True)
 
   def close(self) -> None:
-    """Ends the live line."""
+    """Removes the live line."""
     if self._live is not None:
       self._live.stop()
       self._live = None
 
 
-def in_short(value: Any) -> str:
+def format_value(value: Any) -> str:
   """Formats a metric with four digits, large numbers with thousands separators."""
   if value is None or isinstance(value, str):
     return str(value)

@@ -37,26 +37,27 @@ def test_all_errors_are_told_at_once_sorted_by_file_and_line(errors):
   [
     ("Experiment.extra = @Modle", "no part named 'Modle'; did you mean 'Model'?"),
     ("mlp.hidden_dim = 3", "no part named 'mlp'; did you mean 'MLP'?"),
-    ("Trainer:\n  num_steps = 3", 'nothing uses Trainer.num_steps: Trainer is not on the path from Experiment'),
+    ("Trainer:\n  num_steps = 3", 'nothing uses Trainer.num_steps: Trainer is not reachable from Experiment'),
     ("Dense.precision = 'low'",
-     'nothing uses Dense.precision: Dense is not on the path from Experiment; Attention.kernel has a '
-     'default object of it: bind Attention.kernel = @Dense()'),
-    ("a = %b\nb = [1, %a]\nExperiment.extra = %a", 'macro %a holds itself: a -> b -> a'),
+     'nothing uses Dense.precision: Dense is not reachable from Experiment; the default of '
+     'Attention.kernel is already built: bind Attention.kernel = @Dense()'),
+    ("a = %b\nb = [1, %a]\nExperiment.extra = %a", 'macro %a refers to itself: a -> b -> a'),
     ("Model.d_modle = 3", "Model has no parameter 'd_modle'; did you mean 'd_model'?"),
     ("Experiment.zzz = 3",
      "Experiment has no parameter 'zzz'; it has model, trainer, types, name, extra"),
     ("Attention.d_model = 8",
-     'Attention.d_model is given by the part that builds it: remove this binding'),
-    ("Attention.rngs = None", 'Attention.rngs is given by the part that builds it: remove this binding'),
-    ("Block.mixer = @Attention()", 'Block.mixer takes the part itself: write @Attention, not @Attention()'),
-    ("Block.pattern = @Causal", 'Block.pattern takes an object: write @Causal(), not @Causal'),
+     'Attention.d_model is set by the part that contains Attention: remove this binding'),
+    ("Attention.rngs = None",
+     'Attention.rngs is set by the part that contains Attention: remove this binding'),
+    ("Block.mixer = @Attention()", 'Block.mixer must be a part, not an object: write @Attention, not @Attention()'),
+    ("Block.pattern = @Causal", 'Block.pattern must be an object: write @Causal(), not @Causal'),
     ("Block.pattern = @Dense()", 'Block.pattern must be a Pattern (@Name()), but @Dense() is a Dense'),
     ("Block.mixer = @MLP", 'Block.mixer must be a part that builds a Mixer (@Name), but @MLP builds an MLP: MLP has no mix'),
     ("Block.cross = @MLP",
      'Block.cross must be a part that builds a Mixer (@Name), but @MLP builds an MLP'),
     ("Block.feed_forward = @relu",
      'Block.feed_forward must be a part that builds an MLP (@Name), but @relu builds a number'),
-    ("MLP.activation = @relu()", 'MLP.activation takes the part itself: write @relu, not @relu()'),
+    ("MLP.activation = @relu()", 'MLP.activation must be a part, not an object: write @relu, not @relu()'),
     ("MLP.init = @Normal",
      'MLP.init must be a part or function (@Name): write @Normal(), not @Normal'),
     ("Block.cross = 3", 'Block.cross must be a part that builds a Mixer (@Name) or None, got 3'),
@@ -64,23 +65,23 @@ def test_all_errors_are_told_at_once_sorted_by_file_and_line(errors):
      'MLP.activation must be a function (@Name), but @MLP builds an MLP'),
     ("MLP.activation = @scaled", 'MLP.activation must be a function (@Name): write @scaled()'),
     ("MLP.activation = @zero",
-     'MLP.activation must be a function (@Name), but @zero does not take 1 by position'),
+     'MLP.activation must be a function (@Name), but @zero does not accept 1 positional argument(s)'),
     ("MLP.activation = @add()",
-     'MLP.activation must be a function (@Name), but @add() does not take 1 by position'),
+     'MLP.activation must be a function (@Name), but @add() does not accept 1 positional argument(s)'),
     ("Stack.blocks = [@Block, @Causal]",
      'Stack.blocks must be a part that builds a Block (@Name), but @Causal builds a Causal'),
     ("Stack.blocks = @Block", 'Stack.blocks must be a list of parts that build a Block (@Name), got @Block'),
-    ("Experiment.extra = @Block()", 'Block is built by the part that holds it: write @Block, not @Block()'),
+    ("Experiment.extra = @Block()", 'Block must be built by the part that contains it: write @Block, not @Block()'),
     ("Experiment.extra = @Window()",
-     'Window needs size: write Window.size = ... (Window is Experiment.extra)'),
+     'Window needs a value for size: write Window.size = ... (Window is Experiment.extra)'),
     ("Block.cross = @Block\n", 'Block.cross must be a part that builds a Mixer (@Name), but @Block builds a Block'),
-    ("Experiment.extra = @Experiment()", 'Experiment holds itself: Experiment -> Experiment'),
+    ("Experiment.extra = @Experiment()", 'Experiment contains itself: Experiment -> Experiment'),
     ("num_layers = 3", 'nothing uses macro %num_layers; did you mean Stack.num_layers?'),
-    ("MLP = 3", 'nothing uses macro %MLP; to bind a parameter write MLP.param = value'),
+    ("MLP = 3", 'nothing uses macro %MLP; to bind a parameter, write MLP.param = value'),
     ("encodr/MLP.hidden_dim = 3\nModel.encoder = @encoder/Stack",
-     "nothing uses encodr/MLP.hidden_dim: no MLP stands in scope 'encodr'; did you mean 'encoder'?"),
+     "nothing uses encodr/MLP.hidden_dim: no MLP is used in scope 'encodr'; did you mean 'encoder'?"),
     ("import no_such_module", "no module named 'no_such_module'"),
-    ("include 'nowhere.gin'", "no file 'nowhere.gin' to include"),
+    ("include 'nowhere.gin'", "cannot include 'nowhere.gin': it is neither in the folder of this file nor in the working directory"),
   ],
 )  # fmt: skip
 def test_each_mistake_is_told_with_its_line(errors, added, message):
@@ -102,12 +103,12 @@ def test_missing_parameters_are_told_with_the_place_that_references_the_part(err
     Model.decoder = @decoder/Stack
     """
   ) == [
-    'x.gin:3: Trainer needs num_steps: write Trainer.num_steps = ... (Trainer is Experiment.trainer)',
-    'x.gin:4: Attention needs num_heads: write Attention.num_heads = ... '
+    'x.gin:3: Trainer needs a value for num_steps: write Trainer.num_steps = ... (Trainer is Experiment.trainer)',
+    'x.gin:4: Attention needs a value for num_heads: write Attention.num_heads = ... '
     '(Attention is the default of Block.mixer); it is bound only for decoder/Attention',
-    'x.gin:4: Stack needs num_layers: write Stack.num_layers = ... '
+    'x.gin:4: Stack needs a value for num_layers: write Stack.num_layers = ... '
     '(Stack is the default of Model.encoder)',
-    'x.gin:8: decoder/Stack needs num_layers: write Stack.num_layers = ... '
+    'x.gin:8: decoder/Stack needs a value for num_layers: write Stack.num_layers = ... '
     '(Stack is Model.decoder)',
   ]
 
@@ -121,23 +122,23 @@ def test_missing_parameters_are_told_with_the_place_that_references_the_part(err
     ('f', "'1'", "must be a number, got '1'"),
     ('f', 'False', 'must be a number, got False'),
     ('b', '1', 'must be True or False, got 1'),
-    ('s', '1', 'must be a text in quotes, got 1'),
+    ('s', '1', 'must be a string in quotes, got 1'),
     ('maybe', "'x'", "must be an integer or None, got 'x'"),
     ('remat', "'ful'", "must be 'full' or 'dots' or None, got 'ful'"),
     ('ints', '[1, 2]', 'must be a tuple of integers, got [1, 2]'),
     ('ints', '(1)', 'must be a tuple of integers, got 1'),
     ('ints', "(1, 'x')", "must be an integer, got 'x'"),
     ('pair', '(1, 2, 3)', 'must be a tuple (an integer, a number), got (1, 2, 3)'),
-    ('names', "'abc'", "must be a list of texts in quotes, got 'abc'"),
+    ('names', "'abc'", "must be a list of strings in quotes, got 'abc'"),
     ('listed', '(1, 2)', 'must be a list of numbers, got (1, 2)'),
     ('table', "{'a': 'b'}", "must be an integer, got 'b'"),
-    ('table', '{1: 1}', 'must be a text in quotes, got 1'),
+    ('table', '{1: 1}', 'must be a string in quotes, got 1'),
     ('pattern', '3', 'must be a Pattern (@Name()), got 3'),
     ('pattern', "'Causal'", "must be a Pattern (@Name()), got 'Causal'"),
-    ('patterns', '[@Causal]', 'takes an object: write @Causal(), not @Causal'),
+    ('patterns', '[@Causal]', 'must be an object: write @Causal(), not @Causal'),
     ('mixer', "'Attention'", "must be a part that builds a Mixer (@Name) or None, got 'Attention'"),
-    ('mixer', '@Attention()', 'takes the part itself: write @Attention, not @Attention()'),
-    ('init', '@Causal()', 'takes a part or function: write @Causal, not @Causal()'),
+    ('mixer', '@Attention()', 'must be a part, not an object: write @Attention, not @Attention()'),
+    ('init', '@Causal()', 'must be a part or function: write @Causal, not @Causal()'),
     ('i', '@Causal()', 'must be an integer, but @Causal() is a Causal'),
   ],
 )  # fmt: skip
@@ -202,12 +203,15 @@ def test_values_in_their_range_are_taken(read):
 def test_a_parameter_bound_twice_in_one_file_is_refused(errors, first):
   line = 3 + first.count('\n')
   (found,) = errors(TYPES + first + '\nTypes.i = 2\n')
-  assert found == f'x.gin:{line}: Types.i is bound twice: line {line - 1} binds it too'
+  assert (
+    found
+    == f'x.gin:{line}: Types.i is bound twice: remove this binding or the one in line {line - 1}'
+  )
 
 
 def test_a_macro_bound_twice_in_one_file_is_refused(errors):
   assert errors(TYPES + 'a = 1\nTypes.i = %a\na = 2\n') == [
-    'x.gin:4: a is bound twice: line 2 binds it too'
+    'x.gin:4: a is bound twice: remove this binding or the one in line 2'
   ]
 
 
@@ -292,13 +296,13 @@ def test_undefined_macros_are_told_with_the_one_that_was_meant(errors):
 )  # fmt: skip
 def test_what_cannot_be_parsed_is_told_with_its_line(errors, text, line):
   (found,) = [e for e in errors(TYPES, files=('x.gin', 'bad.gin'), bad=text) if 'bad.gin' in e]
-  assert found.startswith(f'bad.gin:{line}: cannot be read: '), found
+  assert found.startswith(f'bad.gin:{line}: syntax error: '), found
 
 
 def test_a_syntax_error_hides_no_error_of_other_files(errors):
   found = errors("include 'bad.gin'\nExperiment.nam = %x\n", bad='Types.i = (')
   assert found == [
-    "bad.gin:1: cannot be read: '(' is never closed",
+    "bad.gin:1: syntax error: '(' is never closed",
     "x.gin:2: Experiment has no parameter 'nam'; did you mean 'name'?",
   ]
 
@@ -306,7 +310,7 @@ def test_a_syntax_error_hides_no_error_of_other_files(errors):
 def test_a_word_that_lacks_its_sign_is_told(errors):
   for text in ('Types.s = relu', "Types.table = {'a': relu}"):
     assert errors(TYPES, files=('x.gin', 'bad.gin'), bad=text) == [
-      "bad.gin:1: cannot be read: relu is no value: @relu is a part, %relu a macro, 'relu' a text"
+      "bad.gin:1: syntax error: relu is not a value: write @relu (part), %relu (macro) or 'relu' (string)"
     ]
 
 
@@ -318,11 +322,11 @@ def test_include_loops_are_refused(errors):
 
 def test_a_missing_config_and_one_that_is_no_text_are_refused(errors, tmp_path):
   assert errors('', files=('nowhere.gin',)) == [
-    'nowhere.gin: cannot read the config: No such file or directory'
+    'nowhere.gin: cannot read the config file: No such file or directory'
   ]
   (tmp_path / 'binary.gin').write_bytes(b'\xff\xfe\x00')
   assert errors('', files=('binary.gin',)) == [
-    "binary.gin:1: 'binary.gin' is not a text file in UTF-8"
+    "binary.gin:1: 'binary.gin' is not a UTF-8 text file"
   ]
 
 
@@ -335,13 +339,13 @@ def test_what_a_part_refuses_is_told_with_the_place_that_asked_for_it(read):
 @pytest.mark.parametrize(
   ('override', 'message'),
   [
-    ('Types.i', "'--gin.Types.i' needs a value: --gin.NAME=VALUE"),
-    ('Types.i=', "'--gin.Types.i' needs a value: --gin.NAME=VALUE"),
-    ('Ty pes.i=1', "'Ty pes.i' is no name: write --gin.Name.param=VALUE"),
-    ('Types.ints=(1,', "--gin.Types.ints=(1, cannot be read: '(' is never closed"),
+    ('Types.i', "'--gin.Types.i' has no value: write --gin.NAME=VALUE"),
+    ('Types.i=', "'--gin.Types.i' has no value: write --gin.NAME=VALUE"),
+    ('Ty pes.i=1', "'Ty pes.i' is not a valid name: write --gin.Name.param=VALUE"),
+    ('Types.ints=(1,', "syntax error in --gin.Types.ints=(1,: '(' is never closed"),
     ('Types.i=ten', "Types.i must be an integer, got 'ten'"),
     ('wdth=3', 'nothing uses macro %wdth; did you mean %width?'),
-    ('encoder/Types.i=1', "nothing uses encoder/Types.i: no Types stands in scope 'encoder'"),
+    ('encoder/Types.i=1', "nothing uses encoder/Types.i: no Types is used in scope 'encoder'"),
   ],
 )  # fmt: skip
 def test_bad_overrides_are_told(errors, override, message):

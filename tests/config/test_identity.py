@@ -63,7 +63,8 @@ def test_a_part_that_replaces_another_may_leave_its_bindings_unused(read, tmp_pa
   config = load([outer], [], ['fake_parts'])
   assert config.build() and {one.target for one in config.replaced} == {'MLP.hidden_dim'}
   assert re.fullmatch(
-    r'not used, as their parts were replaced: MLP\.hidden_dim \(.*x\.gin:\d+\)', config.notes()[0]
+    r'not used, because their parts were replaced: MLP\.hidden_dim \(.*x\.gin:\d+\)',
+    config.notes()[0],
   )
 
 

@@ -214,8 +214,7 @@ def test_a_name_that_two_modules_export_is_written_with_its_module(
   monkeypatch.setattr(sys, 'path', list(sys.path))
   text = 'import my_parts_b as mine\nExperiment.extra = @{}()'
   assert errors(text.format('Causal')) == [
-    "x.gin:2: 'Causal' is in several modules: write fake_parts.Causal or mine.Causal "
-    'or my_parts_b.Causal'
+    "x.gin:2: 'Causal' is ambiguous: write fake_parts.Causal or mine.Causal or my_parts_b.Causal"
   ]
   assert read(text.format('mine.Causal')).build().extra.__module__ == 'my_parts_b'
   assert read(text.format('fake_parts.Causal')).build().extra.__module__ == 'fake_parts'
@@ -272,6 +271,6 @@ class Root:
   with pytest.raises(Exception) as caught:
     load(file, root='Root')
   whole, act = str(caught.value).splitlines()[:2]
-  assert whole == f'{file}:2: Root.whole takes the part itself: write @Whole, not @Whole()'
+  assert whole == f'{file}:2: Root.whole must be a part, not an object: write @Whole, not @Whole()'
   assert act.startswith(f'{file}:3: Layer.act must be a function')
   assert act.endswith(', but @Layer builds a Layer')

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from t2x.config import everything_trusted, load, trust
+from t2x.config import load, trust, trust_everything
 from t2x.config.trust import is_library, trusted_file
 from t2x.errors import UserError
 
@@ -71,8 +71,8 @@ def remembered():
 def test_a_module_beside_a_gin_file_does_not_run_unless_its_folder_is_trusted(theirs):
   file = theirs('my_parts_t1')
   assert refused(file) == (
-    f"{file}:1: imports 'my_parts_t1' from {file.parent}/my_parts_t1.py, whose code would run; "
-    'read it, then pass --trust to allow it'
+    f"{file}:1: imports 'my_parts_t1' from {file.parent}/my_parts_t1.py, which would run its code; "
+    'review the code, then pass --trust to allow it'
   )
   assert str(file.parent) not in sys.path
   assert remembered() == []
@@ -85,7 +85,7 @@ def test_a_package_beside_a_gin_file_does_not_run(theirs):
   file = theirs('my_parts_t2')
   (file.parent / 'my_parts_t2').mkdir()
   (file.parent / 'my_parts_t2.py').rename(file.parent / 'my_parts_t2' / '__init__.py')
-  assert 'my_parts_t2/__init__.py, whose code would run' in refused(file)
+  assert 'my_parts_t2/__init__.py, which would run its code' in refused(file)
 
 
 def test_a_module_in_a_folder_that_a_comment_names_does_not_run(theirs, tmp_path):
@@ -102,7 +102,7 @@ def test_a_module_in_a_folder_that_a_comment_names_does_not_run(theirs, tmp_path
 
 def test_everything_trusted_is_remembered_and_ends(theirs):
   file = theirs('my_parts_t4')
-  with everything_trusted():
+  with trust_everything():
     assert os.environ['T2X_TRUST'] == '*'
     assert read(file) == 3
   assert 'T2X_TRUST' not in os.environ
@@ -115,7 +115,7 @@ def test_any_answer_but_yes_is_no_and_nothing_else_is_asked(typed, theirs, termi
   file = theirs('my_parts_t5', 'my_parts_t6')
   assert 'my_parts_t5' in refused(file)
   assert screen.getvalue() == (
-    f"{file}:1: imports 'my_parts_t5' from {file.parent}/my_parts_t5.py, whose code would run\n"
+    f"{file}:1: imports 'my_parts_t5' from {file.parent}/my_parts_t5.py, which would run its code\n"
     f"Trust '{file.parent}' from now on? [y/N] "
   )
   assert remembered() == []
@@ -163,7 +163,7 @@ def test_a_folder_cannot_rewrite_the_question(tmp_path, theirs, terminal):
     read(folder / 'x.gin')
   assert '/x\\x1b[2K\\nsafe/my_parts_t12.py' in str(caught.value)
   told, question = screen.getvalue().splitlines()[-2:]
-  assert told.endswith('/x\\x1b[2K\\nsafe/my_parts_t12.py, whose code would run')
+  assert told.endswith('/x\\x1b[2K\\nsafe/my_parts_t12.py, which would run its code')
   assert question == f"Trust '{tmp_path}/x\\x1b[2K\\nsafe' from now on? [y/N] "
 
 
@@ -181,8 +181,8 @@ def test_functions_of_libraries_are_no_parts_of_a_strange_config(module, theirs,
   file.write_text(f'import {module}\nExperiment.extra = 1\n')
   terminal('n\n')
   assert refused(file) == (
-    f"{file}:1: imports '{module}', a library: the config can call any of its functions; "
-    'read it, then pass --trust to allow it'
+    f"{file}:1: imports the library '{module}', whose functions the config could call; "
+    'review the code, then pass --trust to allow it'
   )
   trust(file.parent)
   assert read(file) == 1

@@ -112,7 +112,7 @@ def test_the_parts_of_processes_make_the_global_batch(count):
 
 
 def test_a_batch_that_does_not_divide_is_told():
-  with pytest.raises(UserError, match='8 rows cannot be cut into 3'):
+  with pytest.raises(UserError, match='8 rows cannot be split evenly among 3'):
     masked(process_count=3)
 
 

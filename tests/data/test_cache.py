@@ -262,7 +262,7 @@ def test_rows_written_before_the_files_were_mapped_are_no_rows(tmp_path):
   info = {'fingerprint': 'f', 'rows': 1, 'columns': [['tokens', 2, '<u2'], ['segments', 2, '<u2']]}
   (tmp_path / 'info.json').write_text(json.dumps(info))
   (tmp_path / 'rows.array_record').write_bytes(b'records')
-  with pytest.raises(UserError, match=r'holds no prepared rows .*: remove it'):
+  with pytest.raises(UserError, match=r'contains no prepared rows .*: remove it'):
     Rows(tmp_path)
 
 

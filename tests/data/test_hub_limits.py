@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from t2x.data import load_hub_tokenizer, load_tokenizer
-from t2x.data.tokenizers.hub_limits import _messages, check_limits, sentencepiece_model
+from t2x.data.tokenizers.hub_limits import _parse_message, check_limits, sentencepiece_model
 from t2x.errors import UserError
 
 
@@ -81,7 +81,7 @@ def test_the_normalizers_of_known_models_are_within_the_limits(folder):
 
 def charsmap_of(rule):
   model = hub_folders._unigram(hub_folders.lines(), normalization_rule_name=rule)
-  return dict(_messages(dict(_messages(model))[3]))[2]
+  return dict(_parse_message(dict(_parse_message(model))[3]))[2]
 
 
 def test_an_id_beyond_all_vocabularies_is_refused(folder):
@@ -96,7 +96,9 @@ def test_an_id_beyond_all_vocabularies_is_refused(folder):
 def test_a_special_id_that_the_vocabulary_lacks_is_refused(folder):
   path = folder(tokenizer())
   (path / 'config.json').write_text(json.dumps({'pad_token_id': 10**9}))
-  with pytest.raises(UserError, match='pad_id = 1000000000, and the tokenizer has the ids 0 to 2'):
+  with pytest.raises(
+    UserError, match='pad_id = 1000000000 is not in the vocabulary, which has the ids 0 to 2'
+  ):
     load_hub_tokenizer(path)
 
 
@@ -114,7 +116,7 @@ def lengthy(number, contents):
 def test_a_sentencepiece_model_that_multiplies_texts_is_refused(tmp_path):
   charsmap, path = bytes(4) + b'a\0' + b'b' * 2000 + b'\0', tmp_path / 'x.model'
   path.write_bytes(lengthy(3, lengthy(2, charsmap)))
-  with pytest.raises(UserError, match='its normalization makes 2,000 letters of one'):
+  with pytest.raises(UserError, match='its normalisation replaces one character by 2,000'):
     sentencepiece_model(path)
   path.write_bytes(lengthy(3, lengthy(2, charsmap[:500])))
   assert sentencepiece_model(path) == path.read_bytes()
@@ -132,11 +134,11 @@ def test_a_damaged_sentencepiece_model_is_refused(damage, tmp_path):
 
 SAID = [
   ('tokenizer.json', '[]', 'not a JSON object'),
-  ('tokenizer.json', '{', 'is not JSON'),
+  ('tokenizer.json', '{', 'is not valid JSON'),
   ('tokenizer.json', '{}', 'cannot be read as a tokenizer'),
   ('tokenizer.json', '[' * 100_000, 'too many nested brackets'),
-  ('tokenizer.json', b'\xff', 'is not text in UTF-8'),
-  ('tokenizer_config.json', '3', 'holds 3, not a JSON object'),
+  ('tokenizer.json', b'\xff', 'is not a UTF-8 text file'),
+  ('tokenizer_config.json', '3', 'contains 3, not a JSON object'),
   ('tokenizer_config.json', '{"eos_token": 3}', 'eos_token = 3 is not supported'),
   ('tokenizer_config.json', '{"eos_token": {"content": []}}', "eos_token = {'content': []}"),
   ('tokenizer_config.json', '{"do_lower_case": "no"}', "do_lower_case = 'no'"),
@@ -144,7 +146,7 @@ SAID = [
   ('special_tokens_map.json', '{"pad_token": ["a"]}', "pad_token = ['a']"),
   ('config.json', '{"eos_token_id": "a"}', "eos_token_id = 'a'"),
   ('generation_config.json', '{"bos_token_id": [1.5]}', 'bos_token_id = [1.5]'),
-  ('generation_config.json', '"a"', "holds 'a', not a JSON object"),
+  ('generation_config.json', '"a"', "contains 'a', not a JSON object"),
 ]
 
 

@@ -207,31 +207,31 @@ def test_the_config_knows_ids_without_text(folders):
   assert (config.ids.bos_id, config.ids.eos_id, config.ids.start_id) == (0, 2, 2)
   tokenizer = config.fit(lambda: pytest.fail('texts are not read'))
   assert tokenizer.encode('Hello') == load_hub_tokenizer(folders['bart']).encode('Hello')
-  with pytest.raises(UserError, match=r'vocab_size = 7: the tokenizer of .*bart has 500 ids'):
+  with pytest.raises(UserError, match=r'vocab_size = 7, but the tokenizer of .*bart has 500 ids'):
     HubTokenizer(folder=str(folders['bart']), vocab_size=7).fit(list)
 
 
 def test_what_cannot_be_read_is_told(folders, tmp_path, monkeypatch):
   with pytest.raises(
-    UserError, match=r'no tokenizer: looked for tokenizer\.json, source\.spm with'
+    UserError, match=r'no tokenizer: it must have one of tokenizer\.json, source\.spm with'
   ):
     load_hub_tokenizer(tmp_path)
   (tmp_path / 'tokenizer.json').write_text('{"model": 3}')
   with pytest.raises(UserError, match=r'tokenizer\.json cannot be read'):
     load_hub_tokenizer(tmp_path)
   load_hub_tokenizer(folders['t5']).save(tmp_path / 'saved')
-  with pytest.raises(UserError, match='a tokenizer of t2x, not of a model folder'):
+  with pytest.raises(UserError, match="a tokenizer in t2x's own format, not a model folder"):
     load_hub_tokenizer(tmp_path / 'saved')
   xlm = shutil.copytree(folders['gpt1'], tmp_path / 'xlm')
   (xlm / 'config.json').write_text('{"model_type": "xlm"}')
-  with pytest.raises(UserError, match="xlm needs Moses' rules"):
+  with pytest.raises(UserError, match="xlm splits text by Moses' rules"):
     load_hub_tokenizer(xlm)
   plain = shutil.copytree(folders['gpt2'], tmp_path / 'plain')
   vocab = json.loads((plain / 'vocab.json').read_text())
   del vocab['<|endoftext|>']
   (plain / 'vocab.json').write_text(json.dumps(vocab))
   (plain / 'config.json').unlink()
-  with pytest.raises(UserError, match='no file says which token is special'):
+  with pytest.raises(UserError, match='no file defines a special token'):
     load_hub_tokenizer(plain)
   monkeypatch.setitem(sys.modules, 'tokenizers', None)
   with pytest.raises(UserError, match=r"pip install 't2x\[hub\]'"):

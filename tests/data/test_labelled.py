@@ -134,14 +134,18 @@ WORDS = LabelledWords(length=9, labels=('x', 'y'))
 @pytest.mark.parametrize(
   ('plan', 'example', 'told'),
   [
-    (TEXTS, {'text': 'a', 'label': 'z'}, "example 0 has the label 'z', and the labels are x, y"),
+    (
+      TEXTS,
+      {'text': 'a', 'label': 'z'},
+      "example 0 has the label 'z', but the labels of the task are x, y: ",
+    ),
     (TEXTS, {'text': 'a'}, "the label 'None'"),
     (TEXTS, {'body': 'a', 'label': 'x'}, "no text 'text': its fields are ['body', 'label']"),
     (WORDS, {'words': 'a b', 'labels': ['x']}, "no lists 'words' and 'labels'"),
     (WORDS, {'words': ['a', 'b'], 'labels': ['x']}, '2 words and 1 labels'),
-    (WORDS, {'words': ['a', ' '], 'labels': ['x', 'x']}, 'a word without a character'),
+    (WORDS, {'words': ['a', ' '], 'labels': ['x', 'x']}, 'has a blank word'),
     (LabelledTexts(length=1, labels=('x',)), {'text': 'a', 'label': 'x'}, 'no room for text'),
-    (LabelledTexts(length=9, labels=('x', 'x')), {'text': 'a', 'label': 'x'}, "'x' more than once"),
+    (LabelledTexts(length=9, labels=('x', 'x')), {'text': 'a', 'label': 'x'}, "'x' is repeated"),
   ],
 )
 def test_examples_that_do_not_fit_the_task_are_told(plan, example, told):

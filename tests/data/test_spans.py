@@ -71,8 +71,8 @@ def test_a_question_without_an_answer_points_at_the_class_token():
 @pytest.mark.parametrize(
   ('changed', 'told'),
   [
-    ({'starts': [1]}, "the answer 'ab' does not stand in its context"),
-    ({'starts': []}, 'says (nothing)'),
+    ({'starts': [1]}, "the answer 'ab' is not in its context"),
+    ({'starts': []}, "in 'starts' (empty)"),
     ({'answers': 'ab'}, "no lists 'answers' and 'starts'"),
     ({'context': None}, "no text 'context'"),
   ],
@@ -85,5 +85,5 @@ def test_examples_that_are_wrong_are_told(changed, told):
 
 
 def test_a_row_without_room_for_the_context_is_told():
-  with pytest.raises(UserError, match='set length to more or question_length to less'):
+  with pytest.raises(UserError, match='increase length or reduce question_length'):
     rows_of([example('abcd', 0, 2)], length=7)

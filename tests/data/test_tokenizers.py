@@ -159,21 +159,21 @@ def test_training_is_deterministic_and_cached(config, library, tmp_path):
 
 @pytest.mark.parametrize('model_type', ['bpe', 'unigram'])
 def test_a_vocabulary_too_large_is_told_with_the_limit(model_type):
-  with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* at most \d+'):
+  with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* set it to at most \d+'):
     SentencePiece(9999, model_type).train(['hello world\n' * 20])
 
 
 def test_a_vocabulary_too_small_is_told_with_the_limit():
-  with pytest.raises(UserError, match=r'vocab_size = 100: too small .* at least 2\d\d'):
+  with pytest.raises(UserError, match=r'vocab_size = 100: too small .* set it to at least 2\d\d'):
     SentencePiece(100).train(['hello world\n' * 20])
 
 
 @pytest.mark.parametrize('config', [BPE, WordPiece])
 def test_a_size_that_the_text_does_not_fill_is_told_with_the_limit(config):
   text = ['hello world\n' * 20]
-  with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* at most \d+'):
+  with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* set it to at most \d+'):
     config(9999).train(text)
-  with pytest.raises(UserError, match=r'vocab_size = 10: too small: at least \d+'):
+  with pytest.raises(UserError, match=r'vocab_size = 10: too small: set it to at least \d+'):
     config(10).train(text)
 
 

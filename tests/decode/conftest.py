@@ -1,4 +1,4 @@
-"""Makes `history_model` importable, and compiles quickly: these programs are tiny."""
+"""Makes `history_model` importable, and disables XLA optimisations for the tiny programs here."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture(autouse=True, scope='module')
 def quick_compilation():
-  """Leaves out XLA's optimisations, in this folder alone."""
+  """Disables most XLA optimisations in this folder."""
   before = jax.config.read('jax_disable_most_optimizations')
   jax.config.update('jax_disable_most_optimizations', True)
   yield

@@ -1,5 +1,5 @@
-"""A model small enough to search by hand: its logits are drawn from a table by a hash of the whole
-history, so that a cache that forgets, mixes rows or reads padding gives other logits."""
+"""A model small enough for exhaustive search: a hash of the complete history selects its logits from a
+table, so that a cache that drops tokens, mixes rows or reads padding changes the logits."""
 
 import dataclasses
 
@@ -54,7 +54,7 @@ class HistoryModel:
     )
 
   def init_cache(self, batch, num_slots, offset=None):
-    """`offset` [batch] stands for an encoder-decoder's source: it is added to every hash."""
+    """`offset` [batch] replaces an encoder-decoder's source: it is added to every hash."""
     zeros = jnp.zeros((batch, num_slots), jnp.int32)
     return History(zeros, zeros, jnp.zeros(batch, jnp.int32) if offset is None else offset)
 
@@ -88,14 +88,14 @@ def history_model(vocab=5, seed=0, scale=2.0, **kwargs):
 
 
 def log_probs_after(model, history, offset=0):
-  """The log-probabilities of the next token, in NumPy."""
+  """Returns the log-probabilities of the next token, in NumPy."""
   hashed = sum((int(i) + 1) * (slot + 2) ** 2 for slot, i in enumerate(history)) + offset
   logits = np.asarray(model.table, np.float64)[hashed % BUCKETS]
   return logits - np.log(np.exp(logits).sum())
 
 
 def greedy_by_hand(model, prompt, limit, eos_id):
-  """Argmax until the end, without cache or batch."""
+  """Greedy decoding without cache or batch."""
   history, out, log_probs = list(prompt), [], []
   for _ in range(limit):
     step = log_probs_after(model, history)
@@ -108,7 +108,7 @@ def greedy_by_hand(model, prompt, limit, eos_id):
 
 
 def all_sequences(model, prompt, limit, eos_id, offset=0):
-  """Every sequence that ends with `eos_id` or has `limit` tokens, with its log-probability."""
+  """Returns all sequences that end with `eos_id` or have `limit` tokens, with their log-probabilities."""
 
   def grow(written, total):
     if len(written) == limit or (written and written[-1] == eos_id):

@@ -1,4 +1,4 @@
-"""Beam search against every sequence there is."""
+"""Beam search against exhaustive search."""
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ def divisor(penalty, length):
 
 @pytest.mark.parametrize('penalty', [GNMT(), GNMT(-1.0), AverageLength(1.7)], ids=str)
 def test_a_beam_wide_enough_finds_the_best_sequences(penalty):
-  # 31 sequences of 3 tokens end or have 4 tokens: 40 beams leave nothing out.
+  # 31 sequences end within 3 tokens or have 4 tokens: 40 beams cover all of them.
   model = history_model(vocab=3, seed=7, scale=1.0)
   generated = run(model, PROMPTS, Beam(40, penalty), 4, num_return=5)
   for b, prompt in enumerate(PROMPTS):
@@ -62,7 +62,7 @@ def test_a_beam_wide_enough_finds_the_best_sequences(penalty):
 
 
 class Tireless(Beam):
-  """A beam search that goes on to the limit."""
+  """A beam search that always continues to the limit."""
 
   def _done(self, beams, pool, request):
     return pool.scores[:, 0] > 1
@@ -153,5 +153,5 @@ def test_the_bound_holds_for_every_continuation():
 
 
 def test_a_width_below_one_is_an_error():
-  with pytest.raises(UserError, match=r'Beam.width = 0 is below 1'):
+  with pytest.raises(UserError, match=r'Beam.width = 0 must be at least 1'):
     Beam(width=0)

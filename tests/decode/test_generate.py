@@ -1,4 +1,4 @@
-"""The loop: prompts of any length, one row apart from another, no step too many."""
+"""The generation loop: prompts of any length, independent rows, no superfluous steps."""
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def test_a_model_that_knows_few_positions_is_fed_no_others():
   model = history_model(max_length=11)
   generated = run(model, PROMPTS, max_new_tokens=7)
   assert_same(generated, run(history_model(), PROMPTS))
-  with pytest.raises(UserError, match='need 12 positions, and the model knows 11'):
+  with pytest.raises(UserError, match='require 12 positions, the model has 11'):
     run(model, PROMPTS, max_new_tokens=8)
 
 
@@ -143,13 +143,16 @@ def test_tokens_of_low_precision_logits_have_float32_log_probabilities():
 @pytest.mark.parametrize(
   ('kwargs', 'message'),
   [
-    ({'num_return': 2}, 'Greedy gives one sequence a prompt'),
-    ({'num_return': 0}, 'num_return = 0 is below 1'),
-    ({'strategy': Beam(width=2), 'num_return': 3}, 'Beam.width = 2 keeps fewer'),
-    ({'strategy': Sampling()}, 'needs a key'),
+    ({'num_return': 2}, 'Greedy returns one sequence per prompt'),
+    ({'num_return': 0}, 'num_return = 0 must be at least 1'),
+    (
+      {'strategy': Beam(width=2), 'num_return': 3},
+      'Beam.width = 2 must be at least num_return = 3',
+    ),
+    ({'strategy': Sampling()}, 'requires a key'),
     ({'max_new_tokens': None}, 'max_new_tokens or max_length'),
-    ({'max_new_tokens': 0}, 'max_new_tokens = 0 is below 1'),
-    ({'max_length': 5}, 'leaves no room behind a prompt of 5 tokens'),
+    ({'max_new_tokens': 0}, 'max_new_tokens = 0 must be at least 1'),
+    ({'max_length': 5}, 'max_length = 5 must be greater than the longest prompt, 5 tokens'),
   ],
 )
 def test_what_cannot_be_met_is_an_error(kwargs, message):
@@ -158,7 +161,7 @@ def test_what_cannot_be_met_is_an_error(kwargs, message):
 
 
 def test_an_empty_prompt_is_an_error():
-  with pytest.raises(UserError, match='at least one token'):
+  with pytest.raises(UserError, match='lengths must be from 1 to the width'):
     run(history_model(), [[2], []])
 
 

@@ -1,4 +1,4 @@
-"""What generation_config.json says is what our strategy is, in Python and in gin."""
+"""generation_config.json is converted to the equivalent strategy, in Python and in gin."""
 
 import math
 
@@ -107,29 +107,31 @@ def test_a_setting_of_another_type_or_range_is_refused_with_its_name(field, valu
 
 
 def test_what_a_strategy_refuses_names_the_file():
-  with pytest.raises(UserError, match=r'^the file: Sampling.temperature = 0.0 is not above 0'):
+  with pytest.raises(
+    UserError, match=r'^the file: Sampling.temperature = 0.0 must be greater than 0'
+  ):
     strategy_of({'do_sample': True, 'temperature': 0}, where='the file')
 
 
-@pytest.mark.parametrize(('given', 'strategy'), CASES)
-def test_settings_are_a_strategy(given, strategy):
-  assert strategy_of(given) == (strategy, [])
+@pytest.mark.parametrize(('config', 'strategy'), CASES)
+def test_settings_are_a_strategy(config, strategy):
+  assert strategy_of(config) == (strategy, [])
 
 
 @pytest.mark.parametrize(
-  ('given', 'told'),
+  ('config', 'expected'),
   [
     ({'typical_p': 0.2, 'guidance_scale': 1.0}, 'typical_p = 0.2'),
     ({'num_beams': 2, 'do_sample': True}, 'do_sample = True in a beam search'),
-    ({'bad_words_ids': [[3, 4], [5]]}, 'bad_words_ids = [[3, 4]], of more than one token'),
+    ({'bad_words_ids': [[3, 4], [5]]}, 'bad_words_ids = [[3, 4]], longer than one token'),
     (
       {'forced_eos_token_id': 2, 'eos_token_id': [2, 3]},
       'forced_eos_token_id = [2] instead of eos_token_id = [2, 3]',
     ),
   ],
 )
-def test_what_is_left_out_is_told(given, told):
-  assert strategy_of(given)[1] == [told]
+def test_what_is_left_out_is_told(config, expected):
+  assert strategy_of(config)[1] == [expected]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import sys
 import pytest
 
 NUM_LAYERS = 3
-# Sizes of which every cache and every parameter of a layer is larger than any activation of a step.
+# Sizes for which every cache and layer parameter is larger than any activation of a step.
 SLOTS, WIDTH, HEADS, HIDDEN = 64, 64, 4, 256
 SMALLEST = 4096
 
@@ -85,11 +85,11 @@ def called(line):
 
 
 def large_instructions(text):
-  """(opcode, shape) of each instruction inside the decoding loop whose result is as large as a cache or
-  a parameter; a fusion is what its root is."""
+  """Yields (opcode, shape) of each instruction in the decoding loop whose result is as large as a cache
+  or parameter; a fusion has the opcode of its root."""
   found = computations(text)
   loops = [line for lines in found.values() for line in lines if re.search(r'\bwhile\(', line)]
-  # The decoding loop carries the tokens written so far; scans over layers do not.
+  # Only the decoding loop carries the generated tokens; scans over layers do not.
   (loop,) = [line for line in loops if f's32[2,1,{SLOTS - 8}]' in line]
   waiting, seen = called(loop), set()
   while waiting:

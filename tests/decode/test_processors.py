@@ -1,4 +1,4 @@
-"""What processors promise of whole sequences, whatever the strategy."""
+"""Properties of complete sequences that processors guarantee, for every strategy."""
 
 import jax
 import numpy as np
@@ -26,7 +26,7 @@ STRATEGIES = [Greedy, Beam]
 
 
 def run(strategy, prompts=PROMPTS, model=None, **kwargs):
-  """Prompts and what follows them, up to the end."""
+  """Returns the generated tokens of each prompt, up to the end."""
   ids = np.full((len(prompts), 5), PAD, np.int32)
   for row, prompt in zip(ids, prompts, strict=True):
     row[: len(prompt)] = prompt
@@ -51,9 +51,9 @@ def test_no_ngram_stands_twice(strategy):
 
 
 def test_ngrams_of_a_hidden_prompt_may_come_again():
-  two_alone, bigrams = SuppressTokens([0, 1, 3, 4, 5, 6]), NoRepeatNGram(2)
-  for bound, said in ((bigrams, [0]), (GeneratedOnly(bigrams), [2])):
-    assert run(Greedy(processors=[two_alone, bound]), [[2, 2]], max_new_tokens=1) == [said]
+  only_two, bigrams = SuppressTokens([0, 1, 3, 4, 5, 6]), NoRepeatNGram(2)
+  for bound, token in ((bigrams, [0]), (GeneratedOnly(bigrams), [2])):
+    assert run(Greedy(processors=[only_two, bound]), [[2, 2]], max_new_tokens=1) == [token]
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES)
@@ -89,7 +89,7 @@ def test_suppressed_tokens_are_never_said(strategy):
 
 @pytest.mark.parametrize('processor', [SuppressTokens, ForceFirst])
 def test_tokens_that_the_model_does_not_have_are_refused(processor):
-  with pytest.raises(UserError, match=r'\.tokens holds 99999, but the model has the ids 0 to'):
+  with pytest.raises(UserError, match=r'\.tokens contains 99999, but token ids must be from 0 to'):
     run(Greedy(processors=[processor([2, 99999])]))
 
 
@@ -111,7 +111,7 @@ def test_forcing_an_end_that_there_is_not_is_an_error():
   [
     (lambda: RepetitionPenalty(0.0), 'RepetitionPenalty.penalty = 0.0'),
     (lambda: NoRepeatNGram(0), 'NoRepeatNGram.size = 0'),
-    (lambda: ForceFirst([]), 'ForceFirst.tokens is empty'),
+    (lambda: ForceFirst([]), 'ForceFirst.tokens must not be empty'),
   ],
 )
 def test_settings_without_meaning_are_errors(build, message):

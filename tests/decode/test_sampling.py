@@ -1,4 +1,4 @@
-"""Filters against NumPy, and draws against the distribution they are drawn from."""
+"""Filters against NumPy, and frequencies of samples against their distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ SETTINGS = [
 
 
 def oracle(logits, sampling):
-  """The distribution drawn from, one row, in NumPy float64."""
+  """Returns the sampled distribution of one row, in NumPy float64."""
   probs = np.exp(np.asarray(logits, np.float64) / sampling.temperature)
   order = np.argsort(-probs, kind='stable')
   if sampling.top_k is not None:
@@ -96,7 +96,7 @@ def test_same_key_same_sequences_and_another_key_others():
   once, again, other = (draw(model, Sampling(), key, **settings) for key in (5, 5, 6))
   np.testing.assert_array_equal(once.tokens, again.tokens)
   assert (np.asarray(once.tokens) != np.asarray(other.tokens)).any()
-  # Rows and copies draw independently of each other.
+  # Rows and copies are sampled independently.
   assert len({tuple(t) for t in np.asarray(once.tokens).reshape(12, 6).tolist()}) == 12
 
 

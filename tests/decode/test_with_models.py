@@ -1,4 +1,4 @@
-"""The real models: what they say token by token from their cache is what they say at once."""
+"""Real models: cached decoding token by token is equal to one full forward pass."""
 
 import functools
 
@@ -32,7 +32,7 @@ part = functools.partial
 ATTENTION = part(MultiHeadAttention, num_heads=4, num_kv_heads=2, kernel_init=normal(1.0))
 FEED_FORWARD = part(MLP, hidden_dim=16, kernel_init=normal(1.0))
 EMBEDDING = part(TokenEmbedding, vocab_size=VOCAB, init=normal(1.0))
-# A tied head would repeat the last token for ever.
+# A tied head would repeat the last token indefinitely.
 HEAD = part(LMHead, init=normal(1.0))
 BLOCK = part(Block, mixer=ATTENTION, feed_forward=FEED_FORWARD)
 LOCAL = part(BLOCK, pattern=Window(3))
@@ -76,7 +76,7 @@ def sequences(generated):
 
 
 def log_probs_at_once(forward, prompts, lengths, written):
-  """Log-probabilities [batch, length, vocab] of the whole rows, without a cache."""
+  """Returns log-probabilities [batch, length, vocab] of complete rows, without a cache."""
   ids = np.zeros((len(prompts), LENGTH), np.int32)
   for row, prompt, n, tokens in zip(ids, prompts, lengths, written, strict=True):
     whole = [*prompt[:n], *tokens][:LENGTH]
@@ -88,7 +88,7 @@ def assert_greedy_equals_argmax(forward, prompts, lengths, generated):
   written = [row[0] for row in sequences(generated)]
   log_probs = log_probs_at_once(forward, prompts, lengths, written)
   for b, tokens in enumerate(written):
-    # Teacher forcing: each token must be the most probable one after those before it.
+    # Teacher forcing: each token must be the most probable given the previous tokens.
     after = log_probs[b, lengths[b] - 1 : lengths[b] - 1 + len(tokens)]
     assert after.argmax(-1).tolist() == tokens
     np.testing.assert_allclose(
@@ -179,8 +179,8 @@ def test_cached_decoding_equals_full_forward_whatever_the_pieces():
 
 
 def test_more_tokens_than_learned_positions_is_an_error(translator):
-  with pytest.raises(UserError, match=f'need {LENGTH + 1} positions, and the model knows {LENGTH}'):
+  with pytest.raises(UserError, match=f'require {LENGTH + 1} positions, the model has {LENGTH}'):
     translate(translator, max_new_tokens=LENGTH + 1)
   prompts, lengths = rows([6], 6)
-  with pytest.raises(UserError, match='shorten the prompt or max_new_tokens'):
+  with pytest.raises(UserError, match='shorten the prompt or decrease max_new_tokens'):
     generate(language_model('learned'), prompts, lengths, max_new_tokens=8, eos_id=EOS, pad_id=PAD)

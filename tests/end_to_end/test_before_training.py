@@ -48,7 +48,7 @@ CASES = {
     'causal_lm',
     LEARNED + 'Samples.num_tokens = 64\n',
     "Experiment.evaluations['samples']: ",
-    'need 68 positions, and the model knows 64',
+    'require 68 positions, the model has 64',
   ),
   'a further evaluation without its split': (
     'causal_lm',
@@ -63,7 +63,7 @@ CASES = {
   'images of another shape': (
     'image_classification',
     'ImageClassification.image_shape = (16, 16, 1)\n',
-    "float32[8, 8, 8, 1] as 'image', and ImageClassification expects float32[8, 16, 16, 1]",
+    "'image' is float32[8, 8, 8, 1], but ImageClassification expects float32[8, 16, 16, 1]",
   ),
 }
 

@@ -43,7 +43,7 @@ def test_a_full_disk_while_saving_leaves_the_last_good_checkpoint(done, t2x, met
     check=False,
   )
   assert failed.returncode == 1
-  assert f'the one of step {good[-1]} is still good' in failed.stderr.splitlines()[-1]
+  assert f'the checkpoint of step {good[-1]} is intact' in failed.stderr.splitlines()[-1]
   assert 'Traceback' not in failed.stderr
   assert saved(folder) == good
   assert t2x('train', config, '--out', folder)[0] == 0
@@ -61,5 +61,5 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before(done, t2x, metrics, ca
   code, _, err = t2x('train', config, '--out', folder)
   assert code == 0, err
   assert f'checkpoint of step {last} is corrupt' in caplog.text
-  assert f'using the one of step {before}' in caplog.text
+  assert f'using the checkpoint of step {before}' in caplog.text
   assert metrics(folder) == expected

@@ -74,7 +74,7 @@ def test_a_student_is_distilled_interrupted_resumed_and_evaluated_without_the_fo
   config = experiment('causal_lm', SHORT + STUDENT.format(**CAUSAL, run=moved))
   code, out, err = t2x('check', config)
   assert code == 0, err
-  assert 'a teacher of ' in out and f'initialised from step 4 of {moved} (moving average)' in out
+  assert 'teacher with ' in out and f'initialised from step 4 of {moved} (moving average)' in out
   folder = tmp_path / 'student'
   code, _, err = t2x('train', config, '--out', folder)
   assert code == 0, err
@@ -118,9 +118,9 @@ def test_a_teacher_with_another_tokenizer_or_another_shape_is_refused_before_tra
   config = experiment('causal_lm', SHORT + STUDENT.format(**CAUSAL, run=moved))
   code, _, err = t2x('train', config, '--out', tmp_path / 'student')
   assert code == 2
-  assert f'Experiment.teacher: the tokenizer of {moved} is not that of this run' in err
+  assert f'Experiment.teacher: the tokenizer of {moved} differs from that of this run' in err
   for setting, message in (
-    ('teacher/LanguageModel.d_model=24', 'is (261, 32) in the run and (261, 24) here'),
+    ('teacher/LanguageModel.d_model=24', 'is (261, 32) in the run but (261, 24) in the new model'),
     ("teacher/InitFrom.exclude=['embedding.*']", 'lacks 1 parameters (embedding.table: new (excl'),
   ):
     code, _, err = t2x('check', config, f'--gin.{setting}')
@@ -133,7 +133,7 @@ def test_a_teacher_with_another_tokenizer_or_another_shape_is_refused_before_tra
   [
     ('causal_lm', 'CausalLM.distillation=None', 'CausalLM.distillation is not'),
     ('causal_lm', 'Experiment.teacher=None', 'Experiment.teacher is not'),
-    ('causal_lm', 'teacher/TokenEmbedding.vocab_size=300', 'gives 300 logits for each target'),
+    ('causal_lm', 'teacher/TokenEmbedding.vocab_size=300', 'has 300 logits for each target'),
     (
       'image_classification',
       'teacher/Classifier.num_classes=12',

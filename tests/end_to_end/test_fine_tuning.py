@@ -210,10 +210,14 @@ InitFrom.run = '{first}'
 @pytest.mark.parametrize(
   ('task', 'extra', 'told'),
   [
-    ('texts', 'Classifier.num_classes = 3\n', 'the model has 3 classes, SequenceClassification 2'),
-    ('texts', "SequenceClassification.labels = ['0', 'x']\n", "has the label '1', and the labels"),
+    (
+      'texts',
+      'Classifier.num_classes = 3\n',
+      'the model has 3 classes, but SequenceClassification needs 2',
+    ),
+    ('texts', "SequenceClassification.labels = ['0', 'x']\n", "has the label '1', but the labels"),
     ('words', "JsonLines.train = '/nowhere/*.jsonl'\n", '/nowhere/*.jsonl'),
-    ('words', "WordClassification.labels = ['O', 'B-X', 'X']\n", "'X' stands among BIO tags"),
+    ('words', "WordClassification.labels = ['O', 'B-X', 'X']\n", "'X' is not a BIO tag, but"),
     ('spans', 'SpanPrediction.length = 8\n', 'no room for its context'),
   ],
 )

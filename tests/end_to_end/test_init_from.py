@@ -107,5 +107,5 @@ def test_a_shape_that_differs_is_told_in_one_error(first, experiment, t2x, tmp_p
   config = experiment('image_classification', STILL.format(run=first) + 'd_model = 16\n')
   code, _, err = t2x('train', config, '--out', tmp_path / 'second')
   assert code == 2
-  assert 'head.out.kernel is (32, 10) in the run and (16, 10) here' in err
+  assert 'head.out.kernel is (32, 10) in the run but (16, 10) in the new model' in err
   assert 'Traceback' not in err

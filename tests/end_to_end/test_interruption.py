@@ -69,4 +69,4 @@ def test_sigterm_saves_and_exits_75(experiment, t2x, metrics, tmp_path):
   wait_for_step(process, stopped, 4)
   process.send_signal(signal.SIGTERM)
   assert process.wait(timeout=60) == 75
-  assert b'run the same command again' in process.stderr.read()
+  assert b'run the same command to resume' in process.stderr.read()

@@ -29,13 +29,13 @@ def test_a_part_of_ones_own_is_tested_and_its_broken_contracts_are_named(
   lines = capsys.readouterr().out.splitlines()
   assert [line[16:] for line in lines] == list(CONTRACTS)
   assert main(arguments) == 1
-  assert 'broken          tokens are independent: ' in capsys.readouterr().out
+  assert 'failed          tokens are independent: ' in capsys.readouterr().out
 
 
 def test_a_part_that_cannot_be_built_is_one_line(capsys):
   assert main(['test-part', 'MultiHeadAttention']) == 2
   assert capsys.readouterr().err.startswith(
-    't2x: MultiHeadAttention: MultiHeadAttention needs num_heads'
+    't2x: MultiHeadAttention: MultiHeadAttention needs a value for num_heads'
   )
   assert main(['test-part', 'no_such_module.Part']) == 2
   assert "no module named 'no_such_module'" in capsys.readouterr().err

@@ -60,7 +60,7 @@ def test_a_value_cannot_bring_statements_of_its_own(folder, refused, tmp_path, m
   [
     (
       {'n_layer': 10**9},
-      'n_layer = 1000000000 is not supported, only a whole number from 1 to 1000',
+      'n_layer = 1000000000 is not supported: must be an integer from 1 to 1000',
     ),
     ({'n_layer': 900}, 'tensors are missing'),
     ({'n_embd': 10**12}, 'n_embd = 1000000000000 is not supported'),
@@ -81,8 +81,8 @@ def test_sizes_that_no_tensor_has_are_refused(folder, refused, fields, told):
   ('file', 'contents', 'told'),
   [
     ('config.json', '[]', 'not a JSON object'),
-    ('config.json', '3', 'holds 3, not a JSON object'),
-    ('config.json', '{"model_type": ["gpt2"]}', "model_type ['gpt2'] is not known"),
+    ('config.json', '3', 'contains 3, not a JSON object'),
+    ('config.json', '{"model_type": ["gpt2"]}', "model_type = ['gpt2'] is not supported"),
     (
       'config.json',
       '{"model_type": "gpt2", "architectures": "GPT2Model"}',
@@ -92,7 +92,7 @@ def test_sizes_that_no_tensor_has_are_refused(folder, refused, fields, told):
     ('config.json', '{"model_type": "vit", "id2label": ["a"]}', "id2label = ['a']"),
     ('config.json', '{"model_type": "vit", "num_labels": "3"}', "num_labels = '3'"),
     ('config.json', '[' * 100_000, 'too many nested brackets'),
-    ('config.json', '{"model_type": "gpt2", "n_embd": ' + '9' * 5000 + '}', 'is not JSON'),
+    ('config.json', '{"model_type": "gpt2", "n_embd": ' + '9' * 5000 + '}', 'is not valid JSON'),
     ('model.safetensors.index.json', '[]', 'not a JSON object'),
     ('model.safetensors.index.json', '{"weight_map": []}', 'weight_map = []'),
   ],
@@ -118,7 +118,7 @@ def test_a_config_larger_than_any_is_not_read(folder, refused):
 def test_weights_that_are_no_floats_are_refused(folder, refused):
   tensors = {name: tensor.astype(np.int8) for name, tensor in read_tensors(folder).items()}
   write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)
-  refused('transformer.wte.weight is of type int8, and parameters are floats')
+  refused('transformer.wte.weight is of type int8: it must be floating point')
 
 
 def test_two_spellings_of_one_tensor_are_refused(folder, refused):
@@ -126,7 +126,7 @@ def test_two_spellings_of_one_tensor_are_refused(folder, refused):
   tensors = {name: np.array(tensor) for name, tensor in read_tensors(folder).items()}
   tensors['bert.embeddings.LayerNorm.gamma'] = tensors['bert.embeddings.LayerNorm.weight']
   write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)
-  refused('two tensors that mean bert.embeddings.LayerNorm.weight')
+  refused('two tensors for bert.embeddings.LayerNorm.weight')
 
 
 @pytest.mark.parametrize(

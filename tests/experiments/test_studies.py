@@ -58,7 +58,7 @@ def test_the_readme_names_the_commands(study):
   for name in SWEEPS:
     if name.startswith(f'{study}/'):
       assert f't2x sweep experiments/{name}.gin' in text
-  assert '## What was found' in text
+  assert '## Results' in text
 
 
 def test_the_kept_gradients_are_whole(monkeypatch):

@@ -128,7 +128,7 @@ def odd_settings(part: float = 1.0, seed: int = 0) -> Iterator[tuple[str, int, s
   for run in RUNS:
     config = read_config([run])
     for call in config_lib.calls(config.root):
-      for name, value in call.given.items():
+      for name, value in call.values.items():
         target = f'{call.part.name}.{name}'
         plain = isinstance(value, (int, float, str, list, tuple, dict)) or value is None
         if not plain or target in seen or name not in call.part.parameters:
@@ -141,7 +141,7 @@ def odd_settings(part: float = 1.0, seed: int = 0) -> Iterator[tuple[str, int, s
 
 def _setting(run, config, hint, target, odd):
   code, err = check(str(run), f'--gin.{target}={odd}')
-  excluded = odd != 'nan' and config_lib.problem(parse_value(odd), hint, config.bindings.known_part)
+  excluded = odd != 'nan' and config_lib.problem(parse_value(odd), hint, config.bindings.exact_part)
   if code == 0 and excluded:
     code, err = 1, f'accepted, but {target} {excluded}'
   yield f'{run.name} --gin.{target}={odd}', code, err

@@ -85,7 +85,7 @@ def _losses(run: Any, batches: Iterator[Any]) -> tuple[list[float], Any]:
     state, out = run.train_step(state, frozen, batch)
     total, weight = jax.device_get(out).sums['loss']
     losses.append(float(total) / float(weight))
-  return losses, run.program.evaluated(state, frozen)
+  return losses, run.program.eval_params(state, frozen)
 
 
 def _evaluated(run: TrainingRun, params: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Folders as they are found: other heads, older names, fields that no part of ours says."""
+"""Model folders in practice: other heads, old names, unsupported fields."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from flax import nnx
 from t2x.api import read_config
 from t2x.arrays import named_leaves
 from t2x.errors import UserError
-from t2x.interop import FAMILIES, Source, export, families
+from t2x.interop import FAMILIES, HFModel, export, families
 from t2x.interop.safetensors import read_tensors, write_tensors
 
 BERT = {
@@ -49,7 +49,7 @@ def shapes(gin):
 
 
 def read(path):
-  source = Source(path)
+  source = HFModel(path)
   return source.read(shapes(source.gin))
 
 
@@ -60,7 +60,7 @@ def gin_of(model_type, architecture, **fields):
 
 @pytest.fixture
 def folder(tmp_path):
-  """`folder(model_type, architecture, **fields)`: a folder of a model of ours, and that model."""
+  """`folder(model_type, architecture, **fields)`: an exported folder, and its t2x model."""
 
   def make(model_type, architecture, extra=None, **fields):
     rng = np.random.default_rng(0)
@@ -79,7 +79,7 @@ def change_config(path, **fields):
 
 
 def rename(path, change):
-  """Writes the tensors again under the names that `change(name)` gives, or not where it gives none."""
+  """Renames tensors to `change(name)`, and removes those with an empty name."""
   tensors = {name: np.array(tensor) for name, tensor in read_tensors(path).items()}
   tensors = {new: tensor for name, tensor in tensors.items() if (new := change(name))}
   specs = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
@@ -106,7 +106,7 @@ def test_older_spellings_are_read(folder):
 def test_heads_that_the_architecture_does_not_name_are_passed_over_and_told(folder):
   path, model = folder('bert', 'BertForPreTraining', **BERT)
   change_config(path, architectures=['BertForMaskedLM'])
-  source = Source(path)
+  source = HFModel(path)
   _, left = source.arrays(shapes(source.gin))
   assert sorted(left) == [
     'bert.pooler.dense.bias',
@@ -135,7 +135,9 @@ def test_a_model_without_its_pooler_is_told_what_is_missing(folder):
 def test_a_config_that_says_other_shapes_is_told(folder):
   path, _ = folder('bert', 'BertForMaskedLM', **BERT)
   change_config(path, intermediate_size=16)
-  with pytest.raises(UserError, match=r'intermediate.dense.weight is \(12, 8\), .* \(16, 8\)'):
+  with pytest.raises(
+    UserError, match=r'intermediate.dense.weight has shape \(12, 8\), .* \(16, 8\)'
+  ):
     read(path)
 
 
@@ -246,7 +248,7 @@ REFUSED = [
   ('t5', {'is_gated_act': True}, 'is_gated_act = True'),
   ('marian', {'static_position_embeddings': False}, 'static_position_embeddings = False'),
   ('bart', {'num_hidden_layers': 3, 'encoder_layers': 4}, 'num_hidden_layers = 3'),
-  ('bort', {}, "model_type 'bort' is not known; these are: albert, "),
+  ('bort', {}, "model_type = 'bort' is not supported; must be one of: albert, "),
 ]
 
 
@@ -254,30 +256,30 @@ REFUSED = [
 def test_what_no_part_says_is_refused(tmp_path, model_type, fields, told):
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type} | fields))
   with pytest.raises(UserError) as caught:
-    Source(tmp_path)
+    HFModel(tmp_path)
   assert told in str(caught.value)
   assert 'config.json' in str(caught.value)
 
 
 def test_a_folder_without_a_config_and_a_config_without_json_are_told(tmp_path):
-  with pytest.raises(UserError, match='which says what model this is'):
-    Source(tmp_path)
+  with pytest.raises(UserError, match=r'must contain the config\.json of the model'):
+    HFModel(tmp_path)
   (tmp_path / 'config.json').write_text('{')
-  with pytest.raises(UserError, match='is not JSON'):
-    Source(tmp_path)
-  with pytest.raises(UserError, match='there is no'):
-    Source(tmp_path / 'nowhere')
+  with pytest.raises(UserError, match='is not valid JSON'):
+    HFModel(tmp_path)
+  with pytest.raises(UserError, match='does not exist'):
+    HFModel(tmp_path / 'nowhere')
 
 
 def test_a_model_of_other_parts_is_refused_with_what_differs(tmp_path):
   model = shapes(gin_of('bert', 'BertModel', **BERT) + 'MLP.use_bias = False\n')
   with pytest.raises(UserError) as caught:
     export(model, build, tmp_path / 'out', dict(named_leaves(model)).__getitem__)
-  assert 'with bert compared' in str(caught.value)
-  assert 'feed_forward.down.bias is None, there (2, 8)' in str(caught.value)
+  assert 'differs from the closest family, bert:' in str(caught.value)
+  assert 'feed_forward.down.bias: expected (2, 8), got None' in str(caught.value)
 
 
-# Fields that other models have, or that switch on something which no part of ours does.
+# Fields of other models, or fields that enable features t2x lacks.
 UNREAD = {
   'sliding_window': 128,
   'attn_logit_softcapping': 50.0,
@@ -293,7 +295,7 @@ def test_a_field_that_nobody_reads_is_refused_with_its_value(tmp_path, model_typ
   config = {'model_type': model_type, name: UNREAD[name]}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   with pytest.raises(UserError) as caught:
-    Source(tmp_path)
+    HFModel(tmp_path)
   message = str(caught.value)
   assert message.startswith(f'{tmp_path}/config.json: ')
   assert message.isprintable()

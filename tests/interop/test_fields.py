@@ -1,4 +1,4 @@
-"""Every field of every family's config.json is checked, and writes nothing but a value into the config."""
+"""Every field of every family's config.json is validated, and adds only a value to the gin config."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from tiny_models import CONFIGS, imported, write_folder
 
 from t2x.config import GinText, parse_files
 from t2x.errors import UserError
-from t2x.interop import FAMILIES, Source
+from t2x.interop import FAMILIES, HFModel
 
 INJECTION = '1e-5\n# modules in: evil\nimport modeling_evil\nx = 1'
 STRANGE = [
@@ -55,7 +55,7 @@ def test_a_strange_value_is_refused_with_its_name_or_is_a_value(folder, count):
   for name in [*FAMILIES[config['model_type']].declared, 'architectures', 'model_type']:
     for value in [INJECTION, *draw.sample(STRANGE, count)]:
       try:
-        source = Source(with_field(folder, name, value))
+        source = HFModel(with_field(folder, name, value))
       except UserError as error:
         message = str(error)
         assert message.startswith(f'{path}/config.json: ')

@@ -1,4 +1,4 @@
-"""Layouts: there and back is the same array, by views, and projections compute the same."""
+"""Layouts: round trips return the same arrays as views, and projections are equal to those of flat matrices."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from t2x.interop.layouts import (
   VECTOR,
 )
 
-# Layout, shapes of ours that lie in one tensor of theirs, its shape.
+# Layout, shapes of the parameters in a tensor, shape of the tensor.
 CASES = {
   'same': (SAME, [(3, 4)], (3, 4)),
   'vectors of heads': (VECTOR, [(2, 3), (2, 3), (1, 3)], (15,)),
@@ -40,19 +40,19 @@ def random(shape, seed=0):
 @pytest.mark.parametrize('case', CASES)
 def test_there_and_back_is_the_same(case):
   layout, shapes, expected = CASES[case]
-  ours = [random(shape, seed) for seed, shape in enumerate(shapes)]
-  theirs = layout.whole(ours)
-  assert theirs.shape == layout.whole_shape(shapes) == expected
-  for number, one in enumerate(ours):
-    part = layout.part(theirs, shapes, number)
+  parameters = [random(shape, seed) for seed, shape in enumerate(shapes)]
+  tensor = layout.join(parameters)
+  assert tensor.shape == layout.joined_shape(shapes) == expected
+  for number, one in enumerate(parameters):
+    part = layout.extract(tensor, shapes, number)
     np.testing.assert_array_equal(part, one)
-    assert np.shares_memory(part, theirs)
+    assert np.shares_memory(part, tensor)
 
 
 def test_interleaved_heads_lie_as_gpt_neox_reads_them():
   q, k, v = (random((4, 2, 3), seed) for seed in range(3))
   x = random((5, 4), 3)
-  fused = (x @ GROUPED.whole([q, k, v]).T).reshape(5, 2, 9)
+  fused = (x @ GROUPED.join([q, k, v]).T).reshape(5, 2, 9)
   for number, kernel in enumerate((q, k, v)):
     np.testing.assert_allclose(
       fused[..., 3 * number : 3 * number + 3], np.einsum('bd,dhk->bhk', x, kernel)
@@ -62,29 +62,29 @@ def test_interleaved_heads_lie_as_gpt_neox_reads_them():
 def test_grouped_heads_lie_as_falcon_reads_them():
   q, k, v = random((4, 6, 3)), random((4, 2, 3), 1), random((4, 2, 3), 2)
   x, shapes = random((5, 4), 3), [(4, 6, 3), (4, 2, 3), (4, 2, 3)]
-  whole = GROUPED.whole([q, k, v])
+  whole = GROUPED.join([q, k, v])
   fused = (x @ whole.T).reshape(5, 2, 5, 3)
   queries = np.einsum('bd,dhk->bhk', x, q).reshape(5, 2, 3, 3)
   np.testing.assert_allclose(fused[:, :, :-2], queries)
   np.testing.assert_allclose(fused[:, :, -2], np.einsum('bd,dhk->bhk', x, k))
   np.testing.assert_allclose(fused[:, :, -1], np.einsum('bd,dhk->bhk', x, v))
   for number, one in enumerate((q, k, v)):
-    np.testing.assert_array_equal(GROUPED.part(whole, shapes, number), one)
+    np.testing.assert_array_equal(GROUPED.extract(whole, shapes, number), one)
 
 
 def test_projections_to_and_from_heads_compute_what_a_flat_matrix_does():
-  x, ours = random((5, 4)), random((4, 2, 3), 1)
+  x, kernel = random((5, 4)), random((4, 2, 3), 1)
   np.testing.assert_allclose(
-    np.einsum('bd,dhk->bhk', x, ours).reshape(5, 6), x @ LINEAR.to_theirs(ours).T
+    np.einsum('bd,dhk->bhk', x, kernel).reshape(5, 6), x @ LINEAR.to_tensor(kernel).T
   )
   np.testing.assert_allclose(
-    np.einsum('bd,dhk->bhk', x, ours).reshape(5, 6), x @ CONV1D.to_theirs(ours)
+    np.einsum('bd,dhk->bhk', x, kernel).reshape(5, 6), x @ CONV1D.to_tensor(kernel)
   )
   y, out = random((5, 2, 3)), random((2, 3, 4), 1)
   flat = y.reshape(5, 6)
   np.testing.assert_allclose(
-    np.einsum('bhk,hkd->bd', y, out), flat @ LINEAR.from_heads.to_theirs(out).T
+    np.einsum('bhk,hkd->bd', y, out), flat @ LINEAR.from_heads.to_tensor(out).T
   )
   np.testing.assert_allclose(
-    np.einsum('bhk,hkd->bd', y, out), flat @ CONV1D.from_heads.to_theirs(out)
+    np.einsum('bhk,hkd->bd', y, out), flat @ CONV1D.from_heads.to_tensor(out)
   )

@@ -4,7 +4,7 @@ import pytest
 
 from t2x.interop import FAMILIES
 
-# Fields that nearly every file has.
+# Fields of nearly every file.
 EVERY = {
   '_name_or_path': 'a/b',
   'bos_token_id': 0,

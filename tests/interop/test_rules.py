@@ -1,4 +1,4 @@
-"""Rules: which of our parameters lie in which tensor of theirs, and what is told when they do not."""
+"""Rules: the mapping of t2x parameters to Hugging Face tensors, and errors for tensors that do not match."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ RULES = (
   Rule('h.{}.extra', ('body.stack.{}.extra',)),
   *dense('pooler', 'head.pooler'),
 )
-# Six layers: two blocks in turn, three times. The second block alone has something extra.
+# Six layers: two alternating blocks, three times. Only the second block has an extra parameter.
 SHAPES = {
   'table': (7, 4),
   **{
@@ -35,16 +35,16 @@ SHAPES = {
 TABLE = Table(RULES, SHAPES)
 
 
-def written(table, ours):
-  """Our parameters in their tensors."""
+def written(table, arrays):
+  """Returns the tensors of t2x parameters."""
   return {
-    name: tensor.layout.whole([ours[one][index] for one, index in tensor.parts])
+    name: tensor.layout.join([arrays[name][index] for name, index in tensor.parts])
     for name, tensor in table.tensors.items()
   }
 
 
-def theirs():
-  return written(TABLE, OURS)
+def tensors():
+  return written(TABLE, PARAMETERS)
 
 
 def arrays(shapes):
@@ -54,12 +54,12 @@ def arrays(shapes):
   }
 
 
-def assert_read_again(table, ours):
-  tensors = written(table, ours)
+def assert_read_again(table, parameters):
+  tensors = written(table, parameters)
   assert {name: tensor.shape for name, tensor in tensors.items()} == {
-    name: table.their_shape(name) for name in table.tensors
+    name: table.tensor_shape(name) for name in table.tensors
   }
-  for name, array in ours.items():
+  for name, array in parameters.items():
     indices = sorted(table.pieces[name])
     lead = array.shape[: len(indices[0])]
     assert indices == [*np.ndindex(*lead)]
@@ -67,11 +67,11 @@ def assert_read_again(table, ours):
     np.testing.assert_array_equal(views.reshape(array.shape), array)
 
 
-OURS = arrays(SHAPES)
+PARAMETERS = arrays(SHAPES)
 
 
 def shapes():
-  return {name: tensor.shape for name, tensor in theirs().items()}
+  return {name: tensor.shape for name, tensor in tensors().items()}
 
 
 def test_layers_take_turns_in_the_blocks():
@@ -81,18 +81,18 @@ def test_layers_take_turns_in_the_blocks():
     *(f'h.{i}.extra' for i in (1, 3, 5)),
   }
   assert TABLE.tensors['h.3.extra'].parts == (('body.stack.blocks.1.extra', (1,)),)
-  assert TABLE.their_shape('h.4.qkv.weight') == (4, 8)
+  assert TABLE.tensor_shape('h.4.qkv.weight') == (4, 8)
 
 
 def test_what_is_written_is_read_again():
-  assert_read_again(TABLE, OURS)
-  assert {name: len(next(iter(TABLE.pieces[name]))) for name in OURS} == {
-    name: 0 if name == 'table' else 1 for name in OURS
+  assert_read_again(TABLE, PARAMETERS)
+  assert {name: len(next(iter(TABLE.pieces[name]))) for name in PARAMETERS} == {
+    name: 0 if name == 'table' else 1 for name in PARAMETERS
   }
 
 
 def of_blocks(shapes, repeats=3):
-  """Shapes of parameters of two blocks that take turns `repeats` times."""
+  """Returns the shapes of parameters of two alternating blocks, `repeats` times."""
   return {
     f'body.stack.blocks.{block}.{name}': (repeats, *shape)
     for block in (0, 1)
@@ -114,12 +114,12 @@ def test_a_tensor_for_each_expert_is_read_again():
   }
   table = Table(rules, of_blocks(sizes))
   assert len(table.tensors) == 6 * (1 + 4 + 4)
-  assert table.their_shape('h.5.experts.3.w1.weight') == (5, 6)
-  ours = arrays(table.shapes)
-  assert_read_again(table, ours)
+  assert table.tensor_shape('h.5.experts.3.w1.weight') == (5, 6)
+  parameters = arrays(table.shapes)
+  assert_read_again(table, parameters)
   np.testing.assert_array_equal(
-    written(table, ours)['h.3.experts.2.w1.weight'],
-    ours['body.stack.blocks.1.feed_forward.up'][1, 2].T,
+    written(table, parameters)['h.3.experts.2.w1.weight'],
+    parameters['body.stack.blocks.1.feed_forward.up'][1, 2].T,
   )
 
 
@@ -165,7 +165,7 @@ def test_interleaved_queries_keys_and_values_are_read_again(kv_heads):
     'h.{}', norms=('ln_1', 'ln_2'), mixer=('qkv', 'out'), feed_forward=('up', 'down'), qkv=GROUPED
   )
   table = Table([*rules], of_blocks(sizes))
-  assert table.their_shape('h.5.qkv.weight') == (3 * (4 + 2 * kv_heads), 6)
+  assert table.tensor_shape('h.5.qkv.weight') == (3 * (4 + 2 * kv_heads), 6)
   assert_read_again(table, arrays(table.shapes))
 
 
@@ -177,10 +177,10 @@ def test_interleaved_queries_keys_and_values_are_read_again(kv_heads):
   ],
 )
 def test_the_rules_of_a_block_name_its_norms_attention_and_feed_forward(norms, parts):
-  ours = [f'{name}.scale' for name in norms]
-  ours += [f'mixer.{name}.kernel' for name in ('q', 'k', 'v', 'out')]
-  ours += [f'feed_forward.{name}.kernel' for name in parts]
-  theirs = [
+  parameters = [f'{name}.scale' for name in norms]
+  parameters += [f'mixer.{name}.kernel' for name in ('q', 'k', 'v', 'out')]
+  parameters += [f'feed_forward.{name}.kernel' for name in parts]
+  names = [
     'ln_1',
     'ln_2',
     'attn.q',
@@ -189,16 +189,16 @@ def test_the_rules_of_a_block_name_its_norms_attention_and_feed_forward(norms, p
     'attn.o',
     *(f'mlp.{name}' for name in parts),
   ]
-  rules = block('h.{}', norms=theirs[:2], mixer=theirs[2:6], feed_forward=theirs[6:])
-  table = Table([*rules], {f'body.stack.blocks.0.{name}': (1, 2, 2) for name in ours})
+  rules = block('h.{}', norms=names[:2], mixer=names[2:6], feed_forward=names[6:])
+  table = Table([*rules], {f'body.stack.blocks.0.{name}': (1, 2, 2) for name in parameters})
   assert {name: tensor.parts for name, tensor in table.tensors.items()} == {
-    f'h.0.{name}.weight': ((f'body.stack.blocks.0.{one}', (0,)),)
-    for name, one in zip(theirs, ours, strict=True)
+    f'h.0.{name}.weight': ((f'body.stack.blocks.0.{parameter}', (0,)),)
+    for name, parameter in zip(names, parameters, strict=True)
   }
 
 
 def test_a_parameter_without_a_rule_is_a_bug_that_is_seen():
-  with pytest.raises(ValueError, match=r'no rule says where body\.gate lie'):
+  with pytest.raises(ValueError, match=r'no rule for the parameters body\.gate'):
     Table(RULES, SHAPES | {'body.gate': (4,)})
 
 
@@ -214,10 +214,10 @@ def test_missing_unknown_and_misshapen_tensors_are_told_at_once():
   with pytest.raises(UserError) as caught:
     TABLE.check(found, [], 'FOLDER')
   told = str(caught.value)
-  assert told.startswith('FOLDER does not fit:')
+  assert told.startswith('FOLDER does not match its config.json:')
   assert '2 tensors are missing: h.5.qkv.bias, h.2.ln.weight' in told
-  assert '1 tensors are not known: what' in told
-  assert 'embed is (7, 5), by config.json it is (7, 4)' in told
+  assert '1 tensors are unknown: what' in told
+  assert 'embed has shape (7, 5), config.json requires (7, 4)' in told
 
 
 def test_of_many_missing_tensors_some_are_named():
@@ -228,11 +228,11 @@ def test_of_many_missing_tensors_some_are_named():
 def test_a_tensor_of_a_missing_layer_is_unknown_beside_another_rule_of_its_name():
   rules = [*RULES, *norm('h.{}.ln', 'body.stack.{}.feed_forward_norm')]
   found = shapes() | {'h.6.ln.weight': (4,)}
-  with pytest.raises(UserError, match=r'1 tensors are not known: h\.6\.ln\.weight'):
+  with pytest.raises(UserError, match=r'1 tensors are unknown: h\.6\.ln\.weight'):
     Table(rules, SHAPES).check(found, [], 'FOLDER')
 
 
-@pytest.mark.parametrize(('other', 'holds'), [('beside', True), ('without', False)])
+@pytest.mark.parametrize(('other', 'holds'), [('requires', True), ('excludes', False)])
 def test_rules_hold_beside_or_without_another_parameter(other, holds):
   rule = Rule('a', ('w',), **{other: 'other'})
   fallback = Rule('b', ('w',))

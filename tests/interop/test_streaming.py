@@ -1,4 +1,4 @@
-"""Arrays saved in pieces are those that `Checkpoints` reads, and never whole in memory."""
+"""`Checkpoints` reads arrays that were saved in pieces, without an entire array in memory."""
 
 import itertools
 

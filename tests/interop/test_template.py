@@ -1,8 +1,8 @@
-"""Templates: written with values, and the same values read back from the model."""
+"""Templates are filled in with values, and the same values are read back from the model."""
 
 import tiny_models
 
-from t2x.interop.template import Part, fill, holds, read_back, write
+from t2x.interop.template import Part, fill, has_option, read_back, write
 
 DECODER = """
 Experiment.model = @LanguageModel
@@ -92,17 +92,17 @@ def test_a_binding_of_a_scope_replaces_the_one_without():
 
 
 def test_an_option_holds_if_the_model_has_its_parts():
-  ours = model(DECODER, VALUES)
-  assert holds(DECODER, 'MultiHeadAttention.out_bias = True\n', ours)
-  assert not holds(DECODER, 'MultiHeadAttention.out_bias = False\n', ours)
-  assert holds(DECODER, 'Decoder.final_norm = @LayerNorm\n', ours)
-  assert not holds(DECODER, 'Decoder.final_norm = @RMSNorm\n', ours)
-  assert not holds(DECODER, 'Decoder.final_norm = None\n', ours)
-  assert not holds(DECODER, 'Decoder.encoding = @RoPE\nRoPE.base = {base}\n', ours)
-  assert not holds(DECODER, 'Nowhere.norm = @LayerNorm\n', ours)
-  assert holds(DECODER, '', ours)
-  assert holds('', DECODER, ours)
-  assert not holds('', DECODER.replace('Decoder', 'Encoder'), ours)
+  decoder = model(DECODER, VALUES)
+  assert has_option(DECODER, 'MultiHeadAttention.out_bias = True\n', decoder)
+  assert not has_option(DECODER, 'MultiHeadAttention.out_bias = False\n', decoder)
+  assert has_option(DECODER, 'Decoder.final_norm = @LayerNorm\n', decoder)
+  assert not has_option(DECODER, 'Decoder.final_norm = @RMSNorm\n', decoder)
+  assert not has_option(DECODER, 'Decoder.final_norm = None\n', decoder)
+  assert not has_option(DECODER, 'Decoder.encoding = @RoPE\nRoPE.base = {base}\n', decoder)
+  assert not has_option(DECODER, 'Nowhere.norm = @LayerNorm\n', decoder)
+  assert has_option(DECODER, '', decoder)
+  assert has_option('', DECODER, decoder)
+  assert not has_option('', DECODER.replace('Decoder', 'Encoder'), decoder)
 
 
 def test_other_names_and_values_are_filled_in():

@@ -10,7 +10,7 @@ from flax import nnx
 from t2x.api import read_config
 from t2x.arrays import named_leaves
 from t2x.config import GinText
-from t2x.interop import FAMILIES, Source
+from t2x.interop import FAMILIES, HFModel
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
 
@@ -94,13 +94,13 @@ CONFIGS = {
 
 @functools.cache
 def build(gin):
-  """The builder of a model in gin text."""
+  """Returns the builder of the model in a gin text."""
   return read_config([GinText(gin, 'config.json')]).build().model
 
 
 @functools.cache
 def shapes(gin):
-  """The shapes of a model in gin text."""
+  """Returns the shapes of the model in a gin text."""
   return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
 
 
@@ -110,14 +110,14 @@ def write_folder(path, model_type):
   config = {'model_type': model_type} | CONFIGS[model_type]
   leaves = named_leaves(shapes(family.gin(family.read(config, 'config.json'))))
   table = Table(family.rules, {name: tuple(leaf.shape) for name, leaf in leaves})
-  specs = {name: (table.their_shape(name), np.float32) for name in table.tensors}
+  specs = {name: (table.tensor_shape(name), np.float32) for name in table.tensors}
   write_tensors(path, specs, lambda name: np.zeros(*specs[name]))
   (path / 'config.json').write_text(json.dumps(config))
   return config
 
 
 def imported(path):
-  """What `convert import` does with a model folder until it reads the tensors."""
-  source = Source(path)
+  """Imports a model folder like `convert import`, without reading the tensors."""
+  source = HFModel(path)
   model = source.shapes(read_config([GinText(source.gin, str(source.config))]).build().model)
   return source.arrays(model)

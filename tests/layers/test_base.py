@@ -38,5 +38,5 @@ def test_layout_and_grid_are_static():
 def test_tokens_of_another_sequence_are_not_packed_with_these():
   positions = jnp.arange(3)[None]
   packed = Tokens(positions, positions + 1, layout=RowLayout.PACKED)
-  assert packed.elsewhere().layout is RowLayout.ARBITRARY
-  assert Tokens.row(3).elsewhere().layout is RowLayout.CONTIGUOUS
+  assert packed.as_source().layout is RowLayout.ARBITRARY
+  assert Tokens.row(3).as_source().layout is RowLayout.CONTIGUOUS

@@ -108,7 +108,7 @@ def test_default_has_the_nine_taps_of_the_study():
 
 def test_users_mistakes():
   mixer = build(DynamicConvolution, 3)
-  with pytest.raises(UserError, match='DynamicConvolution reads no source'):
+  with pytest.raises(UserError, match='DynamicConvolution cannot attend to a source'):
     applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
   with pytest.raises(UserError, match='num_heads = 5 does not divide'):
     build(LightweightConvolution, 3, num_heads=5)

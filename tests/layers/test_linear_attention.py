@@ -190,7 +190,7 @@ def test_a_language_model_decodes_as_it_reads():
 
 @pytest.mark.parametrize('pattern', [Window(3), Causal() & Window(3), Causal() | Prefix()], ids=str)
 def test_other_patterns_are_refused(pattern):
-  with pytest.raises(UserError, match='LinearAttention cannot follow the pattern'):
+  with pytest.raises(UserError, match='LinearAttention does not support the pattern'):
     applied(build(), X, pattern=pattern)
 
 

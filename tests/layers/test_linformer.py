@@ -95,7 +95,7 @@ def test_dropout_needs_a_key():
 
 @pytest.mark.parametrize('pattern', [Causal(), Window(3)], ids=str)
 def test_other_patterns_than_full_are_refused(pattern):
-  with pytest.raises(UserError, match='Linformer cannot follow the pattern'):
+  with pytest.raises(UserError, match='Linformer does not support the pattern'):
     applied(build(), X, pattern=pattern)
 
 

@@ -51,7 +51,7 @@ GRID = Tokens.row(16, grid=(4, 4))
       dataclasses.replace(
         GRID, segments=jnp.ones((1, 16), int), marks={'prefix': jnp.ones((1, 16), bool)}
       ),
-      r'cannot merge the segments, prefix of tokens',
+      r'cannot merge the metadata segments, prefix of tokens',
     ),
   ],
 )

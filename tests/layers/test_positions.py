@@ -96,7 +96,7 @@ def test_sequence_longer_than_learned_positions_is_an_error():
 def test_a_position_beyond_the_learned_table_is_never_its_last_row():
   encoding = LearnedPositions(8, max_length=4, offset=2, rngs=nnx.Rngs(0))
   x, tokens = jnp.zeros((1, 2, 8)), at([[3, 4]])
-  with pytest.raises(UserError, match=r'index 6 is beyond the 6 rows that LearnedPositions'):
+  with pytest.raises(UserError, match=r'index 6 is beyond the 6 rows set by LearnedPositions'):
     encoding.embed(x, tokens)
   out = jax.jit(encoding.embed)(x, tokens)
   assert jnp.isfinite(out[0, 0]).all() and jnp.isnan(out[0, 1]).all()
@@ -106,7 +106,7 @@ def test_a_constant_index_inside_a_traced_function_is_checked():
   table, fits, beyond = jnp.eye(4), jnp.asarray([2, 3]), jnp.asarray([3, 4])
   rows = jax.jit(lambda table: rows_at(table, fits, 'Part.size'))(table)
   np.testing.assert_array_equal(rows, table[2:])
-  with pytest.raises(UserError, match=r'index 4 is beyond the 4 rows that Part\.size'):
+  with pytest.raises(UserError, match=r'index 4 is beyond the 4 rows set by Part\.size'):
     jax.jit(lambda table: rows_at(table, beyond, 'Part.size'))(table)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from t2x.api import read_config
 from t2x.layers import AttentionInputs, Blockwise, Causal, Dense, DotProduct, Tokens
-from t2x.layers.constraints import constrain, laid_out
+from t2x.layers.constraints import constrain, use_layout
 from t2x.parallel import Activations, Mesh, check_shardings
 from t2x.train.run import TrainingRun
 
@@ -102,7 +102,7 @@ def blockwise_differences():
 
   def attend(kernel, layout, key):
     def objective(q, k, v):
-      with laid_out(layout):
+      with use_layout(layout):
         q = constrain(q, 'batch', 'length', 'heads', None)
         scores = DotProduct(q, k, 0.3)
         inputs = AttentionInputs(scores, v, Causal(), tokens, tokens, dropout_rate=0.1, key=key)
@@ -174,7 +174,7 @@ def main(folder, names):
         state = one.moved(first)
       state, losses[name][mesh] = one.losses(state, 0, NUM_STEPS)
       if name == 'causal_lm' and mesh in ('single', 'fsdp_tensor'):
-        evaluations[name][mesh] = one.run.means(state.evaluated, one.run.task.eval_split)['loss']
+        evaluations[name][mesh] = one.run.means(state.eval_params, one.run.task.eval_split)['loss']
       print(name, mesh, f'{time.monotonic() - began:.1f} s', file=sys.stderr, flush=True)
   causal = folder / 'causal_lm.gin'
   told = {

@@ -79,7 +79,7 @@ def trained(mesh, config='run'):
   check_shardings(run.program.abstract, state)
   run.save(5, state, {})
   run.checkpoints.close()
-  return run, losses, run.program.evaluated(state, frozen)
+  return run, losses, run.program.eval_params(state, frozen)
 
 meshes = Path(sys.argv[2]) / 'configs' / 'meshes'
 _, alone, _ = trained(meshes / 'single.gin')

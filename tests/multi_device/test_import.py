@@ -10,7 +10,7 @@ import json, pathlib, sys
 import jax, numpy as np
 from flax import nnx
 from t2x.api import read_config
-from t2x.interop import Source
+from t2x.interop import HFModel
 from t2x.interop.safetensors import write_tensors
 from t2x.parallel import Mesh, state_shardings
 from t2x.train.params import Blueprint
@@ -34,7 +34,7 @@ tensors = {name: rng.normal(size=shape).astype(np.float32) for name, shape in sh
 write_tensors(folder, {n: (t.shape, t.dtype) for n, t in tensors.items()}, tensors.__getitem__)
 (folder / 'config.json').write_text(json.dumps(config | {'vocab_size': vocab}))
 
-source = Source(folder)
+source = HFModel(folder)
 (folder / 'model.gin').write_text(source.gin)
 builder = read_config([folder / 'model.gin']).build().model
 model = jax.eval_shape(lambda: builder(rngs=nnx.Rngs(0)))

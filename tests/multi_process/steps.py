@@ -10,7 +10,7 @@ import time
 
 from t2x.errors import UserError
 from t2x.parallel import Cluster, connect
-from t2x.signals import answered_by
+from t2x.signals import handle_signals
 
 parser = argparse.ArgumentParser()
 parser.add_argument('address')
@@ -25,7 +25,7 @@ except UserError as error:
 # Tests may run under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGUSR1, lambda number, frame: processes.fail('no such file', 2))
-with answered_by(lambda number, frame: processes.ask_to_stop()):
+with handle_signals(lambda number, frame: processes.ask_to_stop()):
   print('joined', flush=True)
   step = 0
   while not processes.reached_stop(step := step + 1):

@@ -87,7 +87,7 @@ def test_a_process_that_is_silent_is_noticed(number, join):
   for process in (processes[0], processes[2]):
     code, _, (line,) = ended(process)
     assert code == 1
-    assert f'process 1 on {socket.gethostname()} has not been heard of for 3 seconds' in line
+    assert f'no heartbeat from process 1 on {socket.gethostname()} for 3 seconds' in line
 
 
 @pytest.mark.nightly

@@ -9,9 +9,9 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from t2x.cli import main
 from t2x.errors import UserError
-from t2x.layers.constraints import constrain, laid_out, num_parts
+from t2x.layers.constraints import constrain, num_parts, use_layout
 from t2x.parallel import MESH_AXES, Activations, Mesh, check_shardings, sharding_table
-from t2x.parallel.mesh import _across_slices
+from t2x.parallel.mesh import _split_over_slices
 
 CONFIGS = Path(__file__).parents[2] / 'configs'
 MODEL = str(CONFIGS / 'models' / 'gpt3_175b.gin')
@@ -39,12 +39,12 @@ def test_constraints_follow_the_table_of_activations():
   x = jnp.ones((2, 8, 4))
 
   def told(*axes):
-    with laid_out(layout):
+    with use_layout(layout):
       return str(jax.make_jaxpr(lambda x: constrain(x, *axes))(x))
 
   assert "P(('data', 'fsdp'), 'context', None)" in told('batch', 'length', 'embed')
   assert "UNCONSTRAINED, UNCONSTRAINED, 'tensor')" in told(..., 'mlp').replace('PartitionSpec.', '')
-  with laid_out(layout):
+  with use_layout(layout):
     assert (num_parts('length'), num_parts('mlp')) == (4, 1)
   assert num_parts('length') == 1
   with pytest.raises(UserError, match=r"axis 'length' of size 6 does not divide .* context 4"):
@@ -52,15 +52,15 @@ def test_constraints_follow_the_table_of_activations():
 
 
 def told_error(layout):
-  with laid_out(layout):
+  with use_layout(layout):
     return constrain(jnp.ones((2, 6, 4)), 'batch', 'length', 'embed')
 
 
 def test_slices_are_joined_by_the_first_axes():
-  assert _across_slices((4, 8, 1, 1, 1, 2), 4) == (4, 1, 1, 1, 1, 1)
-  assert _across_slices((2, 8, 1, 1, 1, 1), 4) == (2, 2, 1, 1, 1, 1)
+  assert _split_over_slices((4, 8, 1, 1, 1, 2), 4) == (4, 1, 1, 1, 1, 1)
+  assert _split_over_slices((2, 8, 1, 1, 1, 1), 4) == (2, 2, 1, 1, 1, 1)
   with pytest.raises(UserError, match='does not divide over 3 slices'):
-    _across_slices((4, 8, 1, 1, 1, 1), 3)
+    _split_over_slices((4, 8, 1, 1, 1, 1), 3)
 
 
 def test_a_mesh_may_be_larger_than_the_machine():
@@ -93,10 +93,12 @@ def test_silent_replication_is_an_error():
   }
   check_shardings(good, good)
   bad = good | {'opt_state': good['opt_state'] | {'mu': {'w': whole}}}
-  with pytest.raises(UserError, match=r'opt_state.mu.w \(8, 4\) is replicated, asked for .*fsdp'):
+  with pytest.raises(UserError, match=r'opt_state.mu.w \(8, 4\) is replicated, expected .*fsdp'):
     check_shardings(good, bad)
   # Also when replication is what was asked for.
-  with pytest.raises(UserError, match=r'opt_state.mu.w .* is replicated, its parameter .*fsdp'):
+  with pytest.raises(
+    UserError, match=r'opt_state.mu.w .* is replicated, but its parameter is .*fsdp'
+  ):
     check_shardings(bad, bad)
 
 
@@ -106,7 +108,7 @@ def test_silent_replication_is_an_error():
     (
       [MODEL, 'fsdp_tensor', '--devices', '256'],
       "embedding.table of shape (50257, 12288): its axis 'vocab' of size 50257 does not divide over "
-      'the mesh axis tensor 2 (the next that does is 50258)',
+      'the mesh axis tensor 2 (the next size that does is 50258)',
     ),
     (
       [MODEL, 'tensor', '--devices', '36', '--gin.TokenEmbedding.vocab_size=50400'],

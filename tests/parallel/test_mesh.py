@@ -36,7 +36,7 @@ def test_settings_that_cannot_be():
     Mesh(data=-1, fsdp=-1)
   with pytest.raises(UserError, match=r'Mesh.tensor = 0'):
     Mesh(tensor=0)
-  with pytest.raises(UserError, match="'embed' goes to 'fdsp', which is none of data, fsdp"):
+  with pytest.raises(UserError, match="'embed' maps to 'fdsp': must be one of data, fsdp"):
     Mesh(rules={'embed': 'fdsp'})
   with pytest.raises(UserError, match=r'Mesh.num_devices = 99'):
     Mesh(num_devices=99).build()

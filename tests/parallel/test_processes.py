@@ -43,11 +43,14 @@ def test_what_is_told_is_used():
 @pytest.mark.parametrize(
   'told, words',
   [
-    (('here:80', 2, None), '--process-id: needed'),
-    ((None, 2, 1), '--coordinator: needed'),
-    (('here:80', 2, 2), '--process-id 2 is not below --num-processes 2'),
-    (('here:80', 0, 0), 'not below'),
-    (('here', 2, 0), "'here' is no host:port"),
+    (('here:80', 2, None), '--process-id: required'),
+    ((None, 2, 1), '--coordinator: required'),
+    (
+      ('here:80', 2, 2),
+      '--process-id 2: must be at least 0 and less than --num-processes 2',
+    ),
+    (('here:80', 0, 0), 'less than'),
+    (('here', 2, 0), "'here': must be host:port"),
   ],
 )
 def test_what_is_told_in_part_or_badly_is_an_error(told, words):
@@ -78,7 +81,7 @@ def test_a_pod_of_an_indexed_job_does_not_run_as_if_alone(monkeypatch):
   assert find_cluster(None, None, None, wait=1.0) is None
   monkeypatch.setenv('JOB_COMPLETION_INDEX', '1')
   monkeypatch.setattr('t2x.parallel.cluster._has_kubernetes', lambda: False)
-  with pytest.raises(UserError, match='--num-processes 1: a run of its own'):
+  with pytest.raises(UserError, match='--num-processes 1 for a separate run'):
     find_cluster(None, None, None, wait=1.0)
   assert find_cluster('t2x-0:80', 2, 1, wait=1.0) == Cluster('t2x-0:80', 2, 1)
 
@@ -113,7 +116,7 @@ def test_alone_nothing_waits_and_nothing_ends():
   assert one.first
   assert one.count == jax.process_count() == 1
   one.barrier()
-  with one.first_alone():
+  with one.process_zero_first():
     pass
   one.ask_to_stop()
   assert not one.reached_stop(3)
@@ -135,5 +138,5 @@ def test_native_chatter_is_left_out_and_the_abort_is_one_line():
   translate(io.StringIO(''.join(lines)), out)
   first, second = out.getvalue().splitlines()
   assert first == 'from a library'
-  assert second.startswith('t2x: the connection to process 0, the coordinator, is lost')
+  assert second.startswith('t2x: lost the connection to process 0, the coordinator')
   assert '(UNAVAILABLE: Failed to send RPC)' in second

@@ -1,7 +1,7 @@
-"""Models of transformers, saved by themselves, read by us: same numbers, there and back.
+"""Models saved by transformers and imported by t2x: equal outputs, after import and after export.
 
-Every trainable parameter is perturbed first: at its initial value a bias is zero and an activation
-nearly linear, and hide what is wrong with them.
+Every trainable parameter is perturbed first: at initialisation biases are zero and activations nearly
+linear, which would hide errors.
 """
 
 import collections
@@ -17,19 +17,20 @@ from flax import nnx
 
 from t2x.api import read_config
 from t2x.arrays import named_leaves
-from t2x.interop import Source, export
+from t2x.interop import HFModel, export
 from t2x.interop.rules import Table
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
-# Threads that wait for each other take most of the time of models as small as these.
+# Thread synchronisation takes most of the time of such small models.
 torch.set_num_threads(1)
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
-# Differences are told as parts of the largest logit.
+# Differences are relative to the largest logit.
 TOLERANCE = 1e-5
-# Of gradients, as parts of a tensor's largest; and what is nothing, as a part of the largest of all.
+# Tolerance of gradients, relative to the largest of a tensor; and the bound of zero gradients, relative to the
+# largest of all.
 GRADIENT_TOLERANCE = 1e-4
 NOTHING = 1e-6
 COLUMNS = {
@@ -45,20 +46,20 @@ COLUMNS = {
 
 @pytest.fixture
 def table(tell):
-  """`table[family][column] = text` puts a cell into the table that the run ends with."""
+  """`table[family][column] = text` sets a cell of the table at the end of the run."""
   rows: dict[str, dict[str, str]] = collections.defaultdict(dict)
   yield rows
   for family, row in rows.items():
     tell(
       'parity with transformers',
       family,
-      {told: row.get(column, '') for column, told in COLUMNS.items()},
+      {title: row.get(column, '') for column, title in COLUMNS.items()},
     )
 
 
 @functools.cache
 def build(gin):
-  """The builder of a model in gin text."""
+  """Returns the builder of the model in a gin text."""
   with tempfile.NamedTemporaryFile('w', suffix='.gin') as file:
     file.write(gin)
     file.flush()
@@ -67,13 +68,13 @@ def build(gin):
 
 @functools.cache
 def shapes(gin):
-  """Those of a model in gin text."""
+  """Returns the shapes of the model in a gin text."""
   return jax.eval_shape(lambda: build(gin)(rngs=nnx.Rngs(0)))
 
 
 @pytest.fixture
 def perturbed():
-  """`perturbed(model)`: theirs, in place, every trainable parameter + N(0, std)."""
+  """`perturbed(model)`: adds N(0, std) to every trainable parameter of a transformers model, in place."""
 
   def perturb(model, std=0.2):
     generator = torch.Generator().manual_seed(0)
@@ -88,10 +89,10 @@ def perturbed():
 
 @pytest.fixture
 def imported_from():
-  """`imported_from(folder)`: the model of a folder as ours."""
+  """`imported_from(folder)`: the t2x model of a folder."""
 
   def read(folder):
-    source = Source(folder)
+    source = HFModel(folder)
     return source.read(shapes(source.gin))
 
   return read
@@ -99,7 +100,7 @@ def imported_from():
 
 @pytest.fixture
 def imported(tmp_path, imported_from):
-  """`imported(model)`: theirs, by way of a folder that it saved, as ours."""
+  """`imported(model)`: the t2x model of a transformers model, through a saved folder."""
 
   def read(model):
     folder = tmp_path / f'theirs-{len(list(tmp_path.iterdir()))}'
@@ -111,9 +112,9 @@ def imported(tmp_path, imported_from):
 
 @pytest.fixture
 def exported(tmp_path):
-  """`exported(model, theirs)`: ours as a folder, loaded by transformers as the class of `theirs`.
+  """`exported(model, theirs)`: the t2x model, exported and loaded by transformers as the class of `theirs`.
 
-  More arguments are those of their constructor.
+  Other arguments are passed to `from_pretrained`.
   """
 
   def write(model, theirs, **more):
@@ -123,7 +124,7 @@ def exported(tmp_path):
     family = export(model, build, folder, lambda name: np.asarray(leaves[name]), extra=tokens)
     assert family.model_type == theirs.config.model_type
     loaded, info = type(theirs).from_pretrained(folder, output_loading_info=True, **more)
-    # What says nothing to us says nothing to them: sinusoids they make themselves.
+    # transformers computes the ignored tensors, such as sinusoidal tables, itself.
     ignored = '|'.join(family.ignored)
     assert not [name for name in info['missing_keys'] if not re.fullmatch(ignored, name)], info
     assert not info['unexpected_keys'], info
@@ -134,10 +135,10 @@ def exported(tmp_path):
 
 @pytest.fixture
 def agree(table, perturbed, imported, exported):
-  """`agree(family, make, theirs, ours, **more)`: the whole round, perturbed and as initialised.
+  """`agree(family, make, theirs, ours, **more)`: import and export, perturbed and as initialised.
 
-  `make()` gives their model, `theirs(model)` and `ours(model)` the outputs to compare: arrays, or
-  tuples of them, on valid positions. `more` is what loading theirs needs beside the folder.
+  `make()` returns the transformers model, `theirs(model)` and `ours(model)` the outputs to compare:
+  arrays, or tuples of them, at valid positions. `more` are other arguments of `from_pretrained`.
   """
 
   def difference(got, wanted):
@@ -176,29 +177,29 @@ def agree(table, perturbed, imported, exported):
 
 @pytest.fixture
 def gradients(table, tmp_path):
-  """`gradients(family, model, mine, theirs, ours, vanishing='')`: of one loss, tensor by tensor.
+  """`gradients(family, model, mine, theirs, ours, vanishing='')`: compares gradients by tensor.
 
-  `theirs(model)` and `ours(model)` give the loss of the same batch as a scalar. Tensors whose names
-  `vanishing` matches (a bias of keys moves no probability) must be rounding in both.
+  `theirs(model)` and `ours(model)` return the loss of the same batch as a scalar. Tensors whose names
+  match `vanishing` (a key bias has no gradient) must be zero up to rounding in both.
   """
 
   def check(family, model, mine, theirs, ours, vanishing='(?!)'):
     model.zero_grad()
     theirs(model).backward()
-    # Saved as if they were parameters: the rules read names as they are saved.
+    # Gradients are saved as parameters, because rules use the names in saved files.
     slopes = copy.deepcopy(model)
     with torch.no_grad():
       for slope, parameter in zip(slopes.parameters(), model.parameters(), strict=True):
         slope.copy_(torch.zeros(()) if parameter.grad is None else parameter.grad)
     slopes.save_pretrained(tmp_path / 'gradients')
-    source = Source(tmp_path / 'gradients')
+    source = HFModel(tmp_path / 'gradients')
     leaves = dict(named_leaves(jax.jit(jax.grad(ours))(mine)))
     rules = Table(source.family.rules, {name: leaf.shape for name, leaf in leaves.items()})
     scale = max(np.abs(source.tensors[name]).max() for name in rules.tensors)
     largest = 0.0
     for name, tensor in rules.tensors.items():
       parts = [np.asarray(leaves[one] if i is None else leaves[one][i]) for one, i in tensor.parts]
-      wanted, got = source.tensors[name], tensor.layout.whole(parts)
+      wanted, got = source.tensors[name], tensor.layout.join(parts)
       if re.search(vanishing, name):
         assert max(np.abs(wanted).max(), np.abs(got).max()) < NOTHING * scale, name
         continue

@@ -12,12 +12,12 @@ torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
 
 IDS = np.random.default_rng(0).integers(1, 50, (3, 11))
-# Padded on the right: transformers' positions are then those of the tokens.
+# Padded on the right, so that positions in transformers are equal to token positions.
 VALID = np.arange(11) < np.array([11, 7, 4])[:, None]
 
 
 def theirs(model):
-  """Logits where there are tokens."""
+  """Returns the logits of valid tokens."""
   out = model(
     input_ids=torch.tensor(IDS), attention_mask=torch.tensor(VALID).long(), use_cache=False
   )
@@ -25,13 +25,13 @@ def theirs(model):
 
 
 def ours(model):
-  """Logits where there are tokens."""
+  """Returns the logits of valid tokens."""
   tokens = Tokens.row(VALID.shape[1], segments=jnp.asarray(VALID, jnp.int32))
   return np.asarray(jax.jit(lambda m: m(jnp.asarray(IDS), tokens=tokens).x)(model))[VALID]
 
 
 def theirs_loss(model):
-  """Mean cross-entropy of the next token, where there is one."""
+  """Returns the mean cross-entropy of the next token, if any."""
   labels = torch.tensor(np.where(VALID, IDS, -100))
   mask = torch.tensor(VALID).long()
   out = model(input_ids=torch.tensor(IDS), attention_mask=mask, labels=labels, use_cache=False)
@@ -39,7 +39,7 @@ def theirs_loss(model):
 
 
 def ours_loss(model):
-  """The same."""
+  """Returns the same loss of the t2x model."""
   tokens = Tokens.row(VALID.shape[1], segments=jnp.asarray(VALID, jnp.int32))
   logits = model(jnp.asarray(IDS), tokens=tokens).x[:, :-1]
   losses = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(IDS[:, 1:]))
@@ -77,7 +77,7 @@ def test_gpt_neo(agree):
   agree('GPT-Neo', lambda: transformers.GPTNeoForCausalLM(config), theirs, ours)
 
 
-# Of the four pairs of features one is fast, one slow, and two are between.
+# Of the four frequencies one is high, one low, and two are in between.
 LLAMA_3_1 = {
   'rope_type': 'llama3',
   'rope_theta': 10.0,
@@ -115,7 +115,7 @@ OPT = {
   'num_attention_heads': 4,
   'vocab_size': 50,
   'max_position_embeddings': 16,
-  # None of IDS: the vector of this one has no gradient in theirs.
+  # Not in IDS: the embedding of this id has no gradient in transformers.
   'pad_token_id': 0,
 }
 

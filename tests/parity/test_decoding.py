@@ -1,4 +1,4 @@
-"""Whole decoding against transformers' `generate`: GPT-2, T5 and BART with the same weights, prompts
+"""Complete decoding against transformers' `generate`: GPT-2, T5 and BART with the same weights, prompts
 and sources of several lengths."""
 
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ IDS = np.where(
 VALID = IDS != 0
 
 
-# Stands in settings for the token that `end_of` finds.
+# Placeholder in settings for the token from `end_of`.
 END = 'end'
 
 
@@ -82,7 +82,7 @@ BEAMS_WITH_ALL = {
   'min_new_tokens': 3,
   'suppress_tokens': [5, 9],
 }
-# As BART's summarisers are published.
+# The settings of released BART summarisation models.
 SUMMARY = {
   'num_beams': 4,
   'length_penalty': 2.0,
@@ -103,13 +103,13 @@ CASES = [
 
 @pytest.fixture(scope='module')
 def made():
-  """Models by family, so that each is made once."""
+  """A cache of models by family."""
   return {}
 
 
 @pytest.fixture
 def both(made, perturbed, imported):
-  """`both(family)`: their model, ours with its weights, and the token that ends a sequence."""
+  """`both(family)`: the transformers model, the t2x model with its weights, and the end token."""
 
   def make(family):
     if family not in made:
@@ -122,8 +122,8 @@ def both(made, perturbed, imported):
 
 
 def end_of(theirs, family):
-  """The token that comes first at the most different places of greedy rows: random models seldom
-  end by themselves."""
+  """Returns the token whose first occurrences have the most different indices in greedy rows: random
+  models rarely generate a fixed end token."""
   said = they_generate(theirs, family, 1, {'eos_token_id': None})[0].tolist()
   return max(
     range(4, VOCAB), key=lambda token: len({row.index(token) for row in said if token in row})
@@ -131,10 +131,10 @@ def end_of(theirs, family):
 
 
 def they_generate(model, family, num_return, settings):
-  """The new tokens, and all else that transformers tells."""
+  """Returns the new tokens, and the complete output of transformers."""
   ids, known = torch.tensor(IDS), torch.tensor(VALID).long()
   if family == 'GPT-2':
-    # They want padding on the left.
+    # transformers requires padding on the left.
     ids, known = (
       torch.stack([row.roll(WIDTH - n) for row, n in zip(rows, LENGTHS.tolist(), strict=True)])
       for rows in (ids, known)
@@ -157,7 +157,7 @@ def they_generate(model, family, num_return, settings):
 
 
 def we_generate(model, family, num_return, settings):
-  """By the strategy that their settings mean."""
+  """Generates with the strategy equal to the settings."""
   strategy, left_out = strategy_of(settings)
   assert not left_out
   prompts, lengths, source = IDS, LENGTHS, {}
@@ -190,7 +190,7 @@ def test_we_generate_what_they_generate(family, settings, both, table):
 
   lengths, longest = np.asarray(generated.lengths).ravel(), expected.shape[1]
   assert lengths.max() == longest
-  # Behind an end their beam search writes more ends, where the token of padding is 0.
+  # After an end, transformers' beam search writes more end tokens if the padding id is 0.
   written = np.arange(longest) < lengths[:, None]
   tokens = np.asarray(generated.tokens).reshape(-1, ROOM)[:, :longest]
   np.testing.assert_array_equal(tokens[written], expected.numpy()[written])

@@ -20,7 +20,7 @@ TARGET = np.where(TARGET_VALID, RANDOM.integers(2, 50, (3, 9)), PAD)
 
 
 def theirs(model):
-  """Logits where there are target tokens."""
+  """Returns the logits of valid target tokens."""
   out = model(
     input_ids=torch.tensor(SOURCE),
     attention_mask=torch.tensor(SOURCE_VALID).long(),
@@ -32,7 +32,7 @@ def theirs(model):
 
 
 def ours(model):
-  """Logits where there are target tokens."""
+  """Returns the logits of valid target tokens."""
   out = jax.jit(type(model).__call__)(
     model,
     jnp.asarray(SOURCE),
@@ -44,13 +44,13 @@ def ours(model):
 
 
 def theirs_loss(model):
-  """Mean cross-entropy of the target, each token at the place where it is read."""
+  """Returns the mean cross-entropy of the target, without shifting it."""
   losses = torch.nn.functional.cross_entropy
   return losses(theirs(model), torch.tensor(TARGET[TARGET_VALID]))
 
 
 def ours_loss(model):
-  """The same."""
+  """Returns the same loss of the t2x model."""
   labels = jnp.asarray(TARGET[TARGET_VALID])
   return optax.softmax_cross_entropy_with_integer_labels(ours(model), labels).mean()
 
@@ -80,18 +80,18 @@ def test_t5(agree, gradients):
 
 def test_t5_v1_1(agree):
   def make():
-    # The weights of seed 0 magnify rounding: theirs in float32 is then 9e-6 from theirs in float64.
+    # The weights of seed 0 amplify rounding: transformers in float32 then differs by 9e-6 from float64.
     torch.manual_seed(1)
     config = t5_config(feed_forward_proj='gated-gelu', tie_word_embeddings=False)
     model = transformers.T5ForConditionalGeneration(config)
-    # A new model is always tied; one that is read with a head of its own keeps it.
+    # A new model is always tied, a loaded model with a separate head is not.
     model.lm_head.weight = torch.nn.Parameter(torch.randn(50, 24))
     return model
 
   agree('T5 v1.1', make, theirs, ours)
 
 
-# Sizes of BART and its kind, different on the two sides.
+# Sizes of BART-like models, different for encoder and decoder.
 SIZES = {
   'd_model': 24,
   'encoder_layers': 2,
@@ -108,7 +108,7 @@ def test_bart(agree):
   def make():
     config = transformers.BartConfig(vocab_size=50, max_position_embeddings=16, **SIZES)
     model = transformers.BartForConditionalGeneration(config)
-    # A buffer, which perturbing the parameters leaves at zero.
+    # A buffer, which is not perturbed with the parameters.
     model.final_logits_bias.normal_()
     return model
 
@@ -148,7 +148,7 @@ def test_fsmt(agree, tied):
 
   def make():
     model = transformers.FSMTForConditionalGeneration(config)
-    # Sinusoids, which are not for training.
+    # Sinusoidal tables are not trained.
     for side in (model.model.encoder, model.model.decoder):
       side.embed_positions.weight.requires_grad_(False)
     return model

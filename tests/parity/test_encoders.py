@@ -1,6 +1,6 @@
 """Encoders of tokens against transformers.
 
-One model of each family has a large epsilon: at the usual one its place in the norms is not seen.
+One model of each family has a large epsilon: the usual value would hide errors of its position in the norms.
 """
 
 import jax
@@ -31,7 +31,7 @@ def tensors(**arrays):
 
 
 def call(model, **more):
-  """Their outputs."""
+  """Returns the outputs of transformers."""
   known = tensors(
     input_ids=IDS, attention_mask=VALID.astype(int), token_type_ids=TYPES, position_ids=POSITIONS
   )
@@ -39,12 +39,12 @@ def call(model, **more):
 
 
 def hidden(model):
-  """Our hidden vectors."""
+  """Returns the hidden vectors of t2x."""
   return model.hidden(jnp.asarray(IDS), tokens=TOKENS, types=jnp.asarray(TYPES)).x
 
 
 def on_tokens(function):
-  """`function(model)`, compiled; its first output where there are tokens, the others whole."""
+  """Returns compiled `function(model)`: its first output at valid tokens, the other outputs unchanged."""
 
   compiled = jax.jit(function)
 
@@ -209,7 +209,7 @@ def test_xlm_of_one_language_read_from_left_to_right(agree):
   config = transformers.XLMConfig(
     **XLM | {'n_langs': 1}, causal=True, gelu_activation=False, layer_norm_eps=1e-3
   )
-  # Theirs lets later tokens see padding: so there is none on the left.
+  # transformers lets later tokens attend to padding, so there is none on the left.
   valid = np.arange(11) < np.array([[11], [4], [7]])
 
   def theirs(model):

@@ -14,7 +14,7 @@ SENTENCES, LENGTH = 6, 12
 
 @jax.jit
 def counts(told, true, present):
-  one, other = (entities(Tags.of(LABELS), side, present) for side in (told, true))
+  one, other = (entities(Tags.from_labels(LABELS), side, present) for side in (told, true))
   return num_equal(one, other), one.begins.sum(), other.begins.sum()
 
 
@@ -23,7 +23,7 @@ def test_entity_f1_is_that_of_seqeval():
   for _ in range(200):
     lengths = rng.integers(1, LENGTH + 1, SENTENCES)
     true = rng.integers(0, len(LABELS), (SENTENCES, LENGTH))
-    # Some of the tags told are right, so that entities are.
+    # Some predicted tags are correct, so that some entities are.
     told = np.where(rng.random(true.shape) < 0.7, true, rng.integers(0, len(LABELS), true.shape))
     right, num_told, num_true = counts(told, true, np.arange(LENGTH) < lengths[:, None])
     words = (

@@ -32,11 +32,11 @@ def test_a_decoder(perturbed, tmp_path):
   ours = t2x.load(tmp_path)
   assert_close([ours.logits(IDS)], [theirs.logits])
   assert_close(ours.attention(IDS), theirs.attentions)
-  # Theirs begin with the embeddings, and the last is after the final norm.
+  # transformers also returns the embeddings first, and its last vector is after the final norm.
   assert_close(ours.hidden(IDS)[:-1], theirs.hidden_states[1:-1])
-  with pytest.raises(UserError, match='leave out the targets'):
+  with pytest.raises(UserError, match='omit the targets'):
     ours.logits(IDS, TARGETS)
-  with pytest.raises(UserError, match='has no tokenizer: give token ids'):
+  with pytest.raises(UserError, match='has no tokenizer: pass token ids'):
     ours.logits('a text')
   with pytest.raises(UserError, match=r'Experiment\.task is not set'):
     ours.generate('a text')

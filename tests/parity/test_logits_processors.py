@@ -24,7 +24,7 @@ theirs = pytest.importorskip('transformers.generation.logits_process')
 BATCH, COPIES, WIDTH, ROOM, VOCAB = 5, 3, 6, 7, 11
 EOS, PAD = 1, 0
 
-# Ours, and what builds theirs from the padding of each row.
+# t2x processors, and a builder of transformers processors from the padding of each row.
 CASES = {
   'repetition': (
     [RepetitionPenalty(1.3)],
@@ -64,7 +64,7 @@ CASES = {
     ],
   ),
 }
-# Counted or reached in another way where prompts are padded, or longer than one token.
+# transformers differs for padded prompts, or prompts of more than one token.
 UNPADDED = {
   'unigrams': ([NoRepeatNGram(1)], lambda width: [theirs.NoRepeatNGramLogitsProcessor(1)]),
   'length': ([MinLength(9)], lambda width: [theirs.MinLengthLogitsProcessor(9, EOS)]),
@@ -87,7 +87,7 @@ FILTERS = {
 
 
 def filtered(strategy, prompts, lengths, written, logits, step):
-  """Probabilities after the processors and filters of a strategy."""
+  """Returns the probabilities after the processors and filters of a strategy."""
   limits = jnp.full(len(prompts), ROOM)
   request = Request(prompts, lengths, limits, None, written.shape[1], ROOM, (EOS,), PAD)
   return jax.nn.softmax(strategy.filter(strategy.process(logits, written, step, request)))
@@ -97,7 +97,7 @@ filtered = jax.jit(filtered, static_argnums=0)
 
 
 def assert_same_distributions(strategy, build, width, padded):
-  """Over all steps of histories in which a few tokens come again and again."""
+  """Compares all steps of histories in which a few tokens recur."""
   rng = np.random.default_rng(0)
   for seed in range(5):
     lengths = rng.integers(1, width + 1, BATCH) if padded else np.full(BATCH, width)

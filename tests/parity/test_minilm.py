@@ -1,4 +1,4 @@
-"""Sentence embeddings of a trained model: ours against transformers with the same weights."""
+"""Sentence embeddings of a trained model: t2x against transformers with the same weights."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ SENTENCES = (
 
 @pytest.fixture(scope='module')
 def rows():
-  """Ids [sentences, length] and where they are no padding."""
+  """Returns ids [sentences, length] and their mask, False for padding."""
   tokenizer = load_hub_tokenizer(minilm.get_model_path())
   texts = [tokenizer.encode_pair(sentence).ids for sentence in SENTENCES]
   ids = np.full((len(texts), max(map(len, texts))), tokenizer.pad_id)
@@ -61,6 +61,6 @@ def test_sentence_embeddings(rows, imported_from, table):
   parameters = sum(leaf.size for leaf in jax.tree.leaves(model))
   table['MiniLM, trained'] |= {'parameters': f'{parameters:,}', 'difference': f'{found:.0e}'}
   assert found < 1e-5
-  # What it was trained for: paraphrases are near each other, strangers are not.
+  # The training objective: paraphrases are similar, unrelated sentences are not.
   similarity = got @ got.T
   assert similarity[0, 1] > 0.5 > similarity[0, 2]

@@ -1,4 +1,4 @@
-"""Mixers against their authors' or others' PyTorch code."""
+"""Mixers against the PyTorch code of their authors or of other projects."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +37,7 @@ def test_linformer_equals_the_package_linformer():
   ours.k_length[...], ours.v_length[...] = copied(theirs.proj_k), copied(theirs.proj_v)
   ours.out.kernel[...] = copied(theirs.to_out.weight.T, (HEADS, WIDTH // HEADS, WIDTH))
   ours.out.bias[...] = copied(theirs.to_out.bias)
-  # 12 tokens are the whole of E and F, 10 a slice.
+  # 12 tokens use all rows of E and F, 10 tokens a slice.
   for x in (X, np.concatenate([X, X[:, :2]], axis=1)):
     expected = theirs(torch.tensor(x)).detach().numpy()
     y, _ = applied(ours, jnp.asarray(x))
@@ -50,7 +50,7 @@ def test_linear_attention_equals_the_package_performer_pytorch(pattern):
     'performer_pytorch.performer_pytorch', reason="the extra 'parity' is not installed"
   )
   ours = LinearAttention(WIDTH, num_heads=HEADS, chunk=4, rngs=nnx.Rngs(0))
-  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.projected(jnp.asarray(3 * X)))
+  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(3 * X)))
   q, k = (torch.nn.functional.elu(a) + 1 for a in (q, k))
   if pattern == Causal():
     y = package.causal_linear_attention_noncuda(q, k, v, chunk_size=3, eps=0.0)

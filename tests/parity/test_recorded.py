@@ -27,7 +27,7 @@ def theirs(model, **inputs):
 
 
 def assert_equal(ours, theirs, rows):
-  """`ours` [layers, batch, heads, queries, keys]; `rows` [batch, queries]: those that are tokens."""
+  """`ours` [layers, batch, heads, queries, keys]; `rows` [batch, queries]: the valid tokens."""
   theirs = np.stack([layer.numpy() for layer in theirs])
   assert ours.shape == theirs.shape
   where = np.broadcast_to(rows[None, :, None, :, None], ours.shape)
@@ -51,7 +51,7 @@ def test_self_attention_and_hidden_vectors(name, perturbed, imported):
   out = jax.jit(lambda m: m.hidden(jnp.asarray(IDS), tokens=TOKENS, record=RECORD))(mine)
   assert_equal(out.recorded['blocks.0.mixer.probabilities'], expected.attentions, VALID)
   hidden = np.asarray(out.recorded['blocks.0.hidden'])
-  # Theirs begin with the embeddings; the last of GPT-2 is after the final norm.
+  # transformers also returns the embeddings first; the last vector of GPT-2 is after the final norm.
   wanted = [layer.numpy() for layer in expected.hidden_states[1:]]
   for layer in range(2 if name == 'gpt2' else 3):
     scale = np.abs(wanted[layer][VALID]).max()

@@ -1,5 +1,5 @@
-"""Greedy and beam search against transformers' `generate`, over a model that is a table: over a
-thousand searches in which ends come early and late, so that penalty, pool and stopping all matter."""
+"""Greedy and beam search against transformers' `generate` with a table as model: over a thousand searches
+with early and late ends, so that penalty, pool and stopping all have an effect."""
 
 import itertools
 import sys
@@ -29,7 +29,7 @@ from t2x.decode import (
   generate,
 )
 
-# Their beam search fills with the end token when that of padding is 0.
+# transformers' beam search pads with the end token if the padding id is 0.
 VOCAB, EOS, PAD, WIDTH, ROOM, BATCH = 19, 1, 18, 5, 9, 16
 STOPPING = {'never': WhenCertain(), False: AtCurrentLength(), True: WhenFull()}
 PROCESSORS = [
@@ -65,9 +65,9 @@ def left_padded(ids, lengths):
 
 
 def both(seed, strategy, num_return=1, ends=EOS, **settings):
-  """What both systems generate from one table and the same prompts."""
+  """Generates with both libraries from the same table and prompts."""
   model = history_model(vocab=VOCAB, seed=seed, scale=1.2)
-  # About one token in twelve is the end token. Padding is never said: their n-grams contain it.
+  # About one token in twelve is the end token. Padding is never generated: n-grams in transformers contain it.
   model = type(model)(model.table.at[:, np.array(ends)].add(0.5).at[:, PAD].add(-50.0))
   ids, lengths = prompts_of(seed)
   ours = generate(
@@ -158,7 +158,7 @@ def test_greedy_ends_at_any_of_several_tokens_as_theirs(processors, settings):
     assert_same_tokens(ours, theirs)
 
 
-# Where an end is forced all ends score the same, and which comes first is chance.
+# Forced end tokens all have the same score, so their order is arbitrary.
 @pytest.mark.parametrize(('processors', 'settings'), SEVERAL_ENDS[:2])
 def test_beam_search_ends_at_any_of_several_tokens_as_theirs(processors, settings):
   common = {'processors': processors, 'eos_ids': ENDS}

@@ -27,8 +27,8 @@ TEXTS = (
   'I was born in 92000, and this is falsé.',
   "``quoted'' text ... <extra_id_3> a.b",
 )
-# T5 and ALBERT are SentencePiece here and the library's likeness of it there: they part ways over
-# control characters and rare white space.
+# t2x uses SentencePiece for T5 and ALBERT, transformers a reimplementation, which differs in control
+# characters and rare white space.
 PLAIN = st.text(st.characters(max_codepoint=0x17F, categories=('L', 'N', 'P', 'S', 'Zs')))
 
 
@@ -64,7 +64,7 @@ def decoded(ours, theirs, ids):
   if isinstance(ours, FastTokenizer):
     assert ours.decode(ids) == told
   else:
-    # Where unknown pieces were left out, SentencePiece leaves one space and the library two.
+    # Around removed unknown pieces, SentencePiece writes one space and transformers two.
     assert ours.decode(ids).split() == told.split()
 
 

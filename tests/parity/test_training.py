@@ -1,4 +1,4 @@
-"""Fifty steps of AdamW from the same weights on the same batches: our losses against torch's."""
+"""Fifty steps of AdamW from the same weights on the same batches: losses of t2x against torch."""
 
 import functools
 
@@ -17,7 +17,7 @@ from t2x.train.step import init_state, make_train_step
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
 
-# Relative, at every step.
+# Relative error at every step.
 TOLERANCE = 1e-3
 NUM_STEPS, BATCH, LENGTH = 50, 8, 12
 VOCAB, BOS, PAD = 40, 3, 0
@@ -25,7 +25,7 @@ PEAK, DECAY = 3e-3, 0.1
 
 
 def side(rng, first, pace):
-  """Ids that count up from `first` by `pace`, of different lengths, as a task is given them."""
+  """Returns ids, segments and positions of rows that count up from `first` by `pace`."""
   lengths = rng.integers(3, LENGTH + 1, BATCH)
   places = np.broadcast_to(np.arange(LENGTH), (BATCH, LENGTH))
   segments = places < lengths[:, None]
@@ -34,7 +34,7 @@ def side(rng, first, pace):
 
 
 def batches():
-  """Of pairs that share how they count."""
+  """Yields batches of pairs with the same `first` and `pace`."""
   rng = np.random.default_rng(0)
   for _ in range(NUM_STEPS):
     first, pace = rng.integers(0, VOCAB, BATCH), rng.integers(1, 4, BATCH)
@@ -45,12 +45,12 @@ def batches():
 
 
 def read(batch):
-  """What predicts the target: it, moved by one."""
+  """Returns the decoder inputs: the target shifted by one."""
   return np.pad(batch['target'], ((0, 0), (1, 0)), constant_values=BOS)[:, :-1]
 
 
 def torch_losses(model, logits):
-  """Of AdamW, which decays all but norms and biases."""
+  """Yields the losses of torch's AdamW, with weight decay except for norms and biases."""
   decayed = [one for name, one in model.named_parameters() if is_decayed(name, one)]
   others = [one for name, one in model.named_parameters() if not is_decayed(name, one)]
   optimizer = torch.optim.AdamW(
@@ -69,12 +69,12 @@ def torch_losses(model, logits):
 
 
 def is_decayed(name, parameter):
-  """Whether weight decay pulls at it."""
+  """Returns whether weight decay applies to a parameter."""
   return parameter.ndim > 1 and not name.endswith('bias')
 
 
 def our_losses(model, task, fields):
-  """Of our train step; `fields` says which of the batch the task knows by which name."""
+  """Yields the losses of t2x's train step; `fields` maps names of the task to names of the batch."""
   trainer = Trainer(
     num_steps=NUM_STEPS,
     batch_size=BATCH,
@@ -95,7 +95,7 @@ def our_losses(model, task, fields):
   step = jax.jit(make_train_step(task, trainer, optimizer, blueprint, groups))
   for batch in batches():
     state, out = step(
-      state, {}, {ours: jnp.asarray(batch[theirs], jnp.int32) for ours, theirs in fields.items()}
+      state, {}, {name: jnp.asarray(batch[key], jnp.int32) for name, key in fields.items()}
     )
     total, weight = out.sums['loss']
     yield float(total / weight)
@@ -103,7 +103,7 @@ def our_losses(model, task, fields):
 
 @pytest.fixture
 def follow(table, imported):
-  """`follow(family, model, logits, task, fields)`: both train, from what `model` is."""
+  """`follow(family, model, logits, task, fields)`: trains both models from the weights of `model`."""
 
   def check(family, model, logits, task, fields):
     mine = np.array(list(our_losses(imported(model), task, fields)))
@@ -164,7 +164,7 @@ def test_bart_learns_as_in_torch(follow, perturbed):
     pad_token_id=PAD,
   )
   model = transformers.BartForConditionalGeneration(config)
-  # Ours learns this bias, theirs holds it in a buffer.
+  # t2x trains this bias, in transformers it is a buffer.
   bias = model.final_logits_bias
   del model.final_logits_bias
   model.final_logits_bias = torch.nn.Parameter(bias)

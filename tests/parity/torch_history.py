@@ -7,13 +7,13 @@ transformers = pytest.importorskip('transformers', reason="the extra 'parity' is
 
 
 class Config(transformers.PreTrainedConfig):
-  """What `generate` asks for: nothing but a name."""
+  """The minimal config that `generate` requires."""
 
   model_type = 'history'
 
 
 class TorchHistory(transformers.PreTrainedModel, transformers.GenerationMixin):
-  """Logits after each history = table[hash(history)], padding left out."""
+  """Logits after each history = table[hash(history)], without padding."""
 
   config_class = Config
   main_input_name = 'input_ids'
@@ -23,7 +23,7 @@ class TorchHistory(transformers.PreTrainedModel, transformers.GenerationMixin):
     self.table = torch.nn.Parameter(torch.tensor(table))
 
   def forward(self, input_ids, attention_mask=None, **kwargs):
-    """Logits for every position of rows that are padded on the left."""
+    """Returns logits for every position of rows padded on the left."""
     known = torch.ones_like(input_ids) if attention_mask is None else attention_mask
     slots = known.cumsum(-1) - 1
     hashed = ((input_ids + 1) * (slots + 2) ** 2 * known).cumsum(-1)

@@ -21,10 +21,10 @@ def nearest(measure, target, limit=5000):
 @pytest.mark.parametrize('target', [2200.0, 9100.0])
 def test_the_nearest_integer(measure, start, target):
   found = solve(measure, start, target, tolerance=0.0)
-  assert abs(found.gap) == pytest.approx(
+  assert abs(found.deviation) == pytest.approx(
     abs(measure(int(nearest(measure, target))) / target - 1), abs=1e-12
   )
-  assert found.gap == measure(found.value) / target - 1
+  assert found.deviation == measure(found.value) / target - 1
 
 
 def test_a_start_within_the_tolerance_stays():
@@ -49,7 +49,7 @@ def test_values_that_are_refused_are_passed_over():
 
 def test_what_is_out_of_reach_gives_the_nearest_and_its_gap():
   found = solve(lambda v: 1000.0 + v, 50, 500.0, tolerance=0.01)
-  assert (found.value, found.gap) == (1, 1001 / 500 - 1)
+  assert (found.value, found.deviation) == (1, 1001 / 500 - 1)
 
 
 def test_nothing_that_can_be_built_is_an_error():

@@ -27,7 +27,7 @@ def test_a_sweep_is_checked_with_all_its_variants(check, tmp_path):
   code, out, _ = check(variants, "  grid = {'d_model': [8, 16]}\n  match = None\n")
   assert code == 0
   assert 'ok; a sweep of 3 variants at 2 points with 2 seeds: 8 trials of 4 programs; ' in out
-  assert 'gelu and same are one config' in out
+  assert 'gelu and same have the same config' in out
   assert {path.name for path in tmp_path.iterdir()} == {'base.gin', 'study.gin'}
 
 
@@ -66,7 +66,7 @@ def test_a_budget_out_of_reach_is_said(check):
 def test_budgets_in_seconds_are_not_measured(check):
   extra = "  match = 'seconds'\n  knob = 'Trainer.num_steps'\n"
   code, out, _ = check("{'gelu': {}, 'long': {'Trainer.num_steps': 24}}", extra)
-  assert code == 0 and 'its budgets in seconds are measured by `t2x sweep`' in out
+  assert code == 0 and 'budgets in seconds are only measured by `t2x sweep`' in out
 
 
 @pytest.mark.parametrize('command', ['train', 'show', 'diff'])
@@ -82,7 +82,7 @@ def test_other_commands_name_those_for_a_sweep_file(command, sweep_file, capsys)
 def test_a_sweep_file_is_checked_alone(sweep_file, capsys):
   file = sweep_file()
   assert main(['check', str(file.parent / 'base.gin'), str(file)]) == 2
-  assert f'{file} is a sweep file, which is checked alone: t2x check' in capsys.readouterr().err
+  assert f'{file} is a sweep file, pass no other files: t2x check' in capsys.readouterr().err
 
 
 def test_a_run_file_is_no_sweep(sweep_file, tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_a_run_file_is_no_sweep(sweep_file, tmp_path, capsys):
   assert main(['sweep', str(file), '--out', str(tmp_path / 'out')]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert (
-    f'{file} is no sweep file: it does not bind Sweep; an experiment is run by `t2x train' in line
+    f'{file} is not a sweep file: it does not bind Sweep; run an experiment with `t2x train' in line
   )
 
 

@@ -10,7 +10,7 @@ import pytest
 from t2x.errors import UserError
 from t2x.sweeps.engines import Engine, _run
 from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
-from t2x.sweeps.trial import held
+from t2x.sweeps.trial import locked_trial
 
 
 def trial(name):
@@ -59,7 +59,7 @@ def test_a_job_that_is_lost_leaves_the_others_and_is_named(folder):
 
 
 def test_a_trial_that_another_machine_has_is_waited_for_and_run_when_it_is_free(folder):
-  held_elsewhere = held(folder / 'a')
+  held_elsewhere = locked_trial(folder / 'a')
   held_elsewhere.__enter__()
   told = []
 
@@ -98,7 +98,7 @@ def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
 def test_a_machine_without_slurm_is_said(sweep, monkeypatch):
   monkeypatch.setenv('PATH', '')
   code, told = sweep('--runner', 'slurm')
-  assert code == 2 and 'there is no sbatch on this machine' in told.err
+  assert code == 2 and 'sbatch is not installed on this machine' in told.err
 
 
 @pytest.mark.slow

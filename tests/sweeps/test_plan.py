@@ -122,10 +122,13 @@ def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
   assert gated.folder not in configs and len(configs) == 4
   (tmp_path / gated.folder).mkdir()
   write_outcome(tmp_path / gated.folder, Outcome(status='finished'))
-  assert 'more parameters than the baseline, and it has no MLP.hidden_dim to move' in gated.problem
+  assert (
+    'more parameters than the baseline, and it has no parameter MLP.hidden_dim to adjust'
+    in gated.problem
+  )
   table = plan_table(made, tmp_path)
   (row,) = (line for line in table.splitlines() if line.startswith('gated  '))
-  assert row.split()[4:6] == ['cannot', '-']
+  assert row.split()[4:6] == ['unmatched', '-']
   assert 'gated is not run: ' in table and '4 of 4 trials to run, 2 programs to compile' in table
 
 
@@ -218,7 +221,7 @@ def test_equal_variants_are_said_in_the_table(plan, tmp_path):
     variants="{'gelu': {}, 'same': {'MLP.activation': @gelu}, 'relu': {'MLP.activation': @relu}}",
   )
   lines = plan_table(made, tmp_path).splitlines()
-  assert 'gelu and same are one config, with one set of trials: nothing differs' in lines
+  assert 'gelu and same have the same config and share their trials' in lines
 
 
 def test_a_binding_without_effect_is_refused(plan, tmp_path):
@@ -228,8 +231,11 @@ def test_a_binding_without_effect_is_refused(plan, tmp_path):
     plan('\nMLP.hidden_dim = 16\n', variants=variants)
   # What the variant binds itself wins over the sweep file, what its file binds does not.
   (line,) = str(caught.value).splitlines()
-  assert f"variant 'own': MLP.hidden_dim = 8 ({tmp_path}/own.gin:1) has no effect: " in line
-  assert f'MLP.hidden_dim = 16 ({tmp_path}/study.gin or --gin) wins over it' in line
+  assert (
+    f"variant 'own': MLP.hidden_dim = 8 ({tmp_path}/own.gin:1) has no effect: overridden by "
+    in line
+  )
+  assert f'overridden by MLP.hidden_dim = 16 ({tmp_path}/study.gin or --gin)' in line
   (tmp_path / 'own.gin').write_text('Cosine.warmup_steps = 4\n')
   made, _ = plan('\nMLP.hidden_dim = 16\n', variants=variants)
   assert by_variant(made)['dict'].parameters > by_variant(made)['own'].parameters
@@ -238,7 +244,9 @@ def test_a_binding_without_effect_is_refused(plan, tmp_path):
 def test_a_scoped_binding_of_the_sweep_file_hides_no_variant(plan):
   base = '\nExperiment.model = @x/VisionTransformer\n'
   variants = "{'gelu': {}, 'wide': {'MLP.hidden_dim': 64}}"
-  with pytest.raises(UserError, match=r"variant 'wide': MLP.hidden_dim = 64 has no effect: x/MLP"):
+  with pytest.raises(
+    UserError, match=r"variant 'wide': MLP.hidden_dim = 64 has no effect: overridden by x/MLP"
+  ):
     plan('\nx/MLP.hidden_dim = 16\n', variants=variants, base=base)
   made, _ = plan('', variants=variants, base=base + 'x/MLP.hidden_dim = 16\n')
   assert by_variant(made)['wide'].parameters > by_variant(made)['gelu'].parameters
@@ -291,49 +299,49 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 3}}", (), ["variant 'a': "]),
     ("{'gelu': {}, 'a': {'GatedMLP.hidden_dim': 3}}", (), ['nothing uses GatedMLP.hidden_dim']),
     ("{'gelu': {}, 'a': {'Cosine.warmup_steps': 99}}", (), ["variant 'a': Cosine.warmup_steps = 99"]),
-    ("{'relu': {}}", (), ["Sweep.baseline = 'gelu' is none of relu"]),
-    ("{'gelu': 3}", (), ["Sweep.variants['gelu'] is neither"]),
+    ("{'relu': {}}", (), ["Sweep.baseline = 'gelu' is not one of relu"]),
+    ("{'gelu': 3}", (), ["Sweep.variants['gelu'] must be a dict of bindings or a gin file"]),
     ("{'gelu': 'no.gin'}", (), ["there is no file 'no.gin'"]),
     ("{'gelu': {}}", ('Sweep.sedes=3',), ["Sweep has no parameter 'sedes'; did you mean 'seeds'?"]),
-    ("{'gelu': {}, 'relu': {}}", ('Sweep.only=["rulu"]',), ["Sweep.only holds 'rulu', which is none of Sweep.variants; did you mean 'relu'?"]),
+    ("{'gelu': {}, 'relu': {}}", ('Sweep.only=["rulu"]',), ["Sweep.only contains 'rulu', which is not in Sweep.variants; did you mean 'relu'?"]),
     ("{'gelu': {}}", ('Sweep.seeds=0',), ['Sweep.seeds must be at least 1']),
     ("{'gelu': {}}", ('Sweep.seeds=[]',), ['Sweep.seeds must not be empty']),
-    ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['holds a seed twice']),
-    ("{'gelu': {}}", ('Sweep.grid={"d_model": [2, 4, 2]}',), ["Sweep.grid['d_model'] holds 2 twice"]),
+    ("{'gelu': {}}", ('Sweep.seeds=[1, 1]',), ['contains a seed twice']),
+    ("{'gelu': {}}", ('Sweep.grid={"d_model": [2, 4, 2]}',), ["Sweep.grid['d_model'] contains 2 twice"]),
     ("{'gelu': {}, 'a': {'d_model': 8}}", ('Sweep.grid={"d_model": [2, 4]}',), ["['a'] binds d_model, an axis"]),
-    ("{'gelu': {}, 'a': {'Trainer.seed': 8}}", (), ["['a'] binds Trainer.seed: seeds are those of"]),
-    ("{'gelu': {}}", ('Sweep.grid={"Trainer.seed": [0, 1]}',), ["binds Trainer.seed: seeds are"]),
+    ("{'gelu': {}, 'a': {'Trainer.seed': 8}}", (), ["['a'] binds Trainer.seed: set Sweep.seeds instead"]),
+    ("{'gelu': {}}", ('Sweep.grid={"Trainer.seed": [0, 1]}',), ["binds Trainer.seed: set Sweep.seeds instead"]),
     ("{'gelu': {}, 'a': {'MLP.hidden_dim': 0}}", (), ["variant 'a': MLP.hidden_dim must be at least 1"]),
     ("{'gelu': {}, 'a': {'num_layers': 0}}", (), ["variant 'a': ", 'Stack.unroll must be at least 1']),
     ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 3}}", (), ["variant 'a': "]),
-    ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: cannot be read: the dict has the key 'a' twice"]),
-    ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: what a sweep file imports reaches no trial']),
+    ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: syntax error: the dict has the key 'a' twice"]),
+    ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: imports of a sweep file have no effect on trials']),
     ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal must be 'min' or 'max'"]),
-    ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: is 'accuracy' better"]),
+    ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: set it to 'min' or 'max' for 'accuracy'"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
-    ("{'gelu': {}}", ('Sweep.knob=d_model',), ['moves nothing']),
-    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=["d_model", "MLP.hiden_dim"]'), ["there is no 'MLP.hiden_dim'; did you mean 'MLP.hidden_dim'?"]),
-    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=dmodel'), ["there is no 'dmodel'; did you mean 'd_model'?"]),
+    ("{'gelu': {}}", ('Sweep.knob=d_model',), ['has no effect']),
+    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=["d_model", "MLP.hiden_dim"]'), ["there is no parameter or macro 'MLP.hiden_dim'; did you mean 'MLP.hidden_dim'?"]),
+    ("{'gelu': {}}", ('Sweep.match=flops', 'Sweep.knob=dmodel'), ["there is no parameter or macro 'dmodel'; did you mean 'd_model'?"]),
     ("{'gelu': {}}\n\nMLP.actvation = @relu\n\nSweep:\n", (), ["study.gin or --gin: MLP has no parameter 'actvation'"]),
-    ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x holds itself']),
+    ("{'gelu': {}}", ('x=%y', 'y=%x', 'Sweep.seeds=%x'), ['macro %x refers to itself']),
     ("{'gelu': {}, 'a\\x1b[31m': {}}", (), ["Sweep.variants: 'a\\x1b[31m' cannot be used as a name"]),
     ("{'gelu': {}, '\\u202ea': {}}", (), ["Sweep.variants: '\\u202ea' cannot be used as a name"]),
     ("{'gelu': {}, 'a': 'b\\n.gin'}", (), ["Sweep.variants: 'b\\n.gin' cannot be used as a name"]),
     ("{'gelu': {}, 'gelu ': {'d_model': 8}}", (), ["Sweep.variants: 'gelu ' cannot be used as a name"]),
     ("{'gelu': {}, '': {'d_model': 8}}", (), ["Sweep.variants: '' cannot be used as a name"]),
-    ("{'gelu': {}, 'a': {1: 8}}", (), ["Sweep.variants['a'] binds 1, which is no name"]),
+    ("{'gelu': {}, 'a': {1: 8}}", (), ["Sweep.variants['a'] binds 1, which is not a name"]),
     ("{'gelu': {}}", ('Sweep.metric=""',), ["Sweep.metric must not be empty, got ''"]),
     ("{'gelu': {}}", ('Sweep.metric="lo\\x07ss"',), ["Sweep.metric: 'lo\\x07ss' cannot be used as a name"]),
     ("{'gelu': {}}", ('Sweep.base=[]',), ['Sweep.base must not be empty, got []']),
     ("{'gelu': {}}", ('Sweep.seeds=[-1]',), ['Sweep.seeds must be at least 0 and at most 4294967295, got -1']),
     ("{'gelu': {}}", ('Sweep.seeds=[0, 4294967296]',), ['Sweep.seeds must be at least 0 and at most 4294967295']),
-    ("{'gelu': {}}", ('Trainer.seed=3',), ['Trainer.seed: seeds are those of Sweep.seeds']),
-    ("{'gelu': {}}", ('big/Trainer.seed=3',), ['big/Trainer.seed: seeds are those of Sweep.seeds']),
+    ("{'gelu': {}}", ('Trainer.seed=3',), ['Trainer.seed: set Sweep.seeds instead']),
+    ("{'gelu': {}}", ('big/Trainer.seed=3',), ['big/Trainer.seed: set Sweep.seeds instead']),
     ("{'gelu': {}}", ('big/Sweep.seeds=3',), ['big/Sweep.seeds: Sweep has no scopes']),
     ("{'gelu': {}}", ('Sweep.tolerance=-0.1',), ['Sweep.tolerance must be at least 0 and below 1']),
-    ("{'gelu': {}}", ('Sweep.grid={"Cosine.peak": [1, 1.0]}',), ["Sweep.grid['Cosine.peak'] holds 1 twice"]),
-    ("{'gelu': {}}", ('Sweep.grid={"MLP.activation": [@gelu, "@gelu"]}',), ["Sweep.grid['MLP.activation'] holds @gelu twice"]),
-    ("{'gelu': {}}", ('Sweep.grid={"d_model": [8, 16]}', 'Sweep.match=parameters', 'Sweep.knob=d_model'), ["Sweep.grid['d_model'] is Sweep.knob too"]),
+    ("{'gelu': {}}", ('Sweep.grid={"Cosine.peak": [1, 1.0]}',), ["Sweep.grid['Cosine.peak'] contains 1 twice"]),
+    ("{'gelu': {}}", ('Sweep.grid={"MLP.activation": [@gelu, "@gelu"]}',), ["Sweep.grid['MLP.activation'] contains @gelu twice"]),
+    ("{'gelu': {}}", ('Sweep.grid={"d_model": [8, 16]}', 'Sweep.match=parameters', 'Sweep.knob=d_model'), ["Sweep.grid['d_model'] is also in Sweep.knob"]),
   ],
 )  # fmt: skip
 def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from t2x.api import read_config
+from t2x.sweeps import provenance
 
 
 def git(folder, *arguments):
@@ -22,10 +23,10 @@ def checkout(tmp_path, monkeypatch):
   git(source, 'init', '-q')
   git(source, 'add', '-A')
   git(source, 'commit', '-qm', 'first')
-  monkeypatch.setattr(origin, '_source', lambda: source)
-  origin.origin.cache_clear()
+  monkeypatch.setattr(provenance, '_source', lambda: source)
+  provenance.origin.cache_clear()
   yield source
-  origin.origin.cache_clear()
+  provenance.origin.cache_clear()
 
 
 def test_the_commit_is_that_of_the_source_code_wherever_the_command_runs(
@@ -33,13 +34,13 @@ def test_the_commit_is_that_of_the_source_code_wherever_the_command_runs(
 ):
   head = git(checkout, 'rev-parse', '--short=12', 'HEAD')
   monkeypatch.chdir(tmp_path)
-  assert origin.commit() == head == origin.origin()['commit']
-  assert 'project' not in origin.origin()
+  assert provenance.commit() == head == provenance.origin()['commit']
+  assert 'project' not in provenance.origin()
   # A hook of another repository has these set.
   monkeypatch.setenv('GIT_DIR', '/nowhere')
-  assert origin.commit() == head
+  assert provenance.commit() == head
   (checkout / 't2x' / '__init__.py').write_text('changed = True')
-  assert origin.commit() == head + '+'
+  assert provenance.commit() == head + '+'
 
 
 def test_the_project_has_a_commit_of_its_own(checkout, tmp_path, monkeypatch):
@@ -48,8 +49,8 @@ def test_the_project_has_a_commit_of_its_own(checkout, tmp_path, monkeypatch):
   git(project, 'init', '-q')
   git(project, 'commit', '-qm', 'first', '--allow-empty')
   monkeypatch.chdir(project / 'configs')
-  assert origin.origin()['project'] == git(project, 'rev-parse', '--short=12', 'HEAD')
-  assert origin.origin()['commit'] == git(checkout, 'rev-parse', '--short=12', 'HEAD')
+  assert provenance.origin()['project'] == git(project, 'rev-parse', '--short=12', 'HEAD')
+  assert provenance.origin()['commit'] == git(checkout, 'rev-parse', '--short=12', 'HEAD')
 
 
 @pytest.mark.parametrize('kind', ['branch', 'packed', 'detached', 'worktree'])
@@ -61,9 +62,9 @@ def test_without_git_the_commit_is_read(checkout, tmp_path, monkeypatch, kind):
     git(checkout, 'checkout', '-q', '--detach')
   if kind == 'worktree':
     git(checkout, 'worktree', 'add', '-q', str(tmp_path / 'other'))
-    monkeypatch.setattr(origin, '_source', lambda: tmp_path / 'other')
+    monkeypatch.setattr(provenance, '_source', lambda: tmp_path / 'other')
   monkeypatch.setenv('PATH', '')
-  assert origin.commit() == f'{head[:12]} (changes unknown: git failed)'
+  assert provenance.commit() == f'{head[:12]} (changes unknown: git failed)'
 
 
 def test_a_package_below_the_repository_of_a_project_has_its_version(
@@ -72,10 +73,10 @@ def test_a_package_below_the_repository_of_a_project_has_its_version(
   package = checkout / 'venv' / 'site-packages'
   (package / 't2x').mkdir(parents=True)
   (package / 't2x' / '__init__.py').write_text('')
-  monkeypatch.setattr(origin, '_source', lambda: package)
-  assert origin.commit() == 'none: t2x 0.1.0 is not run from a checkout'
-  monkeypatch.setattr(origin, '_source', lambda: tmp_path)
-  assert origin.commit() == 'none: t2x 0.1.0 is not run from a checkout'
+  monkeypatch.setattr(provenance, '_source', lambda: package)
+  assert provenance.commit() == 'none: t2x 0.1.0 is not run from a checkout'
+  monkeypatch.setattr(provenance, '_source', lambda: tmp_path)
+  assert provenance.commit() == 'none: t2x 0.1.0 is not run from a checkout'
 
 
 def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
@@ -83,8 +84,8 @@ def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
   monkeypatch.setenv('T2X_TRUST', str(tmp_path))
   (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  pass\n')
   (tmp_path / 'a.gin').write_text('import parts_with_digest\n')
-  found = origin.modules(read_config([tmp_path / 'a.gin']))
+  found = provenance.modules(read_config([tmp_path / 'a.gin']))
   assert list(found) == ['module parts_with_digest'] and len(*found.values()) == 12
-  origin._digest.cache_clear()
+  provenance._digest.cache_clear()
   (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  changed = True\n')
-  assert origin.modules(read_config([tmp_path / 'a.gin'])) != found
+  assert provenance.modules(read_config([tmp_path / 'a.gin'])) != found

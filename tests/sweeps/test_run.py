@@ -12,11 +12,11 @@ import pytest
 from t2x.api import read_config
 from t2x.cli import main
 from t2x.errors import UserError
-from t2x.signals import answered_by
+from t2x.signals import handle_signals
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
-from t2x.sweeps.runners import Here, distinct
+from t2x.sweeps.runners import InProcess, distinct
 from t2x.sweeps.trial import Busy, run_trial
 from t2x.train import Cosine, TrainProgram, train
 
@@ -82,7 +82,7 @@ def test_a_runner_is_handed_what_is_left_and_what_had_ended_is_looked_at(
   trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
   (tmp_path / 'out' / 'trials' / trials[2].folder / 'trial.json').unlink()
   handed = []
-  monkeypatch.setattr(Here, 'run', lambda self, trials, *_: handed.extend(trials))
+  monkeypatch.setattr(InProcess, 'run', lambda self, trials, *_: handed.extend(trials))
   sweep()
   assert handed == [trials[2]]
   handed.clear()
@@ -103,12 +103,12 @@ def test_a_sweep_file_does_not_take_the_folder_of_another(sweep, tmp_path, capsy
     return code, capsys.readouterr().err
 
   code, told = run(other)
-  assert code == 2 and f'holds the sweep of {tmp_path}/study.gin: rename {other}' in told
+  assert code == 2 and f'contains the sweep of {tmp_path}/study.gin: rename {other}' in told
   assert plan.read_text() == before
   trials = tmp_path / 'trials.gin'
   trials.write_text(other.read_text())
   code, told = run(trials)
-  assert code == 2 and 'where trials are' in told
+  assert code == 2 and 'the folder of the trials: rename the file' in told
   # One that was moved here is the same; so is what an older version wrote.
   plan.write_text(before.replace('../study.gin', '../moved.gin'))
   assert run(other)[0] == 0
@@ -151,7 +151,7 @@ def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp
   for _ in range(2):
     code, told = sweep(*metric)
     assert code == 2
-    assert "no metric 'acuracy' in a trial that finished; did you mean 'accuracy'?" in told.err
+    assert "no metric 'acuracy' in a finished trial; did you mean 'accuracy'?" in told.err
     assert 'one of accuracy, eval_examples, loss' in told.err
     assert len(times(tmp_path / 'out')) == 1
 
@@ -163,7 +163,7 @@ def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
   path = tmp_path / 'out' / 'trials' / trials[-1].folder
   write_outcome(path, Outcome(status='finished', metrics={'other': 1.0}))
   code, told = sweep()
-  assert code == 1 and "4 finished, 1 without 'loss'; now" in told.out.splitlines()[-1]
+  assert code == 1 and "4 finished, 1 without 'loss'; next: t2x report" in told.out.splitlines()[-1]
 
 
 def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
@@ -177,7 +177,7 @@ def test_variants_that_are_not_run_are_said_in_the_end(sweep):
   code, told = sweep('--gin.Sweep.seeds=1', variants=variants)
   assert code == 1
   assert told.out.splitlines()[-1].startswith(
-    '1 finished; not run, as no budget matches: long; now'
+    '1 finished; not run, because their budgets do not match: long; next: t2x report'
   )
 
 
@@ -251,7 +251,7 @@ def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, mon
 
   def last_step(trial, *_):
     begun.append(trial.folder)
-    with answered_by(lambda *_: None):
+    with handle_signals(lambda *_: None):
       signal.raise_signal(signal.SIGTERM)
     return Outcome(status='finished')
 
@@ -262,7 +262,7 @@ def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, mon
   ]
   told = []
   with pytest.raises(UserError, match='interrupted'):
-    Here().run(trials, tmp_path, lambda trial, outcome: told.append(trial.folder))
+    InProcess().run(trials, tmp_path, lambda trial, outcome: told.append(trial.folder))
   assert begun == told == ['one']
 
 
@@ -278,7 +278,7 @@ def test_workers_begin_in_different_places_and_between_them_run_all():
     )
     for i in range(12)
   ]
-  orders = [[t.folder for t in Here((i, 3))._order(trials)] for i in range(3)]
+  orders = [[t.folder for t in InProcess((i, 3))._order(trials)] for i in range(3)]
   assert len({order[0] for order in orders}) == 3
   for order in orders:
     assert sorted(order) == sorted(t.folder for t in trials)
@@ -381,4 +381,4 @@ def test_a_pool_leaves_no_worker_when_the_sweep_ends_early(command, tmp_path):
 def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'executable', '/bin/false')
   code, told = sweep('--processes', '2')
-  assert code == 1 and 'worker-*.log say why' in told.err
+  assert code == 1 and 'the workers ended early: see ' in told.err

@@ -9,7 +9,7 @@ from statsmodels.stats.power import TTestPower
 
 from t2x.errors import UserError
 from t2x.sweeps.statistics import (
-  MOST_SEEDS,
+  MAX_SEEDS,
   Sample,
   compare,
   pareto_front,
@@ -65,7 +65,7 @@ def test_comparisons_by_hand_and_by_scipy():
   np.testing.assert_allclose([better.p, alike.p], p, rtol=1e-12)
   # Holm: the smaller one twice, the larger once.
   np.testing.assert_allclose([better.p_holm, alike.p_holm], [2 * p[0], p[1]], rtol=1e-12)
-  assert (better.verdict, alike.verdict) == ('helps', 'cannot tell')
+  assert (better.verdict, alike.verdict) == ('helps', 'inconclusive')
   assert better.more_seeds == 0
   assert compare([(BETTER, BASELINE)], 'max')[0].verdict == 'hurts'
 
@@ -74,7 +74,7 @@ def test_what_is_still_missing_counts_in_the_correction():
   one = compare([(BETTER, BASELINE)] + [(Sample({}), BASELINE)] * 9, 'min')
   np.testing.assert_allclose(one[0].p_holm, 10 * one[0].p, rtol=1e-12)
   assert one[1].p_holm is None
-  assert one[1].verdict == 'cannot tell'
+  assert one[1].verdict == 'inconclusive'
 
 
 def test_seeds_needed_are_those_of_statsmodels():
@@ -89,7 +89,7 @@ def test_seeds_needed_are_those_of_statsmodels():
 def test_a_tiny_effect_needs_more_seeds_than_anyone_has():
   tiny = sample([3.1, 3.1, 3.2, 2.8, 3.3001])
   (one,) = compare([(tiny, BASELINE)], 'min')
-  assert one.more_seeds == MOST_SEEDS + 1
+  assert one.more_seeds == MAX_SEEDS + 1
 
 
 def test_a_large_effect_of_two_seeds_needs_few():
@@ -101,19 +101,19 @@ def test_a_large_effect_of_two_seeds_needs_few():
   effect = 1.45 / np.std([2.0, 0.9], ddof=1)
   few, enough = (TTestPower().power(effect, pairs, 0.05) for pairs in (4, 5))
   assert few < 0.8 <= enough
-  assert (one.verdict, one.more_seeds) == ('cannot tell', 3)
+  assert (one.verdict, one.more_seeds) == ('inconclusive', 3)
 
 
 def test_equal_runs_are_no_difference():
   (one,) = compare([(BASELINE, BASELINE)], 'min')
-  assert (one.difference, one.p, one.verdict, one.more_seeds) == (0.0, 1.0, 'cannot tell', None)
+  assert (one.difference, one.p, one.verdict, one.more_seeds) == (0.0, 1.0, 'inconclusive', None)
 
 
 def test_a_constant_difference_is_judged_by_the_sign_test():
   shifted = sample([value + 0.1 for value in BASELINE.values.values()])
   (one,) = compare([(shifted, BASELINE)], 'min')
   assert one.p == 2**-4
-  assert one.verdict == 'cannot tell'
+  assert one.verdict == 'inconclusive'
   assert one.more_seeds == 1
   assert one.effect is None
   many = [sample(np.arange(8) / 8 + shift) for shift in (0.25, 0)]
@@ -123,7 +123,7 @@ def test_a_constant_difference_is_judged_by_the_sign_test():
 def test_one_pair_cannot_tell():
   (one,) = compare([(sample([1.0]), BASELINE)], 'min')
   assert (one.pairs, one.difference, one.p, one.more_seeds) == (1, -2.0, None, None)
-  assert one.verdict == 'cannot tell'
+  assert one.verdict == 'inconclusive'
 
 
 def test_only_seeds_that_both_have_are_compared():
@@ -138,7 +138,7 @@ def test_who_diverged_does_not_help():
   some = Sample({seed: BETTER.values[seed] for seed in range(4)}, diverged=1)
   (one,) = compare([(some, BASELINE)], 'min')
   assert one.p <= 0.05
-  assert one.verdict == 'cannot tell'
+  assert one.verdict == 'inconclusive'
   assert one.note == '1 of 5 seeds diverged'
   p = stats.ttest_rel([2.5, 2.8, 2.5, 2.4], [3.0, 3.2, 3.1, 2.9]).pvalue
   np.testing.assert_allclose(one.p, 2 * p, rtol=1e-12)
@@ -156,7 +156,7 @@ def test_who_always_diverged_hurts_even_among_many():
 def test_the_baseline_diverging_too_is_no_evidence():
   always = Sample({}, diverged=5)
   (one,) = compare([(always, always)], 'min')
-  assert (one.p, one.verdict) == (None, 'cannot tell')
+  assert (one.p, one.verdict) == (None, 'inconclusive')
 
 
 def test_ranking():
@@ -199,7 +199,7 @@ def test_the_null_study_calls_almost_nothing_different(tell, quick):
   be called different. Holm bounds the sweeps in which any is by 5 %, here to two standard errors."""
   generator = np.random.default_rng(0)
   called = [
-    [one.verdict != 'cannot tell' for one in compare(simulated(generator, [0] * 4), 'min')]
+    [one.verdict != 'inconclusive' for one in compare(simulated(generator, [0] * 4), 'min')]
     for _ in range(200)
   ]
   comparisons, sweeps = np.mean(called), np.mean(np.any(called, 1))

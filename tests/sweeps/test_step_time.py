@@ -3,6 +3,7 @@
 import json
 
 from t2x.api import read_config
+from t2x.sweeps import step_time
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import read_sweep
 
@@ -14,5 +15,5 @@ def test_a_step_is_measured_once_whatever_the_number_of_steps(sweep_file, tmp_pa
   seconds = step_seconds(kept, tmp_path / 'scratch')(short, 'one')
   assert 0 < seconds < 10
   assert list(json.loads(kept.read_text()).values()) == [seconds]
-  monkeypatch.setattr(probe, 'TrainingRun', None)  # It would be needed to measure again.
+  monkeypatch.setattr(step_time, 'TrainingRun', None)  # It would be needed to measure again.
   assert step_seconds(kept, tmp_path / 'scratch')(long, 'two') == seconds

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import pytest
 
 from t2x.errors import UserError
-from t2x.signals import asked_to_stop
+from t2x.signals import stop_flag
+from t2x.sweeps import vmapped_trials
 from t2x.sweeps.json_files import metric_lines
 from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import write_report
-from t2x.sweeps.vmapped_trials import Lockstep, Parted
+from t2x.sweeps.vmapped_trials import VmappedStepError, VmappedStepper
 
 pytestmark = pytest.mark.nightly
 
@@ -30,20 +31,20 @@ def step(state, frozen, batch, scalars):
 
 
 @pytest.fixture
-def lockstep():
+def stepper():
   program = types.SimpleNamespace(mesh=types.SimpleNamespace(size=1))
   program.at = lambda values: program
-  return Lockstep(program, [{}, {}])
+  return VmappedStepper(program, [{}, {}])
 
 
-def run_all(lockstep, run):
+def run_all(stepper, run):
   """`run(index)` for both, at once, each of which leaves in the end."""
 
   def one(index):
     try:
       return run(index)
     finally:
-      lockstep.leave(index)
+      stepper.leave(index)
 
   with futures.ThreadPoolExecutor(2) as pool:
     return list(pool.map(one, range(2)))
@@ -51,7 +52,7 @@ def run_all(lockstep, run):
 
 def before_step(monkeypatch, number, action):
   """Calls `action` before a step of all; the first is 1."""
-  whole, steps = together._vmapped, []
+  whole, steps = vmapped_trials._vmapped, []
 
   def vmapped(function):
     step = whole(function)
@@ -64,34 +65,34 @@ def before_step(monkeypatch, number, action):
 
     return one
 
-  monkeypatch.setattr(together, '_vmapped', vmapped)
+  monkeypatch.setattr(vmapped_trials, '_vmapped', vmapped)
 
 
-def test_a_restored_state_and_frozen_parameters_of_its_own_are_used(lockstep):
+def test_a_restored_state_and_frozen_parameters_of_its_own_are_used(stepper):
   def run(index):
     state, frozen = [jnp.full((2,), 10.0 * index), jax.random.key(index)], jnp.float32(1 + index)
     for count in range(STEPS):
       if (index, count) == (1, 2):
         state = [jnp.full((2,), 500.0), jax.random.key(7)]
-      state, _ = lockstep.step(index, step, state, frozen, jnp.ones(2), {})
-    return [one if one.ndim else jax.random.key_data(one) for one in lockstep.state(state)]
+      state, _ = stepper.step(index, step, state, frozen, jnp.ones(2), {})
+    return [one if one.ndim else jax.random.key_data(one) for one in stepper.state(state)]
 
-  first, second = run_all(lockstep, run)
+  first, second = run_all(stepper, run)
   assert first[0].tolist() == [3.0, 3.0] and second[0].tolist() == [502.0, 502.0]
   assert second[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
 
 
-def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(lockstep):
+def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(stepper):
   def broken(state, frozen, batch, scalars):
     raise MemoryError('too much')
 
   def run(index):
-    with pytest.raises(Parted, match='MemoryError: too much'):
-      lockstep.step(index, broken, [jnp.ones(2), jax.random.key(0)], {}, jnp.ones(2), {})
+    with pytest.raises(VmappedStepError, match='MemoryError: too much'):
+      stepper.step(index, broken, [jnp.ones(2), jax.random.key(0)], {}, jnp.ones(2), {})
     return True
 
-  assert run_all(lockstep, run) == [True, True]
-  assert not lockstep._stacked and not lockstep._given
+  assert run_all(stepper, run) == [True, True]
+  assert not stepper._stacked and not stepper._inputs
 
 
 @pytest.mark.parametrize('count', [2, 3])
@@ -134,7 +135,7 @@ def test_a_step_of_all_that_fails_leaves_each_to_itself(
   code, told = sweep('--together', '2', variants="{'gelu': {}}")
   assert code == 0 and '2 finished' in told.out
   lines = [line for line in caplog.messages if 'one after another' in line]
-  assert len(lines) == 1 and 'too large for all: 2 trials' in lines[0]
+  assert len(lines) == 1 and 'too large for all: training 2 trials' in lines[0]
   for folder in (tmp_path / 'apart' / 'trials').iterdir():
     assert_close(metrics(tmp_path / 'out' / 'trials' / folder.name), metrics(folder), 1e-4)
 
@@ -143,7 +144,7 @@ def test_a_program_that_cannot_be_set_up_for_all_is_run_for_each(sweep, monkeypa
   def refuse(*_):
     raise UserError('not for all')
 
-  monkeypatch.setattr(Lockstep, '__init__', refuse)
+  monkeypatch.setattr(VmappedStepper, '__init__', refuse)
   variants = "{'gelu': {}, 'rate': {'Cosine.peak': 3e-3}}"
   code, told = sweep('--together', '2', '--gin.Sweep.seeds=1', variants=variants)
   assert code == 0 and '2 finished' in told.out
@@ -181,7 +182,7 @@ def test_trained_together_they_stop_when_asked_save_and_go_on(
   more = ('--together', '2', '--gin.Trainer.checkpoint_every=0')
 
   def ask():
-    stopped = asked_to_stop()
+    stopped = stop_flag()
     os.kill(os.getpid(), signal.SIGTERM)
     while not stopped():
       time.sleep(0.01)

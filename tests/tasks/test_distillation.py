@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from t2x.config.type_check import is_tunable
 from t2x.errors import UserError
-from t2x.hyperparameters import Hyperparameter, given
+from t2x.hyperparameters import Hyperparameter, bind_scalars
 from t2x.tasks import Distillation, MixUp
 
 ALPHA, TEMPERATURE = 0.3, 3.0
@@ -136,7 +136,7 @@ def test_alpha_and_the_temperature_may_vary_between_trials():
 
   @jax.jit
   def terms(scalars):
-    with given(scalars):
+    with bind_scalars(scalars):
       return varied.sums(student, batch, jax.random.key(0), teacher).terms
 
   found = terms({'a': jnp.float32(ALPHA), 't': jnp.float32(TEMPERATURE)})
@@ -149,10 +149,10 @@ def test_alpha_and_the_temperature_may_vary_between_trials():
 def test_a_teacher_that_the_task_does_not_read_and_a_missing_one_are_refused():
   plain, task = TASKS['image_classification'], DISTILLED['image_classification']
   student, teacher = models(task)
-  with pytest.raises(UserError, match=r'Experiment\.teacher is set and .*distillation is not'):
+  with pytest.raises(UserError, match=r'Experiment\.teacher is set, but .*distillation is not'):
     plain.check_teacher(student, teacher)
-  with pytest.raises(UserError, match=r'distillation is set and Experiment\.teacher is not'):
+  with pytest.raises(UserError, match=r'distillation is set, but Experiment\.teacher is not'):
     task.check_teacher(student, None)
-  with pytest.raises(UserError, match='Translation does not learn from a teacher'):
+  with pytest.raises(UserError, match='Translation does not support distillation'):
     TASKS['translation'].check_teacher(student, teacher)
   plain.check_teacher(student, None)

@@ -11,7 +11,7 @@ from t2x.errors import UserError
 from t2x.tasks.entities import Tags, entities, num_equal
 
 LABELS = ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')
-TAGS = Tags.of(LABELS)
+TAGS = Tags.from_labels(LABELS)
 LENGTH = 12
 
 
@@ -69,7 +69,7 @@ def test_padding_ends_an_entity_and_is_none():
 
 
 def test_labels_are_bio_tags_all_or_none():
-  assert Tags.of(['NOUN', 'VERB']) is None
-  assert Tags.of(['O', 'B-X']).types.tolist() == [0, 1]
-  with pytest.raises(UserError, match="'PER' stands among BIO tags"):
-    Tags.of(['O', 'B-PER', 'PER'])
+  assert Tags.from_labels(['NOUN', 'VERB']) is None
+  assert Tags.from_labels(['O', 'B-X']).types.tolist() == [0, 1]
+  with pytest.raises(UserError, match="'PER' is not a BIO tag, but"):
+    Tags.from_labels(['O', 'B-PER', 'PER'])

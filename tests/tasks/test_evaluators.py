@@ -85,7 +85,7 @@ def test_an_evaluator_of_another_task_is_refused():
 
 
 def test_settings_that_would_be_ignored_are_refused():
-  with pytest.raises(UserError, match=r'Samples\.prompts are all it reads'):
+  with pytest.raises(UserError, match=r'Samples reads only its prompts'):
     Samples(prompts=['a'], num_examples=3)
 
 

@@ -174,19 +174,19 @@ def test_the_best_span_starts_before_it_ends_and_is_not_too_long():
 @pytest.mark.parametrize(
   ('task', 'good', 'bad', 'told'),
   [
-    (WordClassification(**TEXT, labels=['a'], length=8), 'one word', ' ', 'without a word'),
+    (WordClassification(**TEXT, labels=['a'], length=8), 'one word', ' ', 'has no words'),
     (SpanPrediction(**TEXT, length=8, stride=2), 'why?\tso', 'why?', 'a question, a tab and the'),
     (
       SequenceClassification(**TEXT, labels=['a'], fields=['text', 'second'], length=8),
       'one\ttwo',
       'one',
-      '2 texts with a tab between',
+      '2 texts separated by a tab',
     ),
     (
       SequenceClassification(**TEXT, labels=['a'], fields=['text', 'second'], length=8),
       'one\ttwo',
       'one\ttwo\tthree',
-      '2 texts with a tab between',
+      '2 texts separated by a tab',
     ),
   ],
 )
@@ -201,11 +201,11 @@ def test_prompts_that_cannot_be_answered_are_told(task, good, bad, told):
 def test_a_tab_in_a_single_text_belongs_to_it(monkeypatch):
   read = []
 
-  def told(self, function, model, examples):
+  def run_on_examples(self, function, model, examples):
     read.extend(examples)
     return [], np.zeros((1, 2))
 
-  monkeypatch.setattr(SequenceClassification, 'told', told)
+  monkeypatch.setattr(SequenceClassification, 'run_on_examples', run_on_examples)
   task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=8)
   task.generate(None, ['a\tb'], strategy=Greedy(), max_new_tokens=1)
   assert [example['text'] for example in read] == ['a\tb']
@@ -231,17 +231,25 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
   assert float(sums['lm_loss'][1]) == 2
   assert float(auxiliary.term_weight(batch, weights)) == 2
   assert float(term) == pytest.approx(0.5 * sum(by_text), rel=1e-5)
-  with pytest.raises(UserError, match=r'LanguageModelling .* Full\(\) shows later tokens'):
+  with pytest.raises(UserError, match=r'LanguageModelling .* Full\(\) attends to later tokens'):
     auxiliary.check_model(Told(logits), 5)
 
 
 @pytest.mark.parametrize(
   ('task', 'head', 'told'),
   [
-    (SequenceClassification(**TEXT, labels=['a', 'b'], length=4), [[0] * 3], 'has 3 classes, Seq'),
+    (
+      SequenceClassification(**TEXT, labels=['a', 'b'], length=4),
+      [[0] * 3],
+      'has 3 classes, but Seq',
+    ),
     (WordClassification(**TEXT, labels=['a', 'b'], length=4), [[0] * 3], '@TokenClassifier'),
     (SpanPrediction(**TEXT, length=4, stride=2), [[0] * 3], 'num_classes = 2'),
-    (WordClassification(**TEXT, labels=['O', 'B-X', 'X'], length=4), [[0] * 3], "'X' stands among"),
+    (
+      WordClassification(**TEXT, labels=['O', 'B-X', 'X'], length=4),
+      [[0] * 3],
+      "'X' is not a BIO tag",
+    ),
   ],
 )
 def test_a_head_that_does_not_fit_the_labels_is_told(task, head, told):

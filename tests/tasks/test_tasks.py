@@ -66,7 +66,7 @@ PAIRS = {'source': BabelDates(), 'tokenizer': Bytes()}
   [
     (Window(3), r'use \(Causal\(\) & Window\(size=3, dilation=1\)\)'),
     (Full(), r'use Causal\(\)'),
-    (Causal() | Window(2), 'shows later tokens'),
+    (Causal() | Window(2), 'attends to later tokens'),
   ],
 )
 def test_a_pattern_that_shows_later_tokens_is_refused(task, pattern, proposed):
@@ -93,7 +93,8 @@ def test_a_decoder_of_a_task_that_is_not_causal_may_see_everything():
 def test_a_model_of_other_inputs_is_refused(task, inputs):
   name = type(task).__name__
   with pytest.raises(
-    UserError, match=f'{name} gives {task.inputs}, but .* @Uniform reads {inputs}'
+    UserError,
+    match=f'{name} needs a model that takes {task.inputs}, but .* @Uniform takes {inputs}:',
   ):
     task.check_model(Uniform(inputs))
 

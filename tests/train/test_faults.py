@@ -1,4 +1,4 @@
-"""Steps that are not finite are told or endured; a loss that leaps and stays is a spike."""
+"""Non-finite steps are reported or tolerated; consecutive outliers of the loss are a spike."""
 
 import math
 
@@ -18,25 +18,25 @@ def sums(loss):
 def look(faults, losses, norms=(1.0, 1.0, 1.0)):
   for step, loss in enumerate(losses, 1):
     finite = bool(np.isfinite([loss, *norms]).all())  # As the train step decides.
-    faults.look(step, finite, sums(loss), norms)
+    faults.check(step, finite, sums(loss), norms)
 
 
 def test_a_loss_that_is_not_finite_stops_and_says_its_terms():
-  with pytest.raises(Fault, match=r'step 3 is not finite: loss nan, accuracy 0\.5') as error:
+  with pytest.raises(Fault, match=r'not finite at step 3: loss nan, accuracy 0\.5') as error:
     look(Faults(NAMES, Stop(), None), [1.0, 0.9, math.nan])
   assert error.value.step == 3
   assert error.value.exit_code == 1
 
 
 def test_a_gradient_that_is_not_finite_is_named():
-  with pytest.raises(Fault, match=r'gradients that are not: b\.kernel$') as error:
+  with pytest.raises(Fault, match=r'non-finite gradients: b\.kernel$') as error:
     look(Faults(NAMES, Stop(), None), [1.0], (1.0, math.inf, 1.0))
-  assert error.value.about['gradients'] == ['b.kernel']
+  assert error.value.details['gradients'] == ['b.kernel']
 
 
 def test_skipped_steps_are_endured_up_to_a_limit_in_a_row():
   look(Faults(NAMES, Skip(limit=2), None), [1.0, math.nan, math.nan, 1.0, math.nan, math.inf, 1.0])
-  with pytest.raises(Fault, match='step 4, the last of 3 in a row, is not finite') as error:
+  with pytest.raises(Fault, match=r'not finite at step 4 \(3 consecutive steps\)') as error:
     look(Faults(NAMES, Skip(limit=2), None), [1.0, math.nan, math.nan, math.nan])
   assert error.value.step == 2
 
@@ -70,7 +70,7 @@ def test_a_batch_of_weight_0_is_no_fault_and_no_spike():
   faults = Faults(NAMES, Stop(), Rollback(patience=1))
   look(faults, losses_with())
   before = faults.state()
-  faults.look(101, True, {'loss': (0.0, 0.0)}, (0.0, 0.0, 0.0))
+  faults.check(101, True, {'loss': (0.0, 0.0)}, (0.0, 0.0, 0.0))
   assert faults.state() == before
 
 

@@ -234,8 +234,8 @@ def test_shapes_that_differ_are_an_error_that_names_all_of_them(saved):
   with pytest.raises(UserError) as error:
     load(Model(2, classes=7, vocab=8), run)
   told = str(error.value)
-  assert 'embedding.table is (5, 2) in the run and (8, 2) here' in told
-  assert 'head.kernel is (2, 3) in the run and (2, 7) here' in told
+  assert 'embedding.table is (5, 2) in the run but (8, 2) in the new model' in told
+  assert 'head.kernel is (2, 3) in the run but (2, 7) in the new model' in told
   assert 'InitFrom.exclude' in told
   assert 'InitFrom.resize' in told
 
@@ -243,10 +243,16 @@ def test_shapes_that_differ_are_an_error_that_names_all_of_them(saved):
 @pytest.mark.parametrize(
   ('resize', 'message'),
   [
-    (InterpolateGrid(num_extra=0, new=(2, 4)), 'the 5 patches of the old grid are no square'),
-    (InterpolateGrid(num_extra=1, new=(2, 4)), 'the 7 patches of the new grid are 2 x 4'),
-    (InterpolatePositions(num_extra=5), 'num_extra = 5 leaves no positions'),
-    (lambda source, target: source, r'makes it \(5, 2\)'),
+    (
+      InterpolateGrid(num_extra=0, new=(2, 4)),
+      'the old table has 5 patches, which are not a square grid',
+    ),
+    (
+      InterpolateGrid(num_extra=1, new=(2, 4)),
+      'the new table has 7 patches, which are not a 2 x 4 grid',
+    ),
+    (InterpolatePositions(num_extra=5), 'num_extra = 5 must be less than the number of rows'),
+    (lambda source, target: source, r'returns \(5, 2\)'),
   ],
 )
 def test_a_way_that_does_not_fit_the_shapes_is_an_error(saved, resize, message):
@@ -257,17 +263,23 @@ def test_a_way_that_does_not_fit_the_shapes_is_an_error(saved, resize, message):
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'include': ['bloks.*']}, "include: 'bloks.*' matches nothing of our parameters; .*blocks."),
-    ({'exclude': ['hed.bias']}, "exclude: 'hed.bias' matches nothing .*head.bias"),
-    ({'resize': {'head': KeepNew()}}, "resize: 'head' matches nothing .*head."),
-    ({'rename': {'embeding': 'x'}}, "rename: 'embeding' matches nothing in step 1 .*embedding."),
+    (
+      {'include': ['bloks.*']},
+      "include: 'bloks.*' matches no parameter of the new model; .*blocks.",
+    ),
+    ({'exclude': ['hed.bias']}, "exclude: 'hed.bias' matches no parameter .*head.bias"),
+    ({'resize': {'head': KeepNew()}}, "resize: 'head' matches no parameter .*head."),
+    (
+      {'rename': {'embeding': 'x'}},
+      "rename: 'embeding' matches no parameter of step 1 .*embedding.",
+    ),
     ({'rename': {r'blocks\..': 'blocks.0'}}, 'blocks.0.kernel and blocks.1.kernel the same name'),
     ({'rename': {'blocks': r'\1'}}, 'rename: .* invalid group'),
-    ({'rename': {'^': 'params.'}}, 'takes nothing from step 1 .*ours are blocks.0.kernel'),
-    ({'include': ['(']}, 'include: .* is no regular expression'),
-    ({'exclude': 'head'}, r'exclude is a list of patterns'),
+    ({'rename': {'^': 'params.'}}, 'loads nothing from step 1 .*the new model are blocks.0.kernel'),
+    ({'include': ['(']}, 'include: .* is not a regular expression'),
+    ({'exclude': 'head'}, r'exclude must be a list of patterns'),
     ({'checkpoint': 7}, 'no checkpoint of step 7'),
-    ({'checkpoint': 'best'}, 'has been evaluated'),
+    ({'checkpoint': 'best'}, 'no evaluated checkpoint'),
   ],
 )
 def test_a_setting_that_fits_nothing_is_an_error(saved, settings, message):
@@ -276,9 +288,9 @@ def test_a_setting_that_fits_nothing_is_an_error(saved, settings, message):
 
 
 def test_no_run_and_a_run_without_checkpoints_are_errors(tmp_path):
-  with pytest.raises(UserError, match=r'InitFrom.run: there is no folder .*nowhere'):
+  with pytest.raises(UserError, match=r'InitFrom.run: no folder .*nowhere'):
     load(Model(2), str(tmp_path / 'nowhere'))
-  with pytest.raises(UserError, match='there is no checkpoint in'):
+  with pytest.raises(UserError, match='no checkpoint in'):
     load(Model(2), str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""The watchdog says that a wait is long, and ends the process when it does not end."""
+"""The watchdog warns about a long wait, and ends the process when it hangs."""
 
 import os
 import subprocess
@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from t2x.train.interruptions import LEARNING, Watchdog
+from t2x.train.interruptions import MIN_WAITS, Watchdog
 
 
 def watched(patience, last_wait):
   said, ended = [], []
   with Watchdog(
-    patience, factor=3.0, least=0.1, say=said.append, end=ended.append, interval=0.01
+    patience, factor=3.0, min_seconds=0.1, warn=said.append, end=ended.append, interval=0.01
   ) as dog:
-    for step in range(LEARNING + 1):
+    for step in range(MIN_WAITS + 1):
       with dog.waiting(f'step {step}'):
         time.sleep(0.01)
     with dog.waiting('the batch of step 9'):
@@ -37,15 +37,15 @@ def test_a_long_wait_is_told_once_with_what_it_waits_for():
 def test_an_endless_wait_ends_the_process():
   _, ended = watched(patience=0.2, last_wait=0.6)
   assert ended[0].startswith('the batch of step 9')
-  assert 'giving up' in ended[0]
+  assert 'process ended' in ended[0]
 
 
 def test_the_process_ends_with_exit_code_1():
   script = """
 import time
-from t2x.train.interruptions import LEARNING, Watchdog
-with Watchdog(0.1, least=0.05, interval=0.01) as dog:
-  for _ in range(LEARNING + 1):
+from t2x.train.interruptions import MIN_WAITS, Watchdog
+with Watchdog(0.1, min_seconds=0.05, interval=0.01) as dog:
+  for _ in range(MIN_WAITS + 1):
     with dog.waiting('a step'):
       pass
   with dog.waiting('step 7'):

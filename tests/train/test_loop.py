@@ -144,7 +144,7 @@ def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch)
 
 
 def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole):
-  with pytest.raises(Interrupted, match='saved at step 1: run the same') as stop:
+  with pytest.raises(Interrupted, match='saved at step 1; run the same command to resume') as stop:
     train(points(max_minutes=1e-6), tmp_path, '')
   assert stop.value.exit_code == 75
   with pytest.raises(Interrupted, match='saved at step 2'):
@@ -241,14 +241,14 @@ def test_the_watchdog_watches_every_batch_of_an_evaluation(tmp_path, monkeypatch
 
 def test_not_finite_stops_and_notes_the_batch_for_replay(tmp_path):
   experiment = points({8: np.nan})
-  with pytest.raises(UserError, match=r'step 8 is not finite: .*loss nan') as error:
+  with pytest.raises(UserError, match=r'not finite at step 8: .*loss nan') as error:
     train(experiment, tmp_path, '')
-  told = str(error.value)
+  message = str(error.value)
   assert error.value.exit_code == 1
-  assert 'gradients that are not: offset, slope;' in told
-  assert 'the checkpoint of step 5 is good' in told
+  assert 'non-finite gradients: offset, slope;' in message
+  assert 'the last checkpoint is of step 5' in message
   fault = json.loads((tmp_path / 'fault-8.json').read_text())
-  assert str(tmp_path / 'fault-8.json') in told
+  assert str(tmp_path / 'fault-8.json') in message
   assert fault['gradients'] == ['offset', 'slope']
   rows = experiment.task.rows('train')
   replayed = np.stack([rows[row]['x'] for row in fault['rows']])
@@ -290,7 +290,7 @@ def test_skip_leaves_the_parameters_counts_and_gives_up(tmp_path):
   np.testing.assert_array_equal(slope(tmp_path / 'a', 8), before)
   assert not np.array_equal(slope(tmp_path / 'a', 9), before)
   bad = {7: np.nan, 8: np.inf, 9: np.nan}
-  with pytest.raises(UserError, match='step 9, the last of 3 in a row, is not finite'):
+  with pytest.raises(UserError, match=r'not finite at step 9 \(3 consecutive steps\)'):
     train(points(bad, nonfinite=Skip(limit=2), **settings), tmp_path / 'b', '')
   assert (tmp_path / 'b' / 'fault-7.json').exists()
 
@@ -318,9 +318,9 @@ def test_a_spike_goes_back_to_the_checkpoint_before_and_leaves_its_batches_out(w
 def test_a_run_that_died_while_it_went_back_ends_the_same(went_back, tmp_path, when, monkeypatch):
   if when == 'meanwhile':
     with monkeypatch.context() as patch:
-      # The checkpoints are forgotten, the batches not yet noted.
-      forget = Checkpoints.forget_after
-      patch.setattr(Checkpoints, 'forget_after', lambda *args: (forget(*args), die()))
+      # The checkpoints are removed, the skipped batches not yet written.
+      remove = Checkpoints.remove_after
+      patch.setattr(Checkpoints, 'remove_after', lambda *args: (remove(*args), die()))
       with pytest.raises(Died):
         train(points(SPIKE, **GOES_BACK), tmp_path, '')
   else:

@@ -137,11 +137,11 @@ def adding(task, **extra):
   [
     (
       {'terms': {'z': 1.0}},
-      "Changed.sums returns the loss terms 'loss', 'z', Changed.weights the weights of 'loss':",
+      "Changed.sums returns the loss terms 'loss', 'z', but Changed.weights returns weights of 'loss':",
     ),
     (
       {'weights': {'z': 1.0}},
-      "Changed.sums returns the loss terms 'loss', Changed.weights the weights of 'loss', 'z':",
+      "Changed.sums returns the loss terms 'loss', but Changed.weights returns weights of 'loss', 'z':",
     ),
   ],
 )
@@ -154,9 +154,9 @@ def test_terms_and_weights_of_other_names_are_refused_with_both_names(extra, mes
 @pytest.mark.parametrize(
   ('aux', 'message'),
   [
-    ({'balance': jnp.float32(1.0)}, r"'balance' of the model has the shape \(\): return one value per row of the batch, here \(8,\)"),
-    ({'balance': jnp.ones((3, 8))}, r"'balance' of the model has the shape \(3, 8\)"),
-    ({'accuracy': jnp.ones(8)}, "auxiliary losses or metrics 'accuracy', names that are used already, by loss terms or metrics of CausalLM"),
+    ({'balance': jnp.float32(1.0)}, r"'balance' of the model has shape \(\): return one value per row of the batch, shape \(8,\)"),
+    ({'balance': jnp.ones((3, 8))}, r"'balance' of the model has shape \(3, 8\)"),
+    ({'accuracy': jnp.ones(8)}, "duplicate names 'accuracy': auxiliary losses and metrics of the model .* loss terms and metrics of CausalLM"),
   ],
 )  # fmt: skip
 @pytest.mark.usefixtures('unchecked')

@@ -213,15 +213,27 @@ def test_split_and_join_are_inverse_for_any_rows():
     (
       [Group(match='embeding.*', frozen=True)],
       {},
-      "'embeding.*' matches nothing .*embedding.table",
+      "'embeding.*' matches no parameter of the model; .*embedding.table",
     ),
-    ([Group(match='.*', frozen=True)], {}, 'nothing is left to train'),
-    ([Group(match='.*', rate=2.0), Group(match='body.*', rate=3.0)], {}, 'takes no parameter that'),
-    ([Group(match='embedding.*', layers=(0, 1))], {}, r'takes no parameter in layers \(0, 1\)'),
-    ([Group(match='body.*', layers=(9, 12))], {}, r'takes no parameter in layers \(9, 12\)'),
-    ([Group(match='body.*', layers=(0, 1))], {'num_groups': 2}, 'share parameters'),
-    ([Group(match='body.*', rate=LayerDecay(0.5))], {}, 'body.final_norm.* is in no layer'),
-    ([Group(match='body.stack.*', rate=LayerDecay(0.5))], {'num_groups': 1}, 'share parameters'),
+    ([Group(match='.*', frozen=True)], {}, 'leave at least one parameter to train'),
+    (
+      [Group(match='.*', rate=2.0), Group(match='body.*', rate=3.0)],
+      {},
+      r"'body.*' has no effect: earlier groups",
+    ),
+    ([Group(match='embedding.*', layers=(0, 1))], {}, r'has no effect: .* in layers \(0, 1\)'),
+    ([Group(match='body.*', layers=(9, 12))], {}, r'has no effect: .* in layers \(9, 12\)'),
+    (
+      [Group(match='body.*', layers=(0, 1))],
+      {'num_groups': 2},
+      'layers share the parameter .* remove Group.layers',
+    ),
+    ([Group(match='body.*', rate=LayerDecay(0.5))], {}, 'body.final_norm.* is not in a layer'),
+    (
+      [Group(match='body.stack.*', rate=LayerDecay(0.5))],
+      {'num_groups': 1},
+      'layers share the parameter .* a number',
+    ),
   ],
 )
 def test_a_group_that_cannot_have_its_effect_is_refused(groups, model, message):
@@ -232,7 +244,7 @@ def test_a_group_that_cannot_have_its_effect_is_refused(groups, model, message):
 def test_settings_of_a_group_that_contradict_each_other_are_refused():
   with pytest.raises(UserError, match='rate has no effect on the frozen'):
     Group(match='x', frozen=True, rate=2.0)
-  with pytest.raises(UserError, match=r"'\('.* is no regular expression"):
+  with pytest.raises(UserError, match=r"'\('.* is not a regular expression"):
     Group(match='(')
 
 
@@ -268,7 +280,7 @@ def test_frozen_parameters_are_saved_once_and_read_with_every_checkpoint(trained
   state, frozen, _ = run.restore()
   params, step, _ = saved_params(run.program, run.checkpoints)
   assert step == 4
-  wanted = run.program.evaluated(state, frozen)
+  wanted = run.program.eval_params(state, frozen)
   first, first_frozen = run.program.init(0)
   start = run.program.groups.join(first.params, first_frozen)
   for name, array in wanted.items():
@@ -295,5 +307,5 @@ def test_damaged_frozen_parameters_are_an_error(trained):
   with pytest.raises(UserError, match='frozen is corrupt'):
     TrainingRun(made, folder).restore()
   shutil.rmtree(folder / 'checkpoints/frozen')
-  with pytest.raises(UserError, match='does not hold the frozen parameters of this run'):
+  with pytest.raises(UserError, match='does not have the frozen parameters of this config'):
     TrainingRun(made, folder).restore()

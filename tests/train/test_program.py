@@ -83,6 +83,6 @@ def test_the_train_step_and_the_evaluation_step_are_each_traced_once(accumulate,
     state, _ = step(state, frozen, rows)
   evaluate = program.eval_step()
   for _ in range(2):
-    evaluate(program.evaluated(state, frozen), rows)
+    evaluate(program.eval_params(state, frozen), rows)
   assert program.memory_bytes() > 0
   assert sorted(traced) == ['evaluation', 'training']

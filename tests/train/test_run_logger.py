@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from t2x.train import run_logger as report_lib
+from t2x.train import run_logger
 from t2x.train.faults import Stop
 from t2x.train.run_logger import RunLogger
 from t2x.train.step import StepSums
@@ -63,8 +63,8 @@ class Kept:
 
 
 @pytest.fixture
-def report_on(unchecked, monkeypatch):
-  """`report_on(machine, compiling)`: a report of an ordinary run, which keeps what it writes.
+def logger_on(unchecked, monkeypatch):
+  """`logger_on(machine, compiling)`: a logger of an ordinary run, which keeps what it writes.
 
   The first means take `compiling` seconds of Python's time.
   """
@@ -76,7 +76,7 @@ def report_on(unchecked, monkeypatch):
       machine.now += next(first, 0.0)
       return {}
 
-    monkeypatch.setattr(report_lib, 'time', machine)
+    monkeypatch.setattr(run_logger, 'time', machine)
     trainer = types.SimpleNamespace(
       num_steps=60,
       nonfinite=Stop(),
@@ -89,9 +89,9 @@ def report_on(unchecked, monkeypatch):
       processes=types.SimpleNamespace(first=False),
       task=types.SimpleNamespace(unit='tokens', summarise=summarise),
     )
-    report = RunLogger(run, 0, {})
-    report.writers, report.timing = [Kept()], Kept()
-    return report
+    logger = RunLogger(run, 0, {})
+    logger.writers, logger.timing = [Kept()], Kept()
+    return logger
 
   return make
 
@@ -99,20 +99,20 @@ def report_on(unchecked, monkeypatch):
 @pytest.mark.parametrize(
   ('ahead', 'compiling'), [(1, 0.0), (3, 0.0), (30, 0.0), (1000, 0.0), (1000, 7.0)]
 )
-def test_rates_are_those_of_the_device_before_and_after_a_pause(report_on, ahead, compiling):
+def test_rates_are_those_of_the_device_before_and_after_a_pause(logger_on, ahead, compiling):
   machine = Machine(ahead)
-  report = report_on(machine, compiling)
+  logger = logger_on(machine, compiling)
   for step in range(1, 61):
-    report.step(step, machine.dispatch(), 7, log=step % 10 == 0)
+    logger.step(step, machine.dispatch(), 7, log=step % 10 == 0)
     if step in (20, 35):  # At the end of an interval, and in the middle of one.
-      with report.paused():
+      with logger.paused():
         machine.now += 100.0
-  with report.paused():
+  with logger.paused():
     pass
-  (kept,) = report.writers
+  (kept,) = logger.writers
   assert [step for step, _, _ in kept.lines] == [10, 20, 30, 40, 50, 60]
   rates = [values['tokens_per_second'] for _, _, values in kept.lines]
   # A look comes with every step: that many of the steps of an interval may be off.
   assert rates == pytest.approx([7.0] * 6, rel=0.13)
-  seconds = [values['seconds'] for _, _, values in report.timing.lines]
+  seconds = [values['seconds'] for _, _, values in logger.timing.lines]
   assert seconds == pytest.approx([10, 20, 130, 240, 250, 260], abs=2)

@@ -79,7 +79,7 @@ def test_the_table_has_a_row_for_each_id_of_the_task(embedding, task, rows, text
 
 def test_without_a_task_the_size_must_be_set():
   with pytest.raises(
-    UserError, match=r'TokenEmbedding\.vocab_size is not set, and there is no task'
+    UserError, match=r'TokenEmbedding\.vocab_size is not set, and no task with a tokenizer'
   ):
     TokenEmbedding(4, rngs=nnx.Rngs(0))
 

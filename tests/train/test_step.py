@@ -82,7 +82,7 @@ def test_ema_is_the_moving_average_of_the_parameters():
     )
   for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(states[-1].ema), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
-  assert states[-1].evaluated is states[-1].ema
+  assert states[-1].eval_params is states[-1].ema
 
 
 def test_skipped_steps_do_not_count_for_the_moving_average():

@@ -12,7 +12,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from t2x.errors import UserError
-from t2x.signals import answered_by
+from t2x.signals import handle_signals
 from t2x.train import writers
 from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal, WandB
 
@@ -202,7 +202,7 @@ def test_the_live_line_shows_what_the_loop_waits_for(live_line):
 
 def test_the_live_line_says_that_a_signal_has_come(live_line):
   _, line = live_line(80)
-  with answered_by(lambda *_: None):
+  with handle_signals(lambda *_: None):
     signal.raise_signal(signal.SIGTERM)
   assert 'interrupted' in line()
 

@@ -1,4 +1,4 @@
-"""Where raw examples come from: TFDS, your own files, and data that installed packages hold."""
+"""Sources of raw examples: TFDS, local files, and data in Python, Debian and npm packages."""
 
 from t2x.data.sources.babel_dates import BabelDates
 from t2x.data.sources.base import Example, Source, label_values

@@ -1,4 +1,4 @@
-"""Dates in English and another language, as the Unicode CLDR writes them (through Babel)."""
+"""Dates in English and another language, in the formats of the Unicode CLDR (through Babel)."""
 
 import dataclasses
 import datetime
@@ -13,7 +13,7 @@ from t2x.data.sources.built import BuiltSource
 from t2x.errors import UserError
 from t2x.ranges import Count, Text
 
-# How the source may be written. A day's name in the source asks for one in the target.
+# Formats of the source. If the source has the day of the week, so has the target.
 FORMATS = (
   'EEEE, MMMM d, y',
   'EEE, MMM d, y',
@@ -27,78 +27,82 @@ FORMATS = (
   'y-MM-dd',
 )
 FIRST, LAST = datetime.date(1800, 1, 1), datetime.date(2199, 12, 31)
-# Dates of the validation split, and as many of the test split.
+# Number of dates in each of the validation and test splits.
 HELD_OUT = 1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BabelDates(BuiltSource):
-  """`source`: an English date in one of ten formats; `target`: the same date written out in
-  another language, with the day of the week where the source has it.
+  """Pairs of dates: `source` in English in one of ten formats, `target` in another language.
 
-  No date of one split is in another: 1,000 dates each for validation and test.
+  The target has the day of the week if the source has it. The splits share no date; validation and
+  test have 1,000 dates each.
 
   Attributes:
-    language: a CLDR locale, 'de' or 'fr' or 'zh_Hans'.
-    train_examples: dates of the train split, at most 144,097; each in a format drawn at random.
+    language: a CLDR locale such as 'de', 'fr' or 'zh_Hans'.
+    train_examples: number of dates in the train split, at most 144,097; each has a random format.
   """
 
   language: Text = 'de'
   train_examples: Count = 40_000
 
   def __post_init__(self):
-    most = (LAST - FIRST).days + 1 - 2 * HELD_OUT
-    if not 0 < self.train_examples <= most:
-      raise UserError(f'BabelDates.train_examples = {self.train_examples}: must be 1 to {most}')
+    limit = (LAST - FIRST).days + 1 - 2 * HELD_OUT
+    if not 0 < self.train_examples <= limit:
+      raise UserError(
+        f'BabelDates.train_examples = {self.train_examples}: must be from 1 to {limit}'
+      )
 
   def splits(self) -> tuple[str, ...]:
-    """train, validation, test."""
+    """Returns train, validation and test."""
     return ('train', 'validation', 'test')
 
   def features(self) -> dict[str, Any]:
-    """Two texts."""
+    """Returns the text features `source` and `target`."""
     import tensorflow_datasets as tfds
 
     return {'source': tfds.features.Text(), 'target': tfds.features.Text()}
 
   def generate(self) -> Mapping[str, Iterator[Example]]:
-    """The dates of each split, in an order drawn once and for all."""
+    """Returns the dates of each split, in a fixed random order."""
     random = np.random.default_rng(20210305)
     days = random.permutation((LAST - FIRST).days + 1).tolist()
-    drawn = [FORMATS[i] for i in random.integers(len(FORMATS), size=len(days))]
-    both = list(zip(days, drawn, strict=True))
+    formats = [FORMATS[i] for i in random.integers(len(FORMATS), size=len(days))]
+    dates_and_formats = list(zip(days, formats, strict=True))
     held_out, stop = 2 * HELD_OUT, 2 * HELD_OUT + self.train_examples
     return {
-      'train': self._written(both[held_out:stop]),
-      'validation': self._written(both[HELD_OUT:held_out]),
-      'test': self._written(both[:HELD_OUT]),
+      'train': self._format_all(dates_and_formats[held_out:stop]),
+      'validation': self._format_all(dates_and_formats[HELD_OUT:held_out]),
+      'test': self._format_all(dates_and_formats[:HELD_OUT]),
     }
 
-  def _written(self, dates: list[tuple[int, str]]) -> Iterator[Example]:
-    for day, form in dates:
-      yield written(FIRST + datetime.timedelta(days=day), form, self.language)
+  def _format_all(self, dates: list[tuple[int, str]]) -> Iterator[Example]:
+    for day, pattern in dates:
+      yield date_pair(FIRST + datetime.timedelta(days=day), pattern, self.language)
 
   def fingerprint(self) -> str:
-    """Of the settings, the formats and Babel's version, which decides the CLDR's."""
+    """Identifies the settings, the formats and the version of Babel, which contains the CLDR."""
     return fingerprint(
       self, _babel(self.language).__version__, FORMATS, str(FIRST), str(LAST), HELD_OUT
     )
 
 
-def written(date: datetime.date, form: str, language: str) -> Example:
-  """One of `FORMATS` in English; in the language CLDR's full form where that names the day of the
-  week, or else the long one."""
+def date_pair(date: datetime.date, pattern: str, language: str) -> Example:
+  """Returns a date in English in one of `FORMATS`, and in the language in CLDR's full or long form.
+
+  The full form is for formats with the day of the week.
+  """
   from babel.dates import format_date
 
-  target = 'full' if 'EEE' in form else 'long'
+  target = 'full' if 'EEE' in pattern else 'long'
   return {
-    'source': format_date(date, form, locale='en'),
+    'source': format_date(date, pattern, locale='en'),
     'target': format_date(date, target, locale=language),
   }
 
 
 def _babel(language: str) -> Any:
-  """The package, once it is known to be there and to know the language."""
+  """Returns the package; raises a UserError if it is not installed or lacks the language."""
   try:
     import babel
   except ImportError as error:
@@ -106,5 +110,5 @@ def _babel(language: str) -> Any:
   try:
     babel.Locale.parse(language)
   except (ValueError, babel.UnknownLocaleError) as error:
-    raise UserError(f"BabelDates.language = '{language}' is no CLDR locale: {error}") from error
+    raise UserError(f"BabelDates.language = '{language}' is not a CLDR locale: {error}") from error
   return babel

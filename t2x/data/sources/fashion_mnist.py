@@ -1,4 +1,4 @@
-"""Fashion-MNIST (https://arxiv.org/abs/1708.07747) and anything else in IDX files of that layout."""
+"""Fashion-MNIST (https://arxiv.org/abs/1708.07747) and other data in IDX files of that layout."""
 
 import dataclasses
 import gzip
@@ -18,7 +18,7 @@ PREFIXES = {'train': 'train', 'test': 't10k'}
 
 
 class Images(Examples):
-  """Images and labels held as two arrays."""
+  """Images and labels in two arrays."""
 
   def __init__(self, images: np.ndarray, labels: np.ndarray):
     self.images, self.labels = images, labels
@@ -27,53 +27,54 @@ class Images(Examples):
     return len(self.images)
 
   def __getitem__(self, index):
-    """`image` uint8 [height, width, 1] and `label`."""
+    """Returns `image` uint8 [height, width, 1] and `label`."""
     return {'image': self.images[index], 'label': int(self.labels[index])}
 
   def label_values(self):
-    """Those of all images."""
+    """Returns the labels of all images."""
     return set(np.unique(self.labels).tolist())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FashionMNIST(Source):
-  """`image` uint8 [28, 28, 1] and `label` 0..9; 60,000 train and 10,000 test images.
+  """60,000 train and 10,000 test images, with `image` uint8 [28, 28, 1] and `label` 0..9.
 
   Attributes:
-    folder: holds `train-images-idx3-ubyte` and so on, `.gz` or not, at any depth; None: where
-      `t2x data fetch fashion_mnist` puts it.
+    folder: folder with `train-images-idx3-ubyte` etc., with or without `.gz`, at any depth; None:
+      the folder of `t2x data fetch fashion_mnist`.
   """
 
   folder: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
-    """train, test."""
+    """Returns train and test."""
     return tuple(PREFIXES)
 
   def _file(self, split: str, kind: str) -> Path:
     folder = Path(self.folder or cache_folder() / 'downloads' / 'fashion_mnist').expanduser()
     name = f'{PREFIXES[split]}-{kind}-ubyte'
-    found = [path for end in ('', '.gz') for path in sorted(folder.rglob(name + end))]
-    if not found:
+    matches = [path for suffix in ('', '.gz') for path in sorted(folder.rglob(name + suffix))]
+    if not matches:
       raise UserError(
         f'no {name} in {folder}: run `t2x data fetch fashion_mnist'
         f'{f" --out {folder}" if self.folder else ""}`, or set FashionMNIST.folder'
       )
-    return found[0]
+    return matches[0]
 
   def load(self, split: str) -> Images:
-    """All images of a split, in memory."""
+    """Returns the images of a split, in memory."""
     require_split(self, split)
     images = _read_idx(self._file(split, 'images-idx3'))
     labels = _read_idx(self._file(split, 'labels-idx1'))
     if len(images) != len(labels):
       raise UserError(
-        f'{self._file(split, "images-idx3")}: {len(images)} images, {len(labels)} labels'
+        f'{self._file(split, "images-idx3")}: {len(images)} images but {len(labels)} labels: '
+        'fetch the files again'
       )
     return Images(images[..., None], labels)
 
   def fingerprint(self) -> str:
-    """Of the files' bytes."""
+    """Identifies the content of the files."""
     digest = hashlib.sha256()
     for split in self.splits():
       for kind in ('images-idx3', 'labels-idx1'):
@@ -82,8 +83,10 @@ class FashionMNIST(Source):
 
 
 def _read_idx(path: Path) -> np.ndarray:
-  """The array of an IDX file (http://yann.lecun.com/exdb/mnist/): two zero bytes, type 8 (uint8),
-  rank, the sizes as big-endian int32, the data."""
+  """Reads the array of an IDX file (http://yann.lecun.com/exdb/mnist/).
+
+  The format is two zero bytes, type 8 (uint8), rank, the sizes as big-endian int32, the data.
+  """
   try:
     data = gzip.decompress(path.read_bytes()) if path.suffix == '.gz' else path.read_bytes()
   except (OSError, EOFError, zlib.error) as error:
@@ -91,5 +94,5 @@ def _read_idx(path: Path) -> np.ndarray:
   rank = data[3] if data[:3] == b'\x00\x00\x08' else 0
   shape = [int.from_bytes(data[4 + 4 * i : 8 + 4 * i]) for i in range(rank)]
   if not rank or len(data) != 4 + 4 * rank + math.prod(shape):
-    raise UserError(f'{path} is no IDX file of bytes, or not whole: fetch it again')
+    raise UserError(f'{path} is not a complete IDX file of uint8: fetch it again')
   return np.frombuffer(data, np.uint8, offset=4 + 4 * rank).reshape(shape)

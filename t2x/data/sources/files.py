@@ -1,4 +1,4 @@
-"""Your own files: text, JSON lines, tab-separated values. No registry, no preparation."""
+"""Sources of local files: text, JSON lines and tab-separated values. They need no preparation."""
 
 import abc
 import array
@@ -21,12 +21,12 @@ from t2x.ranges import NonEmpty, Text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSource(Source):
-  """Files by split.
+  """Examples in files, by split.
 
   Attributes:
-    train: a path or glob.
-    validation: a path or glob; None: no such split.
-    test: a path or glob; None: no such split.
+    train: path or glob.
+    validation: path or glob; None: no such split.
+    test: path or glob; None: no such split.
   """
 
   train: Text
@@ -34,14 +34,14 @@ class FileSource(Source):
   test: Text | None = None
 
   def splits(self) -> tuple[str, ...]:
-    """Those of train, validation and test that are set."""
+    """Returns the splits that are set."""
     return tuple(name for name in ('train', 'validation', 'test') if getattr(self, name))
 
   def load(self, split: str) -> 'FileExamples':
-    """The examples of a split. All are looked at once; each is read from its file when it is used.
+    """Returns the examples of a split. Checks them now; reads each from its file when it is used.
 
     Raises:
-      UserError: a file that cannot be read or has no example, or a line that is none.
+      UserError: a file cannot be read or has no examples, or a line is not an example.
     """
     examples = FileExamples(self)
     for path in self._paths(split):
@@ -50,31 +50,31 @@ class FileSource(Source):
     return examples
 
   def fingerprint(self) -> str:
-    """Of the settings and of the names and every byte of the files, wherever they are."""
+    """Identifies the settings and the names and content of the files, but not their folder."""
     digest = hashlib.sha256()
     for split in self.splits():
       for path in self._paths(split):
         digest.update(f'{split} {path.name}\0'.encode())
-        with _opened(path) as file:
+        with _open_file(path) as file:
           digest.update(hashlib.file_digest(file, 'sha256').digest())
     return fingerprint(type(self).__name__, self._settings(), digest.hexdigest())
 
   @property
   def lines(self) -> bool:
-    """Whether each line is an example; else each file is one."""
+    """True if each line is an example, False if each file is an example."""
     return True
 
   @abc.abstractmethod
   def example(self, text: str, path: Path, number: int) -> Example:
-    """The example that a text is, from line `number` of a file.
+    """Returns the example in a text, which is line `number` of a file.
 
     Raises:
-      UserError: it is none.
+      UserError: the text is not an example.
     """
 
   @abc.abstractmethod
   def _settings(self) -> object:
-    """What decides how a file is read."""
+    """Returns the settings that change how a file is read."""
 
   def _paths(self, split: str) -> list[Path]:
     setting = f'{type(self).__name__}.{split}'
@@ -82,29 +82,29 @@ class FileSource(Source):
     if pattern is None:
       raise UserError(f"{setting} is not set: there is no split '{split}'")
     pattern = str(Path(pattern).expanduser())
-    # A name with brackets in it is a name before it is a pattern.
-    found = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
-    paths = [path for path in map(Path, found) if path.is_file()]
+    # An existing path that contains brackets is not a pattern.
+    matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+    paths = [path for path in map(Path, matches) if path.is_file()]
     if not paths and Path(pattern).is_dir():
       raise UserError(
-        f"{setting} = '{pattern}' is a folder: write '{pattern}/**/*.txt' or the like"
+        f"{setting} = '{pattern}' is a folder: set a pattern such as '{pattern}/**/*.txt'"
       )
     if not paths:
-      raise UserError(f"{setting} = '{pattern}' matches no file (from {Path.cwd()})")
+      raise UserError(f"{setting} = '{pattern}' matches no file (current folder: {Path.cwd()})")
     return paths
 
 
 class FileExamples(Examples):
-  """Examples in files, of which only the places are in memory."""
+  """Examples in files; only their byte ranges are in memory."""
 
   def __init__(self, source: FileSource):
     self.source = source
     self.paths: list[Path] = []
-    # For each example: number of its file, first byte, byte after the last, number of its line.
+    # For each example: index of its file, first byte, byte after the last, line number.
     self.places = array.array('q')
 
   def add(self, path: Path) -> int:
-    """Looks at every example of a file. Returns how many there are."""
+    """Adds and checks the examples of a file. Returns their number."""
     before = len(self)
     self.paths.append(path)
     for start, text, number in self._texts(path):
@@ -115,15 +115,15 @@ class FileExamples(Examples):
     return len(self) - before
 
   def _texts(self, path: Path) -> Iterator[tuple[int, str, int]]:
-    """First byte, text and line number of each part of a file.
+    """Yields first byte, text and line number of each line, or of the file.
 
-    Only \\n and \\r\\n end a line: U+2028 and the like may stand in a JSON string.
+    Only \\n and \\r\\n end a line: a JSON string may contain other separators such as U+2028.
     """
-    with _opened(path) as file:
+    with _open_file(path) as file:
       start = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
       file.seek(start)
       for number, part in enumerate(file if self.source.lines else [file.read()], 1):
-        text = _decoded(part, path, start)
+        text = _decode(part, path, start)
         if self.source.lines:
           text = text.removesuffix('\n').removesuffix('\r')
         yield start, text, number
@@ -133,35 +133,35 @@ class FileExamples(Examples):
     return len(self.places) // 4
 
   def __getitem__(self, index):
-    """The example at `index`; negative counts from the end."""
+    """Returns the example at `index`; a negative index counts from the end."""
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
     i = int(index)
     if not -len(self) <= i < len(self):
-      raise IndexError(f'example {i} of {len(self)}')
-    with _opened(self.paths[self.places[i % len(self) * 4]]) as file:
+      raise IndexError(f'example {i} is out of range: there are {len(self)} examples')
+    with _open_file(self.paths[self.places[i % len(self) * 4]]) as file:
       return self._read(file, i % len(self))
 
   def __iter__(self):
     i = 0
     for number, path in enumerate(self.paths):
-      with _opened(path) as file:
+      with _open_file(path) as file:
         while i < len(self) and self.places[4 * i] == number:
           yield self._read(file, i)
           i += 1
 
   def _read(self, file: io.BufferedReader, i: int) -> Example:
-    which, start, stop, number = self.places[4 * i : 4 * i + 4]
+    file_index, start, stop, number = self.places[4 * i : 4 * i + 4]
     file.seek(start)
-    text = _decoded(file.read(stop - start), self.paths[which], start)
-    return self.source.example(text, self.paths[which], number)
+    text = _decode(file.read(stop - start), self.paths[file_index], start)
+    return self.source.example(text, self.paths[file_index], number)
 
   def label_values(self):
-    """Not known without reading all."""
+    """Returns None: this would require reading all examples."""
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
+def _open_file(path: Path) -> Iterator[io.BufferedReader]:
   try:
     with path.open('rb') as file:
       yield file
@@ -169,21 +169,21 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
     raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
 
-def _decoded(part: bytes, path: Path, start: int) -> str:
-  """The text of a part of a file that starts at a byte."""
+def _decode(part: bytes, path: Path, start: int) -> str:
+  """Decodes a part of a file; `start` is the offset of its first byte."""
   try:
     return part.decode()
   except UnicodeDecodeError as error:
     byte = start + error.start
-    raise UserError(f'{path} is not UTF-8 text (byte {byte}): convert it first') from error
+    raise UserError(f'{path} is not UTF-8 text (byte {byte}): convert it to UTF-8') from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFiles(FileSource):
-  """Plain text, UTF-8: `text` and `name` for each file, or for each line.
+  """Plain text in UTF-8, with `text` and `name` of each file or of each line.
 
   Attributes:
-    per_line: each line that is not blank is an example of its own.
+    per_line: makes each line that is not blank an example.
   """
 
   per_line: bool = False
@@ -193,21 +193,22 @@ class TextFiles(FileSource):
 
   @property
   def lines(self):
-    """As set."""
+    """Equals `per_line`."""
     return self.per_line
 
   def example(self, text, path, number):
-    """The text as it is."""
+    """Returns the unchanged text and the name of its file."""
     return {'text': text, 'name': path.name}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonLines(FileSource):
-  """A JSON object a line.
+  """One JSON object per line.
 
   Attributes:
-    fields: our name -> the objects' ({'source': 'en', 'target': 'de'}); empty: they have `text`, or
-      `source` and `target`, `words` and `labels` (lists), or `question` and `context`.
+    fields: field of the example -> field of the object ({'source': 'en', 'target': 'de'}); empty:
+      the objects have `text`, or `source` and `target`, `words` and `labels` (lists), or `question`
+      and `context`.
   """
 
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
@@ -216,45 +217,46 @@ class JsonLines(FileSource):
     return sorted(self.fields.items())
 
   def example(self, text, path, number):
-    """The object of a line."""
+    """Returns the object of a line, with its fields renamed."""
     where = f'{path}:{number}'
     try:
-      found = json.loads(text)
+      record = json.loads(text)
       if '\\u' in text:
-        json.dumps(found, ensure_ascii=False).encode()
+        json.dumps(record, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-      raise UserError(f'{where}: half of a surrogate pair is no text') from error
+      raise UserError(f'{where}: unpaired surrogate: text must be valid Unicode') from error
     except (ValueError, RecursionError) as error:
-      raise UserError(f'{where}: not JSON ({error}): write one object a line') from error
-    if not isinstance(found, dict):
+      raise UserError(f'{where}: not JSON ({error}): write one object per line') from error
+    if not isinstance(record, dict):
       raise UserError(f'{where}: not a JSON object: write {{"text": "..."}}')
     if not self.fields:
-      wanted = next((names for names in KINDS if names[0] in found), ('text',))
-      _require(found, {name: name for name in wanted}, where)
-      return found
-    _require(found, self.fields, where)
-    return {ours: found[theirs] for ours, theirs in self.fields.items()}
+      required = next((names for names in KINDS if names[0] in record), ('text',))
+      _require(record, {name: name for name in required}, where)
+      return record
+    _require(record, self.fields, where)
+    return {ours: record[theirs] for ours, theirs in self.fields.items()}
 
 
-# What objects may be made of, told by the first name.
+# Sets of fields that an object can have, identified by their first field.
 KINDS = (('source', 'target'), ('question', 'context'), ('words', 'labels'), ('text',))
-# What is no text; tasks look at it themselves.
+# Fields that are not text; tasks check them.
 NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts')
 
 
-def _require(found: dict[str, Any], fields: Mapping[str, str], where: str) -> None:
+def _require(record: dict[str, Any], fields: Mapping[str, str], where: str) -> None:
   for ours, name in fields.items():
-    if name not in found or not (ours in NO_TEXT or isinstance(found[name], str)):
-      has = f'it has {", ".join(map(repr, found))}' if name not in found else 'it is no text'
+    if name not in record or not (ours in NO_TEXT or isinstance(record[name], str)):
+      problem = f'it has {", ".join(map(repr, record))}' if name not in record else 'it is not text'
       kind = 'a value' if ours in NO_TEXT else 'text'
       raise UserError(
-        f"{where}: needs {kind} under '{name}', {has} (JsonLines.fields names fields)"
+        f"{where}: needs {kind} in the field '{name}', but {problem}; "
+        'JsonLines.fields renames fields'
       )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TSV(FileSource):
-  """Tab-separated values, no header.
+  """Tab-separated values without a header.
 
   Attributes:
     columns: names of the columns.
@@ -263,18 +265,18 @@ class TSV(FileSource):
   columns: Annotated[Sequence[Text], NonEmpty] = ('source', 'target')
 
   def __post_init__(self):
-    # Equal and hashable however the sequence was written.
+    # A tuple, so that equal settings compare and hash equal.
     object.__setattr__(self, 'columns', tuple(self.columns))
 
   def _settings(self) -> object:
     return self.columns
 
   def example(self, text, path, number):
-    """The values of a line by column."""
+    """Returns the values of a line by column."""
     values = text.split('\t')
     if len(values) != len(self.columns):
       raise UserError(
         f'{path}:{number}: {len(values)} columns, but TSV.columns names '
-        f'{len(self.columns)} ({", ".join(self.columns)}): mend the line or the names'
+        f'{len(self.columns)} ({", ".join(self.columns)}): correct the line or TSV.columns'
       )
     return dict(zip(self.columns, values, strict=True))

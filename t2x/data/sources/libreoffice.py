@@ -1,4 +1,4 @@
-"""LibreOffice's help in two languages: real sentences, aligned by paragraph id."""
+"""LibreOffice help in two languages, aligned by paragraph id."""
 
 import dataclasses
 import hashlib
@@ -15,9 +15,9 @@ from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
-# Parts of 100, by a hash of the file's name.
+# Split -> its buckets of 100, by a hash of the file's name.
 SPLITS = {'train': range(96), 'validation': range(96, 98), 'test': range(98, 100)}
-# Raised when other text is made of the same files.
+# Increment when the same files give other text.
 VERSION = 2
 
 PARAGRAPH = re.compile(r'<(\w+)\b[^>]*\sid="((?:par|hd)_[^"]*)"[^>]*>(.*?)</\1>', re.S)
@@ -26,17 +26,17 @@ TAG = re.compile(r'(<[^>]*>)')
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LibreOfficeHelp(BuiltSource):
-  """`source` and `target`: a paragraph or heading of the help in two languages (MPL-2.0).
+  """Paragraphs and headings of the help in two languages (MPL-2.0): `source`, `target` and `name`.
 
-  Paragraphs that are the same in both languages or repeat an earlier pair are left out. A file of
-  the help belongs wholly to train (96 %), validation (2 %) or test (2 %), and a source text that
-  the train split has is in no other.
+  Pairs with equal texts and repeated pairs are omitted. A hash of its name assigns each file to
+  train (96 %), validation (2 %) or test (2 %); validation and test omit source texts of the train
+  split.
 
   Attributes:
-    folder: where the packages libreoffice-help-* were unpacked; None: where
-      `t2x data fetch libreoffice_help` puts them.
-    source_language: as the packages' folders are named: 'en-US'.
-    target_language: as the packages' folders are named: 'de', 'fr', 'zh-CN'.
+    folder: folder of the unpacked packages libreoffice-help-*; None: the folder of
+      `t2x data fetch libreoffice_help`.
+    source_language: folder name of the language in the packages: 'en-US'.
+    target_language: folder name of the language in the packages: 'de', 'fr', 'zh-CN'.
   """
 
   folder: Text | None = None
@@ -44,17 +44,17 @@ class LibreOfficeHelp(BuiltSource):
   target_language: Text = 'de'
 
   def splits(self) -> tuple[str, ...]:
-    """train, validation, test."""
+    """Returns train, validation and test."""
     return tuple(SPLITS)
 
   def features(self) -> dict[str, Any]:
-    """Two texts, and the file they come from."""
+    """Returns the text features `source`, `target` and `name`, the file of the texts."""
     import tensorflow_datasets as tfds
 
     return {name: tfds.features.Text() for name in ('source', 'target', 'name')}
 
   def generate(self) -> Mapping[str, list[Example]]:
-    """The pairs of each split, in the order of the files' names."""
+    """Returns the pairs of each split, in the order of file names."""
     pairs: dict[str, list[Example]] = {split: [] for split in SPLITS}
     sources, targets = self._folder(self.source_language), self._folder(self.target_language)
     for path in with_progress(sorted(sources.rglob('*.html')), 'reading the help'):
@@ -71,7 +71,7 @@ class LibreOfficeHelp(BuiltSource):
     }
 
   def fingerprint(self) -> str:
-    """Of the languages and the content of all files."""
+    """Identifies the languages and the content of all files."""
     languages = (self.source_language, self.target_language)
     digest = hashlib.sha256()
     for folder in map(self._folder, languages):
@@ -81,18 +81,18 @@ class LibreOfficeHelp(BuiltSource):
     return fingerprint('LibreOfficeHelp', VERSION, languages, SPLITS, digest.hexdigest())
 
   def _folder(self, language: str) -> Path:
-    given = Path(self.folder).expanduser() if self.folder else None
-    root = given or cache_folder() / 'downloads' / 'libreoffice_help'
+    out = Path(self.folder).expanduser() if self.folder else None
+    root = out or cache_folder() / 'downloads' / 'libreoffice_help'
     folder = root / 'usr/share/libreoffice/help' / language / 'text'
     if not folder.is_dir():
-      there = sorted(path.parent.name for path in folder.parent.parent.glob('*/text'))
-      if there:
+      languages = sorted(path.parent.name for path in folder.parent.parent.glob('*/text'))
+      if languages:
         raise UserError(
-          f"no help in '{language}' in {root}: it has {', '.join(there)}; for another language "
-          f'unpack its package there: dpkg -x libreoffice-help-{language.lower()}*.deb {root}'
+          f"no help in '{language}' in {root}: it has {', '.join(languages)}; for another language "
+          f'unpack its package: dpkg -x libreoffice-help-{language.lower()}*.deb {root}'
         )
       raise UserError(
-        f'no {folder}: run `t2x data fetch libreoffice_help{f" --out {given}" if given else ""}`, '
+        f'no {folder}: run `t2x data fetch libreoffice_help{f" --out {out}" if out else ""}`, '
         'or set LibreOfficeHelp.folder'
       )
     return folder
@@ -106,7 +106,7 @@ def _aligned(source: Path, target: Path, name: str) -> Iterator[Example]:
 
 
 def _distinct(pairs: list[Example], *, without: set[str]) -> list[Example]:
-  """One of each pair, those left out whose source text is in `without`."""
+  """Removes repeated pairs and pairs whose source text is in `without`."""
   first = {(pair['source'], pair['target']): pair for pair in reversed(pairs)}
   return [
     pair
@@ -123,42 +123,45 @@ def _paragraphs(path: Path) -> dict[str, str]:
 
 
 def paragraphs(page: str) -> dict[str, str]:
-  """Paragraph id -> text with single spaces, for ids that stand once in the page.
+  """Returns paragraph id -> text with single spaces, for ids that occur once in the page.
 
-  An id that stands twice (a text for each program) aligns with nothing.
+  An id that occurs twice (a text for each program) cannot be aligned.
   """
-  found: dict[str, str] = {}
-  twice = set()
+  texts: dict[str, str] = {}
+  repeated = set()
   for _, identity, body in PARAGRAPH.findall(page):
-    twice |= {identity} & found.keys()
-    found[identity] = text_of(body)
-  return {identity: text for identity, text in found.items() if identity not in twice}
+    repeated |= {identity} & texts.keys()
+    texts[identity] = text_of(body)
+  return {identity: text for identity, text in texts.items() if identity not in repeated}
 
 
 def text_of(body: str) -> str:
-  """The text of a paragraph, as a reader outside macOS sees it: of a switch's alternatives (hidden
-  until a script shows one) the default, or else the first that is not macOS's."""
-  shown: list[str] = []
-  kept = _kept_alternatives(body)
+  """Returns the visible text of a paragraph.
+
+  A switch has alternatives, hidden until a script selects one. The text has the default, or else
+  the first that is not for macOS.
+  """
+  parts: list[str] = []
+  selected = _selected_alternatives(body)
   hidden = 0
   for token in TAG.split(body):
     if not token.startswith('<'):
-      shown.append('' if hidden else token)
+      parts.append('' if hidden else token)
     elif token.startswith('<br'):
-      shown.append(' ')
+      parts.append(' ')
     elif token.startswith('<span'):
-      hidden += bool(hidden or ('hidden=' in token and token not in kept))
+      hidden += bool(hidden or ('hidden=' in token and token not in selected))
     elif token.startswith('</span') and hidden:
       hidden -= 1
-  return ' '.join(html.unescape(''.join(shown)).split())
+  return ' '.join(html.unescape(''.join(parts)).split())
 
 
-def _kept_alternatives(body: str) -> set[str]:
-  """The opening tags of those alternatives that are read."""
-  kept = set()
+def _selected_alternatives(body: str) -> set[str]:
+  """Returns the opening tags of the alternative of each switch that is part of the text."""
+  selected = set()
   for switch in body.split('class="switchinline"')[1:]:
     tags = [tag for tag in TAG.findall(switch) if tag.startswith('<span') and 'hidden=' in tag]
     default = [tag for tag in tags if ' id="default' in tag]
-    others = [tag for tag in tags if ' id="MAC' not in tag]
-    kept |= set((default or others or tags)[:1])
-  return kept
+    not_mac = [tag for tag in tags if ' id="MAC' not in tag]
+    selected |= set((default or not_mac or tags)[:1])
+  return selected

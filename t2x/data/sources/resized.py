@@ -1,4 +1,4 @@
-"""The images of another source at another resolution."""
+"""Resized images of another source."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ class Images(Examples):
     return len(self.examples)
 
   def __getitem__(self, index):
-    """The example at `index`, its `image` uint8 [height, width, channels]."""
+    """Returns the example at `index`, its `image` uint8 [height, width, channels]."""
     example = self.examples[index]
     return example | {'image': resize(example['image'], self.height, self.width)}
 
   def label_values(self):
-    """Those of the source."""
+    """Returns the label values of the source."""
     return label_values(self.examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resized(Source):
-  """The examples of `source`, each `image` resized bilinearly.
+  """The examples of a source, with `image` resized bilinearly.
 
   Attributes:
-    source: has `image` uint8 [its height, its width, channels].
-    height: rows of pixels.
-    width: columns of pixels.
+    source: source whose examples have `image` uint8 [old height, old width, channels].
+    height: height of the images in pixels.
+    width: width of the images in pixels.
   """
 
   source: Source
@@ -45,26 +45,28 @@ class Resized(Source):
   width: Size
 
   def splits(self) -> tuple[str, ...]:
-    """Those of the source."""
+    """Returns the splits of the source."""
     return self.source.splits()
 
   def load(self, split: str) -> Images:
-    """The source's split."""
+    """Returns a split of the source, resized."""
     return Images(self.source.load(split), self.height, self.width)
 
   def fingerprint(self) -> str:
-    """Of the source and the size."""
+    """Identifies the source and the size."""
     return fingerprint('Resized', self.source.fingerprint(), self.height, self.width)
 
 
 def resize(
   image: UInt8[np.ndarray, 'old_height old_width channels'], height: int, width: int
 ) -> UInt8[np.ndarray, 'height width channels']:
-  """Bilinear between the centres of pixels, the border's repeated beyond them. To a smaller size
-  without a filter: halve in steps what shrinks by much."""
+  """Interpolates bilinearly between pixel centres; beyond them, border pixels are repeated.
+
+  No filter is applied when an image is reduced: reduce it by large factors in several steps.
+  """
   from PIL import Image
 
-  # Pillow's own `resize` filters where it shrinks. In floats, because bytes are cut off, not rounded.
+  # Pillow's `resize` would filter. In floats, because Pillow truncates bytes instead of rounding.
   matrix = (image.shape[1] / width, 0, 0, 0, image.shape[0] / height, 0)
   channels = [
     Image.fromarray(channel).transform(

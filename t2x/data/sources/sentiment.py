@@ -1,5 +1,5 @@
 """VADER's rated snippets (Hutto and Gilbert 2014, ICWSM): sentences of film and product reviews,
-newspaper editorials and tweets, each rated from -4 to 4 by twenty people."""
+newspaper editorials and tweets, each with ratings of twenty people from -4 to 4."""
 
 import dataclasses
 import tarfile
@@ -24,17 +24,17 @@ ARCHIVE = 'vaderSentiment-*/additional_resources/hutto_ICWSM_2014.tar.gz'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentimentSnippets(Source):
-  """`text` and `label`: 'negative' or 'positive' by the sign of the mean rating; `rating`, `name`.
+  """23,182 snippets with `text`, `label` ('negative' or 'positive'), `rating` and `name`.
 
-  A review or an editorial belongs with all of its sentences to train (80 %), validation (10 %) or
-  test (10 %), by a hash of its name; tweets and film snippets, of which the files tell no more, each
-  for itself. A text that comes again is left out. 23,182 snippets of all kinds.
+  The label is the sign of `rating`, the mean rating. A hash of its name assigns each review or
+  editorial, with all of its sentences, to train (80 %), validation (10 %) or test (10 %). Tweets
+  and film snippets are assigned individually. Repeated texts are omitted.
 
   Attributes:
-    kinds: which of 'amazon', 'movies', 'news' and 'tweets' are read.
-    neutral: mean ratings up to this far from 0 have no sign to be told, and are left out.
-    folder: where the source distribution of vaderSentiment was unpacked; None: where
-      `t2x data fetch sentiment` puts it.
+    kinds: kinds to read, of 'amazon', 'movies', 'news' and 'tweets'.
+    neutral: mean ratings of at most this absolute value are omitted as neutral.
+    folder: folder of the unpacked source distribution of vaderSentiment; None: the folder of
+      `t2x data fetch sentiment`.
   """
 
   kinds: Annotated[Sequence[Text], NonEmpty] = tuple(FILES)
@@ -42,33 +42,33 @@ class SentimentSnippets(Source):
   folder: Text | None = None
 
   def __post_init__(self):
-    # Equal and hashable however the sequence was written.
+    # A tuple, so that equal settings compare and hash equal.
     object.__setattr__(self, 'kinds', tuple(self.kinds))
     unknown = [kind for kind in self.kinds if kind not in FILES]
     if unknown:
       raise UserError(
-        f'SentimentSnippets.kinds = {list(self.kinds)}: some of {", ".join(FILES)} are wanted'
+        f'SentimentSnippets.kinds = {list(self.kinds)}: each must be one of {", ".join(FILES)}'
       )
 
   def splits(self) -> tuple[str, ...]:
-    """train, validation, test."""
+    """Returns train, validation and test."""
     return tuple(SPLITS)
 
   def load(self, split: str) -> Sequence[Example]:
-    """The snippets of a split, in memory, in the order of the files."""
+    """Returns the snippets of a split, in memory, in the order of the files."""
     require_split(self, split)
-    seen: set[str] = set()
+    texts: set[str] = set()
     examples = []
     for name, rating, text in self._snippets():
-      if abs(rating) > self.neutral and text.lower() not in seen:
-        seen.add(text.lower())
+      if abs(rating) > self.neutral and text.lower() not in texts:
+        texts.add(text.lower())
         if split_of(name) == split:
           label = 'positive' if rating > 0 else 'negative'
           examples.append({'text': text, 'label': label, 'rating': rating, 'name': name})
     return examples
 
   def fingerprint(self) -> str:
-    """Of the settings and the archive's bytes."""
+    """Identifies the settings and the content of the archive."""
     settings = (self.kinds, self.neutral, SPLITS)
     return fingerprint('SentimentSnippets', settings, digest_of([self._archive()]))
 
@@ -76,7 +76,7 @@ class SentimentSnippets(Source):
     return find_data('SentimentSnippets.folder', self.folder, 'sentiment', ARCHIVE)
 
   def _snippets(self) -> Iterator[tuple[str, float, str]]:
-    """The name of what a snippet is part of, its mean rating, its text."""
+    """Yields the name of the text that contains a snippet, its mean rating and its text."""
     path = self._archive()
     try:
       with tarfile.open(path) as archive:

@@ -1,4 +1,4 @@
-"""Python's own standard library as text: always there, nothing to download."""
+"""Python's standard library as text, which needs no download."""
 
 import dataclasses
 import functools
@@ -12,8 +12,8 @@ from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 
-# Other people's code, tests (large and repetitive) and what is generated.
-LEFT_OUT = {
+# Third-party code, tests (large and repetitive) and generated files.
+EXCLUDED = {
   '__pycache__',
   'dist-packages',
   'ensurepip',
@@ -24,16 +24,16 @@ LEFT_OUT = {
   'test',
   'tests',
 }
-# Parts of 100, by a hash of the file's name.
+# Split -> its buckets of 100, by a hash of the file's name.
 SPLITS = {'train': range(90), 'validation': range(90, 95), 'test': range(95, 100)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StandardLibrary(Source):
-  """The source files of this Python's standard library: `text` and `name`.
+  """The source files of the running Python's standard library, with `text` and `name`.
 
-  A file belongs wholly to train (90 %), validation (5 %) or test (5 %), by a hash of its name.
-  Another version of Python has other files, and another fingerprint.
+  A hash of its name assigns each file to train (90 %), validation (5 %) or test (5 %). Another
+  version of Python has other files and another fingerprint.
 
   Attributes:
     topics: adds the prose of `pydoc_data.topics` to the train split.
@@ -42,11 +42,11 @@ class StandardLibrary(Source):
   topics: bool = True
 
   def splits(self) -> tuple[str, ...]:
-    """train, validation, test."""
+    """Returns train, validation and test."""
     return tuple(SPLITS)
 
   def load(self, split: str) -> Sequence[Example]:
-    """The files of a split, sorted by name."""
+    """Returns the files of a split, sorted by name."""
     require_split(self, split)
     examples = [
       {'text': text, 'name': name} for name, text in _files() if split_of(name, SPLITS) == split
@@ -60,7 +60,7 @@ class StandardLibrary(Source):
     return examples
 
   def fingerprint(self) -> str:
-    """Of the settings and the texts, which differ between versions of Python."""
+    """Identifies the settings and the texts, which differ between versions of Python."""
     digest = hashlib.sha256()
     for split in self.splits():
       for example in self.load(split):
@@ -71,13 +71,13 @@ class StandardLibrary(Source):
 @functools.lru_cache(maxsize=1)
 def _files() -> tuple[tuple[str, str], ...]:
   root = Path(sysconfig.get_path('stdlib'))
-  found = []
+  files = []
   for path in sorted(root.rglob('*.py')):
     name = path.relative_to(root)
-    if LEFT_OUT.isdisjoint(name.parts):
+    if EXCLUDED.isdisjoint(name.parts):
       text = path.read_bytes().decode('utf-8', errors='ignore')
       if text:
-        found.append((name.as_posix(), text))
-  if not found:
-    raise UserError(f'no Python sources in {root}: use TextFiles on a folder of your own')
-  return tuple(found)
+        files.append((name.as_posix(), text))
+  if not files:
+    raise UserError(f'no Python sources in {root}: use TextFiles with another folder')
+  return tuple(files)

@@ -1,4 +1,4 @@
-"""A part of another source's examples."""
+"""A subset of another source's examples."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from t2x.ranges import Count, NonEmpty, Text
 
 
 def spread(count: int, size: int) -> list[int]:
-  """`count` of the indices below `size`, as far from each other as can be, from 0 on."""
+  """Returns `count` evenly spaced indices below `size`, beginning with 0."""
   return [i * size // count for i in range(count)]
 
 
 class Spread(Examples):
-  """`size` examples at the indices of `spread`."""
+  """The `size` examples at the indices of `spread`."""
 
   def __init__(self, examples: Sequence[Example], size: int):
     self.examples, self.size = examples, size
@@ -25,25 +25,25 @@ class Spread(Examples):
     return self.size
 
   def __getitem__(self, index):
-    """The example at `index`."""
+    """Returns the example at `index`; a negative index counts from the end."""
     if not -self.size <= index < self.size:
-      raise IndexError(f'example {index} of {self.size}')
+      raise IndexError(f'example {index} is out of range: there are {self.size} examples')
     return self.examples[index % self.size * len(self.examples) // self.size]
 
   def label_values(self):
-    """Those of the whole source, of which some may be missing here."""
+    """Returns the label values of the entire source; the subset may lack some."""
     return label_values(self.examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part(Source):
-  """Some of the examples of `source`, spread evenly over each split, whatever its order is.
+  """A subset of the examples of `source`, evenly spaced in each split.
 
-  A part a whole number of times smaller than another is a part of that one.
+  A subset contains every smaller subset whose size divides its own.
 
   Attributes:
-    source: has the examples.
-    examples: how many of them by split; a split that is not named is whole.
+    source: source of the examples.
+    examples: split -> number of examples; other splits are complete.
   """
 
   source: Source
@@ -53,27 +53,28 @@ class Part(Source):
     for split in self.examples:
       if split not in self.source.splits():
         raise UserError(
-          f"Part.examples = {dict(self.examples)}: '{split}' must be one of {self.source.splits()}"
+          f"Part.examples = {dict(self.examples)}: '{split}' must be one of "
+          f'{", ".join(self.source.splits())}'
         )
 
   def splits(self) -> tuple[str, ...]:
-    """Those of the source."""
+    """Returns the splits of the source."""
     return self.source.splits()
 
   def load(self, split: str) -> Sequence[Example]:
-    """Some of the source's split.
+    """Returns the subset of a split.
 
     Raises:
-      UserError: it has fewer examples.
+      UserError: the split has too few examples.
     """
     examples = self.source.load(split)
     count = self.examples.get(split, len(examples))
     if count > len(examples):
       raise UserError(
-        f"Part.examples['{split}'] = {count}: {self.source.describe()} has {len(examples)}"
+        f"Part.examples['{split}'] = {count}: {self.source.describe()} has {len(examples)} examples"
       )
     return Spread(examples, count)
 
   def fingerprint(self) -> str:
-    """Of the source and the numbers."""
+    """Identifies the source and the numbers of examples."""
     return fingerprint('Part', self.source.fingerprint(), sorted(self.examples.items()))

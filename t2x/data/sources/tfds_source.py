@@ -1,4 +1,4 @@
-"""Any data set of TensorFlow Datasets (https://www.tensorflow.org/datasets), read as array_record
+"""Data sets of TensorFlow Datasets (https://www.tensorflow.org/datasets), read as array_record
 without TensorFlow."""
 
 import contextlib
@@ -24,7 +24,7 @@ from t2x.ranges import Text
 
 log = logging.getLogger('t2x')
 
-# Examples read at once by a reader in order: a third of the time of one by one.
+# Number of examples to read at once in order, which takes a third of the time of single reads.
 CHUNK = 256
 
 
@@ -49,27 +49,27 @@ PACKAGES = [
 
 
 class DataSource(Examples):
-  """A TFDS data source with text as str, labels as int and fields under our names.
+  """A TFDS data source with text as str, labels as int and renamed fields.
 
-  Sequences are lists; the class labels in them are names, as word labels are.
+  Sequences are lists. Class labels in a sequence, such as word labels, are names.
   """
 
   def __init__(self, data: Any, fields: Mapping[str, str]):
     self.data, self.fields = data, dict(fields)
 
   def __reduce__(self):
-    return _unpickled, (pickle.dumps(self.data), self.fields)
+    return _unpickle, (pickle.dumps(self.data), self.fields)
 
   def __len__(self) -> int:
     return len(self.data)
 
   def __getitem__(self, index):
-    """The example at `index`; negative counts from the end."""
+    """Returns the example at `index`; a negative index counts from the end."""
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
     i = int(index)
     if not -len(self) <= i < len(self):
-      raise IndexError(f'example {i} of {len(self)}')
+      raise IndexError(f'example {i} is out of range: there are {len(self)} examples')
     return self._example(self.data[i % len(self)])
 
   def __iter__(self):
@@ -80,13 +80,13 @@ class DataSource(Examples):
   def _example(self, raw: Mapping[str, Any]) -> dict[str, Any]:
     features = self.data.dataset_info.features
     if not self.fields:
-      return {name: _plain(value, features[name]) for name, value in raw.items()}
+      return {name: _to_python(value, features[name]) for name, value in raw.items()}
     tops = {path if path in raw else path.split('/')[0] for path in self.fields.values()}
-    plain = {name: _plain(raw[name], features[name]) for name in tops}
+    plain = {name: _to_python(raw[name], features[name]) for name in tops}
     return {ours: _at(plain, theirs) for ours, theirs in self.fields.items()}
 
   def label_values(self):
-    """All numbers of the class label, whether or not they occur in the split."""
+    """Returns all numbers of the class label, also labels that do not occur in the split."""
     from tensorflow_datasets.core.features import ClassLabel
 
     features = self.data.dataset_info.features
@@ -97,7 +97,7 @@ class DataSource(Examples):
     return set(range(feature.num_classes)) if isinstance(feature, ClassLabel) else None
 
 
-def _unpickled(data: bytes, fields: Mapping[str, str]) -> DataSource:
+def _unpickle(data: bytes, fields: Mapping[str, str]) -> DataSource:
   with quiet_tfds():
     return DataSource(pickle.loads(data), fields)
 
@@ -108,17 +108,23 @@ def _at(raw: Any, path: str) -> Any:
   return raw
 
 
-def _plain(value: Any, feature: Any, listed: bool = False) -> Any:
-  """A feature's value in Python's own types; `listed`: it is an item of a sequence."""
+def _to_python(value: Any, feature: Any, in_sequence: bool = False) -> Any:
+  """Converts a feature's value to Python's types.
+
+  Args:
+    value: value in NumPy's types.
+    feature: TFDS feature of the value.
+    in_sequence: True if the value is an item of a sequence.
+  """
   if isinstance(value, Mapping):
-    return {name: _plain(one, feature[name], listed) for name, one in value.items()}
+    return {name: _to_python(item, feature[name], in_sequence) for name, item in value.items()}
   if isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype.kind in 'OS'):
-    return [_plain(one, _inner(feature), True) for one in value]
+    return [_to_python(item, _inner(feature), True) for item in value]
   if isinstance(value, bytes):
     return value.decode('utf-8', errors='replace')
   if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
-    return _plain(value.item(), feature, listed)
-  return _class_name(value, feature) if listed and isinstance(value, int) else value
+    return _to_python(value.item(), feature, in_sequence)
+  return _class_name(value, feature) if in_sequence and isinstance(value, int) else value
 
 
 def _inner(feature: Any) -> Any:
@@ -128,27 +134,27 @@ def _inner(feature: Any) -> Any:
 
 
 def _class_name(value: int, feature: Any) -> Any:
-  """The name of a class label; other numbers, and -1 for an unknown label, as they are."""
+  """Returns the name of a class label; returns other numbers, such as -1 for unknown, unchanged."""
   from tensorflow_datasets.core.features import ClassLabel
 
-  known = isinstance(feature, ClassLabel) and value in range(feature.num_classes)
-  return feature.int2str(value) if known else value
+  has_name = isinstance(feature, ClassLabel) and value in range(feature.num_classes)
+  return feature.int2str(value) if has_name else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TFDS(Source):
   """A data set by its TFDS name, downloaded and prepared at first use.
 
-  `load` also takes TFDS's own split syntax: 'train[:90%]'.
+  `load` also accepts TFDS's split syntax: 'train[:90%]'.
 
   Attributes:
-    name: as in `tfds.builder`: 'mnist', 'wmt14_translate/de-en'.
-    data_dir: where TFDS keeps data; None: its own default.
-    fields: our name -> the data set's ({'source': 'en', 'target': 'de'}; a nested one as 'a/b', also
-      inside a sequence: {'answers': 'answers/text', 'starts': 'answers/answer_start'}); empty: as
-      they are.
-    split_names: our split -> one of TFDS's, slices included ({'validation': 'train[90%:]'}); empty:
-      the data set's own splits.
+    name: name in `tfds.builder`: 'mnist', 'wmt14_translate/de-en'.
+    data_dir: data folder of TFDS; None: its default.
+    fields: field of the example -> field of the data set ({'source': 'en', 'target': 'de'}). 'a/b'
+      is a nested field, also in a sequence: {'answers': 'answers/text'}. Empty: the fields of the
+      data set.
+    split_names: split -> split of TFDS, or a slice ({'validation': 'train[90%:]'}); empty: the
+      splits of the data set.
   """
 
   name: Text
@@ -157,11 +163,11 @@ class TFDS(Source):
   split_names: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
   def splits(self) -> tuple[str, ...]:
-    """`split_names`, or the data set's own."""
+    """Returns the keys of `split_names`, or the splits of the data set."""
     return tuple(self.split_names) or tuple(self._prepared().info.splits)
 
   def load(self, split: str) -> DataSource:
-    """A split, through TFDS's own `as_data_source`."""
+    """Returns a split, read with `as_data_source` of TFDS."""
     builder = self._prepared()
     try:
       with quiet_tfds():
@@ -173,15 +179,15 @@ class TFDS(Source):
     except ImportError as error:
       raise UserError(f"TFDS data set '{self.name}' needs a package: {error}") from error
     except Exception as error:
-      known = ', '.join(builder.info.splits)
+      names = ', '.join(builder.info.splits)
       raise UserError(
-        f"TFDS data set '{self.name}', split '{split}': {shortened(error)} (it has {known})"
+        f"TFDS data set '{self.name}', split '{split}': {shortened(error)} (splits: {names})"
       ) from error
     self._check_fields(builder.info.features)
     return DataSource(data, self.fields)
 
   def fingerprint(self) -> str:
-    """Of fields and splits, the data set's version and its sizes."""
+    """Identifies the fields and splits, and the data set's version and sizes."""
     info = self._prepared().info
     sizes = sorted((name, s.num_examples, s.num_bytes) for name, s in info.splits.items())
     settings = (sorted(self.fields.items()), sorted(self.split_names.items()))
@@ -190,10 +196,10 @@ class TFDS(Source):
   def _builder(self) -> Any:
     import tensorflow_datasets as tfds
 
-    # A version follows a colon as well, and begins with a digit or a star.
+    # A version also follows a colon, but begins with a digit or a star.
     if re.match(r'\w+:[A-Za-z_]', self.name):
       raise UserError(
-        f"TFDS.name = '{self.name}': data sets of communities run code of their own and are not supported"
+        f"TFDS.name = '{self.name}': community data sets run third-party code and are not supported"
       )
     folder = os.path.expanduser(self.data_dir) if self.data_dir else None
     options = {'data_dir': folder, 'file_format': 'array_record'}
@@ -205,7 +211,7 @@ class TFDS(Source):
           _register_all()
           return tfds.builder(self.name, **options)
     except Exception as error:
-      close = difflib.get_close_matches(self.name.split('/')[0], _known_names(), n=1)
+      close = difflib.get_close_matches(self.name.split('/')[0], _all_names(), n=1)
       hint = f'; did you mean {close[0]!r}?' if close else ''
       raise UserError(f"TFDS.name = '{self.name}': {shortened(error)}{hint}") from error
 
@@ -229,33 +235,33 @@ class TFDS(Source):
         _at(features, theirs)
       except (KeyError, TypeError) as error:
         raise UserError(
-          f"TFDS.fields['{ours}'] = '{theirs}': '{self.name}' has {', '.join(features)}"
+          f"TFDS.fields['{ours}'] = '{theirs}': '{self.name}' has the fields {', '.join(features)}"
         ) from error
 
 
 def _register_all() -> None:
-  """Imports TFDS's data sets, which it leaves to the first use of each of these packages."""
+  """Imports the data sets that TFDS registers only when their package is imported."""
   for package in PACKAGES:
-    # A few need a package of their own, such as h5py.
+    # Some need another package, such as h5py.
     with contextlib.suppress(ImportError):
       importlib.import_module(f'tensorflow_datasets.{package}')
 
 
-def _known_names() -> list[str]:
+def _all_names() -> list[str]:
   import tensorflow_datasets as tfds
 
   return tfds.list_builders(with_community_datasets=False)
 
 
 def shortened(error: BaseException) -> str:
-  """The first line that an error says, cut where it runs on, or its name; no full stop."""
+  """Returns the first line of an error, or its type, shortened and without a full stop."""
   line = first_line(error) or type(error).__name__
   return textwrap.shorten(line.rstrip('.'), 300)
 
 
 @contextlib.contextmanager
 def quiet_tfds() -> Iterator[None]:
-  """Keeps TFDS's words off stdout and its warnings to itself; progress bars are for terminals."""
+  """Suppresses TFDS's warnings and its output on stdout; shows progress bars only on a terminal."""
   import tensorflow_datasets as tfds
 
   absl = logging.getLogger('absl')

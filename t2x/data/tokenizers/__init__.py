@@ -1,8 +1,8 @@
-"""Text to tokens and back.
+"""Tokenizers: text to token ids and back.
 
-A config is a frozen dataclass that knows its vocabulary's size; `fit` gives the tokenizer, made at
-first use and cached. t2x's own tokenizers lose nothing and share the ids of the special tokens: pad
-0, eos 1, unk 2, bos 3, mask 4; those of other people's model folders have their own.
+A `TokenizerConfig` is a frozen dataclass with the vocabulary size; its `fit` returns the tokenizer, which
+is trained at first use and cached. The tokenizers that t2x trains share the special ids pad 0, eos 1, unk 2,
+bos 3 and mask 4. Tokenizers read from model folders (`HubTokenizer`) have the special ids of the folder.
 """
 
 from pathlib import Path
@@ -56,5 +56,9 @@ KINDS = (
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-  """The tokenizer that was saved in `folder`."""
+  """Returns the tokenizer that `Tokenizer.save` wrote to `folder`.
+
+  Raises:
+    UserError: the folder holds no tokenizer, or a damaged one.
+  """
   return read(Path(folder), KINDS)

@@ -1,4 +1,4 @@
-"""What a tokenizer is: text to ids and back, and where in the text each id stands."""
+"""Base classes of tokenizers (`Tokenizer`) and of their configs (`TokenizerConfig`)."""
 
 import abc
 import dataclasses
@@ -15,22 +15,22 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
-from t2x.errors import UserError, in_a_line
+from t2x.errors import UserError, error_line
 from t2x.external_files import LARGE, read_json
 
-# Special ids, and 'A' and 'B' where one's text goes; each with its token type.
+# Special ids and the placeholders 'A' and 'B' of the texts, each with its token type.
 Template = tuple[tuple[int | str, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Located:
-  """The ids of a text and where they stand in it; a slice is that of both.
+  """The token ids of a text with their character spans; slicing slices both.
 
   Attributes:
-    ids: without special ones (but unk).
-    spans: first character and the one after the last, of each id, in the text as it was given.
-      White space around a piece is left out of its span; a piece of white space alone has an empty
-      one. Pieces that share a character (its bytes) have that character as their span.
+    ids: token ids, without special ids except unk.
+    spans: start (inclusive) and end (exclusive) of each token, in characters of the original text.
+      Spans exclude leading and trailing white space; the span of a token of only white space is empty.
+      Tokens for single bytes of a character have the span of that character.
   """
 
   ids: Int[np.ndarray, 'length']
@@ -45,13 +45,13 @@ class Located:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-  """One text or two with the special ids that a model wants around them.
+  """Token ids of one text or of a pair, including special ids.
 
   Attributes:
-    ids: special ones included.
-    types: the token types that the model was trained with (BERT's 0 and 1).
+    ids: token ids, including special ids.
+    types: token types (BERT's segment ids, 0 or 1).
     texts: 0 for ids of the first text, 1 for the second, -1 for special ids.
-    spans: as `Located` has them, each in its own text; 0, 0 for special ids.
+    spans: character spans as in `Located`, each in its own text; (0, 0) for special ids.
   """
 
   ids: Int[np.ndarray, 'length']
@@ -64,16 +64,17 @@ class Encoding:
 
 
 class SpecialIds:
-  """The ids of the special tokens, as t2x's own tokenizers have them.
+  """Ids of the special tokens; the defaults are those of the tokenizers that t2x trains.
 
   Attributes:
-    pad_id: fills rows.
-    eos_id: ends a text.
-    unk_id: stands for what has no id.
-    bos_id: begins a text.
-    mask_id: hides a token; None: the tokenizer has none.
-    start_id: what a decoder that follows an encoder reads first.
-    before: ids that a text of an encoder-decoder begins with, beside the eos that it ends with.
+    pad_id: padding.
+    eos_id: end of a text.
+    unk_id: text that the vocabulary does not cover.
+    bos_id: beginning of a text.
+    mask_id: a masked token; None if the tokenizer has no mask token.
+    start_id: first input of the decoder of an encoder-decoder.
+    before: ids prepended to the texts of an encoder-decoder, in addition to the final eos.
+    vocab_size: number of ids, including special ids.
   """
 
   pad_id: int = 0
@@ -90,10 +91,9 @@ class Tokenizer(SpecialIds, abc.ABC):
   """A fitted tokenizer. Picklable.
 
   Attributes:
-    kind: what `save` writes down for `load_tokenizer`.
-    vocab_size: number of ids, the special ones included.
-    single: the special ids around one text.
-    pair: the special ids around two.
+    kind: the type name that `save` writes and `load_tokenizer` reads.
+    single: template of one text with its special ids.
+    pair: template of two texts with their special ids.
   """
 
   kind: ClassVar[str]
@@ -102,136 +102,146 @@ class Tokenizer(SpecialIds, abc.ABC):
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
-    """Ids without special ones (but unk)."""
+    """Returns the ids of a text, without special ids except unk."""
 
   def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    """`encode` of each text."""
+    """Returns the ids of each text, as `encode`."""
     return [self.encode(text) for text in texts]
 
   def sample(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
-    """Ids of the same text in pieces drawn at random; at rate 0 those of `encode`.
+    """Returns the ids of a random segmentation of the text (subword regularisation).
 
     Args:
-      text: what is encoded.
-      rate: from 0 to 1, how much is left to chance.
-      rng: what is drawn from; the same state gives the same pieces.
+      text: the text to encode.
+      rate: amount of randomness, from 0 (the same ids as `encode`) to 1.
+      rng: random generator; the same state gives the same ids.
 
     Raises:
-      UserError: text can be cut in one way alone.
+      UserError: the tokenizer has only one segmentation of a text.
     """
     raise UserError(
-      f'a tokenizer of kind {self.kind} cuts a text in one way alone: pieces cannot be drawn; '
-      'BPE and SentencePiece can'
+      f'tokenizers of kind {self.kind} cannot sample segmentations: use BPE or SentencePiece, or '
+      "leave out the task's 'pieces'"
     )
 
   @abc.abstractmethod
   def locate(self, text: str) -> Located:
-    """`encode`, and where in the text each id stands."""
+    """Returns the ids of a text, as `encode`, with their character spans."""
 
   def join(self, first: Located, second: Located | None = None) -> Encoding:
-    """One text or two, cut by the caller as it likes, with the special ids around them."""
+    """Adds the special ids to one encoded text or to a pair.
+
+    Args:
+      first: the first text, or a slice of it.
+      second: the second text of a pair.
+    """
     texts = {'A': first} if second is None else {'A': first, 'B': second}
     parts = []
-    for item, kind in self.single if second is None else self.pair:
-      part = texts[item] if isinstance(item, str) else _located([item], [(0, 0)])
-      which = 'AB'.index(item) if isinstance(item, str) else -1
-      parts.append((part, np.full(len(part), kind), np.full(len(part), which)))
+    for item, token_type in self.single if second is None else self.pair:
+      part = texts[item] if isinstance(item, str) else _to_located([item], [(0, 0)])
+      index = 'AB'.index(item) if isinstance(item, str) else -1
+      parts.append((part, np.full(len(part), token_type), np.full(len(part), index)))
     return Encoding(
       np.concatenate([part.ids for part, _, _ in parts]),
-      np.concatenate([kinds for _, kinds, _ in parts]).astype(np.int32),
-      np.concatenate([which for _, _, which in parts]).astype(np.int32),
+      np.concatenate([types for _, types, _ in parts]).astype(np.int32),
+      np.concatenate([indices for _, _, indices in parts]).astype(np.int32),
       np.concatenate([part.spans for part, _, _ in parts]),
     )
 
   def encode_pair(self, first: str, second: str | None = None) -> Encoding:
-    """`join` of whole texts."""
+    """Encodes one text or a pair, with special ids."""
     return self.join(self.locate(first), None if second is None else self.locate(second))
 
   def prompt(self, text: str) -> list[int]:
-    """What a model that continues `text` reads: the special ids before it, and its own; at least one."""
+    """Returns the ids of a prompt for generation: leading special ids and the text, or only bos."""
     before = itertools.takewhile(lambda item: not isinstance(item[0], str), self.single)
     ids = [int(item) for item, _ in before]
     return ids + self.encode(text) or [self.bos_id]
 
   def num_added(self, pair: bool = False) -> int:
-    """How many special ids `join` adds to one text, or to two."""
+    """Returns the number of special ids that `join` adds to one text or to a pair."""
     return sum(not isinstance(item, str) for item, _ in (self.pair if pair else self.single))
 
   @property
   def target(self) -> 'Tokenizer':
-    """The tokenizer of what a translation is into: this one, but where a model has two."""
+    """The tokenizer of the target language; differs from this one in models with one per language."""
     return self
 
   @abc.abstractmethod
   def decode(self, ids: Iterable[SupportsIndex]) -> str:
-    """Text; special ids and ids outside of the vocabulary are left out."""
+    """Returns the text of the ids; skips special ids and ids outside of the vocabulary."""
 
   @abc.abstractmethod
   def pieces(self, ids: Iterable[SupportsIndex]) -> list[str]:
-    """What each id stands for, to be looked at."""
+    """Returns a printable form of each id."""
 
   @abc.abstractmethod
   def word_starts(self, ids: Int[np.ndarray, 'length']) -> Bool[np.ndarray, 'length']:
-    """True where a word begins; white space belongs to the word after it."""
+    """Returns True for each token that begins a word; white space belongs to the following word."""
 
   @functools.cached_property
   def special(self) -> Bool[np.ndarray, 'vocab']:
-    """True for the ids that no text has, and for unk."""
+    """Mask over the vocabulary: True for special ids, including unk."""
     ids = {self.pad_id, self.eos_id, self.unk_id, self.bos_id, self.mask_id, self.start_id}
-    found = np.zeros(self.vocab_size, bool)
-    found[[i for i in ids if i is not None]] = True
-    return found
+    mask = np.zeros(self.vocab_size, bool)
+    mask[[i for i in ids if i is not None]] = True
+    return mask
 
   @abc.abstractmethod
   def files(self) -> dict[str, bytes]:
-    """File name -> contents; what `load` reads."""
+    """Returns the files that `load` reads: name -> contents."""
 
   @classmethod
   @abc.abstractmethod
-  def load(cls, folder: Path, known: Mapping[str, Any]) -> 'Tokenizer':
-    """The tokenizer whose `files` are in a folder; `known` is what its tokenizer.json says."""
+  def load(cls, folder: Path, saved: Mapping[str, Any]) -> 'Tokenizer':
+    """Loads a tokenizer from a folder with its `files`.
+
+    Args:
+      folder: the folder.
+      saved: the fields of its tokenizer.json, except the kind.
+    """
 
   def hub_files(self) -> dict[str, bytes]:
-    """The files that a model folder has of this tokenizer: name -> contents.
+    """Returns the tokenizer's files in Hugging Face's layout: name -> contents.
 
     Raises:
-      UserError: other people's libraries have no such tokenizer.
+      UserError: the layout does not support this tokenizer.
     """
-    raise UserError(f'a tokenizer of kind {self.kind} cannot be written for other libraries')
+    raise UserError(f'tokenizers of kind {self.kind} cannot be exported to a model folder')
 
   @functools.cached_property
   def fingerprint(self) -> str:
-    """Changes with anything that changes the ids."""
+    """Hash of the tokenizer's files."""
     digest = hashlib.sha256()
     for name, contents in sorted(self.files().items()):
       digest.update(name.encode() + b'\0' + contents)
     return digest.hexdigest()[:16]
 
   def save(self, folder: Path) -> None:
-    """Writes the tokenizer for `load_tokenizer`."""
+    """Writes the tokenizer to a folder, for `load_tokenizer`."""
     write_folder(Path(folder), self._write)
 
   def _write(self, folder: Path) -> None:
     for name, contents in self.files().items():
       (folder / name).write_bytes(contents)
 
-  def _described(self, **known: Any) -> bytes:
-    """What tokenizer.json holds: the kind and what else there is to know."""
-    return json.dumps({'kind': self.kind, **known}, sort_keys=True).encode()
+  def _description(self, **fields: Any) -> bytes:
+    """Returns the contents of tokenizer.json: the kind and further fields."""
+    return json.dumps({'kind': self.kind, **fields}, sort_keys=True).encode()
 
-  def _kept(self, ids: Iterable[SupportsIndex]) -> list[int]:
-    """Those that stand for text, and unk."""
+  def _text_ids(self, ids: Iterable[SupportsIndex]) -> list[int]:
+    """Removes special ids, except unk, and ids outside of the vocabulary."""
     special, unk = self.special, self.unk_id
-    known = map(operator.index, ids)
-    return [i for i in known if 0 <= i < len(special) and (not special[i] or i == unk)]
+    integers = map(operator.index, ids)
+    return [i for i in integers if 0 <= i < len(special) and (not special[i] or i == unk)]
 
 
 class TokenizerConfig(abc.ABC):
-  """What a config file says of a tokenizer.
+  """The settings of a tokenizer.
 
   Attributes:
-    kinds: the classes of what `train` gives, for `fit` to read them back.
-    vocab_size: number of ids of the fitted tokenizer; None: known only once it is fitted.
+    kinds: the classes of tokenizers that `train` returns and that `fit` loads from the cache.
+    vocab_size: number of ids of the fitted tokenizer; None if it depends on the training texts.
   """
 
   kinds: ClassVar[tuple[type[Tokenizer], ...]]
@@ -244,7 +254,7 @@ class TokenizerConfig(abc.ABC):
 
   @abc.abstractmethod
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """A tokenizer made for these texts."""
+    """Trains a tokenizer on the texts."""
 
   def fit(
     self,
@@ -252,22 +262,22 @@ class TokenizerConfig(abc.ABC):
     cache: Path | None = None,
     source_fingerprint: str = '',
   ) -> Tokenizer:
-    """The tokenizer of a source, trained at first use.
+    """Returns the tokenizer of a source, trained at first use and then read from the cache.
 
     Args:
-      texts: gives the source's training texts.
+      texts: returns the training texts of the source.
       cache: the cache folder (default: $T2X_CACHE or ~/.cache/t2x).
-      source_fingerprint: says which source it is.
+      source_fingerprint: identifies the source.
 
     Raises:
-      UserError: the vocabulary does not suit the texts.
+      UserError: the vocabulary size does not fit the texts.
     """
     folder = self._folder(cache, source_fingerprint)
     prepare(folder, lambda temporary: self.train(texts())._write(temporary))
     return read(folder, self.kinds)
 
   def is_fitted(self, source_fingerprint: str, cache: Path | None = None) -> bool:
-    """Whether `fit` would read the tokenizer of a source from the cache."""
+    """Returns whether the cache holds the tokenizer of a source."""
     return self._folder(cache, source_fingerprint).exists()
 
   def _folder(self, cache: Path | None, source_fingerprint: str) -> Path:
@@ -276,7 +286,7 @@ class TokenizerConfig(abc.ABC):
 
 
 class Fitted(TokenizerConfig):
-  """A tokenizer that is there, as a config."""
+  """The config of an existing tokenizer."""
 
   def __init__(self, tokenizer: Tokenizer):
     self.tokenizer = tokenizer
@@ -284,83 +294,82 @@ class Fitted(TokenizerConfig):
 
   @property
   def ids(self):
-    """The tokenizer's own."""
+    """The special ids of the tokenizer."""
     return self.tokenizer
 
   def train(self, texts):
-    """The texts are not read."""
+    """Returns the tokenizer, without reading the texts."""
     return self.tokenizer
 
   def fit(self, texts, cache=None, source_fingerprint=''):
-    """The tokenizer itself."""
+    """Returns the tokenizer."""
     return self.tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class NoTokenizer(TokenizerConfig):
-  """What a task has whose config sets no tokenizer: the one in its run folder."""
+  """The default of `TextTask.tokenizer`: replaced by the tokenizer of the run folder."""
 
   vocab_size: None = None
 
   @property
   def ids(self):
-    """Raises UserError, as `train`."""
+    """Raises UserError: the task has no tokenizer."""
     return self.train(())
 
   def train(self, texts):
-    """Raises UserError: there is no tokenizer to train."""
-    raise UserError("the task has no tokenizer, and its run folder keeps none: set its 'tokenizer'")
+    """Raises UserError: the task has no tokenizer."""
+    raise UserError(
+      "neither the task's config nor its run folder has a tokenizer: set 'tokenizer' of the task"
+    )
 
   def is_fitted(self, source_fingerprint, cache=None):
-    """Never."""
+    """Returns False."""
     return False
 
 
 def read(folder: Path, kinds: Iterable[type[Tokenizer]]) -> Tokenizer:
-  """The tokenizer that was saved in `folder`, which is of one of these kinds.
+  """Returns the tokenizer saved in `folder`, which must be of one of the given kinds.
 
   Raises:
     UserError: it is damaged or of another kind.
   """
   if not (folder / 'tokenizer.json').exists():
     raise UserError(f'{folder} holds no tokenizer: it has no tokenizer.json')
-  known = read_json(folder / 'tokenizer.json', LARGE)
+  saved = read_json(folder / 'tokenizer.json', LARGE)
   try:
-    kind = {kind.kind: kind for kind in kinds}[known.pop('kind')]
-    tokenizer = kind.load(folder, known)
+    kind = {kind.kind: kind for kind in kinds}[saved.pop('kind')]
+    tokenizer = kind.load(folder, saved)
   except UserError:
     raise
-  # Libraries raise bare Exceptions for files that they cannot read.
+  # The libraries raise bare Exceptions for files that they cannot read.
   except Exception as error:
-    raise UserError(f'{folder} holds no tokenizer: {in_a_line(error)}') from error
+    raise UserError(f'{folder} holds no readable tokenizer: {error_line(error)}') from error
   check_ids(tokenizer, str(folder))
   return tokenizer
 
 
 def check_ids(tokenizer: Tokenizer, where: str) -> None:
-  """Refuses special ids that the vocabulary does not have.
-
-  Raises:
-    UserError: naming the role.
-  """
+  """Raises UserError if a special id is outside of the vocabulary."""
   roles = ('pad_id', 'eos_id', 'unk_id', 'bos_id', 'mask_id', 'start_id')
   for role in roles:
     i = getattr(tokenizer, role)
     if i is not None and not 0 <= i < tokenizer.vocab_size:
       raise UserError(
-        f'{where}: {role} = {i}, and the tokenizer has the ids 0 to {tokenizer.vocab_size - 1}'
+        f'{where}: {role} = {i} is not in the vocabulary, which has the ids 0 to '
+        f'{tokenizer.vocab_size - 1}'
       )
 
 
-def located(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:
-  """`Located` of spans that may hold white space, which is cut off."""
+def trim_spans(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:
+  """Removes leading and trailing white space from the spans of ids."""
   trimmed = []
   for start, stop in spans:
     piece = text[start:stop]
     begin = start + len(piece) - len(piece.lstrip())
     trimmed.append((begin, max(begin, start + len(piece.rstrip()))))
-  return _located(ids, trimmed)
+  return _to_located(ids, trimmed)
 
 
-def _located(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:
+def _to_located(ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:
   return Located(np.array(ids, np.int32), np.array(spans, np.int32).reshape(-1, 2))

@@ -1,4 +1,4 @@
-"""Bytes (ByT5, https://arxiv.org/abs/2105.13626) and characters."""
+"""Tokenizers of bytes (ByT5, https://arxiv.org/abs/2105.13626) and of characters."""
 
 import collections
 import dataclasses
@@ -10,69 +10,69 @@ from typing import SupportsIndex
 import numpy as np
 
 from t2x.data.text_sample import sample
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, trim_spans
 from t2x.errors import UserError
 from t2x.ranges import Positive, Size
 
-# In the order of their ids.
+# The names of the special tokens, in the order of their ids.
 SPECIALS = ('<pad>', '<eos>', '<unk>', '<bos>', '<mask>')
 NUM_SPECIAL = len(SPECIALS)
 
 
 class ByteTokenizer(Tokenizer):
-  """Id = 5 + byte."""
+  """Tokenizer of UTF-8 bytes; the id of a byte is 5 + its value."""
 
   kind = 'bytes'
   vocab_size = NUM_SPECIAL + 256
 
   def encode(self, text):
-    """One id a byte of UTF-8."""
+    """Returns one id per UTF-8 byte."""
     return [byte + NUM_SPECIAL for byte in text.encode()]
 
   def locate(self, text):
-    """The bytes of a character have that character as their span."""
+    """Returns the ids; the span of each byte is its character."""
     spans = [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()]
-    return located(text, self.encode(text), spans)
+    return trim_spans(text, self.encode(text), spans)
 
   def decode(self, ids):
-    """Text; what is not UTF-8 becomes U+FFFD."""
-    kept = bytes(i - NUM_SPECIAL for i in self._kept(ids) if i != self.unk_id)
-    return kept.decode(errors='replace')
+    """Returns the text; invalid UTF-8 becomes U+FFFD."""
+    contents = bytes(i - NUM_SPECIAL for i in self._text_ids(ids) if i != self.unk_id)
+    return contents.decode(errors='replace')
 
   def pieces(self, ids):
-    """ASCII characters, and <0x..> for other bytes."""
+    """Returns ASCII characters, and <0x..> for other bytes."""
     characters = [chr(b) if b < 128 else f'<0x{b:02X}>' for b in range(256)]
-    return with_specials(ids, [*SPECIALS, *characters])
+    return look_up_pieces(ids, [*SPECIALS, *characters])
 
   def word_starts(self, ids):
-    """White space after something else."""
+    """Returns True for the first white space after a word, and after special ids."""
     spaces = np.isin(ids, [byte + NUM_SPECIAL for byte in b' \t\n\r'])
     return _starts_at_spaces(ids, spaces)
 
   def files(self):
-    """Nothing but the kind."""
-    return {'tokenizer.json': self._described()}
+    """Returns tokenizer.json with only the kind."""
+    return {'tokenizer.json': self._description()}
 
   @classmethod
-  def load(cls, folder, known):
-    """There is nothing to read."""
+  def load(cls, folder, saved):
+    """Returns the tokenizer, which has no saved fields."""
     return cls()
 
 
 @dataclasses.dataclass(frozen=True)
 class Bytes(TokenizerConfig):
-  """UTF-8 bytes; nothing to train."""
+  """Tokenizer of UTF-8 bytes, without training (ByT5, https://arxiv.org/abs/2105.13626)."""
 
   kinds = (ByteTokenizer,)
   vocab_size = NUM_SPECIAL + 256
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """The texts are not read."""
+    """Returns the tokenizer, without reading the texts."""
     return ByteTokenizer()
 
 
 class CharacterTokenizer(Tokenizer):
-  """Id = 5 + rank of the character."""
+  """Tokenizer of Unicode characters; the id of a character is 5 + its rank by frequency."""
 
   kind = 'characters'
 
@@ -83,24 +83,24 @@ class CharacterTokenizer(Tokenizer):
     self._pieces = [*SPECIALS, *characters, *padding]
 
   def encode(self, text):
-    """One id a character."""
+    """Returns one id per character."""
     get, unk = self._ids.get, self.unk_id
     return [get(character, unk) for character in text]
 
   def locate(self, text):
-    """A character a piece."""
-    return located(text, self.encode(text), [(i, i + 1) for i in range(len(text))])
+    """Returns the ids; the span of each is its character."""
+    return trim_spans(text, self.encode(text), [(i, i + 1) for i in range(len(text))])
 
   def decode(self, ids):
-    """Text; unk becomes U+FFFD."""
-    return ''.join('\ufffd' if i == self.unk_id else self._pieces[i] for i in self._kept(ids))
+    """Returns the text; unk becomes U+FFFD."""
+    return ''.join('\ufffd' if i == self.unk_id else self._pieces[i] for i in self._text_ids(ids))
 
   def pieces(self, ids):
-    """The characters themselves."""
-    return with_specials(ids, self._pieces)
+    """Returns the characters."""
+    return look_up_pieces(ids, self._pieces)
 
   def word_starts(self, ids):
-    """White space after something else."""
+    """Returns True for the first white space after a word, and after special ids."""
     return _starts_at_spaces(ids, self._spaces[ids])
 
   @functools.cached_property
@@ -108,24 +108,24 @@ class CharacterTokenizer(Tokenizer):
     return np.array([piece.isspace() for piece in self._pieces])
 
   def files(self):
-    """The characters in order of id."""
-    described = self._described(characters=self._characters, vocab_size=self.vocab_size)
-    return {'tokenizer.json': described}
+    """Returns tokenizer.json with the characters in the order of their ids."""
+    description = self._description(characters=self._characters, vocab_size=self.vocab_size)
+    return {'tokenizer.json': description}
 
   @classmethod
-  def load(cls, folder, known):
-    """From the characters in tokenizer.json."""
-    return cls(known['characters'], known['vocab_size'])
+  def load(cls, folder, saved):
+    """Loads the characters from tokenizer.json."""
+    return cls(saved['characters'], saved['vocab_size'])
 
 
 @dataclasses.dataclass(frozen=True)
 class Characters(TokenizerConfig):
-  """The most frequent Unicode characters; others become unk.
+  """Tokenizer of the most frequent Unicode characters; other characters become unk.
 
   Attributes:
-    vocab_size: number of ids, special ones included; those that the text does not fill stay unused.
-      None: one for each character of the text.
-    sample_megabytes: text to count characters in, spread evenly over the source.
+    vocab_size: number of ids, including special ids. If the text has fewer characters, the last ids are
+      unused. None: one id for each character of the text.
+    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (CharacterTokenizer,)
@@ -134,12 +134,12 @@ class Characters(TokenizerConfig):
   sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """Counts characters; equal counts go by code point."""
+    """Counts characters; ties are broken by code point."""
     counts = collections.Counter[str]()
     for chunk in sample(texts, self.sample_megabytes):
       counts.update(chunk)
     if not counts:
-      raise UserError('there is no text to find characters in')
+      raise UserError('there is no text to train the Characters tokenizer on')
     best = sorted(counts, key=lambda character: (-counts[character], character))
     size = NUM_SPECIAL + len(best) if self.vocab_size is None else self.vocab_size
     return CharacterTokenizer(''.join(best[: max(size - NUM_SPECIAL, 0)]), size)
@@ -152,7 +152,7 @@ def _starts_at_spaces(ids: np.ndarray, spaces: np.ndarray) -> np.ndarray:
   return starts
 
 
-def with_specials(ids: Iterable[SupportsIndex], pieces: Sequence[str]) -> list[str]:
-  """The pieces of ids, the special ones by their names."""
-  known = [*SPECIALS, *pieces[NUM_SPECIAL:]]
-  return [known[i] if 0 <= i < len(known) else '<none>' for i in map(operator.index, ids)]
+def look_up_pieces(ids: Iterable[SupportsIndex], pieces: Sequence[str]) -> list[str]:
+  """Returns the piece of each id, the name for special ids and '<none>' for ids out of range."""
+  names = [*SPECIALS, *pieces[NUM_SPECIAL:]]
+  return [names[i] if 0 <= i < len(names) else '<none>' for i in map(operator.index, ids)]

@@ -1,7 +1,7 @@
-"""Tokenizers of other people's model folders (Hugging Face's layout).
+"""Tokenizers of model folders in Hugging Face's layout.
 
-`tokenizer.json`, and where there is none the files of older models: `vocab.txt` (BERT's WordPiece),
-`vocab.json` with `merges.txt` (byte-level BPE of GPT-2 and BART; GPT-1's), `spiece.model` (T5,
+Reads `tokenizer.json` or, if it is missing, the files of older models: `vocab.txt` (WordPiece of BERT),
+`vocab.json` with `merges.txt` (byte-level BPE of GPT-2 and BART; BPE of GPT-1), `spiece.model` (T5,
 ALBERT), `source.spm` and `target.spm` with `vocab.json` (Marian).
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, check_ids
 from t2x.data.tokenizers.hub_files import merges, tokenizer_json, word_pieces
 from t2x.data.tokenizers.hub_sentencepiece import marian, spiece
-from t2x.data.tokenizers.special_tokens import Folder, Unsupported
+from t2x.data.tokenizers.special_tokens import TokenizerFolder, Unsupported
 from t2x.errors import UserError
 from t2x.external_files import shown
 from t2x.ranges import Size, Text
@@ -20,13 +20,13 @@ from t2x.ranges import Size, Text
 
 @dataclasses.dataclass(frozen=True)
 class HubTokenizer(TokenizerConfig):
-  """The tokenizer of a model folder; nothing to train.
+  """The pretrained tokenizer of a model folder.
 
-  The run folder keeps all of it, so that the run does not need the model folder again.
+  The run folder stores a copy, so the run does not need the model folder again.
 
   Attributes:
     folder: the model folder.
-    vocab_size: number of ids, special ones included, as the folder has them.
+    vocab_size: number of ids, including special ids; must equal that of the folder's tokenizer.
   """
 
   folder: Text
@@ -34,58 +34,61 @@ class HubTokenizer(TokenizerConfig):
 
   @property
   def ids(self):
-    """Read from the folder."""
+    """The special ids of the folder's tokenizer."""
     return load_hub_tokenizer(self.folder)
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """The texts are not read."""
+    """Loads the tokenizer from the folder, without reading the texts.
+
+    Raises:
+      UserError: the folder's tokenizer has another vocabulary size.
+    """
     tokenizer = load_hub_tokenizer(self.folder)
     if tokenizer.vocab_size != self.vocab_size:
       raise UserError(
-        f'HubTokenizer.vocab_size = {self.vocab_size}: '
-        f'the tokenizer of {self.folder} has {tokenizer.vocab_size} ids'
+        f'HubTokenizer.vocab_size = {self.vocab_size}, but the tokenizer of {self.folder} has '
+        f'{tokenizer.vocab_size} ids: set it to {tokenizer.vocab_size}'
       )
     return tokenizer
 
   def fit(self, texts, cache=None, source_fingerprint=''):
-    """The folder's own; not cached, as the folder may change."""
+    """Loads the tokenizer from the folder; not cached because the folder may change."""
     return self.train(())
 
 
 def load_hub_tokenizer(folder: str | Path) -> Tokenizer:
-  """The tokenizer of a model folder.
+  """Loads the tokenizer of a model folder.
 
-  Special ids are those that the folder's files name (`special_tokens_map.json`,
-  `tokenizer_config.json`, `config.json`, `generation_config.json`), or those of tokens with the usual
-  names. Where a model has no eos it is its [SEP], where it has no bos its [CLS].
+  The special tokens are read from `special_tokens_map.json`, `tokenizer_config.json`, `config.json` and
+  `generation_config.json`; roles that no file defines go to tokens with the usual names. [SEP] replaces a
+  missing eos, [CLS] a missing bos.
 
   Raises:
-    Unsupported: there is no tokenizer, it is of a kind that is not read here, or nothing says what is
-      special.
-    UserError: a file is damaged, a field of another kind, or the tokenizer beyond what is supported.
+    Unsupported: the folder has no tokenizer, an unsupported type of tokenizer, or no special tokens.
+    UserError: a file is damaged, a field has an invalid value, or the tokenizer exceeds a limit.
   """
   path = Path(folder)
   for names, reader in READERS.items():
     if all((path / name).exists() for name in names):
       try:
-        tokenizer = reader(Folder.read(path))
+        tokenizer = reader(TokenizerFolder.read(path))
         check_ids(tokenizer, str(path))
         return tokenizer
       except UserError:
         raise
-      # The library raises bare Exceptions, and panics.
+      # The library raises bare Exceptions, and PanicException is not an Exception.
       except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != 'PanicException':
           raise
         raise UserError(
           f'{path / names[0]} cannot be read as a tokenizer: {shown(error)}'
         ) from error
-  known = ', '.join(' with '.join(names) for names in READERS)
-  raise Unsupported(f'{path} holds no tokenizer: looked for {known}')
+  supported = ', '.join(' with '.join(names) for names in READERS)
+  raise Unsupported(f'{path} holds no tokenizer: it must have one of {supported}')
 
 
-# The files that tell a tokenizer, in the order in which they are looked for.
-READERS: Mapping[tuple[str, ...], Callable[[Folder], Tokenizer]] = {
+# Files of each layout -> its reader, in the order in which the layouts are tried.
+READERS: Mapping[tuple[str, ...], Callable[[TokenizerFolder], Tokenizer]] = {
   ('tokenizer.json',): tokenizer_json,
   ('source.spm', 'target.spm', 'vocab.json'): marian,
   ('spiece.model',): spiece,

@@ -1,7 +1,7 @@
-"""`tokenizer.json` and the files of older models, read as tokenizers of the `tokenizers` library.
+"""Readers of `tokenizer.json` and of the WordPiece and BPE files of older models.
 
-The older ones say how text is cut by the class of the model alone: that of BERT
-(https://arxiv.org/abs/1810.04805), of GPT-2 and those after it, of GPT-1.
+The older files do not state how text is normalised and split; that follows from the model: BERT
+(https://arxiv.org/abs/1810.04805), GPT-2 and its successors, or GPT-1.
 """
 
 import itertools
@@ -11,55 +11,60 @@ from typing import Any
 from t2x.data.tokenizers.base import Template, Tokenizer
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
 from t2x.data.tokenizers.hub_limits import check_limits, vocabulary
-from t2x.data.tokenizers.special_tokens import USUAL, Folder, Unsupported
+from t2x.data.tokenizers.special_tokens import USUAL_NAMES, TokenizerFolder, Unsupported
 from t2x.errors import UserError
 from t2x.external_files import LARGE, read_json, read_text
 
-# Models that cut text with Moses' rules before the pieces are made.
+# Model types whose tokenizers split text by Moses' rules first.
 MOSES = ('xlm', 'fsmt', 'flaubert')
 
 
-def tokenizer_json(folder: Folder) -> Tokenizer:
-  """What the library has written."""
+def tokenizer_json(folder: TokenizerFolder) -> Tokenizer:
+  """Reads tokenizer.json."""
   path = folder.path / 'tokenizer.json'
   if 'kind' in read_json(path, LARGE):
-    raise UserError(f'{folder.path} holds a tokenizer of t2x, not of a model folder')
-  return _finished(folder, tokenizers_library().Tokenizer.from_str(read_text(path)))
+    raise UserError(
+      f"{folder.path} holds a tokenizer in t2x's own format, not a model folder: use RunTokenizer "
+      'with the run folder'
+    )
+  return _build(folder, tokenizers_library().Tokenizer.from_str(read_text(path)))
 
 
-def word_pieces(folder: Folder) -> Tokenizer:
-  """BERT: vocab.txt, and do_lower_case, strip_accents and tokenize_chinese_chars as they are said."""
-  library, said = tokenizers_library(), folder.tokenizer
+def word_pieces(folder: TokenizerFolder) -> Tokenizer:
+  """Reads BERT's vocab.txt, with the normalisation settings of tokenizer_config.json."""
+  library, settings = tokenizers_library(), folder.tokenizer
   lines = read_text(folder.path / 'vocab.txt').split('\n')
   if lines[-1] == '':
     lines.pop()
   vocab = {line.rstrip('\r'): i for i, line in enumerate(lines)}
-  unk = _name(folder, 'unk', '[UNK]')
+  unk = _token_name(folder, 'unk', '[UNK]')
   backend = library.Tokenizer(library.models.WordPiece(vocab, unk_token=unk))
   backend.normalizer = library.normalizers.BertNormalizer(
     clean_text=True,
-    handle_chinese_chars=said['tokenize_chinese_chars'],
-    strip_accents=said['strip_accents'],
-    lowercase=said['do_lower_case'],
+    handle_chinese_chars=settings['tokenize_chinese_chars'],
+    strip_accents=settings['strip_accents'],
+    lowercase=settings['do_lower_case'],
   )
   backend.pre_tokenizer = library.pre_tokenizers.BertPreTokenizer()
   backend.decoder = library.decoders.WordPiece(prefix='##')
-  first, last = _name(folder, 'cls', '[CLS]'), _name(folder, 'sep', '[SEP]')
+  first, last = _token_name(folder, 'cls', '[CLS]'), _token_name(folder, 'sep', '[SEP]')
   backend.post_processor = library.processors.TemplateProcessing(
     single=f'{first}:0 $A:0 {last}:0',
     pair=f'{first}:0 $A:0 {last}:0 $B:1 {last}:1',
     special_tokens=[(first, vocab[first]), (last, vocab[last])],
   )
-  _add_special(backend, [_name(folder, 'pad', '[PAD]'), unk, first, last])
-  _add_special(backend, [_name(folder, 'mask', '[MASK]')])
-  return _finished(folder, backend)
+  _add_special(backend, [_token_name(folder, 'pad', '[PAD]'), unk, first, last])
+  _add_special(backend, [_token_name(folder, 'mask', '[MASK]')])
+  return _build(folder, backend)
 
 
-def merges(folder: Folder) -> Tokenizer:
-  """BPE: of bytes, or of GPT-1's characters where words end with </w>."""
+def merges(folder: TokenizerFolder) -> Tokenizer:
+  """Reads vocab.json and merges.txt: byte-level BPE, or GPT-1's BPE if pieces end with </w>."""
   model = folder.model['model_type']
   if model in MOSES:
-    raise Unsupported(f"{folder.path}: the tokenizer of {model} needs Moses' rules: not read here")
+    raise Unsupported(
+      f"{folder.path}: the tokenizer of {model} splits text by Moses' rules, which is not supported"
+    )
   library = tokenizers_library()
   vocab = vocabulary(folder.path / 'vocab.json')
   lines = read_text(folder.path / 'merges.txt').split('\n')
@@ -67,12 +72,12 @@ def merges(folder: Folder) -> Tokenizer:
     tuple(line.split()) for line in lines if line.strip() and not line.startswith('#version')
   ]
   if any(piece.endswith('</w>') for piece in vocab):
-    return _finished(folder, _gpt1(library, folder, vocab, pairs))
-  return _finished(folder, _byte_level(library, folder, vocab, pairs))
+    return _build(folder, _gpt1(library, folder, vocab, pairs))
+  return _build(folder, _byte_level(library, folder, vocab, pairs))
 
 
-def _gpt1(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> Any:
-  unk = _name(folder, 'unk', '<unk>')
+def _gpt1(library: Any, folder: TokenizerFolder, vocab: dict[str, int], pairs: list) -> Any:
+  unk = _token_name(folder, 'unk', '<unk>')
   model = library.models.BPE(vocab, pairs, end_of_word_suffix='</w>', unk_token=unk)
   backend = library.Tokenizer(model)
   backend.normalizer = library.normalizers.BertNormalizer(lowercase=True)
@@ -82,8 +87,8 @@ def _gpt1(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> A
   return backend
 
 
-def _byte_level(library: Any, folder: Folder, vocab: dict[str, int], pairs: list) -> Any:
-  """GPT-2 adds nothing around a text; RoBERTa and BART, whose vocabulary has <s>, do."""
+def _byte_level(library: Any, folder: TokenizerFolder, vocab: dict[str, int], pairs: list) -> Any:
+  """Builds byte-level BPE: RoBERTa's and BART's with <s> and </s>, GPT-2's without special tokens."""
   space = folder.tokenizer['add_prefix_space']
   backend = library.Tokenizer(library.models.BPE(vocab, pairs))
   backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
@@ -91,49 +96,51 @@ def _byte_level(library: Any, folder: Folder, vocab: dict[str, int], pairs: list
   if '<s>' not in vocab or '</s>' not in vocab:
     _add_special(backend, ['<|endoftext|>'])
     return backend
-  first, last = _name(folder, 'cls', '<s>'), _name(folder, 'sep', '</s>')
-  pairs_around = (last, vocab[last]), (first, vocab[first])
+  first, last = _token_name(folder, 'cls', '<s>'), _token_name(folder, 'sep', '</s>')
+  sep_and_cls = (last, vocab[last]), (first, vocab[first])
   backend.post_processor = library.processors.RobertaProcessing(
-    *pairs_around, add_prefix_space=space, trim_offsets=True
+    *sep_and_cls, add_prefix_space=space, trim_offsets=True
   )
-  _add_special(backend, [first, _name(folder, 'pad', '<pad>'), last, _name(folder, 'unk', '<unk>')])
-  _add_special(backend, [_name(folder, 'mask', '<mask>')], lstrip=True)
+  _add_special(
+    backend, [first, _token_name(folder, 'pad', '<pad>'), last, _token_name(folder, 'unk', '<unk>')]
+  )
+  _add_special(backend, [_token_name(folder, 'mask', '<mask>')], lstrip=True)
   return backend
 
 
-def _name(folder: Folder, role: str, usual: str) -> str:
-  return folder.tokenizer[f'{role}_token'] or usual
+def _token_name(folder: TokenizerFolder, role: str, default: str) -> str:
+  return folder.tokenizer[f'{role}_token'] or default
 
 
 def _add_special(backend: Any, names: list[str], lstrip: bool = False) -> None:
-  """Those that the vocabulary has."""
+  """Marks tokens as special, except those that the vocabulary does not have."""
   token = tokenizers_library().AddedToken
-  known = [name for name in names if backend.token_to_id(name) is not None]
-  backend.add_special_tokens([token(name, lstrip=lstrip, normalized=False) for name in known])
+  present = [name for name in names if backend.token_to_id(name) is not None]
+  backend.add_special_tokens([token(name, lstrip=lstrip, normalized=False) for name in present])
 
 
-def _finished(folder: Folder, backend: Any) -> Tokenizer:
-  """The tokenizer with what is special about it."""
+def _build(folder: TokenizerFolder, backend: Any) -> Tokenizer:
+  """Returns the tokenizer with its special tokens and templates."""
   check_limits(backend, str(folder.path))
   backend.no_truncation()
   backend.no_padding()
   special = {
     token.content: i for i, token in backend.get_added_tokens_decoder().items() if token.special
   }
-  # A token that the folder gives a role counts, whether the library calls it special or not.
-  said = {_name(folder, role, '') for role in USUAL}
-  named = {name: i for name in said if (i := backend.token_to_id(name)) is not None}
+  # A token with a role in the folder's files is special even if tokenizer.json does not mark it.
+  names = {_token_name(folder, role, '') for role in USUAL_NAMES}
+  named = {name: i for name in names if (i := backend.token_to_id(name)) is not None}
   lookup = (named | special).get
   probe = _probe(backend)
   single = _template(backend.encode(probe))
   pair = _template(backend.encode(probe, probe))
-  return FastTokenizer(backend.to_str(), folder.known(lookup, single, pair))
+  return FastTokenizer(backend.to_str(), folder.special_tokens(lookup, single, pair))
 
 
 def _probe(backend: Any) -> str:
-  """A text that has pieces."""
+  """Returns a text with at least one token."""
   encode: Callable[..., Any] = backend.encode
-  # A tokenizer without a token for what it does not know fails at such a text.
+  # A tokenizer without an unk token fails here, not in training.
   encode('\U0010fffd', add_special_tokens=False)
   pieces = (backend.decode([i]) for i in range(min(backend.get_vocab_size(), 10_000)))
   texts = itertools.chain(('a', '1', '.'), pieces)
@@ -141,10 +148,10 @@ def _probe(backend: Any) -> str:
 
 
 def _template(encoding: Any) -> Template:
-  """Special ids and letters, from the encoding of one text or two."""
-  found: list[tuple[int | str, int]] = []
+  """Derives the template from the encoding of one text or of a pair."""
+  items: list[tuple[int | str, int]] = []
   for i, kind, text in zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True):
     item = (int(i) if text is None else 'AB'[text], int(kind))
-    if text is None or item not in found:
-      found.append(item)
-  return tuple(found)
+    if text is None or item not in items:
+      items.append(item)
+  return tuple(items)

@@ -1,4 +1,4 @@
-"""SentencePiece models of other people's folders: T5 (https://arxiv.org/abs/1910.10683), ALBERT
+"""SentencePiece tokenizers of model folders: T5 (https://arxiv.org/abs/1910.10683), ALBERT
 (https://arxiv.org/abs/1909.11942) and Marian (https://arxiv.org/abs/1804.00344)."""
 
 import dataclasses
@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 
 import sentencepiece
 
-from t2x.data.tokenizers.base import Template, Tokenizer, located
+from t2x.data.tokenizers.base import Template, Tokenizer, trim_spans
 from t2x.data.tokenizers.hub_limits import Vocabulary, sentencepiece_model, vocabulary
-from t2x.data.tokenizers.sentencepiece import SPACE, shared
-from t2x.data.tokenizers.special_tokens import Folder, Known, Unsupported
-from t2x.data.tokenizers.word_starts import Words
+from t2x.data.tokenizers.sentencepiece import SPACE, fill_byte_spans
+from t2x.data.tokenizers.special_tokens import SpecialTokens, TokenizerFolder, Unsupported
+from t2x.data.tokenizers.word_starts import WordBoundaries
 from t2x.external_files import REQUIRED, Bool, Fields, Object
 
 Spans = Sequence[tuple[int, int]]
-# What a run folder keeps.
+# Fields of the tokenizer.json that t2x writes to run folders.
 SAVED = {'added': Vocabulary(REQUIRED), 'fold': Object(None), 'known': Object(REQUIRED)}
 SAVED_PAIR = {'known': Object(REQUIRED), 'vocab': Vocabulary(REQUIRED)}
 FOLD = {'lower': Bool(REQUIRED), 'strip': Bool(REQUIRED)}
@@ -27,18 +27,18 @@ FOLD = {'lower': Bool(REQUIRED), 'strip': Bool(REQUIRED)}
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-  """What ALBERT does to a text before SentencePiece sees it: `` and '' become double quotes, and so on.
+  """ALBERT's normalisation before SentencePiece; also replaces `` and '' by double quotes.
 
   Attributes:
-    lower: letters become small.
-    strip: characters are decomposed and lose their accents.
+    lower: converts to lower case.
+    strip: decomposes characters and removes accents.
   """
 
   lower: bool = False
   strip: bool = False
 
   def __call__(self, text: str) -> tuple[str, list[tuple[int, int]]]:
-    """The text, and where each of its characters stood before."""
+    """Returns the normalised text and the span of each of its characters in the original text."""
     folded: list[str] = []
     spans: list[tuple[int, int]] = []
     for match in re.finditer("``|''|.", text, re.DOTALL):
@@ -54,113 +54,119 @@ class Fold:
 
 
 class SpieceTokenizer(Tokenizer):
-  """A SentencePiece model with special ids of its own."""
+  """A SentencePiece model with the special tokens of a model folder."""
 
   kind = 'spiece'
 
   def __init__(
-    self, model: bytes, known: Known, added: Mapping[str, int], fold: Fold | None = None
+    self,
+    model: bytes,
+    tokens: SpecialTokens,
+    added: Mapping[str, int],
+    fold: Fold | None = None,
   ):
     """
     Args:
-      model: as SentencePiece writes it.
-      known: its special ids.
-      added: special tokens that a text may spell out, and their ids.
-      fold: what is done to a text before.
+      model: contents of the SentencePiece model file.
+      tokens: the special ids.
+      added: special tokens that are recognised in a text, with their ids.
+      fold: normalisation of the text.
     """
-    self._model, self.known, self._added, self._fold = model, known, dict(added), fold
-    known.tell(self)
+    self._model, self.special_tokens, self._added, self._fold = model, tokens, dict(added), fold
+    tokens.set_attributes(self)
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    self._pieces = self._listed()
+    self._pieces = self._list_pieces()
     self.vocab_size = len(self._pieces)
     names = sorted(added, key=len, reverse=True)
-    self._spelt = re.compile('|'.join(map(re.escape, names)) or r'\b\B')
+    self._added_pattern = re.compile('|'.join(map(re.escape, names)) or r'\b\B')
 
   def __reduce__(self):
-    return type(self), (self._model, self.known, self._added, self._fold)
+    return type(self), (self._model, self.special_tokens, self._added, self._fold)
 
-  def _listed(self) -> list[str]:
-    """The pieces by id."""
+  def _list_pieces(self) -> list[str]:
+    """Returns the pieces in the order of their ids."""
     pieces = [self._processor.id_to_piece(i) for i in range(self._processor.vocab_size())]
     added = {i: piece for piece, i in self._added.items()}
     return pieces + [added[i] for i in range(len(pieces), max(added, default=0) + 1)]
 
-  def _cut(self, text: str) -> tuple[list[int], Spans]:
-    """The ids of a text that spells no special token, and their spans."""
-    found = self._processor.encode(text, return_type='offset_mapping')
-    return found['ids'], shared(found['pieces'], found['offsets'])
+  def _encode_part(self, text: str) -> tuple[list[int], Spans]:
+    """Returns the ids and spans of a normalised text without special tokens."""
+    encoding = self._processor.encode(text, return_type='offset_mapping')
+    return encoding['ids'], fill_byte_spans(encoding['pieces'], encoding['offsets'])
 
   def encode(self, text):
-    """Ids; what is spelt as a special token is one."""
+    """Returns the ids; names of special tokens in the text become special ids."""
     return self.locate(text).ids.tolist()
 
   def locate(self, text):
-    """The bytes of a character have that character as their span."""
+    """Returns the ids; the span of each byte token is its character."""
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     start = 0
-    for match in [*self._spelt.finditer(text), None]:
+    for match in [*self._added_pattern.finditer(text), None]:
       stop = match.start() if match else len(text)
-      found, offsets = self._folded(text[start:stop])
-      ids += found
+      part_ids, offsets = self._fold_and_encode(text[start:stop])
+      ids += part_ids
       spans += [(start + begin, start + end) for begin, end in offsets]
       if match:
         ids.append(self._added[match[0]])
         spans.append(match.span())
         start = match.end()
-    return located(text, ids, spans)
+    return trim_spans(text, ids, spans)
 
-  def _folded(self, text: str) -> tuple[list[int], Spans]:
+  def _fold_and_encode(self, text: str) -> tuple[list[int], Spans]:
     if self._fold is None:
-      return self._cut(text)
-    folded, places = self._fold(text)
-    ids, spans = self._cut(folded)
-    starts = [start for start, _ in places] + [len(text)]
-    stops = [0] + [stop for _, stop in places]
+      return self._encode_part(text)
+    folded, origins = self._fold(text)
+    ids, spans = self._encode_part(folded)
+    starts = [start for start, _ in origins] + [len(text)]
+    stops = [0] + [stop for _, stop in origins]
     return ids, [(starts[b], stops[e] if e > b else starts[b]) for b, e in spans]
 
   def decode(self, ids):
-    """Text as SentencePiece joins it; special tokens, unk among them, are left out."""
-    return self._processor.decode([i for i in self._kept(ids) if i != self.unk_id])
+    """Returns the text as SentencePiece joins it; skips special ids, including unk."""
+    return self._processor.decode([i for i in self._text_ids(ids) if i != self.unk_id])
 
   def pieces(self, ids):
-    """SentencePiece's pieces: the space is U+2581."""
-    known = self._pieces
-    return [known[i] if 0 <= i < len(known) else '<none>' for i in map(operator.index, ids)]
+    """Returns SentencePiece's pieces, in which U+2581 is a space."""
+    names = self._pieces
+    return [names[i] if 0 <= i < len(names) else '<none>' for i in map(operator.index, ids)]
 
   @functools.cached_property
   def special(self):
-    """Those that a text may spell out as well."""
-    found = super().special
-    # But Marian's language codes, which a text begins with.
-    found[[i for name, i in self._added.items() if not name.startswith('>>')]] = True
-    return found
+    """Mask over the vocabulary; also True for added tokens."""
+    mask = super().special
+    # Marian's language codes are part of the text.
+    mask[[i for name, i in self._added.items() if not name.startswith('>>')]] = True
+    return mask
 
   @functools.cached_property
-  def _words(self) -> Words:
-    return Words.of([piece.replace(SPACE, ' ') for piece in self._pieces], self.special)
+  def _word_boundaries(self) -> WordBoundaries:
+    return WordBoundaries.from_pieces(
+      [piece.replace(SPACE, ' ') for piece in self._pieces], self.special
+    )
 
   def word_starts(self, ids):
-    """Pieces that begin with white space."""
-    return self._words.starts(ids)
+    """Returns True for each token that begins a word, by the white space in the pieces."""
+    return self._word_boundaries.starts(ids)
 
   def files(self):
-    """The model as SentencePiece writes it, and what else there is to know."""
+    """Returns the SentencePiece model, and tokenizer.json with the special tokens."""
     fold = self._fold and dataclasses.asdict(self._fold)
-    known = dataclasses.asdict(self.known)
-    described = self._described(known=known, added=self._added, fold=fold)
-    return {'tokenizer.json': described, 'sentencepiece.model': self._model}
+    special_tokens = dataclasses.asdict(self.special_tokens)
+    description = self._description(known=special_tokens, added=self._added, fold=fold)
+    return {'tokenizer.json': description, 'sentencepiece.model': self._model}
 
   @classmethod
-  def load(cls, folder, known):
-    """From the model's file."""
-    fields = Fields(known, SAVED, str(folder))
+  def load(cls, folder, saved):
+    """Loads the SentencePiece model and the special tokens."""
+    fields = Fields(saved, SAVED, str(folder))
     model = sentencepiece_model(folder / 'sentencepiece.model')
     fold = None if fields['fold'] is None else Fold(**Fields(fields['fold'], FOLD, str(folder)))
-    return cls(model, Known.read(fields['known'], str(folder)), fields['added'], fold)
+    return cls(model, SpecialTokens.read(fields['known'], str(folder)), fields['added'], fold)
 
   def hub_files(self):
-    """spiece.model, and the class that reads it."""
+    """Returns spiece.model, and tokenizer_config.json with the tokenizer class."""
     config: dict[str, object] = {'tokenizer_class': 'T5Tokenizer'}
     if self._fold is None:
       config['extra_ids'] = self.vocab_size - self._processor.vocab_size()
@@ -171,70 +177,74 @@ class SpieceTokenizer(Tokenizer):
 
 
 class MarianTokenizer(SpieceTokenizer):
-  """Two SentencePiece models, of the source's language and the target's, whose pieces share ids."""
+  """Two SentencePiece models, for source and target language, with one vocabulary of ids."""
 
   kind = 'marian'
 
-  def __init__(self, model: bytes, other: bytes, known: Known, vocab: Mapping[str, int]):
+  def __init__(
+    self, model: bytes, other: bytes, special_tokens: SpecialTokens, vocab: Mapping[str, int]
+  ):
     """
     Args:
-      model: the model of the language that is encoded.
-      other: that of the other one.
-      known: the special ids.
+      model: SentencePiece model of the language to encode.
+      other: SentencePiece model of the second language.
+      special_tokens: the special ids.
       vocab: piece -> id.
     """
     self._other, self._vocab = other, dict(vocab)
     names = {i: piece for piece, i in vocab.items()}
-    special = {known.pad_id, known.eos_id, known.unk_id}
+    special = {special_tokens.pad_id, special_tokens.eos_id, special_tokens.unk_id}
     added = {names[i]: i for i in special} | {
       name: i for name, i in vocab.items() if name.startswith('>>') and name.endswith('<<')
     }
-    super().__init__(model, known, added)
+    super().__init__(model, special_tokens, added)
 
   def __reduce__(self):
-    return type(self), (self._model, self._other, self.known, self._vocab)
+    return type(self), (self._model, self._other, self.special_tokens, self._vocab)
 
-  def _listed(self):
+  def _list_pieces(self):
     pieces = [''] * (max(self._vocab.values()) + 1)
     for piece, i in self._vocab.items():
       pieces[i] = piece
     return pieces
 
-  def _cut(self, text):
-    found = self._processor.encode(text, return_type='offset_mapping')
-    ids = [self._vocab.get(piece, self.unk_id) for piece in found['pieces']]
-    return ids, shared(found['pieces'], found['offsets'])
+  def _encode_part(self, text):
+    encoding = self._processor.encode(text, return_type='offset_mapping')
+    ids = [self._vocab.get(piece, self.unk_id) for piece in encoding['pieces']]
+    return ids, fill_byte_spans(encoding['pieces'], encoding['offsets'])
 
   @functools.cached_property
   def target(self):
-    """The same ids, cut by the other model."""
-    return MarianTokenizer(self._other, self._model, self.known, self._vocab)
+    """The tokenizer of the second language, with the same ids."""
+    return MarianTokenizer(self._other, self._model, self.special_tokens, self._vocab)
 
   def decode(self, ids):
-    """The pieces joined, spaces as spaces."""
-    kept = [self._pieces[i] for i in self._kept(ids) if i != self.unk_id]
-    return self._processor.decode_pieces(kept).replace(SPACE, ' ').strip()
+    """Returns the joined pieces, with U+2581 as space; skips special ids, including unk."""
+    pieces = [self._pieces[i] for i in self._text_ids(ids) if i != self.unk_id]
+    return self._processor.decode_pieces(pieces).replace(SPACE, ' ').strip()
 
   def files(self):
-    """Both models and the vocabulary."""
-    described = self._described(known=dataclasses.asdict(self.known), vocab=self._vocab)
+    """Returns both models, and tokenizer.json with the vocabulary and the special tokens."""
+    description = self._description(
+      known=dataclasses.asdict(self.special_tokens), vocab=self._vocab
+    )
     return {
-      'tokenizer.json': described,
+      'tokenizer.json': description,
       'sentencepiece.model': self._model,
       'other.model': self._other,
     }
 
   @classmethod
-  def load(cls, folder, known):
-    """From both models' files."""
-    fields = Fields(known, SAVED_PAIR, str(folder))
+  def load(cls, folder, saved):
+    """Loads both models and the vocabulary."""
+    fields = Fields(saved, SAVED_PAIR, str(folder))
     model, other = (
       sentencepiece_model(folder / f'{name}.model') for name in ('sentencepiece', 'other')
     )
-    return cls(model, other, Known.read(fields['known'], str(folder)), fields['vocab'])
+    return cls(model, other, SpecialTokens.read(fields['known'], str(folder)), fields['vocab'])
 
   def hub_files(self):
-    """Both models as they are, and the vocabulary."""
+    """Returns both models, vocab.json, and tokenizer_config.json with the tokenizer class."""
     return {
       'source.spm': self._model,
       'target.spm': self._other,
@@ -243,47 +253,56 @@ class MarianTokenizer(SpieceTokenizer):
     }
 
 
-def spiece(folder: Folder) -> Tokenizer:
-  """T5, or ALBERT where the model has a piece [CLS]."""
+def spiece(folder: TokenizerFolder) -> Tokenizer:
+  """Reads spiece.model: ALBERT's tokenizer if it has a piece [CLS], else T5's.
+
+  Raises:
+    Unsupported: the model has neither [CLS] nor </s>.
+  """
   model = sentencepiece_model(folder.path / 'spiece.model')
   processor = sentencepiece.SentencePieceProcessor(model_proto=model)
   pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
   vocab = {piece: i for i, piece in enumerate(pieces)}
-  said = folder.tokenizer
+  settings = folder.tokenizer
   if '[CLS]' in vocab:
-    around: Template = ((vocab['[CLS]'], 0), ('A', 0), (vocab['[SEP]'], 0))
-    known = folder.known(vocab.get, around, (*around, ('B', 1), (vocab['[SEP]'], 1)))
-    fold = Fold(said['do_lower_case'], not said['keep_accents'])
+    template: Template = ((vocab['[CLS]'], 0), ('A', 0), (vocab['[SEP]'], 0))
+    tokens = folder.special_tokens(vocab.get, template, (*template, ('B', 1), (vocab['[SEP]'], 1)))
+    fold = Fold(settings['do_lower_case'], not settings['keep_accents'])
     names = ('<pad>', '<unk>', '[CLS]', '[SEP]', '[MASK]')
-    return SpieceTokenizer(model, known, {n: vocab[n] for n in names if n in vocab}, fold)
+    return SpieceTokenizer(model, tokens, {n: vocab[n] for n in names if n in vocab}, fold)
   if '</s>' not in vocab:
     raise Unsupported(
-      f'{folder.path}/spiece.model: neither T5 nor ALBERT: it has no </s> and no [CLS]'
+      f'{folder.path}/spiece.model is not supported: it must have a piece </s> (T5) or [CLS] (ALBERT)'
     )
-  extra = [f'<extra_id_{i}>' for i in reversed(range(said['extra_ids']))]
+  extra = [f'<extra_id_{i}>' for i in reversed(range(settings['extra_ids']))]
   added = {name: len(pieces) + i for i, name in enumerate(extra) if name not in vocab}
   added |= {piece: i for i, piece in enumerate(pieces) if piece.startswith('<extra_id_')}
   added |= {name: vocab[name] for name in ('<pad>', '</s>', '<unk>') if name in vocab}
   eos = vocab['</s>']
   single: Template = (('A', 0), (eos, 0))
-  known = folder.known(vocab.get, single, (*single, ('B', 0), (eos, 0)))
+  tokens = folder.special_tokens(vocab.get, single, (*single, ('B', 0), (eos, 0)))
   if folder.decoder_start is None:
-    known = dataclasses.replace(known, start_id=known.pad_id)
-  return SpieceTokenizer(model, known, added)
+    tokens = dataclasses.replace(tokens, start_id=tokens.pad_id)
+  return SpieceTokenizer(model, tokens, added)
 
 
-def marian(folder: Folder) -> Tokenizer:
-  """The source's tokenizer; its `target` is that of the target."""
+def marian(folder: TokenizerFolder) -> Tokenizer:
+  """Reads source.spm, target.spm and vocab.json; returns the tokenizer of the source language.
+
+  Raises:
+    Unsupported: the languages have separate vocabularies.
+  """
   if folder.tokenizer['separate_vocabs']:
     raise Unsupported(
-      f'{folder.path}: source and target have vocabularies of their own: not read here'
+      f'{folder.path}: separate vocabularies for source and target are not supported '
+      '(separate_vocabs in tokenizer_config.json)'
     )
   vocab = vocabulary(folder.path / 'vocab.json')
   eos = vocab['</s>']
-  known = folder.known(vocab.get, (('A', 0), (eos, 0)), (('A', 0), ('B', 1), (eos, 1)))
+  tokens = folder.special_tokens(vocab.get, (('A', 0), (eos, 0)), (('A', 0), ('B', 1), (eos, 1)))
   if folder.decoder_start is None:
-    known = dataclasses.replace(known, start_id=known.pad_id)
+    tokens = dataclasses.replace(tokens, start_id=tokens.pad_id)
   source, target = (
     sentencepiece_model(folder.path / f'{name}.spm') for name in ('source', 'target')
   )
-  return MarianTokenizer(source, target, known, vocab)
+  return MarianTokenizer(source, target, tokens, vocab)

@@ -1,4 +1,4 @@
-"""The tokenizer of another run, for what is learnt on top of that run's model."""
+"""The tokenizer of an earlier run, for runs that start from its model."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,13 +11,13 @@ from t2x.ranges import Size, Text
 
 @dataclasses.dataclass(frozen=True)
 class RunTokenizer(TokenizerConfig):
-  """The tokenizer that a run folder keeps; nothing to train.
+  """The tokenizer stored in another run's folder.
 
-  A run that starts from another (`InitFrom`) reads its texts as that one did.
+  For runs that start from the parameters of another run (`InitFrom`).
 
   Attributes:
     run: the run folder.
-    vocab_size: number of ids, special ones included, as that run has them.
+    vocab_size: number of ids, including special ids; must equal that of the stored tokenizer.
   """
 
   run: Text
@@ -25,25 +25,31 @@ class RunTokenizer(TokenizerConfig):
 
   @property
   def ids(self):
-    """Those of the run's tokenizer."""
+    """The special ids of the run's tokenizer."""
     return self.train(())
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """The texts are not read."""
-    # Which kinds there are is known to the package, which imports this file.
+    """Loads the tokenizer from the run folder, without reading the texts.
+
+    Raises:
+      UserError: the run folder has no tokenizer, or one with another vocabulary size.
+    """
+    # Imported here because the package imports this module.
     from t2x.data.tokenizers import load_tokenizer
 
     folder = Path(self.run) / 'tokenizer'
     if not folder.is_dir():
-      raise UserError(f'RunTokenizer.run: there is no tokenizer in the run folder {self.run}')
+      raise UserError(
+        f'RunTokenizer.run: {self.run} has no folder tokenizer: set it to the folder of a run with text'
+      )
     tokenizer = load_tokenizer(folder)
     if tokenizer.vocab_size != self.vocab_size:
       raise UserError(
-        f'RunTokenizer.vocab_size = {self.vocab_size}: '
-        f'the tokenizer of {self.run} has {tokenizer.vocab_size} ids'
+        f'RunTokenizer.vocab_size = {self.vocab_size}, but the tokenizer of {self.run} has '
+        f'{tokenizer.vocab_size} ids: set it to {tokenizer.vocab_size}'
       )
     return tokenizer
 
   def fit(self, texts, cache=None, source_fingerprint=''):
-    """The run's own; not cached, as the run may be made anew."""
+    """Loads the tokenizer from the run folder; not cached because the run may be repeated."""
     return self.train(())

@@ -1,5 +1,5 @@
-"""SentencePiece BPE and unigram (Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226; Sennrich
-et al. 2016, https://arxiv.org/abs/1508.07909; Kudo 2018, https://arxiv.org/abs/1804.10959)."""
+"""SentencePiece (Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226): BPE (Sennrich et al. 2016,
+https://arxiv.org/abs/1508.07909) and unigram (Kudo 2018, https://arxiv.org/abs/1804.10959)."""
 
 import dataclasses
 import functools
@@ -13,11 +13,11 @@ import numpy as np
 import sentencepiece
 
 from t2x.data.text_sample import CHUNK, sample
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, located
-from t2x.data.tokenizers.bpe_dropout import merged
-from t2x.data.tokenizers.characters import with_specials
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, trim_spans
+from t2x.data.tokenizers.bpe_dropout import apply_merges
+from t2x.data.tokenizers.characters import look_up_pieces
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
-from t2x.data.tokenizers.word_starts import Words
+from t2x.data.tokenizers.word_starts import WordBoundaries
 from t2x.errors import UserError
 from t2x.ranges import Positive, Range, Size
 
@@ -33,14 +33,14 @@ class SentencePieceTokenizer(Tokenizer):
     self._model = model
     self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     self.vocab_size = self._processor.vocab_size()
-    # SentencePiece writes a space as U+2581; that character itself is spelt in bytes.
-    self._space_ids = self._in_bytes(SPACE)
+    # SentencePiece writes a space as U+2581, so U+2581 itself is encoded as bytes.
+    self._space_ids = self._byte_ids(SPACE)
 
   def __reduce__(self):
     return type(self), (self._model,)
 
   def encode(self, text):
-    """Ids without special ones; U+2581, which SentencePiece keeps for the space, as bytes."""
+    """Returns the ids; encodes U+2581, SentencePiece's space, as bytes."""
     first, *rest = text.split(SPACE)
     ids = self._processor.encode(first)
     for part in rest:
@@ -48,42 +48,44 @@ class SentencePieceTokenizer(Tokenizer):
     return ids
 
   def encode_batch(self, texts):
-    """In as many threads as there are cores."""
+    """Encodes in one thread per core."""
     if any(SPACE in text for text in texts):
       return super().encode_batch(texts)
     return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
 
   def sample(self, text, rate, rng):
-    """BPE: part `rate` of the merges left out (https://arxiv.org/abs/1910.13267). Unigram: with
-    probability `rate` one of the 64 likeliest segmentations, its likelihood to the power of 0.2
-    (https://arxiv.org/abs/1804.10959, section 3.2). The library draws too, but not the same in
-    every process."""
+    """Samples a segmentation.
+
+    BPE: BPE dropout at `rate` (https://arxiv.org/abs/1910.13267). Unigram: with probability `rate` one
+    of the 64 likeliest segmentations, in proportion to likelihood^0.2 (https://arxiv.org/abs/1804.10959,
+    section 3.2). The library's own sampling is not reproducible across processes.
+    """
     if rate == 0 or not text or SPACE in text:
       return self.encode(text)
     if self._is_bpe:
-      return self._with_merges_left_out(text, rate, rng)
+      return self._sample_bpe(text, rate, rng)
     if rng.random() >= rate:
       return self.encode(text)
     likeliest = self._processor.nbest_encode(text, nbest_size=64, return_type=int)
-    # An unknown character is spelt alike in all of them: what its bytes weigh makes no difference.
+    # An unknown character has the same bytes in all segmentations, so its scores cancel.
     scores = 0.2 * np.array([self._scores[ids].sum() for ids in likeliest])
     weights = np.exp(scores - scores.max())
     return likeliest[rng.choice(len(weights), p=weights / weights.sum())]
 
-  def _with_merges_left_out(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
+  def _sample_bpe(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
     ids: list[int] = []
-    # No piece goes on after a word.
+    # No piece crosses the end of a word.
     for word in re.findall(f'{SPACE}*[^{SPACE}]+|{SPACE}+$', text.replace(' ', SPACE)):
-      for piece in merged(word, self._ranks, rate, rng):
-        known = self._processor.piece_to_id(piece)
-        spelt = [known] if known != self.unk_id else self._in_bytes(piece)
-        # Of characters that are unknown one after the other the library makes one unk.
-        if spelt != [self.unk_id] or ids[-1:] != [self.unk_id]:
-          ids += spelt
+      for piece in apply_merges(word, self._ranks, rate, rng):
+        piece_id = self._processor.piece_to_id(piece)
+        piece_ids = [piece_id] if piece_id != self.unk_id else self._byte_ids(piece)
+        # Consecutive unknown characters are one unk, as in the library.
+        if piece_ids != [self.unk_id] or ids[-1:] != [self.unk_id]:
+          ids += piece_ids
     return ids
 
-  def _in_bytes(self, character: str) -> list[int]:
-    """A character that is no piece: the ids of its bytes, or unk where these are none either."""
+  def _byte_ids(self, character: str) -> list[int]:
+    """Returns the ids of the bytes of a character, or unk if the vocabulary has no bytes."""
     ids = [self._processor.piece_to_id(f'<0x{byte:02X}>') for byte in character.encode()]
     return [self.unk_id] if self.unk_id in ids else ids
 
@@ -93,12 +95,12 @@ class SentencePieceTokenizer(Tokenizer):
 
   @functools.cached_property
   def _is_bpe(self) -> bool:
-    """BPE's scores are the negative ranks of merges."""
+    """True if the model is BPE, whose scores are negative ranks of merges."""
     return bool((self._scores == np.trunc(self._scores)).all())
 
   @functools.cached_property
   def _ranks(self) -> dict[tuple[str, str], int]:
-    """Any two strings that make a piece can be merged to it."""
+    """Pair of strings -> rank; any two strings that make up a piece can be merged."""
     ranks = (-self._scores).astype(int).tolist()
     return {
       (piece[:k], piece[k:]): ranks[i]
@@ -108,7 +110,7 @@ class SentencePieceTokenizer(Tokenizer):
     }
 
   def locate(self, text):
-    """The bytes of a character have that character as their span."""
+    """Returns the ids; the span of each byte token is its character."""
     ids: list[int] = []
     spans: list[tuple[int, int]] = []
     start = 0
@@ -116,56 +118,59 @@ class SentencePieceTokenizer(Tokenizer):
       if start:
         ids += self._space_ids
         spans += [(start - 1, start)] * len(self._space_ids)
-      found = self._processor.encode(part, return_type='offset_mapping')
-      places = shared(found['pieces'], found['offsets'])
-      ids += found['ids']
-      spans += [(start + begin, start + end) for begin, end in places]
+      encoding = self._processor.encode(part, return_type='offset_mapping')
+      part_spans = fill_byte_spans(encoding['pieces'], encoding['offsets'])
+      ids += encoding['ids']
+      spans += [(start + begin, start + end) for begin, end in part_spans]
       start += len(part) + 1
-    return located(text, ids, spans)
+    return trim_spans(text, ids, spans)
 
   def decode(self, ids):
-    """Text; bytes that are not UTF-8 become U+FFFD."""
-    return self._processor.decode(self._kept(ids))
+    """Returns the text; invalid UTF-8 becomes U+FFFD."""
+    return self._processor.decode(self._text_ids(ids))
 
   def pieces(self, ids):
-    """SentencePiece's pieces: the space is U+2581, a byte <0x..>."""
-    return with_specials(ids, self._pieces)
+    """Returns SentencePiece's pieces, with U+2581 for a space and <0x..> for a byte."""
+    return look_up_pieces(ids, self._pieces)
 
   @functools.cached_property
   def _pieces(self) -> list[str]:
     return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
 
   @functools.cached_property
-  def _words(self) -> Words:
-    return Words.of([piece.replace(SPACE, ' ') for piece in self._pieces], self.special)
+  def _word_boundaries(self) -> WordBoundaries:
+    return WordBoundaries.from_pieces(
+      [piece.replace(SPACE, ' ') for piece in self._pieces], self.special
+    )
 
   def word_starts(self, ids):
-    """Pieces that begin with white space, and those after a line's end or an indent."""
-    return self._words.starts(ids)
+    """Returns True for tokens that begin with white space or follow a line break or an indent."""
+    return self._word_boundaries.starts(ids)
 
   def files(self):
-    """The model as SentencePiece writes it."""
-    return {'tokenizer.json': self._described(), 'sentencepiece.model': self._model}
+    """Returns the SentencePiece model, and tokenizer.json with the kind."""
+    return {'tokenizer.json': self._description(), 'sentencepiece.model': self._model}
 
   @classmethod
-  def load(cls, folder, known):
-    """From the model's file."""
+  def load(cls, folder, saved):
+    """Loads the SentencePiece model."""
     return cls(sentencepiece_model(folder / 'sentencepiece.model'))
 
 
 @dataclasses.dataclass(frozen=True)
 class SentencePiece(TokenizerConfig):
-  """A SentencePiece model: no normalisation, white space kept, lines and indents as pieces.
+  """A SentencePiece model without normalisation, which preserves white space.
+
+  Line breaks and indents are pieces.
 
   Attributes:
-    vocab_size: number of ids, special ones and the 256 bytes included.
-    model_type: BPE trains faster; unigram encodes faster.
-    character_coverage: part of the text whose characters are ids of their own; rarer ones become
-      bytes.
-    byte_fallback: spells unknown characters as bytes, which makes the tokenizer lossless; without,
-      they become unk.
+    vocab_size: number of ids, including special ids and the 256 bytes.
+    model_type: algorithm. BPE trains faster; unigram encodes faster.
+    character_coverage: fraction of the training text that the characters in the vocabulary cover; rarer
+      characters are encoded as bytes.
+    byte_fallback: encodes unknown characters as bytes, which makes the tokenizer lossless; False: as unk.
     split_digits: makes each digit a token.
-    sample_megabytes: text to train on, spread evenly over the source.
+    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (SentencePieceTokenizer,)
@@ -178,7 +183,7 @@ class SentencePiece(TokenizerConfig):
   sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """Trains in one thread, so that the same texts always give the same model."""
+    """Trains on a sample of the texts; deterministic, because it uses one thread."""
     chunks = [chunk.replace(SPACE, ' ') for chunk in sample(texts, self.sample_megabytes)]
     if not any(chunk.strip() for chunk in chunks):
       raise UserError('there is no text to train the SentencePiece tokenizer on')
@@ -213,24 +218,26 @@ class SentencePiece(TokenizerConfig):
     return SentencePieceTokenizer(model.getvalue())
 
 
-def shared(pieces: Sequence[str], spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-  """Spans as SentencePiece gives them, where of a character's bytes only the last has its span."""
-  found = list(spans)
-  for i in range(len(found) - 2, -1, -1):
-    if found[i][0] == found[i][1] and pieces[i].strip(SPACE):
-      found[i] = found[i + 1]
-  return found
+def fill_byte_spans(
+  pieces: Sequence[str], spans: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+  """Gives all bytes of a character its span; SentencePiece does so only for the last byte."""
+  filled = list(spans)
+  for i in range(len(filled) - 2, -1, -1):
+    if filled[i][0] == filled[i][1] and pieces[i].strip(SPACE):
+      filled[i] = filled[i + 1]
+  return filled
 
 
 def _vocabulary_error(vocab_size: int, message: str) -> Exception:
-  """SentencePiece's complaint in one line."""
+  """Converts an error of SentencePiece to a message of one line."""
   if limit := re.search(r'value <= (\d+)', message):
-    told = f'too large for the text: at most {limit[1]}'
+    reason = f'too large for the training text: set it to at most {limit[1]}'
   elif limit := re.search(r'required_chars\. \d+ vs (\d+)', message):
-    told = (
-      f'too small for the characters of the text: at least {limit[1]}, '
-      'or a smaller SentencePiece.character_coverage'
+    reason = (
+      f'too small for the characters of the training text: set it to at least {limit[1]}, or set a '
+      'smaller SentencePiece.character_coverage'
     )
   else:
-    told = ' '.join(message.split())
-  return UserError(f'SentencePiece.vocab_size = {vocab_size}: {told}')
+    reason = ' '.join(message.split())
+  return UserError(f'SentencePiece.vocab_size = {vocab_size}: {reason}')

@@ -1,4 +1,4 @@
-"""Which ids are special, told from the files of a model folder."""
+"""Special tokens of a model folder, read from its JSON files."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,8 +9,8 @@ from t2x.data.tokenizers.base import SpecialIds, Template, Tokenizer
 from t2x.errors import UserError
 from t2x.external_files import REQUIRED, SMALL, Bool, Field, Fields, Ids, Int, Many, Text, read_json
 
-# The usual names, tried where a folder does not say.
-USUAL = {
+# The names to try for each role that the folder does not define.
+USUAL_NAMES = {
   'pad': ('<pad>', '[PAD]'),
   'eos': ('<|endoftext|>', '</s>', '<eos>', '<|end_of_text|>'),
   'sep': ('[SEP]',),
@@ -21,8 +21,8 @@ USUAL = {
 }
 
 
-class Token(Field):
-  """The text of a token, or an object that holds it as `content`; as the text."""
+class TokenField(Field):
+  """The text of a token, or an object with the text as `content`; converted to the text."""
 
   @property
   def wanted(self):
@@ -35,20 +35,20 @@ class Token(Field):
     return value['content'] if isinstance(value, dict) else value
 
 
-class Around(Field):
-  """The special ids around texts: [[id, or 'A' or 'B', token type], ...]; as a template."""
+class TemplateField(Field):
+  """A list of [token id or 'A' or 'B', token type]; converted to a `Template`."""
 
   @property
   def wanted(self):
     return "a list of [token id or 'A' or 'B', token type]"
 
   def accepts(self, value):
-    one = Int(None)
+    integer = Int(None)
     return isinstance(value, list) and all(
       isinstance(item, list)
       and len(item) == 2
-      and (item[0] in ('A', 'B') or one.accepts(item[0]))
-      and one.accepts(item[1])
+      and (item[0] in ('A', 'B') or integer.accepts(item[0]))
+      and integer.accepts(item[1])
       for item in value
     )
 
@@ -56,8 +56,9 @@ class Around(Field):
     return tuple(map(tuple, value))
 
 
-# What is read of tokenizer_config.json, special_tokens_map.json, config.json and generation_config.json.
-TOKENS: Mapping[str, Field] = {f'{role}_token': Token(None) for role in USUAL}
+# Fields of special_tokens_map.json (TOKENS), tokenizer_config.json (TOKENIZER), config.json and
+# generation_config.json (MODEL); SPECIAL_TOKENS are fields of the tokenizer.json of a run folder.
+TOKENS: Mapping[str, Field] = {f'{role}_token': TokenField(None) for role in USUAL_NAMES}
 TOKENIZER: Mapping[str, Field] = {
   **TOKENS,
   'add_prefix_space': Bool(False),
@@ -76,33 +77,34 @@ MODEL: Mapping[str, Field] = {
   'pad_token_id': Ids(None),
 }
 _ID = Int(REQUIRED)
-KNOWN: Mapping[str, Field] = {
+SPECIAL_TOKENS: Mapping[str, Field] = {
   'before': Many(REQUIRED, _ID),
   'bos_id': _ID,
   'eos_id': _ID,
   'literal': Bool(REQUIRED),
   'mask_id': Int(None),
   'pad_id': _ID,
-  'pair': Around(REQUIRED),
-  'single': Around(REQUIRED),
+  'pair': TemplateField(REQUIRED),
+  'single': TemplateField(REQUIRED),
   'start_id': _ID,
   'unk_id': _ID,
 }
 
 
 class Unsupported(UserError):
-  """A model folder has no tokenizer, or one of a kind that is not read here."""
+  """The model folder has no tokenizer, or one of an unsupported type."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-  """What is to be known of a tokenizer beside its pieces; what is not said is as in t2x's own.
+class SpecialTokens:
+  """The special ids and templates of a tokenizer; the defaults are those of tokenizers trained by t2x.
+
+  The ids and `before` are those of `SpecialIds`.
 
   Attributes:
-    single: the special ids around one text.
-    pair: the special ids around two.
-    literal: special tokens that are spelt out in a text are text.
-  The others are those of `SpecialIds`.
+    single: template of one text.
+    pair: template of two texts.
+    literal: encodes names of special tokens in a text as plain text.
   """
 
   pad_id: int = SpecialIds.pad_id
@@ -117,29 +119,29 @@ class Known:
   literal: bool = True
 
   @classmethod
-  def read(cls, known: Mapping[str, Any], where: str) -> 'Known':
-    """From JSON, which has lists for tuples; `where` is the file.
+  def read(cls, saved: Mapping[str, Any], where: str) -> 'SpecialTokens':
+    """Builds the object from JSON; `where` is the file or folder, for messages.
 
     Raises:
-      UserError: a field is missing or of another kind.
+      UserError: a field is missing or invalid.
     """
-    fields = Fields(known, KNOWN, where)
+    fields = Fields(saved, SPECIAL_TOKENS, where)
     return cls(**{**fields, 'before': tuple(fields['before'])})
 
-  def tell(self, tokenizer: Any) -> None:
-    """Sets the attributes of a tokenizer."""
+  def set_attributes(self, tokenizer: Any) -> None:
+    """Sets the ids and templates as attributes of a tokenizer."""
     for field in dataclasses.fields(self):
       setattr(tokenizer, field.name, getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True)
-class Folder:
-  """A model folder and what its small files say.
+class TokenizerFolder:
+  """A model folder with the fields of its JSON files.
 
   Attributes:
     path: the folder.
-    tokenizer: tokenizer_config.json, and the tokens of special_tokens_map.json.
-    model: config.json and generation_config.json.
+    tokenizer: fields of tokenizer_config.json and special_tokens_map.json.
+    model: fields of config.json and generation_config.json.
   """
 
   path: Path
@@ -147,51 +149,58 @@ class Folder:
   model: Mapping[str, Any]
 
   @classmethod
-  def read(cls, path: Path) -> 'Folder':
-    """A file that is not there says nothing, and so does a field that is null.
+  def read(cls, path: Path) -> 'TokenizerFolder':
+    """Reads the JSON files; missing files and null fields leave the defaults.
 
     Raises:
-      UserError: a file is not JSON, or a field of another kind.
+      UserError: a file is not JSON, or a field is invalid.
     """
     tokenizer = {**Fields({}, TOKENIZER, str(path))}
-    tokenizer |= _said(path / 'special_tokens_map.json', TOKENS)
-    tokenizer |= _said(path / 'tokenizer_config.json', TOKENIZER)
-    model = {**Fields({}, MODEL, str(path))} | _said(path / 'config.json', MODEL)
-    return cls(path, tokenizer, model | _said(path / 'generation_config.json', MODEL))
+    tokenizer |= _read_fields(path / 'special_tokens_map.json', TOKENS)
+    tokenizer |= _read_fields(path / 'tokenizer_config.json', TOKENIZER)
+    model = {**Fields({}, MODEL, str(path))} | _read_fields(path / 'config.json', MODEL)
+    return cls(path, tokenizer, model | _read_fields(path / 'generation_config.json', MODEL))
 
   def token(self, role: str, lookup: Callable[[str], int | None]) -> int | None:
-    """The id of the token with a role, as the folder names it or as it is usual."""
-    named = self.tokenizer[f'{role}_token']
-    names = USUAL[role] if named is None else (named,)
+    """Returns the id of the token with a role, by the folder's name for it or a usual name."""
+    name_in_folder = self.tokenizer[f'{role}_token']
+    names = USUAL_NAMES[role] if name_in_folder is None else (name_in_folder,)
     return next((i for name in names if (i := lookup(name)) is not None), None)
 
-  def known(self, lookup: Callable[[str], int | None], single: Template, pair: Template) -> Known:
-    """All that is special.
+  def special_tokens(
+    self, lookup: Callable[[str], int | None], single: Template, pair: Template
+  ) -> SpecialTokens:
+    """Collects the special ids.
 
     Args:
-      lookup: the id of a special token by its text.
-      single: the special ids around one text.
-      pair: the special ids around two.
+      lookup: returns the id of a special token by its text.
+      single: template of one text.
+      pair: template of two texts.
+
+    Raises:
+      Unsupported: the files define no special token.
     """
-    token = {role: self.token(role, lookup) for role in USUAL}
-    said = {role: _one(self.model[f'{role}_token_id']) for role in ('pad', 'eos', 'bos')}
-    eos = _first(token['eos'], token['sep'], said['eos'], token['bos'], token['pad'], token['unk'])
+    token = {role: self.token(role, lookup) for role in USUAL_NAMES}
+    config = {role: _first_id(self.model[f'{role}_token_id']) for role in ('pad', 'eos', 'bos')}
+    eos = _first(
+      token['eos'], token['sep'], config['eos'], token['bos'], token['pad'], token['unk']
+    )
     if eos is None:
       raise Unsupported(
-        f'{self.path}: no file says which token is special: '
-        'set eos_token, and pad_token where there is one, in its tokenizer_config.json'
+        f'{self.path}: no file defines a special token: set eos_token, and pad_token if the model '
+        'has one, in its tokenizer_config.json'
       )
-    bos = _first(token['bos'], token['cls'], said['bos'], eos)
-    pad = _first(token['pad'], said['pad'], eos)
-    letters = [item for item, _ in single]
-    return Known(
+    bos = _first(token['bos'], token['cls'], config['bos'], eos)
+    pad = _first(token['pad'], config['pad'], eos)
+    items = [item for item, _ in single]
+    return SpecialTokens(
       pad_id=pad,
       eos_id=eos,
       unk_id=_first(token['unk'], eos),
       bos_id=bos,
       mask_id=token['mask'],
       start_id=_first(self.decoder_start, bos),
-      before=tuple(i for i in letters[: letters.index('A')] if isinstance(i, int)),
+      before=tuple(i for i in items[: items.index('A')] if isinstance(i, int)),
       single=single,
       pair=pair,
       literal=False,
@@ -199,21 +208,20 @@ class Folder:
 
   @property
   def decoder_start(self) -> int | None:
-    """What config.json says that a decoder reads first."""
-    return _one(self.model['decoder_start_token_id'])
+    """The decoder's first input id (`decoder_start_token_id`), if the files define it."""
+    return _first_id(self.model['decoder_start_token_id'])
 
 
 def _first(*ids: int | None) -> Any:
   return next((i for i in ids if i is not None), None)
 
 
-def _one(ids: Sequence[int] | None) -> int | None:
-  """The first of several, or the only one."""
+def _first_id(ids: Sequence[int] | None) -> int | None:
   return ids[0] if ids else None
 
 
-def _said(path: Path, declared: Mapping[str, Field]) -> dict[str, Any]:
-  """The declared fields that a JSON file has."""
-  given = read_json(path, SMALL) if path.exists() else {}
-  named = {name: field for name, field in declared.items() if given.get(name) is not None}
-  return {**Fields(given, named, str(path))}
+def _read_fields(path: Path, declared: Mapping[str, Field]) -> dict[str, Any]:
+  """Returns the declared fields that a JSON file has."""
+  contents = read_json(path, SMALL) if path.exists() else {}
+  present = {name: field for name, field in declared.items() if contents.get(name) is not None}
+  return {**Fields(contents, present, str(path))}

@@ -1,5 +1,5 @@
-"""WordPiece (Wu et al. 2016, https://arxiv.org/abs/1609.08144; as BERT cuts text) and byte-level BPE
-(as GPT-2 cuts text), trained on one's own text."""
+"""Training of WordPiece (Wu et al. 2016, https://arxiv.org/abs/1609.08144; with BERT's pre-tokenizer) and
+byte-level BPE (with GPT-2's pre-tokenizer)."""
 
 import collections
 import dataclasses
@@ -10,20 +10,20 @@ from t2x.data.text_sample import sample
 from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig
 from t2x.data.tokenizers.characters import SPECIALS
 from t2x.data.tokenizers.fast import FastTokenizer, tokenizers_library
-from t2x.data.tokenizers.special_tokens import Known
+from t2x.data.tokenizers.special_tokens import SpecialTokens
 from t2x.errors import UserError
 from t2x.ranges import Count, Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)
 class BPE(TokenizerConfig):
-  """Byte-level BPE: GPT-2's rules of what may be one piece, then merges of the most frequent pairs.
+  """Byte-level BPE: GPT-2's pre-tokenizer, then merges of the most frequent pairs.
 
-  Every text comes back unchanged.
+  Lossless: decoding returns the original text.
 
   Attributes:
-    vocab_size: number of ids, special ones and the 256 bytes included.
-    sample_megabytes: text to train on, spread evenly over the source.
+    vocab_size: number of ids, including special ids and the 256 bytes.
+    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (FastTokenizer,)
@@ -32,7 +32,7 @@ class BPE(TokenizerConfig):
   sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """The same texts always give the same merges."""
+    """Trains on a sample of the texts; deterministic."""
     library = tokenizers_library()
     backend = library.Tokenizer(library.models.BPE())
     backend.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -44,21 +44,21 @@ class BPE(TokenizerConfig):
       show_progress=False,
     )
     backend.train_from_iterator(_sample(self, texts), trainer)
-    return _checked(self, backend)
+    return _build(self, backend)
 
 
 @dataclasses.dataclass(frozen=True)
 class WordPiece(TokenizerConfig):
-  """WordPiece: words and punctuation apart, each cut into the longest pieces from its start.
+  """WordPiece: BERT's pre-tokenizer, then longest-match-first segmentation of each word.
 
-  The pieces are those that BPE's merges give, as in the `tokenizers` library. White space is lost,
-  and with `lowercase` capitals and accents; characters without a piece make their word unk.
+  As in the `tokenizers` library, the vocabulary is trained by BPE merges. Lossy: white space is normalised,
+  and a word with a character outside of the vocabulary becomes unk.
 
   Attributes:
-    vocab_size: number of ids, special ones included.
-    lowercase: makes letters small and takes their accents away.
-    max_characters: characters that may be pieces; rarer ones have none.
-    sample_megabytes: text to train on, spread evenly over the source.
+    vocab_size: number of ids, including special ids.
+    lowercase: converts to lower case and removes accents.
+    max_characters: maximum number of characters in the vocabulary; the most frequent ones are used.
+    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds = (FastTokenizer,)
@@ -69,11 +69,11 @@ class WordPiece(TokenizerConfig):
   sample_megabytes: Positive = 5.0
 
   def train(self, texts: Iterable[str]) -> Tokenizer:
-    """The same texts always give the same pieces."""
+    """Trains on a sample of the texts; deterministic."""
     library = tokenizers_library()
     chunks = _sample(self, texts)
     backend = _bert(library, {}, self.lowercase)
-    # The library gives continuing characters ids in no order of its own: they are given one here.
+    # The library orders continuation characters arbitrarily; listing them makes their ids deterministic.
     first, inner = _characters(backend, chunks, self.max_characters)
     pieces = [*SPECIALS, *first, *(f'##{character}' for character in inner)]
     trainer = library.trainers.WordPieceTrainer(
@@ -86,7 +86,7 @@ class WordPiece(TokenizerConfig):
     backend.train_from_iterator(chunks, trainer)
     trained = _bert(library, backend.get_vocab(), self.lowercase)
     trained.add_special_tokens(list(SPECIALS))
-    return _checked(self, trained)
+    return _build(self, trained)
 
 
 def _bert(library: Any, vocab: dict[str, int], lowercase: bool) -> Any:
@@ -98,11 +98,11 @@ def _bert(library: Any, vocab: dict[str, int], lowercase: bool) -> Any:
 
 
 def _characters(backend: Any, chunks: Iterable[str], limit: int) -> tuple[list[str], list[str]]:
-  """The most frequent characters, and those of them that stand inside of words; both sorted."""
+  """Returns the most frequent characters, and the subset that also continues words; both sorted."""
   words = collections.Counter[str]()
   for chunk in chunks:
-    cut = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(chunk))
-    words.update(word for word, _ in cut)
+    splits = backend.pre_tokenizer.pre_tokenize_str(backend.normalizer.normalize_str(chunk))
+    words.update(word for word, _ in splits)
   counts, inner = collections.Counter[str](), set[str]()
   for word, count in words.items():
     for character in word:
@@ -113,10 +113,10 @@ def _characters(backend: Any, chunks: Iterable[str], limit: int) -> tuple[list[s
 
 
 def _sample(config: Any, texts: Iterable[str]) -> list[str]:
-  """The text to train on.
+  """Samples the training text.
 
   Raises:
-    UserError: there is none.
+    UserError: the texts are empty.
   """
   chunks = sample(texts, config.sample_megabytes)
   if not any(chunk.strip() for chunk in chunks):
@@ -124,22 +124,26 @@ def _sample(config: Any, texts: Iterable[str]) -> list[str]:
   return chunks
 
 
-def _checked(config: Any, backend: Any) -> Tokenizer:
-  """The tokenizer.
+def _build(config: Any, backend: Any) -> Tokenizer:
+  """Returns the trained tokenizer with its templates.
 
   Raises:
-    UserError: the vocabulary does not suit the text.
+    UserError: the vocabulary size does not fit the text.
   """
   size = backend.get_vocab_size()
   if size != config.vocab_size:
-    limit = 'large for the text: at most' if size < config.vocab_size else 'small: at least'
+    limit = (
+      'large for the training text: set it to at most'
+      if size < config.vocab_size
+      else 'small: set it to at least'
+    )
     name = f'{type(config).__name__}.vocab_size'
     raise UserError(f'{name} = {config.vocab_size}: too {limit} {size}')
   first, last = SPECIALS[config.ids.bos_id], SPECIALS[config.ids.eos_id]
-  # As `Tokenizer.single` and `pair` have it, for other libraries.
+  # The same templates as `Tokenizer.single` and `pair`, for exported files.
   backend.post_processor = tokenizers_library().processors.TemplateProcessing(
     single=f'{first}:0 $A:0 {last}:0',
     pair=f'{first}:0 $A:0 {last}:0 $B:1 {last}:1',
     special_tokens=[(first, config.ids.bos_id), (last, config.ids.eos_id)],
   )
-  return FastTokenizer(backend.to_str(), Known())
+  return FastTokenizer(backend.to_str(), SpecialTokens())

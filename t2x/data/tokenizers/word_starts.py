@@ -1,4 +1,4 @@
-"""Where words begin in a row of ids, told from what the ids stand for."""
+"""Word boundaries in sequences of token ids."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -8,21 +8,30 @@ from jaxtyping import Bool, Int
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
-  """By id: does the piece begin a word, and does it end one?"""
+class WordBoundaries:
+  """Masks over the vocabulary: the pieces that begin a word and the pieces that end one."""
 
   begins: Bool[np.ndarray, 'vocab']
   ends: Bool[np.ndarray, 'vocab']
 
   @classmethod
-  def of(cls, surfaces: Sequence[str], special: Bool[np.ndarray, 'vocab']) -> 'Words':
-    """From the text of each piece, spaces as spaces; a space alone begins a word, two end one."""
+  def from_pieces(
+    cls, surfaces: Sequence[str], special: Bool[np.ndarray, 'vocab']
+  ) -> 'WordBoundaries':
+    """Derives the boundaries from the white space in the pieces.
+
+    A piece of one space begins a word; a piece of several spaces ends one.
+
+    Args:
+      surfaces: the text of each piece, with spaces as ' '.
+      special: True for special ids, which begin and end a word.
+    """
     begins = np.array([surface[:1] in (' ', '\n', '\t') for surface in surfaces])
     ends = np.array([s[-1:] in ('\n', '\t') or s == ' ' * len(s) != ' ' for s in surfaces])
     return cls(special | begins, special | ends)
 
   def starts(self, ids: Int[np.ndarray, 'length']) -> Bool[np.ndarray, 'length']:
-    """True where a word begins: at pieces that begin one, after those that end one, and at first."""
+    """Returns True for the first token, tokens that begin a word and tokens after the end of a word."""
     starts = self.begins[ids]
     starts[1:] |= self.ends[ids[:-1]]
     starts[:1] = True

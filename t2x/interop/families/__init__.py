@@ -1,4 +1,4 @@
-"""The families that are known, one small file each."""
+"""The supported families of Hugging Face models, one file per family."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,13 +46,15 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(config: Mapping[str, Any], where: Path) -> Family:
-  """The family of a config.json.
+  """Returns the family of a config.json.
 
   Raises:
-    UserError: it is none of those known, which are named.
+    UserError: the model type is not supported; lists the supported types.
   """
   model_type = config.get('model_type')
   if not isinstance(model_type, str) or model_type not in FAMILIES:
-    known = ', '.join(sorted(FAMILIES))
-    raise UserError(f'{where}: model_type {shown(model_type)} is not known; these are: {known}')
+    names = ', '.join(sorted(FAMILIES))
+    raise UserError(
+      f'{where}: model_type = {shown(model_type)} is not supported; must be one of: {names}'
+    )
   return FAMILIES[model_type]

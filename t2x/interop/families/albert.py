@@ -1,6 +1,6 @@
 """ALBERT: `AlbertForPreTraining`, `AlbertForMaskedLM`, `AlbertModel` with its pooler.
 
-Token vectors, positions and their norm are narrower than the layers, which share parameters in groups.
+Embeddings are narrower than the layers. Groups of layers share parameters.
 """
 
 from typing import Any
@@ -35,12 +35,11 @@ LanguageModel.head = @Pooler
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """Nothing: the groups are checked."""
+  """Checks that the groups divide the layers; adds no values."""
   layers, groups = fields['num_hidden_layers'], fields['num_hidden_groups']
   if layers % groups:
     raise UserError(
-      f'{fields.where}: num_hidden_groups = {groups} is not supported with num_hidden_layers = '
-      f'{layers}, only divisors of it'
+      f'{fields.where}: num_hidden_groups = {groups} must divide num_hidden_layers = {layers}'
     )
   return {}
 
@@ -70,7 +69,7 @@ ALBERT = Family(
     'tie_word_embeddings': Only(True),
     'type_vocab_size': Size(2, low=0),
   },
-  # Notes of the first release about parts that it does not have.
+  # Metadata of the first release about modules that the model lacks.
   no_effect=('down_scale_factor', 'gap_size', 'net_structure_type', 'num_memory_blocks'),
   rules=(
     *embeddings('albert.embeddings'),

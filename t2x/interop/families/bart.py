@@ -34,7 +34,7 @@ BART = Family(
   declared={
     **fairseq.DECLARED,
     **sizes(max_position_embeddings=1024, vocab_size=50265),
-    # The releases before the present one held models of other wiring under this name.
+    # Old versions of transformers used this model type for other architectures too.
     **only(False, 'add_final_layer_norm', 'do_blenderbot_90_layernorm', 'normalize_before'),
     **only(False, 'static_position_embeddings'),
     **only(True, 'normalize_embedding'),

@@ -20,7 +20,7 @@ from t2x.interop.family import (
 from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import ENCODER, fill
 
-# Tokens, and whether the second sentence follows the first: two heads at once.
+# Masked language modelling and next sentence prediction.
 SENTENCE_PAIRS = """
 LanguageModel.head = @SequenceClassifier
 SequenceClassifier:
@@ -54,33 +54,33 @@ LanguageModel.head = @Pooler
 }
 
 
-def embeddings(theirs: str) -> Iterator[Rule]:
-  """Tables of tokens, types and positions, and their norm."""
-  yield Rule(f'{theirs}.word_embeddings.weight', ('embedding.table',))
-  yield Rule(f'{theirs}.token_type_embeddings.weight', ('embedding.types',))
-  yield Rule(f'{theirs}.position_embeddings.weight', ('body.encoding.table',))
-  yield from norm(f'{theirs}.LayerNorm', 'body.input_norm')
+def embeddings(prefix: str) -> Iterator[Rule]:
+  """Embedding tables of tokens, token types and positions, and their norm."""
+  yield Rule(f'{prefix}.word_embeddings.weight', ('embedding.table',))
+  yield Rule(f'{prefix}.token_type_embeddings.weight', ('embedding.types',))
+  yield Rule(f'{prefix}.position_embeddings.weight', ('body.encoding.table',))
+  yield from norm(f'{prefix}.LayerNorm', 'body.input_norm')
 
 
-def masked_lm(theirs: str, transform: str) -> Iterator[Rule]:
-  """The head over the vocabulary, alone and beside that of sentence pairs."""
-  for ours in ('head', 'head.language_head'):
-    yield from dense(f'{transform}.dense', f'{ours}.transform')
-    yield from norm(f'{transform}.LayerNorm', f'{ours}.norm')
-    yield Rule(f'{theirs}.bias', (f'{ours}.bias',))
+def masked_lm(prefix: str, transform: str) -> Iterator[Rule]:
+  """The masked language model head, with or without a sentence pair head."""
+  for head in ('head', 'head.language_head'):
+    yield from dense(f'{transform}.dense', f'{head}.transform')
+    yield from norm(f'{transform}.LayerNorm', f'{head}.norm')
+    yield Rule(f'{prefix}.bias', (f'{head}.bias',))
 
 
-def classifier(theirs: str, beside: str = '', without: str = '') -> Iterator[Rule]:
-  """Classes of a row: of sentence pairs in a model that has both heads, else those learnt last."""
-  for rule in dense(theirs, 'head.classifier.out'):
-    yield dataclasses.replace(rule, beside=beside, without=without)
+def classifier(prefix: str, requires: str = '', excludes: str = '') -> Iterator[Rule]:
+  """The output layer of a sequence classifier."""
+  for rule in dense(prefix, 'head.classifier.out'):
+    yield dataclasses.replace(rule, requires=requires, excludes=excludes)
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The number of classes, and the dropout before them."""
-  last = fields['classifier_dropout']
+  """Returns the number of classes, and the dropout rate of the classifier."""
+  rate = fields['classifier_dropout']
   return num_classes(fields) | {
-    'classifier_dropout': fields['hidden_dropout_prob'] if last is None else last
+    'classifier_dropout': fields['hidden_dropout_prob'] if rate is None else rate
   }
 
 
@@ -107,7 +107,7 @@ BERT = Family(
     'tie_word_embeddings': Only(True),
     'type_vocab_size': Size(2, low=0),
   },
-  # Notes of the first release about its pooler.
+  # Metadata of the first release about its pooler.
   no_effect=(
     'directionality',
     'pooler_fc_size',
@@ -129,8 +129,8 @@ BERT = Family(
     ),
     *dense('bert.pooler.dense', 'head.projection'),
     *dense('bert.pooler.dense', 'head.classifier.transform'),
-    *classifier('cls.seq_relationship', beside='head.language_head.bias'),
-    *classifier('classifier', without='head.language_head.bias'),
+    *classifier('cls.seq_relationship', requires='head.language_head.bias'),
+    *classifier('classifier', excludes='head.language_head.bias'),
     *dense('classifier', 'head.out'),
     *masked_lm('cls.predictions', 'cls.predictions.transform'),
   ),

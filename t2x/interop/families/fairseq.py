@@ -1,4 +1,4 @@
-"""What the encoder-decoders of fairseq's kind share: BART, Marian, FSMT. All are post-norm."""
+"""Shared definitions of fairseq's post-norm encoder-decoders: BART, Marian, FSMT."""
 
 from collections.abc import Iterator, Mapping
 
@@ -7,7 +7,7 @@ from t2x.interop.family import Layers, activation, only, rates, sizes
 from t2x.interop.rules import Rule, attention, block, norm
 from t2x.interop.template import LAYERS, fill
 
-# All of the model but vocabulary, positions and head.
+# The model without vocabulary, positions and head.
 TEMPLATE = """
 Experiment.model = @EncoderDecoder
 EncoderDecoder:
@@ -54,24 +54,24 @@ ALIASES = {'num_hidden_layers': 'encoder_layers'}
 
 
 def _side(side: str) -> Iterator[Rule]:
-  theirs, ours = f'model.{side}.layers.{{}}', f'{side}.stack.{{}}'
+  prefix, module = f'model.{side}.layers.{{}}', f'{side}.stack.{{}}'
   names = tuple(f'{name}_proj' for name in ('q', 'k', 'v', 'out'))
   yield from block(
-    theirs,
-    ours,
+    prefix,
+    module,
     norms=('self_attn_layer_norm', 'final_layer_norm'),
     mixer=[f'self_attn.{name}' for name in names],
     feed_forward=('fc1', 'fc2'),
   )
-  yield from attention(f'{theirs}.encoder_attn', f'{ours}.cross', names)
-  yield from norm(f'{theirs}.encoder_attn_layer_norm', f'{ours}.cross_wiring.norm')
+  yield from attention(f'{prefix}.encoder_attn', f'{module}.cross', names)
+  yield from norm(f'{prefix}.encoder_attn_layer_norm', f'{module}.cross_wiring.norm')
 
 
-# All but embeddings, positions and head.
+# The parameters without embeddings, positions and head.
 RULES = (*_side('encoder'), *_side('decoder'))
-# Tables of the embeddings of models that have two vocabularies, or one.
+# Embedding tables; models with a shared vocabulary have only the source table.
 SOURCE, TARGET = 'embedding.table', 'target_embedding.table'
 TWO_TABLES = (
-  Rule('model.encoder.embed_tokens.weight', (SOURCE,), beside=TARGET),
+  Rule('model.encoder.embed_tokens.weight', (SOURCE,), requires=TARGET),
   Rule('model.decoder.embed_tokens.weight', (TARGET,)),
 )

@@ -29,20 +29,20 @@ target/TokenEmbedding.vocab_size = {tgt_vocab_size}
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The first position: they are counted from the padding's id on, plus one."""
+  """Returns the position offset: positions start at the padding id plus one."""
   source, target = fields['src_vocab_size'], fields['tgt_vocab_size']
   if fields['tie_word_embeddings'] and source != target:
     raise UserError(
-      f'{fields.where}: tie_word_embeddings of vocabularies of {source} (src_vocab_size) and {target} '
-      '(tgt_vocab_size) tokens'
+      f'{fields.where}: tie_word_embeddings = True requires vocabularies of equal size, not {source} '
+      f'(src_vocab_size) and {target} (tgt_vocab_size) tokens'
     )
   return {'offset': fields['pad_token_id'] + 1}
 
 
 def restore(values: dict[str, Any]) -> dict[str, Any]:
-  """The values with the id of the padding, and names of the languages."""
-  own = {'langs': ['source', 'target'], 'pad_token_id': values['offset'] - 1}
-  return {'tgt_vocab_size': values['src_vocab_size'], **values, **own}
+  """Adds the padding id and placeholder names of the languages."""
+  more = {'langs': ['source', 'target'], 'pad_token_id': values['offset'] - 1}
+  return {'tgt_vocab_size': values['src_vocab_size'], **values, **more}
 
 
 FSMT = Family(
@@ -64,13 +64,13 @@ FSMT = Family(
   aliases=fairseq.ALIASES,
   no_effect=('decoder', 'max_position_embeddings'),
   rules=(
-    Rule('model.decoder.embed_tokens.weight', (fairseq.SOURCE,), without=fairseq.TARGET),
+    Rule('model.decoder.embed_tokens.weight', (fairseq.SOURCE,), excludes=fairseq.TARGET),
     *fairseq.TWO_TABLES,
     *fairseq.RULES,
     *dense('model.decoder.output_projection', 'head.out'),
   ),
   prefix='model.',
-  # Sinusoids, which are the same for all.
+  # Sinusoidal tables are constants.
   ignored=(
     r'model\.(encoder|decoder)\.embed_positions\.weight',
     r'model\.encoder\.embed_tokens\.weight',

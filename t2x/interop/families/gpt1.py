@@ -26,7 +26,7 @@ GPT1 = Family(
   declared={
     **rates(attn_pdrop=0.1, embd_pdrop=0.1, resid_pdrop=0.1),
     **sizes(n_embd=768, n_head=12, n_positions=512, vocab_size=40478),
-    # Here 'gelu' is the approximation by tanh.
+    # GPT-1 uses the name 'gelu' for the tanh approximation.
     'afn': activation('gelu', {'gelu': 'gelu', 'relu': 'relu', 'silu': 'silu', 'swish': 'silu'}),
     'layer_norm_epsilon': positive(1e-5, 1.0),
     'n_layer': Layers(12),
@@ -46,7 +46,7 @@ GPT1 = Family(
     *dense('lm_head', 'head.out'),
   ),
   prefix='transformer.',
-  # Causal masks and positions were saved once.
+  # Old files contain causal masks and positions.
   ignored=(
     r'lm_head\.weight',
     r'transformer\.h\.\d+\.attn\.bias',

@@ -48,6 +48,6 @@ GPT2 = Family(
     *dense('lm_head', 'head.out'),
   ),
   prefix='transformer.',
-  # Causal masks were saved once.
+  # Old files contain causal masks.
   ignored=(r'lm_head\.weight', r'transformer\.h\.\d+\.attn\.(bias|masked_bias)'),
 )

@@ -1,4 +1,4 @@
-"""GPT-Neo: `GPTNeoForCausalLM`, `GPTNeoModel`. Global and local layers in turn, scores not scaled."""
+"""GPT-Neo: `GPTNeoForCausalLM`, `GPTNeoModel`. Mixes global and local attention, with unscaled scores."""
 
 from typing import Any
 
@@ -22,16 +22,16 @@ BLOCKS = {'global': Part('Block'), 'local': Part('local/Block')}
 
 
 class Kinds(Field):
-  """The kinds of all layers: [[kinds, how often they are repeated], ...]."""
+  """The attention types of all layers: [[types, number of repeats], ...]."""
 
   @property
   def wanted(self):
-    return f"lists [['global' or 'local', ...], repeats] of at most {Layers.high} layers together"
+    return f"a list of [['global' or 'local', ...], repeats] with at most {Layers.high} layers"
 
   def accepts(self, value):
     return (
       isinstance(value, list)
-      and all(isinstance(some, list) and len(some) == 2 for some in value)
+      and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
       and all(isinstance(kinds, list) and Layers(1).accepts(times) for kinds, times in value)
       and all(isinstance(k, str) and k in BLOCKS for kinds, _ in value for k in kinds)
       and sum(len(kinds) * times for kinds, times in value) <= Layers.high
@@ -39,30 +39,30 @@ class Kinds(Field):
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The blocks, and whether there are local ones."""
-  kinds = [kind for some, times in fields['attention_types'] for kind in some * times]
+  """Returns the repeated blocks, and whether any of them is local."""
+  kinds = [kind for group, times in fields['attention_types'] for kind in group * times]
   if len(kinds) != fields['num_layers']:
     raise UserError(
-      f'{fields.where}: attention_types = {shown(fields["attention_types"])} names {len(kinds)} '
-      f'layers, and num_layers = {fields["num_layers"]}'
+      f'{fields.where}: attention_types = {shown(fields["attention_types"])} defines {len(kinds)} '
+      f'layers, but num_layers = {fields["num_layers"]}'
     )
   if fields['attention_layers'] not in (None, kinds):
     raise fields.refused('attention_layers', fields['attention_layers'], shown(kinds))
   return {
-    'blocks': [BLOCKS[kind] for kind in _repeated(kinds)],
+    'blocks': [BLOCKS[kind] for kind in _period(kinds)],
     'has_local': 'local' in kinds,
     'intermediate_size': fields['intermediate_size'] or 4 * fields['hidden_size'],
   }
 
 
-def _repeated(kinds: list[str]) -> list[str]:
-  """The shortest sequence that, repeated, gives all."""
+def _period(kinds: list[str]) -> list[str]:
+  """Returns the shortest prefix that is repeated throughout `kinds`."""
   sizes = (size for size in range(1, len(kinds) + 1) if len(kinds) % size == 0)
   return next(kinds[:size] for size in sizes if kinds[:size] * (len(kinds) // size) == kinds)
 
 
 def restore(values: dict[str, Any]) -> dict[str, Any]:
-  """The values with the kinds of the blocks."""
+  """Adds the attention types and the window size."""
   patterns = [block.pattern for block in values['blocks']]
   kinds = ['global' if pattern == Full() else 'local' for pattern in patterns]
   (size,) = {pattern.size for pattern in patterns if isinstance(pattern, Window)} or {256}
@@ -110,6 +110,6 @@ GPT_NEO = Family(
     *dense('lm_head', 'head.out'),
   ),
   prefix='transformer.',
-  # Masks were saved once.
+  # Old files contain masks.
   ignored=(r'lm_head\.weight', r'transformer\.h\.\d+\.attn\.attention\.(bias|masked_bias)'),
 )

@@ -1,4 +1,4 @@
-"""GPT-NeoX, among them Pythia: `GPTNeoXForCausalLM`, `GPTNeoXModel`."""
+"""GPT-NeoX and Pythia: `GPTNeoXForCausalLM`, `GPTNeoXModel`."""
 
 from t2x.external_files import Bool
 from t2x.interop.family import Family, Layers, activation, only, positive, rates, sizes, tied

@@ -9,7 +9,7 @@ from t2x.interop.rules import Rule, block, dense, norm
 from t2x.interop.template import ATTENTION_BIAS, DECODER, LAYERS, fill
 
 ROPE = Rope('rope_theta')
-# Gated, with norms that take no mean off.
+# Gated feed-forward layers and RMS norms.
 LLAMA_LAYERS = LAYERS.replace('LayerNorm', 'RMSNorm').replace('MLP', 'GatedMLP')
 HEADS = """
 MultiHeadAttention:
@@ -20,7 +20,7 @@ GatedMLP.use_bias = {mlp_bias}
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The sizes of heads, and the rotation."""
+  """Returns the head sizes and the values of the rotary positions."""
   heads = fields['num_attention_heads']
   return ROPE.derive(fields) | {
     'head_dim': fields['head_dim'] or max(fields['hidden_size'] // heads, 1),
@@ -53,7 +53,7 @@ LLAMA = Family(
     'rope_interleaved': Only(False),
     'tie_word_embeddings': tied(False),
   },
-  # A limit of generation: angles are computed for any position.
+  # RoPE works for any position, so the maximum length has no effect.
   no_effect=('is_llama_config', 'max_position_embeddings', 'max_sequence_length'),
   rules=(
     Rule('model.embed_tokens.weight', ('embedding.table',)),

@@ -21,7 +21,7 @@ target/TokenEmbedding.vocab_size = {decoder_vocab_size}
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The vocabulary of the target."""
+  """Returns the size of the target vocabulary."""
   size = fields['decoder_vocab_size'] or fields['vocab_size']
   if fields['share_encoder_decoder_embeddings'] and size != fields['vocab_size']:
     raise fields.refused('decoder_vocab_size', size, f'{fields["vocab_size"]} or None')
@@ -47,13 +47,13 @@ MARIAN = Family(
   aliases=fairseq.ALIASES,
   no_effect=('add_bias_logits', 'extra_pos_embeddings', 'max_position_embeddings'),
   rules=(
-    Rule('model.shared.weight', (fairseq.SOURCE,), without=fairseq.TARGET),
+    Rule('model.shared.weight', (fairseq.SOURCE,), excludes=fairseq.TARGET),
     *fairseq.TWO_TABLES,
     *fairseq.RULES,
     Rule('final_logits_bias', ('head.bias',), ROW),
   ),
   prefix='model.',
-  # Copies of what is tied; sinusoids were saved once.
+  # Copies of tied tables, and sinusoidal tables in old files.
   ignored=(
     r'model\.(encoder|decoder)\.embed_(tokens|positions)\.weight',
     r'lm_head\.weight',

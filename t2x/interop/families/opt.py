@@ -1,4 +1,4 @@
-"""OPT with a norm before each sublayer (all but opt-350m): `OPTForCausalLM`, `OPTModel`."""
+"""Pre-norm OPT, which includes every release except opt-350m: `OPTForCausalLM`, `OPTModel`."""
 
 from t2x.external_files import Only
 from t2x.interop.family import Family, Layers, activation, only, rates, sizes, tied

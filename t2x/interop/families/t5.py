@@ -55,7 +55,7 @@ MultiHeadAttention:
   scale = 1.0
   dropout_rate = {dropout_rate}
 """
-# Tied models scale what goes into the head. The bare model has none; one that costs nothing stands in.
+# Tied models scale the input of the head. The bare model has no head; a tied head adds no parameters.
 HEADS = {
   'scaled': """
 EncoderDecoder.head = @TiedHead
@@ -68,7 +68,7 @@ EncoderDecoder.head = @LMHead
 EncoderDecoder.head = @TiedHead
 """,
 }
-# 'gated-gelu' came before there was a name for the approximation that it means.
+# For historical reasons, 'gated-gelu' means the tanh approximation.
 APPROXIMATE = 'gated-gelu'
 
 
@@ -84,16 +84,19 @@ Block.feed_forward = @{kind}
 
 
 FEED_FORWARDS = {
-  **{name: _feed_forward('MLP', ours) for name, ours in ACTIVATIONS.items()},
-  **{f'gated-{name}': _feed_forward('GatedMLP', ours) for name, ours in ACTIVATIONS.items()},
+  **{name: _feed_forward('MLP', function) for name, function in ACTIVATIONS.items()},
+  **{
+    f'gated-{name}': _feed_forward('GatedMLP', function) for name, function in ACTIVATIONS.items()
+  },
   APPROXIMATE: _feed_forward('GatedMLP', 'gelu'),
 }
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The layers of the decoder, and the head.
+  """Returns the number of decoder layers, and the head.
 
-  Newer files say `tie_word_embeddings` of all, and by `scale_decoder_outputs` what it said before.
+  In old files `tie_word_embeddings` also implies that the input of the head is scaled; new files set
+  `scale_decoder_outputs`.
   """
   kind, _, function = fields['feed_forward_proj'].rpartition('-')
   function = 'gelu_new' if fields['feed_forward_proj'] == APPROXIMATE else function
@@ -105,8 +108,8 @@ def derive(fields: Fields) -> dict[str, Any]:
   scaled = tied if scaled is None else scaled
   if scaled and not tied:
     raise UserError(
-      f'{fields.where}: an output that is scaled (scale_decoder_outputs) and not tied '
-      '(tie_word_embeddings) is not supported'
+      f'{fields.where}: scale_decoder_outputs = True is not supported with '
+      'tie_word_embeddings = False'
     )
   unscaled = 'none' if fields['architecture'] == 'T5Model' else 'untied'
   return {
@@ -116,27 +119,27 @@ def derive(fields: Fields) -> dict[str, Any]:
 
 
 def restore(values: dict[str, Any]) -> dict[str, Any]:
-  """The values with `tie_word_embeddings` as it was in files of the first releases."""
+  """Adds `tie_word_embeddings` with the meaning of old files."""
   return {**values, 'tie_word_embeddings': values['head'] != 'untied'}
 
 
 def _side(side: str, last: int) -> Iterator[Rule]:
-  """The encoder or the decoder; `last` is the number of the feed-forward sublayer."""
-  theirs, ours = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
+  """The rules of the encoder or decoder; `last` is the number of the feed-forward sublayer."""
+  prefix, module = f'{side}.block.{{}}.layer', f'{side}.stack.{{}}'
   bias = f'{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight'
   yield Rule(bias, (f'{side}.encoding.table',))
   yield from block(
-    theirs,
-    ours,
+    prefix,
+    module,
     norms=('0.layer_norm', f'{last}.layer_norm'),
     mixer=[f'0.SelfAttention.{name}' for name in 'qkvo'],
     feed_forward=(f'{last}.DenseReluDense.wo',),
   )
-  wi = f'{theirs}.{last}.DenseReluDense.wi'
-  gate, up = (f'{ours}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
-  yield Rule(f'{wi}.weight', (up,), LINEAR, without=gate)
+  wi = f'{prefix}.{last}.DenseReluDense.wi'
+  gate, up = (f'{module}.feed_forward.{part}.kernel' for part in ('gate', 'up'))
+  yield Rule(f'{wi}.weight', (up,), LINEAR, excludes=gate)
   yield Rule(f'{wi}_0.weight', (gate,), LINEAR)
-  yield Rule(f'{wi}_1.weight', (up,), LINEAR, beside=gate)
+  yield Rule(f'{wi}_1.weight', (up,), LINEAR, requires=gate)
   yield from norm(f'{side}.final_layer_norm', f'{side}.final_norm')
 
 
@@ -173,7 +176,7 @@ T5 = Family(
   ),
   ignored=(
     r'(encoder|decoder)\.embed_tokens\.weight',
-    # Held by files of the first release, read by none.
+    # An unused parameter in files of the first release.
     r'decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight',
   ),
 )

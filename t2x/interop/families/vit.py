@@ -1,4 +1,4 @@
-"""ViT: `ViTForImageClassification`, `ViTModel` without its pooler."""
+"""ViT: `ViTForImageClassification`, and `ViTModel` without its pooler."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ PATCH_EMBEDDINGS = 'vit.embeddings.patch_embeddings.projection'
 
 
 class Sides(Field):
-  """Height and width, or one number where they are the same; as a pair."""
+  """A (height, width) pair, given as a list or as one number for both."""
 
   @property
   def wanted(self):
@@ -65,24 +65,21 @@ class Sides(Field):
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The grid of patches, and the number of classes."""
+  """Returns the patch grid and the number of classes."""
   height, width = fields['image_size']
-  patch, other = fields['patch_size']
-  if patch != other:
-    raise UserError(
-      f'{fields.where}: patch_size = {patch} x {other} is not supported, only squares'
-    )
+  patch, patch_width = fields['patch_size']
+  if patch != patch_width:
+    raise UserError(f'{fields.where}: patch_size = {patch} x {patch_width} must be square')
   if height % patch or width % patch:
     raise UserError(
-      f'{fields.where}: image_size = {height} x {width} is not supported with patches of {patch}, '
-      'only multiples of them'
+      f'{fields.where}: image_size = {height} x {width} must be a multiple of patch_size = {patch}'
     )
   grid = {'patch_size': patch, 'rows': height // patch, 'columns': width // patch}
   return grid | num_classes(fields)
 
 
 def restore(values: dict[str, Any]) -> dict[str, Any]:
-  """The values with the size of the image."""
+  """Adds the image size."""
   patch = values['patch_size']
   return {**values, 'image_size': [patch * values['rows'], patch * values['columns']]}
 
@@ -110,11 +107,11 @@ VIT = Family(
     'patch_size': Sides(16),
     'qkv_bias': Bool(True),
   },
-  # Of the decoder of masked images and of the pooler, which are not imported.
+  # The pooler and the masked image decoder are not imported.
   no_effect=('encoder_stride', 'pooler_act', 'pooler_output_size'),
   rules=(
     Rule('vit.embeddings.cls_token', ('embedding.class_token',), CLASS_TOKEN),
-    # Of masked images, which no part here reads.
+    # Only masked image models use it.
     Rule('vit.embeddings.mask_token', ('embedding.mask_token',), CLASS_TOKEN),
     Rule('vit.embeddings.position_embeddings', ('positions.table',), ROW),
     Rule(f'{PATCH_EMBEDDINGS}.weight', ('embedding.projection.kernel',), PATCHES),

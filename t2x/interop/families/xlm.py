@@ -1,12 +1,13 @@
 """XLM: `XLMWithLMHeadModel`, `XLMModel`.
 
-Languages are our token types. Without any, theirs adds no vector and ours that of language 0.
+Languages are token types in t2x. If the input has no languages, XLM adds no vector, t2x the vector of
+language 0.
 """
 
 from typing import Any
 
 from t2x.external_files import Bool, Fields, Int, Only
-from t2x.interop.family import Family, Layers, Named, only, positive, rates, sizes
+from t2x.interop.family import Family, Layers, PartField, only, positive, rates, sizes
 from t2x.interop.rules import Rule, block, norm
 from t2x.interop.template import ENCODER, fill
 
@@ -25,7 +26,7 @@ TiedHead.use_bias = """
 
 
 def derive(fields: Fields) -> dict[str, Any]:
-  """The number of languages, and the width between the projections."""
+  """Returns the number of languages, and the width of the feed-forward layers."""
   languages = fields['n_langs'] if fields['use_lang_emb'] else 1
   return {
     'intermediate_size': 4 * fields['emb_dim'],
@@ -34,7 +35,7 @@ def derive(fields: Fields) -> dict[str, Any]:
 
 
 def restore(values: dict[str, Any]) -> dict[str, Any]:
-  """The values with the number of languages."""
+  """Adds the number of languages."""
   types = values['num_types']
   return {**values, 'n_langs': types or 1, 'use_lang_emb': types > 0}
 
@@ -55,14 +56,14 @@ XLM = Family(
     **only(True, 'is_encoder', 'share_inout_emb', 'tie_word_embeddings'),
     'asm': Only(False),
     'causal': Bool(False),
-    'gelu_activation': Named(True, {True: 'gelu_exact', False: 'relu'}),
+    'gelu_activation': PartField(True, {True: 'gelu_exact', False: 'relu'}),
     'layer_norm_eps': positive(1e-12, 1.0),
     'n_langs': Int(1, 1, 10**5),
     'n_layers': Layers(12),
     'use_lang_emb': Bool(True),
   },
   aliases={'n_words': 'vocab_size'},
-  # Ids of tokens and languages, notes about the vocabulary, and the initial table of positions.
+  # Token and language ids, metadata of the vocabulary, and the initial value of the position table.
   no_effect=(
     *('bos_index', 'eos_index', 'mask_index', 'pad_index', 'unk_index'),
     *('id2lang', 'lang2id', 'lang_id', 'max_vocab', 'min_count', 'same_enc_dec'),

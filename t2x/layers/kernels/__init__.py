@@ -1,4 +1,4 @@
-"""Kernels: how scores become outputs under a pattern. `Dense` is the reference for all others."""
+"""Attention kernels, which compute outputs from scores, values and a pattern. `Dense` is the reference."""
 
 from t2x.layers.kernels.auto import Auto
 from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, Logits, PositionTerms

@@ -1,4 +1,4 @@
-"""The kernel that selects another one before run time and logs the choice once."""
+"""Attention kernel that selects another kernel before run time and logs the choice once."""
 
 import dataclasses
 import functools
@@ -15,11 +15,13 @@ from t2x.ranges import Size
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):
-  """The first of cuDNN, dense for few scores, and blockwise that supports the inputs; else dense.
+  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else blockwise attention
+  if it supports the inputs, else dense attention.
 
   Attributes:
-    dense_scores: up to this many scores a head (q_len times k_len), dense attention is taken. On
-      two CPU cores the two break even at 512 x 512; at 1024 causal blockwise takes half the time.
+    dense_scores: maximum number of scores per head (q_len times k_len) for which dense attention is
+      preferred to blockwise attention. On two CPU cores they break even at 512 x 512; at 1024 x 1024 causal
+      blockwise attention takes half the time.
   """
 
   dense_scores: Size = 512 * 512
@@ -28,11 +30,11 @@ class Auto(Kernel):
     return None
 
   def choose(self, inputs: AttentionInputs) -> tuple[Kernel, str]:
-    """The kernel and the reason. Reads shapes, dtypes and static fields only."""
+    """Returns the kernel and the reason for the choice, from shapes, dtypes and static fields only."""
     cudnn, blockwise = XLA('cudnn'), Blockwise()
     refusal = cudnn.supports(inputs)
     if refusal is None:
-      return cudnn, f'cuDNN takes {inputs.pattern}'
+      return cudnn, f'cuDNN supports {inputs.pattern}'
     size = f'{inputs.q_len} x {inputs.k_len} scores'
     if inputs.q_len * inputs.k_len <= self.dense_scores:
       return Dense(), f'{size} are few; {refusal}'

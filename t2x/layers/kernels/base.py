@@ -1,4 +1,4 @@
-"""Inputs of attention kernels, and the functions that kernels share."""
+"""Interface and inputs of attention kernels, and functions that kernels share."""
 
 import abc
 import dataclasses
@@ -15,8 +15,8 @@ from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern
 from t2x.layers.position_encoding import PositionEncoding
 
-# The fields are not annotated with shapes: arrays may be abstract, and tree functions put other leaves
-# into them.
+# The fields are not annotated with shapes: arrays may be abstract, and tree functions put leaves other than
+# arrays into them.
 
 
 @functools.partial(
@@ -28,15 +28,15 @@ from t2x.layers.position_encoding import PositionEncoding
 class DotProduct:
   """Scores scale q k', optionally soft-capped.
 
-  Query head h meets key head h // (heads // kv_heads).
+  Query head h uses key head h // (heads // kv_heads).
 
   Attributes:
     q: queries [batch, q_len, heads, head_dim].
     k: keys [batch, k_len, kv_heads, head_dim].
-    scale: multiplies q k'.
-    soft_cap: s becomes soft_cap * tanh(s / soft_cap), before position terms are added (Gemma 2,
+    scale: factor of q k'.
+    soft_cap: replaces scores s by soft_cap * tanh(s / soft_cap), before position terms are added (Gemma 2,
       https://arxiv.org/abs/2408.00118). None: no cap.
-    sink: logits [heads] that take part in each head's softmax without a value (gpt-oss; attention sinks,
+    sink: logits [heads] without values that each head's softmax includes (gpt-oss; attention sinks,
       https://arxiv.org/abs/2309.17453). None: no sinks.
   """
 
@@ -50,10 +50,10 @@ class DotProduct:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Logits:
-  """Scores as an array, scaled already.
+  """Precomputed scores.
 
   Attributes:
-    array: [#batch, heads, q_len, k_len].
+    array: scaled scores [#batch, heads, q_len, k_len].
   """
 
   array: Any
@@ -64,13 +64,13 @@ class Logits:
 )
 @dataclasses.dataclass(frozen=True)
 class PositionTerms:
-  """What a position encoding adds to the scores and the output of one attention layer.
+  """Terms that a position encoding adds to the scores and the output of an attention layer.
 
   Attributes:
-    encoding: has the hook `scores`, `values` or both.
-    scale: the scale of the attention's dot products.
-    content: the scores [#batch, heads, q_len, k_len] of an encoding that reads queries or keys; None for
-      all others, which kernels compute from the tokens.
+    encoding: position encoding with the hook `scores`, `values` or both.
+    scale: scale of the attention's dot products.
+    content: scores [#batch, heads, q_len, k_len] of an encoding that reads queries or keys; None for all
+      other encodings, whose scores kernels compute from the token metadata.
   """
 
   encoding: PositionEncoding
@@ -79,21 +79,21 @@ class PositionTerms:
 
   @property
   def name(self) -> str:
-    """The class of the encoding, for messages."""
+    """Class name of the encoding, for error messages."""
     return type(self.encoding).__name__
 
   @property
   def has_values(self) -> bool:
-    """Whether the encoding adds to the output."""
+    """True if the encoding adds vectors to the output."""
     return 'values' in self.encoding.hooks
 
   def scores(
     self, q_tokens: Tokens, k_tokens: Tokens, num_heads: int
   ) -> Float[Array, '#batch heads queries keys'] | None:
-    """What is added to the scaled scores; None for an encoding without the hook `scores`.
+    """Returns the terms added to the scaled scores; None for an encoding without the hook `scores`.
 
     Raises:
-      UserError: the encoding has another number of heads than the attention.
+      UserError: the numbers of heads of the encoding and of the attention differ.
     """
     if 'scores' not in self.encoding.hooks:
       return None
@@ -102,7 +102,7 @@ class PositionTerms:
       added = self.encoding.scores(None, None, q_tokens, k_tokens, scale=self.scale)
     if added.shape[1] != num_heads:
       raise UserError(
-        f'{self.name} has scores for {added.shape[1]} heads, the attention has {num_heads}: '
+        f'{self.name} has scores for {added.shape[1]} heads, but the attention has {num_heads} heads: '
         f'set {self.name}.num_heads = {num_heads}'
       )
     return added
@@ -115,17 +115,17 @@ class PositionTerms:
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionInputs:
-  """All that a kernel reads.
+  """Inputs of an attention kernel.
 
   Attributes:
-    scores: before position terms, pattern and padding.
-    v: values [batch, k_len, kv_heads, v_dim]. Value head h // (heads // kv_heads) is read by query head h.
-    pattern: which keys a query sees, by position.
-    q_tokens: tokens of the queries.
-    k_tokens: tokens of the keys.
-    terms: added by a position encoding; None: nothing.
-    dropout_rate: share of the probabilities that is dropped, where a key is given.
-    key: for dropout; None: no dropout.
+    scores: scores before position terms and mask.
+    v: values [batch, k_len, kv_heads, v_dim]. Query head h reads value head h // (heads // kv_heads).
+    pattern: attention pattern.
+    q_tokens: metadata of the queries.
+    k_tokens: metadata of the keys.
+    terms: terms of a position encoding; None: no terms.
+    dropout_rate: dropout of the attention probabilities.
+    key: random key of dropout; None: no dropout.
   """
 
   scores: DotProduct | Logits
@@ -156,17 +156,17 @@ class AttentionInputs:
 
   @property
   def dtype(self) -> jnp.dtype:
-    """Type of scores and softmax: float32, or wider where the scores are."""
+    """Dtype of scores and softmax: float32, or the dtype of the scores if it is wider."""
     scores = self.scores
     return softmax_dtype(scores.q if isinstance(scores, DotProduct) else scores.array)
 
   @property
-  def drops(self) -> bool:
-    """Whether probabilities are dropped."""
+  def has_dropout(self) -> bool:
+    """True if dropout is applied to the probabilities."""
     return self.key is not None and self.dropout_rate != 0.0
 
   def added_scores(self) -> Float[Array, '#batch heads q_len k_len'] | None:
-    """The position terms of all pairs, or None."""
+    """Returns the position terms of all pairs, or None without terms."""
     if self.terms is None:
       return None
     return self.terms.scores(self.q_tokens, self.k_tokens, self.num_heads)
@@ -175,66 +175,68 @@ class AttentionInputs:
 class Kernel(abc.ABC):
   """Computes softmax(scores) v over the keys that each query sees.
 
-  Kernels are immutable values and agree with `Dense`, the reference. Softmax is in float32, or wider
-  where the scores are. A query that sees nothing gives zeros.
+  Kernels are immutable values and must agree with `Dense`, the reference. The softmax is computed in
+  float32, or the dtype of the scores if it is wider. The output of a query that sees no key is zero.
   """
 
   @abc.abstractmethod
   def supports(self, inputs: AttentionInputs) -> str | None:
-    """The reason why this kernel cannot compute `inputs`, or None where it can.
+    """Returns the reason why the kernel does not support `inputs`, or None if it does.
 
-    Reads shapes, dtypes and static fields only: arrays may be abstract.
+    Reads shapes, dtypes and static fields only; arrays may be abstract.
     """
 
   @abc.abstractmethod
   def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
-    """The output for inputs that the kernel supports."""
+    """Computes the output for inputs that the kernel supports."""
 
   def __call__(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
-    """Attends.
+    """Checks the inputs and computes the output.
 
     Raises:
-      UserError: the kernel does not support the inputs, numbers of heads do not divide, or the tokens
-        lack a mark that the pattern reads.
+      UserError: the kernel does not support the inputs, the numbers of heads do not match, or the tokens do
+        not have a mark that the pattern reads.
     """
     _check_heads(inputs)
     reason = self.supports(inputs)
     if reason is not None:
-      raise UserError(f'{self} cannot compute this attention: {reason}; use Auto() or Dense()')
+      raise UserError(f'{self} does not support this attention: {reason}; use Auto() or Dense()')
     return self.attend(inputs)
 
 
 def _check_heads(inputs: AttentionInputs) -> None:
   scores, heads, kv_heads = inputs.scores, inputs.num_heads, inputs.v.shape[2]
   if heads % kv_heads:
-    raise UserError(f'attention: {heads} heads do not divide among {kv_heads} key/value heads')
+    raise UserError(
+      f'attention: {heads} query heads do not divide among {kv_heads} key/value heads: use a multiple'
+    )
   if isinstance(scores, DotProduct) and scores.k.shape[2] != kv_heads:
     raise UserError(
-      f'attention: keys have {scores.k.shape[2]} heads and values {kv_heads}: make them equal'
+      f'attention: keys have {scores.k.shape[2]} heads, but values have {kv_heads}: make them equal'
     )
 
 
 def common_layout(q_tokens: Tokens, k_tokens: Tokens) -> RowLayout:
-  """What is static about the positions of queries and keys together.
+  """Returns the static relation between the positions of queries and of keys.
 
-  PACKED on both sides means the same packed rows: cross-attention hands in keys that are ARBITRARY.
+  If both are PACKED they are the same rows: in cross-attention the keys are ARBITRARY.
   """
   layout = q_tokens.layout
   return layout if layout is k_tokens.layout else RowLayout.ARBITRARY
 
 
 def softmax_dtype(scores: Any) -> jnp.dtype:
-  """float32, or wider where the inputs are."""
+  """Returns float32, or the dtype of the scores if it is wider."""
   return jnp.promote_types(scores.dtype, jnp.float32)
 
 
-def soft_capped(scores: Any, soft_cap: float | None) -> Any:
-  """soft_cap * tanh(scores / soft_cap); the scores themselves without a cap."""
+def apply_soft_cap(scores: Any, soft_cap: float | None) -> Any:
+  """Returns soft_cap * tanh(scores / soft_cap), or the scores without a cap."""
   return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def hide_blind(
+def zero_masked_queries(
   out: Float[Array, 'batch q_len heads v_dim'], mask: Bool[Array, '#batch 1 q_len k_len']
 ) -> Float[Array, 'batch q_len heads v_dim']:
-  """Zeros for the queries that see nothing, whose softmax over nothing is a mean of all values."""
+  """Sets the outputs of queries that see no key to zero; their softmax is uniform over masked keys."""
   return jnp.where(jnp.any(mask, axis=-1)[:, 0, :, None, None], out, 0)

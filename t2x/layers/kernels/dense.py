@@ -1,5 +1,5 @@
-"""The reference kernel: the whole attention matrix, as Vaswani et al. 2017 (arXiv:1706.03762) write
-it. Grouped heads are those of Ainslie et al. 2023 (arXiv:2305.13245)."""
+"""Reference attention kernel (Vaswani et al. 2017, arXiv:1706.03762) with grouped query heads (Ainslie et al.
+2023, arXiv:2305.13245)."""
 
 import dataclasses
 
@@ -12,16 +12,16 @@ from t2x.layers.kernels.base import (
   AttentionInputs,
   DotProduct,
   Kernel,
-  hide_blind,
-  soft_capped,
+  apply_soft_cap,
   softmax_dtype,
+  zero_masked_queries,
 )
 from t2x.layers.masks import attention_mask
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(Kernel):
-  """Softmax over the dense matrix of scores; memory O(q_len k_len). It supports all inputs."""
+  """Attention with the dense matrix of scores, in O(q_len k_len) memory. Supports all inputs."""
 
   def supports(self, inputs: AttentionInputs) -> str | None:
     return None
@@ -37,22 +37,23 @@ class Dense(Kernel):
     if inputs.terms is not None and inputs.terms.has_values:
       probabilities = _by_head(probabilities, inputs)
       out += inputs.terms.encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
-    return out if mask is None else hide_blind(out, mask)
+    return out if mask is None else zero_masked_queries(out, mask)
 
   def probabilities(self, inputs: AttentionInputs) -> Float[Array, 'batch heads q_len k_len']:
-    """The share of each value in each output, without dropout; 0 for a query that sees nothing."""
+    """Returns the attention probabilities before dropout; 0 for queries that see no key."""
     probabilities, mask = self._grouped_probabilities(inputs)
     probabilities = _by_head(probabilities, inputs)
     return probabilities if mask is None else jnp.where(mask, probabilities, 0)
 
   def _grouped_probabilities(self, inputs: AttentionInputs) -> tuple[Array, Array | None]:
-    """[batch, kv_heads, q_len * groups, k_len], and the mask [#batch, 1, q_len, k_len] or None."""
+    """Returns the probabilities [batch, kv_heads, q_len * groups, k_len] and the mask
+    [#batch, 1, q_len, k_len], or None without a mask."""
     q_len, k_len = inputs.q_len, inputs.k_len
     batch, kv_heads, dtype = inputs.v.shape[0], inputs.v.shape[2], inputs.dtype
     groups = inputs.num_heads // kv_heads
 
-    def grouped(scores):
-      """[#batch, heads, q, k] -> [#batch, kv_heads, q * groups, k], a group's heads side by side."""
+    def group(scores):
+      """Reshapes [#batch, heads, q, k] to [#batch, kv_heads, q * groups, k]."""
       scores = scores.astype(dtype).reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
       return scores.reshape(-1, kv_heads, q_len * groups, k_len)
 
@@ -60,11 +61,11 @@ class Dense(Kernel):
     if isinstance(inputs.scores, DotProduct):
       scores, sink = self._dots(inputs.scores, groups), inputs.scores.sink
     else:
-      scores = grouped(inputs.scores.array)
+      scores = group(inputs.scores.array)
       scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
     added = inputs.added_scores()
     if added is not None:
-      scores += grouped(added)
+      scores += group(added)
     mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
@@ -75,18 +76,18 @@ class Dense(Kernel):
     return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1], mask
 
   def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:
-    """Scaled, soft-capped products [batch, kv_heads, q_len * groups, k_len]."""
+    """Returns the scaled, soft-capped dot products [batch, kv_heads, q_len * groups, k_len]."""
     q, k = scores.q, scores.k
     batch, q_len, heads, head_dim = q.shape
-    # The heads of a group stand in line as so many more queries of their one key head.
+    # The query heads of a group become additional queries of their key head.
     q = q.reshape(batch, q_len, heads // groups, groups, head_dim).swapaxes(2, 3)
     q = q.reshape(batch, q_len * groups, heads // groups, head_dim)
     dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
-    return soft_capped(dots * scores.scale, scores.soft_cap)
+    return apply_soft_cap(dots * scores.scale, scores.soft_cap)
 
 
 def _by_head(probabilities: Array, inputs: AttentionInputs) -> Array:
-  """[batch, kv_heads, q_len * groups, k_len] -> [batch, heads, q_len, k_len]."""
+  """Reshapes [batch, kv_heads, q_len * groups, k_len] to [batch, heads, q_len, k_len]."""
   kv_heads, q_len = inputs.v.shape[2], inputs.q_len
   groups = inputs.num_heads // kv_heads
   split = probabilities.reshape(-1, kv_heads, q_len, groups, inputs.k_len).swapaxes(2, 3)

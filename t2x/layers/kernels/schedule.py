@@ -1,8 +1,8 @@
-"""The tiles that a blockwise kernel visits.
+"""Lists of the tiles that a blockwise kernel visits.
 
-What follows from lengths and layout is decided before run time. Among the tiles that remain, those that
-are empty by marks, positions or segments are skipped at run time: the indices of the others are moved to
-the front of a table, and the kernel loops over as many as there are.
+Tiles that are empty because of lengths and layout are excluded before run time. Tiles that are empty because
+of marks, positions or segments are skipped at run time: the indices of nonempty tiles are moved to the front
+of a table, and the kernel loops over their number.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ from t2x.layers.tiles import SKIP, Bounds
 )
 @dataclasses.dataclass(frozen=True)
 class TileList:
-  """Tiles to visit.
+  """List of tiles to visit.
 
   Attributes:
     table: indices (query block, key block) of tiles, [size, 2].
-    count: rows of the table to visit, where this is known at run time only; None: all.
+    count: number of leading rows of the table to visit, a traced integer; None: all rows.
     is_masked: whether the tiles need a mask.
   """
 
@@ -38,7 +38,7 @@ class TileList:
   is_masked: bool
 
   def loop(self, visit: Callable[[Any, Any, Any], Any], carry: Any) -> Any:
-    """Folds `visit(query block, key block, carry)` over the tiles."""
+    """Loops over the tiles with `carry = visit(query block, key block, carry)` and returns the last carry."""
 
     def body(step, carry):
       return visit(self.table[step, 0], self.table[step, 1], carry)
@@ -55,14 +55,14 @@ def tiles_to_visit(
   k_block: int,
   layout: RowLayout,
 ) -> list[TileList]:
-  """The tiles that some row of the batch needs: those without a mask and those with one.
+  """Returns the tiles that are nonempty for at least one row: a list without masks and a list with masks.
 
   Args:
-    pattern: who may see whom.
+    pattern: attention pattern.
     q_tokens: metadata of the queries.
     k_tokens: metadata of the keys.
-    q_block: queries in a tile.
-    k_block: keys in a tile.
+    q_block: queries per tile.
+    k_block: keys per tile.
     layout: `common_layout` of both.
   """
   q_len, k_len = q_tokens.positions.shape[1], k_tokens.positions.shape[1]
@@ -75,22 +75,22 @@ def tiles_to_visit(
   q = Bounds.of(q_tokens, q_block, layout).map(lambda x: x[:, i])
   k = Bounds.of(k_tokens, k_block, layout).map(lambda x: x[:, j])
   tiles = visible_tiles(pattern, q, k)
-  empty, full = (_of_all_rows(x, len(candidates)) for x in tiles)
-  # Keys beyond the end of the row need a mask.
+  empty, full = (_all_rows(x, len(candidates)) for x in tiles)
+  # Padding after the last key needs a mask.
   full = full & (j < k_len // k_block)
-  lists = _chosen(candidates, full, False), _chosen(candidates, ~(empty | full), True)
-  return [one for one in lists if len(one.table)]
+  lists = _tile_list(candidates, full, False), _tile_list(candidates, ~(empty | full), True)
+  return [tile_list for tile_list in lists if len(tile_list.table)]
 
 
-def _of_all_rows(verdict: Any, size: int) -> Any:
-  """[#batch, #size] -> [size]: whether the verdict holds for every row of the batch."""
-  if isinstance(verdict, jax.Array):
-    return jnp.broadcast_to(jnp.atleast_2d(verdict).all(0), size)
-  return np.broadcast_to(np.atleast_2d(verdict).all(0), size)
+def _all_rows(condition: Any, size: int) -> Any:
+  """Reduces a condition on tiles [#batch, #size] to [size]: whether it holds for every row of the batch."""
+  if isinstance(condition, jax.Array):
+    return jnp.broadcast_to(jnp.atleast_2d(condition).all(0), size)
+  return np.broadcast_to(np.atleast_2d(condition).all(0), size)
 
 
-def _chosen(candidates: np.ndarray, chosen: Any, is_masked: bool) -> TileList:
-  if not isinstance(chosen, jax.Array):
-    return TileList(jnp.asarray(candidates[chosen]), None, is_masked)
-  (index,) = jnp.nonzero(chosen, size=len(candidates), fill_value=0)
-  return TileList(jnp.asarray(candidates)[index], chosen.sum(), is_masked)
+def _tile_list(candidates: np.ndarray, is_selected: Any, is_masked: bool) -> TileList:
+  if not isinstance(is_selected, jax.Array):
+    return TileList(jnp.asarray(candidates[is_selected]), None, is_masked)
+  (index,) = jnp.nonzero(is_selected, size=len(candidates), fill_value=0)
+  return TileList(jnp.asarray(candidates)[index], is_selected.sum(), is_masked)

@@ -1,32 +1,31 @@
-"""The report of a sweep: results.csv, costs.csv, report.md and report.html. Needs extra `report`."""
+"""Report of a sweep: results.csv, costs.csv, report.md and report.html. Requires the extra `report`."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from t2x.errors import UserError
-from t2x.files import write_whole
+from t2x.files import write_atomically
 from t2x.sweeps.report.markdown import markdown
-from t2x.sweeps.report.page import page, told
+from t2x.sweeps.report.page import page, report_data
 from t2x.sweeps.report.results import Results, read_results
 from t2x.sweeps.report.tables import costs_csv, results_csv
 
-__all__ = ['Results', 'read_results', 'told', 'watch', 'write_report']
+__all__ = ['Results', 'read_results', 'report_data', 'watch', 'write_report']
 
 
 def write_report(folder: Path, results: Results | None = None) -> list[Path]:
-  """Writes the report of a sweep into its folder, of what has ended so far.
+  """Writes the report of the trials that have ended into the folder of the sweep.
 
   Args:
-    folder: OUT/NAME, with sweep.json; the trials' run folders are in OUT/trials.
-    results: what `read_results(folder)` gave, where it is there already.
+    folder: OUT/NAME, with sweep.json; the run folders of the trials are in OUT/trials.
+    results: the result of `read_results(folder)`, if already read.
 
   Returns:
-    The files: results.csv (the same for equal outcomes), costs.csv (times, memory), report.md and
-    report.html.
+    The files: results.csv (deterministic), costs.csv (times and memory), report.md and report.html.
 
   Raises:
-    UserError: no sweep folder, a plan that is damaged, or a file that cannot be written.
+    UserError: the folder is not a sweep folder, its plan is damaged, or a file cannot be written.
   """
   results = results or read_results(folder)
   files = {
@@ -37,26 +36,26 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
   }
   for name, text in files.items():
     try:
-      write_whole(folder / name, text.encode())
+      write_atomically(folder / name, text.encode())
     except OSError as error:
       raise UserError(f'{folder / name} cannot be written: {error.strerror}') from error
   return [folder / name for name in files]
 
 
 def watch(folder: Path, seconds: float | None) -> Iterator[Results]:
-  """Writes the report, and again whenever trials have gone on, until all have ended.
+  """Writes the report, and rewrites it when trials progress, until all have ended.
 
   Args:
     folder: OUT/NAME.
-    seconds: between two looks; None: writes once.
+    seconds: seconds between checks of the files; None: writes the report once.
 
   Yields:
-    What was written, each time.
+    The results, each time the report is written.
   """
   before = None
   while True:
-    # Looked at before it is read: what changes in between is seen at the next look.
-    now = _changed(folder)
+    # Taken before the files are read, so that later changes are found at the next check.
+    now = _fingerprint(folder)
     if now != before:
       results, before = read_results(folder), now
       write_report(folder, results)
@@ -66,13 +65,13 @@ def watch(folder: Path, seconds: float | None) -> Iterator[Results]:
     time.sleep(seconds or 1)
 
 
-def _changed(folder: Path) -> frozenset[tuple[str, int, int]]:
-  """Name, size and time of the files that a report is made of."""
+def _fingerprint(folder: Path) -> frozenset[tuple[str, int, int]]:
+  """Returns the name, size and modification time of the files that a report depends on."""
   files = [folder / 'sweep.json', *folder.parent.glob('trials/*/trial.json')]
   files += folder.parent.glob('trials/*/metrics.jsonl')
-  found = set()
+  entries = set()
   for path in files:
     if path.exists():
-      told = path.stat()
-      found.add((str(path), told.st_size, told.st_mtime_ns))
-  return frozenset(found)
+      stat = path.stat()
+      entries.add((str(path), stat.st_size, stat.st_mtime_ns))
+  return frozenset(entries)

@@ -1,4 +1,4 @@
-"""What the machines did while the trials ran: whether the seconds of two variants can be compared."""
+"""Describes the load of the machines during the trials, which limits the comparison of seconds."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,57 +6,59 @@ from collections.abc import Sequence
 from t2x.sweeps.records import Conditions
 from t2x.sweeps.report.results import Entry, Results
 
-# Trials at a time that make no difference: one that has just begun when another one ends.
-_SAME = 0.5
+# Tolerated difference in the number of concurrent trials: a trial may start just before another ends.
+_TOLERANCE = 0.5
 
 
 def load_note(results: Results) -> str:
-  """Returns the load under which the finished trials ran, in a line or two; '' where none tells it."""
-  entries = [one for one in results.entries if one.status == 'finished' and one.outcome]
-  told = {
-    one.folder: (one, one.outcome.conditions)
-    for one in entries
-    if one.outcome and one.outcome.conditions
+  """Returns one or two sentences on the load during the finished trials; '' if it was not recorded."""
+  entries = [entry for entry in results.entries if entry.status == 'finished' and entry.outcome]
+  recorded = {
+    entry.folder: (entry, entry.outcome.conditions)
+    for entry in entries
+    if entry.outcome and entry.outcome.conditions
   }
-  if not told:
+  if not recorded:
     return ''
-  found = [conditions for _, conditions in told.values()]
-  loads = [load for one in found for load in (one.load_before, one.load_after)]
-  counts = [one.at_once or 1.0 for one, _ in told.values()]
-  missing = len({one.folder for one in entries}) - len(told)
+  conditions = [conditions for _, conditions in recorded.values()]
+  loads = [load for item in conditions for load in (item.load_before, item.load_after)]
+  counts = [entry.at_once or 1.0 for entry, _ in recorded.values()]
+  missing = len({entry.folder for entry in entries}) - len(recorded)
   note = (
-    f'Load of the machine: {"; ".join(_machines(found))}; load average {_span(loads)}; '
-    f'{_span(counts)} trials at a time.'
+    f'Load of the machine: {"; ".join(_machines(conditions))}; load average {_span(loads)}; '
+    f'{_span(counts)} concurrent trials.'
   )
   if missing:
-    note += f' Of {missing} trials, which an older version ran, it is not known.'
-  reasons = [*_differences(found, counts, [entry for entry, _ in told.values()])]
+    note += f' It is unknown for {missing} trials of an older version.'
+  reasons = [*_differences(conditions, counts, [entry for entry, _ in recorded.values()])]
   if reasons:
-    note += f' Seconds cannot be compared between all trials: {", ".join(reasons)}.'
+    note += f' Seconds are not comparable between all trials: {", ".join(reasons)}.'
   return note
 
 
-def _machines(found: Sequence[Conditions]) -> list[str]:
-  """Each machine with its CPUs."""
+def _machines(conditions: Sequence[Conditions]) -> list[str]:
+  """Describes each machine and its CPUs."""
   texts = (
-    f'{one.host} with {one.cpus} CPUs' + (f', {one.cores} for a trial' * (one.cores < one.cpus))
-    for one in sorted(found, key=dataclasses.astuple)
+    f'{item.host} with {item.cpus} CPUs' + (f', {item.cores} per trial' * (item.cores < item.cpus))
+    for item in sorted(conditions, key=dataclasses.astuple)
   )
   return [*dict.fromkeys(texts)]
 
 
-def _differences(found: Sequence[Conditions], counts: Sequence[float], entries: Sequence[Entry]):
-  """What makes the seconds of some trials longer than those of others."""
-  if len({one.host for one in found}) > 1:
-    yield 'they ran on several machines'
-  if len({one.cores for one in found}) > 1:
-    yield 'on different numbers of CPUs'
+def _differences(
+  conditions: Sequence[Conditions], counts: Sequence[float], entries: Sequence[Entry]
+):
+  """Yields differences between trials that affect their seconds."""
+  if len({item.host for item in conditions}) > 1:
+    yield 'they ran on different machines'
+  if len({item.cores for item in conditions}) > 1:
+    yield 'with different numbers of CPUs'
   if len({entry.outcome.together for entry in entries if entry.outcome}) > 1:
-    yield 'some were trained together by one step'
-  if max(counts) - min(counts) > _SAME:
-    yield 'with different numbers of trials at a time'
-  if any(max(one.load_before, one.load_after) > one.cpus + _SAME for one in found):
-    yield 'more processes wanted to run than there were CPUs'
+    yield 'some were trained together with vmapped steps'
+  if max(counts) - min(counts) > _TOLERANCE:
+    yield 'with different numbers of concurrent trials'
+  if any(max(item.load_before, item.load_after) > item.cpus + _TOLERANCE for item in conditions):
+    yield 'more processes were runnable than there were CPUs'
 
 
 def _span(values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""report.md: the tables of a sweep, to be read in a terminal or on a forge."""
+"""Writes report.md, the report of a sweep as Markdown."""
 
 import math
 import re
@@ -7,36 +7,37 @@ from collections.abc import Iterable, Sequence
 
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.statistics import MOST_SEEDS
+from t2x.sweeps.statistics import MAX_SEEDS
 
 METHOD = (
-  'A seed gives every variant the same data order, so a variant is compared with the baseline seed '
-  'by seed: a paired t test of the seeds that both finished, corrected for all planned comparisons '
-  'of the sweep by Holm. It "helps" or "hurts" where the corrected p is at most 0.05. Intervals are '
-  '95 % t intervals of one comparison, not corrected. Effect: mean difference in standard '
-  "deviations of the differences (Cohen's d_z, Hedges' correction). More seeds: to add for a power "
-  'of 0.8 if the effect is what it seems. Diverged seeds have no value and are left out of means '
-  'and differences; a variant with any is never said to help, and is said to hurt where '
-  "significantly more of its seeds diverge than of the baseline's (Barnard's test)."
+  'With the same seed all variants have the same data order, so variants are compared with the '
+  "baseline by paired t tests over the seeds that finished in both, with Holm's correction for all "
+  'planned comparisons of the sweep. The verdict is "helps" or "hurts" if the corrected p is at most '
+  '0.05, and otherwise "inconclusive". Intervals are 95 % t intervals without this correction. '
+  "Effect: mean difference in standard deviations of the differences (Cohen's d_z with Hedges' "
+  'correction). More seeds: number to add for a power of 0.8 if the true effect equals the measured '
+  'one. Diverged seeds have no value and are left out of means and differences. A variant with '
+  'diverged seeds never helps; it hurts if significantly more of its seeds diverge than the '
+  "baseline's (Barnard's test)."
 )
 
 COSTS_METHOD = (
-  'Medians over the finished seeds. Seconds: steps times the median seconds of a step between two '
-  'log lines; compilation, evaluation and checkpoints are left out, and the time is unknown where '
-  'fewer than two lines were logged. Compile: of the seed that took longest, as the first may have '
-  "compiled for all. Load: the machine's load average, how many processes wanted to run."
+  'Medians over the finished seeds. Seconds: number of steps times the median seconds per step '
+  'between two log lines, without compilation, evaluation and checkpoints; unknown if fewer than two '
+  'lines were logged. Compile: maximum over the seeds, as the first may compile for all. '
+  'Load: load average of the machine (number of runnable processes).'
 )
 
 
 def markdown(results: Results) -> str:
-  """The whole report."""
+  """Returns the content of report.md."""
   plan = results.plan
   better = 'lower' if plan.goal == 'min' else 'higher'
-  matched = f'matched {plan.matched}' if plan.matched else 'nothing matched'
+  matched = f'matched {plan.matched}' if plan.matched else 'no matched budget'
   parts = [
     f'# {_text(plan.name)}',
     f'Against {_code(plan.baseline)} by {_text(plan.metric)} ({better} is better), {matched}. '
-    + ('' if results.ended == len(results.entries) else 'A partial report: ')
+    + ('' if results.ended == len(results.entries) else 'Partial report: ')
     + f'{results.progress()}.',
     f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
     *(f'**Damaged:** {_text(damaged)}' for damaged in results.damaged),
@@ -53,7 +54,7 @@ def markdown(results: Results) -> str:
 
 
 def decimals(results: Results) -> int:
-  """Decimals that show two digits of the usual standard deviation."""
+  """Returns the number of decimals that shows two digits of the median standard deviation."""
   stds = [row.summary.std for row in results.rows if row.summary.std]
   means = [abs(row.summary.mean) / 100 for row in results.rows if row.summary.mean]
   if not (scale := stds or means):
@@ -62,37 +63,37 @@ def decimals(results: Results) -> int:
 
 
 def label(results: Results, row: Row) -> str:
-  """The variant, with its point where the sweep has a grid."""
+  """Returns the name of the variant, with the values of its point if the sweep has a grid."""
   point = results.points[row.point]
   short = {axis: axis.split('.')[-1] for axis in results.axes}
   if len(set(short.values())) < len(short):
     short = {axis: axis for axis in short}
-  told = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
-  return f'{row.variant} ({told})' if told else row.variant
+  values = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
+  return f'{row.variant} ({values})' if values else row.variant
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = '') -> str:
-  """A table; columns whose letter in `right` is 'r' are set to the right."""
-  rules = ['---:' if one == 'r' else '---' for one in right.ljust(len(header), 'l')]
+  """Formats a table; columns whose letter in `right` is 'r' are right-aligned."""
+  rules = ['---:' if letter == 'r' else '---' for letter in right.ljust(len(header), 'l')]
   lines = [header, rules, *([_text(cell) for cell in row] for row in rows)]
   return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
 
 
 def _text(text: str) -> str:
-  """Escapes what is markup in Markdown or HTML: tags, links, images, code, the ends of cells."""
+  """Escapes the markup of Markdown and HTML: tags, links, images, code, cell separators."""
   escapes = {'&': '&amp;', '<': '&lt;', '\n': ' '} | {sign: f'\\{sign}' for sign in '\\|[]`'}
-  return ''.join(escapes.get(one, one) for one in text)
+  return ''.join(escapes.get(character, character) for character in text)
 
 
 def _code(text: str) -> str:
-  """A code span, with a fence that the text does not hold."""
+  """Returns a code span with a fence that does not occur in the text."""
   fence = _fence(text, 1)
   space = ' ' if len(fence) > 1 else ''
   return f'{fence}{space}{text}{space}{fence}'
 
 
 def _block(text: str) -> str:
-  """A code block, likewise."""
+  """Returns a code block with a fence that does not occur in the text."""
   fence = _fence(text, 3)
   return f'{fence}\n{text}\n{fence}'
 
@@ -112,7 +113,7 @@ def _probability(p: float | None) -> str:
 def _more(seeds: int | None) -> str:
   if not seeds:
     return ''
-  return f'more than {MOST_SEEDS}' if seeds > MOST_SEEDS else str(seeds)
+  return f'more than {MAX_SEEDS}' if seeds > MAX_SEEDS else str(seeds)
 
 
 def _verdicts(results: Results) -> str:
@@ -126,16 +127,16 @@ def _verdicts(results: Results) -> str:
 
   rows = []
   for row in results.rows:
-    one, of = row.summary, row.comparison
-    told = [label(results, row), str(one.n), _number(one.mean, fixed), _number(one.std, fixed)]
-    told.append(interval(one.low, one.high, fixed))
-    if of is None:
-      told += ['', '', '', '', 'baseline', '']
+    s, c = row.summary, row.comparison
+    cells = [label(results, row), str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
+    cells.append(interval(s.low, s.high, fixed))
+    if c is None:
+      cells += ['', '', '', '', 'baseline', '']
     else:
-      told += [_number(of.difference, signed), interval(of.low, of.high, signed)]
-      told += [_number(of.effect, '+.2f'), _probability(of.p_holm), of.verdict]
-      told += [_more(of.more_seeds)]
-    rows.append([*told, row.note])
+      cells += [_number(c.difference, signed), interval(c.low, c.high, signed)]
+      cells += [_number(c.effect, '+.2f'), _probability(c.p_holm), c.verdict]
+      cells += [_more(c.more_seeds)]
+    rows.append([*cells, row.note])
   return '## Verdicts\n\n' + _table(header, rows, 'lrrrrrrrrlrl')
 
 
@@ -143,24 +144,26 @@ def _matched(results: Results) -> str:
   rows = []
   for row in results.rows:
     trial = row.entries[0].trial
-    told = f'{trial.gap:+.2%}' if results.plan.matched else ''
+    deviation = f'{trial.gap:+.2%}' if results.plan.matched else ''
     shape = [f'{trial.parameters:,}', f'{trial.flops_per_token:.4g}', f'{trial.num_steps:,}']
-    rows.append([label(results, row), *shape, trial.knob, told])
-  what = results.plan.matched
-  gaps = [abs(row.entries[0].trial.gap) for row in results.rows]
-  told = f'Matched: {what}; the largest gap is {max(gaps, default=0):.2%}.' if what else ''
-  header = ['variant', 'parameters', 'FLOPs / token', 'steps', 'set by the match', 'gap']
-  return f'## Budget\n\n{told or "Nothing was matched."}\n\n' + _table(header, rows, 'lrrrlr')
+    rows.append([label(results, row), *shape, trial.knob, deviation])
+  matched = results.plan.matched
+  deviations = [abs(row.entries[0].trial.gap) for row in results.rows]
+  text = (
+    f'Matched: {matched}; largest deviation {max(deviations, default=0):.2%}.' if matched else ''
+  )
+  header = ['variant', 'parameters', 'FLOPs / token', 'steps', 'adjusted parameter', 'deviation']
+  return f'## Budget\n\n{text or "No budget was matched."}\n\n' + _table(header, rows, 'lrrrlr')
 
 
 def _costs(results: Results) -> str:
   header = ['variant', 'FLOPs', 'seconds', 's / step', 'compile (s)', 'tokens / s', 'memory (MiB)']
-  header += ['load', 'at a time', 'on the Pareto front by']
+  header += ['load', 'concurrent trials', 'on the Pareto front by']
   names = {'parameters': 'parameters', 'flops': 'FLOPs', 'seconds': 'seconds'}
   rows = []
   for row in results.rows:
     memory = row.costs['memory_bytes']
-    fronts = [told for name, told in names.items() if row.fronts.get(name)]
+    fronts = [text for name, text in names.items() if row.fronts.get(name)]
     rows.append(
       [
         label(results, row),
@@ -177,7 +180,7 @@ def _costs(results: Results) -> str:
     )
   notes = [COSTS_METHOD, load_note(results)]
   table = _table(header, rows, 'lrrrrrrrrl')
-  return '\n\n'.join(['## Cost', *(_text(one) for one in notes if one), table])
+  return '\n\n'.join(['## Cost', *(_text(note) for note in notes if note), table])
 
 
 def _unfinished(results: Results) -> str:
@@ -194,14 +197,14 @@ def _unfinished(results: Results) -> str:
 
 def _stability(results: Results) -> str:
   parts = ['## Ranking']
-  for index, one in enumerate(results.rankings):
+  for index, ranking in enumerate(results.rankings):
     rows = [row for row in results.rows if row.point == index and row.ranks]
-    if one.tau is None:
+    if ranking.tau is None:
       continue
     at = ', '.join(f'{axis} = {value}' for axis, value in results.points[index].items())
-    told = f'{_text(at)}: mean' if at else 'Mean'
+    mean = f'{_text(at)}: mean' if at else 'Mean'
     parts.append(
-      f'{told} Kendall tau of the variants between two seeds: {one.tau:.2f} (1: all seeds agree).'
+      f'{mean} Kendall tau of the variants between two seeds: {ranking.tau:.2f} (1: all seeds agree).'
     )
     rows.sort(key=lambda row: (row.ranks or (0, 0), row.variant))
     cells = [[row.variant, ' to '.join(map(str, row.ranks or ()))] for row in rows]
@@ -210,13 +213,13 @@ def _stability(results: Results) -> str:
 
 
 def _changes(results: Results) -> str:
-  parts = ['## What differs from the base config']
+  parts = ['## Differences from the base config']
   for row in results.rows:
-    lines = '\n'.join(row.entries[0].trial.differences) or '# nothing'
+    lines = '\n'.join(row.entries[0].trial.differences) or '# none'
     parts.append(f'{_text(label(results, row))}\n\n{_block(lines)}')
   return '\n\n'.join(parts)
 
 
 def _origin(results: Results) -> str:
-  rows = [[name, ', '.join(found)] for name, found in results.origins.items()]
-  return '## Versions\n\n' + _table(['what', 'version'], rows)
+  rows = [[name, ', '.join(values)] for name, values in results.origins.items()]
+  return '## Versions\n\n' + _table(['component', 'version'], rows)

@@ -1,4 +1,4 @@
-"""report.html: one file with its data, style and script inside; it asks no network for anything."""
+"""Writes report.html, a single file with data, style and script that needs no network."""
 
 import html
 import json
@@ -13,8 +13,8 @@ from t2x.sweeps.report.markdown import COSTS_METHOD, METHOD, decimals, label
 from t2x.sweeps.report.results import Results, Row
 
 
-def told(results: Results) -> dict[str, Any]:
-  """What the page shows but for the curves, as JSON: also what `t2x report --json` prints."""
+def report_data(results: Results) -> dict[str, Any]:
+  """Returns the data of the page without the curves, as printed by `t2x report --json`."""
   plan = results.plan
   content = {
     'name': plan.name,
@@ -28,7 +28,7 @@ def told(results: Results) -> dict[str, Any]:
     'points': [
       ', '.join(f'{axis} = {value}' for axis, value in point.items()) for point in results.points
     ],
-    'taus': [one.tau for one in results.rankings],
+    'taus': [ranking.tau for ranking in results.rankings],
     'rows': [_row(results, row) for row in results.rows],
     'unfinished': [
       {
@@ -41,7 +41,7 @@ def told(results: Results) -> dict[str, Any]:
       for entry in row.entries
       if entry.status in ('diverged', 'failed')
     ],
-    'versions': {name: ', '.join(found) for name, found in results.origins.items()},
+    'versions': {name: ', '.join(values) for name, values in results.origins.items()},
     'warning': results.warning(),
     'damaged': [*results.damaged],
     'load': load_note(results),
@@ -50,11 +50,11 @@ def told(results: Results) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-  """JSON has no numbers that are not finite: they are null."""
+  """Replaces numbers that are not finite by None, as JSON does not support them."""
   if isinstance(value, dict):
-    return {name: _finite(one) for name, one in value.items()}
+    return {name: _finite(item) for name, item in value.items()}
   if isinstance(value, list | tuple):
-    return [_finite(one) for one in value]
+    return [_finite(item) for item in value]
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -93,8 +93,8 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
 
 
 def page(results: Results) -> str:
-  """The whole file."""
-  data = told(results) | {
+  """Returns the content of report.html."""
+  data = report_data(results) | {
     'digits': decimals(results),
     'method': METHOD,
     'costs_method': COSTS_METHOD,
@@ -111,10 +111,10 @@ def page(results: Results) -> str:
     'data': _inside_script(data),
   }
   template = files.joinpath('template.html').read_text('utf-8')
-  return re.sub(r'\{\{(\w+)\}\}', lambda found: parts[found[1]], template)
+  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template)
 
 
 def _inside_script(data: Any) -> str:
-  """JSON that no HTML parser takes for the end of the script."""
+  """Returns JSON whose text cannot end the script element."""
   text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
   return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')

@@ -3,13 +3,13 @@ const byId = (id) => document.getElementById(id);
 const lower = data.goal === 'min';
 const fixed = (value) => isNumber(value) ? minus(value.toFixed(data.digits)) : '';
 const signed = (value) => isNumber(value) ? (value > 0 ? '+' : '') + fixed(value) : '';
-const interval = (low, high, told) => isNumber(low) ? `${told(low)} to ${told(high)}` : '';
+const interval = (low, high, format) => isNumber(low) ? `${format(low)} to ${format(high)}` : '';
 const probability = (p) => isNumber(p) ? (p < 0.001 ? '< 0.001' : p.toFixed(3)) : '';
-const whole = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
+const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
 const percent = (value) => `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %`;
 const more = (seeds) => !seeds ? '' : seeds > 1000 ? 'more than 1000' : String(seeds);
-const signs = { helps: '\u25b2', hurts: '\u25bc', 'cannot tell': '\u25cb', baseline: '' };
-const rank = { helps: 0, hurts: 1, 'cannot tell': 2, baseline: 3 };
+const signs = { helps: '\u25b2', hurts: '\u25bc', inconclusive: '\u25cb', baseline: '' };
+const rank = { helps: 0, hurts: 1, inconclusive: 2, baseline: 3 };
 const COSTS = { parameters: 'parameters', flops_per_token: 'FLOPs per token', flops: 'FLOPs of training', seconds: 'seconds of training steps', memory_bytes: 'memory (MiB)' };
 for (const row of data.rows) if (row.costs.memory_bytes) row.costs.memory_bytes /= 2 ** 20;
 
@@ -47,21 +47,21 @@ function table(place, columns, rowClass, onSort) {
     button.addEventListener('click', () => {
       down = by === index ? !down : false;
       by = index;
-      head.querySelectorAll('th').forEach((one) => one.removeAttribute('aria-sort'));
+      head.querySelectorAll('th').forEach((header) => header.removeAttribute('aria-sort'));
       cell.setAttribute('aria-sort', down ? 'descending' : 'ascending');
       fill();
     });
     head.append(cell);
   });
   place.replaceChildren(html('table', {}, html('thead', {}, head), body));
-  return (given) => { rows = given; fill(); };
+  return (newRows) => { rows = newRows; fill(); };
 }
 
-const column = (name, key, told, kind = 'number') => ({ name, text: (row) => told ? told(key(row)) : String(key(row) ?? ''), sort: key, kind });
+const column = (name, key, format, kind = 'number') => ({ name, text: (row) => format ? format(key(row)) : String(key(row) ?? ''), sort: key, kind });
 const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
 const verdictColumns = [
   variantColumn,
-  { name: 'verdict', text: (row) => `${signs[row.verdict]} ${row.verdict}`.trim(), sort: (row) => rank[row.verdict], kind: null, color: (row) => [row.verdict.split(' ')[0]] },
+  { name: 'verdict', text: (row) => `${signs[row.verdict]} ${row.verdict}`.trim(), sort: (row) => rank[row.verdict], kind: null, color: (row) => [row.verdict] },
   { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
   column(data.metric, (row) => row.mean, fixed),
   column('sd', (row) => row.std, fixed),
@@ -75,18 +75,18 @@ const verdictColumns = [
 ];
 const budgetColumns = [
   variantColumn,
-  column('parameters', (row) => row.costs.parameters, whole),
+  column('parameters', (row) => row.costs.parameters, integer),
   column('FLOPs / token', (row) => row.costs.flops_per_token, (value) => short(value, 4, true)),
-  column('steps', (row) => row.num_steps, whole),
+  column('steps', (row) => row.num_steps, integer),
   column('FLOPs', (row) => row.costs.flops, (value) => short(value, 3, true)),
-  ...(data.matched ? [column('gap', (row) => row.gap, percent), column('set by the match', (row) => row.knob, null, null)] : []),
+  ...(data.matched ? [column('deviation', (row) => row.gap, percent), column('adjusted parameter', (row) => row.knob, null, null)] : []),
   column('seconds', (row) => row.costs.seconds, (value) => isNumber(value) ? value.toFixed(1) : ''),
   column('s / step', (row) => row.costs.step_seconds, (value) => short(value, 3)),
   column('compile (s)', (row) => row.costs.compile_seconds, (value) => isNumber(value) ? value.toFixed(1) : ''),
-  column('tokens / s', (row) => row.costs.tokens_per_second, whole),
-  column('memory (MiB)', (row) => row.costs.memory_bytes, whole),
+  column('tokens / s', (row) => row.costs.tokens_per_second, integer),
+  column('memory (MiB)', (row) => row.costs.memory_bytes, integer),
   column('load', (row) => row.costs.load, (value) => isNumber(value) ? value.toFixed(1) : ''),
-  column('at a time', (row) => row.costs.at_once, (value) => isNumber(value) ? value.toFixed(1) : ''),
+  column('concurrent trials', (row) => row.costs.at_once, (value) => isNumber(value) ? value.toFixed(1) : ''),
   { name: 'rank over seeds', text: (row) => row.ranks ? row.ranks.join(' to ') : '', sort: (row) => row.ranks && row.ranks[0] + row.ranks[1] / 1000, kind: 'number' },
 ];
 
@@ -96,14 +96,14 @@ const shown = new Map(); // Row index -> colour slot.
 const isBaseline = (row) => row.verdict === 'baseline';
 
 function lines(row) {
-  const told = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} seeds`];
+  const texts = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} seeds`];
   if (isNumber(row.difference)) {
     const range = interval(row.difference_low, row.difference_high, signed);
-    told.push(`difference ${signed(row.difference)}${range ? `, 95 %: ${range}` : ''}`);
-    told.push(`${row.verdict}${isNumber(row.p) ? `, p ${probability(row.p)}` : ''}`);
+    texts.push(`difference ${signed(row.difference)}${range ? `, 95 %: ${range}` : ''}`);
+    texts.push(`${row.verdict}${isNumber(row.p) ? `, p ${probability(row.p)}` : ''}`);
   }
-  if (row.note) told.push(row.note);
-  return told;
+  if (row.note) texts.push(row.note);
+  return texts;
 }
 
 const forest = () => drawForest(byId('forest'), sorted.filter((row) => !isBaseline(row)), { goal: data.goal, lines });
@@ -126,31 +126,31 @@ function slotStyle(index) {
 function toggle(index, on) {
   if (!on) return shown.delete(index);
   if (shown.has(index)) return undefined;
-  const taken = new Set([...shown].filter(([one]) => !isBaseline(data.rows[one])).map(([, slot]) => slot));
+  const taken = new Set([...shown].filter(([row]) => !isBaseline(data.rows[row])).map(([, slot]) => slot));
   let slot = 0;
   while (taken.has(slot)) slot++;
   return shown.set(index, isBaseline(data.rows[index]) ? -1 : slot);
 }
 
-/** The baseline, and of the filtered rows some: those with a verdict, then the best. */
+/** Shows the baseline and at most five filtered rows: first those with a verdict, then the best. */
 function showDefaults() {
   shown.clear();
   const sign = lower ? 1 : -1;
-  const begun = new Set(data.curves.runs.map((run) => run.row));
+  const started = new Set(data.curves.runs.map((run) => run.row));
   const index = (row) => data.rows.indexOf(row);
-  const others = filtered.filter((row) => !isBaseline(row) && begun.has(index(row))).sort((a, b) =>
+  const others = filtered.filter((row) => !isBaseline(row) && started.has(index(row))).sort((a, b) =>
     (rank[a.verdict] > 1) - (rank[b.verdict] > 1) || sign * ((a.mean ?? sign * Infinity) - (b.mean ?? sign * Infinity)) || 0);
-  const some = others.slice(0, 5);
-  const points = new Set((some.length ? some : filtered).map((row) => row.point));
+  const selected = others.slice(0, 5);
+  const points = new Set((selected.length ? selected : filtered).map((row) => row.point));
   data.rows.forEach((row, at) => { if (isBaseline(row) && points.has(row.point)) toggle(at, true); });
-  some.sort((a, b) => index(a) - index(b)).forEach((row) => toggle(index(row), true));
+  selected.sort((a, b) => index(a) - index(b)).forEach((row) => toggle(index(row), true));
 }
 
 function legend() {
-  const known = new Set(data.curves.runs.map((run) => run.row));
-  const offered = data.rows.map((row, index) => index).filter(
-    (index) => known.has(index) && (isBaseline(data.rows[index]) || filtered.includes(data.rows[index])));
-  byId('legend').replaceChildren(...offered.map((index) => {
+  const started = new Set(data.curves.runs.map((run) => run.row));
+  const available = data.rows.map((row, index) => index).filter(
+    (index) => started.has(index) && (isBaseline(data.rows[index]) || filtered.includes(data.rows[index])));
+  byId('legend').replaceChildren(...available.map((index) => {
     const on = shown.has(index);
     const { color, dash } = on ? slotStyle(index) : { color: 'var(--rule)', dash: null };
     const key = svg('svg', { viewBox: '0 0 22 8', 'aria-hidden': 'true' }, svg('line', { x1: 0, x2: 22, y1: 4, y2: 4, stroke: color, 'stroke-width': 2.5, 'stroke-dasharray': dash }));
@@ -172,7 +172,7 @@ function runPoints(run, split, metric, axis) {
   return data.curves.steps[part.steps].map((step, index) => ({
     step, value: part.values[metric][index],
     x: { step, flops: step * run.work, seconds: part.seconds[index] }[axis],
-  })).filter((one) => isNumber(one.value) && isNumber(one.x));
+  })).filter((point) => isNumber(point.value) && isNumber(point.x));
 }
 
 function curves() {
@@ -182,16 +182,16 @@ function curves() {
     label: data.rows[index].label, ...slotStyle(index),
     runs: data.curves.runs.filter((run) => run.row === index).map((run) => {
       const points = runPoints(run, split, metric, axis);
-      return { seed: run.seed, status: run.status, points, at: new Map(points.map((one) => [one.step, one])) };
+      return { seed: run.seed, status: run.status, points, at: new Map(points.map((point) => [point.step, point])) };
     }).filter((run) => run.points.length),
-  })).filter((one) => one.runs.length);
-  // The baseline lies on top.
+  })).filter((curve) => curve.runs.length);
+  // The baseline is drawn last, on top.
   series.reverse();
   drawCurves(byId('curves'), series, {
     late: byId('curve-late').checked, metricName: `${metric} (${split})`,
     xName: { step: 'steps', flops: 'FLOPs', seconds: 'seconds' }[axis],
-    empty: data.curves.runs.length ? 'No variant is chosen that has this curve.' : 'No trial has begun.',
-    lines: (one, run, at) => [one.label, `seed ${run.seed}${run.status === 'finished' ? '' : `, ${run.status}`}`,
+    empty: data.curves.runs.length ? 'No selected variant has this metric.' : 'No trial has started.',
+    lines: (curve, run, at) => [curve.label, `seed ${run.seed}${run.status === 'finished' ? '' : `, ${run.status}`}`,
       `${metric} ${short(at.value, 5)}`, `step ${at.step.toLocaleString('en')}${axis === 'step' ? '' : `, ${short(at.x, 4)} ${axis === 'flops' ? 'FLOPs' : 'seconds'}`}`],
   });
 }
@@ -214,23 +214,23 @@ function refilter() {
   scatter();
 }
 
-function tell() {
+function fillPage() {
   byId('name').textContent = data.name;
-  byId('question').append('Against ', html('b', {}, data.baseline), ` by ${data.metric} (${lower ? 'lower' : 'higher'} is better), ${data.matched ? `matched ${data.matched}` : 'nothing matched'}.`);
+  byId('question').append('Against ', html('b', {}, data.baseline), ` by ${data.metric} (${lower ? 'lower' : 'higher'} is better), ${data.matched ? `matched ${data.matched}` : 'no matched budget'}.`);
   const count = (verdict) => data.rows.filter((row) => row.verdict === verdict).length;
-  const kinds = [['helps', count('helps') === 1 ? 'helps' : 'help'], ['hurts', count('hurts') === 1 ? 'hurts' : 'hurt'], ['cannot tell', 'cannot be told apart']];
-  kinds.forEach(([verdict, words], index) => byId('counts').append(index ? ', ' : '', html('b', { class: verdict.split(' ')[0] }, `${signs[verdict]} ${count(verdict)}`), ` ${words}`));
+  const kinds = [['helps', count('helps') === 1 ? 'helps' : 'help'], ['hurts', count('hurts') === 1 ? 'hurts' : 'hurt'], ['inconclusive', 'inconclusive']];
+  kinds.forEach(([verdict, words], index) => byId('counts').append(index ? ', ' : '', html('b', { class: verdict }, `${signs[verdict]} ${count(verdict)}`), ` ${words}`));
   const partial = data.ended < data.trials;
   const bar = html('div', {});
   bar.style.width = `${100 * data.ended / Math.max(1, data.trials)}%`;
-  byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'A partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
+  byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'Partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
   if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
   for (const line of data.damaged) byId('progress').append(html('p', {}, html('b', {}, 'Damaged: '), line));
   byId('method').textContent = data.method;
-  byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with 95 % intervals (not corrected). Filled: the verdict stands after correction. In the order of the table.`;
-  byId('scatter-caption').textContent = `Mean quality and median cost of the finished seeds. Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}; off it, another variant is at least as good and costs no more.`;
-  const gap = Math.max(0, ...data.rows.map((row) => Math.abs(row.gap)));
-  byId('matched').textContent = data.matched ? `Matched: ${data.matched}. The largest gap to the baseline is ${(100 * gap).toFixed(2)} %.` : 'Nothing was matched.';
+  byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with 95 % intervals (not corrected). Filled: significant after correction. In the order of the table.`;
+  byId('scatter-caption').textContent = `Mean quality and median cost of the finished seeds. Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}; for any point off the front, another variant is at least as good at no higher cost.`;
+  const deviation = Math.max(0, ...data.rows.map((row) => Math.abs(row.gap)));
+  byId('matched').textContent = data.matched ? `Matched: ${data.matched}. Largest deviation from the baseline: ${(100 * deviation).toFixed(2)} %.` : 'No budget was matched.';
   byId('costs-method').textContent = [data.costs_method, data.load].filter(Boolean).join(' ');
   if (data.unfinished.length) {
     table(byId('unfinished'), [variantColumn, column('seed', (row) => row.seed), column('status', (row) => row.status, null, null), { name: 'reason', text: (row) => row.reason, sort: (row) => row.reason, kind: 'long' }])(data.unfinished);
@@ -239,7 +239,7 @@ function tell() {
     const at = data.points[index] ? `${data.points[index]}: m` : 'M';
     byId('tau').append(html('span', {}, isNumber(tau) ? `${at}ean Kendall tau of the variants between two seeds: ${minus(tau.toFixed(2))} (1: all seeds agree). ` : ''));
   });
-  if (!data.taus.some(isNumber)) byId('tau').textContent = 'Two variants at two seeds are needed to tell.';
+  if (!data.taus.some(isNumber)) byId('tau').textContent = 'Requires two variants with two seeds each.';
   for (const row of data.rows) {
     byId('changes').append(html('details', {}, html('summary', {}, `${row.label}: ${row.changes || 'no'} ${row.changes === 1 ? 'difference' : 'differences'}`), html('pre', {}, row.differences.join('\n') || '# the base config')));
   }
@@ -251,8 +251,8 @@ function choices(select, pairs) {
   select.replaceChildren(...pairs.map(([value, name]) => html('option', { value }, name)));
 }
 
-tell();
-choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ['cannot tell', 'cannot tell'], ['diverged', 'some diverged']]);
+fillPage();
+choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ['inconclusive', 'inconclusive'], ['diverged', 'with diverged seeds']]);
 choices(byId('point'), [['', 'all'], ...data.points.map((name, index) => [String(index), name])]);
 byId('point-label').hidden = data.points.length < 2;
 choices(byId('curve-metric'), data.curves.metrics.map((name) => [name, `${name.slice(name.indexOf('/') + 1)} (${name.split('/', 1)[0]})`]));

@@ -1,4 +1,4 @@
-"""What a sweep has found so far: each trial with its outcome, each variant with its verdict."""
+"""Results of a sweep so far: the outcome of each trial and the verdict on each variant."""
 
 import dataclasses
 import json
@@ -23,11 +23,11 @@ from t2x.sweeps.statistics import (
 from t2x.sweeps.timing import at_once, step_seconds
 
 ENDED = ('finished', 'diverged', 'failed')
-# Of a row, what its quality is held against.
+# Costs for the comparison with quality and for Pareto fronts.
 COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
-# What else is known of its cost. The first seed may have compiled for all: of them, the largest.
+# Further costs. `compile_seconds` is the maximum over the seeds, as the first may compile for all.
 FURTHER = ('step_seconds', 'compile_seconds', 'tokens_per_second', 'load', 'at_once')
-# Squares of larger ones, of which a standard deviation is made, overflow.
+# Squares of larger values overflow in the standard deviation.
 _LARGEST = 1e100
 
 Lines = list[dict[str, Any]]
@@ -37,15 +37,14 @@ RunLines = dict[str, Lines]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A trial and what became of it.
+  """A trial and its outcome.
 
   Attributes:
-    status: 'finished', 'diverged', 'failed', 'running' (it has begun; it may stand still after an
-      interruption) or 'waiting'.
+    status: 'finished', 'diverged', 'failed', 'running' (started, possibly interrupted) or 'waiting'.
     reason: why it diverged or failed.
-    folder: its run folder; the empty path where the sweep does not run it.
-    step_seconds: of a training step; None: unknown.
-    at_once: how many trials ran on its machine at a time, itself included; None: unknown.
+    folder: run folder; the empty path if the sweep does not run the trial.
+    step_seconds: seconds per training step; None if unknown.
+    at_once: average number of concurrent trials on its machine, itself included; None if unknown.
   """
 
   trial: Trial
@@ -57,7 +56,7 @@ class Entry:
   at_once: float | None = None
 
   def value(self, metric: str) -> float | None:
-    """The metric, where it finished with one that is a number."""
+    """Returns the metric if the trial finished and the metric is a number."""
     if self.status != 'finished' or self.outcome is None:
       return None
     value: Any = self.outcome.metrics.get(metric)
@@ -70,11 +69,11 @@ class Row:
 
   Attributes:
     point: index into `Results.points`.
-    comparison: with the baseline at the same point; None: it is the baseline.
-    costs: by name, of `COSTS` and `FURTHER`, medians over its finished seeds; None: unknown. `seconds`
-      are those of all training steps, without compilation, evaluation and checkpoints.
+    comparison: comparison with the baseline at the same point; None for the baseline.
+    costs: medians over the finished seeds of `COSTS` and `FURTHER`, by name; None if unknown.
+      `seconds` is the time of all training steps, without compilation, evaluation and checkpoints.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
-    note: what else is to be known, '' if nothing.
+    note: remarks, such as the number of failed seeds; '' without any.
   """
 
   variant: str
@@ -89,24 +88,24 @@ class Row:
 
   @property
   def verdict(self) -> str:
-    """'baseline', or that of the comparison."""
+    """'baseline', or the verdict of the comparison."""
     return self.comparison.verdict if self.comparison else 'baseline'
 
   def count(self, status: str) -> int:
-    """How many of its trials have this status."""
+    """Returns the number of trials with this status."""
     return sum(entry.status == status for entry in self.entries)
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-  """All that a report tells.
+  """Data of a report.
 
   Attributes:
-    points: the points of the grid, in the order of the plan; one empty one without a grid.
-    rows: by point, then in the order of the variants.
-    rankings: one a point.
-    lines: metrics by run folder and split, each line with the seconds that timing.jsonl has for it.
-    damaged: one line for each file of a trial that is damaged.
+    points: points of the grid, in the order of the plan; a single empty point without a grid.
+    rows: rows by point, then in the order of the variants.
+    rankings: one ranking per point.
+    lines: lines of metrics.jsonl by run folder and split, with the seconds from timing.jsonl.
+    damaged: one message for each damaged file of a trial.
   """
 
   plan: Plan
@@ -119,61 +118,63 @@ class Results:
 
   @property
   def ended(self) -> int:
-    """How many trials have ended."""
+    """Number of trials that have ended."""
     return sum(entry.status in ENDED for entry in self.entries)
 
   @property
   def axes(self) -> list[str]:
-    """Names of the grid's axes."""
+    """Names of the axes of the grid."""
     return list(dict.fromkeys(axis for point in self.points for axis in point))
 
   @property
   def origins(self) -> dict[str, list[str]]:
-    """Versions, device and commit of the trials that have ended: all that there are, by name.
+    """All values of versions, device and commit among the ended trials, by name.
 
-    Those of the plan where no trial tells them.
+    If no trial has recorded them, they are those of the plan.
     """
-    made = [dict(one.outcome.made_by) for one in self.entries if one.outcome]
-    if not any(made):
-      made = [dict(self.plan.versions) | {'commit': self.plan.commit or 'unknown'}]
-    names = dict.fromkeys(name for one in made for name in one)
-    return {name: sorted(_values(name, made)) for name in names}
+    records = [dict(entry.outcome.made_by) for entry in self.entries if entry.outcome]
+    if not any(records):
+      records = [dict(self.plan.versions) | {'commit': self.plan.commit or 'unknown'}]
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: sorted(_values(name, records)) for name in names}
 
   def warning(self) -> str:
-    """One line where the trials were not all made alike, '' where they were."""
-    mixed = {name: found for name, found in self.origins.items() if len(found) > 1}
+    """Returns a one-line warning if trials have different origins, else ''."""
+    mixed = {name: values for name, values in self.origins.items() if len(values) > 1}
     if not mixed:
       return ''
-    told = '; '.join(f'{name} {", ".join(found)}' for name, found in mixed.items())
-    return f'The trials were not all made alike, which may be what differs: {told}.'
+    text = '; '.join(f'{name} {", ".join(values)}' for name, values in mixed.items())
+    return (
+      f'Trials differ in versions, device or source code, which may affect the results: {text}.'
+    )
 
   def progress(self) -> str:
-    """'37 of 220 trials ended: 30 finished, ...'."""
+    """Returns the progress as text: '37 of 220 trials ended: 30 finished, ...'."""
     counts = dict.fromkeys((*ENDED, 'running', 'waiting'), 0)
     for entry in self.entries:
       counts[entry.status] += 1
-    told = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
-    return f'{self.ended} of {len(self.entries)} trials ended: {told}'
+    text = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
+    return f'{self.ended} of {len(self.entries)} trials ended: {text}'
 
 
-def _values(name: str, made: Sequence[Mapping[str, str]]) -> set[str]:
-  """What trials were made by. A trial may have no project, and import other modules."""
+def _values(name: str, records: Sequence[Mapping[str, str]]) -> set[str]:
+  """Returns the values of an origin. The project and modules may be missing, others are 'unknown'."""
   optional = name == 'project' or name.startswith('module ')
-  return {one.get(name, 'unknown') for one in made if name in one or not optional}
+  return {record.get(name, 'unknown') for record in records if name in record or not optional}
 
 
 def read_results(folder: Path) -> Results:
-  """Reads sweep.json in `folder` and what there is of its trials.
+  """Reads sweep.json in `folder` and the files of its trials.
 
   Raises:
-    UserError: no sweep folder, or a file in it that cannot be read.
+    UserError: the folder is not a sweep folder, or a file in it cannot be read.
   """
   plan = read_plan(folder)
   damaged: list[str] = []
   trials = folder.parent / 'trials'
   entries = [_entry(trials / trial.folder, trial, plan, damaged) for trial in plan.trials]
-  lines = {one.folder: _lines(one, damaged) for one in entries if one.folder.name}
-  entries = _timed(entries, {folder: timing for folder, (_, timing) in lines.items()})
+  lines = {entry.folder: _read_lines(entry, damaged) for entry in entries if entry.folder.name}
+  entries = _add_times(entries, {folder: timing for folder, (_, timing) in lines.items()})
   keys = list(dict.fromkeys(_key(trial.point) for trial in plan.trials))
   points = [json.loads(key) for key in keys]
   cells: dict[tuple[int, str], list[Entry]] = {}
@@ -211,20 +212,20 @@ def read_results(folder: Path) -> Results:
       _note(
         verdicts.get((point, variant)),
         cells[point, variant],
-        _twin(variant, plan.baseline, identities[point]),
+        _equal_variant(variant, plan.baseline, identities[point]),
         len(samples[point, variant].values),
       ),
     )
     for point, variant in order
   ]
-  rows = _with_fronts(rows, plan)
-  curves = {folder: found for folder, (found, _) in lines.items()}
+  rows = _add_fronts(rows, plan)
+  curves = {folder: metrics for folder, (metrics, _) in lines.items()}
   return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)])
 
 
 def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:
   if trial.problem:
-    # Its config is unmatched, and may be that of a trial of another sweep, which was run.
+    # Its folder may hold a trial of another sweep with the same unmatched config.
     return Entry(trial, Path(), 'failed', trial.problem, None)
   try:
     outcome = read_outcome(folder)
@@ -240,18 +241,18 @@ def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:
     if outcome.status == 'finished' and not _is_usable(outcome.metrics[plan.metric]):
       return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
     return Entry(trial, folder, outcome.status, outcome.reason, outcome)
-  begun = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
-  return Entry(trial, folder, 'running' if begun else 'waiting', '', None)
+  started = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
+  return Entry(trial, folder, 'running' if started else 'waiting', '', None)
 
 
 def _check_kind(folder: Path, outcome: Outcome, metric: str) -> None:
-  """Raises Damaged where the deciding metric is no kind of number."""
+  """Raises Damaged if the metric of the sweep is not a number."""
   if not isinstance(outcome.metrics.get(metric), int | float | None):
     raise Damaged(f"{folder / 'trial.json'} is damaged: metrics['{metric}'] is not a number")
 
 
-def _lines(entry: Entry, damaged: list[str]) -> tuple[RunLines, Lines]:
-  """The metrics of a run, and timing.jsonl. A run that goes on may be writing the last lines."""
+def _read_lines(entry: Entry, damaged: list[str]) -> tuple[RunLines, Lines]:
+  """Reads the metrics of a run and timing.jsonl. The last lines of an active run may be incomplete."""
   problems = damaged if entry.status in ENDED else None
   timing = metric_lines(entry.folder / 'timing.jsonl', problems)
   seconds = {
@@ -259,29 +260,29 @@ def _lines(entry: Entry, damaged: list[str]) -> tuple[RunLines, Lines]:
     for line in timing
     if is_number(line.get('seconds'))
   }
-  found: RunLines = {}
+  lines_by_split: RunLines = {}
   for line in metric_lines(entry.folder / 'metrics.jsonl', problems):
     split = line['split']
     line['seconds'] = seconds.get((split, line['step']))
-    found.setdefault(split, []).append(line)
-  return found, timing
+    lines_by_split.setdefault(split, []).append(line)
+  return lines_by_split, timing
 
 
-def _timed(entries: Sequence[Entry], timing: Mapping[Path, Lines]) -> list[Entry]:
-  """The entries with what their steps took, and how many trials ran at a time."""
-  known = {one.folder: one.outcome.conditions for one in entries if one.outcome}
-  conditions = [one for one in known.values() if one is not None]
-  found = []
+def _add_times(entries: Sequence[Entry], timing: Mapping[Path, Lines]) -> list[Entry]:
+  """Returns the entries with the time per step and the number of concurrent trials."""
+  by_folder = {entry.folder: entry.outcome.conditions for entry in entries if entry.outcome}
+  conditions = [item for item in by_folder.values() if item is not None]
+  result = []
   for entry in entries:
     if (outcome := entry.outcome) is not None:
       seconds, own = outcome.step_seconds, outcome.conditions
       if seconds is None and (of_all := step_seconds(timing.get(entry.folder, ()))):
-        # An older version wrote trial.json.
+        # Older versions of trial.json have no `step_seconds`.
         seconds = of_all / outcome.together
       count = None if own is None else at_once(own, conditions)
       entry = dataclasses.replace(entry, step_seconds=seconds, at_once=count)
-    found.append(entry)
-  return found
+    result.append(entry)
+  return result
 
 
 def _is_usable(value: Any) -> bool:
@@ -301,28 +302,30 @@ def _sample(entries: Iterable[Entry], metric: str) -> Sample:
   )
 
 
-def _note(comparison: Comparison | None, entries: Sequence[Entry], twin: str, finished: int) -> str:
-  """What the numbers do not tell: failed seeds, seeds without a pair, a config that is another's."""
+def _note(
+  comparison: Comparison | None, entries: Sequence[Entry], equal: str, finished: int
+) -> str:
+  """Returns remarks: failed and diverged seeds, seeds without a pair, an equal variant."""
   counts = {status: _seeds(entries, status) for status in ('failed', 'diverged')}
-  of = len({entry.trial.seed for entry in entries})
-  told = {status: f'{count} of {of} seeds {status}' for status, count in counts.items() if count}
+  total = len({entry.trial.seed for entry in entries})
+  texts = {s: f'{count} of {total} seeds {s}' for s, count in counts.items() if count}
   if comparison is None:
-    return '; '.join(told.values())
-  notes = [told['failed']] if 'failed' in told else []
-  if twin:
-    notes.append(f'the config is that of {twin}')
+    return '; '.join(texts.values())
+  notes = [texts['failed']] if 'failed' in texts else []
+  if equal:
+    notes.append(f'same config as {equal}')
   if 0 < comparison.pairs < finished:
     notes.append(f'{comparison.pairs} {"pair" if comparison.pairs == 1 else "pairs"}')
   return '; '.join([*notes, *([comparison.note] if comparison.note else [])])
 
 
-def _twin(variant: str, baseline: str, identities: Mapping[str, str]) -> str:
-  """The first variant with the same config; '' where that is this one.
+def _equal_variant(variant: str, baseline: str, identities: Mapping[str, str]) -> str:
+  """Returns the first variant with the same config; '' if there is no earlier one.
 
-  `identities`: of the variants at one point, in their order.
+  `identities` are the identities of the variants at the same point, in their order.
   """
   own = identities[variant]
-  first = next(name for name, one in identities.items() if one == own)
+  first = next(name for name, identity in identities.items() if identity == own)
   if first == variant or not own:
     return ''
   return 'the baseline' if first == baseline else first
@@ -337,26 +340,26 @@ def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:
   done = [entry for entry in entries if entry.status == 'finished']
   outcomes = [entry.outcome for entry in done if entry.outcome]
   steps = [entry.step_seconds for entry in done if entry.step_seconds]
-  conditions = [one.conditions for one in outcomes if one.conditions]
-  compiled = [one.compile_seconds for one in outcomes if one.compile_seconds is not None]
-  told: dict[str, list[Any]] = {
+  conditions = [outcome.conditions for outcome in outcomes if outcome.conditions]
+  compiled = [o.compile_seconds for o in outcomes if o.compile_seconds is not None]
+  all_values: dict[str, list[Any]] = {
     'parameters': [trial.parameters or None],
     'flops_per_token': [trial.flops_per_token or None],
     'flops': [(trial.flops_per_token * trial.tokens_per_step * trial.num_steps) or None],
-    'seconds': [one * trial.num_steps for one in steps],
-    'memory_bytes': [one.memory_bytes for one in outcomes],
+    'seconds': [seconds * trial.num_steps for seconds in steps],
+    'memory_bytes': [outcome.memory_bytes for outcome in outcomes],
     'step_seconds': steps,
     'compile_seconds': [max(compiled)] if compiled else [],
-    'tokens_per_second': [one.tokens_per_second for one in outcomes],
-    'load': [(one.load_before + one.load_after) / 2 for one in conditions],
+    'tokens_per_second': [outcome.tokens_per_second for outcome in outcomes],
+    'load': [(item.load_before + item.load_after) / 2 for item in conditions],
     'at_once': [entry.at_once for entry in done],
   }
-  known = {name: [one for one in values if one is not None] for name, values in told.items()}
-  medians = {name: float(statistics.median(ones)) for name, ones in known.items() if ones}
-  return {name: one if math.isfinite(one := medians.get(name, math.nan)) else None for name in told}
+  costs = {name: [v for v in values if v is not None] for name, values in all_values.items()}
+  medians = {name: float(statistics.median(values)) for name, values in costs.items() if values}
+  return {name: m if math.isfinite(m := medians.get(name, math.nan)) else None for name in costs}
 
 
-def _with_fronts(rows: Sequence[Row], plan: Plan) -> list[Row]:
+def _add_fronts(rows: Sequence[Row], plan: Plan) -> list[Row]:
   fronts: list[dict[str, bool]] = [{} for _ in rows]
   for cost in COSTS:
     for point in {row.point for row in rows}:

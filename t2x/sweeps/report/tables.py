@@ -1,4 +1,4 @@
-"""results.csv, the same for equal outcomes, and costs.csv, which depends on clocks and machines."""
+"""Writes results.csv, which depends only on the outcomes, and costs.csv, with times and memory."""
 
 import csv
 import dataclasses
@@ -11,30 +11,31 @@ from typing import Any
 from t2x.sweeps.report.results import Entry, Results
 
 PLANNED = ('parameters', 'flops_per_token', 'tokens_per_step', 'num_steps', 'knob', 'gap')
-# What a cell begins with that spreadsheets run, also in full width.
+# First characters of cells that spreadsheets evaluate as formulas, including full-width ones.
 _FORMULA = ('=', '+', '-', '@', '\t', '\r', '\n', '\uff1d', '\uff0b', '\uff0d', '\uff20')
 CLOCKED = ('seconds', 'compile_seconds', 'tokens_per_second', 'memory_bytes', 'together')
 LOAD = ('host', 'cpus', 'cores', 'load_before', 'load_after')
 
 
 def results_csv(results: Results) -> str:
-  """Tidy: one line a trial and metric, in the order of the plan; a trial without metrics has one.
+  """Returns a tidy table: one line per trial and metric, in the order of the plan.
 
-  Metrics that end in `_per_second` or `seconds` are left out: they are different at every run.
+  A trial without metrics has one line. Metrics that end in `_per_second` or `seconds` are left out,
+  because they differ between runs.
   """
   lines = []
   for entry in results.entries:
     planned = [_cell(getattr(entry.trial, name)) for name in PLANNED]
     metrics: dict[str, Any] = dict(entry.outcome.metrics) if entry.outcome else {}
-    told = sorted(one for one in metrics.items() if not one[0].endswith(('_per_second', 'seconds')))
-    for name, value in told or [('', '')]:
+    items = sorted(m for m in metrics.items() if not m[0].endswith(('_per_second', 'seconds')))
+    for name, value in items or [('', '')]:
       lines.append([*_trial(results, entry), entry.reason, name, _cell(value), *planned])
   header = [*_header(results), 'reason', 'metric', 'value', *PLANNED]
   return _csv([header, *lines])
 
 
 def costs_csv(results: Results) -> str:
-  """One line for each trial that has ended: time, memory, and the load of its machine."""
+  """Returns a table with one line per ended trial: time, memory and load of the machine."""
   lines = []
   for entry in results.entries:
     if entry.outcome is not None:
@@ -70,12 +71,12 @@ def _cell(value: Any) -> str:
 
 def _csv(lines: Iterable[Sequence[str]]) -> str:
   file = io.StringIO()
-  csv.writer(file, lineterminator='\n').writerows([*map(_inert, line)] for line in lines)
+  csv.writer(file, lineterminator='\n').writerows([*map(_escape_formula, line)] for line in lines)
   return file.getvalue()
 
 
-def _inert(cell: str) -> str:
-  """A cell that no spreadsheet takes for a formula: text gets a leading ', numbers stay."""
+def _escape_formula(cell: str) -> str:
+  """Prefixes text that spreadsheets would evaluate as a formula with a quote; numbers are unchanged."""
   return f"'{cell}" if cell.startswith(_FORMULA) and not _is_number(cell) else cell
 
 

@@ -65,4 +65,6 @@ def test_files_that_are_gone_or_torn_are_told(cache, message):
   for path in folder.rglob('*train.array_record*'):
     path.unlink()
   assert f'{folder} cannot be read' in message(Counted().load, 'train')
-  assert "no split 'eval' in Counted(): it has train, test" in message(Counted().load, 'eval')
+  assert "no split 'eval' in Counted(): must be one of train, test" in message(
+    Counted().load, 'eval'
+  )

@@ -121,7 +121,7 @@ def test_a_line_that_is_not_tagged_is_told(brown, message):
   (brown / 'ca01').write_text('\nThe/at jury\n')
   source = BrownWords()
   said = [message(source.load, split) for split in source.splits() if split_of('ca01') == split]
-  assert 'ca01:2: not words as word/tag' in said[0]
+  assert 'ca01:2: each token must be word/tag' in said[0]
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_answers_stand_where_starts_says(factbook):
 def test_a_damaged_profile_is_told(factbook, message):
   for path in factbook.glob('*.json'):
     path.write_text('[1')
-  assert 'is no profile of a country' in message(FactbookSpans().load, split_of('gm'))
+  assert 'is not a country profile' in message(FactbookSpans().load, split_of('gm'))
 
 
 @pytest.mark.parametrize('source', [SentimentSnippets(), BrownWords(), FactbookSpans()])

@@ -92,9 +92,9 @@ def test_the_fingerprint_is_of_content_and_settings_not_of_the_place(write, tmp_
   [
     ('{"text": "x"}\n{"text": \n', ':2: not JSON'),
     ('[1]\n', ':1: not a JSON object'),
-    ('\n{"body": "x"}\n', ":2: needs text under 'text', it has 'body'"),
-    ('{"text": 3}\n', ":1: needs text under 'text', it is no text"),
-    ('{"source": "x"}\n', ":1: needs text under 'target'"),
+    ('\n{"body": "x"}\n', ":2: needs text in the field 'text', but it has 'body'"),
+    ('{"text": 3}\n', ":1: needs text in the field 'text', but it is not text"),
+    ('{"source": "x"}\n', ":1: needs text in the field 'target'"),
     ('', 'is empty'),
     (b'\xff\xfe', 'is not UTF-8 text (byte 0)'),
   ],
@@ -133,7 +133,7 @@ def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch
 )
 def test_half_of_a_surrogate_pair_is_told_with_its_line(write, message, line):
   source = JsonLines(train=write('a.jsonl', '{"text": "\\ud83d\\ude00"}\n' + line))
-  assert 'a.jsonl:2: half of a surrogate pair' in message(source.load, 'train')
+  assert 'a.jsonl:2: unpaired surrogate' in message(source.load, 'train')
 
 
 def test_lines_that_are_nested_too_deep_are_told(write, message):

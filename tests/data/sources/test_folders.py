@@ -129,10 +129,10 @@ def test_images_in_idx_files_gz_or_not(images_folder):
 @pytest.mark.parametrize(
   ('name', 'content', 'told'),
   [
-    ('train-images-idx3-ubyte', b'', 'no IDX file of bytes'),
-    ('train-images-idx3-ubyte', b'\0\0\x08\x03\0\0', 'no IDX file of bytes'),
-    ('train-images-idx3-ubyte', idx(np.zeros((7, 28, 28)))[:-1], 'or not whole'),
-    ('train-images-idx3-ubyte', idx(np.zeros((6, 28, 28))), '6 images, 7 labels'),
+    ('train-images-idx3-ubyte', b'', 'not a complete IDX file'),
+    ('train-images-idx3-ubyte', b'\0\0\x08\x03\0\0', 'not a complete IDX file'),
+    ('train-images-idx3-ubyte', idx(np.zeros((7, 28, 28)))[:-1], 'not a complete IDX file'),
+    ('train-images-idx3-ubyte', idx(np.zeros((6, 28, 28))), '6 images but 7 labels'),
     ('train-labels-idx1-ubyte.gz', b'\x1f\x8b torn', 'cannot be read'),
     ('train-labels-idx1-ubyte.gz', gzip.compress(bytes(999), mtime=0)[:20], 'cannot be read'),
   ],

@@ -70,16 +70,18 @@ def test_every_way_to_write_a_date_decides_its_translation():
   seen = {}
   for days in range(0, 400 * 365, 997):
     date = datetime.date(1800, 1, 1) + datetime.timedelta(days)
-    for source in {babel_dates.written(date, form, 'de')['source'] for form in babel_dates.FORMATS}:
+    for source in {
+      babel_dates.date_pair(date, form, 'de')['source'] for form in babel_dates.FORMATS
+    }:
       assert seen.setdefault(source, date) == date
-  pair = babel_dates.written(datetime.date(2021, 3, 5), 'EEE, MMM d, y', 'de')
+  pair = babel_dates.date_pair(datetime.date(2021, 3, 5), 'EEE, MMM d, y', 'de')
   assert pair == {'source': 'Fri, Mar 5, 2021', 'target': 'Freitag, 5. März 2021'}
 
 
 def test_dates_refuse_what_cannot_be(message):
   assert 'BabelDates.train_examples = 0' in message(BabelDates, train_examples=0)
-  assert 'must be 1 to 144097' in message(BabelDates, train_examples=150_000)
-  assert 'is no CLDR locale' in message(BabelDates(language='xx_nope').load, 'train')
+  assert 'must be from 1 to 144097' in message(BabelDates, train_examples=150_000)
+  assert 'is not a CLDR locale' in message(BabelDates(language='xx_nope').load, 'train')
   assert "no split 'eval'" in message(BabelDates().load, 'eval')
   assert BabelDates().fingerprint() != BabelDates(language='fr').fingerprint()
 

@@ -162,7 +162,7 @@ def test_squad_and_conll2003_become_rows(folder):
   'name', ['huggingface:glue/mrpc', 'kaggle:digits', 'some_group:pairs:1.0.0']
 )
 def test_a_data_set_that_brings_code_is_refused(name):
-  with pytest.raises(UserError, match='data sets of communities run code of their own'):
+  with pytest.raises(UserError, match='community data sets run third-party code'):
     TFDS(name=name).splits()
 
 

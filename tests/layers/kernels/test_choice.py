@@ -86,7 +86,7 @@ def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
   'kernel, changes, reason',
   [
     (XLA(), {'dropout_rate': 0.1, 'key': jax.random.key(0)}, 'dropout'),
-    (XLA(), {'v': jnp.zeros((2, 21, 2, 3))}, 'values 3'),
+    (XLA(), {'v': jnp.zeros((2, 21, 2, 3))}, 'values have 3'),
     (XLA('cudnn'), {}, 'NVIDIA GPU'),
     (Dense(), {'k': jnp.zeros((2, 21, 3, 8)), 'v': jnp.zeros((2, 21, 3, 8))}, 'do not divide'),
     (Blockwise(), {'k': jnp.zeros((2, 21, 3, 8)), 'v': jnp.zeros((2, 21, 3, 8))}, 'do not divide'),
@@ -99,7 +99,7 @@ def test_what_a_kernel_cannot_honour_is_refused(kernel, changes, reason):
 
 
 def test_blocks_without_sense_are_refused():
-  with pytest.raises(UserError, match='at least one position'):
+  with pytest.raises(UserError, match='q_block and k_block must be at least 1'):
     Blockwise(0, 8)
 
 
@@ -120,5 +120,5 @@ def test_auto_equals_its_choice_and_tells_it_once(caplog):
     outs = [Auto()(inputs(q, k, v)) for _ in range(3)]
   np.testing.assert_array_equal(outs[-1], Dense()(inputs(q, k, v)))
   assert [r.getMessage() for r in caplog.records if '23 x 19' in r.getMessage()] == [
-    'attention kernel Dense(): 23 x 19 scores are few; cuDNN needs an NVIDIA GPU, and this is cpu'
+    'attention kernel Dense(): 23 x 19 scores are few; cuDNN needs an NVIDIA GPU, but the backend is cpu'
   ]

@@ -20,7 +20,7 @@ from t2x.layers.kernels import (
   PositionTerms,
 )
 from t2x.layers.kernels.blockwise import tile_dropout
-from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window, marks_of
+from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window, mark_names
 from t2x.layers.position_encoding import PositionEncoding
 
 SCALE = 0.3
@@ -173,7 +173,7 @@ def test_kernels_equal_the_loops(kernel, pattern):
 def test_kernels_equal_dense_over_random_patterns(kernel, seed):
   rng = np.random.default_rng(seed)
   pattern = random_pattern(rng)
-  tokens = Tokens.row(21, marks=marks(rng) if seed % 2 or marks_of(pattern) else {})
+  tokens = Tokens.row(21, marks=marks(rng) if seed % 2 or mark_names(pattern) else {})
   assert_agree(kernel, pattern, *arrays(rng), None, tokens)
 
 
@@ -212,7 +212,7 @@ def test_blockwise_skips_no_tile_where_positions_are_in_another_order(pattern, o
 @pytest.mark.parametrize('heads', [1, 2, 8])
 def test_a_bias_with_another_number_of_heads_is_refused(kernel, heads):
   bias = TableBias(heads, nnx.Rngs(0))
-  with pytest.raises(UserError, match=f'scores for {heads} heads, the attention has 4'):
+  with pytest.raises(UserError, match=f'scores for {heads} heads, but the attention has 4'):
     attend(kernel, Causal(), *arrays(np.random.default_rng(12)), Tokens.row(21), bias=bias)
 
 

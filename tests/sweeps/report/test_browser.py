@@ -193,13 +193,13 @@ def test_dark_mode_changes_the_colours(visit):
 
 def test_a_partial_sweep_says_so(visit):
   page = visit(ended=7)
-  assert 'A partial report: 7 of 25 trials ended' in page.locator('#progress').inner_text()
+  assert 'Partial report: 7 of 25 trials ended' in page.locator('#progress').inner_text()
   assert page.get_by_text('None.').count() == 1
 
 
 def test_before_the_first_trial_has_ended(visit):
   page = visit(ended=0)
-  assert page.locator('#forest').inner_text() == 'Nothing to compare yet.'
+  assert page.locator('#forest').inner_text() == 'No comparison is available yet.'
   assert page.locator('#verdicts tbody tr').count() == 5
 
 

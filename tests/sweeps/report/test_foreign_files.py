@@ -72,13 +72,13 @@ def test_names_are_no_markup(sweep):
     ('{"status": "fin', 'Unterminated string'),
     ('[]', 'its content is not an object'),
     ('{"metrics": {}}', 'status is missing'),
-    ('{"status": "ended"}', "status is none of 'finished', 'diverged', 'failed'"),
+    ('{"status": "ended"}', "status must be one of 'finished', 'diverged', 'failed'"),
     ('{"status": "finished", "metrics": []}', 'metrics is not an object'),
     ('{"status": "finished", "metrics": {"loss": "low"}}', "metrics['loss'] is not a number"),
     ('{"status": "finished", "seconds": "4"}', 'seconds is not a number'),
     ('{"status": "finished", "seconds": NaN}', 'seconds is not a number'),
     ('{"status": "finished", "memory_bytes": 0.5}', 'memory_bytes is not an integer'),
-    ('{"status": "failed", "made_by": {"jax": 1}}', "made_by['jax'] is not a text"),
+    ('{"status": "failed", "made_by": {"jax": 1}}', "made_by['jax'] is not a string"),
   ],
 )
 def test_a_damaged_trial_is_named_and_counts_as_failed(sweep, capsys, text, why):
@@ -139,7 +139,7 @@ def test_a_damaged_plan_is_one_line(sweep, capsys):
     assert main(['report', str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f'{folder}/sweep.json is damaged: ' in line and why in line
-    assert 'run `t2x sweep` again to write it anew' in line or 'folder' in why
+    assert 'run `t2x sweep` again to rewrite it' in line or 'folder' in why
 
 
 def test_a_report_that_cannot_be_written_is_said(sweep, capsys):

@@ -30,9 +30,9 @@ def test_costs_leave_compilation_out(sweep, change_trial):
   assert [one['at_once'] for one in costs] == [2.0, 2.0] and costs[0]['load'] == 1.5
   write_report(folder)
   text = (folder / 'report.md').read_text()
-  note = 'Load of the machine: a with 8 CPUs; load average 1.0 to 2.0; 2.0 trials at a time.'
+  note = 'Load of the machine: a with 8 CPUs; load average 1.0 to 2.0; 2.0 concurrent trials.'
   assert note in text and note in (folder / 'report.html').read_text()
-  assert 'cannot be compared' not in text and '| 50.0 | 0.5 | 90.0 |' in text
+  assert 'not comparable' not in text and '| 50.0 | 0.5 | 90.0 |' in text
   table = list(csv.DictReader(io.StringIO((folder / 'costs.csv').read_text())))
   assert table[0]['seconds'] == '500.0' and table[0]['step_seconds'] == '0.5'
   assert table[0]['host'] == 'a' and table[0]['at_once'] == '2.0'
@@ -41,10 +41,10 @@ def test_costs_leave_compilation_out(sweep, change_trial):
 @pytest.mark.parametrize(
   ('changes', 'why'),
   [
-    ({'host': 'b'}, 'they ran on several machines'),
-    ({'cores': 1}, 'on different numbers of CPUs'),
-    ({'load_after': 9.0}, 'more processes wanted to run than there were CPUs'),
-    ({'began': 50.0, 'ended': 60.0}, 'with different numbers of trials at a time'),
+    ({'host': 'b'}, 'they ran on different machines'),
+    ({'cores': 1}, 'with different numbers of CPUs'),
+    ({'load_after': 9.0}, 'more processes were runnable than there were CPUs'),
+    ({'began': 50.0, 'ended': 60.0}, 'with different numbers of concurrent trials'),
   ],
 )
 def test_seconds_under_another_load_are_said_not_to_be_comparable(
@@ -56,7 +56,7 @@ def test_seconds_under_another_load_are_said_not_to_be_comparable(
     change_trial(folder, f'0000abcdef-{seed}', conditions=conditions)
   write_report(folder)
   assert (
-    f'Seconds cannot be compared between all trials: {why}' in (folder / 'report.md').read_text()
+    f'Seconds are not comparable between all trials: {why}' in (folder / 'report.md').read_text()
   )
 
 

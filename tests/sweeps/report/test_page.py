@@ -32,8 +32,8 @@ def test_the_page_asks_no_network_and_escapes_what_users_wrote(sweep):
     'baseline',
     'helps',
     'hurts',
-    'cannot tell',
-    'cannot tell',
+    'inconclusive',
+    'inconclusive',
   ]
 
 

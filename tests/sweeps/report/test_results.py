@@ -10,7 +10,7 @@ import pytest
 
 from t2x.errors import UserError
 from t2x.sweeps.records import Outcome, write_outcome
-from t2x.sweeps.report import read_results, told, write_report
+from t2x.sweeps.report import read_results, report_data, write_report
 from t2x.sweeps.report.curves import curves
 
 
@@ -79,7 +79,7 @@ def test_a_partial_sweep_gives_a_partial_report(sweep):
   folder = sweep(ended=7)
   write_report(folder)
   text = (folder / 'report.md').read_text()
-  assert 'A partial report: 7 of 25 trials ended: 7 finished, 1 running, 17 waiting.' in text
+  assert 'Partial report: 7 of 25 trials ended: 7 finished, 1 running, 17 waiting.' in text
   assert '| geglu | 2 |' in text
   statuses = [row['status'] for row in rows(folder / 'results.csv') if row['metric'] != 'accuracy']
   assert statuses == ['finished'] * 7 + ['running'] + ['waiting'] * 17
@@ -103,7 +103,7 @@ def test_the_report_tells_verdicts_reasons_and_origin(sweep):
   assert '1 of 5 seeds failed' in verdict['| relu']
   text = '\n'.join(lines)
   assert '&lt;/script>&lt;b>loss' in text and 'step 30 \\| of 100' in text
-  assert 'Matched: parameters; the largest gap is 0.80%.' in text
+  assert 'Matched: parameters; largest deviation 0.80%.' in text
   assert 'Kendall tau' in text
   assert '| commit | 0123abc+ |' in text
   assert 'Block.feed_forward = @Geglu' in text
@@ -120,7 +120,7 @@ def test_versions_are_those_of_the_trials(sweep):
   write_report(folder)
   text = (folder / 'report.md').read_text()
   assert '| commit | 0123abc+, 456def |' in text and '| jax | 0.10.0 |' in text
-  warning = 'not all made alike, which may be what differs: commit 0123abc+, 456def.'
+  warning = 'which may affect the results: commit 0123abc+, 456def.'
   assert warning in text and warning in (folder / 'report.html').read_text()
 
 
@@ -146,7 +146,7 @@ def test_seeds_that_the_baseline_lacks_are_told(sweep):
   text = (folder / 'report.md').read_text()
   assert '| baseline |  | 1 of 5 seeds failed; 2 of 5 seeds diverged |' in text
   assert '| 2 pairs |' in text
-  assert [row['note'] for row in told(results)['rows'][:2]] == [notes['vanilla'], '2 pairs']
+  assert [row['note'] for row in report_data(results)['rows'][:2]] == [notes['vanilla'], '2 pairs']
 
 
 def test_what_finished_without_a_number_diverged(sweep):
@@ -182,7 +182,7 @@ def test_a_variant_that_cannot_be_matched_has_no_verdict_of_another_sweeps_trial
   (folder / 'sweep.json').write_text(json.dumps(plan))
   results = read_results(folder)
   geglu = next(row for row in results.rows if row.variant == 'geglu')
-  assert (geglu.verdict, geglu.summary.n, geglu.count('failed')) == ('cannot tell', 0, 5)
+  assert (geglu.verdict, geglu.summary.n, geglu.count('failed')) == ('inconclusive', 0, 5)
   assert {entry.reason for entry in geglu.entries} == {'9.0% more parameters than the baseline'}
   assert results.rows.index(geglu) not in {run['row'] for run in curves(results)['runs']}
 
@@ -195,12 +195,12 @@ def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
       trial |= {'identity': '0000abcdef', 'folder': f'0000abcdef-{trial["seed"]}'}
   (folder / 'sweep.json').write_text(json.dumps(plan))
   relu = next(row for row in read_results(folder).rows if row.variant == 'relu')
-  assert relu.verdict == 'cannot tell'
-  assert relu.note.startswith('the config is that of the baseline')
+  assert relu.verdict == 'inconclusive'
+  assert relu.note.startswith('same config as the baseline')
 
 
 def test_no_sweep_folder(tmp_path):
-  with pytest.raises(UserError, match='no sweep folder'):
+  with pytest.raises(UserError, match='not a sweep folder'):
     write_report(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_variants_of_one_config_are_told(sweep):
       trial |= {'identity': '0200abcdef', 'folder': f'0200abcdef-{trial["seed"]}'}
   (folder / 'sweep.json').write_text(json.dumps(plan))
   notes = {row.variant: row.note for row in read_results(folder).rows}
-  assert notes['relu'].startswith('the config is that of rezero') and not notes['rezero']
+  assert notes['relu'].startswith('same config as rezero') and not notes['rezero']
 
 
 def test_modules_that_changed_between_trials_are_told(sweep, change_trial):
