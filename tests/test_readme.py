@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -20,17 +21,17 @@ FILES = re.findall(r'```(?:gin|python)\n# (\S+)\n(.*?)```', README, re.DOTALL)
 LINES = [line.split('  #')[0].strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [part.strip() for line in LINES if line for part in line.split('&&')]
 # What makes commands short; a file that lacks one of these names would be refused.
-TRAIN = [
+STEPS = [
   'Trainer.num_steps=3',
   'Trainer.eval_every=0',
   'Trainer.eval_batches=1',
   'Cosine.warmup_steps=1',
   'SentencePiece.sample_megabytes=0.5',
-  'Samples.num_tokens=4',
 ]
+TRAIN = [*STEPS, 'Samples.num_tokens=4', 'd_model=16', 'num_layers=1', 'vocab_size=512']
 TWO = "Sweep.variants={'gelu': {}, 'relu': {'MLP.activation': @relu}}"
 OWN = ['Trainer.num_steps=3']
-SHORT = {'train': TRAIN, 'sweep': [*TRAIN, TWO, 'Sweep.seeds=2', "Part.examples={'validation': 2}"]}
+SHORT = {'train': TRAIN, 'sweep': [*STEPS, TWO, 'Sweep.seeds=2', "Part.examples={'validation': 2}"]}
 # Commands that say by their exit code that there is something to tell.
 CODES = {'diff': 1}
 
@@ -76,7 +77,6 @@ def test_the_files_of_the_readme_are_right(folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly
 def test_every_command_works(folder):
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'T2X_CACHE': str(folder / 'cache')}
   for command in COMMANDS:
@@ -87,6 +87,7 @@ def test_every_command_works(folder):
       continue
     short = OWN if 'own_text.gin' in words else SHORT.get(words[1], [])
     words += [f'--gin.{binding}' for binding in short]
+    start = time.monotonic()
     done = subprocess.run(
       [sys.executable, *([] if words[0] == 'python' else ['-m', 't2x']), *words[1:]],
       cwd=folder,
@@ -95,5 +96,6 @@ def test_every_command_works(folder):
       text=True,
       check=False,
     )
+    print(f'{time.monotonic() - start:.1f} s  {command}')
     assert done.returncode == CODES.get(words[1], 0), f'{command}\n{done.stderr}'
     assert 'Traceback' not in done.stderr

@@ -26,7 +26,7 @@ from t2x.train.writers import MetricWriter
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trainer:
-  """Settings of training.
+  """Settings of the training loop.
 
   Attributes:
     num_steps: number of optimizer steps.
