@@ -28,7 +28,14 @@ STEPS = [
   'Cosine.warmup_steps=1',
   'SentencePiece.sample_megabytes=0.5',
 ]
-TRAIN = [*STEPS, 'Samples.num_tokens=4', 'd_model=16', 'num_layers=1', 'vocab_size=512']
+TRAIN = [
+  *STEPS,
+  'Samples.num_tokens=4',
+  'CausalLM.source=@Part()',
+  'Part.source=@StandardLibrary()',
+  "Part.examples={'train': 60, 'validation': 2}",
+  'vocab_size=512',
+]
 TWO = "Sweep.variants={'gelu': {}, 'relu': {'MLP.activation': @relu}}"
 OWN = ['Trainer.num_steps=3']
 SHORT = {'train': TRAIN, 'sweep': [*STEPS, TWO, 'Sweep.seeds=2', "Part.examples={'validation': 2}"]}

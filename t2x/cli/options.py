@@ -15,6 +15,7 @@ GIN = """
 Any value of a config can be set on the command line, which overrides files:
   --gin.Trainer.num_steps=100 --gin.encoder/Stack.num_layers=2 --gin.d_model=64
 Exit codes: 0 success, 1 failure, 2 invalid usage or config, 75 interrupted; run the same command to resume.
+Compiled programs are cached in ~/.cache/t2x/compiled; T2X_COMPILE_CACHE=off disables the cache.
 """
 
 

@@ -5,6 +5,7 @@ import math
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -141,15 +142,16 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
     'steps': f'{start:,} to {trainer.num_steps:,}{" (resumed)" if start else ""}, '
     f'batches of {trainer.batch_size:,} rows, {epochs:.3g} epochs',
     'evaluation': _evaluation(run),
-    'compiled': _compile_cache(),
+    'programs': _compile_cache(),
     'run folder': str(run.folder),
   }
   return _table(lines, width)
 
 
 def _compile_cache() -> str:
-  folder = jax.config.jax_compilation_cache_dir
-  return f'kept in {folder} (T2X_COMPILE_CACHE=off: not kept)' if folder else 'in each run'
+  folder = jax.config.read('jax_compilation_cache_dir')
+  home = str(Path.home())
+  return 'not cached' if folder is None else f'cached in {folder.replace(home, "~", 1)}'
 
 
 def parameter_screen(run: 'TrainingRun') -> str:

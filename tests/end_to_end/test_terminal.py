@@ -39,7 +39,7 @@ def test_the_whole_screen_of_a_training(experiment, in_terminal, tmp_path):
   blank = [i for i, line in enumerate(lines) if not line]
   begin = next(i for i, line in enumerate(lines) if line.startswith('model '))
   start, end = lines[begin : blank[0]], lines[blank[-1] + 1 :]
-  assert len(start) <= 15
+  assert len(start) <= 16
   assert ', EMA weights (decay 0.9)' in ' '.join(' '.join(start).split())
   between = lines[blank[0] + 1 : blank[-1]]
   evals = [line.partition(':')[0] for line in between if line.startswith('step ')]

@@ -19,8 +19,13 @@ sys.exit(runpy.run_path(sys.argv[0], run_name='__main__') and 0)
 """
 
 
+OTHERS = ('masked_lm', 'translation', 'image_classification')
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['causal_lm', 'masked_lm', 'translation', 'image_classification'])
+@pytest.mark.parametrize(
+  'name', ['causal_lm', *(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS)]
+)
 def test_trains_without_the_packages_of_data(name, experiment):
   file = experiment(name, "Trainer.compute_dtype = 'bfloat16'\n")
   command = [sys.executable, '-c', WITHOUT, str(SCRIPT), str(file), '--steps', '20']

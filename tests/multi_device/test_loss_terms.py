@@ -43,7 +43,7 @@ print(jax.device_count(), 'devices')
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gradients_of_several_terms_on_eight_devices_are_those_of_one():
   # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
   environment = os.environ | {
