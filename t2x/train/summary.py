@@ -149,7 +149,7 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
 
 
 def _compile_cache() -> str:
-  folder = jax.config.read('jax_compilation_cache_dir')
+  folder = jax.config.values['jax_compilation_cache_dir']
   home = str(Path.home())
   return 'not cached' if folder is None else f'cached in {folder.replace(home, "~", 1)}'
 
