@@ -97,6 +97,8 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=2000, help='steps per repetition')
   parser.add_argument('--repeat', type=int, default=5, help='repetitions')
   args = parser.parse_args()
+  if args.steps < 500:
+    parser.error('--steps must be at least 500, to have intervals between the first and the last')
   set_allocator()
   from t2x.api import read_config
   from t2x.train import TrainingRun

@@ -13,7 +13,6 @@ import json
 import statistics
 import sys
 import time
-from pathlib import Path
 
 from t2x.allocator import set_allocator
 
@@ -48,15 +47,18 @@ def random_batch(program, seed: int = 0):
   return batch
 
 
-def measure(run, steps: int, peak: float | None) -> dict:
+def measure(program, steps: int, peak: float | None) -> dict:
   """Trains on one batch and returns the measurements to print."""
   import jax
 
   from t2x.train.flops import flops_per_token, row_lengths
 
-  batch, (state, frozen) = random_batch(run.program), run.init()
+  experiment, model = program.experiment, program.blueprint.shapes
+  task, trainer = experiment.task, experiment.trainer
+  batch, (state, frozen) = random_batch(program), program.init(trainer.seed)
+  train_step = program.train_step()
   start = time.perf_counter()
-  state, out = run.train_step(state, frozen, batch)
+  state, out = train_step(state, frozen, batch)
   losses = [out.loss]
   compiled = time.perf_counter() - start
   times = []
@@ -64,20 +66,20 @@ def measure(run, steps: int, peak: float | None) -> dict:
   for _ in range(max(1, steps // 10)):
     start = time.perf_counter()
     for _ in range(10):
-      state, out = run.train_step(state, frozen, batch)
+      state, out = train_step(state, frozen, batch)
     losses.append(out.loss)
     times.append((time.perf_counter() - start) / 10)
   seconds = statistics.median(times)
-  lengths = row_lengths(run.task, run.program.blueprint.shapes)
-  tokens = run.trainer.batch_size * sum(lengths.values())
-  flops = flops_per_token(run.task, run.program.blueprint.shapes).full * tokens
-  units = run.trainer.batch_size if run.task.unit == 'examples' else tokens
+  lengths = row_lengths(task, model)
+  tokens = trainer.batch_size * sum(lengths.values())
+  flops = flops_per_token(task, model).full * tokens
+  units = trainer.batch_size if task.unit == 'examples' else tokens
   memory = jax.local_devices()[0].memory_stats() or {}
   return {
     'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
     'jax': jax.__version__,
-    'compute_dtype': run.trainer.compute_dtype,
-    f'{run.task.unit}_per_second': round(units / seconds, 1),
+    'compute_dtype': trainer.compute_dtype,
+    f'{task.unit}_per_second': round(units / seconds, 1),
     'milliseconds_a_step': round(1e3 * seconds, 3),
     'compile_seconds': round(compiled, 1),
     'tflops': round(flops / seconds / 1e12, 3),
@@ -102,15 +104,15 @@ def main() -> int:
   set_allocator()
   from t2x.api import read_config
   from t2x.errors import UserError
-  from t2x.train import TrainingRun
+  from t2x.train import TrainProgram
 
   try:
     experiment = read_config(args.files, [b.removeprefix('--gin.') for b in bindings]).build()
-    run = TrainingRun(experiment, Path('runs') / 'throughput')
+    program = TrainProgram(experiment)
   except UserError as error:
     print(error, file=sys.stderr)
     return error.exit_code
-  print(json.dumps(measure(run, args.steps, args.peak_tflops)))
+  print(json.dumps(measure(program, args.steps, args.peak_tflops)))
   return 0
 
 

@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from t2x.layers import RowLayout, Tokens
+from t2x.layers import Linear, RowLayout, Tokens, lecun_normal
+from t2x.layers.constraints import use_layout
 
 
 def test_a_plain_row_counts_from_zero_and_is_contiguous():
@@ -40,3 +42,34 @@ def test_tokens_of_another_sequence_are_not_packed_with_these():
   packed = Tokens(positions, positions + 1, layout=RowLayout.PACKED)
   assert packed.as_source().layout is RowLayout.ARBITRARY
   assert Tokens.row(3).as_source().layout is RowLayout.CONTIGUOUS
+
+
+class Split:
+  """A layout that splits the length over two devices, without moving anything."""
+
+  def constrain(self, x, axes):
+    return x
+
+  def num_parts(self, axis):
+    return 2 if axis == 'length' else 1
+
+
+def test_a_projection_merges_rows_unless_their_length_is_split():
+  linear = Linear(
+    (4,), (2, 3), ('embed', 'heads', None), init=lecun_normal(), use_bias=False, rngs=nnx.Rngs(0)
+  )
+  x = jax.random.normal(jax.random.key(0), (5, 7, 4))
+
+  def ranks(layout):
+    # Traced anew for each layout.
+    with use_layout(layout):
+      jaxpr = jax.make_jaxpr(lambda x: linear(x))(x)
+    products = [e for e in jaxpr.eqns if e.primitive.name == 'dot_general']
+    return [e.invars[0].aval.ndim for e in products]
+
+  assert ranks(None) == [2]
+  assert ranks(Split()) == [3]
+  expected = np.einsum('bld,dhk->blhk', x, linear.kernel[...])
+  for layout in (None, Split()):
+    with use_layout(layout):
+      np.testing.assert_allclose(linear(x), expected, atol=1e-5)

@@ -31,3 +31,14 @@ def test_weight_zero_leaves_an_element_out():
   kept = classification_sums(logits[::2], labels[::2], jnp.ones(2))
   for name in ('loss', 'accuracy'):
     np.testing.assert_allclose(sums[name], kept[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_accuracy_is_that_of_argmax_ties_included(dtype):
+  rng = np.random.default_rng(0)
+  logits = rng.integers(0, 4, (200, 6)).astype(np.float32)  # Most rows have several largest logits.
+  labels = rng.integers(0, 6, 200)
+  sums = classification_sums(jnp.asarray(logits, dtype), jnp.asarray(labels), jnp.ones(200))
+  assert float(sums['accuracy'][0]) == (logits.argmax(axis=-1) == labels).sum()
+  broken = classification_sums(jnp.full((2, 6), jnp.nan), jnp.zeros(2, int), jnp.ones(2))
+  assert float(broken['accuracy'][0]) == 0
