@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from t2x.cli import main
 
 TEXT = (Path(__file__).parents[1] / 'CONTRIBUTING.md').read_text()
 FILES = dict(re.findall(r'```python\n# (\S+)\n(.*?)```', TEXT, re.DOTALL))
 
 
+@pytest.mark.nightly
 def test_the_example_passes_its_test_and_the_contracts(tmp_path, monkeypatch, capsys):
   assert FILES.keys() == {'t2x/layers/maxout.py', 'tests/layers/test_maxout.py'}
   for name, text in FILES.items():

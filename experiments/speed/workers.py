@@ -8,6 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
+# Repetitions before the first measurement. The first steps of a CPU process take page faults, until the memory
+# allocator has blocks of all sizes.
+WARM_UP = 8
+
 
 def serve(take: Callable[[int], object], **ready: object) -> None:
   """Answers each number on stdin with the seconds that `take(number)` needs.
@@ -16,7 +20,7 @@ def serve(take: Callable[[int], object], **ready: object) -> None:
     take: does the work `number` times and waits for the result.
     ready: printed once before the first request.
   """
-  take(1)
+  take(WARM_UP)
   print(json.dumps(ready), flush=True)
   for line in sys.stdin:
     began = time.perf_counter()

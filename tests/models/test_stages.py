@@ -98,6 +98,7 @@ def test_parameters_are_as_by_hand(make):
   assert Blueprint(vision(make)).size == expected
 
 
+@pytest.mark.nightly
 def test_a_step_against_the_gradient_lowers_the_loss(make):
   model, labels = vision(make), jnp.asarray([0, 3, 1])
 

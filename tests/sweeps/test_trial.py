@@ -1,5 +1,7 @@
 """A trial in its run folder: what is trained, and what an earlier process left there."""
 
+import pytest
+
 from t2x.sweeps.records import read_outcome, read_plan
 from t2x.sweeps.trial import run_trial
 
@@ -33,6 +35,7 @@ def test_what_a_killed_process_was_writing_is_removed(sweep, tmp_path):
   assert not any(path.exists() for path in half)
 
 
+@pytest.mark.nightly
 def test_a_trial_whose_outcome_cannot_be_read_runs_again(sweep, tmp_path, outcomes):
   sweep()
   before = {name: one.metrics for name, one in outcomes().items()}

@@ -55,6 +55,7 @@ def layers(model, x, tokens):
   return model.body.final_norm(x), balance
 
 
+@pytest.mark.nightly
 def test_the_gradient_of_a_causal_lm_with_an_auxiliary_loss_is_that_of_the_means_over_the_whole_batch():
   """The mean loss over tokens and the mean auxiliary loss over rows."""
   task, model = TASKS['causal_lm'], transformer()

@@ -63,7 +63,7 @@ def run(experiment, num=3):
   return state, losses
 
 
-@pytest.mark.parametrize('parts', [2, 4])
+@pytest.mark.parametrize('parts', [pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_accumulation_equals_one_batch(parts):
   whole, losses = run(experiment())
   accumulated, same = run(experiment(accumulate=parts))

@@ -19,6 +19,22 @@ from t2x.layers.kernels.base import (
 from t2x.layers.masks import attention_mask
 
 
+@jax.custom_jvp
+def softmax(scores: Float[Array, '*rest keys']) -> Float[Array, '*rest keys']:
+  """Softmax over the last dimension, whose gradient reads only the probabilities.
+
+  `jax.nn.softmax` differentiates the division, which saves two more arrays of the size of the scores.
+  """
+  return jax.nn.softmax(scores)
+
+
+@softmax.defjvp
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+  probabilities, tangent = softmax(*primals), tangents[0]
+  mean = (probabilities * tangent).sum(axis=-1, keepdims=True)
+  return probabilities, probabilities * (tangent - mean)
+
+
 @dataclasses.dataclass(frozen=True)
 class Dense(Kernel):
   """Attention with the dense matrix of scores, in O(q_len k_len) memory. Supports all inputs."""
@@ -70,10 +86,10 @@ class Dense(Kernel):
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
     if sink is None:
-      return jax.nn.softmax(scores), mask
+      return softmax(scores), mask
     column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), q_len)[None, :, :, None]
     column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
-    return jax.nn.softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1], mask
+    return softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1], mask
 
   def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:
     """Returns the scaled, soft-capped dot products [batch, kv_heads, q_len * groups, k_len]."""
