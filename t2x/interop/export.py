@@ -17,7 +17,7 @@ from t2x.interop.families import FAMILIES
 from t2x.interop.family import Family
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
-from t2x.layers import XLA, Auto, Blockwise, Dense
+from t2x.layers import XLA, Auto, Blockwise, Dense, Splash
 
 # Attributes and attention kernels of t2x that do not change the outputs of a model at inference.
 IGNORED_ATTRIBUTES = {
@@ -29,7 +29,7 @@ IGNORED_ATTRIBUTES = {
   'stochastic_depth',
   'unroll',
 }
-KERNELS = (Auto, Blockwise, Dense, XLA)
+KERNELS = (Auto, Blockwise, Dense, Splash, XLA)
 
 Build = Callable[[str], Callable[..., nnx.Module]]
 

@@ -73,6 +73,7 @@ from t2x.layers.kernels import (
   Kernel,
   Logits,
   PositionTerms,
+  Splash,
 )
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.linear_attention import LinearAttention, LinearState
@@ -207,6 +208,7 @@ __all__ = [
   'Slots',
   'Source',
   'SourceCache',
+  'Splash',
   'Sublayer',
   'SwitchFeedForward',
   'Synthesizer',

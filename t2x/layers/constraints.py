@@ -7,7 +7,7 @@ constraints are those of GSPMD (https://arxiv.org/abs/2105.04663).
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +25,14 @@ class Layout(Protocol):
 
   def num_parts(self, axis: str) -> int:
     """Returns the number of devices that an axis is split over."""
+
+  def map_shards(
+    self,
+    function: Callable[..., Array],
+    in_axes: Sequence[tuple[str | None, ...]],
+    out_axes: tuple[str | None, ...],
+  ) -> Callable[..., Array]:
+    """Returns a function that each device applies to its shards; see `map_shards`."""
 
 
 _LAYOUT: contextvars.ContextVar[Layout | None] = contextvars.ContextVar('layout', default=None)
@@ -59,3 +67,24 @@ def num_parts(axis: str) -> int:
   """Returns the number of devices that a logical axis is split over; 1 without a layout."""
   layout = _LAYOUT.get()
   return 1 if layout is None else layout.num_parts(axis)
+
+
+def map_shards(
+  function: Callable[..., Array],
+  in_axes: Sequence[tuple[str | None, ...]],
+  out_axes: tuple[str | None, ...],
+) -> Callable[..., Array]:
+  """Returns `function` applied by each device to its shards, for programs that the compiler cannot split,
+  such as Pallas kernels. Without a layout it is `function` itself.
+
+  Args:
+    function: computes the shard of an array from the shards of its arguments, which it treats independently.
+    in_axes: for each argument, an array or a tree of arrays, the logical name of each dimension, or None for
+      a dimension that is not split.
+    out_axes: the names of the dimensions of the output.
+
+  Raises:
+    UserError: when called, if a dimension is not divisible by the number of devices that it is split over.
+  """
+  layout = _LAYOUT.get()
+  return function if layout is None else layout.map_shards(function, in_axes, out_axes)

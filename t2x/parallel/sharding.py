@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, Protocol
 
@@ -83,12 +83,8 @@ def _split(
   table: str,
 ) -> list[Any]:
   """Returns one PartitionSpec entry per dimension; errors name the array `name` and the rules `table`."""
-  used: set[str] = set()
   spec: list[str | tuple[str, ...] | None] = []
-  for axis, size in zip(axes, shape, strict=True):
-    requested = as_tuple(rules.get(axis) if axis is not None else None)
-    free = tuple(mesh_axis for mesh_axis in requested if mesh_axis not in used)
-    used.update(free)
+  for axis, size, free in zip(axes, shape, _mesh_axes(rules, axes), strict=True):
     parts = math.prod(mesh.shape[mesh_axis] for mesh_axis in free)
     if size % parts:
       sizes = ' x '.join(f'{mesh_axis} {mesh.shape[mesh_axis]}' for mesh_axis in free)
@@ -99,6 +95,18 @@ def _split(
       )
     spec.append(free[0] if len(free) == 1 else free or None)
   return spec
+
+
+def _mesh_axes(rules: Rules, axes: Sequence[str | None]) -> list[tuple[str, ...]]:
+  """Returns the mesh axes that split each dimension; a mesh axis splits the first that its rules name."""
+  used: set[str] = set()
+  result = []
+  for axis in axes:
+    requested = as_tuple(rules.get(axis) if axis is not None else None)
+    free = tuple(mesh_axis for mesh_axis in requested if mesh_axis not in used)
+    used.update(free)
+    result.append(free)
+  return result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +142,29 @@ class Activations:
   def num_parts(self, axis: str) -> int:
     """Returns the number of parts into which a logical axis is split."""
     return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in as_tuple(self.rules.get(axis)))
+
+  def map_shards(
+    self,
+    function: Callable[..., jax.Array],
+    in_axes: Sequence[Sequence[str | None]],
+    out_axes: Sequence[str | None],
+  ) -> Callable[..., jax.Array]:
+    """Returns a function that each device applies to its shards; see `t2x.layers.constraints.map_shards`.
+
+    Raises:
+      UserError: when called, if a dimension does not divide evenly over its mesh axes.
+    """
+    specs = [PartitionSpec(*_mesh_axes(self.rules, axes)) for axes in (*in_axes, out_axes)]
+    # Replication is not checked: kernels do not state over which axes their outputs vary.
+    mapped = jax.shard_map(
+      function, mesh=self.mesh, in_specs=tuple(specs[:-1]), out_specs=specs[-1], check_vma=False
+    )
+
+    def call(*arguments: Any) -> jax.Array:
+      pairs = zip(arguments, in_axes, strict=True)
+      return mapped(*(jax.tree.map(lambda x, a=axes: self.constrain(x, a), y) for y, axes in pairs))
+
+    return call
 
 
 class AxesAndShape(Protocol):

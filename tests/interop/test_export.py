@@ -104,7 +104,7 @@ def test_the_familys_own_parts_are_exported(changed, tmp_path):
   assert exported(changed('', ''), tmp_path / 'back') == 'gpt2'
 
 
-@pytest.mark.parametrize('kernel', ['Auto', 'Blockwise', 'Dense', 'XLA'])
+@pytest.mark.parametrize('kernel', ['Auto', 'Blockwise', 'Dense', 'Splash', 'XLA'])
 def test_our_own_kernels_are_alike(kernel, changed, tmp_path):
   model = changed(extra=f'MultiHeadAttention.kernel = @{kernel}()\n')
   assert exported(model, tmp_path / 'back') == 'gpt2'

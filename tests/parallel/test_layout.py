@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from t2x.cli import main
 from t2x.errors import UserError
-from t2x.layers.constraints import constrain, num_parts, use_layout
+from t2x.layers.constraints import constrain, map_shards, num_parts, use_layout
 from t2x.parallel import MESH_AXES, Activations, Mesh, check_shardings, sharding_table
 from t2x.parallel.mesh import _split_over_slices
 
@@ -54,6 +54,31 @@ def test_constraints_follow_the_table_of_activations():
 def told_error(layout):
   with use_layout(layout):
     return constrain(jnp.ones((2, 6, 4)), 'batch', 'length', 'embed')
+
+
+def test_functions_of_shards_follow_the_table_of_activations():
+  layout = Activations.of(mesh_of(data=2, tensor=4), Mesh(data=2, tensor=4))
+
+  def shard_shapes(x, tree):
+    shapes = []
+
+    def function(x, tree):
+      shapes.extend(a.shape for a in (x, *jax.tree.leaves(tree)))
+      return x
+
+    with use_layout(layout):
+      mapped = map_shards(
+        function, (('batch', None, 'heads'), ('batch',)), ('batch', None, 'heads')
+      )
+      out = jax.eval_shape(mapped, x, tree)
+    return shapes, out.shape
+
+  x, weights = jnp.ones((6, 5, 8)), jnp.ones(6)
+  assert shard_shapes(x, (weights, None)) == ([(3, 5, 2), (3,)], (6, 5, 8))
+  assert shard_shapes(x, None) == ([(3, 5, 2)], (6, 5, 8))
+  with pytest.raises(UserError, match=r"axis 'heads' of size 6 does not divide .* tensor 4"):
+    shard_shapes(jnp.ones((6, 5, 6)), None)
+  assert map_shards(jnp.sin, ((),), ()) is jnp.sin
 
 
 def test_slices_are_joined_by_the_first_axes():

@@ -4,6 +4,7 @@ from t2x.layers.kernels.auto import Auto
 from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, Logits, PositionTerms
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
+from t2x.layers.kernels.splash import Splash
 from t2x.layers.kernels.xla import XLA
 
 __all__ = [
@@ -16,4 +17,5 @@ __all__ = [
   'Kernel',
   'Logits',
   'PositionTerms',
+  'Splash',
 ]

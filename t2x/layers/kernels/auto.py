@@ -4,19 +4,21 @@ import dataclasses
 import functools
 import logging
 
+import jax
 from jaxtyping import Array, Float
 
 from t2x.layers.kernels.base import AttentionInputs, Kernel
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
+from t2x.layers.kernels.splash import Splash
 from t2x.layers.kernels.xla import XLA
 from t2x.ranges import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):
-  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else blockwise attention
-  if it supports the inputs, else dense attention.
+  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else splash
+  attention (on TPUs) or blockwise attention if it supports the inputs, else dense attention.
 
   Attributes:
     dense_scores: maximum number of scores per head (q_len times k_len) for which dense attention is
@@ -38,6 +40,12 @@ class Auto(Kernel):
     size = f'{inputs.q_len} x {inputs.k_len} scores'
     if inputs.q_len * inputs.k_len <= self.dense_scores:
       return Dense(), f'{size} are few; {refusal}'
+    if jax.default_backend() == 'tpu':
+      splash = Splash()
+      reason = splash.supports(inputs)
+      if reason is None:
+        return splash, f'{size} are many; splash attention supports {inputs.pattern}'
+      refusal = reason
     reason = blockwise.supports(inputs)
     if reason is None:
       return blockwise, f'{size} are many; {refusal}'
