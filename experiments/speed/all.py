@@ -17,6 +17,7 @@ BENCHMARKS = {
   'train_step': ['--out', str(RESULTS / 'train_step.csv')],
   'generate': ['--out', str(RESULTS / 'generate.csv')],
   'attention': ['--out', str(RESULTS / 'attention')],
+  'products': [],
   'data': [],
   'start': [],
 }
