@@ -30,7 +30,7 @@ class BuildContext:
   """
 
   vocab_size: int | None = None
-  vocab_multiple: int = 1
+  vocab_multiple: int | None = None
   num_layers: int | None = None
   num_branches: int | None = None
 

@@ -101,7 +101,7 @@ class LogitHead(nnx.Module):
 
 def padded_size(vocab_size: int) -> int:
   """Returns the size of a parameter over the vocabulary in the model under construction."""
-  return round_up(vocab_size, build_context().vocab_multiple)
+  return round_up(vocab_size, build_context().vocab_multiple or 1)
 
 
 def _finish(
