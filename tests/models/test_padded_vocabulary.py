@@ -1,4 +1,4 @@
-"""A padded vocabulary: the losses, gradients and generated tokens of the model without padding."""
+"""A padded vocabulary: the losses and gradients of the model without padding."""
 
 import functools
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.decode import Beam, Greedy, Sampling, generate
 from t2x.layers import FactorisedEmbedding, MultiHeadAttention, TokenEmbedding
 from t2x.models import (
   Decoder,
@@ -97,32 +96,6 @@ def test_loss_and_gradients_are_those_without_padding(make, head, embedding, chu
     num_padded += a.shape != b.shape
   # Table, bias or both, and the mixture's own projection.
   assert num_padded == {'tied': 2, 'projection': 3, 'masked': 2, 'mixture': 2}[head]
-
-
-@pytest.mark.parametrize('head', ['tied', 'projection'])
-@pytest.mark.parametrize(
-  'strategy',
-  [Greedy(), Sampling(temperature=50.0), Beam(width=4)],
-  ids=['greedy', 'sampling', 'beam'],
-)
-def test_padding_is_never_generated(make, head, strategy):
-  padded, plain = padded_and_plain(make, HEADS[head])
-  prompts = np.arange(8, dtype=np.int32).reshape(4, 2)
-  outputs = [
-    generate(
-      model,
-      prompts,
-      np.full(4, 2),
-      max_new_tokens=8,
-      strategy=strategy,
-      eos_id=None,
-      pad_id=0,
-      key=jax.random.key(0),
-    )
-    for model in (padded, plain)
-  ]
-  np.testing.assert_array_equal(outputs[0].tokens, outputs[1].tokens)
-  assert outputs[0].tokens.max() < VOCAB
 
 
 def test_the_head_of_an_encoder_decoder_is_padded_as_the_target_embedding(make):
