@@ -28,7 +28,8 @@ class TokenEmbedding(nnx.Module):
     vocab_size: number of tokens. None: the vocabulary size of the task's tokenizer.
     vocab_multiple: the table, and the parameters of the head, have a multiple of this number of rows, because
       matrix products are fastest for multiples of 128 and a mesh can split only multiples of its size. The
-      rows after `vocab_size` are padding: they have no logits and a gradient of 0.
+      rows after `vocab_size` are padding: they have no logits and a gradient of 0, but count as parameters
+      and in FLOPs.
     num_types: number of token types (BERT's sentences A and B); 0: no types.
     scaled: whether to multiply token vectors by sqrt(d_model) (the original Transformer, Gemma).
     init: initialiser of the tables of tokens and types.
