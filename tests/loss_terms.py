@@ -151,11 +151,14 @@ class Balanced(MLP):
     return dataclasses.replace(super().__call__(x, call, cache), aux=aux)
 
 
-def transformer(chunk=None):
+def transformer(chunk=None, head=TiedHead, vocab_size=VOCAB, vocab_multiple=1):
   """A scanned decoder whose feed-forward layers give an auxiliary loss.
 
   Args:
     chunk: that of its head.
+    head: `TiedHead` or `LMHead`.
+    vocab_size: number of tokens.
+    vocab_multiple: that of its embedding.
   """
   block = functools.partial(
     Block,
@@ -164,9 +167,11 @@ def transformer(chunk=None):
   )
   model = LanguageModel(
     d_model=8,
-    embedding=functools.partial(TokenEmbedding, vocab_size=VOCAB),
+    embedding=functools.partial(
+      TokenEmbedding, vocab_size=vocab_size, vocab_multiple=vocab_multiple
+    ),
     body=functools.partial(Decoder, stack=functools.partial(Stack, num_layers=3, blocks=[block])),
-    head=functools.partial(TiedHead, chunk=chunk),
+    head=functools.partial(head, chunk=chunk),
     rngs=nnx.Rngs(0),
   )
   # Vectors of about length 1: norms of small ones enlarge rounding errors.

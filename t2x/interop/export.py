@@ -17,7 +17,15 @@ from t2x.interop.families import FAMILIES
 from t2x.interop.family import Family
 from t2x.interop.rules import Table
 from t2x.interop.safetensors import write_tensors
-from t2x.layers import XLA, Auto, Blockwise, Dense, Splash
+from t2x.layers import (
+  XLA,
+  Auto,
+  Blockwise,
+  Dense,
+  FactorisedEmbedding,
+  Splash,
+  TokenEmbedding,
+)
 
 # Attributes and attention kernels of t2x that do not change the outputs of a model at inference.
 IGNORED_ATTRIBUTES = {
@@ -42,7 +50,7 @@ def export(
   model_type: str | None = None,
   extra: Mapping[str, Any] | None = None,
 ) -> Family:
-  """Writes config.json and safetensors files, one tensor at a time.
+  """Writes config.json and safetensors files, one tensor at a time, without the padding of vocabularies.
 
   Args:
     model: the t2x model, or its shapes.
@@ -58,6 +66,7 @@ def export(
   Raises:
     UserError: no family matches the model; lists the differences from the closest family.
   """
+  model = _without_padding(model)
   family, config = _match_family(model, build, model_type)
   leaves = {name: tuple(leaf.shape) for name, leaf in named_leaves(model)}
   table = Table(family.rules, leaves)
@@ -76,7 +85,7 @@ def export(
       cached_rule = entry.rule
     for parameter, index in entry.parts:
       if parameter not in cache:
-        cache[parameter] = arrays(parameter)
+        cache[parameter] = arrays(parameter)[tuple(map(slice, leaves[parameter]))]
       slices.append(cache[parameter][index])
     return entry.layout.join(slices)
 
@@ -87,6 +96,27 @@ def export(
   text = json.dumps(extra | config, indent=2, sort_keys=True)
   (folder / 'config.json').write_text(text + '\n', encoding='utf-8')
   return family
+
+
+def _without_padding(model: nnx.Module) -> nnx.Module:
+  """Returns the shapes of a model whose vocabularies are not padded (`TokenEmbedding.vocab_multiple`)."""
+  copy = jax.eval_shape(lambda: model)
+  modules = [module for _, module in nnx.iter_modules(copy)]
+  embeddings = [m for m in modules if isinstance(m, (TokenEmbedding, FactorisedEmbedding))]
+  for module in modules:
+    # Heads predict tokens of the text or the target, `spec.vocab_size`.
+    size = module.vocab_size if module in embeddings else copy.spec.vocab_size
+    for variable in vars(module).values():
+      if isinstance(variable, nnx.Variable) and 'vocab' in variable.axes:
+        leaf = variable.get_raw_value()
+        shape = [
+          min(n, size) if axis == 'vocab' else n
+          for n, axis in zip(leaf.shape, variable.axes, strict=True)
+        ]
+        variable.set_raw_value(jax.ShapeDtypeStruct(shape, leaf.dtype))
+  for embedding in embeddings:
+    embedding.vocab_multiple = 1
+  return copy
 
 
 def _match_family(

@@ -25,7 +25,11 @@ class TokenEmbedding(nnx.Module):
 
   Args:
     d_model: width of the vectors.
-    vocab_size: number of rows of the table. None: the vocabulary size of the task's tokenizer.
+    vocab_size: number of tokens. None: the vocabulary size of the task's tokenizer.
+    vocab_multiple: the table, and the parameters of the head, have a multiple of this number of rows, because
+      matrix products are fastest for multiples of 128 and a mesh can split only multiples of its size. The
+      rows after `vocab_size` are padding: they have no logits and a gradient of 0, but count as parameters
+      and in FLOPs.
     num_types: number of token types (BERT's sentences A and B); 0: no types.
     scaled: whether to multiply token vectors by sqrt(d_model) (the original Transformer, Gemma).
     init: initialiser of the tables of tokens and types.
@@ -36,15 +40,18 @@ class TokenEmbedding(nnx.Module):
     d_model: int,
     *,
     vocab_size: Size | None = None,
+    vocab_multiple: Size = 1,
     num_types: Natural = 0,
     scaled: bool = False,
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
+    self.vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
+    self.vocab_multiple = vocab_multiple
+    num_rows = round_up(self.vocab_size, vocab_multiple)
     self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
-    self.table = param(init, (vocab_size, d_model), ('vocab', 'embed'), rngs)
+    self.table = param(init, (num_rows, d_model), ('vocab', 'embed'), rngs)
     self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
 
   def __call__(
@@ -69,7 +76,7 @@ class TokenEmbedding(nnx.Module):
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Computes the logits x table^T in float32."""
-    return float32_logits(x, self.table[...].astype(x.dtype))
+    return float32_logits(x, self.table[...].astype(x.dtype))[..., : self.vocab_size]
 
 
 class FactorisedEmbedding(nnx.Module):
@@ -89,6 +96,7 @@ class FactorisedEmbedding(nnx.Module):
     d_model: int,
     *,
     vocab_size: Size | None = None,
+    vocab_multiple: Size = 1,
     factor_dim: Size,
     num_types: Natural = 0,
     scaled: bool = False,
@@ -97,10 +105,12 @@ class FactorisedEmbedding(nnx.Module):
     projection_init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    self.vocab_size = vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
+    self.vocab_size = vocab_size or _task_vocab_size(type(self).__name__)
+    self.vocab_multiple = vocab_multiple
+    num_rows = round_up(self.vocab_size, vocab_multiple)
     self.num_types = num_types
     self.scale = math.sqrt(d_model) if scaled else 1.0
-    self.table = param(init, (vocab_size, factor_dim), ('vocab', None), rngs)
+    self.table = param(init, (num_rows, factor_dim), ('vocab', None), rngs)
     self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None
     self.projection = Linear(
       (factor_dim,),
@@ -125,7 +135,7 @@ class FactorisedEmbedding(nnx.Module):
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Computes the logits in float32, with the transposed projection and table."""
     narrow = x @ self.projection.kernel[...].astype(x.dtype).T
-    return float32_logits(narrow, self.table[...].astype(x.dtype))
+    return float32_logits(narrow, self.table[...].astype(x.dtype))[..., : self.vocab_size]
 
 
 class PatchEmbedding(nnx.Module):
@@ -202,6 +212,11 @@ class PatchEmbedding(nnx.Module):
       )
     num_extra = 0 if self.class_token is None else 1
     return x, dataclasses.replace(tokens, grid=(rows, columns), num_extra=num_extra)
+
+
+def round_up(size: int, multiple: int) -> int:
+  """Returns the smallest multiple of `multiple` that is at least `size`."""
+  return -(-size // multiple) * multiple
 
 
 def _task_vocab_size(name: str) -> int:

@@ -24,11 +24,13 @@ class BuildContext:
 
   Attributes:
     vocab_size: vocabulary size of the task.
+    vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
     num_layers: number of layers of the stack.
     num_branches: number of residual branches per layer.
   """
 
   vocab_size: int | None = None
+  vocab_multiple: int | None = None
   num_layers: int | None = None
   num_branches: int | None = None
 

@@ -11,6 +11,7 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import Source, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
+from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
@@ -56,7 +57,8 @@ class EncoderDecoder(nnx.Module):
         f'the encoder returns vectors of width {self.encoder.output_dim}, but the decoder attends to '
         f'vectors of width d_model = {d_model}: use stacks that keep the width'
       )
-    self.head = head(self.decoder.output_dim, self._target_embedding.vocab_size, rngs=rngs)
+    with building(vocab_multiple=self._target_embedding.vocab_multiple):
+      self.head = head(self.decoder.output_dim, self._target_embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:

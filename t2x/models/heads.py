@@ -4,10 +4,10 @@ A head is built as `head(d_model, vocab_size, rngs=rngs)` and called with the hi
 embedding, which tied heads read.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -24,24 +24,28 @@ from t2x.layers import (
 )
 from t2x.layers.constraints import constrain, num_parts
 from t2x.layers.dtypes import with_rank
-from t2x.layers.embeddings import float32_logits
+from t2x.layers.embeddings import float32_logits, round_up
+from t2x.layers.initializers import build_context
+from t2x.layers.kernels.base import apply_soft_cap
 from t2x.models.interfaces import TextEmbedding
+from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
 from t2x.models.losses import Sums, classification_sums
 from t2x.models.spec import OutputKind
-from t2x.ranges import Size
+from t2x.ranges import Positive, Size
 
 
 class LogitHead(nnx.Module):
   """Base class of heads that compute logits for each token; a subclass defines `logits`.
 
   Attributes:
-    chunk: number of tokens of each row whose logits `cross_entropy` computes at a time, once for the loss
-      and again for the gradient, so that only [batch, chunk, vocab] logits are in memory. If rows are split
-      over devices, it applies to each device's part of a row. None: all tokens at once.
+    chunk: number of tokens of each row whose logits `cross_entropy` computes at a time, so that only [batch,
+      chunk, vocab] logits are in memory. If rows are split over devices, it applies to each device's part of
+      a row. None: all tokens at once. 'auto': all tokens at once if their logits take at most `BLOCK_BYTES`
+      (256 MiB) on one device, otherwise the fewest blocks of at most this size.
     axis: logical axis of the logits.
   """
 
-  chunk: int | None = None
+  chunk: Chunk = None
   axis: str | None = 'vocab'
 
   @property
@@ -79,55 +83,35 @@ class LogitHead(nnx.Module):
   ) -> Sums:
     """Returns weighted sums of the loss and of correct predictions; see `Head.cross_entropy`."""
 
-    def sums(head, embedding, x, labels, weights):
-      logits = constrain(head.logits(x, embedding), *axes, self.axis)
+    def sums(x, labels, weights):
+      logits = constrain(self.logits(x, embedding), *axes, self.axis)
       return classification_sums(logits, labels, weights, smoothing, z_loss)
 
-    if self.chunk is None:
-      return sums(self, embedding, x, labels, weights)
-    parts = 1 if axes[1] is None else num_parts(axes[1])
-    return _chunked_sums(sums, self, embedding, (x, labels, weights), self.chunk, parts)
+    parts = [1 if axis is None else num_parts(axis) for axis in (*axes, self.axis)]
+    chunk = self.chunk
+    if chunk == 'auto':
+      logits = jax.eval_shape(lambda x: self.logits(x, embedding), x)
+      chunk = tokens_per_block(
+        *(math.ceil(n / count) for n, count in zip(logits.shape, parts, strict=True))
+      )
+    if chunk is None:
+      return sums(x, labels, weights)
+    return block_sums(sums, x, labels, weights, chunk, parts[1])
 
 
-def _chunked_sums(
-  sums: Callable[..., Sums],
-  head: LogitHead,
-  embedding: TextEmbedding,
-  arrays: Sequence[Array],
-  chunk: int,
-  parts: int,
-) -> Sums:
-  """Computes `sums` over chunks of arrays [batch, length, ...] whose length is split over `parts` devices.
-
-  The parameters enter the loop in float32, so that their gradients are accumulated in float32 and rounded
-  once.
-  """
-  batch, length = arrays[0].shape[:2]
-  size = length // parts
-  chunk = min(chunk, size)
-  padding = -size % chunk
-
-  def chunked(array):
-    rest = array.shape[2:]
-    array = array.reshape(batch, parts, size, *rest)
-    array = jnp.pad(array, ((0, 0), (0, 0), (0, padding), *[(0, 0)] * len(rest)))
-    array = array.reshape(batch, parts, -1, chunk, *rest)
-    return jnp.moveaxis(array, 2, 0).reshape(-1, batch, parts * chunk, *rest)
-
-  parameters, structure = jax.tree.flatten((head, embedding))
-  wide = [_bfloat16_to_float32(leaf) for leaf in parameters]
-
-  @jax.checkpoint
-  def chunk_sums(arrays):
-    narrow = [leaf.astype(old.dtype) for leaf, old in zip(wide, parameters, strict=True)]
-    return sums(*jax.tree.unflatten(structure, narrow), *arrays)
-
-  by_chunk = jax.lax.map(chunk_sums, tuple(map(chunked, arrays)))
-  return jax.tree.map(lambda array: array.sum(axis=0), by_chunk)
+def padded_size(vocab_size: int) -> int:
+  """Returns the size of a parameter over the vocabulary in the model under construction."""
+  return round_up(vocab_size, build_context().vocab_multiple or 1)
 
 
-def _bfloat16_to_float32(parameter: Array) -> Array:
-  return parameter.astype(jnp.float32) if parameter.dtype == jnp.bfloat16 else parameter
+def _finish(
+  products: Float[Array, '*rest vocab'], bias: nnx.Param | None, soft_cap: float | None
+) -> Float[Array, '*rest vocab']:
+  """Returns logits: products with the vocabulary, plus a bias (which may be padded), capped."""
+  if bias is not None:
+    own = bias[: products.shape[-1]].astype(products.dtype)
+    products = products + with_rank(own, products.ndim)
+  return apply_soft_cap(products, soft_cap)
 
 
 class TiedHead(LogitHead):
@@ -138,7 +122,8 @@ class TiedHead(LogitHead):
     vocab_size: number of tokens.
     use_bias: adds a bias per token.
     scaled: divides the hidden vectors by sqrt(d_model) first (T5 1.0).
-    chunk: number of tokens of each row per step of the loss; see `LogitHead`.
+    soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
+    chunk: number of tokens of each row per block of the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -148,21 +133,17 @@ class TiedHead(LogitHead):
     *,
     use_bias: bool = False,
     scaled: bool = False,
-    chunk: Size | None = None,
+    soft_cap: Positive | None = None,
+    chunk: Chunk = 'auto',
     rngs: nnx.Rngs,
   ):
-    self.chunk = chunk
+    self.soft_cap, self.chunk = soft_cap, chunk
     self.scale = d_model**-0.5 if scaled else 1.0
-    self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs) if use_bias else None
+    self.bias = param(zeros(), (padded_size(vocab_size),), ('vocab',), rngs) if use_bias else None
 
   def logits(self, x, embedding):
     """Returns the products of `x` and the embedding's table."""
-    logits = embedding.attend(x * self.scale)
-    return (
-      logits
-      if self.bias is None
-      else logits + with_rank(self.bias[...].astype(logits.dtype), logits.ndim)
-    )
+    return _finish(embedding.attend(x * self.scale), self.bias, self.soft_cap)
 
 
 class LMHead(LogitHead):
@@ -173,7 +154,8 @@ class LMHead(LogitHead):
     vocab_size: number of tokens.
     use_bias: adds a bias per token.
     init: initialiser of the projection.
-    chunk: number of tokens of each row per step of the loss; see `LogitHead`.
+    soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
+    chunk: number of tokens of each row per block of the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -183,20 +165,24 @@ class LMHead(LogitHead):
     *,
     use_bias: bool = False,
     init: Initializer = normal(0.02),
-    chunk: Size | None = None,
+    soft_cap: Positive | None = None,
+    chunk: Chunk = 'auto',
     rngs: nnx.Rngs,
   ):
-    self.chunk = chunk
+    self.vocab_size, self.soft_cap, self.chunk = vocab_size, soft_cap, chunk
     self.out = Linear(
-      (d_model,), (vocab_size,), ('embed', 'vocab'), init=init, use_bias=use_bias, rngs=rngs
+      (d_model,),
+      (padded_size(vocab_size),),
+      ('embed', 'vocab'),
+      init=init,
+      use_bias=use_bias,
+      rngs=rngs,
     )
 
   def logits(self, x, embedding):
     """Returns the projection of `x` to the vocabulary."""
-    logits = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
-    if self.out.bias is None:
-      return logits
-    return logits + with_rank(self.out.bias[...].astype(logits.dtype), logits.ndim)
+    products = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
+    return _finish(products[..., : self.vocab_size], self.out.bias, self.soft_cap)
 
 
 class MaskedLMHead(LogitHead):
@@ -210,7 +196,8 @@ class MaskedLMHead(LogitHead):
     activation: elementwise function.
     norm: builds the norm.
     init: initialiser of the projection.
-    chunk: number of tokens of each row per step of the loss; see `LogitHead`.
+    soft_cap: replaces logits z by soft_cap * tanh(z / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
+    chunk: number of tokens of each row per block of the loss; see `LogitHead`.
   """
 
   def __init__(
@@ -222,18 +209,18 @@ class MaskedLMHead(LogitHead):
     activation: Callable[[Array], Array] = gelu_exact,
     norm: Callable[..., Norm] = LayerNorm,
     init: Initializer = normal(0.02),
-    chunk: Size | None = None,
+    soft_cap: Positive | None = None,
+    chunk: Chunk = 'auto',
     rngs: nnx.Rngs,
   ):
-    self.chunk = chunk
+    self.soft_cap, self.chunk = soft_cap, chunk
     width = embedding_dim or d_model
     self.activation = activation
     self.transform = Linear((d_model,), (width,), ('embed', None), init=init, rngs=rngs)
     self.norm = norm(width, rngs=rngs)
-    self.bias = param(zeros(), (vocab_size,), ('vocab',), rngs)
+    self.bias = param(zeros(), (padded_size(vocab_size),), ('vocab',), rngs)
 
   def logits(self, x, embedding):
     """Returns the products of the transformed vectors and the embedding's table, plus the bias."""
     x = self.norm(self.activation(self.transform(x)))
-    logits = embedding.attend(x)
-    return logits + with_rank(self.bias[...].astype(logits.dtype), logits.ndim)
+    return _finish(embedding.attend(x), self.bias, self.soft_cap)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from t2x.hyperparameters import Tunable
 from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, Tokens
 from t2x.models.cache import BodyCache
+from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec, OutputKind
 
@@ -186,10 +187,13 @@ class TextEmbedding(Embedder, Protocol):
 
   Attributes:
     vocab_size: number of tokens.
+    vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of,
+      those of the head included; 1: none are padded.
     num_types: number of token types; 0: no types.
   """
 
   vocab_size: int
+  vocab_multiple: int
   num_types: int
 
   def __call__(
@@ -204,7 +208,7 @@ class TextEmbedding(Embedder, Protocol):
     ...
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Returns the products of `x` and the table: logits."""
+    """Returns the products of `x` and the table without its padding: logits."""
     ...
 
 
@@ -234,10 +238,11 @@ class Head(OutputHead, Protocol):
   """Interface of heads that compute logits for each token, or their cross-entropy.
 
   Attributes:
-    chunk: number of tokens of each row whose logits `cross_entropy` computes at a time; None: all.
+    chunk: number of tokens of each row whose logits `cross_entropy` computes at a time; None: all;
+      'auto': by the size of the logits.
   """
 
-  chunk: int | None
+  chunk: Chunk
 
   def logits(
     self, x: Float[Array, '*rest d_model'], embedding: TextEmbedding
@@ -256,7 +261,9 @@ class Head(OutputHead, Protocol):
     z_loss: Tunable = 0.0,
     axes: Sequence[str | None] = ('batch', 'length'),
   ) -> Sums:
-    """Returns `classification_sums` of the logits, which an implementation may compute in chunks.
+    """Returns `classification_sums` of the logits, which an implementation may compute in blocks of tokens.
+
+    Only the sum of the loss has a gradient.
 
     Args:
       x: hidden vectors.

@@ -11,6 +11,7 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
+from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.heads import TiedHead
@@ -64,7 +65,8 @@ class LanguageModel(nnx.Module):
   ):
     self.embedding = embedding(embedding_dim or d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
-    self.head = head(self.body.output_dim, self.embedding.vocab_size, rngs=rngs)
+    with building(vocab_multiple=self.embedding.vocab_multiple):
+      self.head = head(self.body.output_dim, self.embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:

@@ -40,7 +40,8 @@ def classification_sums(
       normaliser close to 1 (PaLM, https://arxiv.org/abs/2204.02311, section 5).
 
   Returns:
-    `loss` and `accuracy`; with `z_loss` also `z_loss`, its contribution to the loss.
+    `loss` and `accuracy`; with `z_loss` also `z_loss`, its contribution to the loss. Only the sum of `loss`
+    has a gradient.
   """
   total = weights.sum()
   losses, normaliser, picked = _losses(logits, labels, smoothing)
@@ -48,7 +49,10 @@ def classification_sums(
   sums = {'loss': ((losses * weights).sum(), total), 'accuracy': (correct.sum(), total)}
   if z_loss != 0.0:
     added = (scalar(z_loss) * jnp.square(normaliser) * weights).sum()
-    sums |= {'loss': (sums['loss'][0] + added, total), 'z_loss': (added, total)}
+    sums |= {
+      'loss': (sums['loss'][0] + added, total),
+      'z_loss': (jax.lax.stop_gradient(added), total),
+    }
   return sums
 
 

@@ -129,13 +129,19 @@ class Activations:
   def constrain(self, x: jax.Array, axes: Sequence[str | EllipsisType | None]) -> jax.Array:
     """Returns `x` with a sharding constraint on the dimensions that `axes` names.
 
+    The dimension 'vocab' may be split unevenly: logits do not have the padding of the table.
+
     Raises:
-      UserError: a dimension does not divide evenly over its mesh axes.
+      UserError: another dimension does not divide evenly over its mesh axes.
     """
     free = x.ndim - len(axes) + 1 if axes[0] is ... else 0
     named = tuple(axis for axis in axes if not isinstance(axis, EllipsisType))
     name = f'an activation ({", ".join("..." if axis is ... else str(axis) for axis in axes)})'
-    spec = _split(self.mesh, self.rules, named, x.shape[free:], name, 'Mesh.activation_rules')
+    shape = [
+      -(-size // self.num_parts(axis)) * self.num_parts(axis) if axis == 'vocab' else size
+      for axis, size in zip(named, x.shape[free:], strict=True)
+    ]
+    spec = _split(self.mesh, self.rules, named, shape, name, 'Mesh.activation_rules')
     spec = [PartitionSpec.UNCONSTRAINED] * free + spec
     return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*spec)))
 

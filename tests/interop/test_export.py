@@ -114,6 +114,27 @@ def test_a_loss_in_chunks_is_exported(changed, tmp_path):
   assert exported(changed(extra='TiedHead.chunk = 4\n'), tmp_path / 'back') == 'gpt2'
 
 
+def test_padding_of_the_vocabulary_is_not_exported(changed, tmp_path):
+  plain, padded = changed(), changed(extra='TokenEmbedding.vocab_multiple = 128\n')
+  values = {
+    name: np.random.default_rng(0).normal(size=leaf.shape).astype(np.float32)
+    for name, leaf in named_leaves(padded)
+  }
+  vocab = plain.spec.vocab_size
+  assert len(values['embedding.table']) % 128 == 0 != vocab % 128
+  for folder, model in (('padded', padded), ('plain', plain)):
+    given = (
+      values if model is padded else values | {'embedding.table': values['embedding.table'][:vocab]}
+    )
+    assert (
+      export(model, tiny_models.build, tmp_path / folder, given.__getitem__).model_type == 'gpt2'
+    )
+  names = sorted(file.name for file in (tmp_path / 'plain').iterdir())
+  assert len(names) >= 2
+  for name in names:
+    assert (tmp_path / 'padded' / name).read_bytes() == (tmp_path / 'plain' / name).read_bytes()
+
+
 OTHERS = {
   'a kernel': ('', '', 'MultiHeadAttention.kernel = @Loud()\n'),
   'an attention': ('MultiHeadAttention', 'Quiet', ''),

@@ -28,6 +28,7 @@ from t2x.models.losses import classification_sums, cross_entropy
 WIDTH, VOCAB = 8, 23
 HEADS = {
   'tied': functools.partial(TiedHead, use_bias=True),
+  'capped': functools.partial(TiedHead, soft_cap=0.5),
   'projection': functools.partial(LMHead, use_bias=True, init=normal(1.0)),
   'masked': MaskedLMHead,
   'mixture': functools.partial(MixtureOfSoftmaxes, num_softmaxes=3),
@@ -98,6 +99,32 @@ def test_the_z_loss_equals_float64():
   assert 'z_loss' not in classification_sums(*arrays)
 
 
+def test_the_soft_cap_equals_transformers_gemma2():
+  transformers = pytest.importorskip('transformers')
+  config = transformers.Gemma2Config(
+    vocab_size=VOCAB,
+    hidden_size=WIDTH,
+    intermediate_size=4,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=4,
+    final_logit_softcapping=0.3,
+  )
+  torch.manual_seed(0)
+  model = transformers.Gemma2ForCausalLM(config).eval()
+  with torch.no_grad():
+    ids = torch.arange(10)[None] % VOCAB
+    x, expected = model.model(ids).last_hidden_state, model(ids).logits
+  made = TiedHead(WIDTH, VOCAB, soft_cap=0.3, rngs=nnx.Rngs(0))
+  embedding = table()
+  embedding.table[...] = jnp.asarray(model.lm_head.weight.detach().numpy())
+  logits = made.logits(jnp.asarray(x.numpy()), embedding)
+  np.testing.assert_allclose(logits, expected.numpy(), atol=1e-6)
+  # Far from linear.
+  assert np.abs(logits - embedding.attend(jnp.asarray(x.numpy()))).max() > 1e-3
+
+
 @pytest.mark.parametrize('name', HEADS)
 def test_a_head_has_the_loss_of_its_logits(name):
   made, embedding, (x, labels, weights) = head(name), table(), examples()
@@ -163,6 +190,7 @@ def test_heads_say_what_they_compute():
   made = {name: head(name) for name in HEADS}
   assert {name: set(one.outputs) for name, one in made.items()} == {
     'tied': {'token logits'},
+    'capped': {'token logits'},
     'projection': {'token logits'},
     'masked': {'token logits'},
     'mixture': {'token logits'},

@@ -14,6 +14,7 @@ import sys
 import jax
 
 sys.path.append(sys.argv[1])
+from t2x.models import LMHead
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of, transformer
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
@@ -22,6 +23,9 @@ two_terms = model_of(TASKS['with_token_modelling'])
 for name, model, settings in (
   ('causal_lm', transformer(), Mesh(data=2, fsdp=2, tensor=2)),
   ('causal_lm', transformer(chunk=3), Mesh(data=2, context=2, tensor=2)),
+  ('causal_lm', transformer(chunk=3, head=LMHead), Mesh(fsdp=2, context=2, tensor=2)),
+  # 509 logits on four devices.
+  ('causal_lm', transformer(3, LMHead, 509, 4), Mesh(data=2, tensor=4)),
   ('with_token_modelling', two_terms, Mesh(data=8)),
   ('with_token_modelling', two_terms, Mesh(data=2, fsdp=2, tensor=2)),
 ):
