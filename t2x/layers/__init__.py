@@ -71,6 +71,7 @@ from t2x.layers.kernels import (
   Dense,
   DotProduct,
   Kernel,
+  PallasMHA,
   Logits,
   PositionTerms,
 )
@@ -159,6 +160,7 @@ __all__ = [
   'GridPositions',
   'Initializer',
   'Kernel',
+  'PallasMHA',
   'KeyValueCache',
   'LayerNorm',
   'LayerScale',

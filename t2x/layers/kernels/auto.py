@@ -4,19 +4,21 @@ import dataclasses
 import functools
 import logging
 
+import jax
 from jaxtyping import Array, Float
 
 from t2x.layers.kernels.base import AttentionInputs, Kernel
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
+from t2x.layers.kernels.pallas_mha import PallasMHA
 from t2x.layers.kernels.xla import XLA
 from t2x.ranges import Size
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):
-  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else blockwise attention
-  if it supports the inputs, else dense attention.
+  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else the first of PallasMHA
+  and blockwise attention that supports the inputs, else dense attention.
 
   Attributes:
     dense_scores: maximum number of scores per head (q_len times k_len) for which dense attention is
@@ -31,13 +33,18 @@ class Auto(Kernel):
 
   def choose(self, inputs: AttentionInputs) -> tuple[Kernel, str]:
     """Returns the kernel and the reason for the choice, from shapes, dtypes and static fields only."""
-    cudnn, blockwise = XLA('cudnn'), Blockwise()
+    cudnn, pallas, blockwise = XLA('cudnn'), PallasMHA(), Blockwise()
+    size = f'{inputs.q_len} x {inputs.k_len} scores'
     refusal = cudnn.supports(inputs)
     if refusal is None:
-      return cudnn, f'cuDNN supports {inputs.pattern}'
-    size = f'{inputs.q_len} x {inputs.k_len} scores'
+      return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
     if inputs.q_len * inputs.k_len <= self.dense_scores:
       return Dense(), f'{size} are few; {refusal}'
+    if jax.default_backend() == 'gpu':
+      reason = pallas.supports(inputs)
+      if reason is None:
+        return pallas, f'{size} are many; {refusal}'
+      refusal = f'{refusal}; {reason}'
     reason = blockwise.supports(inputs)
     if reason is None:
       return blockwise, f'{size} are many; {refusal}'
