@@ -225,9 +225,7 @@ class Loaded:
         out: Output = model.hidden(
           source,
           target,
-          source_tokens=Tokens.row(
-            source.shape[1], segments=source_segments, right_padded=True
-          ),
+          source_tokens=Tokens.row(source.shape[1], segments=source_segments, right_padded=True),
           target_tokens=Tokens.row(target.shape[1], segments=segments, right_padded=True),
           record=record,
         )

@@ -71,8 +71,8 @@ from t2x.layers.kernels import (
   Dense,
   DotProduct,
   Kernel,
-  PallasMHA,
   Logits,
+  PallasMHA,
   PositionTerms,
 )
 from t2x.layers.keys import initialized, named_key, stacked
@@ -160,7 +160,6 @@ __all__ = [
   'GridPositions',
   'Initializer',
   'Kernel',
-  'PallasMHA',
   'KeyValueCache',
   'LayerNorm',
   'LayerScale',
@@ -182,6 +181,7 @@ __all__ = [
   'Norm',
   'Not',
   'Or',
+  'PallasMHA',
   'PatchEmbedding',
   'PatchMerging',
   'Pattern',

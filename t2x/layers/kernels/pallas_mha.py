@@ -50,7 +50,9 @@ class PallasMHA(Kernel):
       return 'PallasMHA does not support position terms'
     if inputs.pattern.offsets() not in _OFFSETS:
       return f'PallasMHA supports Full and Causal, not {inputs.pattern}'
-    return self._shape_limit(scores, inputs) or self._row_limit(inputs) or self._device_limit(scores)
+    return (
+      self._shape_limit(scores, inputs) or self._row_limit(inputs) or self._device_limit(scores)
+    )
 
   def _shape_limit(self, scores: DotProduct, inputs: AttentionInputs) -> str | None:
     dim, v_dim = scores.q.shape[-1], inputs.v.shape[-1]
