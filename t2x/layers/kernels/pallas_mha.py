@@ -2,6 +2,7 @@
 FlashAttention: Dao et al. 2022, arXiv:2205.14135)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,8 @@ from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel
 from t2x.ranges import Size
 
-_OFFSETS = {(None, None): False, (0, None): True}
+# `Pattern.offsets` of the supported patterns, and whether they are causal.
+_OFFSETS: dict[Any, bool] = {(None, None): False, (0, None): True}
 # Logical axes that a kernel without a rule for partitioning must have whole.
 _AXES = ('batch', 'length', 'heads', 'kv_heads')
 

@@ -114,16 +114,19 @@ def _cudnn(scores: DotProduct, inputs: AttentionInputs) -> Float[Array, 'batch q
   """
   q, k, v = scores.q, scores.k, inputs.v
   q_count, k_count = (_num_tokens(t, len(v)) for t in (inputs.q_tokens, inputs.k_tokens))
-  lengths = {'query_seq_lengths': q_count, 'key_value_seq_lengths': k_count}
+  arguments = dict(_mask_arguments(inputs.pattern) or {})
+  # A row without tokens, such as those that fill the last batch, attends to one token of padding: zeros.
+  if q_count is not None:
+    arguments['query_seq_lengths'] = jnp.maximum(q_count, 1)
+  if k_count is not None:
+    arguments['key_value_seq_lengths'] = jnp.maximum(k_count, 1)
   out = jax.nn.dot_product_attention(
     _zero_padding(q, q_count),
     _zero_padding(k, k_count),
     _zero_padding(v, k_count),
     scale=scores.scale,
     implementation='cudnn',
-    # A row without tokens, such as those that fill the last batch, attends to one token of padding: zeros.
-    **{name: jnp.maximum(count, 1) for name, count in lengths.items() if count is not None},
-    **(_mask_arguments(inputs.pattern) or {}),
+    **arguments,
   )
   return _zero_padding(out, q_count)
 
