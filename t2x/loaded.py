@@ -212,7 +212,7 @@ class Loaded:
     elif spec.inputs == 'a text':
 
       def text_outputs(model, ids, segments):
-        tokens = Tokens.row(ids.shape[1], segments=segments)
+        tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True)
         out: Output = model.hidden(ids, tokens=tokens, record=record)
         if 'class logits' in spec.outputs:
           return model.head.classify(out.x, segments, None), out.recorded
@@ -225,8 +225,8 @@ class Loaded:
         out: Output = model.hidden(
           source,
           target,
-          source_tokens=Tokens.row(source.shape[1], segments=source_segments),
-          target_tokens=Tokens.row(target.shape[1], segments=segments),
+          source_tokens=Tokens.row(source.shape[1], segments=source_segments, right_padded=True),
+          target_tokens=Tokens.row(target.shape[1], segments=segments, right_padded=True),
           record=record,
         )
         return model.logits(out.x), out.recorded

@@ -18,6 +18,7 @@ from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
 from t2x.compile_cache import set_compile_cache
 from t2x.errors import EXIT_INTERRUPTED, UserError, error_line, printable
+from t2x.gpu_flags import set_gpu_flags
 from t2x.signals import exit_on_signals
 
 COMMANDS: dict[str, Any] = {
@@ -91,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
   logging.getLogger('t2x').setLevel(logging.INFO)
   args.notes = [set_allocator()]
   if args.command in CACHED:
-    args.notes.append(set_compile_cache())
+    args.notes += [set_compile_cache(), set_gpu_flags()]
   if args.command not in ('train', 'sweep'):
     return _run_command(args)
   # Long-running commands continue if their terminal is closed.

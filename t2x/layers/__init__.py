@@ -72,6 +72,7 @@ from t2x.layers.kernels import (
   DotProduct,
   Kernel,
   Logits,
+  PallasMHA,
   PositionTerms,
   Splash,
 )
@@ -181,6 +182,7 @@ __all__ = [
   'Norm',
   'Not',
   'Or',
+  'PallasMHA',
   'PatchEmbedding',
   'PatchMerging',
   'Pattern',

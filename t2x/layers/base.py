@@ -34,7 +34,7 @@ class RowLayout(enum.Enum):
 @functools.partial(
   jax.tree_util.register_dataclass,
   data_fields=['positions', 'segments', 'coords', 'order', 'marks'],
-  meta_fields=['layout', 'grid', 'num_extra'],
+  meta_fields=['layout', 'grid', 'num_extra', 'right_padded'],
 )
 @dataclasses.dataclass(frozen=True)
 class Tokens:
@@ -51,6 +51,8 @@ class Tokens:
       matrix. It is set where the tokens are created and never inferred.
     grid: shape of the grid that the tokens fill row by row (patches of an image), or None.
     num_extra: number of tokens before the grid (class or distillation tokens).
+    right_padded: static statement that each row is one segment (1) followed by padding (0), so that kernels
+      can mask with the number of tokens per row. It is set where the tokens are created.
   """
 
   # Not annotated with shapes: views and stacked caches have further dimensions, and tree functions put
@@ -63,6 +65,7 @@ class Tokens:
   layout: RowLayout = RowLayout.ARBITRARY
   grid: tuple[int, ...] | None = None
   num_extra: int = 0
+  right_padded: bool = False
 
   @classmethod
   def row(cls, length: int, **fields: Any) -> 'Tokens':

@@ -9,6 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.layers.constraints import num_parts
+
+# Largest table whose gradient is a product of one-hot vectors on a GPU, where a scatter adds the gradients of
+# repeated rows one after another (openxla/xla issues 26371 and 46225). Not measured.
+ONE_HOT_ROWS = 2048
+# Logical axes of gathered rows. Sorting rows that are split over devices would move all of them.
+_ROWS = ('batch', 'looked_up_batch', 'length')
+
 
 @dataclasses.dataclass(frozen=True)
 class Dtypes:
@@ -89,12 +97,60 @@ def _forward(axis: Any, mode: Any, shape: Any, table: Any, indices: Any) -> tupl
 
 
 def _backward(axis: Any, mode: Any, shape: Any, indices: Any, gradient: Any) -> tuple[Any, Any]:
-  wide = jnp.promote_types(shape.dtype, Dtypes.reductions)
-  transpose = jax.linear_transpose(
-    lambda table: _read(axis, mode, table, indices), jax.ShapeDtypeStruct(shape.shape, wide)
-  )
-  (total,) = transpose(gradient.astype(wide))
+  wide = jax.ShapeDtypeStruct(shape.shape, jnp.promote_types(shape.dtype, Dtypes.reductions))
+  # The sums for GPUs drop indices that are out of range, as a scatter does in these modes.
+  slow = jax.default_backend() == 'gpu' and axis == 0 and len(indices) == 1
+  if slow and mode in (None, 'fill') and wide.shape[0] <= ONE_HOT_ROWS:
+    total = one_hot_sum(wide, gradient, *indices)
+  elif slow and mode in (None, 'fill') and all(num_parts(name) == 1 for name in _ROWS):
+    total = sorted_sum(wide, gradient, *indices)
+  else:
+    scatter = jax.linear_transpose(lambda table: _read(axis, mode, table, indices), wide)
+    (total,) = scatter(gradient.astype(wide.dtype))
   return total.astype(shape.dtype), None
+
+
+def one_hot_sum(
+  table: jax.ShapeDtypeStruct,
+  gradient: Float[Array, '...'],
+  index: Int[Array, '...'],
+) -> Float[Array, '...']:
+  """Returns the gradient of `table[index]` by a product of one-hot vectors and the rows' gradients.
+
+  Args:
+    table: shape and dtype of the result.
+    gradient: gradients [*index.shape, *table.shape[1:]] of the rows.
+    index: integers, negative from the end; those that are out of range are dropped.
+  """
+  hot = jax.nn.one_hot(_in_range(index, table.shape[0]), table.shape[0], dtype=gradient.dtype)
+  rows = tuple(range(index.ndim))
+  return jax.lax.dot_general(
+    hot,
+    gradient,
+    ((rows, rows), ((), ())),
+    # By default a GPU rounds float32 operands to ten bits.
+    precision=jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else None,
+    preferred_element_type=table.dtype,
+  )
+
+
+def sorted_sum(
+  table: jax.ShapeDtypeStruct,
+  gradient: Float[Array, '...'],
+  index: Int[Array, '...'],
+) -> Float[Array, '...']:
+  """As `one_hot_sum`, by a scatter in the order of the indices, whose repeated rows a GPU adds in registers."""
+  flat = _in_range(index, table.shape[0]).reshape(-1)
+  order = jnp.argsort(flat)
+  updates = gradient.reshape(flat.size, *table.shape[1:])[order].astype(table.dtype)
+  zeros = jnp.zeros(table.shape, table.dtype)
+  return zeros.at[flat[order]].add(updates, mode='drop', indices_are_sorted=True)
+
+
+def _in_range(index: Int[Array, '...'], size: int) -> Int[Array, '...']:
+  """Returns non-negative indices; `size` for those that are out of range."""
+  index = jnp.where(index < 0, index + size, index)
+  return jnp.where((index < 0) | (index > size), size, index)
 
 
 _gather.defvjp(_forward, _backward)

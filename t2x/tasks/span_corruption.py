@@ -128,8 +128,10 @@ class SpanCorruption(TokenTask):
     out = model.hidden(
       batch['source'],
       shift_right(target, segments, self.tokenizer.ids.start_id),
-      source_tokens=Tokens.row(self.source_length, segments=batch['source_segments']),
-      target_tokens=Tokens.row(self.target_length, segments=segments),
+      source_tokens=Tokens.row(
+        self.source_length, segments=batch['source_segments'], right_padded=True
+      ),
+      target_tokens=Tokens.row(self.target_length, segments=segments, right_padded=True),
       key=key,
     )
     return TaskOutput(self.token_sums(model, out.x, target, batch, key), out.aux)

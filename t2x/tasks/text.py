@@ -73,7 +73,7 @@ def hidden_of(model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array |
   """
   return model.hidden(
     batch['tokens'],
-    tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments']),
+    tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments'], right_padded=True),
     types=batch['types'] if model.spec.num_types else None,
     key=key,
   )

@@ -109,7 +109,7 @@ class Translation(TokenTask):
       pad_id=tokenizer.pad_id,
       key=jax.random.key(seed),
       source=ids,
-      source_tokens=Tokens.row(ids.shape[1], segments=jnp.asarray(segments)),
+      source_tokens=Tokens.row(ids.shape[1], segments=jnp.asarray(segments), right_padded=True),
       **settings,
     )
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t2x.gpu_flags import environment_flags
 from t2x.layers import (
   AttentionInputs,
   MultiHeadAttention,
@@ -145,6 +146,8 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
     'programs': _compile_cache(),
     'run folder': str(run.folder),
   }
+  if jax.default_backend() == 'gpu':
+    lines['GPU flags'] = environment_flags() or 'none'
   return _table(lines, width)
 
 

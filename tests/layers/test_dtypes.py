@@ -1,5 +1,7 @@
 """Reads of parameters whose gradients are summed in float32, and the scalars that stay float32."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +21,10 @@ from t2x.layers import (
   T5Bias,
   TokenEmbedding,
   Tokens,
+  dtypes,
   ones,
 )
+from t2x.layers.constraints import use_layout
 from t2x.layers.dtypes import broadcast, gather
 
 TABLE = jax.random.normal(jax.random.key(0), (7, 3))
@@ -173,3 +177,70 @@ def test_float32_scalars_act_unrounded_and_keep_the_stream_bfloat16(wiring):
   assert run(module).dtype == jnp.bfloat16
   assert float(run(module)[0, 0, 0]) == 3.015625
   assert float(getattr(gradient(run, module), name)[...]) == y.size * 3.0
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+  """Takes the sums for NVIDIA GPUs on this CPU."""
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+
+
+@pytest.mark.parametrize('path', ['one_hot_sum', 'sorted_sum'])
+@pytest.mark.parametrize(('mode', 'dtype'), [(None, jnp.float32), ('fill', jnp.bfloat16)])
+def test_the_sums_for_gpus_equal_the_scatter(monkeypatch, request, path, mode, dtype):
+  rng = np.random.default_rng(0)
+  table = jnp.asarray(rng.normal(size=(11, 3, 2)), dtype)
+  # Negative, repeated and absent rows, and rows that are out of range on both sides.
+  index = jnp.asarray(rng.integers(-25, 15, (4, 50)))
+  weights = jnp.asarray(rng.normal(size=(4, 50, 3, 2)), dtype)
+
+  def backward(table):
+    return jax.vjp(lambda t: gather(t, index, mode=mode), table)[1](weights)[0]
+
+  expected, calls, chosen = jax.jit(backward)(table), [], getattr(dtypes, path)
+  request.getfixturevalue('gpu')
+  monkeypatch.setattr(dtypes, path, lambda *args: calls.append(path) or chosen(*args))
+  monkeypatch.setattr(dtypes, 'ONE_HOT_ROWS', 11 if path == 'one_hot_sum' else 10)
+  actual = jax.jit(lambda table: backward(table))(table)
+  assert calls == [path]
+  assert actual.dtype == dtype
+  np.testing.assert_allclose(
+    np.asarray(actual, np.float32), np.asarray(expected, np.float32), rtol=1e-5, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(('rows', 'operation'), [(64, 'dot_general'), (5000, 'sort')])
+def test_programs_for_gpus_have_no_unsorted_scatter(gpu, rows, operation):
+  table = jax.ShapeDtypeStruct((rows, 8), jnp.bfloat16)
+  index = jax.ShapeDtypeStruct((4, 50), jnp.int32)
+  step = jax.jit(jax.grad(lambda t, i: gather(t, i).astype(jnp.float32).sum())).trace(table, index)
+  text = step.lower(lowering_platforms=('cuda',)).as_text()
+  assert re.search(rf'stablehlo\.{operation}', text)
+  scatters = re.findall(r'stablehlo.scatter".*?indices_are_sorted = (\w+)', text)
+  assert scatters == (['true'] if operation == 'sort' else [])
+  # In float32 from the first sum on.
+  sums = re.findall(r'stablehlo.dot_general.*-> (tensor.*)', text)
+  assert sums == ([] if operation == 'sort' else ['tensor<64x8xf32>'])
+
+
+def test_a_sum_of_ones_on_a_gpu_does_not_stop_at_256(gpu, monkeypatch):
+  table, index = jnp.zeros((3, 2), jnp.bfloat16), jnp.zeros(4800, jnp.int32)
+  for rows in (3, 2):
+    monkeypatch.setattr(dtypes, 'ONE_HOT_ROWS', rows)
+    total = gradient(lambda t: gather(t, index), table)
+    np.testing.assert_array_equal(np.asarray(total, np.float32), [[4800] * 2, [0] * 2, [0] * 2])
+
+
+@pytest.mark.parametrize('axis', ['batch', 'looked_up_batch', 'length'])
+def test_rows_that_are_split_over_devices_are_not_sorted(gpu, monkeypatch, axis):
+  class Split:
+    def constrain(self, x, axes):
+      return x
+
+    def num_parts(self, name):
+      return 2 if name == axis else 1
+
+  monkeypatch.setattr(dtypes, 'ONE_HOT_ROWS', 0)
+  monkeypatch.setattr(dtypes, 'sorted_sum', None)
+  with use_layout(Split()):
+    jax.grad(lambda t: gather(t, IDS).sum())(TABLE)

@@ -168,6 +168,14 @@ def test_the_start_screen_says_all_in_a_few_lines_that_fit(width):
   assert max(map(len, screen.splitlines())) <= width
 
 
+def test_the_flags_of_gpus_are_on_the_start_screen(monkeypatch):
+  monkeypatch.setenv('JAX_OPTIMIZATION_LEVEL', 'O1')
+  run = run_of(decoder())
+  assert 'GPU flags' not in start_screen(run, [{}], 0, 100)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert re.search('GPU flags .*JAX_OPTIMIZATION_LEVEL=O1', start_screen(run, [{}], 0, 100))
+
+
 def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen():
   run = run_of(decoder())
   assert '3 x the contractions' in parameter_screen(run)

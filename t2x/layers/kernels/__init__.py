@@ -4,6 +4,7 @@ from t2x.layers.kernels.auto import Auto
 from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, Logits, PositionTerms
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
+from t2x.layers.kernels.pallas_mha import PallasMHA
 from t2x.layers.kernels.splash import Splash
 from t2x.layers.kernels.xla import XLA
 
@@ -16,6 +17,7 @@ __all__ = [
   'DotProduct',
   'Kernel',
   'Logits',
+  'PallasMHA',
   'PositionTerms',
   'Splash',
 ]

@@ -204,7 +204,7 @@ def test_both_passes_are_lowered_for_tpus(on_tpu, settings):
 def test_auto_takes_splash_on_tpus_for_long_rows(on_tpu):
   kernel, reason = Auto().choose(inputs())
   assert kernel == Splash()
-  assert reason == '1024 x 1024 scores are many; splash attention supports Causal()'
+  assert reason.startswith('1024 x 1024 scores are many; ')
   assert Auto().choose(inputs(length=256))[0] == Dense()
   prefix = Tokens.row(1024, marks={'prefix': jnp.zeros((1, 1024), bool)})
   kernel, reason = Auto().choose(inputs(pattern=Causal() | Prefix(), tokens=prefix))

@@ -1,0 +1,144 @@
+"""GPT-2 models and random data for a benchmark on a machine that has only jax, flax, optax and orbax."""
+
+import dataclasses
+import importlib.util
+import sys
+
+# Peak bf16 FLOP/s without sparsity and bytes/s of memory, from NVIDIA's data sheets; by part of the device's name.
+DEVICES = {'H200': (989e12, 4.8e12), 'H100': (989e12, 3.35e12), 'A100': (312e12, 2.0e12)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """A GPT-2: width, layers, heads, tokens per row, rows per step, rows of the embedding table."""
+
+  width: int
+  layers: int
+  heads: int
+  length: int
+  batch: int
+  vocab: int = 50304
+
+  @property
+  def matrices(self) -> int:
+    """Parameters in matrices."""
+    return 12 * self.layers * self.width**2 + self.vocab * self.width
+
+  def flops(self, attention: float = 0.5) -> float:
+    """FLOPs of training per token; `attention` is the share of pairs that is counted."""
+    return 6 * self.matrices + 12 * attention * self.layers * self.width * self.length
+
+
+SIZES = {
+  '124M': Size(768, 12, 12, 1024, 32),
+  '350M': Size(1024, 24, 16, 1024, 32),
+  '1.3B': Size(2048, 24, 16, 2048, 8),
+}
+GOALS = {'124M': 0.45, '350M': 0.5, '1.3B': 0.55}
+TINY = Size(32, 2, 2, 32, 4, 384)
+
+
+def stand_in_for_packages() -> None:
+  """Stands in for packages that t2x imports and this benchmark does not need, where they are not installed."""
+  import types
+  from unittest import mock
+
+  def missing(name: str) -> bool:
+    return importlib.util.find_spec(name) is None
+
+  if missing('jaxtyping'):
+    import jax
+
+    class Annotation:
+      def __class_getitem__(cls, item):
+        return object
+
+    module = types.ModuleType('jaxtyping')
+    names = dict.fromkeys(('Bool', 'Float', 'Int', 'Int8', 'UInt8', 'Key', 'Shaped'), Annotation)
+    vars(module).update(names, Array=jax.Array)
+    sys.modules['jaxtyping'] = module
+  if missing('sentencepiece'):
+    sys.modules['sentencepiece'] = mock.MagicMock()
+  if missing('tensorboardX'):
+    for name in ('', '.proto', '.proto.event_pb2', '.record_writer', '.summary'):
+      sys.modules[f'tensorboardX{name}'] = mock.MagicMock()
+
+
+def device_limits() -> tuple[float, float] | None:
+  """Returns peak FLOP/s and bytes/s of the device; None if they are unknown."""
+  import jax
+
+  kind = jax.devices()[0].device_kind
+  return next((limits for name, limits in DEVICES.items() if name in kind), None)
+
+
+def language_model(size: Size):
+  """Returns a constructor of the model."""
+  import functools
+
+  from t2x.layers import MLP, LearnedPositions, MultiHeadAttention, PreNorm, TokenEmbedding, gelu
+  from t2x.models import Block, Decoder, LanguageModel, Stack, TiedHead
+
+  part = functools.partial
+  block = part(
+    Block,
+    mixer=part(MultiHeadAttention, num_heads=size.heads),
+    feed_forward=part(MLP, hidden_dim=4 * size.width, activation=gelu),
+    wiring=PreNorm,
+  )
+  return part(
+    LanguageModel,
+    d_model=size.width,
+    embedding=part(TokenEmbedding, vocab_size=size.vocab),
+    body=part(
+      Decoder,
+      stack=part(Stack, num_layers=size.layers, blocks=[block]),
+      encoding=part(LearnedPositions, max_length=size.length),
+    ),
+    head=TiedHead,
+  )
+
+
+def experiment_of(size: Size, steps: int, packed: bool = False):
+  """Returns the experiment: random rows from memory, whose tokens are as frequent as 1 / rank."""
+  import numpy as np
+
+  from t2x.data import Bytes
+  from t2x.tasks import CausalLM
+  from t2x.train import Cosine, Experiment, Trainer
+
+  class RowsInMemory:
+    def __init__(self, number: int):
+      self.ids = size.vocab ** np.random.default_rng(0).random((number, size.length)) - 1
+
+    def __len__(self):
+      return len(self.ids)
+
+    def __getitem__(self, index):
+      row = np.arange(size.length, dtype=np.int32)
+      return {'tokens': self.ids[index].astype(np.int32), 'segments': row * 0 + 1, 'positions': row}
+
+  @dataclasses.dataclass(frozen=True, kw_only=True)
+  class RandomTokens(CausalLM):
+    def check_split(self, split):
+      pass
+
+    def fit_tokenizer(self):
+      return self.tokenizer.fit(lambda: (), source_fingerprint='')
+
+    def rows(self, split):
+      return RowsInMemory(4096 if split == self.train_split else size.batch)
+
+  return Experiment(
+    model=language_model(size),
+    task=RandomTokens(tokenizer=Bytes(), length=size.length, separate_documents=packed),
+    trainer=Trainer(
+      num_steps=steps,
+      batch_size=size.batch,
+      compute_dtype='bfloat16',
+      schedule=Cosine(peak=6e-4, warmup_steps=max(1, steps // 10)),
+      log_every=10,
+      eval_every=0,
+      checkpoint_every=steps // 2,
+    ),
+  )
