@@ -13,11 +13,12 @@ from t2x.api import read_config
 from t2x.cli import main
 from t2x.errors import UserError
 from t2x.signals import handle_signals
+from t2x.sweeps.leases import Busy
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import InProcess, distinct
-from t2x.sweeps.trial import Busy, run_trial
+from t2x.sweeps.trial import run_trial
 from t2x.train import Cosine, TrainProgram, train
 
 

@@ -26,6 +26,7 @@ def test_what_a_killed_process_was_writing_is_removed(sweep, tmp_path):
   sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
   (folder,) = (tmp_path / 'out' / 'trials').iterdir()
   (trial,) = read_plan(tmp_path / 'out' / 'study').trials
+  (folder / 'trial.json').unlink()
   half = [folder / 'trial.json.0a1b2c3d.tmp', folder / 'metrics.jsonl.0a1b2c3d.tmp']
   for path in half:
     path.write_text('{')
