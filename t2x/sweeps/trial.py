@@ -15,7 +15,7 @@ from t2x.run_folder import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
 from t2x.sweeps.leases import Lease, Leases
 from t2x.sweeps.plan import SEED, identity_of
-from t2x.sweeps.provenance import modules, origin
+from t2x.sweeps.provenance import data, modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
 from t2x.train import Diverged, TrainProgram, train
@@ -141,8 +141,9 @@ def _train(
       config = config_of(trial, run)
       made_by = made_by | modules(config)
       with claim_folder(run, config, fresh=False):
-        program = program_of(config)
-        metrics = train(config.build(), run, config_lib.render(config), program=program)
+        program, experiment = program_of(config), config.build()
+        made_by |= data(experiment)
+        metrics = train(experiment, run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
   except Exception as error:
     if isinstance(error, (Interrupted, *reraise)):
