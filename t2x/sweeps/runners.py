@@ -173,7 +173,9 @@ class Pool(Runner):
             if idle_deaths[index] <= _MAX_IDLE_DEATHS:
               print(f'worker {index} died ({_how(worker)}){killed}: restarted', file=sys.stderr)
               workers[index] = self._start(index)
-          idle = waiting and all(worker.poll() is not None for worker in workers.values())
+          # A worker that has just been killed is replaced in the next round.
+          over = (worker.poll() in (0, EXIT_INTERRUPTED) for worker in workers.values())
+          idle = waiting and all(over)
           if idle and not any(usable_outcome(folder / name) for name in waiting):
             raise UserError(f'the workers ended early: see {self.logs}/worker-*.log', 1)
           time.sleep(0.5)

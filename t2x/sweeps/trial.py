@@ -95,7 +95,7 @@ def outcome_before(run: Path, lease: Lease) -> Outcome | None:
     kills = ', '.join(lease.deaths)
     memory = ' (memory may be exhausted)' if 'SIGKILL' in lease.deaths else ''
     reason = f'its process was killed in {len(lease.deaths)} attempts: {kills}{memory}'
-    outcome = Outcome(status='failed', reason=reason)
+    outcome = Outcome(status='failed', reason=reason, made_by=origin())
     write_outcome(run, outcome)
   return outcome
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 import os
 import random
 import signal
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from t2x.sweeps.leases import num_attempts
+from t2x.sweeps.leases import _read, num_attempts
 from t2x.sweeps.records import read_plan
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import distinct
@@ -62,9 +61,9 @@ class Hosts:
     numbers = []
     for run in runs:
       number = num_attempts(run) if run.exists() else 0
-      record = json.loads((run / f'.lease-{number}.json').read_text()) if number else {'end': '-'}
+      record = _read(run, number)
       with contextlib.suppress(ProcessLookupError):
-        if not record['end'] and os.getpgid(record['pid']) == self.processes[index].pid:
+        if record and not record.end and os.getpgid(record.pid) == self.processes[index].pid:
           numbers.append(number)
     return numbers
 
