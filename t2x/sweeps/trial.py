@@ -14,7 +14,7 @@ from t2x.errors import Interrupted, UserError, error_line, printable
 from t2x.run_folder import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
 from t2x.sweeps.leases import Lease, Leases
-from t2x.sweeps.plan import SEED, identity_of
+from t2x.sweeps.plan import seed_of
 from t2x.sweeps.provenance import data, modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
@@ -177,12 +177,14 @@ def config_of(trial: Trial, run: Path) -> config_lib.Config:
     UserError: it is not the config of the trial: it was written by another version of t2x, or edited.
   """
   file = run / 'config.gin'
-  if identity_of([file]) != trial.identity:
+  config = read_config([file])
+  seed = seed_of(config)
+  if config_lib.identity(config, without=[seed]) != trial.identity:
     raise UserError(
       f'{file} does not resolve to the config of trial {trial.folder}: run the same `t2x sweep` '
       'command again'
     )
-  return read_config([file], [f'{SEED}={trial.seed}'])
+  return read_config([file], [f'{seed}={trial.seed}'])
 
 
 @contextlib.contextmanager
