@@ -3,8 +3,8 @@
 The folder of a trial has one lease file per attempt: `.lease-1.json`, `.lease-2.json`, ... The last file
 is the current lease. Its holder rewrites it at regular intervals with a counter (the heartbeat), and
 marks it when the attempt ends. Another process may start the next attempt if the lease is marked as
-ended, or if its content has not changed for `seconds`, measured by the clock of that other process;
-the clocks of two hosts are never compared. It creates the next file, which only one process can do. Lease
+ended, or if its content has not changed for `seconds`, measured by the clock of the observing
+process; the clocks of two hosts are never compared. It creates the next file, which only one process can do. Lease
 files are never deleted, so a process that reads an outdated list of files cannot create one twice. A holder
 that finds a later file has lost its lease (it was suspended, or its file system was unavailable) and exits.
 
@@ -14,8 +14,8 @@ be taken over at once. It is only used between processes of one kernel that see 
 Requirements on the file system:
 
 - Creating a file with O_EXCL is atomic between hosts: local file systems, NFS version 3 or later, Lustre,
-  GPFS. With gcsfuse (2.8 or later) both hosts may open the file, but only one can write it: closing or reading
-  it fails for the other.
+  GPFS. With gcsfuse (2.8 or later) both hosts may open the file, but only one can write it: closing it fails
+  on the second host, or its content is that of the first.
 - A new content is visible on all hosts within half of `seconds`. The caches of file attributes of NFS
   (`acregmax`) and gcsfuse (`metadata-cache: ttl-secs`) hold for at most 60 seconds by default.
 - Renaming replaces a file without a moment in which a reader sees a part of it.
@@ -28,6 +28,7 @@ import fcntl
 import functools
 import json
 import logging
+import math
 import os
 import re
 import socket
@@ -39,7 +40,6 @@ from pathlib import Path
 
 from t2x.errors import UserError
 from t2x.files import write_atomically
-from t2x.ranges import Positive
 from t2x.signals import exit_on_signals
 from t2x.sweeps.json_files import Damaged, dataclass_from_json
 from t2x.terminal import print_final_line
@@ -86,7 +86,7 @@ class Record:
 
   @property
   def death(self) -> str:
-    """How the process died, for an attempt that was not released."""
+    """Description of how the process died, for an attempt that was not released."""
     return self.end or f'an unknown signal on {self.host}'
 
 
@@ -272,8 +272,7 @@ def lease_seconds() -> float:
     seconds = _DEFAULT_SECONDS if text is None else float(text)
   except ValueError:
     seconds = 0.0
-  (limits,) = Positive.__metadata__
-  if not limits.holds(seconds):
+  if not 0 < seconds < math.inf:
     raise UserError(f'{SECONDS}={text} must be a number of seconds above 0')
   return seconds
 
