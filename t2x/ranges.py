@@ -54,6 +54,16 @@ class Range:
     return match.groups()[:5] if match else ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Role:
+  """Marks parameters that a sweep sets or leaves out of comparisons, whatever their part and name.
+
+  `t2x.config.parameters_with` finds them in a config.
+  """
+
+  name: str
+
+
 # For strings and containers: Annotated[Sequence[str], NonEmpty].
 NonEmpty = Range('1 <= len(x)')
 
@@ -76,5 +86,11 @@ Size = Annotated[int, Range('1 <= x <= 16777216')]
 Count = Annotated[int, Range('1 <= x <= 2147483647')]
 Natural = Annotated[int, Range('0 <= x <= 2147483647')]
 Seed = Annotated[int, Range('0 <= x <= 4294967295')]
+# The seed of a training, in which the trials of a variant differ.
+TRIAL_SEED = Role('seed of a trial')
+TrialSeed = Annotated[Seed, TRIAL_SEED]
+# The length of a training, on which the time of a step does not depend.
+TRAINING_STEPS = Role('training steps')
+TrainingSteps = Annotated[Count, TRAINING_STEPS]
 # A name, path or pattern.
 Text = Annotated[str, NonEmpty]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from t2x.cli.options import count
+from t2x.cli.options import count, natural, refuse_bindings
 from t2x.errors import UserError
 
 HELP = 'run a sweep, or resume it'
@@ -22,8 +22,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     metavar='DIR',
     help='write trials to DIR/trials and the sweep to DIR/<name of FILE> (default: sweeps)',
   )
-  parser.add_argument(
+  modes = parser.add_mutually_exclusive_group()
+  modes.add_argument(
     '--dry-run', '--dry_run', action='store_true', help='print the trials without running them'
+  )
+  modes.add_argument(
+    '--groups',
+    action='store_true',
+    help='write the plan, and print the groups of trials that share a compiled program, without running them',
+  )
+  modes.add_argument(
+    '--group',
+    type=natural,
+    metavar='I',
+    help='run only the trials of group I of a sweep that was planned with --groups: a task of a job array',
   )
   parser.add_argument('--retry', action='store_true', help='run failed trials again')
   parser.add_argument(
@@ -38,7 +50,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     dest='workers',
     type=count,
     metavar='N',
-    help='worker processes of the local runner, each with its cores or GPU (default: by the device)',
+    help='worker processes of the local runner, each with its cores or GPUs; 1: in this process '
+    '(default: by the device)',
   )
   parser.add_argument(
     '--together',
@@ -57,23 +70,32 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Plans and runs the sweep, or runs the trials of one worker."""
-  from t2x.sweeps.run import Local, run_sweep, run_worker
+  """Plans and runs the sweep, or runs the trials of one group or of one worker."""
+  from t2x.sweeps.run import Local, run_group, run_sweep, run_worker
 
-  local = Local(args.workers, args.together)
-  out = Path(args.out)
+  file, out, local = Path(args.file), Path(args.out), Local(args.workers, args.together)
   if args.worker:
     index, total = map(int, args.worker.split('/'))
-    run_worker(Path(args.file), out, (index, total), args.together or 1)
+    run_worker(file, out, (index, total), args.together or 1, args.group)
     return 0
+  if args.runner != 'local':
+    options = {'--processes': args.workers, '--together': args.together, '--group': args.group}
+    for option, value in options.items():
+      if value is not None:
+        raise UserError(f'{option} has no effect with --runner {args.runner}: remove it')
+  if args.group is not None:
+    refuse_bindings(args)
+    if args.setting:
+      raise UserError('--setting requires --runner slurm or ray')
+    return run_group(file, out, args.group, local, retry=args.retry)
   return run_sweep(
-    Path(args.file),
+    file,
     out,
     args.overrides,
     local if args.runner == 'local' else args.runner,
     _settings(args.setting),
     retry=args.retry,
-    dry_run=args.dry_run,
+    only='show' if args.dry_run else 'plan' if args.groups else None,
   )
 
 

@@ -6,7 +6,15 @@ Names, types and unused bindings are checked before anything is built. No other 
 from t2x.config.bindings import did_you_mean, split_scope
 from t2x.config.load import Config, load
 from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_files
-from t2x.config.render import canonical, diff, hyperparameters, identity, render, show
+from t2x.config.render import (
+  canonical,
+  diff,
+  hyperparameters,
+  identity,
+  parameters_with,
+  render,
+  show,
+)
 from t2x.config.resolve import calls
 from t2x.config.trust import trust, trust_everything
 from t2x.config.type_check import problem
@@ -29,6 +37,7 @@ __all__ = [
   'identity',
   'load',
   'macros_in',
+  'parameters_with',
   'parse_files',
   'problem',
   'raise_findings',

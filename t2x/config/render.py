@@ -13,8 +13,9 @@ from t2x.config.load import Config
 from t2x.config.parse import SEARCH_COMMENT, Statement, macros_in
 from t2x.config.resolve import Call, build, calls, key_of
 from t2x.config.signature import Part
-from t2x.config.type_check import is_tunable
+from t2x.config.type_check import has_role, is_tunable
 from t2x.config.values import Reference, items_in_gin, map_leaves, to_gin
+from t2x.ranges import Role
 
 _WIDTH = 100
 
@@ -161,6 +162,17 @@ def hyperparameters(config: Config) -> dict[str, float]:
       if parameter and is_tunable(parameter.hint) and isinstance(value, float) and value != 0.0:
         values[key_of(call, name)] = value
   return values
+
+
+def parameters_with(config: Config, role: Role) -> list[str]:
+  """Returns the parameters whose annotations contain a role, as 'scope/Name.param'."""
+  names = (
+    key_of(call, name)
+    for call in calls(config.root)
+    for name in call.values
+    if (parameter := call.part.parameters.get(name)) and has_role(parameter.hint, role)
+  )
+  return [*dict.fromkeys(names)]
 
 
 def diff(a: Config, b: Config) -> list[str]:

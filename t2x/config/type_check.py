@@ -17,7 +17,7 @@ from t2x.config.signature import Part
 from t2x.config.type_names import UNIONS, plain_hint, with_article, words
 from t2x.config.values import Reference, to_gin
 from t2x.hyperparameters import Hyperparameter
-from t2x.ranges import Range
+from t2x.ranges import Range, Role
 
 Find = Callable[[str], 'Part | None']
 _NONE = type(None)
@@ -260,6 +260,11 @@ def is_tunable(hint: Any) -> bool:
   return typing.get_origin(hint) in UNIONS and any(
     arm is Hyperparameter or is_tunable(arm) for arm in typing.get_args(hint)
   )
+
+
+def has_role(hint: Any, role: Role) -> bool:
+  """Returns whether an annotation contains a role."""
+  return typing.get_origin(hint) is typing.Annotated and role in hint.__metadata__
 
 
 def convert(value: Any, hint: Any) -> Any:

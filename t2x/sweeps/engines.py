@@ -1,4 +1,4 @@
-"""Runners that submit trials as jobs to Slurm (through submitit) or Ray. Both are optional extras."""
+"""Runners that submit the trials as jobs to Slurm (through submitit) or Ray. Both are optional extras."""
 
 import abc
 import dataclasses
@@ -11,77 +11,97 @@ from pathlib import Path
 from typing import Any
 
 from t2x.errors import UserError, first_line
-from t2x.sweeps.records import Outcome, Trial, usable_outcome
-from t2x.sweeps.runners import Runner
-from t2x.sweeps.trial import Busy, locked_trial, run_trial
+from t2x.sweeps.leases import Leases, deaths, num_attempts
+from t2x.sweeps.records import Trial, usable_outcome
+from t2x.sweeps.runners import InProcess, Runner, default_together, groups_of
 
 
-def _run(trial: Trial, folder: Path, directory: Path) -> Outcome | None:
-  """Runs a trial inside a job; returns None if another job runs it.
+def _run(trials: Sequence[Trial], folder: Path, directory: Path) -> None:
+  """Runs the trials of one program inside a job.
 
   `directory` is the working directory of the sweep, as paths of files and modules may be relative.
   """
   if directory.is_dir():
     os.chdir(directory)
-  try:
-    return run_trial(trial, folder)
-  except Busy:
-    return None
+  InProcess(together=default_together()).run(trials, folder, lambda *_: None)
 
 
 class Engine(Runner):
-  """Runs each trial as a job on any machine, which writes the outcome to the shared folder."""
+  """Runs each group of trials that share a compiled program as a job on any machine.
+
+  The job writes the outcomes to the shared folder.
+  """
 
   poll_seconds: float
 
   @abc.abstractmethod
-  def start(self, trials: Sequence[Trial], folder: Path) -> list[Callable[[], bool]]:
-    """Submits trials, and returns a function for each that returns True when its job is over."""
+  def start(self, groups: Sequence[Sequence[Trial]], folder: Path) -> list[Callable[[], bool]]:
+    """Submits groups of trials, and returns a function for each that returns True when its job is over."""
 
   def run(self, trials, folder, on_end):
+    leases = Leases()
     remaining = {trial.folder: trial for trial in trials}
-    jobs: dict[str, Callable[[], bool]] = {}
-    over: set[str] = set()
-    lost = []
+    jobs: dict[str, _Job] = {}
+    lost: list[Trial] = []
     while remaining:
-      free = [t for t in remaining.values() if t.folder not in jobs and not _is_locked(folder, t)]
+      groups = groups_of(remaining.values())
+      free = [
+        group
+        for group in groups
+        if group[0].program not in jobs
+        and not all(leases.is_held(folder / trial.folder) for trial in group)
+      ]
       if free:
-        jobs |= zip((trial.folder for trial in free), self.start(free, folder), strict=True)
+        for is_over, group in zip(self.start(free, folder), free, strict=True):
+          jobs[group[0].program] = _Job(is_over, _attempts(group, folder))
       time.sleep(self.poll_seconds)
-      for name, trial in list(remaining.items()):
+      for name in list(remaining):
         if outcome := usable_outcome(folder / name):
           on_end(remaining.pop(name), outcome)
-        elif name not in jobs:
-          continue  # Another machine runs it.
-        elif name not in over:
+      for group in groups_of(remaining.values()):
+        program = group[0].program
+        if program not in jobs:
+          continue  # Other machines run them.
+        if not jobs[program].over:
           # The last files of a job may become visible here with a delay.
-          over |= {name} if jobs[name]() else set()
-        elif _is_locked(folder, trial):
-          over.discard(name)
-          del jobs[name]
+          jobs[program].over = jobs[program].is_over()
+        elif _may_continue(group, folder, leases, jobs[program]):
+          del jobs[program]
         else:
-          lost.append(remaining.pop(name).folder)
+          lost += [remaining.pop(trial.folder) for trial in group]
     if lost:
-      names = ', '.join(lost[:3]) + (' ...' if len(lost) > 3 else '')
+      names = ', '.join(trial.folder for trial in lost[:3]) + (' ...' if len(lost) > 3 else '')
       raise UserError(
-        f'{len(lost)} jobs ended without an outcome ({names}): see their logs; '
+        f'{len(lost)} trials have no outcome although their jobs ended ({names}): see the logs of the jobs; '
         'run the same command again to resume',
         1,
       )
 
 
-def _is_locked(folder: Path, trial: Trial) -> bool:
-  """Returns True if another process runs the trial."""
-  try:
-    with locked_trial(folder / trial.folder):
-      return False
-  except Busy:
-    return True
+@dataclasses.dataclass
+class _Job:
+  """A submitted job, and the number of attempts of each of its trials before it."""
+
+  is_over: Callable[[], bool]
+  attempts: Mapping[str, int]
+  over: bool = False
+
+
+def _attempts(trials: Sequence[Trial], folder: Path) -> dict[str, int]:
+  return {trial.folder: num_attempts(folder / trial.folder) for trial in trials}
+
+
+def _may_continue(trials: Sequence[Trial], folder: Path, leases: Leases, job: _Job) -> bool:
+  """Returns whether trials of a job that is over are run elsewhere, or its process was killed in one of them."""
+  return any(
+    leases.is_held(run) or (deaths(run) and num_attempts(run) > job.attempts[run.name])
+    for run in (folder / trial.folder for trial in trials)
+  )
 
 
 @dataclasses.dataclass(frozen=True)
 class Slurm(Engine):
-  """Runs trials as a Slurm job array with one task per trial, through submitit.
+  """Runs trials as a Slurm job array with one task per compiled program, through submitit.
 
   Attributes:
     logs: folder for the files of submitit.
@@ -94,7 +114,7 @@ class Slurm(Engine):
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   poll_seconds: float = 5.0
 
-  def start(self, trials, folder):
+  def start(self, groups, folder):
     settings = dict(self.settings)
     cluster = settings.pop('cluster', None)
     # Without sbatch submitit would run the jobs on this machine.
@@ -107,7 +127,7 @@ class Slurm(Engine):
       executor = submitit.AutoExecutor(folder=self.logs, cluster=cluster)
       executor.update_parameters(**settings)
       job = functools.partial(_run, folder=folder.resolve(), directory=Path.cwd())
-      jobs = executor.map_array(job, trials)
+      jobs = executor.map_array(job, groups)
     except (RuntimeError, NameError, TypeError, submitit.core.utils.FailedJobError) as error:
       raise UserError(f'Slurm rejected the jobs: {first_line(error)}', 1) from error
     print(f'{len(jobs)} jobs submitted; their logs are in {self.logs}')
@@ -116,7 +136,7 @@ class Slurm(Engine):
 
 @dataclasses.dataclass(frozen=True)
 class Ray(Engine):
-  """Runs each trial as a task of a Ray cluster. A lost task does not stop other tasks.
+  """Runs each compiled program as a task of a Ray cluster. A lost task does not stop other tasks.
 
   Attributes:
     settings: parameters of `ray.remote`: {'num_cpus': 1, 'num_gpus': 0.5}; 'address' of the cluster.
@@ -126,7 +146,7 @@ class Ray(Engine):
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   poll_seconds: float = 1.0
 
-  def start(self, trials, folder):
+  def start(self, groups, folder):
     ray = _import('ray', 'ray')
     settings = {'num_cpus': 1} | dict(self.settings)
     address = settings.pop('address', None)
@@ -135,7 +155,7 @@ class Ray(Engine):
       own = {name: value for name, value in os.environ.items() if name.startswith('T2X_')}
       ray.init(address=address, log_to_driver=False, runtime_env={'env_vars': own} if own else None)
     remote = ray.remote(**settings)(_run)
-    jobs = [remote.remote(trial, folder.resolve(), Path.cwd()) for trial in trials]
+    jobs = [remote.remote(group, folder.resolve(), Path.cwd()) for group in groups]
     return [functools.partial(_is_over, ray, job) for job in jobs]
 
 

@@ -4,12 +4,12 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Literal, TypeVar
 
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import UserError, error_line
+from t2x.ranges import TRIAL_SEED
 from t2x.sweeps.budgets import adjusted_parameter, integer_parameters, is_bindable, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.provenance import commit, versions
@@ -22,7 +22,6 @@ StepSeconds = Callable[[config_lib.Config, str], float]
 
 T = TypeVar('T')
 
-SEED = 'Trainer.seed'
 # Called with the names of the hyperparameters that are references in an experiment, and the experiment.
 Inspect = Callable[[Collection[str], Experiment], object]
 # A program, and the hyperparameters of a config that may become inputs of it.
@@ -66,7 +65,7 @@ def make_plan(
       folder = f'{resolved.identity}-{seed}'
       trials.append(resolved.trial(arm, seed, folder, unused))
       if not resolved.problem:
-        config = planner.load(arm, (*resolved.adjusted, f'{SEED}={seed}'))
+        config = planner.load(arm, (*resolved.adjusted, f'{planner.seed}={seed}'))
         configs[folder] = config_lib.render(config)
   trials = [*_set_programs(trials, planner.numbers)]
   if inspect is not None:
@@ -88,9 +87,17 @@ def make_plan(
   return plan, configs
 
 
-def identity_of(files: Sequence[Path]) -> str:
-  """Returns the identity of a trial from its gin files: the hash of its config without the seed."""
-  return config_lib.identity(read_config(files, [f'{SEED}=0']), without=[SEED])
+def seed_of(config: config_lib.Config) -> str:
+  """Returns the name of the parameter in which the trials of a variant differ ('Trainer.seed').
+
+  Raises:
+    UserError: the config does not have exactly one such parameter.
+  """
+  names = config_lib.parameters_with(config, TRIAL_SEED)
+  if len(names) != 1:
+    found = f'several: {", ".join(names)}' if names else 'none: set Experiment.trainer'
+    raise UserError(f'the trials of a sweep differ in one seed, but the experiment has {found}')
+  return names[0]
 
 
 def _goal(sweep: Sweep, config: config_lib.Config) -> Literal['min', 'max']:
@@ -238,6 +245,7 @@ class _Planner:
       # The loader reports bindings of the sweep file as those of the command line.
       message = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
       raise UserError(message) from error
+    self.seed = seed_of(self.base)
     self._base_targets = _used_targets(self.base)
     # Names of Sweep.knob that are not defined in any config so far.
     self._undefined = set(sweep.knobs)
@@ -251,14 +259,14 @@ class _Planner:
     return read_config(arm.files, (*arm.bindings, *more), base=self.base)
 
   def resolve(self, arm: Arm, adjusted: tuple[str, ...] = ()) -> _Resolved:
-    config = self.load(arm, (*adjusted, f'{SEED}=0'))
+    config = self.load(arm, (*adjusted, f'{self.seed}=0'))
     if not adjusted:
       _check_effect(self.sweep, arm, config)
-    identity = config_lib.identity(config, without=[SEED])
+    identity = config_lib.identity(config, without=[self.seed])
     if identity not in self._costs:
       self._costs[identity] = _call_with_experiment(cost_of, config)
       numbers = config_lib.hyperparameters(config)
-      same = config_lib.identity(config, without=[SEED, *numbers])
+      same = config_lib.identity(config, without=[self.seed, *numbers])
       # `same` includes hyperparameters that are zero; `numbers` names the nonzero ones.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers

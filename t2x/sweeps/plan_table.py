@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
-from t2x.sweeps.runners import distinct
+from t2x.sweeps.runners import distinct, groups_of
 from t2x.text_table import text_table
 
 # Assumed speed of training relative to a matrix product, before any trial has finished.
@@ -58,6 +58,24 @@ def plan_table(plan: Plan, folder: Path) -> str:
   lines += [f'{t.variant} is not run: {problem}' for problem, t in problems.items()]
   lines += equal_variants(plan)
   return '\n'.join([*lines, '', _total(plan, folder)])
+
+
+def groups_table(plan: Plan, folder: Path) -> str:
+  """Formats the groups of trials that share a compiled program, and the numbers of those with trials to run.
+
+  Args:
+    plan: the plan.
+    folder: OUT/trials.
+  """
+  rows = [('group', 'program', 'ended', 'variants')]
+  remaining = []
+  for number, trials in enumerate(groups_of(distinct(plan.trials))):
+    ended = sum(usable_outcome(folder / trial.folder) is not None for trial in trials)
+    variants = ', '.join(dict.fromkeys(trial.variant for trial in trials))
+    rows.append((str(number), trials[0].program, f'{ended}/{len(trials)}', variants))
+    if ended < len(trials):
+      remaining.append(str(number))
+  return f'{text_table(rows, "><><")}\ngroups to run: {",".join(remaining) or "none"}'
 
 
 def equal_variants(plan: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Provenance of a trial beside its config: package versions, the device and the source code."""
+"""Provenance of a trial beside its config: package versions, the device, the source code and the data."""
 
 import functools
 import hashlib
@@ -8,9 +8,13 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import t2x
 from t2x import config as config_lib
+
+if TYPE_CHECKING:
+  from t2x.train import Experiment
 
 
 @functools.cache
@@ -18,10 +22,10 @@ def origin() -> dict[str, str]:
   """Returns versions, device and commits, determined at the first call in this process.
 
   `commit` is the commit of t2x's source code. `project` is the commit of the repository of the
-  working directory, if it is a different one.
+  working directory, if it is a different one. Both include a digest of uncommitted changes.
   """
   source, here = _repository(_source()), _repository(Path.cwd())
-  project = {'project': _head(here)} if here not in (None, source) else {}
+  project = {'project': _head(here, '*.py')} if here not in (None, source) else {}
   return versions() | {'commit': commit()} | project
 
 
@@ -36,7 +40,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-  """Returns the commit of t2x's source code, with '+' appended if files differ from it."""
+  """Returns the commit of t2x's source code, with '+' and a digest appended if files differ from it."""
   source = _source()
   repository = _repository(source)
   # The package may be installed inside a repository that does not track it.
@@ -45,13 +49,20 @@ def commit() -> str:
   )
   if repository is None or not tracked:
     return f'none: t2x {t2x.__version__} is not run from a checkout'
-  return _head(repository)
+  return _head(source, 't2x')
 
 
 def modules(config: config_lib.Config) -> dict[str, str]:
   """Returns a digest of the loaded source of each user module that a config imports."""
   names = dict.fromkeys(line.module.partition('.')[0] for line in config.imports)
   return {f'module {name}': _digest(name) for name in names if name in sys.modules}
+
+
+def data(experiment: 'Experiment') -> dict[str, str]:
+  """Returns the fingerprint of each source that an experiment trains on or evaluates with, by its settings."""
+  tasks = [experiment.task, *(item.task for item in experiment.evaluations.values())]
+  sources = {task.source.describe(): task.source for task in tasks if task is not None}
+  return {f'data {name}': source.fingerprint() for name, source in sources.items()}
 
 
 @functools.cache
@@ -62,7 +73,7 @@ def _digest(name: str) -> str:
   files = sorted(file.parent.rglob('*.py')) if hasattr(module, '__path__') else [file]
   digest = hashlib.sha256()
   for path in files:
-    digest.update(path.read_bytes() if path.is_file() else b'')
+    digest.update(_read(path))
   return digest.hexdigest()[:12]
 
 
@@ -77,15 +88,29 @@ def _repository(folder: Path) -> Path | None:
   return next((path for path in folders if (path / '.git').exists()), None)
 
 
-def _head(repository: Path) -> str:
-  """Returns 12 digits of the checked-out commit, with '+' appended if files differ from it."""
-  head = _git(repository, 'rev-parse', '--short=12', 'HEAD')
-  changes = _git(repository, 'status', '--porcelain', '--untracked-files=no')
-  if head and changes is not None:
-    return head + ('+' if changes else '')
+def _head(folder: Path, paths: str) -> str:
+  """Returns 12 digits of the checked-out commit, with '+' and a digest appended if files differ from it.
+
+  Args:
+    folder: a folder in the repository.
+    paths: the source code in `folder`, as a pathspec of git; changes of other files do not count. New Python files
+      count if git does not ignore them.
+  """
+  head = _git(folder, 'rev-parse', '--short=12', 'HEAD')
+  changes = _git(folder, 'diff', '--no-ext-diff', '--no-textconv', '--binary', 'HEAD', '--', paths)
+  new = _git(folder, 'ls-files', '--others', '--exclude-standard', '-z', '--', paths)
+  if head and changes is not None and new is not None:
+    files = {name: _read(folder / name) for name in sorted(new.split('\0')) if name.endswith('.py')}
+    if not changes and not files:
+      return head
+    return f'{head}+{hashlib.sha256(repr((changes, files)).encode()).hexdigest()[:8]}'
   # git is missing, or refuses a repository that belongs to another user.
-  head = _read_head(repository / '.git')
+  head = _read_head((_repository(folder) or folder) / '.git')
   return f'{head[:12]} (changes unknown: git failed)' if head else 'unknown: git failed'
+
+
+def _read(path: Path) -> bytes:
+  return path.read_bytes() if path.is_file() else b''
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
@@ -99,6 +124,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
       ['git', '--no-optional-locks', *trusted, '-C', str(folder), *arguments],
       capture_output=True,
       text=True,
+      errors='surrogateescape',
       check=True,
       env=environment,
     )

@@ -81,7 +81,7 @@ class Plan:
     matched: the quantity that is equal for all variants: 'steps', 'parameters', 'flops', ... or ''.
     config: the resolved base config as gin text.
     versions: versions of python, jax, flax, optax, numpy and t2x, and the device, at planning time.
-    commit: commit of the repository, '' without one; '+' marks uncommitted changes.
+    commit: commit of the repository, '' without one; '+' and a digest mark uncommitted changes.
     trials: all trials, in the order of execution.
     file: path of the sweep file, relative to the folder of sweep.json; '' in files of older versions.
   """
@@ -139,7 +139,7 @@ class Outcome:
     compile_seconds: time for tracing and compiling in this process; 0 for later trials of a program.
     tokens_per_second: median over the log intervals of training, without the first.
     memory_bytes: peak memory of the device, or of the process if the device does not report it.
-    made_by: versions, device and commit (see t2x.sweeps.provenance); {} in files of older versions.
+    made_by: versions, device, commits and data (see t2x.sweeps.provenance); {} in files of older versions.
     together: number of trials trained by each vmapped step. If it is larger than 1, seconds and
       `memory_bytes` are equal shares, and `tokens_per_second` is the rate of all trials together.
     conditions: load of the machine. It is None in files of older versions, as are `step_seconds` and

@@ -18,7 +18,7 @@ from t2x.files import write_atomically
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.plan import make_plan
-from t2x.sweeps.plan_table import plan_table
+from t2x.sweeps.plan_table import groups_table, plan_table
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
   Outcome,
@@ -29,7 +29,15 @@ from t2x.sweeps.records import (
   usable_outcome,
   write_plan,
 )
-from t2x.sweeps.runners import InProcess, Pool, Runner, distinct, gpus
+from t2x.sweeps.runners import (
+  InProcess,
+  Pool,
+  Runner,
+  default_together,
+  distinct,
+  gpus,
+  groups_of,
+)
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.timing import cores
@@ -37,7 +45,6 @@ from t2x.terminal import console
 
 _PREALLOCATE = 'XLA_PYTHON_CLIENT_PREALLOCATE'
 _MAX_PROCESSES = 8
-_MAX_TOGETHER = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Local:
   """Settings of the local runner; None: chosen by the kind of device.
 
   Attributes:
-    processes: number of processes, each with its share of the CPU cores or GPUs.
+    processes: number of worker processes, each with its share of the CPU cores or GPUs. 1 runs the trials in this
+      process; if the system kills it, the sweep ends and the next one counts the attempt.
     together: number of trials of one program that each process trains with one vmapped step.
   """
 
@@ -53,7 +61,9 @@ class Local:
   together: int | None = None
 
 
-def run_worker(file: Path, out: Path, share: tuple[int, int], together: int) -> None:
+def run_worker(
+  file: Path, out: Path, share: tuple[int, int], together: int, group: int | None = None
+) -> None:
   """Runs trials of a planned sweep in this process.
 
   Args:
@@ -61,9 +71,11 @@ def run_worker(file: Path, out: Path, share: tuple[int, int], together: int) -> 
     out: output folder with the plan and the trials.
     share: index of this worker, and number of workers.
     together: number of trials of one program that are trained with one vmapped step.
+    group: number of the compiled program whose trials to run; None for all trials.
   """
   origin()  # Cached now, as the commit may change before the first trial ends.
-  trials = distinct(read_plan(out / file.stem).trials)
+  plan = read_plan(out / file.stem)
+  trials = distinct((plan if group is None else _of_group(plan, group)).trials)
   InProcess(share, together).run(trials, out / 'trials', lambda *_: None)
 
 
@@ -75,7 +87,7 @@ def run_sweep(
   settings: Mapping[str, Any],
   *,
   retry: bool = False,
-  dry_run: bool = False,
+  only: Literal['show', 'plan'] | None = None,
 ) -> int:
   """Plans and runs a sweep.
 
@@ -86,7 +98,7 @@ def run_sweep(
     runner: the local runner, or the name of an engine.
     settings: settings of the engine.
     retry: whether to run failed trials again.
-    dry_run: whether to print the plan only.
+    only: 'show' prints the plan; 'plan' also writes it, and prints the groups for `run_group`; neither runs trials.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
@@ -94,10 +106,9 @@ def run_sweep(
   """
   folder, trials_folder = out / file.stem, out / 'trials'
   _check_name(file, folder)
-  # This process leaves the accelerator's memory to the workers, which use the setting of the user.
-  own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
-  os.environ.setdefault(_PREALLOCATE, 'false')
+  own = _leave_memory()
   origin()
+  dry_run = only == 'show'
   with tempfile.TemporaryDirectory() as scratch:
     measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not dry_run)
     plan, configs = make_plan(read_sweep(file, overrides), measure)
@@ -114,8 +125,55 @@ def run_sweep(
       _write_config(trials_folder / name, text)
   except OSError as error:
     raise UserError(f'--out {out} cannot be written: {error.strerror}') from error
+  if only == 'plan':
+    print(groups_table(plan, trials_folder))
+    return 0
   _run(_runner(file, out, runner, settings, own), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
+
+
+def run_group(file: Path, out: Path, group: int, local: Local, *, retry: bool = False) -> int:
+  """Runs the trials of one compiled program of a planned sweep, as one task of a job array.
+
+  Args:
+    file: the sweep file.
+    out: output folder with the plan.
+    group: number of the compiled program, in the order of the plan.
+    local: settings of the local runner; one worker by default.
+    retry: whether to run failed trials again.
+
+  Returns:
+    The exit code, as of `run_sweep`.
+  """
+  folder, trials_folder, own = out / file.stem, out / 'trials', _leave_memory()
+  origin()
+  if not (folder / 'sweep.json').exists():
+    raise UserError(f'{folder} has no sweep.json: run `t2x sweep {file} --groups` first')
+  plan = _of_group(read_plan(folder), group)
+  if retry:
+    _remove_failures(plan.trials, trials_folder)
+  _report_damage(plan.trials, trials_folder, keep=False)
+  processes, together = _local_counts(dataclasses.replace(local, processes=local.processes or 1))
+  runner: Runner = InProcess(together=together)
+  if local.processes != 1:
+    runner = _pool(file, out, processes, together, own, ('--group', str(group)))
+  _run(runner, plan, trials_folder)
+  return _summary(plan, trials_folder, folder)
+
+
+def _of_group(plan: Plan, group: int) -> Plan:
+  """Returns the plan with the trials of one compiled program only."""
+  groups = groups_of(distinct(plan.trials))
+  if group >= len(groups):
+    raise UserError(f'--group {group}: the sweep has {len(groups)} groups, numbered from 0')
+  return dataclasses.replace(plan, trials=tuple(groups[group]))
+
+
+def _leave_memory() -> tuple[str, ...]:
+  """Leaves the accelerator's memory to the workers; returns the variables that they must not inherit."""
+  own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
+  os.environ.setdefault(_PREALLOCATE, 'false')
+  return own
 
 
 def _check_name(file: Path, folder: Path) -> None:
@@ -173,34 +231,48 @@ def _runner(
   own: Sequence[str],
 ) -> Runner:
   """Builds the runner; `own` are environment variables that are not passed to the workers."""
-  folder = out / file.stem
   if runner == 'slurm':
-    return Slurm(folder / 'slurm', settings)
+    return Slurm(out / file.stem / 'slurm', settings)
   if runner == 'ray':
     return Ray(settings)
   if settings:
     raise UserError('--setting requires --runner slurm or ray')
   processes, together = _local_counts(runner)
-  if processes == 1:
+  if runner.processes == 1:
     return InProcess(together=together)
+  return _pool(file, out, processes, together, own)
+
+
+def _pool(
+  file: Path,
+  out: Path,
+  processes: int,
+  together: int,
+  own: Sequence[str],
+  more: Sequence[str] = (),
+) -> Pool:
+  """Builds a pool; `own` are variables that its workers do not inherit, `more` are further arguments of them."""
 
   def command(index: int, count: int) -> list[str]:
-    worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together)]
+    worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together), *more]
     return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker]
 
-  return Pool(command, processes, folder, own)
+  return Pool(command, processes, out / file.stem, own)
 
 
 def _local_counts(requested: Local) -> tuple[int, int]:
-  """Returns the number of processes, and of trials that each trains with one vmapped step.
-
-  On a CPU one process per core is faster than vmapped steps; on an accelerator vmapped steps are.
-  """
+  """Returns the number of processes, and of trials that each trains with one vmapped step."""
   device = jax.devices()[0]
   on_cpu = device.platform == 'cpu'
-  devices = len(gpus()) or jax.local_device_count()
+  names = gpus()
+  if names and requested.processes and requested.processes > len(names):
+    raise UserError(
+      f'--processes {requested.processes}: this process may use {len(names)} GPUs '
+      f'({",".join(names)}), and each worker needs one; --together trains several trials on each GPU'
+    )
+  devices = len(names) or jax.local_device_count()
   processes = requested.processes or (min(cores(), _MAX_PROCESSES) if on_cpu else devices)
-  together = requested.together or (1 if on_cpu else _MAX_TOGETHER)
+  together = requested.together or default_together()
   order = 'one after another' if together == 1 else f'up to {together} of a program together (vmap)'
   count = 'one process' if processes == 1 else f'{processes} processes'
   print(f'on {device.device_kind}: {count}, trials {order} (--processes, --together)')

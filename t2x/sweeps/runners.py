@@ -1,7 +1,7 @@
 """Runners of trials on this machine: this process, or a pool of processes.
 
-Runners coordinate through files in the shared folder: they skip trials that have ended or that
-another process has locked. Any number of runners can work on the same sweep.
+Runners coordinate through files in the shared folder: they skip trials that have ended or whose lease
+another process holds. Any number of runners, on any hosts, can work on the same sweep.
 """
 
 import abc
@@ -9,20 +9,26 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from t2x.errors import Interrupted, UserError
+from t2x.errors import EXIT_INTERRUPTED, Interrupted, UserError
 from t2x.signals import handle_signals, stop_flag
+from t2x.sweeps.leases import Busy, Leases, deaths, record_death
 from t2x.sweeps.records import Outcome, Trial, usable_outcome
-from t2x.sweeps.trial import Busy, Programs, run_trial
+from t2x.sweeps.trial import Programs, run_trial
 from t2x.sweeps.vmapped_trials import run_together
 
 # Called with each trial that has ended, and its outcome.
 OnEnd = Callable[[Trial, Outcome], None]
+
+# Number of workers that may be killed in succession, in the same place of a pool, without running a trial.
+_MAX_IDLE_DEATHS = 2
+_MAX_TOGETHER = 8
 
 
 def distinct(trials: Sequence[Trial]) -> list[Trial]:
@@ -32,6 +38,14 @@ def distinct(trials: Sequence[Trial]) -> list[Trial]:
     if not trial.problem:
       by_folder.setdefault(trial.folder, trial)
   return list(by_folder.values())
+
+
+def groups_of(trials: Iterable[Trial]) -> list[list[Trial]]:
+  """Returns the trials by compiled program, in the order in which the programs first occur."""
+  groups: dict[str, list[Trial]] = {}
+  for trial in trials:
+    groups.setdefault(trial.program, []).append(trial)
+  return list(groups.values())
 
 
 class Runner(abc.ABC):
@@ -55,7 +69,7 @@ class InProcess(Runner):
   Attributes:
     turn: index of this worker, and number of workers. Workers start with different trials.
     together: number of trials of one program that are trained with one vmapped step.
-    wait_seconds: seconds between checks of trials that other processes have locked.
+    wait_seconds: seconds between checks of trials that other processes run.
   """
 
   turn: tuple[int, int] = (0, 1)
@@ -63,12 +77,12 @@ class InProcess(Runner):
   wait_seconds: float = 2.0
 
   def run(self, trials, folder, on_end):
-    programs, stopped = Programs(), stop_flag()
+    programs, leases, stopped = Programs(), Leases(), stop_flag()
     waiting = list(self._order(trials))
     while waiting:
       busy = []
-      for group in self._groups(waiting):
-        outcomes = self._run(group, folder, programs)
+      for group in self._groups(waiting, folder):
+        outcomes = self._run(group, folder, programs, leases)
         for trial in group:
           if trial.folder in outcomes:
             on_end(trial, outcomes[trial.folder])
@@ -80,30 +94,37 @@ class InProcess(Runner):
         time.sleep(self.wait_seconds)
       waiting = busy
 
-  def _run(self, group: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
-    """Runs the trials and returns their outcomes; trials locked by other processes have none."""
+  def _run(
+    self, group: Sequence[Trial], folder: Path, programs: Programs, leases: Leases
+  ) -> dict[str, Outcome]:
+    """Runs the trials and returns their outcomes; trials that other processes run have none."""
     if len(group) > 1:
-      return run_together(group, folder, programs)
+      return run_together(group, folder, programs, leases)
     (trial,) = group
     try:
-      return {trial.folder: run_trial(trial, folder, programs)}
+      return {trial.folder: run_trial(trial, folder, programs, leases)}
     except Busy:
       return {}
 
-  def _groups(self, trials: Sequence[Trial]) -> Iterator[list[Trial]]:
-    """Yields groups of up to `together` adjacent trials of the same program."""
+  def _groups(self, trials: Sequence[Trial], folder: Path) -> Iterator[list[Trial]]:
+    """Yields groups of up to `together` adjacent trials of the same program.
+
+    A trial whose last process was killed is the only one of its group, so that it cannot end the others.
+    """
     for _, same in itertools.groupby(trials, key=lambda trial: trial.program):
       members = list(same)
+      alone = [trial for trial in members if self.together > 1 and deaths(folder / trial.folder)]
+      members = [trial for trial in members if trial not in alone]
       for i in range(0, len(members), self.together):
         yield members[i : i + self.together]
+      for trial in alone:
+        yield [trial]
 
   def _order(self, trials: Sequence[Trial]) -> Iterator[Trial]:
     """Yields the trials by program, starting with the share of this worker."""
     index, count = self.turn
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-      groups.setdefault(trial.program, []).append(trial)
-    shares = [list(groups.values())[i::count] for i in range(count)]
+    groups = groups_of(trials)
+    shares = [groups[i::count] for i in range(count)]
     own, *others = [*shares[index:], *shares[:index]]
     for group in own:
       yield from group
@@ -133,20 +154,33 @@ class Pool(Runner):
     waiting = {trial.folder: trial for trial in trials}
     stopped = stop_flag()
     with handle_signals(lambda *_: None):
-      workers = [self._start(i) for i in range(min(self.num_processes, len(waiting)))]
+      places = range(min(self.num_processes, len(waiting)))
+      workers = {index: self._start(index) for index in places}
+      idle_deaths = dict.fromkeys(places, 0)
       try:
-        while waiting or any(worker.poll() is None for worker in workers):
+        while waiting or any(worker.poll() is None for worker in workers.values()):
           for name in list(waiting):
             if outcome := usable_outcome(folder / name):
               on_end(waiting.pop(name), outcome)
           if stopped():
             raise Interrupted
-          idle = waiting and all(worker.poll() is not None for worker in workers)
+          for index, worker in list(workers.items()):
+            if worker.poll() in (None, 0, EXIT_INTERRUPTED) or not waiting:
+              continue
+            killed = _record_deaths(worker, list(waiting.values()), folder)
+            idle_deaths[index] = 0 if killed else idle_deaths[index] + 1
+            del workers[index]
+            if idle_deaths[index] <= _MAX_IDLE_DEATHS:
+              print(f'worker {index} died ({_how(worker)}){killed}: restarted', file=sys.stderr)
+              workers[index] = self._start(index)
+          # A worker that has just been killed is replaced in the next round.
+          over = (worker.poll() in (0, EXIT_INTERRUPTED) for worker in workers.values())
+          idle = waiting and all(over)
           if idle and not any(usable_outcome(folder / name) for name in waiting):
             raise UserError(f'the workers ended early: see {self.logs}/worker-*.log', 1)
           time.sleep(0.5)
       finally:
-        self._stop(workers)
+        self._stop(workers.values())
 
   def _start(self, index: int) -> subprocess.Popen:
     inherited = {name: value for name, value in os.environ.items() if name not in self.own}
@@ -163,7 +197,7 @@ class Pool(Runner):
         env=environment,
       )
 
-  def _stop(self, workers: Sequence[subprocess.Popen]) -> None:
+  def _stop(self, workers: Iterable[subprocess.Popen]) -> None:
     running = [worker for worker in workers if worker.poll() is None]
     if running:
       print(f'stopping: {len(running)} workers finish their step and save', file=sys.stderr)
@@ -171,6 +205,37 @@ class Pool(Runner):
       worker.terminate()
     for worker in running:
       worker.wait()
+
+
+def _record_deaths(worker: subprocess.Popen, trials: Sequence[Trial], folder: Path) -> str:
+  """Records in the leases of a worker how it died; returns its trials as text, '' without any."""
+  killed = [
+    f'{trial.variant}, seed {trial.seed}'
+    for trial in trials
+    if record_death(folder / trial.folder, worker.pid, _how(worker))
+  ]
+  return f' in {"; ".join(killed)}' if killed else ''
+
+
+def _how(worker: subprocess.Popen) -> str:
+  """Returns the signal that ended a process ('SIGKILL'), or its exit code."""
+  code = worker.returncode
+  if code >= 0:
+    return f'exit code {code}'
+  try:
+    return signal.Signals(-code).name
+  except ValueError:  # A real-time signal has no name.
+    return f'signal {-code}'
+
+
+def default_together() -> int:
+  """Returns the number of trials of a program that a process trains with one vmapped step.
+
+  On a CPU one process per core is faster than vmapped steps; on an accelerator vmapped steps are.
+  """
+  import jax
+
+  return 1 if jax.default_backend() == 'cpu' else _MAX_TOGETHER
 
 
 def gpus() -> list[str]:
@@ -201,13 +266,10 @@ def _share(index: int, count: int) -> dict[str, str]:
   names = gpus()
   if not names:
     return {}
-  each = max(len(names) // count, 1)
-  own = [names[(index * each + i) % len(names)] for i in range(each)]
+  each = len(names) // count
+  own = names[index * each : (index + 1) * each]
   # A selection of devices by JAX in the parent process is already applied in `names`.
-  share = {'CUDA_VISIBLE_DEVICES': ','.join(own), 'JAX_CUDA_VISIBLE_DEVICES': 'all'}
-  if count > len(names):
-    share['XLA_PYTHON_CLIENT_MEM_FRACTION'] = f'{0.9 * len(names) / count:.3f}'
-  return share
+  return {'CUDA_VISIBLE_DEVICES': ','.join(own), 'JAX_CUDA_VISIBLE_DEVICES': 'all'}
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Measures the time of a training step on this machine, for budgets in seconds."""
 
+import itertools
 import json
 import statistics
 import time
@@ -10,6 +11,7 @@ import jax
 
 from t2x import config as config_lib
 from t2x.files import write_atomically
+from t2x.ranges import TRAINING_STEPS, TRIAL_SEED
 from t2x.sweeps.json_files import Damaged, is_number, read_json
 from t2x.train import TrainingRun
 
@@ -32,7 +34,8 @@ def step_seconds(
   def measure(config: config_lib.Config, identity: str) -> float:
     # The time of a step does not depend on the number of steps.
     experiment = config.build()
-    short = config_lib.identity(config, without=['Trainer.seed', 'Trainer.num_steps'])
+    without = (config_lib.parameters_with(config, role) for role in (TRIAL_SEED, TRAINING_STEPS))
+    short = config_lib.identity(config, without=[*itertools.chain(*without)])
     if short not in seconds:
       run = TrainingRun(experiment, scratch / identity)
       seconds[short] = _measure(run)

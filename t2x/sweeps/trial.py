@@ -11,20 +11,19 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import Interrupted, UserError, error_line, printable
-from t2x.files import file_lock
 from t2x.run_folder import claim_folder
 from t2x.sweeps.json_files import is_number, metric_lines
-from t2x.sweeps.plan import SEED, identity_of
-from t2x.sweeps.provenance import modules, origin
+from t2x.sweeps.leases import Lease, Leases
+from t2x.sweeps.plan import seed_of
+from t2x.sweeps.provenance import data, modules, origin
 from t2x.sweeps.records import Outcome, Trial, usable_outcome, write_outcome
 from t2x.sweeps.timing import Compilation, conditions, median_rate, step_seconds
 from t2x.train import Diverged, TrainProgram, train
 
 log = logging.getLogger('t2x')
 
-
-class Busy(Exception):
-  """Raised if another process runs the trial."""
+# Attempts of a trial whose process is killed before it saves a checkpoint; then the trial has failed.
+MAX_ATTEMPTS = 2
 
 
 class Programs:
@@ -54,6 +53,7 @@ def run_trial(
   trial: Trial,
   folder: Path,
   programs: Programs | None = None,
+  leases: Leases | None = None,
 ) -> Outcome:
   """Trains or resumes a trial, and writes its outcome.
 
@@ -63,6 +63,7 @@ def run_trial(
     trial: the trial.
     folder: OUT/trials, with the run folder of the trial and its config.gin.
     programs: cache of the program of earlier trials.
+    leases: leases of this process.
 
   Raises:
     Busy: another process runs the trial.
@@ -70,26 +71,33 @@ def run_trial(
   """
   run = folder / trial.folder
   shared = programs or Programs()
-  with locked_trial(run):
-    outcome = usable_outcome(run)
+  # Without a lease: a trial that has ended needs no attempt.
+  if outcome := usable_outcome(run):
+    return outcome
+  with (leases or Leases()).hold(run) as lease:
+    outcome = outcome_before(run, lease)
     if outcome is None:
       with output_to(run / 'log.txt'):
         outcome = train_trial(trial, run, functools.partial(shared.of, trial))
     return outcome
 
 
-@contextlib.contextmanager
-def locked_trial(run: Path) -> Iterator[None]:
-  """Locks a trial; raises Busy if another process has locked it."""
+def outcome_before(run: Path, lease: Lease) -> Outcome | None:
+  """Returns the outcome of a trial whose lease this process holds; None if it is to be trained.
 
-  def busy():
-    raise Busy
-
-  with file_lock(run / '.trial', busy):
-    # Left by a process that was killed while writing. (A planner may be writing config.gin now.)
-    for path in run.glob('*.json*.tmp'):
-      path.unlink(missing_ok=True)
-    yield
+  A trial has failed if the processes of its last attempts were killed without saving a checkpoint.
+  """
+  # Left by a process that was killed while writing. (A planner may be writing config.gin now.)
+  for path in run.glob('[!.]*.json*.tmp'):
+    path.unlink(missing_ok=True)
+  outcome = usable_outcome(run)
+  if outcome is None and len(lease.deaths) >= MAX_ATTEMPTS:
+    kills = ', '.join(lease.deaths)
+    memory = ' (memory may be exhausted)' if 'SIGKILL' in lease.deaths else ''
+    reason = f'its process was killed in {len(lease.deaths)} attempts: {kills}{memory}'
+    outcome = Outcome(status='failed', reason=reason, made_by=origin())
+    write_outcome(run, outcome)
+  return outcome
 
 
 def train_trial(
@@ -133,8 +141,9 @@ def _train(
       config = config_of(trial, run)
       made_by = made_by | modules(config)
       with claim_folder(run, config, fresh=False):
-        program = program_of(config)
-        metrics = train(config.build(), run, config_lib.render(config), program=program)
+        program, experiment = program_of(config), config.build()
+        made_by |= data(experiment)
+        metrics = train(experiment, run, config_lib.render(config), program=program)
     memory = program.memory_bytes()
   except Exception as error:
     if isinstance(error, (Interrupted, *reraise)):
@@ -168,12 +177,14 @@ def config_of(trial: Trial, run: Path) -> config_lib.Config:
     UserError: it is not the config of the trial: it was written by another version of t2x, or edited.
   """
   file = run / 'config.gin'
-  if identity_of([file]) != trial.identity:
+  config = read_config([file])
+  seed = seed_of(config)
+  if config_lib.identity(config, without=[seed]) != trial.identity:
     raise UserError(
       f'{file} does not resolve to the config of trial {trial.folder}: run the same `t2x sweep` '
       'command again'
     )
-  return read_config([file], [f'{SEED}={trial.seed}'])
+  return read_config([file], [f'{seed}={trial.seed}'])
 
 
 @contextlib.contextmanager

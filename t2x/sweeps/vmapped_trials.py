@@ -22,12 +22,12 @@ import jax.numpy as jnp
 
 from t2x.errors import Interrupted, UserError, error_line
 from t2x.signals import forward_signals, stop_flag
-from t2x.sweeps.records import Outcome, Trial, usable_outcome
+from t2x.sweeps.leases import Busy, Leases
+from t2x.sweeps.records import Outcome, Trial
 from t2x.sweeps.trial import (
-  Busy,
   Programs,
   config_of,
-  locked_trial,
+  outcome_before,
   output_to,
   train_trial,
 )
@@ -46,7 +46,9 @@ class VmappedStepError(Exception):
 _VMAP_ERRORS = (VmappedStepError, jax.errors.JaxRuntimeError)
 
 
-def run_together(trials: Sequence[Trial], folder: Path, programs: Programs) -> dict[str, Outcome]:
+def run_together(
+  trials: Sequence[Trial], folder: Path, programs: Programs, leases: Leases
+) -> dict[str, Outcome]:
   """Trains trials of one program at once; otherwise like `run_trial` for each of them.
 
   Their joint output is appended to the log.txt of the first trial.
@@ -55,28 +57,30 @@ def run_together(trials: Sequence[Trial], folder: Path, programs: Programs) -> d
     trials: the trials.
     folder: OUT/trials, with the run folders of the trials.
     programs: cache of the program of earlier trials.
+    leases: leases of this process.
 
   Returns:
-    The outcomes by run folder, including existing ones. Trials that another process has locked are
-    left out.
+    The outcomes by run folder, including existing ones. Trials that another process runs are left out, and
+    so are those whose last process was killed, which must be trained separately.
 
   Raises:
     Interrupted: the process was asked to stop; the next run resumes the trials.
   """
   outcomes: dict[str, Outcome] = {}
   with contextlib.ExitStack() as stack:
-    locked: list[Trial] = []
+    held: list[Trial] = []
     for trial in trials:
-      with contextlib.suppress(Busy):
-        stack.enter_context(locked_trial(folder / trial.folder))
-        outcome = usable_outcome(folder / trial.folder)
-        if outcome is None:
-          locked.append(trial)
-        else:
+      run = folder / trial.folder
+      with contextlib.ExitStack() as own, contextlib.suppress(Busy):
+        lease = own.enter_context(leases.hold(run))
+        if outcome := outcome_before(run, lease):
           outcomes[trial.folder] = outcome
-    if locked:
-      stack.enter_context(output_to(folder / locked[0].folder / 'log.txt'))
-      outcomes |= _train(locked, folder, programs)
+        elif not lease.deaths:
+          held.append(trial)
+          stack.push(own.pop_all())
+    if held:
+      stack.enter_context(output_to(folder / held[0].folder / 'log.txt'))
+      outcomes |= _train(held, folder, programs)
   return outcomes
 
 

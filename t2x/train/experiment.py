@@ -14,7 +14,17 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.initializers import building
 from t2x.models import Model
 from t2x.parallel import Mesh
-from t2x.ranges import Count, Natural, NonNegative, Positive, Range, Rate, Seed, Size
+from t2x.ranges import (
+  Count,
+  Natural,
+  NonNegative,
+  Positive,
+  Range,
+  Rate,
+  Size,
+  TrainingSteps,
+  TrialSeed,
+)
 from t2x.tasks import Evaluator, Task, TextTask
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
@@ -64,12 +74,12 @@ class Trainer:
     writers: constructors of further metric writers (`@WandB`), called with the run folder.
   """
 
-  num_steps: Count
+  num_steps: TrainingSteps
   batch_size: Size
   optimizer: Optimizer = AdamW()
   schedule: Schedule = Cosine()
   groups: Sequence[Group] = ()
-  seed: Seed = 0
+  seed: TrialSeed = 0
   clip_norm: Positive | None = 1.0
   accumulate: Size = 1
   ema_decay: Rate | None = None

@@ -44,6 +44,11 @@ VARIANTS = """{
 TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
 
 
+def in_process(arguments):
+  """One process, unless the test says otherwise: a worker takes seconds to start."""
+  return arguments if '--runner' in arguments else ('--processes', '1', *arguments)
+
+
 @pytest.fixture
 def sweep_file(tmp_path):
   """`sweep_file(variants, extra)` writes a sweep file beside its base; `base`: the latter's macros."""
@@ -68,8 +73,7 @@ def sweep(sweep_file, capsys):
 
   def run(*arguments, extra='', variants=TWO, out='out'):
     file = sweep_file(variants, extra)
-    # One process, unless the test says otherwise: a worker takes seconds to start.
-    line = ['sweep', str(file), '--out', str(file.parent / out), '--processes', '1', *arguments]
+    line = ['sweep', str(file), '--out', str(file.parent / out), *in_process(arguments)]
     code = main(line)
     return code, capsys.readouterr()
 
@@ -84,7 +88,7 @@ def command(sweep_file, tmp_path):
   def start(out='out', *arguments):
     line = [sys.executable, '-m', 't2x', 'sweep', str(file), '--out', str(tmp_path / out)]
     return subprocess.Popen(
-      [*line, '--processes', '1', *arguments],
+      [*line, *in_process(arguments)],
       env=os.environ,
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,

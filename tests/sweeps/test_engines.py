@@ -1,4 +1,4 @@
-"""Trials as jobs of an engine: the shared folder tells what became of them."""
+"""Programs as jobs of an engine: the shared folder tells what became of their trials."""
 
 import dataclasses
 import sys
@@ -9,25 +9,29 @@ import pytest
 
 from t2x.errors import UserError
 from t2x.sweeps.engines import Engine, _run
+from t2x.sweeps.leases import Leases
 from t2x.sweeps.records import Outcome, Trial, read_outcome, write_outcome
-from t2x.sweeps.trial import locked_trial
+from t2x.sweeps.trial import run_trial
 
 
-def trial(name):
-  return Trial(variant=name, point={}, seed=0, identity=name, folder=name)
+def trial(name, program=''):
+  return Trial(variant=name, point={}, seed=0, identity=name, folder=name, program=program or name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Jobs(Engine):
-  """Jobs that do `work` when they are first asked whether they are over."""
+  """Jobs that do `work` on each of their trials when they are asked whether they are over."""
 
   work: Callable
   poll_seconds: float = 0.01
   started: list = dataclasses.field(default_factory=list)
 
-  def start(self, trials, folder):
-    self.started.append([one.folder for one in trials])
-    return [lambda one=one: self.work(folder / one.folder) for one in trials]
+  def start(self, groups, folder):
+    self.started.append([[one.folder for one in group] for group in groups])
+    return [
+      lambda group=group: min(list(map(self.work, [folder / one.folder for one in group])))
+      for group in groups
+    ]
 
 
 @pytest.fixture
@@ -42,24 +46,45 @@ def finish(run):
   return True
 
 
-def test_each_trial_is_a_job(folder):
+def test_trials_of_a_program_are_one_job(folder):
   told = []
   jobs = Jobs(finish)
-  jobs.run([trial(name) for name in 'abc'], folder, lambda one, outcome: told.append(one.folder))
-  assert jobs.started == [['a', 'b', 'c']]
+  trials = [trial('a', 'one'), trial('b', 'two'), trial('c', 'one')]
+  jobs.run(trials, folder, lambda one, outcome: told.append(one.folder))
+  assert jobs.started == [[['a', 'c'], ['b']]]
   assert sorted(told) == ['a', 'b', 'c']
+
+
+def test_a_job_that_is_killed_is_submitted_again_and_then_its_trial_has_failed(folder):
+  def work(run):
+    if run.name != 'b':
+      return finish(run)
+    if len(jobs.started) <= 2:
+      with Leases().hold(run) as lease:
+        lease.release = lambda: None
+        lease._ended.set()
+    else:
+      run_trial(trial('b'), run.parent)
+    return True
+
+  ended = {}
+  jobs = Jobs(work)
+  jobs.run([trial('a'), trial('b')], folder, lambda one, out: ended.update({one.folder: out}))
+  assert jobs.started == [[['a'], ['b']], [['b']], [['b']]]
+  assert ended['a'].status == 'finished' and ended['b'].status == 'failed'
+  assert ended['b'].reason.startswith('its process was killed in 2 attempts: an unknown signal on')
 
 
 def test_a_job_that_is_lost_leaves_the_others_and_is_named(folder):
   told = []
   jobs = Jobs(lambda run: run.name == 'a' or finish(run))
-  with pytest.raises(UserError, match=r'1 jobs ended without an outcome \(a\)'):
+  with pytest.raises(UserError, match=r'1 trials have no outcome although their jobs ended \(a\)'):
     jobs.run([trial(name) for name in 'abc'], folder, lambda one, outcome: told.append(one.folder))
   assert sorted(told) == ['b', 'c']
 
 
 def test_a_trial_that_another_machine_has_is_waited_for_and_run_when_it_is_free(folder):
-  held_elsewhere = locked_trial(folder / 'a')
+  held_elsewhere = Leases().hold(folder / 'a')
   held_elsewhere.__enter__()
   told = []
 
@@ -70,7 +95,7 @@ def test_a_trial_that_another_machine_has_is_waited_for_and_run_when_it_is_free(
 
   jobs = Jobs(finish)
   jobs.run([trial('a'), trial('b')], folder, ended)
-  assert jobs.started == [['b'], ['a']]
+  assert jobs.started == [[['b']], [['a']]]
   assert told == ['b', 'a']
 
 
@@ -78,21 +103,27 @@ def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):
   monkeypatch.chdir('/')
   where = []
 
-  def run_trial(trial, *_):
+  def run_here(trial, *_):
     where.append(Path.cwd())
     return Outcome(status='finished')
 
-  monkeypatch.setattr('t2x.sweeps.engines.run_trial', run_trial)
-  assert _run(trial('a'), folder, folder).status == 'finished'
+  monkeypatch.setattr('t2x.sweeps.runners.run_trial', run_here)
+  _run([trial('a'), trial('b', 'a')], folder, folder)
   # On another machine it may not be there.
-  assert _run(trial('a'), folder, folder / 'missing').status == 'finished'
-  assert where == [folder, folder]
+  _run([trial('a')], folder, folder / 'missing')
+  assert where == [folder] * 3
 
 
 def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
   code, told = sweep('--runner', 'ray')
   assert code == 2 and "pip install 't2x[ray]'" in told.err
+
+
+@pytest.mark.parametrize('option', ['--processes', '--together'])
+def test_options_of_the_local_runner_are_refused_with_an_engine(sweep, option):
+  code, told = sweep('--runner', 'slurm', option, '2')
+  assert code == 2 and 'has no effect with --runner slurm: remove it' in told.err
 
 
 def test_a_machine_without_slurm_is_said(sweep, monkeypatch):

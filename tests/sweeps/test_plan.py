@@ -1,6 +1,7 @@
 """Trials of a sweep: what they are, what they cost, and that budgets are equal."""
 
 import math
+import sys
 
 import jax
 import pytest
@@ -350,3 +351,23 @@ def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines
   assert caught.value.exit_code == 2
   for line in lines:
     assert line in str(caught.value)
+
+
+def test_the_seed_is_the_parameter_annotated_as_one(plan, tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setenv('T2X_TRUST', str(tmp_path))
+  (tmp_path / 'own_trainer.py').write_text(
+    'import dataclasses\n'
+    'from t2x.ranges import TrialSeed\n'
+    'from t2x.train import Trainer\n'
+    '@dataclasses.dataclass(frozen=True, kw_only=True)\n'
+    'class OwnTrainer(Trainer):\n'
+    '  seed: TrialSeed = 3\n'
+  )
+  own = 'import own_trainer\nExperiment.trainer = @own/OwnTrainer()\nOwnTrainer:\n  num_steps = 12\n  batch_size = 32\n'
+  made, configs = plan(base=own, variants="{'gelu': {}}")
+  assert len({trial.identity for trial in made.trials}) == 1
+  for trial in made.trials:
+    path = tmp_path / f'{trial.seed}.gin'
+    path.write_text(configs[trial.folder])
+    assert read_config([path]).build().trainer.seed == trial.seed

@@ -1,12 +1,17 @@
 """Which source code made a result."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from t2x.api import read_config
+from t2x.data.sources.files import TextFiles
+from t2x.data.tokenizers import Bytes
 from t2x.sweeps import provenance
+from t2x.tasks import CausalLM, Losses
+from t2x.train import Experiment
 
 
 def git(folder, *arguments):
@@ -40,7 +45,18 @@ def test_the_commit_is_that_of_the_source_code_wherever_the_command_runs(
   monkeypatch.setenv('GIT_DIR', '/nowhere')
   assert provenance.commit() == head
   (checkout / 't2x' / '__init__.py').write_text('changed = True')
-  assert provenance.commit() == head + '+'
+  changed = provenance.commit()
+  assert re.fullmatch(rf'{head}\+[0-9a-f]{{8}}', changed) and provenance.commit() == changed
+  (checkout / 't2x' / '__init__.py').write_text('changed = False')
+  changed_again = provenance.commit()
+  assert changed_again not in (head, changed)
+  # A new file of the package counts, other files do not.
+  (checkout / 'README').write_text('text')
+  assert provenance.commit() == changed_again
+  (checkout / 't2x' / 'new.py').write_text('')
+  with_new = provenance.commit()
+  (checkout / 't2x' / 'new.py').write_text('1')
+  assert len({head, changed, changed_again, with_new, provenance.commit()}) == 5
 
 
 def test_the_project_has_a_commit_of_its_own(checkout, tmp_path, monkeypatch):
@@ -89,3 +105,19 @@ def test_a_module_of_the_user_has_a_digest(tmp_path, monkeypatch):
   provenance._digest.cache_clear()
   (tmp_path / 'parts_with_digest.py').write_text('class Part:\n  changed = True\n')
   assert provenance.modules(read_config([tmp_path / 'a.gin'])) != found
+
+
+def test_data_is_identified_by_its_content_under_its_settings(tmp_path):
+  paths = [tmp_path / name for name in ('a.txt', 'b.txt')]
+  for path in paths:
+    path.write_text('one\n')
+  sources = [TextFiles(train=str(path), validation=str(path)) for path in paths]
+  experiment = Experiment(
+    task=CausalLM(source=sources[0], tokenizer=Bytes(), length=8),
+    evaluations={'other': Losses(task=CausalLM(source=sources[1], tokenizer=Bytes(), length=8))},
+  )
+  before = provenance.data(experiment)
+  assert list(before) == [f'data {source.describe()}' for source in sources]
+  paths[1].write_text('two\n')
+  after = provenance.data(experiment)
+  assert [before[name] == after[name] for name in before] == [True, False]

@@ -13,11 +13,12 @@ from t2x.api import read_config
 from t2x.cli import main
 from t2x.errors import UserError
 from t2x.signals import handle_signals
-from t2x.sweeps.provenance import origin
+from t2x.sweeps.leases import Busy
+from t2x.sweeps.provenance import data, origin
 from t2x.sweeps.records import Outcome, Trial, read_outcome, read_plan, write_outcome
 from t2x.sweeps.report import write_report
 from t2x.sweeps.runners import InProcess, distinct
-from t2x.sweeps.trial import Busy, run_trial
+from t2x.sweeps.trial import run_trial
 from t2x.train import Cosine, TrainProgram, train
 
 
@@ -55,7 +56,8 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
     }
     assert outcome.memory_bytes > 4 * trial.parameters * 3
     assert outcome.seconds > 0 and outcome.tokens_per_second > 0
-    assert outcome.made_by == origin() and {'jax', 'device', 'commit'} <= outcome.made_by.keys()
+    assert outcome.made_by == origin() | data(config.build())
+    assert {'jax', 'device', 'commit', 'data Digits()'} <= outcome.made_by.keys()
     assert 0 < outcome.step_seconds * trial.num_steps < outcome.seconds
     assert outcome.compile_seconds >= 0 and outcome.conditions.cpus >= 1
     assert outcome.conditions.ended - outcome.conditions.began >= outcome.seconds

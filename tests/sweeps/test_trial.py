@@ -2,8 +2,11 @@
 
 import pytest
 
-from t2x.sweeps.records import read_outcome, read_plan
-from t2x.sweeps.trial import run_trial
+from t2x.sweeps.leases import Leases, num_attempts
+from t2x.sweeps.records import Trial, read_outcome, read_plan
+from t2x.sweeps.runners import InProcess
+from t2x.sweeps.trial import Programs, run_trial
+from t2x.sweeps.vmapped_trials import run_together
 
 
 def test_a_config_that_is_not_the_trials_is_not_trained(sweep, tmp_path):
@@ -28,6 +31,7 @@ def test_what_a_killed_process_was_writing_is_removed(sweep, tmp_path):
   sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
   (folder,) = (tmp_path / 'out' / 'trials').iterdir()
   (trial,) = read_plan(tmp_path / 'out' / 'study').trials
+  (folder / 'trial.json').unlink()
   half = [folder / 'trial.json.0a1b2c3d.tmp', folder / 'metrics.jsonl.0a1b2c3d.tmp']
   for path in half:
     path.write_text('{')
@@ -48,3 +52,51 @@ def test_a_trial_whose_outcome_cannot_be_read_runs_again(sweep, tmp_path, outcom
   assert code == 0 and f'{path} is damaged: ' in told.err
   assert {name: one.metrics for name, one in outcomes().items()} == before
   assert path.with_name('trial.json.damaged').read_text() == '{'
+
+
+def die(run):
+  """A process that holds the lease is killed."""
+  run.mkdir(exist_ok=True)
+  with Leases().hold(run) as lease:
+    lease._ended.set()
+
+
+@pytest.mark.parametrize('together', [1, 2])
+def test_a_trial_whose_process_was_killed_twice_has_failed(tmp_path, together, monkeypatch):
+  monkeypatch.setattr('t2x.sweeps.vmapped_trials._train', lambda trials, *_: dict.fromkeys('c'))
+  trials = [
+    Trial(variant=name, point={}, seed=0, identity=name, folder=name, program='p') for name in 'abc'
+  ]
+  for name in 'ab':
+    die(tmp_path / name)
+  die(tmp_path / 'a')
+  (tmp_path / 'c').mkdir()
+  if together == 1:
+    outcomes = {'a': run_trial(trials[0], tmp_path)}
+  else:
+    # A trial that was killed once may end the others: it is not trained with them.
+    outcomes = run_together(trials, tmp_path, Programs(), Leases())
+    assert list(outcomes) == ['a', 'c']
+  assert outcomes['a'] == read_outcome(tmp_path / 'a') and outcomes['a'].status == 'failed'
+  assert outcomes['a'].reason.startswith('its process was killed in 2 attempts: an unknown signal')
+  # The next attempt, with --retry, is not the third.
+  (tmp_path / 'a' / 'trial.json').unlink()
+  with Leases().hold(tmp_path / 'a') as lease:
+    assert lease.deaths == ()
+
+
+def test_a_trial_of_an_older_version_is_read_and_resumed_without_a_lease(sweep, tmp_path):
+  sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
+  (folder,) = (tmp_path / 'out' / 'trials').iterdir()
+  (trial,) = read_plan(tmp_path / 'out' / 'study').trials
+  before = read_outcome(folder)
+  assert num_attempts(folder) == 1 and (folder / '.trial').exists()
+  for path in folder.glob('.lease-*'):
+    path.unlink()
+  ended = []
+  InProcess().run([trial], folder.parent, lambda one, outcome: ended.append(outcome))
+  # A trial that has ended needs no attempt.
+  assert num_attempts(folder) == 0 and ended == [before]
+  (folder / 'trial.json').unlink()
+  InProcess().run([trial], folder.parent, lambda one, outcome: ended.append(outcome))
+  assert ended[1].metrics == before.metrics and num_attempts(folder) == 1

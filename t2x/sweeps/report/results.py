@@ -145,7 +145,8 @@ class Results:
       return ''
     text = '; '.join(f'{name} {", ".join(values)}' for name, values in mixed.items())
     return (
-      f'Trials differ in versions, device or source code, which may affect the results: {text}.'
+      'Trials differ in versions, device, source code or data, which may affect the results: '
+      f'{text}.'
     )
 
   def progress(self) -> str:
@@ -158,8 +159,8 @@ class Results:
 
 
 def _values(name: str, records: Sequence[Mapping[str, str]]) -> set[str]:
-  """Returns the values of an origin. The project and modules may be missing, others are 'unknown'."""
-  optional = name == 'project' or name.startswith('module ')
+  """Returns the values of an origin. The project, modules and data may be missing, others are 'unknown'."""
+  optional = name == 'project' or name.startswith(('module ', 'data '))
   return {record.get(name, 'unknown') for record in records if name in record or not optional}
 
 

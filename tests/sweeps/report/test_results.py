@@ -215,13 +215,14 @@ def test_variants_of_one_config_are_told(sweep):
   assert notes['relu'].startswith('same config as rezero') and not notes['rezero']
 
 
-def test_modules_that_changed_between_trials_are_told(sweep, change_trial):
+@pytest.mark.parametrize('name', ['module parts', "data TextFiles(train='a.txt')"])
+def test_modules_and_data_that_changed_between_trials_are_told(sweep, change_trial, name):
   folder = sweep(seeds=2, effects={'vanilla': 0.0, 'geglu': 0.1}, diverged=('', 0), failed=('', 0))
   made_by = {'jax': '0.10.0', 'commit': '0123abc'}
-  for name in ('0000abcdef-0', '0000abcdef-1', '0100abcdef-0', '0100abcdef-1'):
-    change_trial(folder, name, made_by=made_by)
+  for run in ('0000abcdef-0', '0000abcdef-1', '0100abcdef-0', '0100abcdef-1'):
+    change_trial(folder, run, made_by=made_by)
   # Of one variant alone.
-  change_trial(folder, '0100abcdef-0', made_by=made_by | {'module parts': 'aaa'})
+  change_trial(folder, '0100abcdef-0', made_by=made_by | {name: 'aaa'})
   assert not read_results(folder).warning()
-  change_trial(folder, '0100abcdef-1', made_by=made_by | {'module parts': 'bbb'})
-  assert 'module parts aaa, bbb' in read_results(folder).warning()
+  change_trial(folder, '0100abcdef-1', made_by=made_by | {name: 'bbb'})
+  assert f'{name} aaa, bbb' in read_results(folder).warning()
