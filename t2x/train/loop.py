@@ -25,6 +25,7 @@ from t2x.train.faults import (
 )
 from t2x.train.interruptions import Clock, Watchdog, interruptible
 from t2x.train.params import Params
+from t2x.train.profiler import Profiler
 from t2x.train.program import TrainProgram
 from t2x.train.run import TrainingRun
 from t2x.train.run_logger import RunLogger
@@ -96,6 +97,7 @@ def _train(
     remove_evaluation_lines(run, start)
   with (
     RunLogger(run, start, saved) as logger,
+    Profiler(run, start, logger) as profiler,
     Watchdog(60 * trainer.stall_minutes, warn=logger.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as device_batches,
   ):
@@ -110,7 +112,11 @@ def _train(
       last = step == trainer.num_steps
       should_log = last or step % trainer.log_every == 0
       activity = f'compiling step {step}' if step == start + 1 else f'step {step}'
-      with watchdog.waiting(activity), jax.transfer_guard_device_to_host('disallow'):
+      with (
+        watchdog.waiting(activity),
+        profiler.step(step),
+        jax.transfer_guard_device_to_host('disallow'),
+      ):
         handle, sums = train_step(handle, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(handle))
