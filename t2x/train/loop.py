@@ -111,12 +111,7 @@ def _train(
         num_units, batch = next(device_batches)
       last = step == trainer.num_steps
       should_log = last or step % trainer.log_every == 0
-      activity = f'compiling step {step}' if step == start + 1 else f'step {step}'
-      with (
-        watchdog.waiting(activity),
-        profiler.step(step),
-        jax.transfer_guard_device_to_host('disallow'),
-      ):
+      with watchdog.waiting(_activity(step, start)), profiler.step(step), _no_implicit_copies():
         handle, sums = train_step(handle, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(handle))
@@ -143,6 +138,15 @@ def _train(
     run.checkpoints.wait()
     logger.end_screen(metrics)
   return metrics
+
+
+def _activity(step: int, start: int) -> str:
+  return f'compiling step {step}' if step == start + 1 else f'step {step}'
+
+
+def _no_implicit_copies() -> contextlib.AbstractContextManager[None]:
+  """Context that raises an error if an array is copied to the host without `jax.device_get`."""
+  return jax.transfer_guard_device_to_host('disallow')
 
 
 def _is_eval_step(trainer: Trainer, step: int) -> bool:

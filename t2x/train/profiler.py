@@ -134,7 +134,7 @@ def operations(events: Iterable[Mapping[str, Any]]) -> dict[str, Operation]:
 def _add_thread(result: dict[str, Operation], events: list[Mapping[str, Any]]) -> None:
   """Adds the events of a thread; the time of an event inside another, as in a loop, is subtracted from it."""
   around: list[tuple[float, Operation]] = []
-  # Of events with one start, the longest is around the others.
+  # Of events with the same start, the longest is around the shorter events.
   for event in sorted(events, key=lambda event: (event['ts'], -event['dur'])):
     while around and around[-1][0] <= event['ts']:
       around.pop()
@@ -146,15 +146,15 @@ def _add_thread(result: dict[str, Operation], events: list[Mapping[str, Any]]) -
     around.append((event['ts'] + event['dur'], operation))
 
 
-def operation_table(found: Mapping[str, Operation], count: int) -> str:
+def operation_table(summed: Mapping[str, Operation], count: int) -> str:
   """Returns a table of the operations with the largest times, and of their total.
 
   Args:
-    found: operations by name.
+    summed: operations by name.
     count: steps times devices, by which calls and times are divided.
   """
-  total = sum(operation.milliseconds for operation in found.values())
-  largest = sorted(found.items(), key=lambda item: (-item[1].milliseconds, item[0]))[:_ROWS]
+  total = sum(operation.milliseconds for operation in summed.values())
+  largest = sorted(summed.items(), key=lambda item: (-item[1].milliseconds, item[0]))[:_ROWS]
 
   def row(name, calls, milliseconds):
     share = milliseconds / total if total else 0.0
@@ -162,5 +162,5 @@ def operation_table(found: Mapping[str, Operation], count: int) -> str:
 
   rows = [('operation', 'calls', 'ms', 'share')]
   rows += [row(name, operation.calls, operation.milliseconds) for name, operation in largest]
-  calls = sum(operation.calls for operation in found.values())
-  return text_table([*rows, row(f'all {len(found):,}', calls, total)], '<>>>')
+  calls = sum(operation.calls for operation in summed.values())
+  return text_table([*rows, row(f'all {len(summed):,}', calls, total)], '<>>>')
