@@ -35,6 +35,7 @@ from t2x.models import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Trainer, TrainingRun
+from t2x.train.flops import flops_per_token, row_lengths
 from t2x.train.params import Blueprint
 from t2x.train.summary import (
   attention_kernels,
@@ -141,7 +142,12 @@ def run_of(model, folder='runs/x', **settings):
   run.trainer = Trainer(**{'num_steps': 10, 'batch_size': 4, 'optimizer': AdamW()} | settings)
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
-  run.program = types.SimpleNamespace(blueprint=Blueprint(model))
+  run.program = types.SimpleNamespace(
+    blueprint=Blueprint(model),
+    flops=flops_per_token(run.task, model),
+    row_lengths=row_lengths(run.task, model),
+    trainer=run.trainer,
+  )
   return run
 
 
