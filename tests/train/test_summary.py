@@ -137,16 +137,16 @@ class BareRun(TrainingRun):
 class Program:
   """What the screens read of a program."""
 
-  def __init__(self, task, trainer, model):
-    self.task, self.trainer, self.blueprint = task, trainer, Blueprint(model)
+  def __init__(self, run, model):
+    self.run, self.trainer, self.blueprint = run, run.trainer, Blueprint(model)
 
   @property
   def flops(self):
-    return flops_per_token(self.task, self.blueprint.shapes)
+    return flops_per_token(self.run.task, self.blueprint.shapes)
 
   @property
   def row_lengths(self):
-    return row_lengths(self.task, self.blueprint.shapes)
+    return row_lengths(self.run.task, self.blueprint.shapes)
 
 
 def run_of(model, folder='runs/x', **settings):
@@ -156,7 +156,7 @@ def run_of(model, folder='runs/x', **settings):
   run.trainer = Trainer(**{'num_steps': 10, 'batch_size': 4, 'optimizer': AdamW()} | settings)
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
-  run.program = Program(run.task, run.trainer, model)
+  run.program = Program(run, model)
   return run
 
 
