@@ -18,6 +18,7 @@ _LEFTOVERS = (
   'fault-*.json',
   'init_from.txt',
   'metrics.jsonl',
+  'profile',
   'samples.jsonl',
   'skips.json',
   'summary.txt',

@@ -149,7 +149,11 @@ def metrics():
   def read(folder: Path) -> list[dict]:
     lines = (folder / 'metrics.jsonl').read_text().splitlines()
     return [
-      {name: value for name, value in json.loads(line).items() if not name.endswith('_per_second')}
+      {
+        name: value
+        for name, value in json.loads(line).items()
+        if name != 'mfu' and not name.endswith('_per_second')
+      }
       for line in lines
     ]
 

@@ -96,7 +96,7 @@ def final_state(folder: Path) -> dict[str, bytes]:
     contents[name] = f'{array.dtype}{array.shape}'.encode() + array.tobytes()
   lines = []
   for line in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines()):
-    lines.append({k: v for k, v in line.items() if not k.endswith('_per_second')})
+    lines.append({k: v for k, v in line.items() if k != 'mfu' and not k.endswith('_per_second')})
   contents['metrics.jsonl'] = json.dumps(lines).encode()
   if (folder / 'samples.jsonl').exists():
     contents['samples.jsonl'] = (folder / 'samples.jsonl').read_bytes()

@@ -4,8 +4,12 @@ import dataclasses
 import importlib.util
 import sys
 
-# Peak bf16 FLOP/s without sparsity and bytes/s of memory, from NVIDIA's data sheets; by part of the device's name.
-DEVICES = {'H200': (989e12, 4.8e12), 'H100': (989e12, 3.35e12), 'A100': (312e12, 2.0e12)}
+# Bytes per second of a device's memory by `jax.Device.device_kind`, from NVIDIA's data sheets.
+MEMORY_BANDWIDTH = {
+  'NVIDIA H200': 4.8e12,
+  'NVIDIA H100 80GB HBM3': 3.35e12,
+  'NVIDIA A100-SXM4-80GB': 2.0e12,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +72,10 @@ def device_limits() -> tuple[float, float] | None:
   """Returns peak FLOP/s and bytes/s of the device; None if they are unknown."""
   import jax
 
+  from t2x.train.speed import PEAK_FLOPS
+
   kind = jax.devices()[0].device_kind
-  return next((limits for name, limits in DEVICES.items() if name in kind), None)
+  return (PEAK_FLOPS[kind], MEMORY_BANDWIDTH[kind]) if kind in MEMORY_BANDWIDTH else None
 
 
 def language_model(size: Size):

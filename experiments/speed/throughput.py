@@ -3,13 +3,15 @@
 python experiments/speed/throughput.py configs/models/gpt2_small.gin experiments/speed/gpt2_bf16.gin
 python experiments/speed/throughput.py configs/runs/quickstart.gin --gin.Trainer.compute_dtype=bfloat16
 
-Prints one JSON object: tokens (or examples) per second, milliseconds per step, model FLOPs utilisation
-(MFU, relative to --peak-tflops) and the peak memory of a device. The loss should decrease, because every
-step uses the same batch.
+Prints one JSON object: tokens (or examples) per second, milliseconds per step, model FLOPs per second and their
+share of the peak of the devices (MFU; see t2x/train/speed.py for the convention and the peaks), seconds to trace and
+lower the train step and to compile it, size of the compiled program, and peak memory of a device. The loss
+should decrease, because every step uses the same batch.
 """
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -47,20 +49,39 @@ def random_batch(program, seed: int = 0):
   return batch
 
 
+def compile_step(program) -> dict:
+  """Compiles the train step of a TrainProgram, and returns the time and the size of the program.
+
+  The size is the number of instructions of the optimised program, with those inside fusions, the bytes of its machine
+  code on a device (0 on CPUs, which do not report it), and the bytes of its temporary arrays.
+  """
+  start = time.perf_counter()
+  lowered = program.lower_step()
+  traced = time.perf_counter()
+  compiled = lowered.compile()
+  end = time.perf_counter()
+  memory = compiled.memory_analysis()
+  return {
+    'trace_seconds': round(traced - start, 2),
+    'compile_seconds': round(end - traced, 2),
+    'instructions': len(re.findall(r'^ +(?:ROOT )?%\S+ = ', compiled.as_text(), re.MULTILINE)),
+    'code_bytes': memory.generated_code_size_in_bytes,
+    'temporary_bytes': memory.temp_size_in_bytes,
+  }
+
+
 def measure(program, steps: int, peak: float | None) -> dict:
   """Trains on one batch and returns the measurements to print."""
   import jax
 
-  from t2x.train.flops import flops_per_token, row_lengths
+  from t2x.train.speed import peak_flops, step_flops
 
-  experiment, model = program.experiment, program.blueprint.shapes
-  task, trainer = experiment.task, experiment.trainer
+  task, trainer = program.experiment.task, program.experiment.trainer
   batch, (state, frozen) = random_batch(program), program.init(trainer.seed)
+  compilation = compile_step(program)
   train_step = program.train_step()
-  start = time.perf_counter()
   state, out = train_step(state, frozen, batch)
   losses = [out.loss]
-  compiled = time.perf_counter() - start
   times = []
   # Timed in groups of ten steps, within which the device does not wait for Python.
   for _ in range(max(1, steps // 10)):
@@ -70,10 +91,9 @@ def measure(program, steps: int, peak: float | None) -> dict:
     losses.append(out.loss)
     times.append((time.perf_counter() - start) / 10)
   seconds = statistics.median(times)
-  lengths = row_lengths(task, model)
-  tokens = trainer.batch_size * sum(lengths.values())
-  flops = flops_per_token(task, model).full * tokens
+  tokens = trainer.batch_size * sum(program.row_lengths.values())
   units = trainer.batch_size if task.unit == 'examples' else tokens
+  flops, peak = step_flops(program) / seconds, peak or peak_flops(program)
   memory = jax.local_devices()[0].memory_stats() or {}
   return {
     'device': f'{jax.device_count()} x {jax.devices()[0].device_kind}',
@@ -81,9 +101,9 @@ def measure(program, steps: int, peak: float | None) -> dict:
     'compute_dtype': trainer.compute_dtype,
     f'{task.unit}_per_second': round(units / seconds, 1),
     'milliseconds_a_step': round(1e3 * seconds, 3),
-    'compile_seconds': round(compiled, 1),
-    'tflops': round(flops / seconds / 1e12, 3),
-    'mfu': round(flops / seconds / 1e12 / peak, 4) if peak else None,
+    **compilation,
+    'tflops': round(flops / 1e12, 3),
+    'mfu': round(flops / peak, 4) if peak else None,
     'peak_gigabytes': round(memory['peak_bytes_in_use'] / 1e9, 2) if memory else None,
     'first_loss': losses[0],
     'last_loss': losses[-1],
@@ -96,7 +116,9 @@ def main() -> int:
   parser.add_argument('files', nargs='+', help='gin files with a model, a task and a trainer')
   parser.add_argument('--steps', type=int, default=100)
   parser.add_argument(
-    '--peak-tflops', type=float, help='peak of all devices together; 989 for one H100 or H200'
+    '--peak-tflops',
+    type=float,
+    help='peak of all devices together (default: bfloat16 peak of known devices)',
   )
   args, bindings = parser.parse_known_args()
   if unknown := [binding for binding in bindings if not binding.startswith('--gin.')]:
@@ -112,7 +134,7 @@ def main() -> int:
   except UserError as error:
     print(error, file=sys.stderr)
     return error.exit_code
-  print(json.dumps(measure(program, args.steps, args.peak_tflops)))
+  print(json.dumps(measure(program, args.steps, args.peak_tflops and 1e12 * args.peak_tflops)))
   return 0
 
 

@@ -23,15 +23,8 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer
+from t2x.models.remat import POLICIES, check_remat
 from t2x.ranges import NonEmpty, Size, TunableRate
-
-_POLICIES = jax.checkpoint_policies
-# Value of `Stack.remat` -> which activations are saved for the backward pass, not recomputed.
-REMAT_POLICIES = {
-  'full': _POLICIES.nothing_saveable,
-  'dots': _POLICIES.dots_saveable,
-  'dots_no_batch': _POLICIES.dots_with_no_batch_dims_saveable,
-}
 
 
 @jax.tree_util.register_dataclass
@@ -84,11 +77,14 @@ class Stack(nnx.Module):
     unroll: number of repeats per iteration of the scan. 1 compiles fastest; `num_layers` runs fastest on a
       CPU.
     remat: rematerialisation policy. None saves all activations; 'full' saves only the inputs of each
-      repeat, 'dots' also matrix products, 'dots_no_batch' only those without batch dimensions.
+      repeat, 'dots' also matrix products, 'dots_no_batch' only those without batch dimensions, 'attention'
+      the outputs of attention, and 'dots_no_batch+attention' both. With saved outputs, kernels with linear
+      memory are not computed again; `Dense` and `XLA` compute their scores again. On CPUs, a fully unrolled
+      stack needs as much memory with any policy as with None.
     stochastic_depth: probability of dropping the last layer; it grows linearly from 0 at the first layer.
 
   Raises:
-    UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown.
+    UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown or has no effect.
   """
 
   def __init__(
@@ -115,8 +111,6 @@ class Stack(nnx.Module):
         f'Stack.num_groups = {num_groups}: must divide {self.num_repeats}, the number of repeats of '
         'Stack.blocks'
       )
-    if remat is not None and remat not in REMAT_POLICIES:
-      raise UserError(f"Stack.remat = '{remat}': must be {', '.join(REMAT_POLICIES)} or None")
     self.num_layers = num_layers
     self.num_groups = num_groups
     self.unroll = unroll
@@ -128,6 +122,8 @@ class Stack(nnx.Module):
 
     with building(num_layers=num_layers):
       self.blocks = stacked(repeat, num_groups, rngs)
+    if remat is not None:
+      check_remat(remat, self.blocks)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> list[dict[str, Cache]]:
     """Returns empty caches: a list over `blocks` whose leaves are stacked to [repeats, batch, ...]."""
@@ -255,7 +251,9 @@ class Stack(nnx.Module):
       return stream, (new, aux, recorded)
 
     if self.remat is not None:
-      repeat = jax.checkpoint(repeat, policy=REMAT_POLICIES[self.remat], prevent_cse=False)
+      # Without a loop between them, XLA would merge the recomputation with the forward pass.
+      is_unrolled = self.unroll >= self.num_repeats
+      repeat = jax.checkpoint(repeat, policy=POLICIES[self.remat], prevent_cse=is_unrolled)
     per_repeat = self._per_repeat(cache, call.key)
     # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
     stream = Stream.initial(x, self.blocks)

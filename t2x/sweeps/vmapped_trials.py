@@ -157,6 +157,11 @@ class VmappedStepper:
       raise UserError(
         'trials can only be trained together on one device: use --together 1 on a larger mesh'
       )
+    if program.trainer.profile_steps is not None:
+      raise UserError(
+        'trials that are trained together cannot be profiled: use --together 1 or leave out '
+        'Trainer.profile_steps'
+      )
     self.program = program
     self.programs = [_MemberProgram.of(program, self, i, v) for i, v in enumerate(values)]
     self.disk = threading.Lock()

@@ -72,6 +72,9 @@ class Trainer:
     stall_minutes: maximum minutes of one step, or of one batch in training or evaluation; the process then
       ends with exit code 1.
     writers: constructors of further metric writers (`@WandB`), called with the run folder.
+    profile_steps: first and last step, both included, to trace with jax.profiler. The trace is written to
+      RUN/profile, and the operations with the largest times are printed. Of several processes, the first
+      traces its devices. A resumed run traces only steps that it takes. None: no trace.
   """
 
   num_steps: TrainingSteps
@@ -99,6 +102,7 @@ class Trainer:
   max_minutes: Positive | None = None
   stall_minutes: Positive = 30.0
   writers: Sequence[Callable[..., MetricWriter]] = ()
+  profile_steps: tuple[Count, Count] | None = None
 
   def __post_init__(self):
     if self.batch_size % self.accumulate:
@@ -106,6 +110,13 @@ class Trainer:
         f'Trainer.accumulate = {self.accumulate} must be a divisor of '
         f'Trainer.batch_size = {self.batch_size}'
       )
+    if self.profile_steps is not None:
+      first, last = self.profile_steps
+      if not 1 <= first <= last <= self.num_steps:
+        raise UserError(
+          f'Trainer.profile_steps = {tuple(self.profile_steps)}: must be the first and the last step of a range '
+          f'of steps from 1 to Trainer.num_steps = {self.num_steps}'
+        )
 
   @property
   def dtypes(self) -> Dtypes:

@@ -25,6 +25,7 @@ from t2x.train.faults import (
 )
 from t2x.train.interruptions import Clock, Watchdog, interruptible
 from t2x.train.params import Params
+from t2x.train.profiler import Profiler
 from t2x.train.program import TrainProgram
 from t2x.train.run import TrainingRun
 from t2x.train.run_logger import RunLogger
@@ -96,6 +97,7 @@ def _train(
     remove_evaluation_lines(run, start)
   with (
     RunLogger(run, start, saved) as logger,
+    Profiler(run, start, logger) as profiler,
     Watchdog(60 * trainer.stall_minutes, warn=logger.terminal.print) as watchdog,
     contextlib.closing(run.train_batches(Skipping(batches, skips), start)) as device_batches,
   ):
@@ -109,8 +111,7 @@ def _train(
         num_units, batch = next(device_batches)
       last = step == trainer.num_steps
       should_log = last or step % trainer.log_every == 0
-      activity = f'compiling step {step}' if step == start + 1 else f'step {step}'
-      with watchdog.waiting(activity), jax.transfer_guard_device_to_host('disallow'):
+      with watchdog.waiting(_activity(step, start)), profiler.step(step), _no_implicit_copies():
         handle, sums = train_step(handle, frozen, batch)
         if step == start + 1:
           check_shardings(run.program.abstract, run.program.state(handle))
@@ -137,6 +138,15 @@ def _train(
     run.checkpoints.wait()
     logger.end_screen(metrics)
   return metrics
+
+
+def _activity(step: int, start: int) -> str:
+  return f'compiling step {step}' if step == start + 1 else f'step {step}'
+
+
+def _no_implicit_copies() -> contextlib.AbstractContextManager[None]:
+  """Context that raises an error if an array is copied to the host without `jax.device_get`."""
+  return jax.transfer_guard_device_to_host('disallow')
 
 
 def _is_eval_step(trainer: Trainer, step: int) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from t2x.parallel import (
   state_shardings,
 )
 from t2x.tasks import Task
-from t2x.train.flops import row_lengths
+from t2x.train.flops import Flops, flops_per_token, row_lengths
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint, Groups, ParamInfo, Params
 from t2x.train.step import (
@@ -225,6 +226,18 @@ class TrainProgram(EvalProgram):
     if self.teacher is not None:
       self.frozen |= self._with_shardings(self.teacher.infos, self.teacher.abstract())
 
+  @functools.cached_property
+  def flops(self) -> Flops:
+    """FLOPs of training per token."""
+    _, task, _ = self.experiment.complete()
+    return flops_per_token(task, self.blueprint.shapes)
+
+  @property
+  def row_lengths(self) -> dict[str, int]:
+    """Tokens per row by top-level part; see `t2x.train.flops.row_lengths`."""
+    _, task, _ = self.experiment.complete()
+    return row_lengths(task, self.blueprint.shapes)
+
   def at(self, values: Mapping[str, float]) -> 'TrainProgram':
     """Returns the same program with other values of its hyperparameters; nothing is compiled again."""
     other = copy.copy(self)
@@ -286,6 +299,11 @@ class TrainProgram(EvalProgram):
       )
     step, scalars = self._compiled['train'], self.scalars
     return lambda state, frozen, batch: step(state, frozen, batch, scalars)
+
+  def lower_step(self) -> jax.stages.Lowered:
+    """Traces and lowers the train step; `compile()` of the result compiles the program of `train_step`."""
+    self.train_step()
+    return self._compiled['train'].lower(self.abstract, self.frozen, self.batch(), self.scalars)
 
   def step(self) -> Callable:
     """Returns the train step that is not jitted, `(state, frozen, batch, scalars) -> (state, StepSums)`."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from t2x.tasks.evaluators import Evaluation
 from t2x.train.faults import Faults
+from t2x.train.speed import peak_flops, step_flops
 from t2x.train.step import StepSums
 from t2x.train.summary import end_screen, parameter_screen, sample_text, start_screen
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
@@ -31,6 +32,7 @@ class Interval:
   Attributes:
     steps: (number, sums) of each step that `totals` has not fetched yet.
     units: tokens or examples of the steps since the process started.
+    num_steps: number of these steps.
     end_time: time.monotonic() at which `poll` first found the last step finished; None before.
   """
 
@@ -38,7 +40,7 @@ class Interval:
     self.faults = faults
     self.sums = {name: np.array(pair, np.float64) for name, pair in (saved or {}).items()}
     self.steps: list[tuple[int, StepSums]] = []
-    self.units = 0
+    self.units = self.num_steps = 0
     self.end_time: float | None = None
 
   def poll(self) -> None:
@@ -79,6 +81,7 @@ class RunLogger(contextlib.AbstractContextManager):
     self.run, self.start = run, start
     self.start_time = time.monotonic() - saved.get('seconds', 0.0)
     self.schedule = run.trainer.schedule.build(run.trainer.num_steps)
+    self.peak = peak_flops(run.program)
     self.terminal: Terminal | Silent = Silent()
     self.samples: MetricWriter = Silent()
     self.timing: MetricWriter = Silent()
@@ -137,6 +140,7 @@ class RunLogger(contextlib.AbstractContextManager):
     """
     self.current.steps.append((step, sums))
     self.current.units += num_units
+    self.current.num_steps += 1
     self.terminal.step(step)
     if self.unwritten is not None:
       # Python may be far ahead of the device: an interval ends when the device has finished it.
@@ -155,7 +159,10 @@ class RunLogger(contextlib.AbstractContextManager):
     end_time = interval.end_time or time.monotonic()
     metrics = self.run.task.summarise(totals)
     metrics['learning_rate'] = self._learning_rate(step)
-    metrics[f'{self.run.task.unit}_per_second'] = interval.units / (end_time - self.interval_start)
+    seconds = end_time - self.interval_start
+    metrics[f'{self.run.task.unit}_per_second'] = interval.units / seconds
+    if self.peak is not None:
+      metrics['mfu'] = interval.num_steps * step_flops(self.run.program) / seconds / self.peak
     self._write(step, 'train', metrics, end_time)
     self.interval_start = end_time
 

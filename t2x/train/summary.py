@@ -28,8 +28,9 @@ from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.text_table import text_table
-from t2x.train.flops import Flops, flops_per_token, row_lengths
+from t2x.train.flops import Flops, row_lengths
 from t2x.train.params import Blueprint, ParamInfo
+from t2x.train.speed import peak_flops
 from t2x.train.writers import clock, format_value
 
 if TYPE_CHECKING:
@@ -130,13 +131,17 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
     width: width of the text in columns.
   """
   model, trainer, task = run.program.blueprint.shapes, run.trainer, run.task
-  lengths = row_lengths(task, model)
-  flops = flops_per_token(task, model)
-  tokens = trainer.batch_size * sum(lengths.values())
+  flops, peak = run.program.flops, peak_flops(run.program)
+  tokens = trainer.batch_size * sum(run.program.row_lengths.values())
   epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
   lines = {
     'model': _model(model),
-    'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * tokens)} per step',
+    'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * tokens)} per step'
+    + (
+      ''
+      if peak is None
+      else f'; MFU relative to {_prefixed(peak)}FLOP/s, causal attention counted half'
+    ),
     'devices': f'{_devices()}, {trainer.compute_dtype}{_mesh(run.mesh, run.experiment.mesh)}',
     'attention': '; '.join(attention_kernels(model, task, trainer.compute_dtype)) or 'none',
     'data': _data(task, rows),
@@ -160,7 +165,7 @@ def _compile_cache() -> str:
 def parameter_screen(run: 'TrainingRun') -> str:
   """Returns the table of parameters, the dtypes of the run, and the formula of its FLOPs."""
   model = run.program.blueprint.shapes
-  flops = _flops(flops_per_token(run.task, model))
+  flops = _flops(run.program.flops)
   return (
     f'{model_table(model)}\n\n'
     f'dtypes: {run.trainer.dtypes}\n'

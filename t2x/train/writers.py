@@ -316,6 +316,8 @@ class Terminal:
     self._metrics_text = f'loss {metrics.get("loss", math.nan):.4f}'
     if rate is not None:
       self._metrics_text += f'  {rate:,.0f} {self.unit}/s'
+    if 'mfu' in metrics:
+      self._metrics_text += f'  MFU {metrics["mfu"]:.1%}'
     now = time.monotonic()
     if self._live is None and (now - self._printed >= self.every or step == self.num_steps):
       self._printed = now

@@ -37,3 +37,5 @@ def test_trains_without_the_packages_of_data(name, experiment):
   assert told['last_loss'] < told['first_loss']
   assert told['milliseconds_a_step'] > 0
   assert told['mfu'] == pytest.approx(told['tflops'], abs=1e-3)
+  assert told['trace_seconds'] > 0 and told['compile_seconds'] > 0
+  assert told['instructions'] > 1000 and told['temporary_bytes'] > 0

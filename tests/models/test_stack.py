@@ -11,6 +11,7 @@ from applying import applied
 from t2x.errors import UserError
 from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, Tokens, Window
 from t2x.models import ParallelBlock
+from t2x.models.remat import POLICIES
 
 
 def call(stack, x, key=None, pattern=Causal()):
@@ -34,7 +35,7 @@ def test_scan_equals_unrolled(make, unroll):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.parametrize('remat', ['full', 'dots', 'dots_no_batch'])
+@pytest.mark.parametrize('remat', POLICIES)
 def test_remat_changes_nothing(make, remat):
   blocks = [make.block(dropout_rate=0.2)]
 

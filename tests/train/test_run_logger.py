@@ -85,7 +85,10 @@ def logger_on(unchecked, monkeypatch):
     )
     run = types.SimpleNamespace(
       trainer=trainer,
-      program=types.SimpleNamespace(groups=types.SimpleNamespace(trained={'w': None})),
+      program=types.SimpleNamespace(
+        groups=types.SimpleNamespace(trained={'w': None}),
+        trainer=types.SimpleNamespace(compute_dtype='float32'),
+      ),
       processes=types.SimpleNamespace(first=False),
       task=types.SimpleNamespace(unit='tokens', summarise=summarise),
     )

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import re
-import types
 from pathlib import Path
 
 import jax
@@ -35,6 +34,7 @@ from t2x.models import (
 from t2x.parallel import Mesh
 from t2x.tasks import CausalLM, ImageClassification, Translation
 from t2x.train import AdamW, Experiment, Trainer, TrainingRun
+from t2x.train.flops import flops_per_token
 from t2x.train.params import Blueprint
 from t2x.train.summary import (
   attention_kernels,
@@ -134,6 +134,21 @@ class BareRun(TrainingRun):
   task = trainer = mesh = None
 
 
+class Program:
+  """What the screens read of a program."""
+
+  def __init__(self, run, model):
+    self.run, self.trainer, self.blueprint = run, run.trainer, Blueprint(model)
+
+  @property
+  def flops(self):
+    return flops_per_token(self.run.task, self.blueprint.shapes)
+
+  @property
+  def row_lengths(self):
+    return row_lengths(self.run.task, self.blueprint.shapes)
+
+
 def run_of(model, folder='runs/x', **settings):
   """A run without data and devices' memory."""
   run = object.__new__(BareRun)
@@ -141,7 +156,7 @@ def run_of(model, folder='runs/x', **settings):
   run.trainer = Trainer(**{'num_steps': 10, 'batch_size': 4, 'optimizer': AdamW()} | settings)
   run.experiment = Experiment(task=run.task, trainer=run.trainer)
   run.folder, run.mesh = Path(folder), Mesh(num_devices=1).build()
-  run.program = types.SimpleNamespace(blueprint=Blueprint(model))
+  run.program = Program(run, model)
   return run
 
 

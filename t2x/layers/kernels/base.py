@@ -15,6 +15,10 @@ from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import Pattern
 from t2x.layers.position_encoding import PositionEncoding
 
+# Name (`jax.ad_checkpoint.checkpoint_name`) of the arrays that a kernel needs for its backward pass besides its
+# inputs, and of its output, for rematerialisation policies that save them.
+ATTENTION_OUTPUT = 'attention_output'
+
 # The fields are not annotated with shapes: arrays may be abstract, and tree functions put leaves other than
 # arrays into them.
 
@@ -188,7 +192,7 @@ class Kernel(abc.ABC):
 
   @abc.abstractmethod
   def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
-    """Computes the output for inputs that the kernel supports."""
+    """Computes the output for inputs that the kernel supports, and names it `ATTENTION_OUTPUT`."""
 
   def __call__(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
     """Checks the inputs and computes the output.

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
@@ -19,6 +20,7 @@ from t2x.layers.base import keep_probability
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import with_rank
 from t2x.layers.kernels.base import (
+  ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
   Kernel,
@@ -225,7 +227,9 @@ def _forward(plan, q, k, v, sink, parameters, constants):
 
 
 def _save(plan, q, k, v, sink, parameters, constants):
-  out, logsumexp = _forward(plan, q, k, v, sink, parameters, constants)
+  results = _forward(plan, q, k, v, sink, parameters, constants)
+  # Named here: the name of the output alone would not save the logsumexp.
+  out, logsumexp = checkpoint_name(results, ATTENTION_OUTPUT)
   return out, (q, k, v, sink, parameters, constants, out, logsumexp)
 
 

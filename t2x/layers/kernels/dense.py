@@ -5,10 +5,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.layers.base import dropout
 from t2x.layers.kernels.base import (
+  ATTENTION_OUTPUT,
   AttentionInputs,
   DotProduct,
   Kernel,
@@ -53,7 +55,8 @@ class Dense(Kernel):
     if inputs.terms is not None and inputs.terms.has_values:
       probabilities = _by_head(probabilities, inputs)
       out += inputs.terms.encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
-    return out if mask is None else zero_masked_queries(out, mask)
+    out = out if mask is None else zero_masked_queries(out, mask)
+    return checkpoint_name(out, ATTENTION_OUTPUT)
 
   def probabilities(self, inputs: AttentionInputs) -> Float[Array, 'batch heads q_len k_len']:
     """Returns the attention probabilities before dropout; 0 for queries that see no key."""

@@ -10,6 +10,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from t2x.layers.base import Tokens
+from t2x.layers.kernels.base import ATTENTION_OUTPUT
 from t2x.layers.patterns import Pattern
 from t2x.layers.tiles import SKIP
 
@@ -50,6 +51,7 @@ def kernel(
       attn_logits_soft_cap=soft_cap,
       head_shards=1,
       q_seq_shards=1,
+      residual_checkpoint_name=ATTENTION_OUTPUT,
       interpret=interpret,
     )
     # Constants of any program, on any device.

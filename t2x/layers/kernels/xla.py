@@ -6,11 +6,18 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.constraints import num_parts
-from t2x.layers.kernels.base import AttentionInputs, DotProduct, Kernel, zero_masked_queries
+from t2x.layers.kernels.base import (
+  ATTENTION_OUTPUT,
+  AttentionInputs,
+  DotProduct,
+  Kernel,
+  zero_masked_queries,
+)
 from t2x.layers.masks import attention_mask
 from t2x.layers.patterns import Pattern
 
@@ -61,7 +68,8 @@ class XLA(Kernel):
       scale=scores.scale,
       implementation='xla',
     )
-    return out if mask is None else zero_masked_queries(out, mask)
+    out = out if mask is None else zero_masked_queries(out, mask)
+    return checkpoint_name(out, ATTENTION_OUTPUT)
 
 
 def _cudnn_limit(scores: DotProduct, inputs: AttentionInputs) -> str | None:

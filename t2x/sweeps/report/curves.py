@@ -11,7 +11,7 @@ MAX_NUMBERS = 250_000
 MAX_POINTS = 200
 # Larger numbers may be rounded to infinity.
 _LARGEST = 1e300
-HIDDEN = ('step', 'split', 'learning_rate')
+HIDDEN = ('step', 'split', 'learning_rate', 'mfu')
 
 
 def curves(results: Results) -> dict[str, Any]:
