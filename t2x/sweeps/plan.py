@@ -73,6 +73,11 @@ def make_plan(
     problems += _inspect_programs(sweep, planned, trials, inspect)
   if problems := problems or [*planner.adjusted_problems()]:
     raise UserError('\n'.join(problems))
+  if planner.goal == 'max' and sweep.failed_above is not None:
+    raise UserError(
+      f'{sweep.file}: Sweep.failed_above needs a metric of which lower is better, and a higher '
+      f"'{sweep.metric}' is better"
+    )
   plan = Plan(
     name=sweep.name,
     baseline=sweep.baseline,
@@ -84,6 +89,9 @@ def make_plan(
     commit=commit(),
     trials=tuple(trials),
     file=str(sweep.file.resolve()),
+    margin=sweep.margin,
+    failed_above=sweep.failed_above,
+    max_seeds=sweep.max_seeds,
   )
   return plan, configs
 
