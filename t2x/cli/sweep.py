@@ -27,6 +27,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument('--retry', action='store_true', help='run failed trials again')
   parser.add_argument(
+    '--confirm',
+    action='store_true',
+    help='run only the variants that help or hurt, with fresh seeds, and write to DIR/<name>-confirm',
+  )
+  parser.add_argument(
     '--runner',
     choices=('local', 'slurm', 'ray'),
     default='local',
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
   out = Path(args.out)
   if args.worker:
     index, total = map(int, args.worker.split('/'))
-    run_worker(Path(args.file), out, (index, total), args.together or 1)
+    run_worker(Path(args.file), out, (index, total), args.together or 1, confirm=args.confirm)
     return 0
   return run_sweep(
     Path(args.file),
@@ -74,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
     _settings(args.setting),
     retry=args.retry,
     dry_run=args.dry_run,
+    confirm=args.confirm,
   )
 
 

@@ -17,7 +17,7 @@ from t2x.errors import UserError
 from t2x.files import write_atomically
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
-from t2x.sweeps.plan import make_plan
+from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import plan_table
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
@@ -31,7 +31,7 @@ from t2x.sweeps.records import (
 )
 from t2x.sweeps.runners import InProcess, Pool, Runner, distinct, gpus
 from t2x.sweeps.step_time import step_seconds
-from t2x.sweeps.sweep import read_sweep
+from t2x.sweeps.sweep import Sweep, read_sweep
 from t2x.sweeps.timing import cores
 from t2x.terminal import console
 
@@ -53,7 +53,9 @@ class Local:
   together: int | None = None
 
 
-def run_worker(file: Path, out: Path, share: tuple[int, int], together: int) -> None:
+def run_worker(
+  file: Path, out: Path, share: tuple[int, int], together: int, *, confirm: bool = False
+) -> None:
   """Runs trials of a planned sweep in this process.
 
   Args:
@@ -61,9 +63,10 @@ def run_worker(file: Path, out: Path, share: tuple[int, int], together: int) -> 
     out: output folder with the plan and the trials.
     share: index of this worker, and number of workers.
     together: number of trials of one program that are trained with one vmapped step.
+    confirm: whether to run the trials of the confirmation.
   """
   origin()  # Cached now, as the commit may change before the first trial ends.
-  trials = distinct(read_plan(out / file.stem).trials)
+  trials = distinct(read_plan(out / _name(file, confirm)).trials)
   InProcess(share, together).run(trials, out / 'trials', lambda *_: None)
 
 
@@ -76,6 +79,7 @@ def run_sweep(
   *,
   retry: bool = False,
   dry_run: bool = False,
+  confirm: bool = False,
 ) -> int:
   """Plans and runs a sweep.
 
@@ -87,12 +91,13 @@ def run_sweep(
     settings: settings of the engine.
     retry: whether to run failed trials again.
     dry_run: whether to print the plan only.
+    confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
     Diverged trials are results, not failures.
   """
-  folder, trials_folder = out / file.stem, out / 'trials'
+  folder, trials_folder = out / _name(file, confirm), out / 'trials'
   _check_name(file, folder)
   # This process leaves the accelerator's memory to the workers, which use the setting of the user.
   own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
@@ -100,7 +105,7 @@ def run_sweep(
   origin()
   with tempfile.TemporaryDirectory() as scratch:
     measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not dry_run)
-    plan, configs = make_plan(read_sweep(file, overrides), measure)
+    plan, configs = _plan(read_sweep(file, overrides), measure, out / file.stem, confirm)
   if retry and not dry_run:
     _remove_failures(plan.trials, trials_folder)
   _report_damage(plan.trials, trials_folder, keep=dry_run)
@@ -114,8 +119,25 @@ def run_sweep(
       _write_config(trials_folder / name, text)
   except OSError as error:
     raise UserError(f'--out {out} cannot be written: {error.strerror}') from error
-  _run(_runner(file, out, runner, settings, own), plan, trials_folder)
+  _run(_runner(file, out, runner, settings, own, confirm), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
+
+
+def _name(file: Path, confirm: bool) -> str:
+  """Returns the name of the folder of a sweep, or of its confirmation."""
+  return f'{file.stem}-confirm' if confirm else file.stem
+
+
+def _plan(
+  sweep: Sweep, measure: StepSeconds, results: Path, confirm: bool
+) -> tuple[Plan, dict[str, str]]:
+  if not confirm:
+    return make_plan(sweep, measure)
+  # Reads the report, which requires an extra.
+  from t2x.sweeps.confirm import confirmation, keep
+
+  fresh, candidates = confirmation(sweep, results)
+  return keep(*make_plan(fresh, measure), candidates)
 
 
 def _check_name(file: Path, folder: Path) -> None:
@@ -171,9 +193,10 @@ def _runner(
   runner: Local | Literal['slurm', 'ray'],
   settings: Mapping[str, Any],
   own: Sequence[str],
+  confirm: bool,
 ) -> Runner:
   """Builds the runner; `own` are environment variables that are not passed to the workers."""
-  folder = out / file.stem
+  folder = out / _name(file, confirm)
   if runner == 'slurm':
     return Slurm(folder / 'slurm', settings)
   if runner == 'ray':
@@ -186,6 +209,7 @@ def _runner(
 
   def command(index: int, count: int) -> list[str]:
     worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together)]
+    worker += ['--confirm'] if confirm else []
     return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker]
 
   return Pool(command, processes, folder, own)

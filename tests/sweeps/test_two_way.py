@@ -79,9 +79,9 @@ def test_moderation_shares_equal_variances_and_leaves_unequal_ones():
   np.testing.assert_allclose(more, freedom)
   # A single outlier keeps its variance and its degrees of freedom.
   one = equal.copy()
-  one[7] = 100
+  one[7] = 15
   variance, more = model.moderated(one, freedom)
-  assert variance[7] == 100 and more[7] < 4.1 < np.median(more)
+  assert variance[7] == 15 and more[7] - 4 < 0.2 * (np.median(more) - 4)
 
 
 def test_the_error_of_a_family_is_a_multivariate_normal_probability():
@@ -120,23 +120,26 @@ def test_stepping_down_leaves_out_rejected_comparisons():
   assert again[1] == again[0], 'not smaller than that of a smaller p-value'
 
 
-@pytest.mark.parametrize(
-  'pattern',
-  [
-    'half of the variants 100',
-    'baseline 10',
-    'one variant 100',
-    'spread over 1 to 100, baseline 1',
-  ],
-)
-def test_errors_stay_below_five_percent_with_unequal_variances(calibrate, pattern, tell):
-  """400 sweeps: pooled variances are wrong in 20 to 50 % of them, limma's moderation in 10 to 30 %."""
-  rates = calibrate.one_setting(pattern, 15, 5, 400)
-  tell('simulated sweeps', pattern, {name: f'{100 * rate:.1f} %' for name, rate in rates.items()})
-  bound = 0.05 + 2 * np.sqrt(0.05 * 0.95 / 400)
+def check_errors(calibrate, pattern, comparisons, seeds, sweeps):
+  rates = calibrate.one_setting(pattern, comparisons, seeds, sweeps)
+  bound = 0.05 + 2 * np.sqrt(0.05 * 0.95 / sweeps)
   assert rates['error new'] <= bound
   assert rates['same'] <= bound
   assert rates['coverage'] >= 1 - bound
+
+
+@pytest.mark.parametrize('pattern', ['baseline 10', 'spread over 1 to 100, baseline 1'])
+def test_errors_stay_below_five_percent_with_unequal_variances(calibrate, pattern):
+  """300 sweeps, at most 7.5 %: with pooled variances 15 to 40 % have errors, with limma's 10 to 30 %."""
+  check_errors(calibrate, pattern, 15, 5, 300)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('comparisons', [4, 15])
+@pytest.mark.parametrize('seeds', [3, 10])
+def test_errors_of_all_patterns_stay_below_five_percent(calibrate, comparisons, seeds):
+  for pattern in calibrate.PATTERNS:
+    check_errors(calibrate, pattern, comparisons, seeds, 1000)
 
 
 def test_power_is_twice_that_of_paired_tests_with_equal_variances(calibrate):
