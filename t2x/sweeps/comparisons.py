@@ -100,7 +100,6 @@ def compare(
   """Compares all planned (variant, baseline) pairs of a sweep, with a joint correction.
 
   A comparison without a p-value counts as p = 1, so that a partial report is as strict as the final one.
-
   Diverged seeds have no value: means and differences are over the seeds that finished. If the
   divergence rates differ, they are compared by Barnard's two-sided test as well. A variant with a
   significantly higher rate 'hurts', with a significantly lower rate 'helps'. A significant mean
@@ -118,11 +117,7 @@ def compare(
   """
   if not planned:
     return []
-  baselines: list[Sample] = []
-  for _, baseline in planned:
-    if baseline not in baselines:
-      baselines.append(baseline)
-  groups = np.array([baselines.index(baseline) for _, baseline in planned])
+  groups = _groups(planned)
   tests = _tests(planned, groups)
   rates = [_divergence(variant, baseline) for variant, baseline in planned]
   both = [_combine(test.p, rate) for test, rate in zip(tests, rates, strict=True)]
@@ -136,32 +131,41 @@ def compare(
   comparisons = []
   for index, (test, rate) in enumerate(zip(tests, rates, strict=True)):
     low, high = _interval(test, wide)
+    p = both[index]
     comparison = Comparison(
       pairs=test.pairs,
       difference=test.difference,
       low=low,
       high=high,
       effect=_effect(test),
-      p=both[index],
-      p_corrected=None if both[index] is None else float(corrected[index]),
+      p=p,
+      p_corrected=None if p is None else float(corrected[index]),
       p_paired=holm[index],
       note=_note(planned[index][0], test),
     )
     verdict = _verdict(comparison, planned[index], goal, rate, level)
     if rate is None and margin is not None and _is_same(test, narrow, margin):
       verdict = 'same'
-    more: int | None = 0
-    if verdict == 'inconclusive':
-      more = None if rate is not None else _more_seeds(test, wide, margin)
+    more = _more_seeds(test, wide, margin) if rate is None else None
+    more = more if verdict == 'inconclusive' else 0
     comparisons.append(dataclasses.replace(comparison, verdict=verdict, more_seeds=more))
   return comparisons
+
+
+def _groups(planned: Sequence[tuple[Sample, Sample]]) -> np.ndarray:
+  """Numbers the baselines of the comparisons."""
+  baselines: list[Sample] = []
+  for _, baseline in planned:
+    if baseline not in baselines:
+      baselines.append(baseline)
+  return np.array([baselines.index(baseline) for _, baseline in planned])
 
 
 def _tests(planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray) -> list[_Test]:
   """Tests the mean differences, with one model for each baseline."""
   tests = [_simple_test(variant, baseline) for variant, baseline in planned]
   for group in np.unique(groups):
-    members = [i for i in np.flatnonzero(groups == group) if tests[i] is None]
+    members = [i for i, test in enumerate(tests) if test is None and groups[i] == group]
     if not members:
       continue
     baseline = planned[members[0]][1]

@@ -73,11 +73,6 @@ def make_plan(
     problems += _inspect_programs(sweep, planned, trials, inspect)
   if problems := problems or [*planner.adjusted_problems()]:
     raise UserError('\n'.join(problems))
-  if planner.goal == 'max' and sweep.failed_above is not None:
-    raise UserError(
-      f'{sweep.file}: Sweep.failed_above needs a metric of which lower is better, and a higher '
-      f"'{sweep.metric}' is better"
-    )
   plan = Plan(
     name=sweep.name,
     baseline=sweep.baseline,
@@ -284,6 +279,8 @@ class _Planner:
     if arm.variant != self.sweep.baseline:
       return resolved if self._target is None else self._match(arm, resolved, self._target)
     self.goal = self.goal or _goal(self.sweep, resolved.config)
+    if self.goal == 'max' and self.sweep.failed_above is not None:
+      raise UserError(f"Sweep.failed_above has no effect: a higher '{self.sweep.metric}' is better")
     self._target = None if self.sweep.match is None else self._quantity(resolved)
     return resolved
 
