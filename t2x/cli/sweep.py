@@ -39,6 +39,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument('--retry', action='store_true', help='run failed trials again')
   parser.add_argument(
+    '--confirm',
+    action='store_true',
+    help='run only the variants that help or hurt, with fresh seeds, and write to DIR/<name>-confirm',
+  )
+  parser.add_argument(
     '--runner',
     choices=('local', 'slurm', 'ray'),
     default='local',
@@ -76,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
   file, out, local = Path(args.file), Path(args.out), Local(args.workers, args.together)
   if args.worker:
     index, total = map(int, args.worker.split('/'))
-    run_worker(file, out, (index, total), args.together or 1, args.group)
+    run_worker(file, out, (index, total), args.together or 1, args.group, confirm=args.confirm)
     return 0
   if args.runner != 'local':
     options = {'--processes': args.workers, '--together': args.together, '--group': args.group}
@@ -87,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_bindings(args)
     if args.setting:
       raise UserError('--setting requires --runner slurm or ray')
-    return run_group(file, out, args.group, local, retry=args.retry)
+    return run_group(file, out, args.group, local, retry=args.retry, confirm=args.confirm)
   return run_sweep(
     file,
     out,
@@ -96,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     _settings(args.setting),
     retry=args.retry,
     only='show' if args.dry_run else 'plan' if args.groups else None,
+    confirm=args.confirm,
   )
 
 

@@ -83,6 +83,9 @@ def make_plan(
     commit=commit(),
     trials=tuple(trials),
     file=str(sweep.file.resolve()),
+    margin=sweep.margin,
+    failed_above=sweep.failed_above,
+    max_seeds=sweep.max_seeds,
   )
   return plan, configs
 
@@ -284,6 +287,8 @@ class _Planner:
     if arm.variant != self.sweep.baseline:
       return resolved if self._target is None else self._match(arm, resolved, self._target)
     self.goal = self.goal or _goal(self.sweep, resolved.config)
+    if self.goal == 'max' and self.sweep.failed_above is not None:
+      raise UserError(f"Sweep.failed_above has no effect: a higher '{self.sweep.metric}' is better")
     self._target = None if self.sweep.match is None else self._quantity(resolved)
     return resolved
 

@@ -84,6 +84,10 @@ class Plan:
     commit: commit of the repository, '' without one; '+' and a digest mark uncommitted changes.
     trials: all trials, in the order of execution.
     file: path of the sweep file, relative to the folder of sweep.json; '' in files of older versions.
+    margin: largest difference that counts as none (Sweep.margin).
+    failed_above: values of the metric above it did not learn (Sweep.failed_above).
+    max_seeds: number of seeds at the last look (Sweep.max_seeds). It is None in files of older versions,
+      as are `margin` and `failed_above`.
   """
 
   name: str
@@ -96,6 +100,9 @@ class Plan:
   commit: str
   trials: tuple[Trial, ...]
   file: str = ''
+  margin: float | None = None
+  failed_above: float | None = None
+  max_seeds: int | None = None
 
   @property
   def variants(self) -> list[str]:

@@ -17,7 +17,7 @@ from t2x.errors import UserError
 from t2x.files import write_atomically
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
-from t2x.sweeps.plan import make_plan
+from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import groups_table, plan_table
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
@@ -39,7 +39,7 @@ from t2x.sweeps.runners import (
   groups_of,
 )
 from t2x.sweeps.step_time import step_seconds
-from t2x.sweeps.sweep import read_sweep
+from t2x.sweeps.sweep import Sweep, read_sweep
 from t2x.sweeps.timing import cores
 from t2x.terminal import console
 
@@ -62,7 +62,13 @@ class Local:
 
 
 def run_worker(
-  file: Path, out: Path, share: tuple[int, int], together: int, group: int | None = None
+  file: Path,
+  out: Path,
+  share: tuple[int, int],
+  together: int,
+  group: int | None = None,
+  *,
+  confirm: bool = False,
 ) -> None:
   """Runs trials of a planned sweep in this process.
 
@@ -72,9 +78,10 @@ def run_worker(
     share: index of this worker, and number of workers.
     together: number of trials of one program that are trained with one vmapped step.
     group: number of the compiled program whose trials to run; None for all trials.
+    confirm: whether to run the trials of the confirmation.
   """
   origin()  # Cached now, as the commit may change before the first trial ends.
-  plan = read_plan(out / file.stem)
+  plan = read_plan(out / _name(file, confirm))
   trials = distinct((plan if group is None else _of_group(plan, group)).trials)
   InProcess(share, together).run(trials, out / 'trials', lambda *_: None)
 
@@ -88,6 +95,7 @@ def run_sweep(
   *,
   retry: bool = False,
   only: Literal['show', 'plan'] | None = None,
+  confirm: bool = False,
 ) -> int:
   """Plans and runs a sweep.
 
@@ -99,19 +107,20 @@ def run_sweep(
     settings: settings of the engine.
     retry: whether to run failed trials again.
     only: 'show' prints the plan; 'plan' also writes it, and prints the groups for `run_group`; neither runs trials.
+    confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
     Diverged trials are results, not failures.
   """
-  folder, trials_folder = out / file.stem, out / 'trials'
+  folder, trials_folder = out / _name(file, confirm), out / 'trials'
   _check_name(file, folder)
   own = _leave_memory()
   origin()
   dry_run = only == 'show'
   with tempfile.TemporaryDirectory() as scratch:
     measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not dry_run)
-    plan, configs = make_plan(read_sweep(file, overrides), measure)
+    plan, configs = _plan(read_sweep(file, overrides), measure, out / file.stem, confirm)
   if retry and not dry_run:
     _remove_failures(plan.trials, trials_folder)
   _report_damage(plan.trials, trials_folder, keep=dry_run)
@@ -128,11 +137,13 @@ def run_sweep(
   if only == 'plan':
     print(groups_table(plan, trials_folder))
     return 0
-  _run(_runner(file, out, runner, settings, own), plan, trials_folder)
+  _run(_runner(file, out, runner, settings, own, confirm), plan, trials_folder)
   return _summary(plan, trials_folder, folder)
 
 
-def run_group(file: Path, out: Path, group: int, local: Local, *, retry: bool = False) -> int:
+def run_group(
+  file: Path, out: Path, group: int, local: Local, *, retry: bool = False, confirm: bool = False
+) -> int:
   """Runs the trials of one compiled program of a planned sweep, as one task of a job array.
 
   Args:
@@ -141,14 +152,16 @@ def run_group(file: Path, out: Path, group: int, local: Local, *, retry: bool = 
     group: number of the compiled program, in the order of the plan.
     local: settings of the local runner; one worker by default.
     retry: whether to run failed trials again.
+    confirm: whether to run trials of the confirmation.
 
   Returns:
     The exit code, as of `run_sweep`.
   """
-  folder, trials_folder, own = out / file.stem, out / 'trials', _leave_memory()
+  folder, trials_folder, own = out / _name(file, confirm), out / 'trials', _leave_memory()
   origin()
   if not (folder / 'sweep.json').exists():
-    raise UserError(f'{folder} has no sweep.json: run `t2x sweep {file} --groups` first')
+    command = f't2x sweep {file} --groups' + (' --confirm' if confirm else '')
+    raise UserError(f'{folder} has no sweep.json: run `{command}` first')
   plan = _of_group(read_plan(folder), group)
   if retry:
     _remove_failures(plan.trials, trials_folder)
@@ -156,7 +169,7 @@ def run_group(file: Path, out: Path, group: int, local: Local, *, retry: bool = 
   processes, together = _local_counts(dataclasses.replace(local, processes=local.processes or 1))
   runner: Runner = InProcess(together=together)
   if local.processes != 1:
-    runner = _pool(file, out, processes, together, own, ('--group', str(group)))
+    runner = _pool(file, out, processes, together, own, confirm, ('--group', str(group)))
   _run(runner, plan, trials_folder)
   return _summary(plan, trials_folder, folder)
 
@@ -174,6 +187,23 @@ def _leave_memory() -> tuple[str, ...]:
   own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
   os.environ.setdefault(_PREALLOCATE, 'false')
   return own
+
+
+def _name(file: Path, confirm: bool) -> str:
+  """Returns the name of the folder of a sweep, or of its confirmation."""
+  return f'{file.stem}-confirm' if confirm else file.stem
+
+
+def _plan(
+  sweep: Sweep, measure: StepSeconds, results: Path, confirm: bool
+) -> tuple[Plan, dict[str, str]]:
+  if not confirm:
+    return make_plan(sweep, measure)
+  # Reads the report, which requires an extra.
+  from t2x.sweeps.confirm import confirmation, keep
+
+  fresh, candidates = confirmation(sweep, results)
+  return keep(*make_plan(fresh, measure), candidates)
 
 
 def _check_name(file: Path, folder: Path) -> None:
@@ -229,10 +259,11 @@ def _runner(
   runner: Local | Literal['slurm', 'ray'],
   settings: Mapping[str, Any],
   own: Sequence[str],
+  confirm: bool,
 ) -> Runner:
   """Builds the runner; `own` are environment variables that are not passed to the workers."""
   if runner == 'slurm':
-    return Slurm(out / file.stem / 'slurm', settings)
+    return Slurm(out / _name(file, confirm) / 'slurm', settings)
   if runner == 'ray':
     return Ray(settings)
   if settings:
@@ -240,7 +271,7 @@ def _runner(
   processes, together = _local_counts(runner)
   if runner.processes == 1:
     return InProcess(together=together)
-  return _pool(file, out, processes, together, own)
+  return _pool(file, out, processes, together, own, confirm)
 
 
 def _pool(
@@ -249,15 +280,17 @@ def _pool(
   processes: int,
   together: int,
   own: Sequence[str],
+  confirm: bool,
   more: Sequence[str] = (),
 ) -> Pool:
   """Builds a pool; `own` are variables that its workers do not inherit, `more` are further arguments of them."""
 
   def command(index: int, count: int) -> list[str]:
     worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together), *more]
+    worker += ['--confirm'] if confirm else []
     return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker]
 
-  return Pool(command, processes, out / file.stem, own)
+  return Pool(command, processes, out / _name(file, confirm), own)
 
 
 def _local_counts(requested: Local) -> tuple[int, int]:

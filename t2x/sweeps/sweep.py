@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from t2x import config as config_lib
 from t2x.errors import UserError, is_printable
-from t2x.ranges import Count, NonEmpty, Rate, Seed, Text
+from t2x.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
 
 
 def shown(binding: str) -> str:
@@ -83,6 +83,13 @@ class Sweep:
       quantity matches ('MLP.hidden_dim', 'Stack.num_layers', 'Trainer.num_steps', 'd_ff'). If there
       are several names, the first that a variant has.
     tolerance: largest deviation of a match, relative to the baseline.
+    margin: largest difference of the metric that counts as none, for the verdict 'same'. None: 'same' is
+      not tested.
+    failed_above: a trial whose final metric is above this value did not learn, such as one at the loss of
+      unigrams. It counts as diverged. None: no limit.
+    max_seeds: number of seeds after which no seeds are added. If it is larger than the number of seeds,
+      more seeds may be added after a report, and the verdicts of all reports are corrected together.
+      None: verdicts after adding seeds are exploratory.
   """
 
   base: Text | Annotated[Sequence[Text], NonEmpty]
@@ -96,6 +103,9 @@ class Sweep:
   match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
   knob: str | Sequence[Text] = ()
   tolerance: Rate = 0.01
+  margin: Positive | None = None
+  failed_above: Finite | None = None
+  max_seeds: Count | None = None
   # Path of the sweep file, and its bindings for all trials.
   file: Path = Path('sweep.gin')
   shared: tuple[str, ...] = ()
@@ -148,6 +158,11 @@ class Sweep:
   def _check_seeds(self) -> None:
     if len(set(self.seed_list)) < len(self.seed_list):
       raise UserError(f'Sweep.seeds = {list(self.seed_list)} contains a seed twice')
+    if self.max_seeds is not None and self.max_seeds < len(self.seed_list):
+      raise UserError(
+        f'Sweep.max_seeds = {self.max_seeds} is smaller than the number of seeds, '
+        f'{len(self.seed_list)}: increase it'
+      )
 
   def _check_grid(self) -> None:
     for name, values in self.grid.items():

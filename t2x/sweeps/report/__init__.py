@@ -6,6 +6,7 @@ from pathlib import Path
 
 from t2x.errors import UserError
 from t2x.files import write_atomically
+from t2x.sweeps.report.looks import record_look
 from t2x.sweeps.report.markdown import markdown
 from t2x.sweeps.report.page import page, report_data
 from t2x.sweeps.report.results import Results, read_results
@@ -22,7 +23,7 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
     results: the result of `read_results(folder)`, if already read.
 
   Returns:
-    The files: results.csv (deterministic), costs.csv (times and memory), report.md and report.html.
+    The files, except looks.json: results.csv (deterministic), costs.csv (times and memory), report.md and report.html.
 
   Raises:
     UserError: the folder is not a sweep folder, its plan is damaged, or a file cannot be written.
@@ -39,6 +40,8 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
       write_atomically(folder / name, text.encode())
     except OSError as error:
       raise UserError(f'{folder / name} cannot be written: {error.strerror}') from error
+  if results.entries and results.ended == len(results.entries):
+    record_look(folder, results.plan)
   return [folder / name for name in files]
 
 

@@ -151,8 +151,9 @@ function drawForest(figure, rows, options) {
   const most = Math.max(far, 1.03 * (widest > 2.5 * usual ? 1.2 * usual : widest)) || 1;
   const range = [-most, most];
   const X = scale(range, names + 8, width - 12);
-  const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': 'Differences to the baseline with 95 % intervals' });
+  const root = svg('svg', { viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Differences to the baseline with ${options.confidence} intervals` });
   const bottom = height - 30;
+  if (isNumber(options.margin)) root.append(svg('rect', { class: 'margin', x: X(Math.max(range[0], -options.margin)), y: 20, width: X(Math.min(range[1], options.margin)) - X(Math.max(range[0], -options.margin)), height: bottom - 20 }));
   const at = ticks(range[0], range[1], Math.max(4, Math.floor((width - names) / 80)));
   tickLabels(at).forEach((text, index) => root.append(
     svg('line', { class: at[index] ? 'grid' : 'axis', x1: X(at[index]), x2: X(at[index]), y1: 20, y2: bottom }),
@@ -164,7 +165,7 @@ function drawForest(figure, rows, options) {
   const marks = [];
   compared.forEach((row, index) => {
     const y = 22 + step * (index + 1) - 12;
-    const color = `var(--${{ helps: 'help', hurts: 'hurt' }[row.verdict] || 'none'})`;
+    const color = `var(--${{ helps: 'help', hurts: 'hurt', same: 'same' }[row.verdict] || 'none'})`;
     const room = Math.floor((above ? width : names) / 6.6);
     const name = row.label.length > room ? row.label.slice(0, room - 1) + '\u2026' : row.label;
     root.append(svg('text', { x: 0, y: above ? y - 9 : y + 4, class: 'name' }, name, svg('title', {}, row.label)));
@@ -174,7 +175,7 @@ function drawForest(figure, rows, options) {
       if (row.difference_low < range[0]) root.append(svg('path', { d: `M${from + 6},${y - 4}L${from},${y}L${from + 6},${y + 4}`, fill: 'none', stroke: color, 'stroke-width': 2 }));
       if (row.difference_high > range[1]) root.append(svg('path', { d: `M${to - 6},${y - 4}L${to},${y}L${to - 6},${y + 4}`, fill: 'none', stroke: color, 'stroke-width': 2 }));
     }
-    const sure = row.verdict === 'helps' || row.verdict === 'hurts';
+    const sure = row.verdict !== 'inconclusive';
     root.append(svg('circle', { cx: X(row.difference), cy: y, r: 4.5, fill: sure ? color : 'var(--paper)', stroke: color, 'stroke-width': 2 }));
     marks.push({ x: X(row.difference), y, row });
   });
@@ -210,7 +211,7 @@ function drawScatter(figure, rows, options) {
   const taken = [];
   const marks = placed.map((row) => ({ x: X(cost(row)), y: Y(row.mean), row }));
   for (const { x, y, row } of marks) {
-    const color = row.verdict === 'baseline' ? 'var(--ink)' : `var(--${{ helps: 'help', hurts: 'hurt' }[row.verdict] || 'none'})`;
+    const color = row.verdict === 'baseline' ? 'var(--ink)' : `var(--${{ helps: 'help', hurts: 'hurt', same: 'same' }[row.verdict] || 'none'})`;
     const filled = row.verdict !== 'inconclusive';
     body.append(svg('circle', { cx: x, cy: y, r: 4.5, fill: filled ? color : 'var(--paper)', stroke: color, 'stroke-width': 1.5 }));
     taken.push([x - 5, y - 5, x + 5, y + 5]);

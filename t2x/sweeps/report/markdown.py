@@ -5,20 +5,27 @@ import re
 import statistics
 from collections.abc import Iterable, Sequence
 
+from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.statistics import MAX_SEEDS
+from t2x.sweeps.two_way import FEWEST
 
-METHOD = (
-  'With the same seed all variants have the same data order, so variants are compared with the '
-  "baseline by paired t tests over the seeds that finished in both, with Holm's correction for all "
-  'planned comparisons of the sweep. The verdict is "helps" or "hurts" if the corrected p is at most '
-  '0.05, and otherwise "inconclusive". Intervals are 95 % t intervals without this correction. '
-  "Effect: mean difference in standard deviations of the differences (Cohen's d_z with Hedges' "
-  'correction). More seeds: number to add for a power of 0.8 if the true effect equals the measured '
-  'one. Diverged seeds have no value and are left out of means and differences. A variant with '
-  'diverged seeds never helps; it hurts if significantly more of its seeds diverge than the '
-  "baseline's (Barnard's test)."
+_METHOD = (
+  'Verdicts: {test}, corrected for all {count} planned comparisons of the sweep (Dunnett, step-down, level '
+  '{level:.3g}){margin}.'
+)
+_DETAILS = (
+  'With the same seed all variants have the same data order, so differences are means over the seeds that '
+  'finished in both. In the two-way model each variant has a noise variance of its own, which is estimated '
+  'without the effects of the seeds and moderated towards the typical variance of the sweep; with '
+  'fewer than {fewest} comparisons at a grid point, paired t tests replace it. The intervals are simultaneous: '
+  'all of them cover the true differences with probability {confidence}. Stepping down is slightly more '
+  'powerful, so that the interval of a verdict may include 0. "p (paired)" is that of the paired t test with '
+  "Holm's correction, for information. Effect: difference in standard deviations of a paired difference, with "
+  "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if that difference is "
+  'zero. Seeds that diverged or did not learn have no value and are left out of means and '
+  "differences; their rates are compared by Barnard's two-sided test, which can decide in both "
+  'directions. A mean difference against the direction of the rates is inconclusive.'
 )
 
 COSTS_METHOD = (
@@ -41,8 +48,10 @@ def markdown(results: Results) -> str:
     + f'{results.progress()}.',
     f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
     *(f'**Damaged:** {_text(damaged)}' for damaged in results.damaged),
+    f'**{_text(look)}**' if (look := results.level.text(plan)) else '',
     _verdicts(results),
-    METHOD,
+    method(results),
+    details(results),
     _matched(results),
     _costs(results),
     _unfinished(results),
@@ -51,6 +60,31 @@ def markdown(results: Results) -> str:
     _origin(results),
   ]
   return '\n\n'.join(part for part in parts if part) + '\n'
+
+
+def method(results: Results) -> str:
+  """Returns one sentence on the tests of the verdicts."""
+  margin = results.plan.margin
+  comparisons = [row for row in results.rows if row.comparison is not None]
+  points = {row.point for row in comparisons}
+  counts = [sum(row.point == point for row in comparisons) for point in points]
+  model = 'a two-way model (variant and seed) with unequal variances'
+  return _METHOD.format(
+    test='paired t tests' if max(counts, default=0) < FEWEST else model,
+    count=len(comparisons),
+    level=results.level.alpha,
+    margin='' if margin is None else f'; same: equivalence tests against a margin of {margin:g}',
+  )
+
+
+def details(results: Results) -> str:
+  """Returns the definitions of the columns of the verdicts."""
+  planned = 'if the true difference is a lower 80 % confidence bound of the measured one'
+  if results.plan.margin is not None:
+    planned = (
+      'to detect a difference of the margin, with an upper 80 % confidence bound of the variance'
+    )
+  return _DETAILS.format(fewest=FEWEST, confidence=results.level.confidence, planned=planned)
 
 
 def decimals(results: Results) -> int:
@@ -119,25 +153,21 @@ def _more(seeds: int | None) -> str:
 def _verdicts(results: Results) -> str:
   digits = decimals(results)
   fixed, signed = f'.{digits}f', f'+.{digits}f'
-  header = ['variant', 'seeds', 'mean', 'sd', '95 % interval', 'difference', '95 % interval']
-  header += ['effect', 'p (Holm)', 'verdict', 'more seeds', 'note']
-
-  def interval(low: float | None, high: float | None, form: str) -> str:
-    return '' if low is None else f'{_number(low, form)} to {_number(high, form)}'
-
+  header = ['variant', 'difference', f'{results.level.confidence} interval', 'verdict', 'p']
+  header += ['p (paired)', 'effect', 'seeds', 'mean', 'sd', 'more seeds', 'note']
   rows = []
   for row in results.rows:
     s, c = row.summary, row.comparison
-    cells = [label(results, row), str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
-    cells.append(interval(s.low, s.high, fixed))
+    cells = [label(results, row)]
     if c is None:
-      cells += ['', '', '', '', 'baseline', '']
+      cells += ['', '', 'baseline', '', '', '']
     else:
-      cells += [_number(c.difference, signed), interval(c.low, c.high, signed)]
-      cells += [_number(c.effect, '+.2f'), _probability(c.p_holm), c.verdict]
-      cells += [_more(c.more_seeds)]
-    rows.append([*cells, row.note])
-  return '## Verdicts\n\n' + _table(header, rows, 'lrrrrrrrrlrl')
+      both = '' if c.low is None else f'{_number(c.low, signed)} to {_number(c.high, signed)}'
+      cells += [_number(c.difference, signed), both, c.verdict, _probability(c.p_corrected)]
+      cells += [_probability(c.p_paired), _number(c.effect, '+.2f')]
+    cells += [str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
+    rows.append([*cells, _more(c.more_seeds) if c else '', row.note])
+  return '## Verdicts\n\n' + _table(header, rows, 'lrrlrrrrrrrl')
 
 
 def _matched(results: Results) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.load import load_note
-from t2x.sweeps.report.markdown import COSTS_METHOD, METHOD, decimals, label
+from t2x.sweeps.report.markdown import COSTS_METHOD, decimals, details, label, method
 from t2x.sweeps.report.results import Results, Row
 
 
@@ -44,6 +44,9 @@ def report_data(results: Results) -> dict[str, Any]:
     'versions': {name: ', '.join(values) for name, values in results.origins.items()},
     'warning': results.warning(),
     'damaged': [*results.damaged],
+    'margin': plan.margin,
+    'confidence': results.level.confidence,
+    'look': results.level.text(plan),
     'load': load_note(results),
   }
   return _finite(content)
@@ -77,7 +80,8 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'difference_low': comparison and comparison.low,
     'difference_high': comparison and comparison.high,
     'effect': comparison and comparison.effect,
-    'p': comparison and comparison.p_holm,
+    'p': comparison and comparison.p_corrected,
+    'p_paired': comparison and comparison.p_paired,
     'verdict': row.verdict,
     'more_seeds': comparison and comparison.more_seeds,
     'note': row.note,
@@ -96,7 +100,8 @@ def page(results: Results) -> str:
   """Returns the content of report.html."""
   data = report_data(results) | {
     'digits': decimals(results),
-    'method': METHOD,
+    'method': method(results),
+    'details': details(results),
     'costs_method': COSTS_METHOD,
     'config': results.plan.config,
     'curves': curves(results),

@@ -8,8 +8,8 @@ const probability = (p) => isNumber(p) ? (p < 0.001 ? '< 0.001' : p.toFixed(3)) 
 const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
 const percent = (value) => `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %`;
 const more = (seeds) => !seeds ? '' : seeds > 1000 ? 'more than 1000' : String(seeds);
-const signs = { helps: '\u25b2', hurts: '\u25bc', inconclusive: '\u25cb', baseline: '' };
-const rank = { helps: 0, hurts: 1, inconclusive: 2, baseline: 3 };
+const signs = { helps: '\u25b2', hurts: '\u25bc', same: '\u2248', inconclusive: '\u25cb', baseline: '' };
+const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, baseline: 4 };
 const COSTS = { parameters: 'parameters', flops_per_token: 'FLOPs per token', flops: 'FLOPs of training', seconds: 'seconds of training steps', memory_bytes: 'memory (MiB)' };
 for (const row of data.rows) if (row.costs.memory_bytes) row.costs.memory_bytes /= 2 ** 20;
 
@@ -61,15 +61,15 @@ const column = (name, key, format, kind = 'number') => ({ name, text: (row) => f
 const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
 const verdictColumns = [
   variantColumn,
+  column('difference', (row) => row.difference, signed),
+  { name: `${data.confidence} interval`, text: (row) => interval(row.difference_low, row.difference_high, signed), sort: (row) => row.difference_low, kind: 'number' },
   { name: 'verdict', text: (row) => `${signs[row.verdict]} ${row.verdict}`.trim(), sort: (row) => rank[row.verdict], kind: null, color: (row) => [row.verdict] },
+  column('p', (row) => row.p, probability),
+  column('p (paired)', (row) => row.p_paired, probability),
+  column('effect', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
   { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
   column(data.metric, (row) => row.mean, fixed),
   column('sd', (row) => row.std, fixed),
-  { name: '95 % interval', text: (row) => interval(row.low, row.high, fixed), sort: (row) => row.low, kind: 'number' },
-  column('difference', (row) => row.difference, signed),
-  { name: '95 % interval', text: (row) => interval(row.difference_low, row.difference_high, signed), sort: (row) => row.difference_low, kind: 'number' },
-  column('effect', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
-  column('p (Holm)', (row) => row.p, probability),
   column('more seeds', (row) => row.more_seeds || null, more),
   ...(data.rows.some((row) => row.note) ? [{ name: 'note', text: (row) => row.note, sort: (row) => row.note, kind: 'long' }] : []),
 ];
@@ -99,14 +99,14 @@ function lines(row) {
   const texts = [row.label, `${data.metric} ${fixed(row.mean)}, ${row.n} of ${row.trials} seeds`];
   if (isNumber(row.difference)) {
     const range = interval(row.difference_low, row.difference_high, signed);
-    texts.push(`difference ${signed(row.difference)}${range ? `, 95 %: ${range}` : ''}`);
+    texts.push(`difference ${signed(row.difference)}${range ? `, ${data.confidence}: ${range}` : ''}`);
     texts.push(`${row.verdict}${isNumber(row.p) ? `, p ${probability(row.p)}` : ''}`);
   }
   if (row.note) texts.push(row.note);
   return texts;
 }
 
-const forest = () => drawForest(byId('forest'), sorted.filter((row) => !isBaseline(row)), { goal: data.goal, lines });
+const forest = () => drawForest(byId('forest'), sorted.filter((row) => !isBaseline(row)), { goal: data.goal, margin: data.margin, confidence: data.confidence, lines });
 
 function scatter() {
   const cost = byId('cost').value;
@@ -218,7 +218,7 @@ function fillPage() {
   byId('name').textContent = data.name;
   byId('question').append('Against ', html('b', {}, data.baseline), ` by ${data.metric} (${lower ? 'lower' : 'higher'} is better), ${data.matched ? `matched ${data.matched}` : 'no matched budget'}.`);
   const count = (verdict) => data.rows.filter((row) => row.verdict === verdict).length;
-  const kinds = [['helps', count('helps') === 1 ? 'helps' : 'help'], ['hurts', count('hurts') === 1 ? 'hurts' : 'hurt'], ['inconclusive', 'inconclusive']];
+  const kinds = [['helps', count('helps') === 1 ? 'helps' : 'help'], ['hurts', count('hurts') === 1 ? 'hurts' : 'hurt'], ...(data.margin === null ? [] : [['same', count('same') === 1 ? 'is the same' : 'are the same']]), ['inconclusive', 'inconclusive']];
   kinds.forEach(([verdict, words], index) => byId('counts').append(index ? ', ' : '', html('b', { class: verdict }, `${signs[verdict]} ${count(verdict)}`), ` ${words}`));
   const partial = data.ended < data.trials;
   const bar = html('div', {});
@@ -226,8 +226,10 @@ function fillPage() {
   byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'Partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
   if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
   for (const line of data.damaged) byId('progress').append(html('p', {}, html('b', {}, 'Damaged: '), line));
+  if (data.look) byId('progress').append(html('p', {}, html('b', {}, data.look)));
   byId('method').textContent = data.method;
-  byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with 95 % intervals (not corrected). Filled: significant after correction. In the order of the table.`;
+  byId('details').textContent = data.details;
+  byId('forest-caption').textContent = `${data.metric}, variant \u2212 baseline, mean over paired seeds with simultaneous ${data.confidence} intervals. Filled: helps, hurts or same.${data.margin === null ? '' : ` Shaded: differences within the margin of ${data.margin}.`} In the order of the table.`;
   byId('scatter-caption').textContent = `Mean quality and median cost of the finished seeds. Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}; for any point off the front, another variant is at least as good at no higher cost.`;
   const deviation = Math.max(0, ...data.rows.map((row) => Math.abs(row.gap)));
   byId('matched').textContent = data.matched ? `Matched: ${data.matched}. Largest deviation from the baseline: ${(100 * deviation).toFixed(2)} %.` : 'No budget was matched.';
@@ -252,7 +254,7 @@ function choices(select, pairs) {
 }
 
 fillPage();
-choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ['inconclusive', 'inconclusive'], ['diverged', 'with diverged seeds']]);
+choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ...(data.margin === null ? [] : [['same', 'same']]), ['inconclusive', 'inconclusive'], ['diverged', 'with diverged seeds']]);
 choices(byId('point'), [['', 'all'], ...data.points.map((name, index) => [String(index), name])]);
 byId('point-label').hidden = data.points.length < 2;
 choices(byId('curve-metric'), data.curves.metrics.map((name) => [name, `${name.slice(name.indexOf('/') + 1)} (${name.split('/', 1)[0]})`]));

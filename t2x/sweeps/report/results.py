@@ -8,18 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.json_files import Damaged, is_number, metric_lines
 from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan
-from t2x.sweeps.statistics import (
-  Comparison,
-  Ranking,
-  Sample,
-  Summary,
-  compare,
-  pareto_front,
-  ranking,
-  summarise,
-)
+from t2x.sweeps.report.looks import Level, level_of, read_looks
+from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
 
 ENDED = ('finished', 'diverged', 'failed')
@@ -106,6 +99,7 @@ class Results:
     rankings: one ranking per point.
     lines: lines of metrics.jsonl by run folder and split, with the seconds from timing.jsonl.
     damaged: one message for each damaged file of a trial.
+    level: level of the verdicts.
   """
 
   plan: Plan
@@ -115,6 +109,7 @@ class Results:
   rankings: Sequence[Ranking]
   lines: Mapping[Path, RunLines]
   damaged: Sequence[str]
+  level: Level = Level()
 
   @property
   def ended(self) -> int:
@@ -193,7 +188,9 @@ def read_results(folder: Path) -> Results:
   samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
   planned = [(point, variant) for point, variant in order if variant != plan.baseline]
   against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
-  verdicts = dict(zip(planned, compare(against, plan.goal), strict=True))
+  level = level_of(plan, read_looks(folder))
+  comparisons = compare(against, plan.goal, margin=plan.margin, level=level.alpha)
+  verdicts = dict(zip(planned, comparisons, strict=True))
   rankings = [
     ranking(
       {variant: samples[at, variant].values for at, variant in order if at == point}, plan.goal
@@ -221,7 +218,7 @@ def read_results(folder: Path) -> Results:
   ]
   rows = _add_fronts(rows, plan)
   curves = {folder: metrics for folder, (metrics, _) in lines.items()}
-  return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)])
+  return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)], level)
 
 
 def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:
@@ -236,14 +233,24 @@ def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:
     damaged.append(f'{error}; `t2x sweep` runs the trial again')
     return Entry(trial, folder, 'failed', str(error), None)
   if outcome is not None:
-    if outcome.status == 'finished' and plan.metric not in outcome.metrics:
-      missing = f"its evaluation has no metric '{plan.metric}'"
-      return Entry(trial, folder, 'failed', missing, outcome)
-    if outcome.status == 'finished' and not _is_usable(outcome.metrics[plan.metric]):
-      return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
+    if outcome.status == 'finished':
+      return _finished(folder, trial, plan, outcome)
     return Entry(trial, folder, outcome.status, outcome.reason, outcome)
   started = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
   return Entry(trial, folder, 'running' if started else 'waiting', '', None)
+
+
+def _finished(folder: Path, trial: Trial, plan: Plan, outcome: Outcome) -> Entry:
+  if plan.metric not in outcome.metrics:
+    missing = f"its evaluation has no metric '{plan.metric}'"
+    return Entry(trial, folder, 'failed', missing, outcome)
+  value = outcome.metrics[plan.metric]
+  if not _is_usable(value):
+    return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
+  if plan.failed_above is not None and value > plan.failed_above:
+    reason = f'did not learn: {plan.metric} {value:.5g} is above {plan.failed_above:g}'
+    return Entry(trial, folder, 'diverged', reason, outcome)
+  return Entry(trial, folder, 'finished', outcome.reason, outcome)
 
 
 def _check_kind(folder: Path, outcome: Outcome, metric: str) -> None:

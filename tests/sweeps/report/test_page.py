@@ -98,7 +98,7 @@ def test_the_command(sweep, capsys):
   folder = sweep()
   assert main(['report', str(folder)]) == 0
   assert '25 of 25 trials ended' in capsys.readouterr().out
-  names = {'results.csv', 'costs.csv', 'report.md', 'report.html', 'sweep.json'}
+  names = {'looks.json', 'results.csv', 'costs.csv', 'report.md', 'report.html', 'sweep.json'}
   assert {path.name for path in folder.iterdir()} == names
   assert main(['report', str(folder), '--json']) == 0
   assert json.loads(capsys.readouterr().out)['rows'][1]['verdict'] == 'helps'

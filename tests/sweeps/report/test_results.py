@@ -80,7 +80,7 @@ def test_a_partial_sweep_gives_a_partial_report(sweep):
   write_report(folder)
   text = (folder / 'report.md').read_text()
   assert 'Partial report: 7 of 25 trials ended: 7 finished, 1 running, 17 waiting.' in text
-  assert '| geglu | 2 |' in text
+  assert [row.summary.n for row in read_results(folder).rows] == [5, 2, 0, 0, 0]
   statuses = [row['status'] for row in rows(folder / 'results.csv') if row['metric'] != 'accuracy']
   assert statuses == ['finished'] * 7 + ['running'] + ['waiting'] * 17
 
@@ -144,7 +144,7 @@ def test_seeds_that_the_baseline_lacks_are_told(sweep):
   assert notes['geglu'] == '2 pairs'
   write_report(folder)
   text = (folder / 'report.md').read_text()
-  assert '| baseline |  | 1 of 5 seeds failed; 2 of 5 seeds diverged |' in text
+  assert '| 1 of 5 seeds failed; 2 of 5 seeds diverged |' in text
   assert '| 2 pairs |' in text
   assert [row['note'] for row in report_data(results)['rows'][:2]] == [notes['vanilla'], '2 pairs']
 
@@ -226,3 +226,39 @@ def test_modules_and_data_that_changed_between_trials_are_told(sweep, change_tri
   assert not read_results(folder).warning()
   change_trial(folder, '0100abcdef-1', made_by=made_by | {name: 'bbb'})
   assert f'{name} aaa, bbb' in read_results(folder).warning()
+
+
+def test_runs_that_did_not_learn_have_no_value(sweep, change_trial):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  for seed in range(5):
+    change_trial(folder, f'0200abcdef-{seed}', metrics={'loss': 6.4 + 0.001 * seed})
+  before = {row.variant: row for row in read_results(folder).rows}['rezero']
+  assert (before.summary.n, before.verdict) == (5, 'hurts')
+  plan = json.loads((folder / 'sweep.json').read_text())
+  (folder / 'sweep.json').write_text(json.dumps(plan | {'failed_above': 6.2}))
+  rezero = {row.variant: row for row in read_results(folder).rows}['rezero']
+  assert (rezero.summary.n, rezero.count('diverged')) == (0, 5)
+  assert rezero.verdict == 'hurts', 'by the rates of divergence'
+  assert rezero.entries[0].reason == 'did not learn: loss 6.4 is above 6.2'
+
+
+def test_a_margin_gives_variants_that_are_the_same(sweep):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  plan = json.loads((folder / 'sweep.json').read_text())
+  (folder / 'sweep.json').write_text(json.dumps(plan | {'margin': 0.1}))
+  write_report(folder)
+  verdicts = {row.variant: row.verdict for row in read_results(folder).rows}
+  assert (verdicts['relu'], verdicts['fixup']) == ('same', 'same')
+  text = (folder / 'report.md').read_text()
+  assert 'same: equivalence tests against a margin of 0.1.' in text
+  assert text.index('| variant | difference | 95 % interval | verdict |') < text.index('Verdicts: ')
+
+
+def test_plans_of_older_versions_can_be_read(sweep):
+  folder = sweep()
+  plan = json.loads((folder / 'sweep.json').read_text())
+  for name in ('margin', 'failed_above', 'max_seeds'):
+    del plan[name]
+  (folder / 'sweep.json').write_text(json.dumps(plan))
+  results = read_results(folder)
+  assert results.plan.margin is None and results.level.alpha == 0.05

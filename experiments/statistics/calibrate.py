@@ -1,0 +1,149 @@
+"""Measures error rates, power and coverage of the statistics of sweeps by simulation.
+
+python experiments/statistics/calibrate.py                      # 5,000 sweeps per setting
+python experiments/statistics/calibrate.py --sweeps 200 --comparisons 15 --seeds 5
+
+Each simulated sweep has a baseline and several variants with the same seeds: a seed has an effect on all
+variants, and each variant has normal noise of its own variance. Verdicts of the two-way model are
+compared with those of paired t tests with Holm's correction, on the same data.
+"""
+
+import argparse
+import math
+import time
+
+import numpy as np
+import scipy
+
+from t2x.sweeps.two_way import Contrasts, paired, single_level, step_down, two_way
+
+LEVEL = 0.05
+_CHUNK = 250
+
+
+def variances(pattern: str, comparisons: int) -> np.ndarray:
+  """Returns the noise variances of the baseline and the variants; the ratio of a pattern is up to 1:100."""
+  noise = np.ones(comparisons + 1)
+  if pattern == 'half of the variants 100':
+    noise[1::2] = 100
+  elif pattern == 'half 100, baseline 100':
+    noise[0::2] = 100
+  elif pattern == 'one variant 100':
+    noise[1] = 100
+  elif pattern == 'baseline 10':
+    noise[0] = 10
+  elif pattern == 'baseline 100':
+    noise[0] = 100
+  elif pattern == 'all variants 100':
+    noise[1:] = 100
+  elif pattern.startswith('spread over 1 to 100'):
+    noise[1:] = 100 ** np.linspace(0, 1, comparisons)
+    noise[0] = 10 if pattern.endswith('baseline 10') else 1
+  return noise
+
+
+PATTERNS = (
+  'equal',
+  'half of the variants 100',
+  'half 100, baseline 100',
+  'one variant 100',
+  'baseline 10',
+  'baseline 100',
+  'all variants 100',
+  'spread over 1 to 100, baseline 1',
+  'spread over 1 to 100, baseline 10',
+)
+
+
+def simulate(
+  generator: np.random.Generator, noise: np.ndarray, sweeps: int, seeds: int
+) -> np.ndarray:
+  """Returns metrics [sweeps, variants, seeds] without differences between the variants."""
+  own = generator.normal(size=(sweeps, len(noise), seeds)) * np.sqrt(noise)[:, None]
+  return own + 2 * generator.normal(size=(sweeps, 1, seeds))
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+  """Returns p-values corrected by Holm's method."""
+  order = np.argsort(p, -1)
+  factors = np.arange(p.shape[-1], 0, -1)
+  corrected = np.maximum.accumulate(np.take_along_axis(p, order, -1) * factors, -1)
+  result = np.empty_like(p)
+  np.put_along_axis(result, order, corrected, -1)
+  return np.minimum(result, 1)
+
+
+def significant(contrasts: Contrasts, old: bool) -> np.ndarray:
+  """Returns which comparisons are significant, by Holm's correction (`old`) or by stepping down."""
+  if old:
+    return holm(contrasts.p) <= LEVEL
+  return step_down(contrasts.p, contrasts.shared, exact_to=LEVEL) <= LEVEL
+
+
+def one_setting(pattern: str, comparisons: int, seeds: int, sweeps: int) -> dict[str, float]:
+  """Returns the rates of a setting.
+
+  error: sweeps without differences in which any variant is declared different.
+  power: detected part of the differences, if a third of the variants differ by 5 standard errors.
+  coverage: sweeps in which all simultaneous intervals cover the true difference.
+  single: part of the intervals without correction that cover it.
+  same: sweeps in which any variant is declared the same, if all differ by exactly the margin of 6
+    standard errors.
+  """
+  generator = np.random.default_rng([comparisons, seeds, PATTERNS.index(pattern)])
+  noise = variances(pattern, comparisons)
+  scale = np.sqrt((noise[1:] + noise[0]) / seeds)
+  effect = np.zeros(comparisons)
+  effect[::3] = 5 * scale[::3]
+  rates: dict[str, list[np.ndarray]] = {}
+
+  def add(name: str, values: np.ndarray) -> None:
+    rates.setdefault(name, []).append(values.astype(float).ravel())
+
+  for start in range(0, sweeps, _CHUNK):
+    values = simulate(generator, noise, min(_CHUNK, sweeps - start), seeds)
+    other = values.copy()
+    other[:, 1:] += effect[:, None]
+    for method, name in ((paired, 'old'), (two_way, 'new')):
+      contrasts = method(values)
+      old = name == 'old'
+      add(f'error {name}', significant(contrasts, old).any(-1))
+      add(f'power {name}', significant(method(other), old)[:, ::3])
+    wide = contrasts.half_width(single_level(contrasts.shared, LEVEL)[:, None])
+    add('coverage', (np.abs(contrasts.difference) <= wide).all(-1))
+    add('single', np.abs(contrasts.difference) <= contrasts.half_width(LEVEL))
+    narrow = contrasts.half_width(single_level(contrasts.shared, 2 * LEVEL)[:, None])
+    margin = 6 * scale
+    add('same', (np.abs(contrasts.difference + margin) + narrow <= margin).any(-1))
+  return {name: float(np.concatenate(parts).mean()) for name, parts in rates.items()}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--sweeps', type=int, default=5000)
+  parser.add_argument('--comparisons', type=int, nargs='+', default=[4, 7, 15, 43])
+  parser.add_argument('--seeds', type=int, nargs='+', default=[3, 5, 10])
+  args = parser.parse_args()
+  header = '| variances | comparisons | seeds | error old | error new | power old | power new '
+  print(f'{header}| coverage, all | coverage, single | false `same` |')
+  print('|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|')
+  began, worst = time.monotonic(), 0.0
+  names = ('error old', 'error new', 'power old', 'power new', 'coverage', 'single', 'same')
+  for comparisons in args.comparisons:
+    for seeds in args.seeds:
+      for pattern in PATTERNS:
+        rates = one_setting(pattern, comparisons, seeds, args.sweeps)
+        cells = ' | '.join(f'{100 * rates[name]:.1f} %' for name in names)
+        print(f'| {pattern} | {comparisons} | {seeds} | {cells} |', flush=True)
+        worst = max(worst, rates['error new'])
+  deviation = math.sqrt(worst * (1 - worst) / args.sweeps)
+  versions = f'numpy {np.__version__}, scipy {scipy.__version__}'
+  print(
+    f'\nlargest error of the new method: {100 * worst:.2f} %, plus two standard errors '
+    f'{100 * (worst + 2 * deviation):.2f} %; {args.sweeps} sweeps per setting, {versions}, '
+    f'{time.monotonic() - began:.0f} s'
+  )
+
+
+if __name__ == '__main__':
+  main()

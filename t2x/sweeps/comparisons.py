@@ -1,0 +1,334 @@
+"""Compares the variants of a sweep with the baseline: differences, intervals and verdicts.
+
+Differences of the metric are tested by the two-way model (see t2x.sweeps.two_way), equivalence by two
+one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419), and divergence rates by Barnard's
+exact test. All tests of a sweep are corrected together.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from scipy import special, stats
+
+from t2x.sweeps.statistics import ALPHA, Goal
+from t2x.sweeps.two_way import Contrasts, paired, single_level, step_down, two_way
+
+Verdict = Literal['helps', 'hurts', 'same', 'inconclusive']
+
+POWER, MAX_SEEDS = 0.8, 1000
+# Confidence of the bounds that the number of further seeds is computed from.
+_BOUND = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+  """Results of the seeds of a variant at a point of the grid.
+
+  Attributes:
+    values: metric of each seed that finished.
+    diverged: number of seeds that diverged or did not learn.
+  """
+
+  values: Mapping[int, float]
+  diverged: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+  """Comparison of a variant with the baseline.
+
+  Attributes:
+    pairs: number of seeds that finished in both.
+    difference: mean of variant - baseline over the pairs; None without pairs.
+    low: lower end of the interval of the difference, simultaneous for all planned comparisons.
+    high: upper end of the interval.
+    effect: the difference in standard deviations of a paired difference, with Hedges' correction. None
+      with fewer than three pairs, or if all differences are equal.
+    p: p-value of the model; None without a test. With different divergence rates, twice the smaller one
+      of its p-value and that of Barnard's test.
+    p_corrected: p-value corrected for all planned comparisons, which determines the verdict.
+    p_paired: p-value of the paired t test corrected by Holm's method, for information.
+    verdict: 'helps' or 'hurts' if p_corrected is at most the level, 'same' if the difference is smaller
+      than the margin, else 'inconclusive'.
+    more_seeds: seeds to add for a power of 0.8, from bounds (see `_more_seeds`). 0 if there is a verdict,
+      MAX_SEEDS + 1 for more than MAX_SEEDS, None if it cannot be computed.
+    note: remarks, such as the number of diverged seeds; '' without any.
+  """
+
+  pairs: int
+  difference: float | None = None
+  low: float | None = None
+  high: float | None = None
+  effect: float | None = None
+  p: float | None = None
+  p_corrected: float | None = None
+  p_paired: float | None = None
+  verdict: Verdict = 'inconclusive'
+  more_seeds: int | None = None
+  note: str = ''
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Test:
+  """Test of a mean difference.
+
+  Attributes:
+    error: standard error of the difference; 0 if all differences are equal.
+    shared: correlation with the noise of the baseline.
+  """
+
+  pairs: int
+  difference: float | None = None
+  error: float | None = None
+  freedom: float = 0.0
+  shared: float = 0.0
+  p: float | None = None
+  p_paired: float | None = None
+  note: str = ''
+
+
+def compare(
+  planned: Sequence[tuple[Sample, Sample]],
+  goal: Goal,
+  *,
+  margin: float | None = None,
+  level: float = ALPHA,
+) -> list[Comparison]:
+  """Compares all planned (variant, baseline) pairs of a sweep, with a joint correction.
+
+  A comparison without a p-value counts as p = 1, so that a partial report is as strict as the final one.
+  Diverged seeds have no value: means and differences are over the seeds that finished. If the
+  divergence rates differ, they are compared by Barnard's two-sided test as well. A variant with a
+  significantly higher rate 'hurts', with a significantly lower rate 'helps'. A significant mean
+  difference in the other direction than that of the rates is 'inconclusive', as it is a difference
+  between the seeds that survived.
+
+  If all differences are equal, a t test is impossible. A difference of zero has p = 1; any other
+  constant is tested with the sign test, p = 2 ** (1 - pairs).
+
+  Args:
+    planned: samples of the variant and the baseline; pairs with equal baselines share its noise.
+    goal: whether a lower or a higher metric is better.
+    margin: largest difference that counts as none; None: 'same' is not tested.
+    level: probability of any wrong 'helps' or 'hurts' in the sweep.
+  """
+  if not planned:
+    return []
+  groups = _groups(planned)
+  tests = _tests(planned, groups)
+  rates = [_divergence(variant, baseline) for variant, baseline in planned]
+  both = [_combine(test.p, rate) for test, rate in zip(tests, rates, strict=True)]
+  shared = np.array(
+    [0.0 if rate is not None else test.shared for test, rate in zip(tests, rates, strict=True)]
+  )
+  corrected = step_down(np.array([1.0 if p is None else p for p in both]), shared, groups)
+  holm = _holm([test.p_paired for test in tests])
+  wide = float(single_level(shared, level, groups))
+  narrow = float(single_level(shared, min(2 * level, 0.5), groups))
+  comparisons = []
+  for index, (test, rate) in enumerate(zip(tests, rates, strict=True)):
+    low, high = _interval(test, wide)
+    p = both[index]
+    comparison = Comparison(
+      pairs=test.pairs,
+      difference=test.difference,
+      low=low,
+      high=high,
+      effect=_effect(test),
+      p=p,
+      p_corrected=None if p is None else float(corrected[index]),
+      p_paired=holm[index],
+      note=_note(planned[index][0], test),
+    )
+    verdict = _verdict(comparison, planned[index], goal, rate, level)
+    if rate is None and margin is not None and _is_same(test, narrow, margin):
+      verdict = 'same'
+    more = _more_seeds(test, wide, margin) if rate is None else None
+    more = more if verdict == 'inconclusive' else 0
+    comparisons.append(dataclasses.replace(comparison, verdict=verdict, more_seeds=more))
+  return comparisons
+
+
+def _groups(planned: Sequence[tuple[Sample, Sample]]) -> np.ndarray:
+  """Numbers the baselines of the comparisons."""
+  baselines: list[Sample] = []
+  for _, baseline in planned:
+    if baseline not in baselines:
+      baselines.append(baseline)
+  return np.array([baselines.index(baseline) for _, baseline in planned])
+
+
+def _tests(planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray) -> list[_Test]:
+  """Tests the mean differences, with one model for each baseline."""
+  tests = [_simple_test(variant, baseline) for variant, baseline in planned]
+  for group in np.unique(groups):
+    members = [i for i, test in enumerate(tests) if test is None and groups[i] == group]
+    if not members:
+      continue
+    baseline = planned[members[0]][1]
+    samples = [baseline, *(planned[i][0] for i in members)]
+    seeds = sorted({seed for sample in samples for seed in sample.values})
+    values = np.array([[s.values.get(seed, math.nan) for seed in seeds] for s in samples])
+    model, pairs = two_way(values), paired(values)
+    for number, index in enumerate(members):
+      tests[index] = _model_test(model, pairs, number)
+  return [test for test in tests if test is not None]
+
+
+def _model_test(model: Contrasts, pairs: Contrasts, number: int) -> _Test:
+  return _Test(
+    pairs=int(pairs.freedom[number]) + 1,
+    difference=float(model.difference[number]),
+    error=float(model.error[number]),
+    freedom=float(model.freedom[number]),
+    shared=float(model.shared[number]),
+    p=float(model.p[number]),
+    p_paired=float(pairs.p[number]),
+  )
+
+
+def _simple_test(variant: Sample, baseline: Sample) -> _Test | None:
+  """Tests a difference without an estimate of the noise; returns None if there is one."""
+  seeds = sorted(set(variant.values) & set(baseline.values))
+  if not seeds:
+    return _Test(pairs=0, note='no seed finished in both')
+  values, baseline_values = (
+    np.array([side.values[seed] for seed in seeds]) for side in (variant, baseline)
+  )
+  differences = values - baseline_values
+  n, mean = len(seeds), float(np.mean(differences))
+  if n == 1:
+    return _Test(pairs=1, difference=mean, note='a single seed gives no estimate of the noise')
+  # Differences that are equal up to float64 rounding have no variance to test with.
+  rounding = 1e-12 * float(np.max(np.abs([values, baseline_values])))
+  if float(np.std(differences, ddof=1)) > rounding:
+    return None
+  if abs(mean) <= rounding:
+    note = 'no difference at any seed'
+    return _Test(pairs=n, difference=0.0, error=0.0, p=1.0, p_paired=1.0, note=note)
+  p = float(stats.binomtest(n, n).pvalue)
+  note = 'the same difference at every seed: sign test'
+  return _Test(pairs=n, difference=mean, error=0.0, p=p, p_paired=p, note=note)
+
+
+def _divergence(variant: Sample, baseline: Sample) -> float | None:
+  """Returns the two-sided p-value of a difference in divergence rates; None if they are equal."""
+  ended = [len(side.values) + side.diverged for side in (variant, baseline)]
+  if not all(ended) or variant.diverged * ended[1] == baseline.diverged * ended[0]:
+    return None
+  table = [[variant.diverged, baseline.diverged], [len(variant.values), len(baseline.values)]]
+  return float(stats.barnard_exact(table).pvalue)
+
+
+def _combine(p: float | None, rate: float | None) -> float | None:
+  if p is None or rate is None:
+    return rate if p is None else p
+  return min(1.0, 2 * min(p, rate))
+
+
+def _holm(p_values: Iterable[float | None]) -> list[float | None]:
+  """Corrects p-values by Holm's method (1979); those that are missing count as 1."""
+  values = [*p_values]
+  filled = np.array([1.0 if p is None else p for p in values])
+  order = np.argsort(filled, kind='stable')
+  corrected = np.maximum.accumulate(filled[order] * np.arange(len(filled), 0, -1))
+  result = np.empty_like(filled)
+  result[order] = np.minimum(corrected, 1)
+  return [None if p is None else float(c) for p, c in zip(values, result, strict=True)]
+
+
+def _interval(test: _Test, level: float) -> tuple[float | None, float | None]:
+  if test.difference is None or test.error is None:
+    return None, None
+  half = test.error * float(stats.t.isf(level / 2, test.freedom)) if test.error else 0.0
+  return test.difference - half, test.difference + half
+
+
+def _effect(test: _Test) -> float | None:
+  if test.difference is None or not test.error or test.pairs < 3:
+    return None
+  # Hedges' exact correction of a standardised difference (1981, eq. 6e).
+  half = test.freedom / 2
+  hedges = math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(half)
+  return hedges * test.difference / (test.error * math.sqrt(test.pairs))
+
+
+def _note(variant: Sample, test: _Test) -> str:
+  ended = variant.diverged + len(variant.values)
+  diverged = f'{variant.diverged} of {ended} seeds diverged' if variant.diverged else ''
+  return '; '.join(text for text in (diverged, test.note) if text)
+
+
+def _verdict(
+  comparison: Comparison,
+  sides: tuple[Sample, Sample],
+  goal: Goal,
+  rate: float | None,
+  level: float,
+) -> Verdict:
+  if comparison.p_corrected is None or comparison.p_corrected > level:
+    return 'inconclusive'
+  difference = comparison.difference
+  by_mean: Verdict | None = None
+  if difference is not None:
+    by_mean = 'helps' if (difference < 0) == (goal == 'min') else 'hurts'
+  if rate is None:
+    return by_mean or 'inconclusive'
+  parts = [side.diverged / (side.diverged + len(side.values)) for side in sides]
+  by_rate: Verdict = 'hurts' if parts[0] > parts[1] else 'helps'
+  # The p-value is that of the rates, or twice it.
+  if comparison.p in (rate, min(1.0, 2 * rate)) or by_mean == by_rate:
+    return by_rate
+  return 'inconclusive'
+
+
+def _is_same(test: _Test, level: float, margin: float) -> bool:
+  """Returns whether both one-sided tests reject a difference of the margin or more."""
+  low, high = _interval(test, level)
+  if low is None or high is None or (test.difference and not test.error):
+    return False
+  return -margin < low and high < margin
+
+
+def _more_seeds(test: _Test, level: float, margin: float | None) -> int | None:
+  """Returns the number of seeds to add for a verdict with a power of `POWER`.
+
+  The power is not that of the measured difference, which would be optimistic for differences that were
+  selected because they are large. With a margin, it is the power to detect a difference of the margin, with
+  an upper bound of the variance. Otherwise it is that of a lower bound of the difference, and None if
+  the bound is zero.
+  """
+  if test.difference is None or test.error is None or test.pairs < 2:
+    return None
+  if not test.error:
+    if not test.difference:
+      return None
+    # The sign test's p is 2 ** (1 - pairs).
+    return max(1, math.ceil(1 - math.log2(level)) - test.pairs)
+  error = test.error
+  if margin is None:
+    effect = abs(test.difference) - error * float(stats.t.ppf(_BOUND, test.freedom))
+  else:
+    effect = margin
+    error *= math.sqrt(test.freedom / float(stats.chi2.ppf(1 - _BOUND, test.freedom)))
+  if effect <= 0:
+    return None
+
+  def reached(pairs: int) -> bool:
+    freedom = test.freedom * (pairs - 1) / (test.pairs - 1)
+    shift = effect / error * math.sqrt(pairs / test.pairs)
+    limit = float(stats.t.isf(level / 2, freedom))
+    # The noncentral t distribution, approximated by a normal one (Johnson and Welch 1940).
+    normal = (limit * (1 - 1 / (4 * freedom)) - shift) / math.sqrt(1 + limit**2 / (2 * freedom))
+    return float(stats.norm.sf(normal)) >= POWER
+
+  low, high = test.pairs, test.pairs + MAX_SEEDS
+  if not reached(high):
+    return MAX_SEEDS + 1
+  while high - low > 1:
+    middle = (low + high) // 2
+    low, high = (low, middle) if reached(middle) else (middle, high)
+  return high - test.pairs

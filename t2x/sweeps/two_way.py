@@ -1,0 +1,231 @@
+"""Two-way model of a sweep (variant + seed) with unequal variances, for arrays of sweeps at once.
+
+The metric of variant v with seed s is `mean[v] + effect[s] + noise`, where the noise has a variance of its
+own for each variant. A difference to the baseline is the mean of the paired differences; its variance
+is the sum of two noise variances:
+
+- The noise variance of each variant is estimated from its residuals, from which the effects of the seeds,
+  estimated from all variants, are removed (Shukla 1972, https://doi.org/10.1038/hdy.1972.87).
+- It is moderated towards the typical variance of the sweep as in limma (Smyth 2004,
+  https://doi.org/10.2202/1544-6115.1027), with four precautions, as the variances may differ by a factor
+  of 100: the prior degrees of freedom come from an upper bound of the spread of the variances, outliers
+  are not moderated (Phipson et al. 2016, https://doi.org/10.1214/16-AOAS920), moderation never reduces a
+  variance, and the prior counts at most as much as the seeds for the baseline, whose variance is part
+  of every comparison.
+- The t statistic has Satterthwaite's degrees of freedom, reduced towards the smaller one of its two
+  variances, because they are too large in the tails when there are few seeds.
+- With fewer than `FEWEST` comparisons the variances cannot be separated: paired t tests.
+
+The correction for all comparisons is that of Dunnett (1955): it uses that all comparisons share the noise
+of the baseline. `experiments/statistics` measures error rates, power and coverage.
+"""
+
+import dataclasses
+
+import numpy as np
+from scipy import special, stats
+
+FEWEST = 7
+# Confidence of the upper bound of the spread of the variances.
+_CONFIDENCE = 0.95
+_ROUNDS = 3
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
+_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class Contrasts:
+  """Differences to the baseline, as arrays [..., comparisons].
+
+  Attributes:
+    difference: mean difference over the seeds that finished in both.
+    error: its standard error.
+    freedom: degrees of freedom of the standard error.
+    shared: correlation of each comparison with the noise of the baseline, in [0, 1).
+  """
+
+  difference: np.ndarray
+  error: np.ndarray
+  freedom: np.ndarray
+  shared: np.ndarray
+
+  @property
+  def p(self) -> np.ndarray:
+    """Two-sided p-values without correction."""
+    return 2 * stats.t.sf(np.abs(self.difference) / self.error, self.freedom)
+
+  def half_width(self, level: np.ndarray | float) -> np.ndarray:
+    """Returns half the width of the interval of confidence 1 - level."""
+    return self.error * stats.t.isf(np.asarray(level) / 2, self.freedom)
+
+
+def paired(values: np.ndarray) -> Contrasts:
+  """Compares by paired t tests.
+
+  Args:
+    values: metric [..., variants, seeds], the baseline first; NaN: no value. Each variant has at least
+      two seeds with the baseline.
+  """
+  differences = values[..., 1:, :] - values[..., :1, :]
+  seen = np.isfinite(differences)
+  count = seen.sum(-1)
+  mean = np.where(seen, differences, 0).sum(-1) / count
+  squares = np.where(seen, differences - mean[..., None], 0) ** 2
+  error = np.sqrt(squares.sum(-1) / (count - 1) / count)
+  return Contrasts(mean, error, count - 1.0, np.zeros_like(mean))
+
+
+def two_way(values: np.ndarray) -> Contrasts:
+  """Compares by the two-way model; by paired t tests with fewer than `FEWEST` comparisons.
+
+  Args:
+    values: as for `paired`.
+  """
+  pairs = paired(values)
+  if values.shape[-2] - 1 < FEWEST:
+    return pairs
+  variance, freedom = moderated(*noise_variances(values))
+  own, base = variance[..., 1:], variance[..., :1]
+  own_freedom, base_freedom = freedom[..., 1:], freedom[..., :1]
+  count = np.isfinite(values[..., 1:, :] - values[..., :1, :]).sum(-1)
+  total = own + base
+  satterthwaite = total**2 / (own**2 / own_freedom + base**2 / base_freedom)
+  excess = satterthwaite - np.minimum(own_freedom, base_freedom)
+  return Contrasts(
+    pairs.difference,
+    np.sqrt(total / count),
+    satterthwaite - np.maximum(excess, 0) / (count - 1),
+    np.minimum(np.sqrt(base / total), 0.999),
+  )
+
+
+def noise_variances(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Estimates the noise variance of each variant; returns it and its degrees of freedom."""
+  seen = np.isfinite(values)
+  variants = values.shape[-2]
+  count = seen.sum(-1)
+  weights = np.full(values.shape[:-1], 1 / variants)
+  identity = np.eye(variants)
+  for _ in range(_ROUNDS):
+    share = weights[..., None] * seen
+    share = share / np.maximum(share.sum(-2, keepdims=True), 1e-300)
+    squares = (_residuals(values, seen, share) ** 2).sum(-1) / (count - 1)
+    # Expected squares: the variance of the variant and those of the effects of the seeds.
+    mean_share = share.sum(-1) / count
+    others = np.swapaxes(share**2, -1, -2)
+    mixing = identity * (1 - 2 * mean_share)[..., None] + (seen / count[..., None]) @ others
+    inverse = np.linalg.inv(mixing)
+    variance = (inverse @ squares[..., None])[..., 0]
+    variance = np.maximum(variance, np.maximum(0.02 * squares, 1e-300))
+    used, weights = weights, _weights(variance)
+  contrast = identity - used[..., None, :]
+  covariance = (contrast * variance[..., None, :]) @ np.swapaxes(contrast, -1, -2)
+  spread = np.einsum('...ij,...jk,...ik->...i', inverse, covariance**2, inverse, optimize=True)
+  return variance, np.clip(variance**2 / spread, 0.25, 1) * (count - 1)
+
+
+def _weights(variance: np.ndarray) -> np.ndarray:
+  """Returns weights of the variants in the effects of the seeds: at most three times the average."""
+  typical = np.exp(np.log(variance).mean(-1, keepdims=True))
+  weights = 1 / (variance + 0.2 * typical)
+  weights = np.minimum(weights / weights.sum(-1, keepdims=True), 3 / variance.shape[-1])
+  return weights / weights.sum(-1, keepdims=True)
+
+
+def _residuals(values: np.ndarray, seen: np.ndarray, share: np.ndarray) -> np.ndarray:
+  """Returns the residuals of the two-way model, 0 for missing values."""
+  known = np.where(seen, values, 0)
+  count = seen.sum(-1, keepdims=True)
+  effect = np.zeros_like(known[..., :1, :])
+  for _ in range(1 if seen.all() else 50):
+    mean = (seen * (known - effect)).sum(-1, keepdims=True) / count
+    effect = (share * (known - mean)).sum(-2, keepdims=True)
+  mean = (seen * (known - effect)).sum(-1, keepdims=True) / count
+  return seen * (known - mean - effect)
+
+
+def moderated(variance: np.ndarray, freedom: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Moderates variances [..., variants], the baseline first; returns them and their freedom."""
+  count = variance.shape[-1]
+  logs = np.log(variance) - special.digamma(freedom / 2) + np.log(freedom / 2)
+  center = logs.mean(-1, keepdims=True)
+  spread = ((logs - center) ** 2).sum(-1, keepdims=True)
+  spread = spread / stats.chi2.ppf(1 - _CONFIDENCE, count - 1)
+  excess = spread - special.polygamma(1, freedom / 2).mean(-1, keepdims=True)
+  prior = np.where(excess > 0, 2 * _inverse_trigamma(np.maximum(excess, 1e-3)), 2000.0)
+  typical = np.exp(center + special.digamma(prior / 2) - np.log(prior / 2))
+  # A prior of up to two degrees of freedom has no mean.
+  prior = np.maximum(prior - 2, 0) + np.zeros_like(variance)
+  outlying = stats.f.sf(variance / typical, freedom, np.maximum(prior, 0.1))
+  prior = prior * np.minimum(1, 2 * outlying)
+  prior[..., 0] = np.minimum(prior[..., 0], freedom[..., 0])
+  pooled = (prior * typical + freedom * variance) / (prior + freedom)
+  return np.maximum(variance, pooled), freedom + prior
+
+
+def _inverse_trigamma(value: np.ndarray) -> np.ndarray:
+  """Solves trigamma(x) = value by Newton's method, as limma."""
+  x = 0.5 + 1 / value
+  for _ in range(8):
+    trigamma = special.polygamma(1, x)
+    x = x + trigamma * (1 - trigamma / value) / special.polygamma(2, x)
+  return x
+
+
+def family_error(p: np.ndarray, shared: np.ndarray, groups: np.ndarray) -> np.ndarray:
+  """Returns the probability that any comparison has a p-value of at most p by chance.
+
+  Args:
+    p: p-value without correction [...].
+    shared: correlations of the comparisons with the noise of the baseline [..., comparisons].
+    groups: integers of the shape of `shared`; comparisons of a group share the noise of a baseline.
+  """
+  limit = special.ndtri(np.clip(p, 1e-300, 1) / 2)[..., None]
+  rest = np.sqrt(1 - shared**2)
+  none = np.ones(np.shape(p))
+  for group in np.unique(groups):
+    inside = np.zeros(np.shape(p))
+    for node, weight in zip(_NODES, _WEIGHTS, strict=True):
+      offset = shared * node
+      within = special.ndtr((-limit - offset) / rest) - special.ndtr((limit - offset) / rest)
+      inside = inside + weight * np.where(groups == group, within, 1).prod(-1)
+    none = none * inside
+  return np.clip(1 - none, 0, 1)
+
+
+def single_level(shared: np.ndarray, level: float, groups: np.ndarray | None = None) -> np.ndarray:
+  """Returns the level of each comparison at which the error of the family is `level`."""
+  groups = np.zeros(shared.shape, int) if groups is None else groups
+  low = np.full(shared.shape[:-1], np.log(level / max(1, shared.shape[-1])) - 1e-9)
+  high = np.full_like(low, np.log(level))
+  for _ in range(14):
+    middle = (low + high) / 2
+    small = family_error(np.exp(middle), shared, groups) <= level
+    low, high = np.where(small, middle, low), np.where(small, high, middle)
+  return np.exp(low)
+
+
+def step_down(
+  p: np.ndarray, shared: np.ndarray, groups: np.ndarray | None = None, exact_to: float = 1.0
+) -> np.ndarray:
+  """Corrects p-values for all comparisons by stepping down from the smallest.
+
+  Args:
+    p: p-values without correction [..., comparisons].
+    shared: correlations of the comparisons with the noise of the baseline.
+    groups: as for `family_error`; None: a single group.
+    exact_to: corrected p-values above this value may be replaced by 1.
+  """
+  groups = np.zeros(shared.shape, int) if groups is None else groups
+  order = np.argsort(p, -1, kind='stable')
+  p, shared, groups = (np.take_along_axis(item, order, -1) for item in (p, shared, groups))
+  corrected = np.ones_like(p)
+  largest = np.zeros(p.shape[:-1])
+  for index in range(p.shape[-1]):
+    error = family_error(p[..., index], shared[..., index:], groups[..., index:])
+    corrected[..., index] = largest = np.maximum(largest, error)
+    if (largest > exact_to).all():
+      break
+  result = np.empty_like(corrected)
+  np.put_along_axis(result, order, corrected, -1)
+  return result

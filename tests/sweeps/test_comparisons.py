@@ -1,0 +1,213 @@
+"""Verdicts on the variants of a sweep, against scipy and statsmodels called directly."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
+from statsmodels.stats.weightstats import ttost_paired
+
+from t2x.sweeps.comparisons import MAX_SEEDS, Sample, compare
+
+
+def sample(values, diverged=0):
+  return Sample({seed: float(value) for seed, value in enumerate(values)}, diverged)
+
+
+BASELINE = sample([3.0, 3.2, 3.1, 2.9, 3.3])
+# Differences -0.5, -0.4, -0.6, -0.5, -0.5: mean -0.5, sd sqrt(0.005).
+BETTER = sample([2.5, 2.8, 2.5, 2.4, 2.8])
+# Differences 0.1, -0.2, 0.3, 0, 0: mean 0.04.
+ALIKE = sample([3.1, 3.0, 3.4, 2.9, 3.3])
+
+
+def numbers(side):
+  return [*side.values.values()]
+
+
+def test_two_comparisons_are_paired_t_tests():
+  better, alike = compare([(BETTER, BASELINE), (ALIKE, BASELINE)], 'min')
+  p = [stats.ttest_rel(numbers(side), numbers(BASELINE)).pvalue for side in (BETTER, ALIKE)]
+  np.testing.assert_allclose([better.p, alike.p], p, rtol=1e-9)
+  np.testing.assert_allclose(
+    [better.p_paired, alike.p_paired], multipletests(p, method='holm')[1], rtol=1e-9
+  )
+  # Stepping down with independent comparisons is the method of Holm and Sidak.
+  np.testing.assert_allclose(
+    [better.p_corrected, alike.p_corrected],
+    multipletests(p, method='holm-sidak')[1],
+    rtol=1e-6,
+  )
+  # d_z = -0.5 / sqrt(0.005); Hedges: gamma(2) / (sqrt(2) gamma(1.5)) = 2 / sqrt(2 pi).
+  expected = -0.5 / math.sqrt(0.005) * 2 / math.sqrt(2 * math.pi)
+  np.testing.assert_allclose(better.effect, expected, rtol=1e-9)
+  assert (better.verdict, alike.verdict) == ('helps', 'inconclusive')
+  assert better.more_seeds == 0
+  assert compare([(BETTER, BASELINE)], 'max')[0].verdict == 'hurts'
+
+
+def test_intervals_are_simultaneous():
+  (alone,) = compare([(ALIKE, BASELINE)], 'min')
+  test = stats.ttest_rel(numbers(ALIKE), numbers(BASELINE))
+  np.testing.assert_allclose([alone.low, alone.high], test.confidence_interval(0.95), rtol=1e-3)
+  both = compare([(ALIKE, BASELINE), (BETTER, BASELINE)], 'min')[0]
+  expected = test.confidence_interval(math.sqrt(0.95))
+  np.testing.assert_allclose([both.low, both.high], expected, rtol=1e-3)
+
+
+def test_what_is_still_missing_counts_in_the_correction():
+  one = compare([(BETTER, BASELINE)] + [(Sample({}), BASELINE)] * 9, 'min')
+  np.testing.assert_allclose(one[0].p_corrected, 1 - (1 - one[0].p) ** 10, rtol=1e-6)
+  np.testing.assert_allclose(
+    one[0].p_paired, 10 * one[0].p, rtol=1e-9, err_msg='the paired test as well'
+  )
+  assert one[1].p_corrected is None
+  assert one[1].verdict == 'inconclusive'
+
+
+def many(generator, effects, seeds=5, noise=0.1):
+  shared = generator.normal(size=seeds)
+  baseline = sample(shared + noise * generator.normal(size=seeds))
+  return [
+    (sample(shared + effect + noise * generator.normal(size=seeds)), baseline) for effect in effects
+  ]
+
+
+def test_ten_comparisons_share_their_estimate_of_the_noise():
+  """A difference of 4 standard deviations is far from significant in paired tests after correction."""
+  found = compare(many(np.random.default_rng(0), [0.4] + [0.0] * 19), 'min')
+  assert found[0].verdict == 'hurts' and found[0].p_paired > 0.05
+  assert [one.verdict for one in found[1:]] == ['inconclusive'] * 19
+  assert all(one.low < 0 < one.high for one in found[1:])
+
+
+def test_points_of_a_grid_are_corrected_together():
+  generator = np.random.default_rng(0)
+  first, second = many(generator, [0.4] + [0.0] * 19), many(generator, [0.0] * 20)
+  alone, together = compare(first, 'min')[0], compare(first + second, 'min')[0]
+  assert together.p == alone.p
+  assert 1.5 < together.p_corrected / alone.p_corrected < 2.5
+  assert together.high - together.low > alone.high - alone.low
+
+
+def test_same_is_the_equivalence_test_of_statsmodels():
+  baseline = sample([3.0, 3.2, 3.1, 2.9, 3.3])
+  alike = sample([3.01, 3.18, 3.1, 2.93, 3.29])
+  for margin in (0.019, 0.03):
+    p = ttost_paired(np.array(numbers(alike)), np.array(numbers(baseline)), -margin, margin)[0]
+    (one,) = compare([(alike, baseline)], 'min', margin=margin)
+    assert (one.verdict == 'same') == (p <= 0.05), margin
+  assert one.verdict == 'same' and one.more_seeds == 0
+  assert compare([(alike, baseline)], 'min')[0].verdict == 'inconclusive'
+  many_others = [(ALIKE, BASELINE)] * 40
+  crowd = compare([(alike, baseline), *many_others], 'min', margin=0.03)
+  assert crowd[0].verdict == 'inconclusive'
+
+
+def test_a_significant_difference_within_the_margin_is_the_same():
+  shifted = sample([3.01, 3.211, 3.109, 2.91, 3.31])
+  assert compare([(shifted, BASELINE)], 'min')[0].verdict == 'hurts'
+  assert compare([(shifted, BASELINE)], 'min', margin=0.1)[0].verdict == 'same'
+
+
+def test_equal_runs_are_the_same():
+  (one,) = compare([(BASELINE, BASELINE)], 'min')
+  assert (one.difference, one.p, one.verdict, one.more_seeds) == (0.0, 1.0, 'inconclusive', None)
+  assert compare([(BASELINE, BASELINE)], 'min', margin=0.01)[0].verdict == 'same'
+
+
+def test_seeds_needed_for_the_margin_use_an_upper_bound_of_the_variance():
+  (one,) = compare([(ALIKE, BASELINE)], 'min', margin=0.2)
+  differences = np.array([0.1, -0.2, 0.3, 0.0, 0.0])
+  std = differences.std(ddof=1) * math.sqrt(4 / stats.chi2.ppf(0.2, 4))
+  needed = TTestPower().solve_power(0.2 / std, alpha=0.05, power=0.8)
+  assert one.more_seeds == math.ceil(needed) - 5
+  naive = TTestPower().solve_power(0.2 / differences.std(ddof=1), alpha=0.05, power=0.8)
+  assert one.more_seeds > math.ceil(naive) - 5
+
+
+def test_seeds_needed_without_a_margin_use_a_lower_bound_of_the_difference():
+  values = sample([3.2, 3.2, 3.4, 2.95, 3.4])
+  (one,) = compare([(values, BASELINE)] + [(ALIKE, BASELINE)] * 0, 'min', level=0.001)
+  differences = np.array(numbers(values)) - numbers(BASELINE)
+  std = differences.std(ddof=1)
+  bound = differences.mean() - stats.t.ppf(0.8, 4) * std / math.sqrt(5)
+  needed = TTestPower().solve_power(bound / std, alpha=0.001, power=0.8)
+  assert abs(one.more_seeds - (math.ceil(needed) - 5)) <= 1, 'a normal approximation'
+  # The bound of the difference of these is zero: no number of seeds is known to suffice.
+  assert compare([(ALIKE, BASELINE)], 'min')[0].more_seeds is None
+
+
+def test_a_tiny_margin_needs_more_seeds_than_anyone_has():
+  (one,) = compare([(ALIKE, BASELINE)], 'min', margin=1e-4)
+  assert one.more_seeds == MAX_SEEDS + 1
+
+
+def test_a_constant_difference_is_judged_by_the_sign_test():
+  shifted = sample([value + 0.1 for value in numbers(BASELINE)])
+  (one,) = compare([(shifted, BASELINE)], 'min', margin=0.2)
+  assert one.p == 2**-4
+  assert (one.verdict, one.more_seeds, one.effect) == ('inconclusive', 1, None)
+  eight = [sample(np.arange(8) / 8 + shift) for shift in (0.25, 0)]
+  assert compare([tuple(eight)], 'min')[0].verdict == 'hurts'
+
+
+def test_one_pair_cannot_tell():
+  (one,) = compare([(sample([1.0]), BASELINE)], 'min')
+  assert (one.pairs, one.difference, one.p, one.more_seeds) == (1, -2.0, None, None)
+  assert one.verdict == 'inconclusive'
+
+
+def test_only_seeds_that_both_have_are_compared():
+  shifted = Sample({seed + 2: value for seed, value in BETTER.values.items()})
+  (one,) = compare([(shifted, BASELINE)], 'min')
+  assert one.pairs == 3
+  # Seeds 2, 3, 4: 2.5 - 3.1, 2.8 - 2.9, 2.5 - 3.3.
+  np.testing.assert_allclose(one.difference, -0.5, rtol=1e-12)
+
+
+def test_a_variant_that_diverges_more_does_not_help():
+  some = Sample({seed: BETTER.values[seed] for seed in range(4)}, diverged=1)
+  (one,) = compare([(some, BASELINE)], 'min')
+  assert one.p <= 0.05
+  assert one.verdict == 'inconclusive'
+  assert one.note == '1 of 5 seeds diverged'
+  p = stats.ttest_rel([2.5, 2.8, 2.5, 2.4], [3.0, 3.2, 3.1, 2.9]).pvalue
+  np.testing.assert_allclose(one.p, 2 * p, rtol=1e-9)
+  # The other way: what survives of the baseline does not make the variant worse.
+  (one,) = compare([(BASELINE, some)], 'min')
+  assert one.p <= 0.05 and one.verdict == 'inconclusive'
+
+
+@pytest.mark.parametrize('goal', ['min', 'max'])
+def test_divergence_decides_in_both_directions(goal):
+  always = Sample({}, diverged=5)
+  (hurts,) = compare([(always, BASELINE)], goal)
+  # Of 10 fair coins, 5 given ones heads and 5 tails, or the reverse: the supremum of Barnard's test.
+  np.testing.assert_allclose(hurts.p, 2.0**-9, rtol=1e-6)
+  assert hurts.verdict == 'hurts' and '5 of 5 seeds diverged' in hurts.note
+  (helps,) = compare([(BASELINE, always)], goal)
+  assert helps.verdict == 'helps' and helps.p == hurts.p
+  # Also among 21 comparisons.
+  others = many(np.random.default_rng(0), [0.0] * 20)
+  found = compare([(always, others[0][1]), *others], goal)
+  assert found[0].verdict == 'hurts' and found[0].p_corrected > 10 * found[0].p
+
+
+def test_the_baseline_diverging_too_is_no_evidence():
+  always = Sample({}, diverged=5)
+  (one,) = compare([(always, always)], 'min')
+  assert (one.p, one.verdict) == (None, 'inconclusive')
+
+
+def test_what_diverges_more_is_not_the_same():
+  values = {seed: value + 1e-4 * seed for seed, value in BASELINE.values.items() if seed}
+  (one,) = compare([(Sample(values, diverged=1), BASELINE)], 'min', margin=0.5)
+  assert one.verdict == 'inconclusive'
+
+
+def test_a_lower_level_is_stricter():
+  (one,) = compare([(BETTER, BASELINE)], 'min', level=1e-5)
+  assert one.verdict == 'inconclusive' and one.low < -1 < 0 < one.high
