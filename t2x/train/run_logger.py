@@ -168,7 +168,11 @@ class RunLogger(contextlib.AbstractContextManager):
 
   def _learning_rate(self, step: int) -> float:
     """Computes the learning rate of a step on the CPU: an accelerator would finish queued steps first."""
-    with jax.default_device(jax.local_devices(backend='cpu')[0]):
+    try:
+      device = jax.local_devices(backend='cpu')[0]
+    except RuntimeError:  # JAX_PLATFORMS excludes CPUs.
+      device = None
+    with jax.default_device(device):
       return float(jax.device_get(self.schedule(step - 1)))
 
   def _write(self, step: int, split: str, metrics: Mapping[str, Any], at: float) -> None:

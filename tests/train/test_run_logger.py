@@ -2,6 +2,7 @@
 
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -119,3 +120,18 @@ def test_rates_are_those_of_the_device_before_and_after_a_pause(logger_on, ahead
   assert rates == pytest.approx([7.0] * 6, rel=0.13)
   seconds = [values['seconds'] for _, _, values in logger.timing.lines]
   assert seconds == pytest.approx([10, 20, 130, 240, 250, 260], abs=2)
+
+
+def test_the_learning_rate_is_computed_without_a_cpu_backend(logger_on, monkeypatch):
+  def absent(backend):
+    raise RuntimeError(f'Unknown backend {backend}')
+
+  monkeypatch.setattr(jax, 'local_devices', absent)
+  machine = Machine(1)
+  logger = logger_on(machine, 0.0)
+  for step in range(1, 11):
+    logger.step(step, machine.dispatch(), 7, log=step % 10 == 0)
+  with logger.paused():
+    pass
+  ((_, _, values),) = logger.writers[0].lines
+  assert values['learning_rate'] == pytest.approx(0.1)
