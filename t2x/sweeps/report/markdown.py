@@ -20,7 +20,8 @@ _DETAILS = (
   'without the effects of the seeds and moderated towards the typical variance of the sweep; with '
   'fewer than {fewest} comparisons at a grid point, paired t tests replace it. The intervals are simultaneous: '
   'all of them cover the true differences with probability {confidence}. Stepping down is slightly more '
-  'powerful, so that the interval of a verdict may include 0. "p (paired)" is that of the paired t test with '
+  'powerful, so that the interval of a verdict may include 0. "same" requires that the interval of twice the '
+  'level (90 % instead of 95 %) is within the margin. "p (paired)" is that of the paired t test with '
   "Holm's correction, for information. Effect: difference in standard deviations of a paired difference, with "
   "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if that difference is "
   'zero. Seeds that diverged or did not learn have no value and are left out of means and '
