@@ -120,7 +120,7 @@ def one_hot_sum(
   Args:
     table: shape and dtype of the result.
     gradient: gradients [*index.shape, *table.shape[1:]] of the rows.
-    index: integers, negative from the end; those that are out of range are dropped.
+    index: integers, negative from the end; indices out of range are dropped.
   """
   hot = jax.nn.one_hot(_in_range(index, table.shape[0]), table.shape[0], dtype=gradient.dtype)
   rows = tuple(range(index.ndim))
@@ -148,7 +148,7 @@ def sorted_sum(
 
 
 def _in_range(index: Int[Array, '...'], size: int) -> Int[Array, '...']:
-  """Returns non-negative indices; `size` for those that are out of range."""
+  """Returns non-negative indices; `size` for indices out of range."""
   index = jnp.where(index < 0, index + size, index)
   return jnp.where((index < 0) | (index > size), size, index)
 

@@ -36,7 +36,7 @@ LossSums = Callable[
 def tokens_per_block(batch: int, length: int, vocab: int) -> int | None:
   """Returns the number of tokens of each row in a block of at most `BLOCK_BYTES`; None: one block is enough.
 
-  Blocks have equal numbers of tokens, but for the last one.
+  Blocks have equal numbers of tokens, except the last block.
 
   Args:
     batch: number of rows on one device.

@@ -1,4 +1,4 @@
-"""Splash attention kernels of patterns: which tiles they visit, and how they mask the others."""
+"""Splash attention kernels of patterns: which tiles they visit, and how they mask the visited tiles."""
 
 import dataclasses
 import functools
