@@ -222,6 +222,7 @@ def test_a_training_with_every_hyperparameter_as_an_input_equals_constants(kerne
   np.testing.assert_allclose(together, [ours, other], rtol=1e-6)
 
 
+@pytest.mark.nightly
 def test_traces_one_after_another_and_in_threads_keep_their_own_values():
   x = 0.1 * jax.random.normal(jax.random.key(0), (2, 8, 8))
 

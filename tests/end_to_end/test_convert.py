@@ -172,6 +172,7 @@ def test_nothing_is_written_over(folder, t2x, tmp_path):
   assert 'already exists' in err
 
 
+@pytest.mark.nightly
 def test_a_model_larger_than_memory_is_imported(tmp_path):
   """2.2 GB of parameters, as a file with holes, in a process that may hold 1 GB."""
   vocab, d, hidden, layers = 32000, 1024, 2816, 38
@@ -261,7 +262,7 @@ def as_format_1(checkpoint):
     (checkpoint / METRICS).write_bytes(metrics)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_an_older_version_is_refused_and_goes_on_when_it_is_converted(
   experiment, t2x, tmp_path
 ):

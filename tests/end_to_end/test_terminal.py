@@ -84,6 +84,7 @@ def test_ctrl_c_saves_leaves_no_bar_and_a_hangup_does_too(experiment, in_termina
   assert 'interrupted and saved' in (out / 'log.txt').read_text().splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_an_error_leaves_no_bar(experiment, in_terminal, tmp_path):
   file, out = (
     experiment(
@@ -99,6 +100,7 @@ def test_an_error_leaves_no_bar(experiment, in_terminal, tmp_path):
   assert 't2x: loss or gradient not finite at step ' in text
 
 
+@pytest.mark.nightly
 def test_a_reader_that_goes_away_ends_nothing(experiment, tmp_path):
   file, out = experiment('causal_lm'), tmp_path / 'run'
   command = f'{sys.executable} -m t2x train {file} --out {out} 2>&1; echo $? >&3'

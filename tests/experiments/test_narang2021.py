@@ -83,7 +83,7 @@ def abstract(experiment):
   return jax.eval_shape(lambda: experiment.model(rngs=nnx.Rngs(0)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parameters_are_those_of_the_table():
   counts = {
     name: round(Blueprint(experiment.shapes()).size / 1e6)

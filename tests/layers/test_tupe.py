@@ -105,6 +105,7 @@ def test_tupe_learns_alike_in_dense_and_blockwise():
     np.testing.assert_allclose(blockwise[name] / size, expected / size, atol=1e-5)
 
 
+@pytest.mark.nightly
 def test_decoding_with_tupe_equals_the_whole_row():
   attention, encoding = build()
   state, outputs = empty(attention, 2, LENGTH), []
