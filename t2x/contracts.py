@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from t2x.errors import UserError
 from t2x.layers import (
+  Cache,
   Call,
   Causal,
   Full,
@@ -27,12 +28,15 @@ from t2x.layers import (
   Sublayer,
   Tokens,
 )
+from t2x.layers.cache import SharedSlots
 from t2x.layers.constraints import use_layout
 from t2x.models.block import initial_extras
 from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
 BATCH = 4
+# Lengths of the prompts of decoding.
+PROMPTS = np.asarray([2, 4, 3, 4])
 # Absolute and relative tolerance between two equivalent computations in float32.
 TOLERANCE = 2e-5
 
@@ -214,25 +218,59 @@ def decoding_equals_the_forward_pass(subject: Subject) -> None:
 
 
 def prompts_of_different_lengths_decode(subject: Subject) -> None:
-  """Checks that right-padded prompts decode as separate ones, also after the reordering of beam search."""
-  lengths, width = np.asarray([2, 4, 3, 4]), 4
+  """Checks that right-padded prompts decode as separate ones."""
   expected = subject(call=subject.call(pattern=Causal())).x
-  cache = subject.part.init_cache(BATCH, width + 2, jnp.float32)
-  segments = jnp.asarray(np.arange(width) < lengths[:, None], jnp.int32)
+  cache, slots = _cached_prompts(subject, 2)
+  last = np.arange(BATCH), PROMPTS
+  step, *_ = _next_token(subject, subject.x[last], PROMPTS, cache, slots)
+  _same(step, expected[last], 'the first token after each prompt')
+
+
+def copies_follow_their_parents(subject: Subject) -> None:
+  """Checks that sequences that replace others of their row, as in beam search, decode as separate rows,
+  with a row of slots per sequence and, if the cache supports it, with shared slots."""
+  copies, steps, width = 3, 3, PROMPTS.max()
+  rng = np.random.default_rng(5)
+  added = rng.normal(size=(steps, BATCH * copies, subject.d_model)).astype(np.float32)
+  parents = np.asarray([[1, 2, 0], [0, 0, 1], [2, 2, 2], [0, 1, 2]])
+  taken = (np.arange(BATCH)[:, None] * copies + parents).reshape(-1)
+  cache, slots = _cached_prompts(subject, copies * steps)
+  states = {'a row of slots per copy': (cache and cache.repeat(copies), slots.repeat(copies))}
+  shared = cache and cache.share(copies, width + copies * steps)
+  if shared is not None:
+    states['shared slots'] = shared, SharedSlots.of(slots, copies, width + copies * steps)
+  for name, (cache, slots) in states.items():
+    rows = np.pad(np.repeat(subject.x[:, :width], copies, axis=0), ((0, 0), (0, steps), (0, 0)))
+    for step, x in enumerate(added):
+      positions = np.repeat(PROMPTS, copies) + step
+      rows[np.arange(len(rows)), positions] = x
+      y, cache, slots = _next_token(subject, x, positions, cache, slots)
+      call = subject.call(pattern=Causal(), length=rows.shape[1])
+      expected = subject(jnp.asarray(rows), call).x[np.arange(len(rows)), positions]
+      _same(y, expected, f'token {step} of each copy, with {name}')
+      cache, slots, rows = cache and cache.take(taken), slots.take(taken), rows[taken]
+
+
+def _cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
+  """Returns the cache of right-padded prompts of `PROMPTS` tokens, with `added` free slots."""
+  width = PROMPTS.max()
+  cache = subject.part.init_cache(BATCH, width + added, jnp.float32)
+  segments = jnp.asarray(np.arange(width) < PROMPTS[:, None], jnp.int32)
   tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
-  slots = Slots.empty(BATCH, width + 2).extend(tokens)
-  result = subject(subject.x[:, :width], subject.call(tokens, Causal(), slots=slots), cache)
-  rows = np.repeat(np.arange(BATCH), 2)
-  order = jnp.asarray([1, 0, 2, 3, 5, 4, 7, 7])
-  cache, slots = result.cache, slots.repeat(2).take(order)
-  if cache is not None:
-    cache = cache.repeat(2).take(order)
-  positions = jnp.asarray(lengths[rows])[:, None]
-  tokens = Tokens(positions, jnp.ones_like(positions))
+  slots = Slots.empty(BATCH, width + added).extend(tokens)
+  call = subject.call(tokens, Causal(), slots=slots)
+  return subject(subject.x[:, :width], call, cache).cache, slots
+
+
+def _next_token(
+  subject: Subject, x: Any, positions: np.ndarray, cache: Cache | None, slots: Slots
+) -> tuple[Array, Cache | None, Slots]:
+  """Returns the outputs [batch, d_model] for one more token `x` of each row, the new cache and slots."""
+  tokens = Tokens(jnp.asarray(positions)[:, None], jnp.ones((len(x), 1), jnp.int32))
   slots = slots.extend(tokens)
-  x = subject.x[rows, lengths[rows]][:, None]
-  step = subject(x, subject.call(tokens, Causal(), slots=slots), cache).x
-  _same(step[:, 0], expected[rows, lengths[rows]], 'the first token after each prompt')
+  call = subject.call(tokens, Causal(), slots=slots)
+  result = subject(jnp.asarray(x)[:, None], call, cache)
+  return result.x[:, 0], result.cache, slots
 
 
 def gradients_are_finite(subject: Subject) -> None:
@@ -333,6 +371,10 @@ CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]
   'prompts of different lengths decode': (
     prompts_of_different_lengths_decode,
     lambda subject: subject.length >= 5,
+  ),
+  'copies follow their parents': (
+    copies_follow_their_parents,
+    lambda subject: subject.length >= 7,
   ),
   'gradients are finite': (gradients_are_finite, lambda subject: True),
   'bfloat16 is close': (bfloat16_is_close, lambda subject: True),

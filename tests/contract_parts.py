@@ -69,6 +69,7 @@ REFUSED = {
     'packed rows equal separate rows',
     'decoding equals the forward pass',
     'prompts of different lengths decode',
+    'copies follow their parents',
   ),
 }
 

@@ -210,9 +210,9 @@ def _run(
   logits, cache = _prefill(model, prompts, lengths, cache)
   # Avoids slicing stacked parameters and caches in the loop.
   model, cache = model.unstacked(cache)
-  cache = cache.repeat(copies) if copies > 1 else cache
   logits = jnp.broadcast_to(logits, (batch, copies, logits.shape[-1]))
-  state, _ = strategy.advance(strategy.start(request), logits, jnp.int32(0), request)
+  state, parents = strategy.advance(strategy.start(request), logits, jnp.int32(0), request)
+  cache = _copied(cache, copies, prompts.shape[1] + copies * max_new_tokens, parents)
 
   def unfinished(carry):
     step, state, _ = carry
@@ -251,9 +251,17 @@ def _prefill(model, prompts, lengths, cache):
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 
+def _copied(cache, copies, num_slots, parents):
+  """Returns the cache of `copies` sequences per row, which share `num_slots` slots if they are reordered."""
+  if copies == 1:
+    return cache
+  shared = None if parents is None else cache.share(copies, num_slots)
+  return cache.repeat(copies) if shared is None else shared
+
+
 def _reorder(cache, parents):
   """Reorders the cache: each beam gets the cache of the beam that it extends."""
-  if parents is None:
+  if parents is None or parents.shape[1] == 1:
     return cache
   batch, copies = parents.shape
   return cache.take((jnp.arange(batch)[:, None] * copies + parents).reshape(-1))

@@ -210,6 +210,9 @@ class MultiHeadAttention(nnx.Module):
       rotated, k = encoding.rotate(q, k, call.tokens, call.tokens)
     k_tokens = call.tokens
     if cache is not None and call.slots is not None:
+      q, rotated, k, v = (_group_rows(a, len(cache.v)) for a in (q, rotated, k, v))
+      tokens, pattern = call.slots.queries(call.tokens, call.pattern)
+      call = dataclasses.replace(call, tokens=tokens, pattern=pattern)
       cache = cache.extend(k, v, call.slots.start)
       k, v = _swap_heads(cache.k), _swap_heads(cache.v)
       k_tokens = call.slots.tokens
@@ -231,7 +234,7 @@ class MultiHeadAttention(nnx.Module):
 
     tokens = Tokens(grouped(call.tokens.positions), grouped(call.tokens.segments))
     call = dataclasses.replace(call, tokens=tokens)
-    q = None if q is None else q.reshape(rows, -1, *q.shape[2:])
+    q = _group_rows(q, rows)
     return self._inputs(q, q, k, v, call, k_tokens)
 
   def _queries(self, x: Array) -> Array:
@@ -347,6 +350,11 @@ def _with_addresses(x: Array, tokens: Tokens, encoding: PositionEncoding | None)
 def _swap_heads(a: Any) -> Any:
   """Transposes between [batch, heads, length, ...] and [batch, length, heads, ...]; None stays None."""
   return None if a is None else a.swapaxes(1, 2)
+
+
+def _group_rows(a: Any, rows: int) -> Any:
+  """Reshapes [batch, length, ...] to [rows, batch / rows * length, ...]; None stays None."""
+  return None if a is None else a.reshape(rows, -1, *a.shape[2:])
 
 
 def _cast_and_constrain(

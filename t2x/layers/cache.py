@@ -1,13 +1,21 @@
-"""Key/value caches of self-attention and cross-attention."""
+"""Key/value caches of self-attention and cross-attention.
+
+In beam search the beams of a row can share its slots: their keys form one row, the beams are queries of this
+row, and each slot stores the set of beams that continue its token. A reordering of the beams then changes these
+sets and moves no keys. The tokens of a prompt are stored once.
+"""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.layers.interfaces import Cache, write
+from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.interfaces import Cache, Slots, write
+from t2x.layers.patterns import Pattern
 
 # The fields are not annotated with shapes: a stack adds a leading dimension for its layers.
 
@@ -33,13 +41,26 @@ class KeyValueCache(Cache):
   ) -> 'KeyValueCache':
     """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
     new = None if k is None else write(self.k, k.swapaxes(1, 2), start, 2)
-    return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
+    return type(self)(new, write(self.v, v.swapaxes(1, 2), start, 2))
 
   def repeat(self, copies: int) -> 'KeyValueCache':
     return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
 
   def take(self, rows: Int[Array, ' batch']) -> 'KeyValueCache':
     return jax.tree.map(lambda a: a[rows], self)
+
+  def share(self, copies: int, num_slots: int) -> 'SharedKeyValueCache':
+    k, v = jax.tree.map(lambda a: _pad(a, num_slots, 2), (self.k, self.v))
+    return SharedKeyValueCache(k, v)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SharedKeyValueCache(KeyValueCache):
+  """Key/value cache whose slots are shared by the sequences of a row; see `SharedSlots`."""
+
+  def take(self, rows: Int[Array, ' batch']) -> 'SharedKeyValueCache':
+    return self
 
 
 @jax.tree_util.register_dataclass
@@ -60,3 +81,82 @@ class SourceCache(Cache):
 
   def take(self, rows: Int[Array, ' batch']) -> 'SourceCache':
     return self
+
+  def share(self, copies: int, num_slots: int) -> 'SourceCache':
+    return self
+
+
+# Mark of tokens: bit i is set if the token belongs to sequence i of its row.
+_COPIES = '_copies'
+MAX_COPIES = 32  # bits
+
+
+@dataclasses.dataclass(frozen=True)
+class SameCopy(Pattern):
+  """Every query sees the keys of its own sequence, of the sequences that share a row of slots."""
+
+  reads = frozenset({f'marks.{_COPIES}'})
+
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return (q.marks[_COPIES] & k.marks[_COPIES]) != 0
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass, data_fields=['tokens', 'start', 'next'], meta_fields=['copies']
+)
+@dataclasses.dataclass(frozen=True)
+class SharedSlots(Slots):
+  """Slots that several sequences per row share; the batch of a call has a row per sequence.
+
+  Attributes:
+    copies: number of sequences per row, at most `MAX_COPIES`.
+  """
+
+  copies: int = 1
+
+  @staticmethod
+  def of(slots: Slots, copies: int, num_slots: int) -> 'SharedSlots':
+    """Returns `num_slots` slots per row; all sequences continue the tokens in `slots`."""
+    tokens = jax.tree.map(lambda a: _pad(a, num_slots, 1), slots.tokens)
+    # Empty slots are masked by their segment until they are written.
+    everyone = jnp.full(tokens.positions.shape, jnp.iinfo(jnp.uint32).max, jnp.uint32)
+    tokens = dataclasses.replace(tokens, marks={**tokens.marks, _COPIES: everyone})
+    return SharedSlots(tokens, slots.start, slots.next, copies)
+
+  def extend(self, tokens: Tokens) -> 'SharedSlots':
+    slots = super().extend(self._grouped(tokens))
+    return SharedSlots(slots.tokens, slots.start, slots.next, self.copies)
+
+  def queries(self, tokens: Tokens, pattern: Pattern) -> tuple[Tokens, Pattern]:
+    return self._grouped(tokens), pattern & SameCopy()
+
+  def take(self, rows: Int[Array, ' batch']) -> 'SharedSlots':
+    marks, copies = self.tokens.marks, jnp.arange(self.copies, dtype=jnp.uint32)
+    parents = (rows % self.copies).reshape(-1, self.copies, 1).astype(jnp.uint32)
+    belongs = (marks[_COPIES][:, None] >> parents) & 1
+    # Each sequence has a bit of its own, so that the sum is the union.
+    union = (belongs << copies[None, :, None]).sum(axis=1, dtype=jnp.uint32)
+    tokens = dataclasses.replace(self.tokens, marks={**marks, _COPIES: union})
+    return dataclasses.replace(self, tokens=tokens)
+
+  def _grouped(self, tokens: Tokens) -> Tokens:
+    """Returns tokens [#batch, length] as [rows of the slots, copies * length], with their bits."""
+    rows, length = self.tokens.positions.shape[0], tokens.positions.shape[1]
+
+    def group(a):
+      return jnp.broadcast_to(a, (rows * self.copies, *a.shape[1:])).reshape(
+        rows, self.copies * length, *a.shape[2:]
+      )
+
+    bits = jnp.repeat(jnp.uint32(1) << jnp.arange(self.copies, dtype=jnp.uint32), length)[None]
+    grouped = jax.tree.map(group, tokens)
+    marks = {**grouped.marks, _COPIES: bits}
+    return dataclasses.replace(grouped, marks=marks, layout=RowLayout.ARBITRARY, right_padded=False)
+
+
+
+def _pad(a: Array, size: int, axis: int) -> Array:
+  """Pads an axis with zeros at its end."""
+  padding = [(0, 0)] * a.ndim
+  padding[axis] = 0, size - a.shape[axis]
+  return jnp.pad(a, padding)

@@ -250,6 +250,9 @@ class RecentTokens(Cache):
   def take(self, rows: Int[Array, ' batch']) -> 'RecentTokens':
     return jax.tree.map(lambda a: a[rows], self)
 
+  def share(self, copies: int, num_slots: int) -> 'RecentTokens':
+    return self.repeat(copies)
+
 
 @functools.cache
 def _taps_before(pattern: Pattern, kernel_size: int) -> int:

@@ -76,6 +76,19 @@ class Cache(abc.ABC):
   def take(self, rows: Int[Array, ' batch']) -> 'Cache':
     """Returns the cache with row i replaced by row rows[i], which is a copy of the same original row."""
 
+  def share(self, copies: int, num_slots: int) -> 'Cache | None':
+    """Returns the cache for `copies` sequences per row whose tokens share the slots of the row, so that `take`
+    moves no keys; None if the part needs a row of slots per sequence.
+
+    Parts that share slots group the sequences of a row with `Slots.queries`. A state of fixed size, which does
+    not depend on `Call.slots`, is repeated.
+
+    Args:
+      copies: number of sequences per row; all continue the cached tokens.
+      num_slots: number of slots per row from now on.
+    """
+    return None
+
 
 def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
   """Returns `buffer` with `new` written along `axis` from index `start` on; unchanged if it does not fit."""
@@ -133,6 +146,10 @@ class Slots(Cache):
 
   def take(self, rows: Int[Array, ' batch']) -> 'Slots':
     return dataclasses.replace(self, tokens=jax.tree.map(lambda a: a[rows], self.tokens))
+
+  def queries(self, tokens: Tokens, pattern: Pattern) -> tuple[Tokens, Pattern]:
+    """Returns tokens and pattern of a call as those of the queries of the slots, grouped by row of the slots."""
+    return tokens, pattern
 
 
 @functools.partial(

@@ -50,6 +50,9 @@ class LinearState(Cache):
   def take(self, rows: Int[Array, ' batch']) -> 'LinearState':
     return jax.tree.map(lambda a: a[rows], self)
 
+  def share(self, copies: int, num_slots: int) -> 'LinearState':
+    return self.repeat(copies)
+
 
 class LinearAttention(HeadProjections):
   """Linear attention: phi(q) (sum phi(k) v') / (phi(q) sum phi(k)) over the visible keys, with

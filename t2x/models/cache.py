@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Int
 
 from t2x.layers import Cache, Slots, Tokens
+from t2x.layers.cache import MAX_COPIES, SharedSlots
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +33,17 @@ class BodyCache(Cache):
   def take(self, rows: Int[Array, ' batch']) -> 'BodyCache':
     layers = self._map_layers(lambda cache: cache.take(rows))
     return BodyCache(layers, self.slots.take(rows), self.source)
+
+  def share(self, copies: int, num_slots: int) -> 'BodyCache | None':
+    if copies > MAX_COPIES:
+      return None
+    layers = [
+      {name: cache.share(copies, num_slots) for name, cache in layer.items()}
+      for layer in self.layers
+    ]
+    if any(cache is None for layer in layers for cache in layer.values()):
+      return None
+    return BodyCache(layers, SharedSlots.of(self.slots, copies, num_slots), self.source)
 
   def _map_layers(self, function: Callable[[Cache], Cache]) -> list[dict[str, Cache]]:
     """Applies `function` to the caches of unstacked layers, whose first axis is the batch."""

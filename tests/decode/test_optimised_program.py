@@ -19,12 +19,11 @@ SLOTS, WIDTH, HEADS, HIDDEN = 64, 64, 4, 256
 SMALLEST = 4096
 
 
-def decoding_program():
-  """The optimised program of greedy decoding by a decoder with cross-attention, as text."""
+def decoding_program(strategy):
+  """The optimised program of decoding by a decoder with cross-attention, as text."""
   import jax.numpy as jnp
   from flax import nnx
 
-  from t2x.decode import Greedy
   from t2x.decode.generate import _run
   from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
   from t2x.models import Block, Decoder, Encoder, EncoderDecoder, Stack
@@ -54,7 +53,7 @@ def decoding_program():
       {'source': jnp.zeros((2, SLOTS), jnp.int32)},
       num_slots=SLOTS,
       max_new_tokens=SLOTS - 8,
-      strategy=Greedy(),
+      strategy=strategy,
       num_return=1,
       eos_ids=(),
       pad_id=0,
@@ -84,13 +83,13 @@ def called(line):
   return re.findall(r'(?:calls|to_apply|body|condition)=%?([\w.\-]+)', line)
 
 
-def large_instructions(text):
+def large_instructions(text, copies):
   """Yields (opcode, shape) of each instruction in the decoding loop whose result is as large as a cache
   or parameter; a fusion has the opcode of its root."""
   found = computations(text)
   loops = [line for lines in found.values() for line in lines if re.search(r'\bwhile\(', line)]
   # Only the decoding loop carries the generated tokens; scans over layers do not.
-  (loop,) = [line for line in loops if f's32[2,1,{SLOTS - 8}]' in line]
+  (loop,) = [line for line in loops if f's32[2,{copies},{SLOTS - 8}]' in line]
   waiting, seen = called(loop), set()
   while waiting:
     name = waiting.pop()
@@ -109,15 +108,20 @@ def large_instructions(text):
 
 
 @pytest.mark.slow
-def test_the_decoding_step_copies_no_cache_and_no_parameter():
+@pytest.mark.parametrize(
+  ('strategy', 'copies', 'slots'), [('Greedy()', 1, SLOTS), ('Beam(2)', 2, 8 + 2 * (SLOTS - 8))]
+)
+def test_the_decoding_step_copies_no_cache_and_no_parameter(strategy, copies, slots):
   optimised = {
     name: value
     for name, value in os.environ.items()
     if name not in ('JAX_DISABLE_MOST_OPTIMIZATIONS', 'XLA_FLAGS')
   }
   code = (
-    'import json, runpy, sys; found = runpy.run_path(sys.argv[1]); '
-    "print(json.dumps(list(found['large_instructions'](found['decoding_program']()))))"
+    'import json, runpy, sys; from t2x.decode import Beam, Greedy; '
+    'found = runpy.run_path(sys.argv[1]); '
+    f"text = found['decoding_program']({strategy}); "
+    f"print(json.dumps(list(found['large_instructions'](text, {copies}))))"
   )
   done = subprocess.run(
     [sys.executable, '-c', code, __file__],
@@ -129,7 +133,7 @@ def test_the_decoding_step_copies_no_cache_and_no_parameter():
   assert done.returncode == 0, done.stderr
   large = [tuple(one) for one in json.loads(done.stdout)]
   passed_on = {'parameter', 'get-tuple-element', 'tuple', 'bitcast'}
-  cache = f'2,{HEADS},{SLOTS},{WIDTH // HEADS}'
+  cache = f'2,{HEADS},{slots},{WIDTH // HEADS}'
   worked = [one for one in large if one[0] not in passed_on]
   updates = [('fusion of dynamic-update-slice', cache), ('dynamic-update-slice', cache)]
   assert [one for one in worked if one not in updates] == []
@@ -149,4 +153,4 @@ ENTRY %main (a: f32[2]) -> f32[2] {
   %w = (s32[2,1,56], f32[2,4,64,16]) while(%t), condition=%cond, body=%body
 }
 """
-  assert ('copy', '2,4,64,16') in list(large_instructions(text))
+  assert ('copy', '2,4,64,16') in list(large_instructions(text, 1))
