@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.decode.penalties import GNMT, LengthPenalty
 from t2x.decode.stopping import Stopping, WhenCertain
 from t2x.decode.strategy import Generated, Request, Strategy
+from t2x.decode.top_k import top_k
 from t2x.errors import UserError
 from t2x.ranges import Size
 
@@ -126,7 +127,7 @@ class Beam(Strategy):
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     processed = self.process(log_probs, beams.tokens, step, request)
     totals = (beams.scores[:, :, None] + processed).reshape(batch, width * vocab)
-    scores, flat = jax.lax.top_k(totals, min(1 + max(len(request.eos_ids), 1), vocab) * width)
+    scores, flat = top_k(totals, min(1 + max(len(request.eos_ids), 1), vocab) * width)
     parents, tokens = flat // vocab, (flat % vocab).astype(jnp.int32)
     added = jnp.take_along_axis(log_probs.reshape(batch, width * vocab), flat, axis=1)
     prefixes = take(beams, parents)

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.decode.strategy import Generated, Strategy
+from t2x.decode.top_k import top_k
 from t2x.errors import UserError
 from t2x.ranges import Positive, Range, Size
 
 
 def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:
   """Keeps the `k` largest logits and all equal to the k-th; sets the rest to -inf."""
-  kth = jax.lax.top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
+  kth = top_k(logits, min(k, logits.shape[-1]))[0][..., -1:]
   return jnp.where(logits < kth, -jnp.inf, logits)
 
 

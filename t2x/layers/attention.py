@@ -162,7 +162,7 @@ class MultiHeadAttention(nnx.Module):
     """Computes the keys and values of a source once per generation."""
     assert source.x is not None  # Caches are computed from vectors.
     k, v = self._keys_and_values(source.x, source.tokens, None)
-    return SourceCache(_swap_heads(k), _swap_heads(v))
+    return SourceCache(None if k is None else k.swapaxes(1, 2), v.swapaxes(1, 2))
 
   def __call__(
     self,
@@ -214,7 +214,7 @@ class MultiHeadAttention(nnx.Module):
       tokens, pattern = call.slots.queries(call.tokens, call.pattern)
       call = dataclasses.replace(call, tokens=tokens, pattern=pattern)
       cache = cache.extend(k, v, call.slots.start)
-      k, v = _swap_heads(cache.k), _swap_heads(cache.v)
+      k, v = cache.keys_and_values()
       k_tokens = call.slots.tokens
     return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache, extras
 
@@ -223,8 +223,8 @@ class MultiHeadAttention(nnx.Module):
   ) -> AttentionInputs:
     """Inputs of cross-attention; beams that share a row of the source become queries of that row."""
     q = None if self.q is None else self._queries(x)
-    k, v = _swap_heads(cache.k), _swap_heads(cache.v).astype(x.dtype)
-    k_tokens = k_tokens.as_source()
+    k, v = cache.keys_and_values()
+    v, k_tokens = v.astype(x.dtype), k_tokens.as_source()
     rows, (batch, length, _) = v.shape[0], x.shape
     if rows == batch:
       return self._inputs(q, q, k, v, call, k_tokens)
@@ -345,11 +345,6 @@ class MultiHeadAttention(nnx.Module):
 def _with_addresses(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:
   """Input of the query and key projections: `x` after the hook `address` of the encoding."""
   return encoding.address(x, tokens) if encoding is not None else x
-
-
-def _swap_heads(a: Any) -> Any:
-  """Transposes between [batch, heads, length, ...] and [batch, length, heads, ...]; None stays None."""
-  return None if a is None else a.swapaxes(1, 2)
 
 
 def _group_rows(a: Any, rows: int) -> Any:

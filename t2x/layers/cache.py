@@ -33,6 +33,10 @@ class KeyValueCache(Cache):
   k: Any
   v: Any
 
+  def keys_and_values(self) -> tuple[Array | None, Array]:
+    """Returns keys and values as [batch, slots, kv_heads, ...]."""
+    return None if self.k is None else self.k.swapaxes(1, 2), self.v.swapaxes(1, 2)
+
   def extend(
     self,
     k: Float[Array, 'batch length kv_heads head_dim'] | None,
@@ -41,7 +45,7 @@ class KeyValueCache(Cache):
   ) -> 'KeyValueCache':
     """Returns the cache with the keys and values of a call's tokens written from slot `start` on."""
     new = None if k is None else write(self.k, k.swapaxes(1, 2), start, 2)
-    return type(self)(new, write(self.v, v.swapaxes(1, 2), start, 2))
+    return KeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
 
   def repeat(self, copies: int) -> 'KeyValueCache':
     return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
@@ -51,13 +55,28 @@ class KeyValueCache(Cache):
 
   def share(self, copies: int, num_slots: int) -> 'SharedKeyValueCache':
     k, v = jax.tree.map(lambda a: _pad(a, num_slots, 2), (self.k, self.v))
-    return SharedKeyValueCache(k, v)
+    return SharedKeyValueCache(None if k is None else k.swapaxes(2, 3), v)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedKeyValueCache(KeyValueCache):
-  """Key/value cache whose slots are shared by the sequences of a row; see `SharedSlots`."""
+  """Key/value cache whose slots are shared by the sequences of a row; see `SharedSlots`.
+
+  The keys are [batch, kv_heads, head_dim, slots], which XLA multiplies by several queries without a copy.
+  """
+
+  def keys_and_values(self) -> tuple[Array | None, Array]:
+    return None if self.k is None else self.k.transpose(0, 3, 1, 2), self.v.swapaxes(1, 2)
+
+  def extend(
+    self,
+    k: Float[Array, 'batch length kv_heads head_dim'] | None,
+    v: Float[Array, 'batch length kv_heads v_dim'],
+    start: Int[Array, ''],
+  ) -> 'SharedKeyValueCache':
+    new = None if k is None else write(self.k, k.transpose(0, 2, 3, 1), start, 3)
+    return SharedKeyValueCache(new, write(self.v, v.swapaxes(1, 2), start, 2))
 
   def take(self, rows: Int[Array, ' batch']) -> 'SharedKeyValueCache':
     return self
@@ -75,6 +94,10 @@ class SourceCache(Cache):
 
   k: Any
   v: Any
+
+  def keys_and_values(self) -> tuple[Array | None, Array]:
+    """Returns keys and values as [batch, source, kv_heads, ...]."""
+    return None if self.k is None else self.k.swapaxes(1, 2), self.v.swapaxes(1, 2)
 
   def repeat(self, copies: int) -> 'SourceCache':
     return self

@@ -49,8 +49,9 @@ class Dense(Kernel):
     batch, kv_heads = v.shape[0], v.shape[2]
     probabilities, mask = self._grouped_probabilities(inputs)
     probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
-    out = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
-    out = out.reshape(batch, q_len, heads // kv_heads, kv_heads, -1).swapaxes(2, 3)
+    # With the heads before the queries in the result, XLA's CPU backend transposes no operand.
+    out = jnp.einsum('bhqk,bkhd->bhqd', probabilities, v)
+    out = out.reshape(batch, kv_heads, q_len, heads // kv_heads, -1).swapaxes(1, 2)
     out = out.reshape(batch, q_len, heads, -1)
     if inputs.terms is not None and inputs.terms.has_values:
       probabilities = _by_head(probabilities, inputs)
