@@ -177,7 +177,6 @@ class SharedSlots(Slots):
     return dataclasses.replace(grouped, marks=marks, layout=RowLayout.ARBITRARY, right_padded=False)
 
 
-
 def _pad(a: Array, size: int, axis: int) -> Array:
   """Pads an axis with zeros at its end."""
   padding = [(0, 0)] * a.ndim
