@@ -35,8 +35,7 @@ from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
 from t2x.train.params import Blueprint
 
 BATCH = 4
-# Lengths of the prompts of decoding.
-PROMPTS = np.asarray([2, 4, 3, 4])
+PROMPTS = np.asarray([2, 4, 3, 4])  # tokens per prompt
 # Absolute and relative tolerance between two equivalent computations in float32.
 TOLERANCE = 2e-5
 
@@ -229,7 +228,7 @@ def prompts_of_different_lengths_decode(subject: Subject) -> None:
 def copies_follow_their_parents(subject: Subject) -> None:
   """Checks that sequences that replace others of their row, as in beam search, decode as separate rows,
   with a row of slots per sequence and, if the cache supports it, with shared slots."""
-  copies, steps, width = 3, 3, PROMPTS.max()
+  copies, steps, width = 3, 3, int(PROMPTS.max())
   rng = np.random.default_rng(5)
   added = rng.normal(size=(steps, BATCH * copies, subject.d_model)).astype(np.float32)
   parents = np.asarray([[1, 2, 0], [0, 0, 1], [2, 2, 2], [0, 1, 2]])
@@ -253,7 +252,7 @@ def copies_follow_their_parents(subject: Subject) -> None:
 
 def _cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
   """Returns the cache of right-padded prompts of `PROMPTS` tokens, with `added` free slots."""
-  width = PROMPTS.max()
+  width = int(PROMPTS.max())
   cache = subject.part.init_cache(BATCH, width + added, jnp.float32)
   segments = jnp.asarray(np.arange(width) < PROMPTS[:, None], jnp.int32)
   tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
