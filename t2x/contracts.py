@@ -232,7 +232,7 @@ def copies_follow_their_parents(subject: Subject) -> None:
   rng = np.random.default_rng(5)
   added = rng.normal(size=(steps, BATCH * copies, subject.d_model)).astype(np.float32)
   parents = np.asarray([[1, 2, 0], [0, 0, 1], [2, 2, 2], [0, 1, 2]])
-  taken = (np.arange(BATCH)[:, None] * copies + parents).reshape(-1)
+  taken = jnp.asarray((np.arange(BATCH)[:, None] * copies + parents).reshape(-1))
   cache, slots = _cached_prompts(subject, copies * steps)
   states = {'a row of slots per copy': (cache and cache.repeat(copies), slots.repeat(copies))}
   shared = cache and cache.share(copies, width + copies * steps)
