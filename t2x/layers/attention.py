@@ -208,14 +208,14 @@ class MultiHeadAttention(nnx.Module):
     if encoding is not None and 'rotate' in encoding.hooks:
       assert q is not None and k is not None  # `_check` requires them.
       rotated, k = encoding.rotate(q, k, call.tokens, call.tokens)
-    k_tokens = call.tokens
-    if cache is not None and call.slots is not None:
+    k_tokens, slots = call.tokens, call.slots
+    if cache is not None and slots is not None:
       q, rotated, k, v = (_group_rows(a, len(cache.v)) for a in (q, rotated, k, v))
-      tokens, pattern = call.slots.queries(call.tokens, call.pattern)
+      tokens, pattern = slots.queries(call.tokens, call.pattern)
       call = dataclasses.replace(call, tokens=tokens, pattern=pattern)
-      cache = cache.extend(k, v, call.slots.start)
+      cache = cache.extend(k, v, slots.start)
       k, v = cache.keys_and_values()
-      k_tokens = call.slots.tokens
+      k_tokens = slots.tokens
     return self._inputs(q, rotated, k, v.astype(x.dtype), call, k_tokens), cache, extras
 
   def _source_inputs(
