@@ -15,6 +15,7 @@ from t2x.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
 from t2x.models.losses import Sums
 from t2x.tasks import DistillableTask, Task, TaskOutput
+from t2x.train.layer_norms import LayerNorms
 from t2x.train.params import Blueprint, Groups, Params
 
 if TYPE_CHECKING:
@@ -60,21 +61,29 @@ class TrainState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepSums:
-  """Sums and gradient norms of a step, packed into one array that the host fetches in one transfer.
+  """Sums and norms of a step, packed into one array that the host fetches in one transfer.
 
   Attributes:
     names: names of the sums, in order.
-    values: sum and weight of each name, then the norms; float32 [..., 2 * num_names + num_params].
+    values: sum and weight of each name, the gradient norms, then the norms by layer; float32
+      [..., 2 * num_names + num_params + num_layer_names].
+    layer_names: names of the norms by layer; () without `Trainer.layer_norms`.
   """
 
   names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
   values: Any
+  layer_names: tuple[str, ...] = dataclasses.field(default=(), metadata={'static': True})
 
   @classmethod
   def pack(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
     """Packs (sum, weight) by name and the gradient norms."""
     flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
     return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
+
+  def with_layer_norms(self, names: tuple[str, ...], norms: jax.Array) -> 'StepSums':
+    """Returns the sums with norms by layer, float32 [num_layer_names]."""
+    values = jnp.concatenate([self.values, norms])
+    return dataclasses.replace(self, values=values, layer_names=names)
 
   @property
   def sums(self) -> Sums:
@@ -87,7 +96,17 @@ class StepSums:
   @property
   def norms(self) -> Any:
     """Gradient norm of each trained parameter, in the order of their sorted names."""
-    return self.values[..., 2 * len(self.names) :]
+    return self.values[..., 2 * len(self.names) : self._num_values]
+
+  @property
+  def layer_norms(self) -> dict[str, Any]:
+    """Norms by layer, by name."""
+    return {name: self.values[..., self._num_values + i] for i, name in enumerate(self.layer_names)}
+
+  @property
+  def _num_values(self) -> int:
+    """Number of the values before the norms by layer."""
+    return self.values.shape[-1] - len(self.layer_names)
 
   @property
   def loss(self) -> float:
@@ -187,11 +206,13 @@ def make_train_step(
   groups: Groups,
   layout: Layout | None = None,
   teacher: 'FrozenTeacher | None' = None,
+  layer_norms: LayerNorms | None = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
   """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
   `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are the
   hyperparameters that are inputs. `layout` is the sharding of the activations; None leaves it to the compiler.
+  `layer_norms` adds the norms by layer to the StepSums.
 
   Each loss term is divided by its weight in the full batch, and each auxiliary loss of the model by the
   number of rows, before the gradients of micro-batches are summed: the result does not depend on
@@ -234,8 +255,11 @@ def make_train_step(
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
-    sums = StepSums.pack(_logged_sums(trainer, finite, sums, norms), norms)
-    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
+    packed = StepSums.pack(_logged_sums(trainer, finite, sums, norms), norms)
+    if layer_norms is not None:
+      by_layer = layer_norms(grads, state.params, updates)
+      packed = packed.with_layer_norms(layer_norms.names, by_layer)
+    return TrainState(state.step + 1, params, opt_state, state.key, ema), packed
 
   return train_step
 
