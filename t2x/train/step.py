@@ -80,10 +80,14 @@ class StepSums:
     flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
     return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
 
-  def with_layer_norms(self, names: tuple[str, ...], norms: jax.Array) -> 'StepSums':
-    """Returns the sums with norms by layer, float32 [num_layer_names]."""
-    values = jnp.concatenate([self.values, norms])
-    return dataclasses.replace(self, values=values, layer_names=names)
+  def with_layer_norms(
+    self, layer_norms: LayerNorms | None, gradients: Any, params: Any, updates: Any
+  ) -> 'StepSums':
+    """Returns the sums with norms by layer; without `layer_norms` unchanged."""
+    if layer_norms is None:
+      return self
+    values = jnp.concatenate([self.values, layer_norms(gradients, params, updates)])
+    return dataclasses.replace(self, values=values, layer_names=layer_norms.names)
 
   @property
   def sums(self) -> Sums:
@@ -198,6 +202,14 @@ def _quoted(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
 
+def _mean_loss(
+  totals: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], num_rows: jax.Array
+) -> jax.Array:
+  """Divides each loss term by its weight, each auxiliary loss by the number of rows, and adds them."""
+  divisors = {name: weights.get(name, num_rows) for name in totals}
+  return sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
+
+
 def make_train_step(
   task: Task,
   trainer: 'Trainer',
@@ -210,15 +222,14 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, StepSums]]:
   """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are the
-  hyperparameters that are inputs. `layout` is the sharding of the activations; None leaves it to the compiler.
-  `layer_norms` adds the norms by layer to the StepSums.
+  `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are input
+  hyperparameters; `layout` shards the activations (None: the compiler does); `layer_norms` adds norms by layer.
 
   Each loss term is divided by its weight in the full batch, and each auxiliary loss of the model by the
   number of rows, before the gradients of micro-batches are summed: the result does not depend on
   `Trainer.accumulate`. A loss term of weight 0 (a batch of padding) has the gradient 0; momentum and weight
-  decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite`,
-  which is 1 if the loss and all gradient norms are finite.
+  decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite` (1 if the
+  loss and all gradient norms are finite).
 
   Raises (when traced):
     UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model
@@ -230,9 +241,7 @@ def make_train_step(
     teacher_model = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
     output = _task_output(task, model, batch, key, teacher_model)
     totals = _loss_totals(task, output, weights, _num_rows(batch))
-    divisors = {name: weights.get(name, num_rows) for name in totals}
-    loss = sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
-    return loss, (output.reported, totals)
+    return _mean_loss(totals, weights, num_rows), (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
     with bind_scalars(scalars):
@@ -255,11 +264,9 @@ def make_train_step(
     finite = jnp.isfinite(sums['loss'][0]) & jnp.isfinite(norms).all()
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
-    packed = StepSums.pack(_logged_sums(trainer, finite, sums, norms), norms)
-    if layer_norms is not None:
-      by_layer = layer_norms(grads, state.params, updates)
-      packed = packed.with_layer_norms(layer_norms.names, by_layer)
-    return TrainState(state.step + 1, params, opt_state, state.key, ema), packed
+    sums = StepSums.pack(_logged_sums(trainer, finite, sums, norms), norms)
+    sums = sums.with_layer_norms(layer_norms, grads, state.params, updates)
+    return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
 
   return train_step
 

@@ -47,7 +47,7 @@ class Tracker(abc.ABC):
     self.folder = Path(folder)
     self.name = self.folder.resolve().name
     self._file = self.folder / file
-    self.state: dict[str, Any] = {'id': None, 'steps': {}}
+    self.state: dict[str, Any] = {'id': None, 'steps': {}, 'calls': 0}
     if self._file.exists():
       self.state |= json.loads(self._file.read_bytes())
     self._finished = False
@@ -98,8 +98,8 @@ class Tracker(abc.ABC):
 class WandB(Tracker):
   """Writes metrics, config and summary to Weights & Biases.
 
-  The x axis of all charts is `step`. W&B's own step counts the calls: it must not be set, because it cannot be
-  equal for train and eval metrics that are sent one after the other by two processes.
+  The x axis of all charts is `step`. W&B's own step numbers the calls, also across restarts: it must grow with every
+  call, but the train and eval metrics of a step are sent one after the other, perhaps by two processes.
 
   Args:
     folder: the run folder.
@@ -146,7 +146,8 @@ class WandB(Tracker):
     self._run.define_metric('*', step_metric='step')
 
   def _send(self, step, numbers):
-    self._run.log({'step': step, **numbers})
+    self._run.log({'step': step, **numbers}, step=self.state['calls'], commit=True)
+    self.state['calls'] += 1
 
   def _summarise(self, summary):
     self._run.summary.update(dict(summary))

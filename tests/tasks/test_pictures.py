@@ -10,7 +10,7 @@ from flax import nnx
 
 from t2x.data import Bytes, TextFiles
 from t2x.errors import UserError
-from t2x.layers import MLP, MultiHeadAttention, PatchEmbedding, RoPE, TokenEmbedding
+from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding, RoPE, TokenEmbedding
 from t2x.models import Block, Classifier, Decoder, Encoder, LanguageModel, Stack, VisionTransformer
 from t2x.tasks import AttentionMaps, CausalLM, ClassifiedImages, ImageClassification
 from t2x.tasks.inspection import Inspection
@@ -39,7 +39,8 @@ def language_model():
 def vision_model():
   return VisionTransformer(
     d_model=8,
-    embedding=functools.partial(PatchEmbedding, patch_size=4, image_shape=(8, 8, 1)),
+    embedding=functools.partial(PatchEmbedding, patch_size=4, channels=1),
+    positions=functools.partial(LearnedGrid, height=2, width=2),
     body=functools.partial(Encoder, stack=stack()),
     head=functools.partial(Classifier, num_classes=3),
     rngs=nnx.Rngs(0),
@@ -48,7 +49,7 @@ def vision_model():
 
 def text_task():
   task = CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=16)
-  return task.bound(task.fit_tokenizer())
+  return task.bound(Bytes().fit(lambda: ()))
 
 
 def image_task():

@@ -120,7 +120,8 @@ def test_a_resumed_run_sends_every_step_once(tmp_path):
     (tmp_path / 'checkpoints' / str(step)).rename(tmp_path / f'gone-{step}')
   train(points(**settings), tmp_path, TEXT)
   assert [tracker.ends for tracker in trackers] == [[False], [True], [True]]
-  steps = [item[0] for tracker in trackers for item in tracker.sent if 'train/loss' in item[-1]]
+  sent = [item for tracker in trackers for item in tracker.sent if isinstance(item, tuple)]
+  steps = [step for step, numbers in sent if 'train/loss' in numbers]
   assert steps == list(range(3, 31, 3))
   summary = trackers[1].sent[-1]
   assert summary['best/loss'] <= summary['last/loss']
@@ -207,7 +208,9 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, tracker, module):
 
 def fake_wandb():
   class Run(types.SimpleNamespace):
-    def log(self, values):
+    def log(self, values, step, commit):
+      assert commit
+      self.calls.append(step)
       self.logs.append(values)
 
     def define_metric(self, name, step_metric=None):
@@ -219,7 +222,7 @@ def fake_wandb():
   runs = []
 
   def init(**settings):
-    runs.append(Run(settings=settings, logs=[], axes={}, summary={}))
+    runs.append(Run(settings=settings, logs=[], calls=[], axes={}, summary={}))
     return runs[-1]
 
   return types.SimpleNamespace(init=init, runs=runs)
@@ -244,6 +247,7 @@ def test_wandb_gets_name_config_and_summary_and_continues_its_run(tmp_path, monk
   assert first.settings['config']['Trainer.num_steps'] == 300
   assert first.logs == [{'step': 1, 'train/loss': 1.0}, {'step': 1, 'eval/loss': 2.0}]
   assert second.logs == [{'step': 2, 'eval/loss': 2.0}]
+  assert first.calls + second.calls == [0, 1, 2]
   assert first.axes == {'step': None, '*': 'step'}
   assert (first.code, second.code, second.summary) == (1, 0, {'best/loss': 2.0})
 
