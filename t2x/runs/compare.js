@@ -34,13 +34,18 @@ function points(run, split, metric, axis) {
   })).filter((point) => isNumber(point.value) && isNumber(point.x));
 }
 
+/** A run of `drawCurves`. A single point is repeated, so that its line can be drawn as a dot. */
+function run(points) {
+  return { status: 'finished', points: points.length === 1 ? [...points, ...points] : points, at: new Map(points.map((point) => [point.step, point])) };
+}
+
 function curves() {
   const [split, metric] = data.metrics[byId('metric').value] ?? ['', ''];
   const axis = byId('axis').value;
   const all = data.runs.map((run) => points(run, split, metric, axis));
   const series = [...shown].sort((a, b) => a - b).filter((index) => all[index].length).map((index) => ({
     label: data.runs[index].name, ...style(index),
-    runs: [{ status: 'finished', points: all[index], at: new Map(all[index].map((point) => [point.step, point])) }],
+    runs: [run(all[index])],
   }));
   // The first run is drawn last, on top.
   series.reverse();
@@ -50,6 +55,9 @@ function curves() {
     lines: (curve, run, at) => [curve.label, `${metric} ${short(at.value, 5)}`,
       `step ${at.step.toLocaleString('en')}${isNumber(at.seconds) ? `, ${short(at.seconds, 4)} seconds` : ''}`],
   });
+  for (const path of byId('curves').querySelectorAll('path')) {
+    if (path.getTotalLength() === 0) make(path, { 'stroke-width': 7, 'stroke-linecap': 'round', 'stroke-opacity': 1 }, []);
+  }
   const without = data.runs.filter((_, index) => !all[index].length).map((run) => run.name);
   const what = axis === 'step' || !all.some((each) => each.length) ? `${metric} (${split})` : `times of ${metric} (${split})`;
   byId('without').textContent = without.length && data.metrics.length ? `Without ${what}: ${without.join(', ')}.` : '';
@@ -69,6 +77,9 @@ function legend() {
   }));
 }
 
+/** Allows line breaks before the dots of a path. */
+const breakable = (path) => path.split('.').flatMap((part, index) => index ? [html('wbr'), `.${part}`] : [part]);
+
 function differenceTable() {
   const reference = data.runs[data.reference];
   const note = byId('differences-note');
@@ -80,7 +91,7 @@ function differenceTable() {
   const others = data.runs.map((_, index) => index).filter((index) => index !== data.reference);
   byId('differences').append(html('table', {},
     html('thead', {}, html('tr', {}, ...['setting', reference.name, ...others.map((index) => data.runs[index].name)].map((name) => html('th', { scope: 'col' }, name)))),
-    html('tbody', {}, ...data.differences.map((row) => html('tr', {}, html('td', {}, row.path), html('td', {}, row.first),
+    html('tbody', {}, ...data.differences.map((row) => html('tr', {}, html('td', {}, ...breakable(row.path)), html('td', {}, row.first),
       ...others.map((index) => row.values[index] ? html('td', {}, row.values[index])
         : html('td', { class: 'same' }, data.runs[index].has_config ? '=' : '?')))))));
 }
