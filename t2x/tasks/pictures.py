@@ -83,7 +83,7 @@ class AttentionMaps(_Pictures):
       for kind, (sublayer, side) in kinds.items():
         layers = inspection.layers(f'{sublayer}.probabilities', inputs, targets, side)
         for number, layer in enumerate(layers):
-          images[f'{kind}/layer {number:02}'] = _maps(layer)
+          images[f'{kind}/layer_{number:02}'] = _maps(layer)
     return Evaluation({}, (), images)
 
   def _inputs(self, evaluated: Evaluated) -> Any:

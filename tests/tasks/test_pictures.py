@@ -70,7 +70,7 @@ def test_attention_maps_are_the_probabilities_of_each_layer():
   maps = AttentionMaps(texts=['abc', 'abcdef'])
   maps.check(task, model)
   images = maps(evaluated(task, model)).images
-  assert list(images) == [f'attention/layer {i:02}' for i in range(LAYERS)]
+  assert list(images) == [f'attention/layer_{i:02}' for i in range(LAYERS)]
   layers = Inspection(model, task.fitted).layers('mixer.probabilities', ['abc', 'abcdef'])
   for image, layer in zip(images.values(), layers, strict=True):
     assert image.dtype == np.uint8 and image.shape[-1] == 3
