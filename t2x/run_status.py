@@ -1,7 +1,7 @@
 """Status of a training run, in status.json of its folder.
 
 The training process writes the file when it starts and when it ends, and renews its modification time at regular
-intervals (the heartbeat). The file of a killed process says 'running', but the lock of its folder is free.
+intervals (the heartbeat). The file of a killed process has the state 'running', but the lock of its folder is free.
 """
 
 import contextlib

@@ -31,11 +31,11 @@ _KILLED = 'its process was killed'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-  """State of a run folder. Unknown values are None.
+  """State of a run folder. Values that the files do not contain are None.
 
   Attributes:
     folder: path of the folder.
-    state: 'preempted' if the same command resumes it; 'unknown' if the folder does not say.
+    state: 'preempted' if the same command resumes it; 'unknown' without a valid status.json.
     reason: why it is preempted, failed or unknown, in one line; '' otherwise.
     step: last step in metrics.jsonl or among the checkpoints.
     num_steps: last step of the run.
@@ -83,7 +83,8 @@ def _run_folders(folder: str) -> Iterator[Path]:
     path = pending.pop()
     try:
       with os.scandir(path) as entries:
-        files, folders = [], []
+        files: list[str] = []
+        folders: list[str] = []
         for entry in entries:
           (folders if entry.is_dir(follow_symlinks=False) else files).append(entry.name)
     except OSError:
@@ -116,7 +117,11 @@ def read_run(folder: Path) -> Run:
   steps = [
     step for step in (metrics.pop('step', None), _last_checkpoint(folder)) if step is not None
   ]
-  fields = {'folder': name, 'metric': metric, 'step': max(steps, default=None)} | metrics
+  fields: dict[str, Any] = {
+    'folder': name,
+    'metric': metric,
+    'step': max(steps, default=None),
+  } | metrics
   if status is None:
     state: State = 'running' if is_locked(folder / '.lock') else 'unknown'
     return Run(**fields, state=state, reason='' if state == 'running' else problem)
@@ -136,7 +141,7 @@ def _state(folder: Path, status: Status) -> tuple[State, str]:
   """Returns the state and the reason for it."""
   if status.state != 'running':
     return status.state, status.reason
-  locked = is_locked(folder / '.lock')
+  killed, locked = _KILLED, is_locked(folder / '.lock')
   if locked:
     return 'running', ''
   if locked is None or status.kernel != running_kernel():
@@ -144,13 +149,12 @@ def _state(folder: Path, status: Status) -> tuple[State, str]:
     silence = time.time() - _modified(folder / STATUS)
     if silence < SILENT:
       return 'running', ''
-    if status.kernel != running_kernel():
-      return 'failed', f'no heartbeat from {status.host} for {age_text(silence)}'
+    killed = f'no heartbeat from {status.host} for {age_text(silence)}'
   # Processes that exit without unwinding, such as those that hang, print why.
   message = _last_message(folder / 'log.txt')
   if message == INTERRUPTED:
     return 'preempted', message
-  return 'failed', message or _KILLED
+  return 'failed', message or killed
 
 
 def _modified(path: Path) -> float:
@@ -161,7 +165,7 @@ def _modified(path: Path) -> float:
 
 
 def _last_message(path: Path) -> str:
-  """Returns the message of t2x in the last line of a log file; '' if that line is something else."""
+  """Returns the message of t2x in the last line of a log file; '' if the last line has no message."""
   line = _tail(path, 4096).rstrip().rpartition(b'\n')[2].decode(errors='replace')
   match = re.fullmatch(r'(?:[\d-]{10} [\d:]{8}  )?t2x: (.*)', line)
   return printable(match[1]) if match else ''

@@ -132,14 +132,15 @@ def _rows(evaluated: Evaluated, split: str, count: int | None) -> list[Mapping[s
   """Returns transformed rows, sampled evenly from a split."""
   rows, transform = evaluated.rows(split), evaluated.task.transform(train=False)
   indices = spread(min(count or len(rows), len(rows)), len(rows))
-  return [transform(rows[i], np.random.default_rng(0)) for i in indices]
+  chosen = [rows[i] for i in indices]
+  return chosen if transform is None else [transform(r, np.random.default_rng(0)) for r in chosen]
 
 
 def _maps(probabilities: np.ndarray) -> np.ndarray:
   """Draws probabilities [batch, heads, queries, keys], each map relative to its maximum."""
   top = probabilities.max(axis=(2, 3), keepdims=True)
   gray = (255 * probabilities / np.where(top > 0, top, 1)).round().astype(np.uint8)
-  maps = [_enlarged(np.repeat(one[..., None], 3, axis=-1)) for row in gray for one in row]
+  maps = [_enlarged(np.repeat(head[..., None], 3, axis=-1)) for row in gray for head in row]
   return _grid(maps, gray.shape[1])
 
 
@@ -165,6 +166,6 @@ def _grid(images: Sequence[np.ndarray], columns: int) -> np.ndarray:
   shape = rows * (height + _GAP) - _GAP, columns * (width + _GAP) - _GAP, 3
   grid = np.full(shape, 96, np.uint8)
   for i, image in enumerate(images):
-    top, left = i // columns * (height + _GAP), i % columns * (width + _GAP)
-    grid[top : top + height, left : left + width] = image
+    y, x = i // columns * (height + _GAP), i % columns * (width + _GAP)
+    grid[y : y + height, x : x + width] = image
   return grid

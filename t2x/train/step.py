@@ -204,8 +204,8 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _mean_loss(
   totals: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], num_rows: jax.Array
-) -> jax.Array:
-  """Divides each loss term by its weight, each auxiliary loss by the number of rows, and adds them."""
+) -> Any:
+  """Returns the sum of the loss terms, each divided by its weight or, for auxiliary losses, by `num_rows`."""
   divisors = {name: weights.get(name, num_rows) for name in totals}
   return sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
 

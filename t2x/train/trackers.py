@@ -99,7 +99,7 @@ class WandB(Tracker):
   """Writes metrics, config and summary to Weights & Biases.
 
   The x axis of all charts is `step`. W&B's own step numbers the calls, also across restarts: it must grow with every
-  call, but the train and eval metrics of a step are sent one after the other, perhaps by two processes.
+  call, but the train and eval metrics of a step are sent by two calls, perhaps of two processes.
 
   Args:
     folder: the run folder.
@@ -194,8 +194,11 @@ class MLflow(Tracker):
       self._client.update_run(self.state['id'], status='RUNNING')
 
   def _create(self, experiment: str, name: str) -> None:
-    found = self._client.get_experiment_by_name(experiment)
-    number = self._client.create_experiment(experiment) if found is None else found.experiment_id
+    existing = self._client.get_experiment_by_name(experiment)
+    if existing is None:
+      number = self._client.create_experiment(experiment)
+    else:
+      number = existing.experiment_id
     self.state['id'] = self._client.create_run(number, run_name=name).info.run_id
     self.save()
     params = [
@@ -346,7 +349,7 @@ def config_values(text: str) -> dict[str, Any]:
 
 
 def _plain(text: str) -> Any:
-  """Returns the number, text, boolean or None that the gin text stands for; other values as text."""
+  """Returns the number, text, boolean or None of a gin text; other values as text."""
   try:
     value = ast.literal_eval(text)
   except (ValueError, SyntaxError):
