@@ -39,7 +39,7 @@ class AttentionMaps(_Pictures):
   Attributes:
     texts: texts to draw, for models of texts and, as sources, for encoder-decoders; images are read from the split.
     targets: target texts of an encoder-decoder.
-    num_examples: number of images.
+    num_examples: number of images, sampled evenly from the split.
   """
 
   texts: Sequence[Text] = ()
@@ -61,8 +61,9 @@ class AttentionMaps(_Pictures):
       return
     if not self.texts or not isinstance(task, TextTask):
       raise UserError('AttentionMaps.texts is not set: give one or several texts')
-    if self.split is not None:
-      raise UserError('AttentionMaps.split has no effect on a model of texts: remove it')
+    for name, default in (('split', None), ('num_examples', 1)):
+      if getattr(self, name) != default:
+        raise UserError(f'AttentionMaps.{name} has no effect on a model of texts: remove it')
     is_pair = spec.inputs == 'a source and a target'
     if len(self.targets) != (len(self.texts) if is_pair else 0):
       raise UserError(

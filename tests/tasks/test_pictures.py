@@ -11,8 +11,17 @@ from flax import nnx
 from t2x.data import Bytes, TextFiles
 from t2x.errors import UserError
 from t2x.layers import MLP, LearnedGrid, MultiHeadAttention, PatchEmbedding, RoPE, TokenEmbedding
-from t2x.models import Block, Classifier, Decoder, Encoder, LanguageModel, Stack, VisionTransformer
-from t2x.tasks import AttentionMaps, CausalLM, ClassifiedImages, ImageClassification
+from t2x.models import (
+  Block,
+  Classifier,
+  Decoder,
+  Encoder,
+  EncoderDecoder,
+  LanguageModel,
+  Stack,
+  VisionTransformer,
+)
+from t2x.tasks import AttentionMaps, CausalLM, ClassifiedImages, ImageClassification, Translation
 from t2x.tasks.inspection import Inspection
 
 HEADS, LAYERS = 2, 3
@@ -43,6 +52,23 @@ def vision_model():
     positions=functools.partial(LearnedGrid, height=2, width=2),
     body=functools.partial(Encoder, stack=stack()),
     head=functools.partial(Classifier, num_classes=3),
+    rngs=nnx.Rngs(0),
+  )
+
+
+def encoder_decoder():
+  block = functools.partial(
+    Block,
+    mixer=functools.partial(MultiHeadAttention, num_heads=HEADS),
+    cross=functools.partial(MultiHeadAttention, num_heads=HEADS),
+    feed_forward=functools.partial(MLP, hidden_dim=8),
+  )
+  target = functools.partial(Stack, num_layers=2, blocks=[block])
+  return EncoderDecoder(
+    d_model=8,
+    embedding=functools.partial(TokenEmbedding, vocab_size=261),
+    encoder=functools.partial(Encoder, stack=stack(), encoding=RoPE),
+    decoder=functools.partial(Decoder, stack=target, encoding=RoPE),
     rngs=nnx.Rngs(0),
   )
 
@@ -82,6 +108,17 @@ def test_attention_maps_are_the_probabilities_of_each_layer():
     assert (drawn[np.triu_indices(length, 1)] == 0).all(), 'causal'
 
 
+def test_attention_maps_of_an_encoder_decoder_are_of_both_sides_and_in_between():
+  lengths = {'source_length': 16, 'target_length': 16}
+  task = Translation(source=TextFiles(train='none'), tokenizer=Bytes(), **lengths)
+  task, model = task.bound(Bytes().fit(lambda: ())), encoder_decoder()
+  maps = AttentionMaps(texts=['a source'], targets=['target'])
+  maps.check(task, model)
+  images = maps(evaluated(task, model)).images
+  kinds = [name.split('/')[0] for name in images]
+  assert {kind: kinds.count(kind) for kind in kinds} == {'attention': 2, 'encoder': 3, 'cross': 2}
+
+
 def test_attention_maps_of_images_come_from_the_split():
   model, task = vision_model(), image_task()
   maps = AttentionMaps(num_examples=2)
@@ -115,6 +152,7 @@ def test_classified_images_have_labels_predictions_and_frames():
   ('settings', 'is_text', 'told'),
   [
     ({}, True, 'AttentionMaps.texts is not set'),
+    ({'texts': ['a'], 'num_examples': 2}, True, 'AttentionMaps.num_examples has no effect'),
     ({'texts': ['a'], 'split': 'test'}, True, 'AttentionMaps.split has no effect'),
     ({'texts': ['a'], 'targets': ['b']}, True, 'AttentionMaps.targets must'),
     ({'texts': ['a']}, False, 'AttentionMaps.texts has no effect'),
