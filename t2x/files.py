@@ -5,10 +5,12 @@ import fcntl
 import json
 import logging
 import os
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 log = logging.getLogger('t2x')
 
@@ -39,7 +41,7 @@ def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
   """
   with path.open('w') as file:
     try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      _lock_soon(file)
     except BlockingIOError:
       busy()
       fcntl.flock(file, fcntl.LOCK_EX)
@@ -49,6 +51,37 @@ def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
         path.parent,
       )
     yield
+
+
+def _lock_soon(file: IO[str]) -> None:
+  """Locks a file; raises BlockingIOError if another process holds the lock for longer than `is_locked` does."""
+  for pause in (0.02, 0.1, 0.3):
+    try:
+      return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      time.sleep(pause)
+  return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(path: Path) -> bool | None:
+  """Returns whether a process holds the lock of a file.
+
+  Returns None if the file does not exist or the file system has no locks.
+  """
+  try:
+    # O_NONBLOCK: opening a pipe would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+  except OSError:
+    return None
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:
+    return None
+  finally:
+    os.close(descriptor)
+  return False
 
 
 CHECKSUMS = 'checksums.json'

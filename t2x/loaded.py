@@ -1,30 +1,22 @@
 """Trained models for use in Python, returned by `t2x.load(folder)`."""
 
 import dataclasses
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
 from t2x.errors import UserError
-from t2x.layers import Tokens
-from t2x.models import Output
 from t2x.parallel import Processes
 from t2x.tasks import Task, TextTask
 from t2x.tasks.evaluators import Evaluation
+from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference, saved_params
-
-Texts = str | Sequence[str]
-# Texts, or token ids int32 [batch, length].
-Rows = Texts | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +76,7 @@ class Loaded:
     Raises:
       UserError: a prompt is invalid for the task.
     """
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    texts = as_list(prompts)
     for text in texts:
       self.task.check_prompt(text)
     completions = self.task.generate(
@@ -106,21 +98,11 @@ class Loaded:
     Raises:
       UserError: the model has no tokenizer.
     """
-    if isinstance(texts, np.ndarray):
-      return texts, np.ones_like(texts)
-    spec, tokenizer = self.model.spec, self._text_tokenizer()
-    if spec.inputs == 'a source and a target':
-      rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in _as_list(texts)]
-    elif spec.is_causal(2):
-      rows = [tokenizer.prompt(text) for text in _as_list(texts)]
-    else:
-      rows = [tokenizer.encode_pair(text).ids.tolist() for text in _as_list(texts)]
-    return self._padded(rows)
+    return self._inspection.encode(texts)
 
-  def _text_tokenizer(self) -> Tokenizer:
-    if self.tokenizer is None:
-      raise UserError('the model has no tokenizer: pass token ids, int32 [batch, length]')
-    return self.tokenizer
+  @property
+  def _inspection(self) -> Inspection:
+    return Inspection(self.model, self.tokenizer)
 
   def logits(self, inputs: Any, targets: Rows | None = None) -> np.ndarray:
     """Returns logits, float32 [batch, length, vocab] for each input token, or [batch, classes].
@@ -130,7 +112,7 @@ class Loaded:
       targets: prefixes of the target texts or token ids for the decoder of an encoder-decoder; None: empty
         prefixes.
     """
-    return self._outputs(inputs, targets)[0]
+    return self._inspection.outputs(inputs, targets)[0]
 
   def hidden(
     self, inputs: Any, targets: Rows | None = None, *, side: str = 'decoder'
@@ -142,7 +124,7 @@ class Loaded:
       targets: see `logits`.
       side: 'encoder' or 'decoder' of an encoder-decoder.
     """
-    return self._recorded_layers('hidden', inputs, targets, side)
+    return self._inspection.layers('hidden', inputs, targets, side)
 
   def attention(
     self,
@@ -160,7 +142,7 @@ class Loaded:
       side: see `hidden`.
       sublayer: 'mixer' for self-attention, 'cross' for cross-attention.
     """
-    return self._recorded_layers(f'{sublayer}.probabilities', inputs, targets, side)
+    return self._inspection.layers(f'{sublayer}.probabilities', inputs, targets, side)
 
   def evaluate(
     self, split: str | None = None, *, num_examples: int | None = None
@@ -183,100 +165,6 @@ class Loaded:
       settings |= {} if split is None else {'split': split}
       results = self.inference.evaluators(params, names, **settings)
     return {**metrics, **results.metrics, **self.weights}, [dict(row) for row in results.samples]
-
-  def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    pad_id = self._text_tokenizer().pad_id
-    ids = np.full((len(rows), max(map(len, rows))), pad_id, np.int32)
-    segments = np.zeros_like(ids)
-    for i, row in enumerate(rows):
-      ids[i, : len(row)], segments[i, : len(row)] = row, 1
-    return ids, segments
-
-  def _outputs(
-    self, inputs: Any, targets: Rows | None = None, record: frozenset[str] = frozenset()
-  ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns logits, and recorded arrays by name."""
-    spec = self.model.spec
-    if spec.inputs != 'a source and a target' and targets is not None:
-      raise UserError(f'@{type(self.model).__name__} reads {spec.inputs}: omit the targets')
-
-    run: Callable[..., Any]
-    if spec.inputs == 'images':
-
-      def image_outputs(model, images):
-        out = model.hidden(images, record=record)
-        return model(images).x, out.recorded
-
-      run = image_outputs
-      arguments: tuple[Any, ...] = (jnp.asarray(inputs, jnp.float32),)
-    elif spec.inputs == 'a text':
-
-      def text_outputs(model, ids, segments):
-        tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True)
-        out: Output = model.hidden(ids, tokens=tokens, record=record)
-        if 'class logits' in spec.outputs:
-          return model.head.classify(out.x, segments, None), out.recorded
-        return model.logits(out.x), out.recorded
-
-      run, arguments = text_outputs, self.encode(inputs)
-    else:
-
-      def pair_outputs(model, source, source_segments, target, segments):
-        out: Output = model.hidden(
-          source,
-          target,
-          source_tokens=Tokens.row(source.shape[1], segments=source_segments, right_padded=True),
-          target_tokens=Tokens.row(target.shape[1], segments=segments, right_padded=True),
-          record=record,
-        )
-        return model.logits(out.x), out.recorded
-
-      run = pair_outputs
-      sources = inputs if isinstance(inputs, np.ndarray) else _as_list(inputs)
-      prefixes = [''] * len(sources) if targets is None else targets
-      arguments = (*self.encode(sources), *self._targets(prefixes))
-    logits, recorded = jax.device_get(jax.jit(run)(self.model, *arguments))
-    return np.asarray(logits, np.float32), recorded
-
-  def _targets(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Converts texts to token ids and segments for the decoder."""
-    if isinstance(texts, np.ndarray):
-      return texts, np.ones_like(texts)
-    tokenizer = self._text_tokenizer()
-    target, begin = tokenizer.target, [tokenizer.start_id, *tokenizer.before]
-    return self._padded([[*begin, *target.encode(text)] for text in _as_list(texts)])
-
-  def _recorded_layers(
-    self, name: str, inputs: Any, targets: Rows | None, side: str
-  ) -> list[np.ndarray]:
-    _, recorded = self._outputs(inputs, targets, frozenset({name.rpartition('.')[2]}))
-    if self.model.spec.inputs == 'a source and a target':
-      start = f'{side}.'
-      recorded = {n.removeprefix(start): a for n, a in recorded.items() if n.startswith(start)}
-    layers = in_order(recorded, name)
-    if not layers:
-      raise UserError(f"no layer of the model records '{name}'")
-    return layers
-
-
-def in_order(recorded: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
-  """Returns the recorded arrays of one name, first layer first.
-
-  Args:
-    recorded: arrays [repeats, ...] by '[stages.S.]blocks.I.NAME', from `Stack`.
-    name: the end of the names.
-  """
-  layers = []
-  for key, array in recorded.items():
-    match = re.fullmatch(rf'(?:stages\.(\d+)\.)?blocks\.(\d+)\.{re.escape(name)}', key)
-    if match:
-      stage, block = int(match[1] or 0), int(match[2])
-      layers += [((stage, repeat, block), layer) for repeat, layer in enumerate(array)]
-  return [np.asarray(layer, np.float32) for _, layer in sorted(layers, key=lambda item: item[0])]
-
-
-def _as_list(texts: Texts) -> list[str]:
-  return [texts] if isinstance(texts, str) else list(texts)
 
 
 def load_run(

@@ -18,14 +18,17 @@ _LEFTOVERS = (
   'fault-*.json',
   'init_from.txt',
   'metrics.jsonl',
+  'mlflow.json',
+  'norms.jsonl',
   'profile',
   'samples.jsonl',
   'skips.json',
+  'status.json',
   'summary.txt',
   'tensorboard',
   'timing.jsonl',
   'tokenizer',
-  'wandb_id',
+  'wandb.json',
 )
 
 _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or another --out'

@@ -9,6 +9,9 @@ from typing import Any
 
 from t2x.errors import EXIT_INTERRUPTED
 
+# Message of a process that a signal ended outside of the training steps.
+INTERRUPTED = 'interrupted outside the training steps; run the same command to resume'
+
 Handler = Callable[[int, Any], None]
 
 # Handlers of threads other than the main thread, and the signals forwarded to them, for threads that start
@@ -94,9 +97,8 @@ def exit_on_signals(end_others: Callable[[str], None]) -> Iterator[None]:
   from t2x.terminal import print_final_line
 
   def end(number: int, frame: Any) -> None:
-    message = 'interrupted outside the training steps; run the same command to resume'
-    end_others(message)
-    print_final_line(f't2x: {message}')
+    end_others(INTERRUPTED)
+    print_final_line(f't2x: {INTERRUPTED}')
     os._exit(EXIT_INTERRUPTED)
 
   # Only the main thread can install handlers.

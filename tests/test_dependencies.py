@@ -17,6 +17,10 @@ def package(name):
   return re.match(r'[\w.-]+', name).group().replace('_', '-').lower()
 
 
+# Packages whose modules have another name, where they are not installed.
+OTHER_NAMES = {'mlflow': 'mlflow-skinny'}
+
+
 def imported():
   """The packages that the files of t2x/ import, wherever in a file, each with one of its files."""
   packages = importlib.metadata.packages_distributions()
@@ -29,7 +33,7 @@ def imported():
       elif isinstance(node, ast.ImportFrom):
         names = [node.module]
       for name in {name.split('.')[0] for name in names} - {'t2x', *sys.stdlib_module_names}:
-        for one in packages.get(name, [name]):
+        for one in packages.get(name, [OTHER_NAMES.get(name, name)]):
           found[package(one)] = path
   return found
 

@@ -18,6 +18,7 @@ MAY_IMPORT = {
   'decode': {'models', 'layers'},
   'tasks': {'data', 'models', 'layers', 'decode'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
+  'runs': {'config', 'sweeps'},
   'interop': {'train', 'models', 'layers'},
   'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
 }

@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
+"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | runs | ...`.
 
 Each command is a module with `arguments(parser)` and `run(args)`. It imports jax only in `run`, so that
 `t2x --help` is fast.
@@ -13,7 +13,19 @@ import traceback
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.cli import check, convert, data, diff, generate, report, show, sweep, test_part, train
+from t2x.cli import (
+  check,
+  convert,
+  data,
+  diff,
+  generate,
+  report,
+  runs,
+  show,
+  sweep,
+  test_part,
+  train,
+)
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
 from t2x.compile_cache import set_compile_cache
@@ -30,6 +42,7 @@ COMMANDS: dict[str, Any] = {
   'diff': diff,
   'sweep': sweep,
   'report': report,
+  'runs': runs,
   'convert': convert,
   'data': data,
   'test-part': test_part,

@@ -9,6 +9,7 @@ from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_file
 from t2x.config.render import (
   canonical,
   diff,
+  differences,
   hyperparameters,
   identity,
   parameters_with,
@@ -31,6 +32,7 @@ __all__ = [
   'canonical',
   'did_you_mean',
   'diff',
+  'differences',
   'expanded',
   'gin_of',
   'hyperparameters',

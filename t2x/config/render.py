@@ -176,25 +176,30 @@ def parameters_with(config: Config, role: Role) -> list[str]:
 
 
 def diff(a: Config, b: Config) -> list[str]:
-  """Lists the values that differ, one line each: `Experiment.model.d_model: 256 -> 512`.
+  """Lists the `differences`, one line each: `Experiment.model.d_model: 256 -> 512`."""
+  return [f'{path}: {before} -> {after}' for path, before, after in differences(a, b)]
+
+
+def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
+  """Lists the values that differ: path, value in `a`, value in `b`.
 
   Macros, scopes, files, the order of bindings, and bindings of default values make no difference.
   """
 
-  def lines(path: str, value: Any, other: Any) -> Iterator[str]:
+  def found(path: str, value: Any, other: Any) -> Iterator[tuple[str, str, str]]:
     (kind, children), (other_kind, other_children) = _branches(value), _branches(other)
     if kind is not None and kind == other_kind:
       for step in dict.fromkeys([*children, *other_children]):
-        yield from lines(
+        yield from found(
           path + step, children.get(step, _ABSENT), other_children.get(step, _ABSENT)
         )
     elif not (_is_equal_object(value, other) or _is_equal_object(other, value)):
       before, after = _brief(value, a), _brief(other, b)
       if before != after:
-        yield f'{path}: {before} -> {after}'
+        yield path, before, after
 
   name = a.root.part.name if isinstance(a.root, Call) else 'root'
-  return list(dict.fromkeys(lines(name, a.root, b.root)))
+  return list(dict.fromkeys(found(name, a.root, b.root)))
 
 
 def _branches(value: Any) -> tuple[Any, dict[str, Any]]:

@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import functools
 import json
 import logging
 import math
@@ -40,6 +39,7 @@ from pathlib import Path
 
 from t2x.errors import UserError
 from t2x.files import write_atomically
+from t2x.run_status import running_kernel
 from t2x.signals import exit_on_signals
 from t2x.sweeps.json_files import Damaged, dataclass_from_json
 from t2x.terminal import print_final_line
@@ -195,7 +195,7 @@ class Leases:
         token=uuid.uuid4().hex,
         host=socket.gethostname(),
         pid=os.getpid(),
-        kernel=_kernel(),
+        kernel=running_kernel(),
         mount=run.stat().st_dev if locked else 0,
         step=step,
         seconds=self._seconds,
@@ -251,7 +251,7 @@ class Leases:
     if record is not None and record.end:
       return number, 0.0
     # The system has released the file lock of the process, so the process has died.
-    own = _kernel(), run.stat().st_dev
+    own = running_kernel(), run.stat().st_dev
     if record is not None and locked and (record.kernel, record.mount) == own:
       return number, 0.0
     state = str(number).encode() + content
@@ -299,7 +299,7 @@ def record_death(run: Path, pid: int, how: str) -> bool:
   number = _last(run)
   record = _read(run, number) if number else None
   holder = record and (record.host, record.kernel, record.pid)
-  if record is None or record.end or holder != (socket.gethostname(), _kernel(), pid):
+  if record is None or record.end or holder != (socket.gethostname(), running_kernel(), pid):
     return False
   write_atomically(_path(run, number), _content(dataclasses.replace(record, end=how)))
   return True
@@ -336,14 +336,6 @@ def _file_lock(path: Path) -> Iterator[bool]:
 def _close(descriptor: int) -> None:
   with contextlib.suppress(OSError):
     os.close(descriptor)
-
-
-@functools.cache
-def _kernel() -> str:
-  try:
-    return Path('/proc/sys/kernel/random/boot_id').read_text().strip()
-  except OSError:
-    return socket.gethostname()
 
 
 def _path(run: Path, number: int) -> Path:

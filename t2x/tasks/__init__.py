@@ -14,6 +14,7 @@ from t2x.tasks.evaluators import (
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.image_mixing import Mixing, MixUp
 from t2x.tasks.masked_lm import MaskedLM
+from t2x.tasks.pictures import AttentionMaps, ClassifiedImages
 from t2x.tasks.sequence_classification import SequenceClassification
 from t2x.tasks.span_corruption import SpanCorruption
 from t2x.tasks.span_prediction import SpanPrediction
@@ -22,8 +23,10 @@ from t2x.tasks.word_classification import WordClassification
 
 __all__ = [
   'Answers',
+  'AttentionMaps',
   'Auxiliary',
   'CausalLM',
+  'ClassifiedImages',
   'DistillableTask',
   'Distillation',
   'Evaluator',

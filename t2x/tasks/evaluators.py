@@ -33,10 +33,12 @@ class Evaluation:
   Attributes:
     metrics: numbers by name, and texts that describe how they were computed.
     samples: generated texts, as dicts of texts.
+    images: pictures by name, uint8 [height, width, 3], which TensorBoard shows.
   """
 
   metrics: Mapping[str, float | str]
   samples: Sequence[Mapping[str, str]] = ()
+  images: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Evaluated(Protocol):
@@ -116,8 +118,8 @@ class Losses(Evaluator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _TaskEvaluator(Evaluator):
-  """Base class of evaluators for one class of tasks."""
+class TaskEvaluator(Evaluator):
+  """Evaluates one class of tasks."""
 
   kind: ClassVar[type[Task]]
 
@@ -130,7 +132,7 @@ class _TaskEvaluator(Evaluator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Samples(_TaskEvaluator):
+class Samples(TaskEvaluator):
   """Generates continuations of prompts, for human inspection; computes no metrics.
 
   Attributes:
@@ -179,7 +181,7 @@ class Samples(_TaskEvaluator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translations(_TaskEvaluator):
+class Translations(TaskEvaluator):
   """Computes BLEU and chrF of translations with sacrebleu, and the fraction of exact matches.
 
   Attributes:
@@ -255,7 +257,7 @@ class Translations(_TaskEvaluator):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answers(_TaskEvaluator):
+class Answers(TaskEvaluator):
   """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions."""
 
   kind: ClassVar[type[Task]] = SpanPrediction

@@ -24,7 +24,7 @@ from t2x.train.schedules import (
   Schedule,
   WarmupStableDecay,
 )
-from t2x.train.writers import WandB
+from t2x.train.trackers import MLflow, WandB
 
 __all__ = [
   'SGD',
@@ -43,6 +43,7 @@ __all__ = [
   'LayerRate',
   'LinearDecay',
   'Lion',
+  'MLflow',
   'Muon',
   'Optimizer',
   'ReciprocalSqrt',

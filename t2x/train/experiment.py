@@ -71,10 +71,13 @@ class Trainer:
       same command resumes it. None for no limit.
     stall_minutes: maximum minutes of one step, or of one batch in training or evaluation; the process then
       ends with exit code 1.
-    writers: constructors of further metric writers (`@WandB`), called with the run folder.
+    writers: constructors of further metric writers (`@WandB`, `@MLflow`), called with the run folder. Their
+      exceptions are logged and do not end the run.
     profile_steps: first and last step, both included, to trace with jax.profiler. The trace is written to
       RUN/profile, and the operations with the largest times are printed. Of several processes, the first
       traces its devices. A resumed run traces only steps that it takes. None: no trace.
+    layer_norms: computes the norms of gradients, parameters and updates by layer. At each train line they are
+      written to norms.jsonl, TensorBoard and `writers`.
   """
 
   num_steps: TrainingSteps
@@ -103,6 +106,7 @@ class Trainer:
   stall_minutes: Positive = 30.0
   writers: Sequence[Callable[..., MetricWriter]] = ()
   profile_steps: tuple[Count, Count] | None = None
+  layer_norms: bool = False
 
   def __post_init__(self):
     if self.batch_size % self.accumulate:

@@ -150,7 +150,7 @@ class Inference:
     watched: Watched = iter,
     **settings: Any,
   ) -> Evaluation:
-    """Runs evaluators of `Experiment.evaluations`; their metrics are named NAME/METRIC.
+    """Runs evaluators of `Experiment.evaluations`; their metrics and images are named NAME/METRIC.
 
     Args:
       params: all parameters.
@@ -160,12 +160,14 @@ class Inference:
     """
     metrics: dict[str, Any] = {}
     samples: list[dict[str, str]] = []
+    images: dict[str, np.ndarray] = {}
     for name in names:
       evaluator = self.experiment.evaluations[name].replaced(**settings)
       result = evaluator(_Evaluated(self, name, params, watched))
       metrics |= {f'{name}/{metric}': value for metric, value in result.metrics.items()}
       samples += [{'evaluation': name, **sample} for sample in result.samples]
-    return Evaluation(metrics, samples)
+      images |= {f'{name}/{image}': pixels for image, pixels in result.images.items()}
+    return Evaluation(metrics, samples, images)
 
 
 class _Evaluated:

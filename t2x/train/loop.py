@@ -13,6 +13,7 @@ from t2x.data import Batches, Skipping
 from t2x.errors import Interrupted, UserError
 from t2x.files import write_atomically
 from t2x.parallel import Processes, check_shardings
+from t2x.run_status import recorded
 from t2x.train.check import check_data, check_splits
 from t2x.train.experiment import Experiment, Trainer
 from t2x.train.faults import (
@@ -57,8 +58,20 @@ def train(
     Interrupted: SIGTERM, SIGINT or SIGHUP was received, or the time limit was reached; the state is saved.
     UserError: the config, the data or the checkpoint is invalid, or training diverged.
   """
-  start_time = time.monotonic()
-  run = TrainingRun(experiment, folder, processes, program)
+  start_time, processes = time.monotonic(), processes or Processes()
+  _, task, trainer = experiment.complete()
+  with contextlib.ExitStack() as stack:
+    if processes.first:
+      status = recorded(
+        folder, num_steps=trainer.num_steps, metric=task.best_metric, mode=task.best_mode
+      )
+      stack.enter_context(status)
+    run = TrainingRun(experiment, folder, processes, program)
+    return _run(run, config_text, verbose, start_time)
+
+
+def _run(run: TrainingRun, config_text: str, verbose: bool, start_time: float) -> dict[str, Any]:
+  """Trains from the last checkpoint; repeats steps after a loss spike."""
   _write_config(run, config_text)
   check_splits(run)
   rows = run.rows(run.task.train_split)

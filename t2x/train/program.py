@@ -24,6 +24,7 @@ from t2x.parallel import (
 )
 from t2x.tasks import Task
 from t2x.train.flops import Flops, flops_per_token, row_lengths
+from t2x.train.layer_norms import LayerNorms
 from t2x.train.optimizers import build_optimizer
 from t2x.train.params import Blueprint, Groups, ParamInfo, Params
 from t2x.train.step import (
@@ -309,7 +310,14 @@ class TrainProgram(EvalProgram):
     """Returns the train step that is not jitted, `(state, frozen, batch, scalars) -> (state, StepSums)`."""
     _, task, trainer = self.experiment.complete()
     return make_train_step(
-      task, trainer, self.optimizer, self.blueprint, self.groups, self.layout, self.teacher
+      task,
+      trainer,
+      self.optimizer,
+      self.blueprint,
+      self.groups,
+      self.layout,
+      self.teacher,
+      LayerNorms(self.groups.trained) if trainer.layer_norms else None,
     )
 
   def check_step(self) -> None:

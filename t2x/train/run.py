@@ -171,7 +171,7 @@ class TrainingRun(Inference):
       if last or (evaluator.every and number % evaluator.every == 0)
     ]
     further = self.evaluators(params, due, watched)
-    return Evaluation({**metrics, **further.metrics}, further.samples)
+    return dataclasses.replace(further, metrics={**metrics, **further.metrics})
 
 
 def _load_or_fit_tokenizer(task: Task, folder: Path, processes: Processes) -> Tokenizer | None:

@@ -15,7 +15,15 @@ from t2x.tasks.evaluators import Evaluation
 from t2x.train.faults import Faults
 from t2x.train.speed import peak_flops, step_flops
 from t2x.train.step import StepSums
-from t2x.train.summary import end_screen, parameter_screen, sample_text, start_screen
+from t2x.train.summary import (
+  end_screen,
+  parameter_screen,
+  sample_markdown,
+  sample_text,
+  start_screen,
+  tracker_summary,
+)
+from t2x.train.trackers import Guarded
 from t2x.train.writers import JsonLines, MetricWriter, Silent, TensorBoard, Terminal
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ class Interval:
     steps: (number, sums) of each step that `totals` has not fetched yet.
     units: tokens or examples of the steps since the process started.
     num_steps: number of these steps.
+    layer_norms: norms by layer of the last step that `totals` has fetched; {} without `Trainer.layer_norms`.
     end_time: time.monotonic() at which `poll` first found the last step finished; None before.
   """
 
@@ -42,6 +51,7 @@ class Interval:
     self.steps: list[tuple[int, StepSums]] = []
     self.units = self.num_steps = 0
     self.end_time: float | None = None
+    self.layer_norms: dict[str, float] = {}
 
   def poll(self) -> None:
     """Sets `end_time` if the last step is finished; does not wait."""
@@ -54,6 +64,8 @@ class Interval:
     Sums are float64, in the order of the steps, so that a resumed interval has bitwise the same results.
     """
     steps, self.steps = jax.device_get(self.steps), []
+    if steps:
+      self.layer_norms = steps[-1][1].layer_norms
     for step, packed in steps:
       sums = packed.sums
       finite, _ = sums.pop('finite')
@@ -64,7 +76,7 @@ class Interval:
 
 
 class RunLogger(contextlib.AbstractContextManager):
-  """Writes metrics.jsonl, samples.jsonl, timing.jsonl, TensorBoard events and the terminal output of a run.
+  """Writes metrics, samples, times and norms to JSON lines, TensorBoard, the terminal and trackers.
 
   Only the first process writes. timing.jsonl has the seconds of training (without pauses between
   restarts) at each line of metrics.jsonl, and the seconds that each checkpoint blocked the loop (`waited`,
@@ -85,7 +97,9 @@ class RunLogger(contextlib.AbstractContextManager):
     self.terminal: Terminal | Silent = Silent()
     self.samples: MetricWriter = Silent()
     self.timing: MetricWriter = Silent()
-    self.tensorboard: MetricWriter = Silent()
+    self.norms: MetricWriter = Silent()
+    self.tensorboard: TensorBoard | Silent = Silent()
+    self.trackers: list[Guarded] = []
     self.writers: list[MetricWriter] = []
     if run.processes.first:
       self._open_writers()
@@ -103,13 +117,15 @@ class RunLogger(contextlib.AbstractContextManager):
     self.timing = JsonLines(run.folder / 'timing.jsonl', after=start)
     self.tensorboard = TensorBoard(run.folder, after=start)
     metrics = JsonLines(run.folder / 'metrics.jsonl', after=start)
-    others = [writer(run.folder) for writer in run.trainer.writers]
+    if run.trainer.layer_norms:
+      self.norms = JsonLines(run.folder / 'norms.jsonl', after=start)
+    self.trackers = [Guarded(writer, run.folder) for writer in run.trainer.writers]
     # Created last: a writer that raises must not leave a live line on the screen.
     self.terminal = Terminal(run.trainer.num_steps, start, run.task.unit)
-    self.writers = [metrics, self.tensorboard, self.terminal, *others]
+    self.writers = [metrics, self.tensorboard, self.terminal, *self.trackers]
 
   def __exit__(self, *error: object) -> None:
-    for writer in (*self.writers, self.samples, self.timing):
+    for writer in (*self.writers, self.samples, self.timing, self.norms):
       writer.close()
 
   def start_screen(self, rows: Any, verbose: bool) -> None:
@@ -122,9 +138,13 @@ class RunLogger(contextlib.AbstractContextManager):
     self.terminal.print(f'{table}\n{screen}' if verbose else screen)
 
   def end_screen(self, metrics: Mapping[str, float]) -> None:
-    """Prints the results of the run and the next commands."""
+    """Prints the results of the run and the next commands, and sends the summary to the trackers."""
     if self.run.processes.first:
-      self.terminal.print(end_screen(self.run, metrics, self._seconds(), self.terminal.width))
+      seconds = self._seconds()
+      summary = tracker_summary(self.run, metrics, seconds)
+      for tracker in self.trackers:
+        tracker.finish(summary)
+      self.terminal.print(end_screen(self.run, metrics, seconds, self.terminal.width))
 
   def step(self, step: int, sums: StepSums, num_units: int, log: bool) -> None:
     """Adds a step to the current log interval.
@@ -164,6 +184,9 @@ class RunLogger(contextlib.AbstractContextManager):
     if self.peak is not None:
       metrics['mfu'] = interval.num_steps * step_flops(self.run.program) / seconds / self.peak
     self._write(step, 'train', metrics, end_time)
+    if interval.layer_norms:
+      for writer in (self.norms, self.tensorboard, *self.trackers):
+        writer.write(step, 'norms', interval.layer_norms)
     self.interval_start = end_time
 
   def _learning_rate(self, step: int) -> float:
@@ -204,9 +227,12 @@ class RunLogger(contextlib.AbstractContextManager):
     return {'interval': interval, 'seconds': self._seconds(), 'faults': self.faults.state()}
 
   def evaluation(self, step: int, result: Evaluation) -> None:
-    """Writes the metrics and generated samples of an evaluation; prints the first three samples."""
+    """Writes the metrics, samples and images of an evaluation; prints the first three samples."""
     self._write(step, 'eval', {**result.metrics, **self.run.weights}, time.monotonic())
-    for sample in result.samples:
+    for number, sample in enumerate(result.samples):
       self.samples.write(step, 'eval', sample)
+      self.tensorboard.text(step, f'samples/{number}', sample_markdown(sample))
+    for name, image in result.images.items():
+      self.tensorboard.image(step, name, image)
     for sample in result.samples[:3]:
       self.terminal.print(sample_text(sample, self.terminal.width))

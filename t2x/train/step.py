@@ -15,6 +15,7 @@ from t2x.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
 from t2x.models.losses import Sums
 from t2x.tasks import DistillableTask, Task, TaskOutput
+from t2x.train.layer_norms import LayerNorms
 from t2x.train.params import Blueprint, Groups, Params
 
 if TYPE_CHECKING:
@@ -60,21 +61,33 @@ class TrainState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StepSums:
-  """Sums and gradient norms of a step, packed into one array that the host fetches in one transfer.
+  """Sums and norms of a step, packed into one array that the host fetches in one transfer.
 
   Attributes:
     names: names of the sums, in order.
-    values: sum and weight of each name, then the norms; float32 [..., 2 * num_names + num_params].
+    values: sum and weight of each name, the gradient norms, then the norms by layer; float32
+      [..., 2 * num_names + num_params + num_layer_names].
+    layer_names: names of the norms by layer; () without `Trainer.layer_norms`.
   """
 
   names: tuple[str, ...] = dataclasses.field(metadata={'static': True})
   values: Any
+  layer_names: tuple[str, ...] = dataclasses.field(default=(), metadata={'static': True})
 
   @classmethod
   def pack(cls, sums: Sums, norms: jax.Array) -> 'StepSums':
     """Packs (sum, weight) by name and the gradient norms."""
     flat = [jnp.asarray(number, jnp.float32) for pair in sums.values() for number in pair]
     return cls(tuple(sums), jnp.concatenate([jnp.stack(flat), norms.astype(jnp.float32)]))
+
+  def with_layer_norms(
+    self, layer_norms: LayerNorms | None, gradients: Any, params: Any, updates: Any
+  ) -> 'StepSums':
+    """Returns the sums with norms by layer; without `layer_norms` unchanged."""
+    if layer_norms is None:
+      return self
+    values = jnp.concatenate([self.values, layer_norms(gradients, params, updates)])
+    return dataclasses.replace(self, values=values, layer_names=layer_norms.names)
 
   @property
   def sums(self) -> Sums:
@@ -87,7 +100,17 @@ class StepSums:
   @property
   def norms(self) -> Any:
     """Gradient norm of each trained parameter, in the order of their sorted names."""
-    return self.values[..., 2 * len(self.names) :]
+    return self.values[..., 2 * len(self.names) : self._num_values]
+
+  @property
+  def layer_norms(self) -> dict[str, Any]:
+    """Norms by layer, by name."""
+    return {name: self.values[..., self._num_values + i] for i, name in enumerate(self.layer_names)}
+
+  @property
+  def _num_values(self) -> int:
+    """Number of the values before the norms by layer."""
+    return self.values.shape[-1] - len(self.layer_names)
 
   @property
   def loss(self) -> float:
@@ -179,6 +202,14 @@ def _quoted(names: Iterable[str]) -> str:
   return ', '.join(f"'{name}'" for name in sorted(names)) or 'none'
 
 
+def _mean_loss(
+  totals: Mapping[str, jax.Array], weights: Mapping[str, jax.Array], num_rows: jax.Array
+) -> Any:
+  """Returns the sum of the loss terms, each divided by its weight or, for auxiliary losses, by `num_rows`."""
+  divisors = {name: weights.get(name, num_rows) for name in totals}
+  return sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
+
+
 def make_train_step(
   task: Task,
   trainer: 'Trainer',
@@ -187,17 +218,18 @@ def make_train_step(
   groups: Groups,
   layout: Layout | None = None,
   teacher: 'FrozenTeacher | None' = None,
+  layer_norms: LayerNorms | None = None,
 ) -> Callable[..., tuple[TrainState, StepSums]]:
   """Builds the train step, `(state, frozen, batch, scalars) -> (state, StepSums)`; jit it with a donated state.
 
-  `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are the
-  hyperparameters that are inputs. `layout` is the sharding of the activations; None leaves it to the compiler.
+  `frozen` are the parameters that are not trained, including those of `teacher`; `scalars` are input
+  hyperparameters; `layout` shards the activations (None: the compiler does); `layer_norms` adds norms by layer.
 
   Each loss term is divided by its weight in the full batch, and each auxiliary loss of the model by the
   number of rows, before the gradients of micro-batches are summed: the result does not depend on
   `Trainer.accumulate`. A loss term of weight 0 (a batch of padding) has the gradient 0; momentum and weight
-  decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite`,
-  which is 1 if the loss and all gradient norms are finite.
+  decay still apply. The StepSums have the metrics of the task, all loss terms, `grad_norm`, and `finite` (1 if the
+  loss and all gradient norms are finite).
 
   Raises (when traced):
     UserError: `task.sums` and `task.weights` return different loss terms, or an auxiliary loss of the model
@@ -209,9 +241,7 @@ def make_train_step(
     teacher_model = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
     output = _task_output(task, model, batch, key, teacher_model)
     totals = _loss_totals(task, output, weights, _num_rows(batch))
-    divisors = {name: weights.get(name, num_rows) for name in totals}
-    loss = sum(totals[name] / jnp.where(w == 0, 1.0, w) for name, w in divisors.items())
-    return loss, (output.reported, totals)
+    return _mean_loss(totals, weights, num_rows), (output.reported, totals)
 
   def train_step(state, frozen, batch, scalars=NO_SCALARS):
     with bind_scalars(scalars):
@@ -235,6 +265,7 @@ def make_train_step(
     old = (state.params, state.opt_state, state.ema)
     params, opt_state, ema = trainer.nonfinite.select(finite, (params, opt_state, ema), old)
     sums = StepSums.pack(_logged_sums(trainer, finite, sums, norms), norms)
+    sums = sums.with_layer_norms(layer_norms, grads, state.params, updates)
     return TrainState(state.step + 1, params, opt_state, state.key, ema), sums
 
   return train_step

@@ -197,6 +197,17 @@ def end_screen(run: 'TrainingRun', metrics: Mapping[str, float], seconds: float,
   return text + '\n'.join(f'{head:12}{line}' for head, line in zip(heads, commands, strict=False))
 
 
+def tracker_summary(
+  run: 'TrainingRun', metrics: Mapping[str, float], seconds: float
+) -> dict[str, float | str]:
+  """Returns what trackers show of a finished run: best and last metrics, and seconds of training."""
+  name = run.task.best_metric
+  summary: dict[str, float | str] = {f'last/{key}': value for key, value in metrics.items()}
+  if best := _best(run):
+    summary |= {f'best/{name}': best[0], 'best/step': best[1]}
+  return summary | {'seconds': round(seconds, 3)}
+
+
 def _best(run: 'TrainingRun') -> tuple[float, int] | None:
   """Returns the best evaluated value of the task's metric and its step, the newest of equals."""
   name, sign = run.task.best_metric, 1 if run.task.best_mode == 'max' else -1
@@ -218,6 +229,15 @@ def sample_text(sample: Mapping[str, str], width: int) -> str:
         break
       lines.append((head if at == 0 else f'{"":11}') + quoted[at : at + size])
   return '\n'.join(lines)
+
+
+def sample_markdown(sample: Mapping[str, str]) -> str:
+  """Formats generated text as Markdown, in a code block per field."""
+  blocks = [
+    f'**{name}**\n\n' + textwrap.indent(text, '    ', lambda _: True)
+    for name, text in sample.items()
+  ]
+  return '\n\n'.join(blocks)
 
 
 def _table(lines: Mapping[str, str], width: int) -> str:

@@ -1,10 +1,9 @@
-"""Metric writers: JSON lines, TensorBoard, the terminal, Weights & Biases."""
+"""Metric writers: JSON lines, TensorBoard, the terminal."""
 
 import contextlib
 import json
 import logging
 import math
-import os
 import socket
 import sys
 import time
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol, runtime_checkable
 
+import numpy as np
 from rich.console import Console
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -47,6 +47,12 @@ class Silent:
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
     """Ignores the metrics."""
+
+  def text(self, step: int, name: str, text: str) -> None:
+    """Ignores the text."""
+
+  def image(self, step: int, name: str, image: np.ndarray) -> None:
+    """Ignores the image."""
 
   width = 80
 
@@ -171,6 +177,19 @@ class TensorBoard:
       if not isinstance(value, str | None)
     )
 
+  def text(self, step: int, name: str, text: str) -> None:
+    """Adds a text, which TensorBoard shows as Markdown."""
+    from tensorboardX.summary import text as text_summary
+
+    self._write([self._event(wall_time=time.time(), step=step, summary=text_summary(name, text))])
+
+  def image(self, step: int, name: str, image: np.ndarray) -> None:
+    """Adds an image, uint8 [height, width, 3]."""
+    from tensorboardX.summary import image as image_summary
+
+    summary = image_summary(name, image, dataformats='HWC')
+    self._write([self._event(wall_time=time.time(), step=step, summary=summary)])
+
   def _write(self, events: Iterable[Any]) -> None:
     if self._records is None:
       return
@@ -194,57 +213,6 @@ class TensorBoard:
     if self._records is not None:
       self._records.close()
       self._records = None
-
-
-class WandB:
-  """Writes metrics to Weights & Biases. A resumed run continues its run there.
-
-  Args:
-    folder: the run folder.
-    project: name of the project.
-    entity: user or team; None for your default.
-    name: name of the run; None for the name of the folder.
-    mode: 'online', 'offline' or 'disabled'.
-
-  Raises:
-    UserError: the package wandb is not installed.
-  """
-
-  def __init__(
-    self,
-    folder: Path | str,
-    *,
-    project: str = 't2x',
-    entity: str | None = None,
-    name: str | None = None,
-    mode: str = 'online',
-  ):
-    try:
-      import wandb
-    except ImportError as error:
-      message = "WandB needs the package wandb: run pip install 't2x[wandb]'"
-      raise UserError(message) from error
-    folder = Path(folder)
-    id_file = folder / 'wandb_id'
-    run_id = id_file.read_text().strip() if id_file.exists() else os.urandom(8).hex()
-    id_file.write_text(run_id)
-    self._run = wandb.init(
-      project=project,
-      entity=entity,
-      name=name or folder.name,
-      dir=str(folder),
-      mode=mode,
-      id=run_id,
-      resume='allow',
-    )
-
-  def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Logs the metrics as SPLIT/NAME."""
-    self._run.log({f'{split}/{name}': value for name, value in metrics.items()}, step=step)
-
-  def close(self) -> None:
-    """Marks the run as finished."""
-    self._run.finish()
 
 
 class Terminal:

@@ -53,7 +53,7 @@ class AtStep:
     pass
 
 
-class Died(Exception):
+class Died(BaseException):
   """Stands for a kill."""
 
 

@@ -5,7 +5,6 @@ import json
 import re
 import signal
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 from t2x.errors import UserError
 from t2x.signals import handle_signals
 from t2x.train import writers
-from t2x.train.writers import JsonLines, MetricWriter, TensorBoard, Terminal, WandB
+from t2x.train.writers import JsonLines, TensorBoard, Terminal
 
 
 def lines(path):
@@ -217,35 +216,3 @@ def test_long_lines_of_metrics_are_wrapped_between_metrics(monkeypatch):
     'step 7 eval: a_metric_0 0.5  a_metric_1 0.5  a_metric_2 0.5',
     '  a_metric_3 0.5  tokens 245,111  weights ema',
   ]
-
-
-def test_without_wandb_says_what_to_install(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, 'wandb', None)
-  with pytest.raises(UserError, match=r'pip install'):
-    WandB(tmp_path)
-
-
-def test_wandb_goes_on_as_the_same_run(tmp_path, monkeypatch):
-  class Fake:
-    def __init__(self):
-      self.inits, self.logs = [], []
-
-    def init(self, **kwargs):
-      self.inits.append(kwargs)
-      return self
-
-    def log(self, values, step):
-      self.logs.append((values, step))
-
-    def finish(self):
-      pass
-
-  fake = Fake()
-  monkeypatch.setitem(sys.modules, 'wandb', fake)
-  for _ in range(2):
-    writer = WandB(tmp_path, project='p')
-    assert isinstance(writer, MetricWriter)
-    writer.write(1, 'train', {'loss': 1.0})
-    writer.close()
-  assert fake.inits[0]['id'] == fake.inits[1]['id']
-  assert fake.logs[0] == ({'train/loss': 1.0}, 1)

@@ -1,0 +1,73 @@
+"""The command `t2x runs`, which lists and compares runs."""
+
+import argparse
+import collections
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+
+from t2x.cli.options import add_json
+from t2x.errors import UserError
+from t2x.runs.folders import SORT_KEYS, find_runs, sort_runs, table_rows
+from t2x.text_table import text_table
+
+HELP = 'list run folders with their state, or compare runs on one page'
+TAKES_BINDINGS = False
+
+_USAGE = """t2x runs [DIR] [--sort KEY] [--reverse] [--json]
+       t2x runs compare RUN [RUN ...] [--out FILE]"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  parser.usage = _USAGE
+  parser.add_argument(
+    'paths',
+    nargs='*',
+    metavar='DIR',
+    help='folder whose run folders are listed (default: runs), or `compare` and run folders',
+  )
+  parser.add_argument('--sort', choices=SORT_KEYS, help='column to sort by (default: path)')
+  parser.add_argument('--reverse', action='store_true', help='sort in descending order')
+  parser.add_argument('--out', metavar='FILE', help='page of `compare` (default: compare.html)')
+  add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Lists runs, or writes the page that compares runs."""
+  if args.paths[:1] == ['compare']:
+    return _compare(args)
+  if args.out is not None:
+    raise UserError('--out has no effect without `compare`: remove it')
+  if len(args.paths) > 1:
+    raise UserError('expected one folder; `t2x runs compare RUN RUN ...` compares runs')
+  return _list(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+  folder = Path(*args.paths or ['runs'])
+  runs = sort_runs(find_runs(folder), args.sort or 'path', args.reverse)
+  if args.json:
+    print(json.dumps([dataclasses.asdict(run) for run in runs], ensure_ascii=False))
+    return 0
+  if runs:
+    print(text_table(table_rows(runs, time.time()), '<<><>>>>><<'))
+  states = collections.Counter(run.state for run in runs)
+  counts = ', '.join(f'{count} {state}' for state, count in sorted(states.items()))
+  print(f'{len(runs)} runs in {folder}' + (f': {counts}' if runs else ''), file=sys.stderr)
+  return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+  for name in ('sort', 'reverse', 'json'):
+    if getattr(args, name):
+      raise UserError(f'--{name} has no effect on `compare`: remove it')
+  from t2x.runs.compare import write_comparison
+
+  out = Path(args.out or 'compare.html')
+  for problem in write_comparison([Path(path) for path in args.paths[1:]], out):
+    print(f't2x: {problem}', file=sys.stderr)
+  print(out)
+  return 0

@@ -1,0 +1,1 @@
+"""Finds run folders, and compares runs on one page."""

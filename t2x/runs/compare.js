@@ -1,0 +1,111 @@
+const data = JSON.parse(document.getElementById('data').textContent);
+const byId = (id) => document.getElementById(id);
+const DASHES = [null, '6 3', '2 3', '8 3 2 3'];
+const MOST_SHOWN = 12;
+const shown = new Set(data.runs.map((_, index) => index).slice(0, MOST_SHOWN));
+const style = (index) => ({ color: `var(--c${index % 6})`, dash: DASHES[Math.floor(index / 6) % DASHES.length] });
+
+function key(index, on = true) {
+  const { color, dash } = style(index);
+  return svg('svg', { viewBox: '0 0 22 8', 'aria-hidden': 'true' }, svg('line', {
+    x1: 0, x2: 22, y1: 4, y2: 4, stroke: on ? color : 'var(--rule)', 'stroke-width': 2.5, 'stroke-dasharray': dash }));
+}
+
+function runTable() {
+  const number = (text) => html('td', { class: 'number' }, text);
+  const columns = [['run'], ['state'], ['step', 'number'], ['metric'], ['best', 'number'], ['at step', 'number'], ['last', 'number'], ['train loss', 'number'], ['host'], ['reason']];
+  const count = (value) => isNumber(value) ? value.toLocaleString('en') : '';
+  byId('runs').append(html('table', {},
+    html('thead', {}, html('tr', {}, ...columns.map(([name, kind]) => html('th', { class: kind, scope: 'col' }, name)))),
+    html('tbody', {}, ...data.runs.map((run, index) => html('tr', {},
+      html('td', { title: run.name }, key(index), run.name),
+      html('td', { class: run.state }, run.state),
+      number(isNumber(run.num_steps) ? `${count(run.step ?? 0)} of ${count(run.num_steps)}` : count(run.step)),
+      html('td', {}, run.metric),
+      number(short(run.best, 5)), number(count(run.best_step)), number(short(run.last, 5)), number(short(run.train_loss, 5)),
+      html('td', {}, run.host), html('td', { class: 'long' }, run.reason))))));
+}
+
+function points(run, split, metric, axis) {
+  const curve = Object.hasOwn(run.splits, split) ? run.splits[split] : null;
+  if (!curve || !Object.hasOwn(curve.values, metric)) return [];
+  return curve.steps.map((step, index) => ({
+    step, value: curve.values[metric][index], seconds: curve.seconds[index], x: axis === 'step' ? step : curve.seconds[index],
+  })).filter((point) => isNumber(point.value) && isNumber(point.x));
+}
+
+/** A run of `drawCurves`. A single point is repeated, so that its line can be drawn as a dot. */
+function run(points) {
+  return { status: 'finished', points: points.length === 1 ? [...points, ...points] : points, at: new Map(points.map((point) => [point.step, point])) };
+}
+
+function curves() {
+  const [split, metric] = data.metrics[byId('metric').value] ?? ['', ''];
+  const axis = byId('axis').value;
+  const all = data.runs.map((run) => points(run, split, metric, axis));
+  const series = [...shown].sort((a, b) => a - b).filter((index) => all[index].length).map((index) => ({
+    label: data.runs[index].name, ...style(index),
+    runs: [run(all[index])],
+  }));
+  // The first run is drawn last, on top.
+  series.reverse();
+  drawCurves(byId('curves'), series, {
+    late: byId('late').checked, metricName: `${metric} (${split})`, xName: { step: 'steps', seconds: 'seconds of training' }[axis],
+    empty: data.metrics.length ? 'No selected run has this metric.' : 'No run has metrics.',
+    lines: (curve, run, at) => [curve.label, `${metric} ${short(at.value, 5)}`,
+      `step ${at.step.toLocaleString('en')}${isNumber(at.seconds) ? `, ${short(at.seconds, 4)} seconds` : ''}`],
+  });
+  for (const path of byId('curves').querySelectorAll('path')) {
+    if (path.getTotalLength() === 0) make(path, { 'stroke-width': 7, 'stroke-linecap': 'round', 'stroke-opacity': 1 }, []);
+  }
+  const without = data.runs.filter((_, index) => !all[index].length).map((run) => run.name);
+  const what = axis === 'step' || !all.some((each) => each.length) ? `${metric} (${split})` : `times of ${metric} (${split})`;
+  byId('without').textContent = without.length && data.metrics.length ? `Without ${what}: ${without.join(', ')}.` : '';
+}
+
+function legend() {
+  byId('legend').replaceChildren(...data.runs.map((run, index) => {
+    const on = shown.has(index);
+    const button = html('button', { type: 'button', 'aria-pressed': String(on) }, key(index, on), run.name);
+    button.addEventListener('click', () => {
+      if (!shown.delete(index)) shown.add(index);
+      legend();
+      curves();
+      byId('legend').children[index].focus();
+    });
+    return button;
+  }));
+}
+
+/** Allows line breaks before the dots of a path. */
+const breakable = (path) => path.split('.').flatMap((part, index) => index ? [html('wbr'), `.${part}`] : [part]);
+
+function differenceTable() {
+  const reference = data.runs[data.reference];
+  const note = byId('differences-note');
+  if (!reference) note.textContent = 'No config can be read.';
+  else if (data.runs.length === 1) note.textContent = 'One run: there is no other config to compare with.';
+  else if (!data.differences.length) note.textContent = 'No difference.';
+  else note.textContent = `Settings that differ from those of ${reference.name}; =: no difference at this path.`;
+  if (!data.differences.length) return;
+  const others = data.runs.map((_, index) => index).filter((index) => index !== data.reference);
+  byId('differences').append(html('table', {},
+    html('thead', {}, html('tr', {}, ...['setting', reference.name, ...others.map((index) => data.runs[index].name)].map((name) => html('th', { scope: 'col' }, name)))),
+    html('tbody', {}, ...data.differences.map((row) => html('tr', {}, html('td', {}, ...breakable(row.path)), html('td', {}, row.first),
+      ...others.map((index) => row.values[index] ? html('td', {}, row.values[index])
+        : html('td', { class: 'same' }, data.runs[index].has_config ? '=' : '?')))))));
+}
+
+for (const problem of data.problems) byId('problems').append(html('p', {}, html('b', {}, 'Warning: '), problem));
+runTable();
+byId('metric').append(...data.metrics.map(([split, name], index) => html('option', { value: index }, `${name} (${split})`)));
+legend();
+curves();
+differenceTable();
+for (const id of ['metric', 'axis', 'late']) byId(id).addEventListener('change', curves);
+let width = document.documentElement.clientWidth;
+new ResizeObserver(() => {
+  if (document.documentElement.clientWidth === width) return;
+  width = document.documentElement.clientWidth;
+  curves();
+}).observe(document.documentElement);

@@ -1,0 +1,216 @@
+"""A page that compares runs: their states, learning curves and config differences."""
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from t2x.config import Config, differences
+from t2x.errors import UserError, first_line, printable
+from t2x.files import write_atomically
+from t2x.runs.folders import Run, read_run
+from t2x.sweeps.json_files import is_number, metric_lines
+
+# Maximum number of points of a curve on the page.
+MAX_POINTS = 400
+# Larger numbers may be rounded to infinity.
+_LARGEST = 1e300
+_HIDDEN = ('step', 'split')
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> list[str]:
+  """Writes a page that compares runs.
+
+  Args:
+    folders: the run folders; differences of configs are relative to the first.
+    out: the HTML file.
+
+  Returns:
+    A line for each damaged file, which the page also shows.
+
+  Raises:
+    UserError: a folder is not a run folder or is given twice, or the page cannot be written.
+  """
+  data = comparison(folders)
+  try:
+    write_atomically(out, page(data).encode())
+  except OSError as error:
+    raise UserError(f'{out} cannot be written: {error.strerror}') from error
+  return data['problems']
+
+
+def comparison(folders: Sequence[Path]) -> dict[str, Any]:
+  """Returns the content of the page.
+
+  Returns:
+    runs: for each run its name, the fields of `Run`, and its curves by split: steps, seconds of
+      training (None if unknown), and values by metric (None if not finite).
+    metrics: [split, name] of each metric, those with several points first.
+    differences: path, value in the first config that can be read, and value in each run ('' if it does not
+      differ there) of each setting that differs.
+    reference: index of this config; None if no config can be read.
+    problems: a line for each damaged or missing file.
+  """
+  _check(folders)
+  problems: list[str] = []
+  names = _names(folders)
+  splits = [_curves(folder, problems) for folder in folders]
+  problems += [
+    f'{name}: no metrics' for name, curves in zip(names, splits, strict=True) if not curves
+  ]
+  configs = [_config(name, folder, problems) for name, folder in zip(names, folders, strict=True)]
+  runs = [
+    _row(name, read_run(folder)) | {'splits': curves, 'has_config': config is not None}
+    for name, folder, curves, config in zip(names, folders, splits, configs, strict=True)
+  ]
+  reference = next((i for i, config in enumerate(configs) if config is not None), None)
+  return {
+    'runs': runs,
+    'metrics': _metrics(splits),
+    'differences': [] if reference is None else _differences(configs, reference),
+    'reference': reference,
+    'problems': [printable(problem) for problem in problems],
+  }
+
+
+def _check(folders: Sequence[Path]) -> None:
+  if not folders:
+    raise UserError('no runs to compare: give one or several run folders')
+  resolved: dict[Path, Path] = {}
+  for folder in folders:
+    if not any((folder / name).exists() for name in ('config.gin', 'metrics.jsonl')):
+      raise UserError(f'{folder} is not a run folder: it has neither config.gin nor metrics.jsonl')
+    before = resolved.setdefault(folder.resolve(), folder)
+    if before is not folder:
+      raise UserError(f'{folder} is the same run folder as {before}: give it once')
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+  """Returns the paths without the folders that all have in common."""
+  parts = [folder.resolve().parts for folder in folders]
+  common = 0
+  while len({part[: common + 1] for part in parts}) == 1 and all(
+    len(p) > common + 1 for p in parts
+  ):
+    common += 1
+  return [printable('/'.join(part[common:])) for part in parts]
+
+
+def _row(name: str, run: Run) -> dict[str, Any]:
+  values = {'best': run.best, 'last': run.last, 'train_loss': run.train_loss}
+  return {
+    'name': name,
+    'state': run.state,
+    'reason': run.reason,
+    'step': run.step,
+    'num_steps': run.num_steps,
+    'metric': printable(run.metric),
+    'best_step': run.best_step,
+    'host': run.host,
+  } | {key: _rounded(value, 6) for key, value in values.items()}
+
+
+def _config(name: str, folder: Path, problems: list[str]) -> Config | None:
+  from t2x.api import read_config
+
+  try:
+    if not (folder / 'config.gin').is_file():
+      raise UserError(f'{name} has no config.gin')
+    return read_config([folder / 'config.gin'])
+  except UserError as error:
+    more = len(str(error).splitlines()) - 1
+    problems.append(
+      f'{name}: its config cannot be compared: {first_line(error)}'
+      + (f' (and {more} more)' if more else '')
+    )
+    return None
+
+
+def _differences(configs: Sequence[Config | None], reference: int) -> list[dict[str, Any]]:
+  first = configs[reference]
+  assert first is not None
+  rows: dict[str, dict[str, Any]] = {}
+  for index, config in enumerate(configs):
+    if config is None or config is first:
+      continue
+    for path, before, after in differences(first, config):
+      empty = {'path': path, 'first': before, 'values': [''] * len(configs)}
+      rows.setdefault(path, empty)['values'][index] = after
+  return list(rows.values())
+
+
+def _curves(folder: Path, problems: list[str]) -> dict[str, Any]:
+  """Returns the curves of a run by split, at most `MAX_POINTS` points each and always the last."""
+  lines = metric_lines(folder / 'metrics.jsonl', problems)
+  seconds = {
+    (line['step'], line['split']): _rounded(line.get('seconds'), 4)
+    for line in metric_lines(folder / 'timing.jsonl')
+  }
+  splits: dict[str, list[Mapping[str, Any]]] = {}
+  for line in lines:
+    splits.setdefault(line['split'], []).append(line)
+  return {
+    split: _sampled(members, [seconds.get((line['step'], split)) for line in members])
+    for split, members in splits.items()
+  }
+
+
+def _sampled(lines: Sequence[Mapping[str, Any]], seconds: Sequence[float | None]) -> dict[str, Any]:
+  stride = -(-len(lines) // MAX_POINTS)
+  indices = [i for i in range(len(lines)) if (len(lines) - 1 - i) % stride == 0]
+  names = dict.fromkeys(
+    name
+    for line in lines
+    for name, value in line.items()
+    if name not in _HIDDEN and is_number(value)
+  )
+  return {
+    'steps': [lines[i]['step'] for i in indices],
+    'seconds': [seconds[i] for i in indices],
+    'values': {name: [_rounded(lines[i].get(name), 6) for i in indices] for name in names},
+  }
+
+
+def _rounded(value: Any, digits: int) -> float | None:
+  if not is_number(value) or abs(value) > _LARGEST:
+    return None
+  return float(f'{value:.{digits}g}')
+
+
+def _metrics(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+  """Returns (split, name) of all metrics: those drawn as curves first, evaluations before training, losses on top."""
+  points: dict[tuple[str, str], int] = {}
+  for splits in runs:
+    for split, curve in splits.items():
+      for name in curve['values']:
+        points[split, name] = max(points.get((split, name), 0), len(curve['steps']))
+
+  def rank(key: tuple[str, str]) -> tuple[bool, bool, bool, bool, str]:
+    split, name = key
+    is_rate = name.endswith('_per_second') or name in ('learning_rate', 'mfu')
+    return points[key] < 2, is_rate, name != 'loss', split != 'eval', name
+
+  return sorted(points, key=rank)
+
+
+def page(data: Mapping[str, Any]) -> str:
+  """Returns the HTML page for the result of `comparison`."""
+  own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps').joinpath('report')
+  names = ', '.join(run['name'] for run in data['runs'])
+  # Text inside the script element cannot end it.
+  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
+  for character in '<>&':
+    text = text.replace(character, f'\\u{ord(character):04x}')
+  parts = {
+    'title': html.escape(f'Runs: {names}'),
+    'style': report.joinpath('report.css').read_text('utf-8')
+    + own.joinpath('compare.css').read_text('utf-8'),
+    'script': report.joinpath('charts.js').read_text('utf-8')
+    + own.joinpath('compare.js').read_text('utf-8'),
+    'data': text,
+  }
+  template = own.joinpath('compare.html').read_text('utf-8')
+  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template)

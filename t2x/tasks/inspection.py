@@ -1,0 +1,175 @@
+"""Logits and intermediate arrays of a model for texts, token ids or images."""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2x.data import Tokenizer
+from t2x.decode.generate import spread_over
+from t2x.errors import UserError
+from t2x.layers import Tokens
+from t2x.models import Output
+
+Texts = str | Sequence[str]
+# Texts, or token ids int32 [batch, length].
+Rows = Texts | np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+  """Runs a model on a batch and returns its logits and intermediate arrays.
+
+  Texts are strings, one row each, which are padded on the right to the longest one, or token ids int32
+  [batch, length]. Images are float32 [batch, height, width, channels], normalised as in training.
+
+  Attributes:
+    model: the module, with its parameters.
+    tokenizer: the fitted tokenizer; None for image models.
+  """
+
+  model: Any
+  tokenizer: Tokenizer | None
+
+  def encode(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Converts texts to token ids and segments (1 for tokens, 0 for padding), int32 [batch, length].
+
+    Raises:
+      UserError: the model has no tokenizer.
+    """
+    if isinstance(texts, np.ndarray):
+      return texts, np.ones_like(texts)
+    spec, tokenizer = self.model.spec, self._text_tokenizer()
+    if spec.inputs == 'a source and a target':
+      rows = [[*tokenizer.before, *tokenizer.encode(t), tokenizer.eos_id] for t in as_list(texts)]
+    elif spec.is_causal(2):
+      rows = [tokenizer.prompt(text) for text in as_list(texts)]
+    else:
+      rows = [tokenizer.encode_pair(text).ids.tolist() for text in as_list(texts)]
+    return self._padded(rows)
+
+  def encode_targets(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Converts texts to token ids and segments for the decoder of an encoder-decoder."""
+    if isinstance(texts, np.ndarray):
+      return texts, np.ones_like(texts)
+    tokenizer = self._text_tokenizer()
+    target, begin = tokenizer.target, [tokenizer.start_id, *tokenizer.before]
+    return self._padded([[*begin, *target.encode(text)] for text in as_list(texts)])
+
+  def outputs(
+    self, inputs: Any, targets: Rows | None = None, record: frozenset[str] = frozenset()
+  ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Returns logits, and recorded arrays by name.
+
+    Args:
+      inputs: texts, token ids or images.
+      targets: prefixes of the target texts or token ids for the decoder of an encoder-decoder; None: empty
+        prefixes.
+      record: names of the intermediate arrays to return.
+    """
+    spec = self.model.spec
+    if spec.inputs != 'a source and a target' and targets is not None:
+      raise UserError(f'@{type(self.model).__name__} reads {spec.inputs}: omit the targets')
+    if spec.inputs == 'images':
+      run: Any = _image_outputs
+      arrays: tuple[Any, ...] = (np.asarray(inputs, np.float32),)
+    elif spec.inputs == 'a text':
+      run, arrays = _text_outputs, self.encode(inputs)
+    else:
+      sources = inputs if isinstance(inputs, np.ndarray) else as_list(inputs)
+      prefixes = [''] * len(sources) if targets is None else targets
+      run, arrays = _pair_outputs, (*self.encode(sources), *self.encode_targets(prefixes))
+    spread, gather = spread_over(self.model, len(arrays[0]))
+    logits, recorded = jax.device_get(gather(run(self.model, *map(spread, arrays), record=record)))
+    return np.asarray(logits, np.float32), recorded
+
+  def layers(
+    self, name: str, inputs: Any, targets: Rows | None = None, side: str = 'decoder'
+  ) -> list[np.ndarray]:
+    """Returns a recorded array of each layer, float32 [batch, ...], first layer first.
+
+    Args:
+      name: end of the name: 'hidden', 'mixer.probabilities', 'cross.probabilities'.
+      inputs: see `outputs`.
+      targets: see `outputs`.
+      side: 'encoder' or 'decoder' of an encoder-decoder.
+
+    Raises:
+      UserError: no layer records it.
+    """
+    _, recorded = self.outputs(inputs, targets, frozenset({name.rpartition('.')[2]}))
+    layers = in_order(self._side(recorded, side), name)
+    if not layers:
+      raise UserError(f"no layer of the model records '{name}'")
+    return layers
+
+  def _side(self, recorded: Mapping[str, Any], side: str) -> Mapping[str, Any]:
+    if self.model.spec.inputs != 'a source and a target':
+      return recorded
+    start = f'{side}.'
+    return {n.removeprefix(start): a for n, a in recorded.items() if n.startswith(start)}
+
+  def _text_tokenizer(self) -> Tokenizer:
+    if self.tokenizer is None:
+      raise UserError('the model has no tokenizer: pass token ids, int32 [batch, length]')
+    return self.tokenizer
+
+  def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    pad_id = self._text_tokenizer().pad_id
+    ids = np.full((len(rows), max(map(len, rows))), pad_id, np.int32)
+    segments = np.zeros_like(ids)
+    for i, row in enumerate(rows):
+      ids[i, : len(row)], segments[i, : len(row)] = row, 1
+    return ids, segments
+
+
+@functools.partial(jax.jit, static_argnames='record')
+def _image_outputs(model, images, *, record):
+  out = model.hidden(images, record=record)
+  return model(images).x, out.recorded
+
+
+@functools.partial(jax.jit, static_argnames='record')
+def _text_outputs(model, ids, segments, *, record):
+  tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True)
+  out: Output = model.hidden(ids, tokens=tokens, record=record)
+  if 'class logits' in model.spec.outputs:
+    return model.head.classify(out.x, segments, None), out.recorded
+  return model.logits(out.x), out.recorded
+
+
+@functools.partial(jax.jit, static_argnames='record')
+def _pair_outputs(model, source, source_segments, target, segments, *, record):
+  out: Output = model.hidden(
+    source,
+    target,
+    source_tokens=Tokens.row(source.shape[1], segments=source_segments, right_padded=True),
+    target_tokens=Tokens.row(target.shape[1], segments=segments, right_padded=True),
+    record=record,
+  )
+  return model.logits(out.x), out.recorded
+
+
+def in_order(recorded: Mapping[str, np.ndarray], name: str) -> list[np.ndarray]:
+  """Returns the recorded arrays of one name, first layer first.
+
+  Args:
+    recorded: arrays [repeats, ...] by '[stages.S.]blocks.I.NAME', from `Stack`.
+    name: the end of the names.
+  """
+  layers = []
+  for key, array in recorded.items():
+    match = re.fullmatch(rf'(?:stages\.(\d+)\.)?blocks\.(\d+)\.{re.escape(name)}', key)
+    if match:
+      stage, block = int(match[1] or 0), int(match[2])
+      layers += [((stage, repeat, block), layer) for repeat, layer in enumerate(array)]
+  return [np.asarray(layer, np.float32) for _, layer in sorted(layers, key=lambda item: item[0])]
+
+
+def as_list(texts: Texts) -> list[str]:
+  """Returns a list of one or several texts."""
+  return [texts] if isinstance(texts, str) else list(texts)

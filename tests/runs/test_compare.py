@@ -1,0 +1,109 @@
+"""The page that compares runs has their curves and config differences, whatever is missing."""
+
+import json
+import re
+
+import pytest
+
+from t2x.cli import main
+from t2x.errors import UserError
+from t2x.runs.compare import MAX_POINTS, comparison, page
+
+NASTY = '</script><b>loss</b> & "x"'
+
+
+def data(text):
+  """The JSON inside the page."""
+  return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_curves_are_those_of_the_files(make_run):
+  content = comparison([make_run('runs/a'), make_run('runs/b', losses=(2.5, 2.0))])
+  assert [run['name'] for run in content['runs']] == ['a', 'b']
+  assert content['metrics'] == [('eval', 'loss'), ('train', 'loss')]
+  curve = content['runs'][0]['splits']['eval']
+  assert (curve['steps'], curve['values']) == ([33, 66, 100], {'loss': [3.0, 1.0, 2.0]})
+  assert curve['seconds'] == [3.3, 6.6, 10.0]
+  assert content['problems'] == [] and content['differences'] == []
+
+
+def test_long_curves_keep_their_last_point(make_run):
+  lines = [
+    {'step': step, 'split': 'train', 'loss': 1 / step} for step in range(1, 10 * MAX_POINTS + 4)
+  ]
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  curve = comparison([make_run('a', metrics=text)])['runs'][0]['splits']['train']
+  assert len(curve['steps']) <= MAX_POINTS and curve['steps'][-1] == lines[-1]['step']
+  assert curve['values']['loss'][-1] == pytest.approx(lines[-1]['loss'], rel=1e-5)
+
+
+def test_config_differences_are_relative_to_the_first(make_run):
+  folders = [
+    make_run('a'),
+    make_run('b', batch_size=8, seed=3),
+    make_run('c', seed=3),
+  ]
+  assert comparison(folders)['differences'] == [
+    {'path': 'Experiment.trainer.batch_size', 'first': '4', 'values': ['', '8', '']},
+    {'path': 'Experiment.trainer.seed', 'first': '0', 'values': ['', '3', '3']},
+  ]
+
+
+def test_runs_with_other_metrics_and_missing_files_are_compared(make_run):
+  folders = [make_run(name) for name in ('no_config', 'bad_config', 'no_metrics', 'good')]
+  (folders[0] / 'config.gin').unlink()
+  (folders[1] / 'config.gin').write_text('Trainer.stepz = 1\n')
+  (folders[2] / 'metrics.jsonl').write_text('')
+  (folders[2] / 'timing.jsonl').unlink()
+  (folders[3] / 'metrics.jsonl').write_text(
+    '{"step": 1, "split": "eval", "accuracy": 0.5}\nbroken\n'
+  )
+  content = comparison(folders)
+  assert content['metrics'] == [('eval', 'loss'), ('train', 'loss'), ('eval', 'accuracy')]
+  assert content['reference'] == 2
+  assert [run['has_config'] for run in content['runs']] == [False, False, True, True]
+  problems = '\n'.join(content['problems'])
+  for told in (
+    'metrics.jsonl is damaged: line 2',
+    'no_metrics: no metrics',
+    'no_config has no config.gin',
+    'bad_config: its config cannot be compared',
+  ):
+    assert told in problems
+
+
+def test_values_that_are_not_finite_are_gaps(make_run):
+  text = '{"step": 1, "split": "eval", "loss": null}\n{"step": 2, "split": "eval", "loss": 1e308}\n'
+  text += '{"step": 3, "split": "eval", "loss": 2.0, "text": "bleu"}\n'
+  curve = comparison([make_run('a', metrics=text)])['runs'][0]['splits']['eval']
+  assert curve['values'] == {'loss': [None, None, 2.0]}
+
+
+def test_the_page_asks_no_network_and_escapes_names(make_run):
+  folder = make_run('</script><b>', 'failed', reason=NASTY, host=NASTY)
+  text = page(comparison([folder]))
+  assert text.count('</script>') == 2 and text.count('<script') == 2
+  assert not re.search(r'(src|href)="(?!data:)', text)
+  assert not re.search(r'\{\{\w+\}\}', text)
+  assert set(re.findall(r'https?://[^\s"\'<]+', text)) == {'http://www.w3.org/2000/svg'}
+  (run,) = data(text)['runs']
+  assert (run['name'], run['reason']) == ('script><b>', NASTY)
+
+
+def test_the_command_writes_the_page(make_run, tmp_path, capsys):
+  a, b = make_run('a'), make_run('b')
+  (b / 'metrics.jsonl').unlink()
+  out = tmp_path / 'page.html'
+  assert main(['runs', 'compare', str(a), str(b), '--out', str(out)]) == 0
+  printed = capsys.readouterr()
+  assert printed.out == f'{out}\n' and printed.err.endswith('t2x: b: no metrics\n')
+  assert len(data(out.read_text())['runs']) == 2
+
+
+def test_what_is_not_a_run_or_is_given_twice_is_refused(make_run, tmp_path):
+  run = make_run('a')
+  with pytest.raises(UserError, match='is not a run folder'):
+    comparison([run, tmp_path])
+  with pytest.raises(UserError, match='is the same run folder as'):
+    comparison([run, tmp_path / 'a' / '..' / 'a'])
+  assert main(['runs', 'compare', str(run), '--out', str(tmp_path / 'missing' / 'x.html')]) == 2
