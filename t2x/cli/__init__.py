@@ -13,7 +13,19 @@ import traceback
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.cli import check, convert, data, diff, generate, report, show, sweep, test_part, train
+from t2x.cli import (
+  check,
+  convert,
+  data,
+  diff,
+  generate,
+  launch,
+  report,
+  show,
+  sweep,
+  test_part,
+  train,
+)
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
 from t2x.compile_cache import set_compile_cache
@@ -30,6 +42,7 @@ COMMANDS: dict[str, Any] = {
   'diff': diff,
   'sweep': sweep,
   'report': report,
+  'launch': launch,
   'convert': convert,
   'data': data,
   'test-part': test_part,
@@ -85,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     return 2
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
     top.error(f't2x {args.command} does not accept --gin. bindings')
-  args.overrides = overrides
+  args.overrides, args.command_line = overrides, argv
   from t2x.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])

@@ -1,0 +1,151 @@
+"""A real Slurm cluster on this machine: a run that hits its time limit and resumes, and a sweep as job arrays."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t2x.sweeps.records import read_outcome, read_plan
+from t2x.sweeps.runners import distinct
+
+pytestmark = pytest.mark.nightly
+
+ROOT = Path(__file__).parents[2]
+TESTBED = ROOT / 'launch/slurm/testbed/testbed.sh'
+DAEMONS = ('munged', 'slurmctld', 'slurmd')
+
+CONFIG = f"""
+include '{ROOT}/configs/runs/vit_digits.gin'
+d_model = 16
+num_layers = 1
+MLP.hidden_dim = 32
+MultiHeadAttention.num_heads = 2
+Trainer:
+  num_steps = {{steps}}
+  batch_size = 32
+  eval_every = {{every}}
+  log_every = {{every}}
+  checkpoint_every = 0
+Cosine.warmup_steps = 2
+"""
+SWEEP = """
+Sweep:
+  base = 'tiny.gin'
+  baseline = 'gelu'
+  variants = {'gelu': {}, 'relu': {'MLP.activation': @relu}}
+  seeds = 2
+"""
+
+
+def missing():
+  path = os.environ['PATH'] + ':/usr/sbin:/sbin'
+  return [name for name in DAEMONS if shutil.which(name, path=path) is None]
+
+
+@pytest.fixture(scope='module')
+def cluster(tmp_path_factory):
+  """Environment variables of a cluster with two nodes, which ends with the tests of this file."""
+  if missing() and os.environ.get('CI') and os.geteuid() == 0 and shutil.which('apt-get'):
+    subprocess.run([TESTBED, 'install'], capture_output=True, check=False)
+  if missing():
+    pytest.skip(f'{", ".join(missing())} cannot be installed here: run {TESTBED} install as root')
+  folder = tmp_path_factory.mktemp('slurm')
+  variables = {
+    'PATH': f'{Path(sys.executable).parent}:{os.environ["PATH"]}',
+    'SLURM_CONF': str(folder / 'slurm.conf'),
+    'T2X_SLURM': str(folder),
+  }
+  environment = os.environ | variables
+  done = subprocess.run(
+    [TESTBED, 'start'], env=environment, capture_output=True, text=True, check=False
+  )
+  try:
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield environment
+  finally:
+    subprocess.run([TESTBED, 'stop'], env=environment, check=True)
+
+
+@pytest.fixture
+def t2x(cluster, tmp_path):
+  """`t2x(*words)` runs t2x in `tmp_path` and returns its output."""
+
+  def run(*words):
+    done = subprocess.run(
+      [sys.executable, '-m', *words],
+      cwd=tmp_path,
+      env=cluster,
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+  return run
+
+
+def wait_for_jobs(environment, seconds):
+  """Waits until the queue has been empty for three seconds."""
+  end, idle = time.monotonic() + seconds, 0
+  while idle < 6:
+    assert time.monotonic() < end, 'jobs are still in the queue'
+    queue = subprocess.run(
+      ['squeue', '--noheader'], env=environment, capture_output=True, text=True, check=True
+    )
+    idle = 0 if queue.stdout else idle + 1
+    time.sleep(0.5)
+
+
+def test_a_run_resumes_after_its_time_limit_and_equals_an_undisturbed_run(
+  cluster, t2x, metrics, tmp_path
+):
+  (tmp_path / 'run.gin').write_text(CONFIG.format(steps=12000, every=2000))
+  train = ('t2x', 'train', 'run.gin', '--out')
+  t2x('t2x.launch.processes', '-n', '2', '--', sys.executable, '-m', *train, 'undisturbed')
+  # One minute is the shortest time limit; Slurm may warn up to 30 seconds early.
+  options = ('--nodes', '2', '--cpu-devices', '1', '--time', '1', '--warn', '20')
+  files = ('--out', 'run.sbatch', '--log', 'log.txt', '--submit')
+  told = t2x('t2x', 'launch', 'slurm', 'run.gin', *options, '--run', 'requeued', *files)
+  (job,) = re.findall(r'Submitted batch job (\d+)', told)
+  wait_for_jobs(cluster, 300)
+  log = (tmp_path / 'log.txt').read_text()
+  print(log)
+  show = ['scontrol', 'show', 'job', job]
+  state = subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
+  assert 'JobState=COMPLETED' in state, log
+  restarts = int(re.search(r'Restarts=(\d+)', state)[1])
+  assert restarts >= 1
+  assert log.count('interrupted; requeueing the job') == restarts
+  assert log.count('all 2 processes joined') == restarts + 1
+  assert 'saved at step' in log
+  assert metrics(tmp_path / 'requeued') == metrics(tmp_path / 'undisturbed')
+
+
+def test_a_sweep_as_job_arrays_equals_a_local_sweep(cluster, t2x, tmp_path):
+  (tmp_path / 'tiny.gin').write_text(CONFIG.format(steps=12, every=4))
+  (tmp_path / 'study.gin').write_text(SWEEP)
+  t2x('t2x', 'sweep', 'study.gin', '--out', 'local', '--processes', '1')
+  files = ('--out', 'sweep.sbatch', '--log', 'log-%j.txt', '--submit')
+  options = ('--cpu-devices', '1', '--time', '5', '--run', 'arrays')
+  t2x('t2x', 'launch', 'slurm', 'study.gin', *options, *files)
+  wait_for_jobs(cluster, 240)
+  logs = [path.read_text() for path in sorted(tmp_path.glob('log-*.txt'))]
+  print(*logs)
+  # Two plans and the tasks of two programs.
+  assert len(logs) == 4
+  assert 'groups to run: 0,1' in logs[0] and 'all trials have ended' in logs[-1]
+  outcomes = [
+    {
+      trial.folder: read_outcome(tmp_path / out / 'trials' / trial.folder).metrics
+      for trial in distinct(read_plan(tmp_path / out / 'study').trials)
+    }
+    for out in ('local', 'arrays')
+  ]
+  assert outcomes[0] == outcomes[1] and len(outcomes[0]) == 4
