@@ -175,7 +175,9 @@ class Kubernetes:
     check_below('--run', job.folder, self.mount)
     variables = {'T2X_CACHE': f'{self.mount}/cache'} | job.variables
     command = job.train_lines(*self.machines.processes(job.name))
-    references = [line for name in self.secret for line in ('- secretRef:', f'    name: {yaml_text(name)}')]
+    references = [
+      line for name in self.secret for line in ('- secretRef:', f'    name: {yaml_text(name)}')
+    ]
     return fill(
       'jobset.yaml',
       what=self.machines.what,

@@ -105,7 +105,9 @@ class SkyPilot:
       max_restarts=self.max_restarts,
       storage=bucket if self._is_bucket else volume,
       variables=[f'{yaml_text(name)}: {yaml_text(value)}' for name, value in variables.items()],
-      secrets=['secrets:', *(f'  {yaml_text(name)}: null' for name in self.secret)] if self.secret else [],
+      secrets=['secrets:', *(f'  {yaml_text(name)}: null' for name in self.secret)]
+      if self.secret
+      else [],
       setup=job.setup,
       command=[f'exec {command[0]}', *command[1:]],
     )

@@ -6,7 +6,6 @@ import re
 import string
 from collections.abc import Sequence
 
-
 # Words that YAML reads as a boolean or as null.
 _YAML_WORDS = frozenset(('y', 'n', 'yes', 'no', 'on', 'off', 'true', 'false', 'null'))
 
