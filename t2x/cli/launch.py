@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
   sweeps = [file for file in args.files if binds_sweep(file)]
   args.is_sweep = bool(sweeps)
   if sweeps and (args.target != 'slurm' or len(args.files) > 1):
-    raise UserError(f'{sweeps[0]} is a sweep file: pass it alone, to t2x launch slurm')
+    raise UserError(
+      f'{sweeps[0]} is a sweep file: only t2x launch slurm accepts it, without other files'
+    )
   if args.submit and not args.out:
     raise UserError('--submit requires --out FILE, the file to submit')
   target = TARGETS[args.target][1](args)
@@ -106,14 +108,13 @@ def _variables(assignments: list[str]) -> dict[str, str]:
 
 def _source(words: list[str]) -> str:
   """Returns the command line without the options that do not change the file."""
-  kept, skip = [], False
-  for word in words:
-    if not (
-      skip or word in ('--out', '--submit', '--traceback', '--trust') or word.startswith('--out=')
-    ):
-      kept.append(word)
-    skip = word == '--out'
-  return shlex.join(['t2x', *kept])
+  words = list(words)
+  while '--out' in words:
+    index = words.index('--out')
+    del words[index : index + 2]
+  no_effect = ('--submit', '--traceback', '--trust')
+  rest = [word for word in words if word not in no_effect and not word.startswith('--out=')]
+  return shlex.join(['t2x', *rest])
 
 
 def _check_config(args: argparse.Namespace, num_devices: int) -> None:
@@ -131,9 +132,9 @@ def _check_config(args: argparse.Namespace, num_devices: int) -> None:
 
 def _write(path: Path, text: str) -> None:
   """Writes a file, unless it exists with other content."""
-  if path.exists() and path.read_text() != text:
-    raise UserError(f'--out {path}: exists with other content: remove it, or choose another name')
   try:
+    if path.exists() and path.read_bytes() != text.encode():
+      raise UserError(f'--out {path}: exists with other content: remove it, or choose another name')
     path.write_text(text)
   except OSError as error:
     raise UserError(f'--out {path}: cannot be written: {error.strerror}') from error

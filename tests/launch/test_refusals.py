@@ -30,8 +30,8 @@ SWEEP = 'experiments/feed_forward/sweep.gin'
     ((*SLURM, '--confirm'), '--confirm has no effect without a sweep file'),
     (('slurm', QUICK, '--cpu-devices', '1', '--task-per', 'gpu'), 'requires --gpus-per-node'),
     (('slurm', SWEEP, '--cpu-devices', '1', '--nodes', '2'), '--nodes has no effect on a sweep'),
-    (('slurm', SWEEP, QUICK, '--cpu-devices', '1'), 'is a sweep file: pass it alone'),
-    (('local', SWEEP, '--cpu-devices', '1'), 'is a sweep file: pass it alone, to t2x launch slurm'),
+    (('slurm', SWEEP, QUICK, '--cpu-devices', '1'), 'is a sweep file: only t2x launch slurm'),
+    (('local', SWEEP, '--cpu-devices', '1'), 'is a sweep file: only t2x launch slurm'),
     (KUBERNETES, '--gpus-per-node or --tpu is required'),
     (
       (*KUBERNETES, '--gpus-per-node', '8', '--topology', '2x2'),

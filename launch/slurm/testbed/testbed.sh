@@ -25,7 +25,10 @@ install() {
 }
 
 configure() {
-  local port=$((20000 + $(id -u) % 1000 * 10)) user
+  # Each folder has ports of its own.
+  local hash port user
+  hash=$(cksum <<< "$folder" | cut -d ' ' -f 1)
+  port=$((20000 + hash % 4000 * 3))
   user=$(id -un)
   cat > "$folder/slurm.conf" <<END
 ClusterName=t2x
@@ -73,7 +76,7 @@ daemon() {
 }
 
 is_running() {
-  [ -s "$folder/$1.pid" ] && kill -0 "$(cat "$folder/$1.pid")" 2> /dev/null
+  kill -0 "$(cat "$folder/$1.pid" 2> /dev/null)" 2> /dev/null
 }
 
 start() {
