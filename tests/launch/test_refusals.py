@@ -102,6 +102,7 @@ def test_a_missing_engine_is_an_error_and_writes_no_file(launch, tmp_path, monke
   assert not path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'words, message',
   [

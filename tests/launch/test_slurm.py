@@ -12,7 +12,7 @@ from t2x.cli import parser
 QUICK = 'configs/runs/quickstart.gin'
 SWEEP = 'experiments/feed_forward/sweep.gin'
 TABLE = """
-group  program  ended  variants
+{}group  program  ended  variants
     0  a1b2       {}/2  gelu
     1  c3d4       1/1  relu, swish
 groups to run: {}"""
@@ -97,14 +97,14 @@ def test_one_task_per_gpu(launch):
 
 
 def test_a_sweep_submits_an_array_of_the_groups_that_remain_and_the_next_stage(script, stubs):
-  stubs(t2x=f"cat <<'END'{TABLE.format(1, '0,2')}\nEND", sbatch='echo 40')
+  stubs(t2x=f"cat <<'END'{TABLE.format('', 1, '0,2')}\nEND", sbatch='echo 40')
   path = script(SWEEP, '--cpu-devices', '1', '--parallel', '3', '--confirm', '--gin.a=1')
   done = run(path)
   assert done.returncode == 0, done.stderr
   assert stubs.calls() == [
     f't2x sweep {SWEEP} --out sweeps --confirm --groups --gin.a=1',
     f'sbatch --parsable --array=0,2%3 {path}',
-    f'sbatch --dependency=afterany:40 {path} 2',
+    f'sbatch --dependency=afterany:40 {path} :2',
   ]
   # The task of a group; bindings are part of the plan.
   run(path, SLURM_ARRAY_TASK_ID='2')
@@ -113,14 +113,28 @@ def test_a_sweep_submits_an_array_of_the_groups_that_remain_and_the_next_stage(s
   assert parser().parse_args(group.split()).group == 2
 
 
+def test_the_tasks_of_an_array_get_the_stage_of_the_sweep(script, stubs):
+  line = 'groups of study-tune: t2x sweep study.gin --stage tune --group I\n'
+  stubs(t2x=f"cat <<'END'{TABLE.format(line, 0, '0')}\nEND", sbatch='echo 40')
+  path = script(SWEEP, '--cpu-devices', '1')
+  # The same number of trials has ended in another stage.
+  assert run(path, ':1').returncode == 0
+  assert stubs.calls()[1:] == [
+    f'sbatch --parsable --array=0 {path} --stage tune',
+    f'sbatch --dependency=afterany:40 {path} tune:1',
+  ]
+  run(path, '--stage', 'tune', SLURM_ARRAY_TASK_ID='0')
+  assert stubs.calls()[-1] == f't2x sweep {SWEEP} --out sweeps --stage tune --group 0'
+
+
 @pytest.mark.parametrize(
   'groups, arguments, code, message',
-  [('none', ['2'], 0, 'all trials have ended'), ('0', ['2'], 1, 'no trial has ended')],
+  [('none', [':2'], 0, 'all trials have ended'), ('0', [':2'], 1, 'no trial has ended')],
 )
 def test_a_sweep_ends_when_no_group_remains_or_none_progresses(
   groups, arguments, code, message, script, stubs
 ):
-  stubs(t2x=f"cat <<'END'{TABLE.format(1, groups)}\nEND", sbatch='exit 9')
+  stubs(t2x=f"cat <<'END'{TABLE.format('', 1, groups)}\nEND", sbatch='exit 9')
   done = run(script(SWEEP, '--gpus-per-node', '1'), *arguments)
   assert done.returncode == code
   assert message in done.stdout + done.stderr
