@@ -173,7 +173,7 @@ class Kubernetes:
   def render(self, job: Job) -> str:
     """Returns the JobSet as YAML."""
     check_below('--run', job.folder, self.mount)
-    variables = {'T2X_CACHE': f'{self.mount}/cache'} | job.variables
+    variables = {'T2X_CACHE': f'{self.mount}/cache', **job.variables}
     command = job.train_lines(*self.machines.processes(job.name))
     references = [
       line for name in self.secret for line in ('- secretRef:', f'    name: {yaml_text(name)}')

@@ -84,7 +84,7 @@ class SkyPilot:
       '    mode: MOUNT_CACHED',
     ]
     volume = ['volumes:', f'  {self.mount}: {yaml_text(self.storage)}']
-    variables = {'T2X_CACHE': f'{self.mount}/cache'} | job.variables
+    variables = {'T2X_CACHE': f'{self.mount}/cache', **job.variables}
     processes = ['--num-processes 1']
     if self.nodes > 1:
       processes = [
