@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from t2x.cli.options import count
+from t2x.cli.options import count, natural
 from t2x.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _add_slices(parser: _Container, default: int | None = 1) -> None:
 
 def _add_restarts(parser: _Container, default: int) -> None:
   text = f'restarts after failures (default: {default})'
-  parser.add_argument('--max-restarts', type=count, default=default, metavar='N', help=text)
+  parser.add_argument('--max-restarts', type=natural, default=default, metavar='N', help=text)
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +55,7 @@ def _add_slurm(parser: argparse.ArgumentParser) -> None:
     help='seconds before the time limit at which the run saves and is requeued (default: 120)',
   )
   text = 'requeues after which an interrupted job ends (default: 100)'
-  parser.add_argument('--max-requeues', type=count, default=100, metavar='N', help=text)
+  parser.add_argument('--max-requeues', type=natural, default=100, metavar='N', help=text)
   parser.add_argument('--partition', metavar='NAME', help='partition of the cluster')
   parser.add_argument('--account', metavar='NAME', help='account to charge')
   parser.add_argument(

@@ -53,11 +53,10 @@ class Job:
     Args:
       advice: how to pass a secret to the target.
     """
-    assigned = [name for line in self.setup for name in re.findall(r'(\w+)=', line)]
-    for option, names in (('--env', self.variables), ('--setup', assigned)):
-      for name in names:
-        if _SECRET.search(name):
-          raise UserError(f'{option} {name}: secrets are not written to files: {advice}')
+    for name in self.variables:
+      refuse_secrets('--env', f'{name}=', advice)
+    for line in self.setup:
+      refuse_secrets('--setup', line, advice)
 
   def train_lines(self, *options: str) -> list[str]:
     """Returns the lines of the shell command that trains; `options` are appended without quoting."""
@@ -70,6 +69,13 @@ class Job:
   def exports(self) -> list[str]:
     """Returns a shell line for each environment variable."""
     return [f'export {name}={shlex.quote(value)}' for name, value in self.variables.items()]
+
+
+def refuse_secrets(option: str, text: str, advice: str) -> None:
+  """Raises UserError if a text assigns to a variable that is named like a secret: `NAME_KEY=...`."""
+  for name in re.findall(r'(\w+)=', text):
+    if _SECRET.search(name):
+      raise UserError(f'{option} {name}: secrets are not written to files: {advice}')
 
 
 def quoted_binding(binding: str) -> str:

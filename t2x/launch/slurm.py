@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from t2x.errors import UserError
-from t2x.launch.job import Job, check_word, quoted_binding
+from t2x.launch.job import Job, check_word, quoted_binding, refuse_secrets
 from t2x.launch.template import fill
 
 _TIME = re.compile(r'(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?')
@@ -67,6 +67,7 @@ class Allocation:
       name = option.partition('=')[0]
       if not re.fullmatch(r'--[a-z][a-z-]*(=\S+)?', option):
         raise UserError(f"--sbatch '{option}': must be --NAME or --NAME=VALUE")
+      refuse_secrets('--sbatch', option, _SECRETS)
       if name in _OWN:
         raise UserError(f'--sbatch {option}: the file sets {name}{_OWN[name]}: remove it')
 

@@ -26,6 +26,7 @@ SWEEP = 'experiments/feed_forward/sweep.gin'
     ),
     ((*SLURM, '--sbatch=--signal=USR1'), 'the file sets --signal (--warn): remove it'),
     ((*SLURM, '--sbatch=-p gpu'), 'must be --NAME or --NAME=VALUE'),
+    ((*SLURM, '--sbatch=--export=ALL,HF_TOKEN=a'), '--sbatch HF_TOKEN: secrets are not written'),
     ((*SLURM, '--parallel', '3'), '--parallel has no effect without a sweep file'),
     ((*SLURM, '--confirm'), '--confirm has no effect without a sweep file'),
     (('slurm', QUICK, '--cpu-devices', '1', '--task-per', 'gpu'), 'requires --gpus-per-node'),

@@ -76,7 +76,13 @@ daemon() {
 }
 
 is_running() {
-  kill -0 "$(cat "$folder/$1.pid" 2> /dev/null)" 2> /dev/null
+  local pid
+  pid=$(cat "$folder/$1.pid" 2> /dev/null) || return
+  # After a restart of the machine, another process may have this number.
+  case $(ps -o comm= -p "$pid") in
+    munged | slurmctld* | slurmd*) ;;
+    *) return 1 ;;
+  esac
 }
 
 start() {
@@ -105,13 +111,13 @@ start() {
   done
   local tries
   for tries in $(seq 60); do
-    if [ "$(sinfo --noheader --format='%T %D' 2> /dev/null)" = 'idle 2' ]; then
-      echo "two nodes are idle; export SLURM_CONF=$SLURM_CONF"
+    if [ "$(sinfo --noheader --Node --states=idle,mixed,allocated 2> /dev/null | wc -l)" -eq 2 ]; then
+      echo "two nodes are up; export SLURM_CONF=$SLURM_CONF"
       return
     fi
     sleep 0.5
   done
-  echo "the nodes are not idle after 30 seconds: see $folder/*.log" >&2
+  echo "the nodes are not up after 30 seconds: see $folder/*.log" >&2
   sinfo >&2 || true
   exit 1
 }
