@@ -43,13 +43,31 @@ def run(path, *arguments, **variables):
 
 
 @pytest.mark.parametrize(
-  'code, restarts, requeued', [(0, '', False), (3, '', False), (75, '', True), (75, '100', False)]
+  'code, restarts, state, requeued',
+  [
+    (0, '', 'JobState=RUNNING', False),
+    (3, '', 'JobState=RUNNING', False),
+    (75, '', 'JobState=RUNNING Reason=None', True),
+    # SIGTERM has ended a process before it handles signals, or after the run.
+    (143, '', 'JobState=RUNNING Reason=None', True),
+    (75, '', 'JobState=COMPLETING Reason=TimeLimit', True),
+    # After scancel.
+    (75, '', 'JobState=COMPLETING Reason=None', False),
+    (75, '100', 'JobState=RUNNING', False),
+  ],
 )
-def test_a_job_is_requeued_after_exit_code_75_only(code, restarts, requeued, script, stubs):
-  stubs(srun=f'exit {code}', scontrol='')
+def test_only_an_interrupted_job_is_requeued(code, restarts, state, requeued, script, stubs):
+  stubs(srun=f'exit {code}', scontrol=f'echo "{state}"')
   done = run(script(QUICK, '--cpu-devices', '1'), SLURM_RESTART_COUNT=restarts)
   assert done.returncode == code
   assert ('scontrol requeue 7' in stubs.calls()) == requeued
+
+
+def test_only_the_interrupted_task_of_an_array_is_requeued(script, stubs):
+  stubs(t2x='exit 75', scontrol='echo JobState=RUNNING')
+  path = script(SWEEP, '--cpu-devices', '1')
+  assert run(path, SLURM_ARRAY_JOB_ID='7', SLURM_ARRAY_TASK_ID='2').returncode == 75
+  assert stubs.calls()[1:] == ['scontrol show job 7_2', 'scontrol requeue 7_2']
 
 
 def test_sigterm_is_forwarded_to_the_processes_and_their_exit_code_awaited(script, stubs, tmp_path):
@@ -57,7 +75,7 @@ def test_sigterm_is_forwarded_to_the_processes_and_their_exit_code_awaited(scrip
   stubs(
     srun=f'trap "sleep 0.3; exit 75" TERM; echo $$ > {pid}.new; mv {pid}.new {pid}; while :; do sleep 0.1; done',
     scancel=f'kill -TERM $(cat {pid})',
-    scontrol='',
+    scontrol='echo JobState=RUNNING',
   )
   process = subprocess.Popen(
     ['bash', script(QUICK, '--cpu-devices', '1')], env=os.environ | {'SLURM_JOB_ID': '7'}
@@ -66,7 +84,11 @@ def test_sigterm_is_forwarded_to_the_processes_and_their_exit_code_awaited(scrip
     time.sleep(0.05)
   process.send_signal(signal.SIGTERM)
   assert process.wait(timeout=30) == 75
-  assert stubs.calls()[1:] == ['scancel --signal=TERM 7', 'scontrol requeue 7']
+  assert stubs.calls()[1:] == [
+    'scancel --signal=TERM 7',
+    'scontrol show job 7',
+    'scontrol requeue 7',
+  ]
 
 
 def test_the_command_trains_with_all_files_bindings_and_variables(script, stubs):
@@ -107,7 +129,7 @@ def test_a_sweep_submits_an_array_of_the_groups_that_remain_and_the_next_stage(s
     f'sbatch --dependency=afterany:40 {path} :2',
   ]
   # The task of a group; bindings are part of the plan.
-  run(path, SLURM_ARRAY_TASK_ID='2')
+  run(path, SLURM_ARRAY_JOB_ID='40', SLURM_ARRAY_TASK_ID='2')
   group = f'sweep {SWEEP} --out sweeps --confirm --group 2'
   assert stubs.calls()[-1] == f't2x {group}'
   assert parser().parse_args(group.split()).group == 2
@@ -123,7 +145,7 @@ def test_the_tasks_of_an_array_get_the_stage_of_the_sweep(script, stubs):
     f'sbatch --parsable --array=0 {path} --stage tune',
     f'sbatch --dependency=afterany:40 {path} tune:1',
   ]
-  run(path, '--stage', 'tune', SLURM_ARRAY_TASK_ID='0')
+  run(path, '--stage', 'tune', SLURM_ARRAY_JOB_ID='40', SLURM_ARRAY_TASK_ID='0')
   assert stubs.calls()[-1] == f't2x sweep {SWEEP} --out sweeps --stage tune --group 0'
 
 

@@ -120,6 +120,17 @@ def wait_for_jobs(environment, seconds):
     time.sleep(0.5)
 
 
+def submitted(output):
+  """The number of the job that sbatch printed."""
+  (job,) = re.findall(r'Submitted batch job (\d+)', output)
+  return job
+
+
+def job_state(environment, job):
+  command = ['scontrol', 'show', 'job', job]
+  return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_run_resumes_after_its_time_limit_and_equals_an_undisturbed_run(
   cluster, t2x, metrics, tmp_path
 ):
@@ -131,13 +142,11 @@ def test_a_run_resumes_after_its_time_limit_and_equals_an_undisturbed_run(
   # Slurm may send the signal half a minute early, and ends a job up to half a minute late.
   options = ('--nodes', '2', '--cpu-devices', '1', '--time', '2', '--warn', '30')
   files = ('--out', 'run.sbatch', '--log', 'log.txt', '--submit')
-  told = t2x('t2x', 'launch', 'slurm', 'slow.gin', *options, '--run', 'requeued', *files)
-  (job,) = re.findall(r'Submitted batch job (\d+)', told)
+  job = submitted(t2x('t2x', 'launch', 'slurm', 'slow.gin', *options, '--run', 'requeued', *files))
   wait_for_jobs(cluster, 420)
   log = (tmp_path / 'log.txt').read_text()
   print(log)
-  show = ['scontrol', 'show', 'job', job]
-  state = subprocess.run(show, env=cluster, capture_output=True, text=True, check=True).stdout
+  state = job_state(cluster, job)
   assert 'JobState=COMPLETED' in state, log
   restarts = int(re.search(r'Restarts=(\d+)', state)[1])
   assert restarts >= 1
@@ -145,6 +154,26 @@ def test_a_run_resumes_after_its_time_limit_and_equals_an_undisturbed_run(
   assert 2 <= log.count('all 2 processes joined') <= restarts + 1
   assert 'saved at step' in log
   assert metrics(tmp_path / 'requeued') == metrics(tmp_path / 'undisturbed')
+
+
+def test_scancel_ends_a_job_although_its_processes_exit_with_code_75(cluster, t2x, tmp_path):
+  (tmp_path / 'run.gin').write_text(CONFIG.format(steps=12, every=4))
+  (tmp_path / 'bin').mkdir()
+  stub = tmp_path / 'bin' / 't2x'
+  stub.write_text("#!/bin/bash\ntrap 'exit 75' TERM\necho started\nwhile :; do sleep 0.1; done\n")
+  stub.chmod(0o755)
+  options = ('--nodes', '2', '--cpu-devices', '1', '--setup', f'PATH={stub.parent}:$PATH')
+  files = ('--out', 'run.sbatch', '--log', 'log.txt', '--submit')
+  job = submitted(t2x('t2x', 'launch', 'slurm', 'run.gin', *options, *files))
+  log = tmp_path / 'log.txt'
+  end = time.monotonic() + 60
+  while not log.exists() or log.read_text().count('started') < 2:
+    assert time.monotonic() < end
+    time.sleep(0.2)
+  subprocess.run(['scancel', job], env=cluster, check=True)
+  wait_for_jobs(cluster, 60)
+  assert 'Exited with exit code 75' in log.read_text()
+  assert 'JobState=CANCELLED' in job_state(cluster, job)
 
 
 def test_a_sweep_as_job_arrays_equals_a_local_sweep(cluster, t2x, tmp_path):
