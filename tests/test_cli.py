@@ -41,7 +41,8 @@ main(['train', 'some.gin'])
 
 
 @pytest.mark.parametrize(
-  'command', ['train', 'eval', 'generate', 'check', 'show', 'diff', 'data', 'report', 'runs']
+  'command',
+  ['train', 'eval', 'generate', 'check', 'show', 'diff', 'data', 'report', 'runs', 'launch'],
 )
 def test_every_command_has_help(command, capsys):
   with pytest.raises(SystemExit) as stop:

@@ -11,6 +11,7 @@ MAX_FILE, MAX_FUNCTION = 400, 60
 # What each room of t2x/ may import from the others. The command line may import all.
 MAY_IMPORT = {
   'config': set(),
+  'launch': set(),
   'layers': set(),
   'data': set(),
   'models': {'layers'},

@@ -19,6 +19,7 @@ from t2x.cli import (
   data,
   diff,
   generate,
+  launch,
   report,
   runs,
   show,
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Any] = {
   'sweep': sweep,
   'report': report,
   'runs': runs,
+  'launch': launch,
   'convert': convert,
   'data': data,
   'test-part': test_part,
@@ -98,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     return 2
   if overrides and not COMMANDS[args.command].TAKES_BINDINGS:
     top.error(f't2x {args.command} does not accept --gin. bindings')
-  args.overrides = overrides
+  args.overrides, args.command_line = overrides, argv
   from t2x.terminal import LogHandler, wrap_streams
 
   logging.basicConfig(format='%(message)s', handlers=[LogHandler()])

@@ -110,10 +110,10 @@ def environment(place):
 
 @pytest.fixture(scope='module')
 def t2x(environment):
-  """`t2x(*args, processes=1, devices=1)` runs to the end; several through launch/local."""
+  """`t2x(*args, processes=1, devices=1)` runs to the end; several through t2x.launch.processes."""
 
   def run(*args: object, processes: int = 1, devices: int = 1) -> subprocess.CompletedProcess:
-    launch = [sys.executable, str(ROOT / 'launch/local/run.py'), '-n', str(processes), '--']
+    launch = [sys.executable, '-m', 't2x.launch.processes', '-n', str(processes), '--']
     command = [sys.executable, '-m', 't2x', *map(str, args)]
     return subprocess.run(
       [*(launch if processes > 1 else []), *command],

@@ -14,7 +14,7 @@ FSDP = 'Trainer.num_steps = 16\nExperiment.mesh = @Mesh()\nMesh.data = 1\nMesh.f
 @pytest.mark.slow
 def test_two_processes_save_and_one_goes_on(config, place, environment, tmp_path):
   command = [sys.executable, str(HERE / 'save_and_go_on.py')]
-  launch = [sys.executable, str(HERE.parents[1] / 'launch/local/run.py'), '-n', '2', '--']
+  launch = [sys.executable, '-m', 't2x.launch.processes', '-n', '2', '--']
   told = {}
   for what, devices in (('save', 4), ('restore', 1)):
     done = subprocess.run(

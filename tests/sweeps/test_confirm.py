@@ -10,7 +10,15 @@ from t2x.cli import main
 from t2x.errors import UserError
 from t2x.sweeps.confirm import confirmation, keep
 from t2x.sweeps.plan import make_plan
-from t2x.sweeps.records import Outcome, Plan, Trial, read_plan, write_outcome, write_plan
+from t2x.sweeps.records import (
+  Outcome,
+  Plan,
+  Trial,
+  read_outcome,
+  read_plan,
+  write_outcome,
+  write_plan,
+)
 from t2x.sweeps.sweep import Sweep, read_sweep
 
 TWO = "{'gelu': {}, 'relu': {'MLP.activation': @relu}}"
@@ -106,3 +114,28 @@ def test_nothing_to_confirm_is_an_error(tmp_path):
   finish(tmp_path / 'study', made_up(range(5), layers=(3,)))
   with pytest.raises(UserError, match='no variant helps or hurts'):
     confirmation(SWEEP, tmp_path / 'study')
+
+
+def test_an_engine_runs_the_trials_of_the_confirmation(sweep_file, tmp_path, monkeypatch):
+  file, out = sweep_file(TWO), tmp_path / 'out'
+  file.write_text(file.read_text().replace('seeds = 2\n', 'seeds = 5\n'))
+  finish(out / 'study', make_plan(read_sweep(file))[0])
+  logs = []
+
+  def start(self, groups, folder):
+    logs.append(self.logs)
+    for trial in (trial for group in groups for trial in group):
+      write_outcome(folder / trial.folder, Outcome(status='finished', metrics={'loss': trial.seed}))
+    return [lambda: True for _ in groups]
+
+  monkeypatch.setattr('t2x.sweeps.engines.Slurm.start', start)
+  monkeypatch.setattr('t2x.sweeps.engines.time.sleep', lambda seconds: None)
+  command = ['sweep', str(file), '--out', str(out), '--confirm', '--runner', 'slurm']
+  main(command)
+  assert logs == [out / 'study-confirm' / 'slurm']
+  trials = read_plan(out / 'study-confirm').trials
+  assert {(trial.variant, trial.seed) for trial in trials} == {
+    (variant, seed) for variant in ('gelu', 'relu') for seed in range(5, 10)
+  }
+  ended = [read_outcome(out / 'trials' / trial.folder) for trial in trials]
+  assert [outcome.metrics['loss'] for outcome in ended] == [trial.seed for trial in trials]

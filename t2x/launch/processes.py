@@ -1,6 +1,6 @@
 """Starts a run of several processes on this machine.
 
-  python launch/local/run.py -n 2 -- t2x train configs/runs/quickstart.gin --out runs/two
+  python -m t2x.launch.processes -n 2 -- t2x train configs/runs/quickstart.gin --out runs/two
 
 Passes --coordinator (a free port), --num-processes and --process-id to each process, and prefixes its output
 lines with its index. With --gpus K each process uses K different GPUs; on a CPU the variable

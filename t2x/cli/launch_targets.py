@@ -1,0 +1,312 @@
+"""Options of the targets of `t2x launch`, and the targets that they describe."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from t2x.cli.options import count, natural
+from t2x.errors import UserError
+
+if TYPE_CHECKING:
+  from t2x.launch import Target
+
+_Container = argparse._ActionsContainer
+
+
+def _add_devices(parser: _Container, name: str, per: str) -> None:
+  group = parser.add_mutually_exclusive_group(required=True)
+  group.add_argument(name, dest='gpus', type=count, metavar='N', help=f'GPUs of each {per}')
+  group.add_argument(
+    '--cpu-devices', type=count, metavar='N', help='CPU devices of each process, which uses no GPU'
+  )
+
+
+def _add_nodes(parser: _Container, default: int | None = 1) -> None:
+  parser.add_argument(
+    '--nodes', type=count, default=default, metavar='N', help='number of nodes (default: 1)'
+  )
+
+
+def _add_slices(parser: _Container, default: int | None = 1) -> None:
+  parser.add_argument(
+    '--slices', type=count, default=default, metavar='N', help='number of TPU slices (default: 1)'
+  )
+
+
+def _add_restarts(parser: _Container, default: int) -> None:
+  text = f'restarts after failures (default: {default})'
+  parser.add_argument('--max-restarts', type=natural, default=default, metavar='N', help=text)
+
+
+def _add_slurm(parser: argparse.ArgumentParser) -> None:
+  _add_nodes(parser, None)
+  _add_devices(parser, '--gpus-per-node', 'node')
+  parser.add_argument(
+    '--task-per', choices=('node', 'gpu'), help='processes: one per node (default), or one per GPU'
+  )
+  parser.add_argument('--cpus-per-task', type=count, metavar='N', help='CPU cores of each task')
+  parser.add_argument(
+    '--time', default='12:00:00', metavar='TIME', help='time limit (default: 12:00:00)'
+  )
+  parser.add_argument(
+    '--warn',
+    type=count,
+    default=120,
+    metavar='SECONDS',
+    help='seconds before the time limit at which the run saves and is requeued (default: 120)',
+  )
+  text = 'requeues after which an interrupted job ends (default: 100)'
+  parser.add_argument('--max-requeues', type=natural, default=100, metavar='N', help=text)
+  parser.add_argument('--partition', metavar='NAME', help='partition of the cluster')
+  parser.add_argument('--account', metavar='NAME', help='account to charge')
+  parser.add_argument(
+    '--sbatch',
+    action='append',
+    default=[],
+    metavar='OPTION',
+    help='further option of sbatch, such as --sbatch=--constraint=h100; repeatable',
+  )
+  parser.add_argument(
+    '--log',
+    # `args.log` is the log file of a run.
+    dest='log_pattern',
+    default='slurm-%x-%j.log',
+    metavar='PATTERN',
+    help='log file; %%x is the name and %%j the number of the job (default: slurm-%%x-%%j.log)',
+  )
+  sweep = parser.add_argument_group('sweeps', 'if FILE is a sweep file; --run is the output folder')
+  sweep.add_argument('--parallel', type=count, metavar='N', help='maximum number of tasks at once')
+  sweep.add_argument('--confirm', action='store_true', help='run t2x sweep --confirm')
+
+
+def _slurm(args: argparse.Namespace) -> 'Target':
+  from t2x.launch import Allocation, Slurm, SlurmSweep
+
+  options = [f'--partition={args.partition}'] if args.partition else []
+  options += [f'--account={args.account}'] if args.account else []
+  allocation = Allocation(
+    gpus_per_node=args.gpus or 0,
+    cpu_devices=args.cpu_devices or 1,
+    cpus_per_task=args.cpus_per_task,
+    time=args.time,
+    warn=args.warn,
+    max_requeues=args.max_requeues,
+    options=(*options, *args.sbatch),
+    log=args.log_pattern,
+  )
+  if args.is_sweep:
+    _refuse(args, 'has no effect on a sweep, whose tasks have one node each', 'nodes', 'task_per')
+    return SlurmSweep(allocation=allocation, parallel=args.parallel, confirm=args.confirm)
+  _refuse(args, 'has no effect without a sweep file', 'parallel', 'confirm')
+  return Slurm(nodes=args.nodes or 1, task_per=args.task_per or 'node', allocation=allocation)
+
+
+def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
+  gpus = parser.add_argument_group('nodes with NVIDIA GPUs')
+  _add_nodes(gpus, None)
+  gpus.add_argument('--gpus-per-node', type=count, metavar='N', help='GPUs of each node')
+  tpus = parser.add_argument_group('TPU slices of GKE')
+  tpus.add_argument('--tpu', choices=('v4', 'v5e', 'v5p', 'v6e'), help='kind of TPU')
+  tpus.add_argument('--topology', metavar='AxB', help='chips of a slice, such as 4x8')
+  _add_slices(tpus, None)
+  tpus.add_argument('--chips-per-host', type=count, metavar='N', help='(default: 4)')
+  _add_image(parser)
+  parser.add_argument(
+    '--claim',
+    default='shared',
+    metavar='NAME',
+    help='claim of a volume that all pods can write (default: shared)',
+  )
+  _add_mount(parser)
+  parser.add_argument(
+    '--secret',
+    action='append',
+    default=[],
+    metavar='NAME',
+    help='Secret whose entries become environment variables; repeatable',
+  )
+  _add_grace(parser)
+  _add_restarts(parser, 10)
+
+
+def _add_image(parser: _Container) -> None:
+  text = 'container image with t2x and FILE (launch/docker)'
+  parser.add_argument('--image', required=True, metavar='IMAGE', help=text)
+
+
+def _add_mount(parser: _Container) -> None:
+  parser.add_argument(
+    '--mount',
+    default='/shared',
+    metavar='DIR',
+    help='where the shared volume is mounted; the run folder is inside it (default: /shared)',
+  )
+
+
+def _add_grace(parser: _Container) -> None:
+  text = 'seconds to save after SIGTERM (default: 300)'
+  parser.add_argument('--grace', type=count, default=300, metavar='SECONDS', help=text)
+
+
+def _kubernetes(args: argparse.Namespace) -> 'Target':
+  from t2x.launch import GpuNodes, Kubernetes, TpuSlices
+
+  machines: GpuNodes | TpuSlices
+  if args.tpu:
+    _refuse(args, 'has no effect with --tpu', 'nodes', 'gpus_per_node')
+    if not args.topology:
+      raise UserError('--tpu requires --topology')
+    machines = TpuSlices(args.tpu, args.topology, args.slices or 1, args.chips_per_host)
+  else:
+    _refuse(args, 'has no effect without --tpu', 'topology', 'slices', 'chips_per_host')
+    if not args.gpus_per_node:
+      raise UserError('--gpus-per-node or --tpu is required')
+    machines = GpuNodes(args.nodes or 1, args.gpus_per_node)
+  return Kubernetes(
+    machines=machines,
+    image=args.image,
+    claim=args.claim,
+    mount=args.mount,
+    secret=args.secret,
+    grace=args.grace,
+    max_restarts=args.max_restarts,
+  )
+
+
+def _add_tpu(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('--zone', required=True, metavar='ZONE', help='zone of Google Cloud')
+  _add_accelerator(parser)
+  _add_slices(parser)
+  parser.add_argument('--resource', metavar='NAME', help='queued resource (default: --name)')
+  parser.add_argument('--runtime', metavar='VERSION', help='software version of the TPU VMs')
+  parser.add_argument('--spot', action='store_true', help='request spot capacity')
+
+
+def _add_accelerator(parser: _Container) -> None:
+  text = 'accelerator type of a slice, such as v5litepod-64'
+  parser.add_argument('--accelerator', required=True, metavar='TYPE', help=text)
+
+
+def _tpu(args: argparse.Namespace) -> 'Target':
+  from t2x.launch import QueuedResource
+
+  return QueuedResource(
+    resource=args.resource or args.name,
+    zone=args.zone,
+    accelerator=args.accelerator,
+    slices=args.slices,
+    runtime=args.runtime,
+    spot=args.spot,
+  )
+
+
+def _add_xpk(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument('--cluster', required=True, metavar='NAME', help='cluster of xpk')
+  _add_accelerator(parser)
+  _add_slices(parser)
+  _add_image(parser)
+  parser.add_argument(
+    '--storage',
+    action='append',
+    default=[],
+    metavar='NAME',
+    help='storage of the cluster that holds the run folder; repeatable',
+  )
+  _add_grace(parser)
+  _add_restarts(parser, 100)
+
+
+def _xpk(args: argparse.Namespace) -> 'Target':
+  from t2x.launch import Xpk
+
+  return Xpk(
+    cluster=args.cluster,
+    accelerator=args.accelerator,
+    slices=args.slices,
+    image=args.image,
+    storage=args.storage,
+    grace=args.grace,
+    max_restarts=args.max_restarts,
+  )
+
+
+def _add_skypilot(parser: argparse.ArgumentParser) -> None:
+  _add_nodes(parser)
+  parser.add_argument(
+    '--accelerators', required=True, metavar='NAME:N', help='of each node, such as H100:8'
+  )
+  parser.add_argument(
+    '--storage',
+    required=True,
+    metavar='BUCKET',
+    help='s3://... or gs://..., or a volume of SkyPilot',
+  )
+  _add_mount(parser)
+  parser.add_argument('--spot', action='store_true', help='use spot machines')
+  parser.add_argument('--infra', metavar='CLOUD', help='cloud/region/zone (default: any)')
+  parser.add_argument(
+    '--strategy',
+    choices=('EAGER_NEXT_REGION', 'FAILOVER'),
+    default='EAGER_NEXT_REGION',
+    help='where to start a preempted job again (default: EAGER_NEXT_REGION)',
+  )
+  _add_restarts(parser, 3)
+  parser.add_argument(
+    '--secret',
+    action='append',
+    default=[],
+    metavar='NAME',
+    help='environment variable that `sky` reads when it submits; repeatable',
+  )
+
+
+def _skypilot(args: argparse.Namespace) -> 'Target':
+  from t2x.launch import SkyPilot
+
+  return SkyPilot(
+    nodes=args.nodes,
+    accelerators=args.accelerators,
+    storage=args.storage,
+    mount=args.mount,
+    spot=args.spot,
+    infra=args.infra,
+    strategy=args.strategy,
+    max_restarts=args.max_restarts,
+    secret=args.secret,
+  )
+
+
+def _add_local(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    '--processes',
+    # `args.processes` are the processes of a distributed run.
+    dest='num_local',
+    type=count,
+    default=2,
+    metavar='N',
+    help='number of processes (default: 2)',
+  )
+  _add_devices(parser, '--gpus', 'process')
+
+
+def _local(args: argparse.Namespace) -> 'Target':
+  from t2x.launch import Local
+
+  return Local(processes=args.num_local, gpus=args.gpus or 0, cpu_devices=args.cpu_devices or 1)
+
+
+def _refuse(args: argparse.Namespace, reason: str, *names: str) -> None:
+  """Raises UserError if one of the options was given."""
+  for name in names:
+    if getattr(args, name):
+      raise UserError(f'--{name.replace("_", "-")} {reason}: remove it')
+
+
+# Name -> a function that adds the options, a function that builds the target from them, and the help.
+TARGETS = {
+  'slurm': (_add_slurm, _slurm, 'batch script for Slurm; a sweep becomes job arrays'),
+  'kubernetes': (_add_kubernetes, _kubernetes, 'JobSet for nodes with GPUs or TPU slices'),
+  'tpu': (_add_tpu, _tpu, 'script for Cloud TPU VMs as a queued resource'),
+  'xpk': (_add_xpk, _xpk, 'command of xpk for TPUs of a GKE cluster'),
+  'skypilot': (_add_skypilot, _skypilot, 'task of SkyPilot, on spot machines of any cloud'),
+  'local': (_add_local, _local, 'script for several processes on this machine'),
+}
