@@ -1,0 +1,7 @@
+"""What a training run takes before it starts: memory, collectives, time and cost per step."""
+
+from t2x.plan.hardware import DEVICES, Device, device
+from t2x.plan.plan import Plan, Request, make_plan, plan_json
+from t2x.plan.report import report
+
+__all__ = ['DEVICES', 'Device', 'Plan', 'Request', 'device', 'make_plan', 'plan_json', 'report']

@@ -1,0 +1,201 @@
+"""The text of a plan."""
+
+from t2x.parallel.report import format_bytes
+from t2x.plan.cost import collective_seconds, step_time
+from t2x.plan.hardware import (
+  LINK_EFFICIENCY,
+  MEMORY_EFFICIENCY,
+  PRODUCT_EFFICIENCY,
+  USABLE_MEMORY,
+  Device,
+)
+from t2x.plan.plan import Plan, Planned
+from t2x.plan.planner import Variant, rows_per_device
+from t2x.text_table import text_table
+from t2x.train.summary import attention_kernels
+
+
+def report(plan: Plan) -> str:
+  """Returns the plan as text."""
+  device = plan.request.device
+  parts = [_title(plan.base.variant), _memory(plan.base, device), _operations(plan.base, device)]
+  if device is not None:
+    parts.append(_time(plan.base, device))
+  if plan.changes:
+    parts.append(
+      'changes that were tried because the step does not fit:\n' + _variants(plan.changes, device)
+    )
+  if plan.found:
+    tried = f'the best of {plan.num_tried} variants tried, by the time of a step:\n'
+    parts.append(tried + _variants(plan.found, device))
+  parts.append('assumptions:\n' + '\n'.join(f'- {line}' for line in assumptions(plan)))
+  return '\n\n'.join(parts)
+
+
+def _title(variant: Variant) -> str:
+  program, trainer = variant.program, variant.program.trainer
+  sizes = [f'{axis} {size}' for axis, size in variant.mesh_shape.items() if size > 1]
+  devices = f'{program.mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
+  lengths = ' + '.join(map(str, program.row_lengths.values()))
+  return (
+    f'{program.blueprint.size:,} parameters on {devices}; {trainer.compute_dtype}, remat {variant.remat}, '
+    f'{trainer.batch_size:,} rows of {lengths} tokens per step in {variant.accumulate} micro-batches '
+    f'({rows_per_device(variant)} rows per device)'
+  )
+
+
+def _memory(one: Planned, device: Device | None) -> str:
+  traced, compiled = one.variant.footprint, one.compiled
+  rows = [('memory per device', 'traced', 'compiled')]
+  arguments = '' if compiled is None else format_bytes(compiled.arguments)
+  names = {'parameters', 'optimizer state', 'averages, keys, batch'}
+  parts = traced.parts()
+  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name in names]
+  rows.append(('state and batch', format_bytes(traced.arguments), arguments))
+  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name not in names]
+  rest = '' if compiled is None else format_bytes(compiled.total - compiled.arguments)
+  rows.append(('other arrays at the peak', format_bytes(sum(traced.peak.values())), rest))
+  total = '' if compiled is None else format_bytes(compiled.total)
+  rows.append(('total', format_bytes(traced.total), total))
+  saved = '' if compiled is None else format_bytes(compiled.saved)
+  rows.append(('live when the backward pass starts', format_bytes(traced.saved), saved))
+  return f'{text_table(rows, "<>>")}\n{_fit(one, device)}'.rstrip()
+
+
+def _fit(one: Planned, device: Device | None) -> str:
+  if device is None:
+    return ''
+  free = device.usable - one.variant.footprint.total
+  share = abs(free) / device.usable
+  size = f'{format_bytes(int(device.usable))} usable of {format_bytes(int(device.memory))}'
+  text = (
+    f'fits into one {device.kind} ({size}): {format_bytes(int(free))} ({share:.0%}) free'
+    if one.fits
+    else f'does not fit into one {device.kind} ({size}): {format_bytes(int(-free))} ({share:.0%}) too much'
+  )
+  if one.compiled is not None and (device.usable >= one.compiled.total) != one.fits:
+    text += (
+      '\nthe program compiled for CPUs, which is an upper bound, does not fit'
+      if one.fits
+      else '\nthe program compiled for CPUs fits'
+    )
+  return text
+
+
+def _operations(one: Planned, device: Device | None) -> str:
+  variant, compiled = one.variant, one.compiled
+  flops = variant.program.flops.causal * variant.step_tokens / variant.program.mesh.size
+  lines = [
+    f'FLOPs per device and step: model {flops:.4g} (causal attention counted half), products of the traced '
+    f'step {variant.footprint.flops:.4g}'
+    + ('' if compiled is None else f', of the compiled step {compiled.flops:.4g}')
+  ]
+  if compiled is None:
+    found = [
+      (kind, '+'.join(axes), '', format_bytes(size), '')
+      for (kind, axes), size in variant.footprint.collectives.items()
+    ]
+    title = 'expected collectives'
+  else:
+    title = 'collectives of the compiled step'
+    found = [
+      (
+        c.kind,
+        '+'.join(c.axes),
+        f'{c.count:,}',
+        format_bytes(c.bytes),
+        '' if device is None else _seconds(collective_seconds(c, device, variant.mesh_shape)),
+      )
+      for c in compiled.collectives
+    ]
+  if not found:
+    return '\n'.join([*lines, f'{title}: none'])
+  return '\n'.join(
+    [*lines, text_table([(title, 'mesh axes', 'number', 'bytes', 'time'), *found], '<<>>>')]
+  )
+
+
+def _time(one: Planned, device: Device) -> str:
+  variant = one.variant
+  if one.cost is None or variant.time is None:
+    return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
+  time = variant.time
+  if one.compiled is not None:
+    work = variant.footprint.work
+    time = step_time(work, one.compiled.collectives, device, variant.mesh_shape)
+  cost, size = one.cost, variant.program.mesh.size
+  lines = [
+    f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
+    f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
+    f'collectives {_seconds(time.exposed)}',
+    f'MFU {cost.mfu:.1%}, {variant.step_tokens / time.estimate:,.0f} tokens per second, '
+    f'{cost.tokens:.4g} tokens in {cost.days:.3g} days'
+    + ('' if cost.price is None else f', {cost.days * 24 * size:,.0f} device-hours, cost {cost.price:,.0f}'),
+  ]
+  return '\n'.join(lines)
+
+
+def _seconds(seconds: float) -> str:
+  return f'{seconds:.3g} s' if seconds >= 1 else f'{1e3 * seconds:.3g} ms'
+
+
+def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
+  rows = [('settings', 'fits', 'traced', 'compiled', 'time per step', 'MFU')]
+  for one in variants:
+    compiled = '' if one.compiled is None else format_bytes(one.compiled.total)
+    rows.append(
+      (
+        _settings(one.variant),
+        'yes' if one.fits else 'no',
+        format_bytes(one.variant.footprint.total),
+        compiled or ('not compiled' if one.error is None else 'failed'),
+        '' if one.compiled_seconds is None else _seconds(one.compiled_seconds),
+        '' if one.cost is None else f'{one.cost.mfu:.1%}',
+      )
+    )
+  return text_table(rows, '<<>>>>')
+
+
+def _settings(variant: Variant) -> str:
+  return ' '.join(
+    b for b in variant.bindings if not b.endswith('=1') and not b.startswith('Experiment.')
+  ) or 'unchanged'
+
+
+def assumptions(plan: Plan) -> list[str]:
+  """Returns what the numbers of the plan rest on."""
+  variant, device = plan.base.variant, plan.request.device
+  task = variant.program.experiment.task
+  assert task is not None  # A variant is complete.
+  kernels = attention_kernels(variant.program.blueprint.shapes, task, variant.program.trainer.compute_dtype)
+  lines = [
+    'memory, traced: state, batch and saved activations are exact for the shardings of the config; temporaries are '
+    'an estimate, with elementwise operations computed inside the operations that read them',
+    f'attention: {"; ".join(kernels) or "none"}. GPUs and TPUs may choose a fused kernel, which saves the same '
+    'arrays as Blockwise (queries, keys, values, output, row statistics); its temporaries are an estimate',
+  ]
+  if plan.base.compiled is not None:
+    lines.append(
+      'memory and collectives, compiled: by XLA for CPUs, which computes bfloat16 products and some collectives in '
+      'float32, and fuses less than XLA for GPUs and TPUs: its temporaries are an upper bound'
+    )
+    if plan.base.compiled.unknown_loops:
+      lines.append(
+        f'FLOPs of the compiled step: {plan.base.compiled.unknown_loops} loops over tiles of attention count all '
+        'tiles, because their lengths depend on the documents of a row'
+      )
+  if device is None:
+    return lines
+  lines += [
+    f'{device.kind}: {format_bytes(int(device.memory))} of memory, of which {USABLE_MEMORY:.0%} are usable, '
+    f'{device.peak / 1e12:g} TFLOP/s (bfloat16, dense), {device.memory_bandwidth / 1e9:g} GB/s; sends '
+    f'{device.link / 1e9:g} GB/s to the other {device.domain - 1:,} devices of its domain, {device.network / 1e9:g} '
+    f'GB/s to others ({device.source})',
+    f'compute: each operation takes the longer of its products at {PRODUCT_EFFICIENCY:.0%} of the peak and its memory '
+    f'traffic at {MEMORY_EFFICIENCY:.0%} of the bandwidth, one after the other; attention reads and writes only its '
+    'inputs and outputs',
+    f'collectives: rings at {LINK_EFFICIENCY:.0%} of the bandwidth, neighbours in the mesh in one domain; those over '
+    'data and fsdp run beside the compute, others do not',
+    'not included: data, evaluation, checkpoints, compilation, failures',
+  ]
+  return lines
