@@ -69,9 +69,19 @@ class Array:
       return self.bytes(sizes)
     return sum(b.bytes(sizes) for b in self.buffers())
 
+  def root(self) -> 'Array':
+    """Returns the array that it is a view of, or itself."""
+    return self.sources[0].root() if self.is_view and not self.in_memory else self
+
+  def is_filled(self) -> bool:
+    """Whether all elements are computed from constant scalars."""
+    if self.from_batch or self.in_memory or self.is_slice:
+      return False
+    return all(a.is_filled() for a in self.sources) if self.sources else self.size == 1
+
   def to_memory(self, now: int) -> None:
-    """Gives the array a buffer, or the array that it is a view of."""
-    if self.in_memory:
+    """Gives the array a buffer, or the array that it is a view of; constants need none."""
+    if self.in_memory or self.is_filled():
       return
     if self.is_view:
       self.sources[0].to_memory(now)
@@ -160,16 +170,16 @@ class Frame:
       for buffer in array.buffers():
         buffer.last = end
     start = self._backward_start()
-    arrays = [a for o in self.operations for a in o.writes if a.in_memory]
-    arrays += [a for a in self._slices() if a.in_memory]
+    arrays = [a for o in self.operations for a in (*o.writes, *o.reads) if a.in_memory]
     arrays = [a for a in dict.fromkeys(arrays) if a.last >= a.born]
-    crossing = [a for a in arrays if start is not None and a.born < start <= a.last]
-    crossing = [a for a in crossing if a.from_batch]
+    crossing = [
+      a
+      for a in arrays
+      if start is not None and a.from_batch and a.born < start <= a.last
+      if not self.operations[a.born].is_backward
+    ]
     self.saved = max(self.saved, sum(a.bytes(self.sizes) for a in crossing))
     return self._peak(arrays, set(map(id, crossing)))
-
-  def _slices(self) -> Iterable[Array]:
-    return (a for o in self.operations for a in o.reads if a.is_slice)
 
   def _traffic(self, operation: Operation) -> int:
     reads = {id(a): a.read_bytes(self.sizes) for a in operation.reads}

@@ -1,6 +1,5 @@
 """Collectives of a compiled program: kind, mesh axes, number and bytes."""
 
-import collections
 import dataclasses
 import math
 import re
@@ -8,12 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from t2x.plan.hlo import Computation, Instruction, Program
+from t2x.plan.hlo import Computation, Instruction, Program, Shape, element_index
 
 KINDS = ('all-gather', 'reduce-scatter', 'all-reduce', 'all-to-all', 'collective-permute')
 # Mesh axes of groups of devices that are not all devices along some axes.
 MIXED = ('mixed',)
+# Instructions that do not change the elements of an array, up to their dtype.
+_SAME = ('bitcast', 'copy', 'convert', 'transpose', 'reshape')
+# Devices are listed in three formats: all groups, a transposed range, axes of a mesh.
 _IOTA = re.compile(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
 _PAIRS = re.compile(r'source_target_pairs=\{(.*?)\}\}')
 
 
@@ -24,9 +27,10 @@ class Collective:
   Attributes:
     kind: name of the operation.
     axes: mesh axes that a group of devices spans; ('mixed',) if it is not all devices along some axes.
-    count: number of operations, loops included.
+    count: number of operations, loops included; 0 if unknown.
     bytes: size of the arrays on each device: the result of all-gathers, the operand of other operations.
     members: number of devices of a group.
+    narrow_bytes: the same if arrays of 4 bytes per element had 2: XLA for CPUs converts bfloat16 to float32.
   """
 
   kind: str
@@ -34,20 +38,20 @@ class Collective:
   count: int
   bytes: int
   members: int
+  narrow_bytes: int
 
 
 def collectives(program: Program, mesh_shape: Mapping[str, int]) -> list[Collective]:
   """Returns the collectives of a step, those with the most bytes first.
 
-  An all-reduce that is only read by slices of the size of one device's part is counted as the reduce-scatter
-  that the compilers of GPUs and TPUs make of it.
+  An all-reduce that is only read by slices is counted as the reduce-scatter that the compilers of GPUs and TPUs make
+  of it.
 
   Args:
     program: the compiled program; its partitions are the devices of the mesh in order.
     mesh_shape: number of devices by mesh axis.
   """
-  counts: collections.Counter = collections.Counter()
-  sizes: collections.Counter = collections.Counter()
+  sums: dict[tuple, list[int]] = {}
   for instruction, times, computation in program.executed():
     kind = instruction.opcode.removesuffix('-start')
     if kind not in KINDS:
@@ -55,42 +59,51 @@ def collectives(program: Program, mesh_shape: Mapping[str, int]) -> list[Collect
     group = _group(instruction, math.prod(mesh_shape.values()))
     if len(group) < 2:
       continue
-    if kind == 'all-reduce' and _is_scattered(program, instruction, computation, len(group)):
-      kind = 'reduce-scatter'
-    key = kind, _axes(group, mesh_shape), len(group)
-    counts[key] += times
-    sizes[key] += times * _bytes(kind, instruction, computation)
-  found = [
-    Collective(kind, axes, counts[kind, axes, members], size, members)
-    for (kind, axes, members), size in sizes.items()
+    axes, found = _axes(group, mesh_shape), set()
+    for index, shape in enumerate(_arrays(kind, instruction, computation)):
+      own = kind
+      if kind == 'all-reduce' and _is_scattered(program, instruction, index, computation):
+        own = 'reduce-scatter'
+      total = sums.setdefault((own, axes, len(group)), [0, 0, 0])
+      total[0] += times if own not in found else 0
+      total[1] += times * shape.bytes
+      total[2] += times * shape.bytes // (2 if shape.kind == 'f32' else 1)
+      found.add(own)
+  result = [
+    Collective(kind, axes, count, size, members, narrow)
+    for (kind, axes, members), (count, size, narrow) in sums.items()
   ]
-  return sorted(found, key=lambda one: -one.bytes)
+  return sorted(result, key=lambda one: -one.bytes)
 
 
-def _bytes(kind: str, instruction: Instruction, computation: Computation) -> int:
-  operands = sum(computation[name].bytes for name in instruction.operands)
+def _arrays(kind: str, instruction: Instruction, computation: Computation) -> list[Shape]:
+  operands = [shape for name in instruction.operands for shape in computation[name].shapes]
   if kind != 'all-gather':
     return operands
-  # An asynchronous operation returns its operand too.
-  return instruction.bytes - (operands if instruction.opcode.endswith('-start') else 0)
+  # An asynchronous operation returns its operands first.
+  skipped = len(operands) if instruction.opcode.endswith('-start') else 0
+  return list(instruction.shapes[skipped:])
 
 
 def _is_scattered(
-  program: Program, instruction: Instruction, computation: Computation, members: int
+  program: Program, instruction: Instruction, index: int, computation: Computation
 ) -> bool:
-  """Whether only slices of the result are read, each a part for one of the members."""
-  names, users = {instruction.name}, []
+  """Whether only slices of an element of the result are read."""
+  names, users = set(), []
+  if len(instruction.shapes) == 1:
+    names.add(instruction.name)
   for other in computation.values():
-    if names.isdisjoint(other.operands):
-      continue
-    if other.opcode in ('get-tuple-element', 'bitcast', 'copy', 'convert', 'transpose', 'reshape'):
-      names.add(other.name)
-    else:
-      users.append(other)
-  return bool(users) and all(_is_slice(program, user, names, members) for user in users)
+    if instruction.name in other.operands and other.opcode == 'get-tuple-element':
+      names |= {other.name} if element_index(other) == index else set()
+    elif not names.isdisjoint(other.operands):
+      if other.opcode in _SAME:
+        names.add(other.name)
+      else:
+        users.append(other)
+  return bool(users) and all(_is_slice(program, user, names) for user in users)
 
 
-def _is_slice(program: Program, user: Instruction, names: set[str], members: int) -> bool:
+def _is_slice(program: Program, user: Instruction, names: set[str]) -> bool:
   if user.opcode == 'dynamic-slice':
     return True
   if user.opcode != 'fusion':
@@ -104,7 +117,7 @@ def _is_slice(program: Program, user: Instruction, names: set[str], members: int
   for other in fused.values():
     if inputs.isdisjoint(other.operands):
       continue
-    if other.opcode in ('bitcast', 'copy', 'convert', 'transpose', 'reshape'):
+    if other.opcode in _SAME:
       inputs.add(other.name)
     else:
       readers.append(other)
@@ -122,11 +135,27 @@ def _group(instruction: Instruction, num_devices: int) -> Sequence[int]:
     if match[4]:
       ids = ids.transpose(_integers(match[4]))
     return ids.reshape(groups, members)[0].tolist()
+  if match := _MESH.search(text):
+    return _along_axes(match[1], match[2])
   if match := _PAIRS.search(text):
     return _cycle(re.findall(r'(\d+),(\d+)', match[1] + '}'))
   if match := re.search(r'replica_groups=\{\{([\d,]*)\}', text):
     return _integers(match[1])
   return range(num_devices)
+
+
+def _along_axes(mesh: str, axes: str) -> list[int]:
+  """Returns the devices of the first group along axes such as 'axis_0', or 'axis_0':(2)4 for a part of an axis."""
+  sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
+  ids, strides = np.zeros(1, int), {}
+  stride = 1
+  for name in reversed(sizes):
+    strides[name], stride = stride, stride * sizes[name]
+  for name, before, part in re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes):
+    size = int(part or sizes[name])
+    step = strides[name] * (sizes[name] // (int(before or 1) * size))
+    ids = (ids[:, None] + step * np.arange(size)).ravel()
+  return sorted(ids.tolist())
 
 
 def _cycle(pairs: Iterable[tuple[str, str]]) -> list[int]:

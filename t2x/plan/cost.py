@@ -71,11 +71,11 @@ def step_time(
 
 
 def collective_seconds(one: Collective, device: Device, mesh_shape: Mapping[str, int]) -> float:
-  """Returns the time of all collectives of a kind, with rings inside and between domains of fast links."""
+  """Returns the time of all collectives of a kind for bfloat16, with rings inside and between domains of links."""
   inside = _members_inside(one, device, mesh_shape)
   outside = one.members // inside
   passes = 2 if one.kind == 'all-reduce' else 1
-  size = passes * one.bytes
+  size = passes * one.narrow_bytes
   if one.kind == 'collective-permute':
     return size / (LINK_EFFICIENCY * (device.link if outside == 1 else device.network))
   fast = size * (inside - 1) / inside / device.link

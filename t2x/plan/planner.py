@@ -231,7 +231,7 @@ class Planner:
 def expected_collectives(traced: Footprint, mesh_shape: dict[str, int]) -> list[Collective]:
   """Returns the collectives that the traced program needs; the compiler may choose others."""
   return [
-    Collective(kind, axes, 0, size, math.prod(mesh_shape[axis] for axis in axes))
+    Collective(kind, axes, 0, size, math.prod(mesh_shape[axis] for axis in axes), size)
     for (kind, axes), size in traced.collectives.items()
   ]
 

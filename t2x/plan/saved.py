@@ -56,6 +56,8 @@ class _Scope:
     """Returns the saved bytes of this computation or of a loop in it, whichever are more."""
     sizes = [self._saved()]
     for instruction in self.computation.values():
+      if instruction.is_backward:
+        continue
       if instruction.opcode == 'while':
         sizes.append(self._inside(instruction).largest())
       elif instruction.opcode == 'call':
@@ -87,9 +89,9 @@ class _Scope:
     return _Scope(self.program, body, tainted)
 
   def units(self, name: str) -> set[_Unit]:
-    """Returns the arrays that the output of an instruction consists of."""
+    """Returns the arrays that the output of an instruction consists of; conversions are their operands."""
     instruction = self.computation[name]
-    if instruction.opcode in VIEWS:
+    if instruction.opcode in VIEWS or self._is_conversion(instruction):
       return self.units(instruction.operands[0])
     if instruction.opcode == 'tuple':
       return set().union(*map(self.units, instruction.operands))
@@ -100,6 +102,20 @@ class _Scope:
         *(self._element(instruction, index) for index in range(len(instruction.shapes)))
       )
     return {(name, index) for index in range(max(1, len(instruction.shapes)))}
+
+  def _is_conversion(self, instruction: Instruction) -> bool:
+    """Whether an instruction only changes the dtype and layout of its operand."""
+    if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
+      fused = self.program.computations[instruction.called[0]]
+      return all(i.opcode in ('parameter', 'convert', 'transpose', *VIEWS) for i in fused.values())
+    return instruction.opcode == 'convert'
+
+  def _is_conversion(self, instruction: Instruction) -> bool:
+    """Whether an instruction only changes the dtype and layout of its operand."""
+    if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
+      fused = self.program.computations[instruction.called[0]]
+      return all(i.opcode in ('parameter', 'convert', 'transpose', *VIEWS) for i in fused.values())
+    return instruction.opcode == 'convert'
 
   def _element(self, instruction: Instruction, index: int) -> set[_Unit]:
     """Returns the arrays of one element of an instruction's output."""
@@ -121,6 +137,7 @@ class _Scope:
       if unit in self.tainted
       and self.place[unit[0]] < start
       and self.computation[unit[0]].opcode not in _INPUTS
+      and not self.computation[unit[0]].is_backward
     )
 
   def _bytes(self, unit: _Unit) -> int:

@@ -31,6 +31,7 @@ ROW_AXES = {*BATCH_AXES, 'context'}
 # Jitted functions of attention kernels, whose tiles stay in the caches of a device.
 KERNELS = ('blockwise_forward', 'blockwise_backward')
 _VIEWS = ('reshape', 'transpose', 'squeeze', 'sharding_constraint', 'dynamic_update_slice')
+_SCATTERS = ('scatter', 'scatter-add', 'scatter_add', 'scatter-mul', 'scatter_mul')
 _IDENTITIES = ('copy', 'copy_p', 'optimization_barrier')
 # Primitives whose parameter `jaxpr` is not the program that they execute.
 _NO_CALLS = ('reduce', 'reduce_window', 'shard_map', 'pallas_call')
@@ -46,8 +47,7 @@ _HEAVY = (
   'eigh',
   'gather',
   'ragged_dot_general',
-  'scatter',
-  'scatter-add',
+  *_SCATTERS,
   'sort',
   'top_k',
   'triangular_solve',
@@ -123,6 +123,7 @@ class _FrameWalker:
     self.unknown: list[Work] = []
     self.collectives: collections.Counter = collections.Counter()
     self.saved = 0
+    self.gathered: dict[tuple[int, tuple[str, ...]], Array] = {}
 
   def inline(self, closed: Any, inputs: Sequence[Array], is_backward: bool) -> list[Array]:
     """Adds the equations of a jaxpr and returns its outputs."""
@@ -147,11 +148,11 @@ class _FrameWalker:
       return self._while(equation, inputs, is_backward)
     if name == 'cond':
       return self._cond(equation, inputs, is_backward)
-    if name in _IDENTITIES:
+    if name in _IDENTITIES or self._is_kept(name, params, inputs):
       return inputs
     inner = params.get('jaxpr', params.get('call_jaxpr'))
     if inner is not None and name not in _NO_CALLS:
-      if params.get('name') in KERNELS:
+      if params.get('name') in KERNELS and any(a.from_batch for a in inputs):
         return self._kernel(equation, inner, inputs, is_backward)
       return self.inline(inner, inputs, is_backward)
     return self._simple(equation, inputs, is_backward)
@@ -170,7 +171,11 @@ class _FrameWalker:
     outputs, totals = self._body(params['jaxpr'], own, consts, carried, is_backward)
     num_carry = params['num_carry']
     results = [_result(a, a.shape, a.spec) for a in outputs[:num_carry]]
-    results += [_result(a, (length, *a.shape), ((), *a.spec)) for a in outputs[num_carry:]]
+    # The compiler stacks an array once, however many outputs it is.
+    stacks: dict[tuple[Array, tuple[int, ...]], Array] = {}
+    for array in outputs[num_carry:]:
+      stack = _result(array, (length, *array.shape), ((), *array.spec))
+      results.append(stacks.setdefault((array.root(), array.shape), stack))
     pairs = list(zip(inputs[consts:carried], results[:num_carry], strict=True))
     self._add_loop(inputs, results, totals, length, pairs, is_backward)
     return results
@@ -233,7 +238,8 @@ class _FrameWalker:
       self.work += work
     for key, size in totals.collectives.items():
       self.collectives[key] += size * length
-    self.saved = max(self.saved, totals.saved)
+    if not is_backward:
+      self.saved = max(self.saved, totals.saved)
 
   def _cond(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
     own = [_external(a) for a in inputs[1:]]
@@ -282,8 +288,9 @@ class _FrameWalker:
       for result in results:
         self._combine(result, summed)
     is_root = name in _HEAVY or name.startswith(('reduce_', 'arg'))
+    # A scatter adds to its operand in place.
     if name in _HEAVY:
-      for array in inputs:
+      for array in inputs[1 if name in _SCATTERS else 0 :]:
         array.to_memory(len(self.frame.operations))
     for result in results:
       result.in_memory = is_root or self._is_moved(name, inputs, result)
@@ -302,6 +309,12 @@ class _FrameWalker:
       )
     )
     return results
+
+  def _is_kept(self, name: str, params: Any, inputs: list[Array]) -> bool:
+    """Whether an equation is a constraint that its operand satisfies."""
+    if name != 'sharding_constraint':
+      return False
+    return _constrained(params['sharding'], inputs[0]) == inputs[0].spec
 
   def _is_moved(self, name: str, inputs: list[Array], result: Array) -> bool:
     """Whether a constraint moves data between devices; records the collective."""
@@ -325,12 +338,29 @@ class _FrameWalker:
       if array.from_batch or not lost:
         result.append(array)
         continue
-      whole = dataclasses.replace(array, spec=without(array.spec, used), sources=(array,))
-      whole.in_memory, whole.is_view, whole.born, whole.last = False, True, -1, -1
+      whole = self._whole(array, lost)
       result.append(whole)
-      self._record('all-gather', lost, whole)
-      extra += whole.bytes(self.sizes)
+      # Other operands are broadcast after they are gathered.
+      extra += whole.bytes(self.sizes) if whole.is_view else 0
     return result, extra
+
+  def _whole(self, array: Array, lost: tuple[str, ...]) -> Array:
+    """Returns an operand gathered over mesh axes, once per frame."""
+    key = id(array), lost
+    if key not in self.gathered:
+      whole = Array(
+        array.shape, array.itemsize, without(array.spec, lost), False, sources=(array,), is_view=True
+      )
+      small = array
+      while len(small.sources) == 1 and not small.in_memory:
+        small = small.sources[0]
+      if small.size < array.size:
+        whole.is_view = False
+        self._record('all-gather', lost, dataclasses.replace(small, spec=without(small.spec, lost)))
+      else:
+        self._record('all-gather', lost, whole)
+      self.gathered[key] = whole
+    return self.gathered[key]
 
   def _specs(
     self, name: str, equation: Any, inputs: list[Array]
@@ -348,10 +378,11 @@ class _FrameWalker:
     if name == 'gather':
       first, indices = inputs[:2]
       return [gather_spec(first.spec, indices.spec, params, first.shape)], ()
-    if name.startswith('scatter'):
-      spec = inputs[0].spec
-      summed = tuple(x for x in flat(inputs[2].spec) if x not in flat(spec) and x in BATCH_AXES)
-      return [spec], summed
+    if name == 'dynamic_update_slice':
+      first, update = inputs[:2]
+      return [merged([first.spec, same_sizes(update.shape, update.spec, first.shape)], len(first.shape))], ()
+    if name in _SCATTERS:
+      return _scattered(params['dimension_numbers'], *(a.spec for a in inputs[:3]))
     if name.startswith(('reduce_', 'arg')) and 'axes' in params:
       spec, summed = reduced(inputs[0].spec, params['axes'])
       return [spec] * len(shapes), summed
@@ -401,6 +432,19 @@ def _elementwise(inputs: Sequence[Array], shape: tuple[int, ...]) -> Spec:
     return same_sizes(close[0].shape, close[0].spec, shape)
   rows = [a.spec[0] for a in inputs if a.shape[:1] == shape[:1] and shape]
   return (rows[0], *unsplit(len(shape) - 1)) if rows else unsplit(len(shape))
+
+
+def _scattered(
+  numbers: Any, operand: Spec, indices: Spec, updates: Spec
+) -> tuple[list[Spec], tuple[str, ...]]:
+  """Returns the spec of a scatter, and the mesh axes over which its parts are summed."""
+  spec = list(operand)
+  pairs = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+  for i, j in pairs:
+    spec[i] = indices[j]
+  result = once(spec, ())
+  summed = tuple(x for x in flat(updates) if x not in flat(result) and x in ROW_AXES)
+  return [result], summed
 
 
 def _constrained(sharding: Any, array: Array) -> Spec:
