@@ -13,7 +13,19 @@ import traceback
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.cli import check, convert, data, diff, generate, plan, report, show, sweep, test_part, train
+from t2x.cli import (
+  check,
+  convert,
+  data,
+  diff,
+  generate,
+  plan,
+  report,
+  show,
+  sweep,
+  test_part,
+  train,
+)
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
 from t2x.compile_cache import set_compile_cache

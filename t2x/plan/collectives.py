@@ -16,7 +16,7 @@ MIXED = ('mixed',)
 _SAME = ('bitcast', 'copy', 'convert', 'transpose', 'reshape')
 # Devices are listed in three formats: all groups, a transposed range, axes of a mesh.
 _IOTA = re.compile(r'replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?')
-_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}")
+_MESH = re.compile(r'replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}')
 _PAIRS = re.compile(r'source_target_pairs=\{(.*?)\}\}')
 
 
@@ -96,7 +96,7 @@ def _is_scattered(
     if instruction.name in other.operands and other.opcode == 'get-tuple-element':
       names |= {other.name} if element_index(other) == index else set()
     elif not names.isdisjoint(other.operands):
-      if other.opcode in _SAME:
+      if other.opcode in _SAME or program.is_conversion(other):
         names.add(other.name)
       else:
         users.append(other)

@@ -91,7 +91,13 @@ def _totals(program: TrainProgram, arguments: tuple[Any, Any, Any]) -> Totals:
   # Dropout masks are computed from the key.
   varying = dataclasses.replace(jax.tree.map(lambda leaf: False, state), key=True)
   flags = jax.tree.leaves(
-    (varying, *(jax.tree.map(lambda leaf, flag=flag: flag, tree) for tree, flag in ((frozen, False), (batch, True))))
+    (
+      varying,
+      *(
+        jax.tree.map(lambda leaf, flag=flag: flag, tree)
+        for tree, flag in ((frozen, False), (batch, True))
+      ),
+    )
   )
   inputs = [
     Array(tuple(leaf.shape), _itemsize(leaf), _spec(leaf), flag)

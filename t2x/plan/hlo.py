@@ -156,6 +156,13 @@ class Program:
       source = body[source.operands[0]]
     return not (source.opcode == 'get-tuple-element' and element_index(source) == index)
 
+  def is_conversion(self, instruction: Instruction) -> bool:
+    """Returns whether an instruction only changes the dtype or the layout of its operand."""
+    if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
+      fused = self.computations[instruction.called[0]]
+      return all(i.opcode in ('parameter', 'convert', 'transpose', *VIEWS) for i in fused.values())
+    return instruction.opcode == 'convert'
+
 
 def _instruction(line: str) -> Instruction | None:
   match = _INSTRUCTION.match(line)
@@ -207,7 +214,6 @@ def _multiply_adds(instruction: Instruction, computation: Computation) -> int:
     outputs = kernel[labels[1].index('o')] if labels else 1
     return math.prod(instruction.shapes[0].dims) * math.prod(kernel) // outputs
   return 0
-
 
 
 def element_index(element: Instruction) -> int:

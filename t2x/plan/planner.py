@@ -137,9 +137,7 @@ class Planner:
     Raises:
       UserError: it cannot be compiled.
     """
-    return compile_step(
-      self.files, [*self.overrides, *variant.bindings], variant.program.mesh.size
-    )
+    return compile_step(self.files, [*self.overrides, *variant.bindings], variant.program.mesh.size)
 
   def margin(self, num_bytes: int) -> float:
     """Returns the usable bytes of the device that remain free."""

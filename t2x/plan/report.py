@@ -130,7 +130,11 @@ def _time(one: Planned, device: Device) -> str:
     f'collectives {_seconds(time.exposed)}',
     f'MFU {cost.mfu:.1%}, {variant.step_tokens / time.estimate:,.0f} tokens per second, '
     f'{cost.tokens:.4g} tokens in {cost.days:.3g} days'
-    + ('' if cost.price is None else f', {cost.days * 24 * size:,.0f} device-hours, cost {cost.price:,.0f}'),
+    + (
+      ''
+      if cost.price is None
+      else f', {cost.days * 24 * size:,.0f} device-hours, cost {cost.price:,.0f}'
+    ),
   ]
   return '\n'.join(lines)
 
@@ -157,9 +161,12 @@ def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
 
 
 def _settings(variant: Variant) -> str:
-  return ' '.join(
-    b for b in variant.bindings if not b.endswith('=1') and not b.startswith('Experiment.')
-  ) or 'unchanged'
+  return (
+    ' '.join(
+      b for b in variant.bindings if not b.endswith('=1') and not b.startswith('Experiment.')
+    )
+    or 'unchanged'
+  )
 
 
 def assumptions(plan: Plan) -> list[str]:
@@ -167,10 +174,12 @@ def assumptions(plan: Plan) -> list[str]:
   variant, device = plan.base.variant, plan.request.device
   task = variant.program.experiment.task
   assert task is not None  # A variant is complete.
-  kernels = attention_kernels(variant.program.blueprint.shapes, task, variant.program.trainer.compute_dtype)
+  kernels = attention_kernels(
+    variant.program.blueprint.shapes, task, variant.program.trainer.compute_dtype
+  )
   lines = [
-    'memory, traced: state, batch and saved activations are exact for the shardings of the config; temporaries are '
-    'an estimate, with elementwise operations computed inside the operations that read them',
+    'memory, traced: the state and the batch are exact; other arrays follow the shardings of the config, and elementwise '
+    'operations are computed inside the operations that read them: temporaries are an estimate',
     f'attention: {"; ".join(kernels) or "none"}. GPUs and TPUs may choose a fused kernel, which saves the same '
     'arrays as Blockwise (queries, keys, values, output, row statistics); its temporaries are an estimate',
   ]

@@ -28,7 +28,9 @@ def saved_bytes(program: Program) -> int:
 
 
 def _is_state(parameter: Instruction) -> bool:
-  return re.search(r'op_name="(state\.(params|opt_state|ema)|frozen)', parameter.attributes) is not None
+  return (
+    re.search(r'op_name="(state\.(params|opt_state|ema)|frozen)', parameter.attributes) is not None
+  )
 
 
 class _Scope:
@@ -78,9 +80,7 @@ class _Scope:
 
   def _called(self, call: Instruction) -> '_Scope':
     body = self.program.computations[call.called[0]]
-    inputs = {
-      int(i.operand_text): name for name, i in body.items() if i.opcode == 'parameter'
-    }
+    inputs = {int(i.operand_text): name for name, i in body.items() if i.opcode == 'parameter'}
     tainted = {
       (inputs[number], 0)
       for number, name in enumerate(call.operands)
@@ -91,7 +91,7 @@ class _Scope:
   def units(self, name: str) -> set[_Unit]:
     """Returns the arrays that the output of an instruction consists of; conversions are their operands."""
     instruction = self.computation[name]
-    if instruction.opcode in VIEWS or self._is_conversion(instruction):
+    if instruction.opcode in VIEWS or self.program.is_conversion(instruction):
       return self.units(instruction.operands[0])
     if instruction.opcode == 'tuple':
       return set().union(*map(self.units, instruction.operands))
@@ -102,20 +102,6 @@ class _Scope:
         *(self._element(instruction, index) for index in range(len(instruction.shapes)))
       )
     return {(name, index) for index in range(max(1, len(instruction.shapes)))}
-
-  def _is_conversion(self, instruction: Instruction) -> bool:
-    """Whether an instruction only changes the dtype and layout of its operand."""
-    if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
-      fused = self.program.computations[instruction.called[0]]
-      return all(i.opcode in ('parameter', 'convert', 'transpose', *VIEWS) for i in fused.values())
-    return instruction.opcode == 'convert'
-
-  def _is_conversion(self, instruction: Instruction) -> bool:
-    """Whether an instruction only changes the dtype and layout of its operand."""
-    if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
-      fused = self.program.computations[instruction.called[0]]
-      return all(i.opcode in ('parameter', 'convert', 'transpose', *VIEWS) for i in fused.values())
-    return instruction.opcode == 'convert'
 
   def _element(self, instruction: Instruction, index: int) -> set[_Unit]:
     """Returns the arrays of one element of an instruction's output."""
@@ -154,5 +140,3 @@ class _Scope:
 
   def _backward(self) -> Iterator[Instruction]:
     return (i for i in self.computation.values() if i.is_backward)
-
-

@@ -86,7 +86,9 @@ def dot_spec(lhs: Spec, rhs: Spec, dimension_numbers: Any) -> tuple[Spec, tuple[
   summed: list[str] = []
   for i, j in zip(lhs_contracted, rhs_contracted, strict=True):
     summed += [axis for axis in lhs[i] if axis not in summed]
-    outside = {axis for place, axes in enumerate(lhs) if place not in lhs_contracted for axis in axes}
+    outside = {
+      axis for place, axes in enumerate(lhs) if place not in lhs_contracted for axis in axes
+    }
     summed += [axis for axis in rhs[j] if axis not in summed and axis not in outside]
   result = [merged([(lhs[i],), (rhs[j],)], 1)[0] for i, j in zip(lhs_batch, rhs_batch, strict=True)]
   result += [axes for i, axes in enumerate(lhs) if i not in (*lhs_contracted, *lhs_batch)]

@@ -5,33 +5,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
-from t2x.parallel import as_tuple
 from t2x.parallel.mesh import BATCH_AXES
 from t2x.plan.arrays import Array, Frame, Operation, Work
-from t2x.plan.shards import (
-  RULES,
-  Sizes,
-  Spec,
-  dot_spec,
-  flat,
-  gather_spec,
-  merged,
-  once,
-  parts,
-  reduced,
-  same_sizes,
-  unsplit,
-  without,
-)
+from t2x.plan.rules import ROW_AXES, SCATTERS, constrained, output_specs, product_flops
+from t2x.plan.shards import Sizes, Spec, flat, once, parts, unsplit, without
 
-# Mesh axes that split the tokens of a batch.
-ROW_AXES = {*BATCH_AXES, 'context'}
 # Jitted functions of attention kernels, whose tiles stay in the caches of a device.
 KERNELS = ('blockwise_forward', 'blockwise_backward')
 _VIEWS = ('reshape', 'transpose', 'squeeze', 'sharding_constraint', 'dynamic_update_slice')
-_SCATTERS = ('scatter', 'scatter-add', 'scatter_add', 'scatter-mul', 'scatter_mul')
 _IDENTITIES = ('copy', 'copy_p', 'optimization_barrier')
 # Primitives whose parameter `jaxpr` is not the program that they execute.
 _NO_CALLS = ('reduce', 'reduce_window', 'shard_map', 'pallas_call')
@@ -47,7 +28,7 @@ _HEAVY = (
   'eigh',
   'gather',
   'ragged_dot_general',
-  *_SCATTERS,
+  *SCATTERS,
   'sort',
   'top_k',
   'triangular_solve',
@@ -84,7 +65,9 @@ class Walker:
     gradients: sorted shape of a parameter -> mesh axes of a dimension by its size.
   """
 
-  def __init__(self, sizes: Sizes, gradients: Mapping[tuple[int, ...], Mapping[int, tuple[str, ...]]]):
+  def __init__(
+    self, sizes: Sizes, gradients: Mapping[tuple[int, ...], Mapping[int, tuple[str, ...]]]
+  ):
     self.sizes, self.gradients = sizes, gradients
 
   def walk(
@@ -171,11 +154,12 @@ class _FrameWalker:
     outputs, totals = self._body(params['jaxpr'], own, consts, carried, is_backward)
     num_carry = params['num_carry']
     results = [_result(a, a.shape, a.spec) for a in outputs[:num_carry]]
-    # The compiler stacks an array once, however many outputs it is.
+    # Only the compiler's partitioner stacks an array once if it is several outputs in the same shape.
     stacks: dict[tuple[Array, tuple[int, ...]], Array] = {}
     for array in outputs[num_carry:]:
       stack = _result(array, (length, *array.shape), ((), *array.spec))
-      results.append(stacks.setdefault((array.root(), array.shape), stack))
+      root = array.root() if parts([tuple(self.sizes)], self.sizes) > 1 else array
+      results.append(stacks.setdefault((root, array.shape), stack))
     pairs = list(zip(inputs[consts:carried], results[:num_carry], strict=True))
     self._add_loop(inputs, results, totals, length, pairs, is_backward)
     return results
@@ -189,7 +173,9 @@ class _FrameWalker:
     results = [_result(a, a.shape, a.spec) for a in outputs]
     tables = [a.shape[0] for a in inputs if a.itemsize == 4 and a.shape[1:] == (2,)]
     pairs = list(zip(inputs[consts:], results, strict=True))
-    self._add_loop(inputs, results, totals, max(tables, default=1), pairs, is_backward, bool(tables))
+    self._add_loop(
+      inputs, results, totals, max(tables, default=1), pairs, is_backward, bool(tables)
+    )
     return results
 
   def _body(
@@ -261,9 +247,7 @@ class _FrameWalker:
     results = [_result(a, a.shape, a.spec) for a in outputs]
     for array in inputs:
       array.to_memory(len(self.frame.operations))
-    operation = Operation(
-      inputs, results, totals.flops, totals.peak, is_backward=is_backward
-    )
+    operation = Operation(inputs, results, totals.flops, totals.peak, is_backward=is_backward)
     self.frame.add(operation)
     self.collectives.update(totals.collectives)
     return results
@@ -273,7 +257,7 @@ class _FrameWalker:
   def _simple(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
     name = equation.primitive.name
     inputs, extra = self._gathered(name, equation, inputs)
-    specs, summed = self._specs(name, equation, inputs)
+    specs, summed = output_specs(name, equation, inputs, self.sizes)
     from_batch = any(a.from_batch for a in inputs)
     results = []
     for variable, spec in zip(equation.outvars, specs, strict=True):
@@ -283,14 +267,14 @@ class _FrameWalker:
       results.append(result)
     flops = 0
     if name in ('dot_general', 'conv_general_dilated'):
-      flops = self._flops(equation, results[0], inputs, summed)
+      flops = product_flops(equation, results[0], inputs, summed, self.sizes)
     if summed:
       for result in results:
         self._combine(result, summed)
     is_root = name in _HEAVY or name.startswith(('reduce_', 'arg'))
     # A scatter adds to its operand in place.
     if name in _HEAVY:
-      for array in inputs[1 if name in _SCATTERS else 0 :]:
+      for array in inputs[1 if name in SCATTERS else 0 :]:
         array.to_memory(len(self.frame.operations))
     for result in results:
       result.in_memory = is_root or self._is_moved(name, inputs, result)
@@ -314,7 +298,7 @@ class _FrameWalker:
     """Whether an equation is a constraint that its operand satisfies."""
     if name != 'sharding_constraint':
       return False
-    return _constrained(params['sharding'], inputs[0]) == inputs[0].spec
+    return constrained(params['sharding'], inputs[0]) == inputs[0].spec
 
   def _is_moved(self, name: str, inputs: list[Array], result: Array) -> bool:
     """Whether a constraint moves data between devices; records the collective."""
@@ -349,7 +333,12 @@ class _FrameWalker:
     key = id(array), lost
     if key not in self.gathered:
       whole = Array(
-        array.shape, array.itemsize, without(array.spec, lost), False, sources=(array,), is_view=True
+        array.shape,
+        array.itemsize,
+        without(array.spec, lost),
+        False,
+        sources=(array,),
+        is_view=True,
       )
       small = array
       while len(small.sources) == 1 and not small.in_memory:
@@ -361,47 +350,6 @@ class _FrameWalker:
         self._record('all-gather', lost, whole)
       self.gathered[key] = whole
     return self.gathered[key]
-
-  def _specs(
-    self, name: str, equation: Any, inputs: list[Array]
-  ) -> tuple[list[Spec], tuple[str, ...]]:
-    """Returns the spec of each output, and the mesh axes over which its parts are summed."""
-    params, shapes = equation.params, [tuple(v.aval.shape) for v in equation.outvars]
-    if name == 'dot_general':
-      spec, summed = dot_spec(inputs[0].spec, inputs[1].spec, params['dimension_numbers'])
-      return [spec], summed
-    if name == 'sharding_constraint':
-      return [_constrained(params['sharding'], inputs[0])], ()
-    if name in RULES:
-      first = inputs[0]
-      return [RULES[name](first.spec, first.shape, shapes[0], params, self.sizes)], ()
-    if name == 'gather':
-      first, indices = inputs[:2]
-      return [gather_spec(first.spec, indices.spec, params, first.shape)], ()
-    if name == 'dynamic_update_slice':
-      first, update = inputs[:2]
-      return [merged([first.spec, same_sizes(update.shape, update.spec, first.shape)], len(first.shape))], ()
-    if name in _SCATTERS:
-      return _scattered(params['dimension_numbers'], *(a.spec for a in inputs[:3]))
-    if name.startswith(('reduce_', 'arg')) and 'axes' in params:
-      spec, summed = reduced(inputs[0].spec, params['axes'])
-      return [spec] * len(shapes), summed
-    ordered = sorted(inputs, key=lambda a: (not a.from_batch, -a.size))
-    return [_elementwise(ordered, shape) for shape in shapes], ()
-
-  def _flops(
-    self, equation: Any, result: Array, inputs: list[Array], summed: tuple[str, ...]
-  ) -> int:
-    local = result.size // parts(result.spec, self.sizes)
-    if equation.primitive.name == 'dot_general':
-      (contracted, _), _ = equation.params['dimension_numbers']
-      depth = 1
-      for i in contracted:
-        depth *= inputs[0].shape[i]
-    else:
-      kernel = inputs[1].shape
-      depth = inputs[1].size // kernel[equation.params['dimension_numbers'].rhs_spec[0]]
-    return 2 * local * depth // parts([summed], self.sizes)
 
   def _combine(self, result: Array, summed: tuple[str, ...]) -> None:
     """Sums the parts of an array over mesh axes; a gradient is split like its parameter."""
@@ -421,39 +369,6 @@ class _FrameWalker:
     axes = tuple(axis for axis in axes if self.sizes[axis] > 1)
     if axes:
       self.collectives[kind, axes] += array.bytes(self.sizes)
-
-
-def _elementwise(inputs: Sequence[Array], shape: tuple[int, ...]) -> Spec:
-  same = [a.spec for a in inputs if a.shape == shape]
-  if same:
-    return merged(same, len(shape))
-  close = [a for a in inputs if len(a.shape) == len(shape)]
-  if close:
-    return same_sizes(close[0].shape, close[0].spec, shape)
-  rows = [a.spec[0] for a in inputs if a.shape[:1] == shape[:1] and shape]
-  return (rows[0], *unsplit(len(shape) - 1)) if rows else unsplit(len(shape))
-
-
-def _scattered(
-  numbers: Any, operand: Spec, indices: Spec, updates: Spec
-) -> tuple[list[Spec], tuple[str, ...]]:
-  """Returns the spec of a scatter, and the mesh axes over which its parts are summed."""
-  spec = list(operand)
-  pairs = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-  for i, j in pairs:
-    spec[i] = indices[j]
-  result = once(spec, ())
-  summed = tuple(x for x in flat(updates) if x not in flat(result) and x in ROW_AXES)
-  return [result], summed
-
-
-def _constrained(sharding: Any, array: Array) -> Spec:
-  """Returns the spec of a sharding constraint, whose unconstrained dimensions keep their axes."""
-  entries = [*sharding.spec, *(None,) * (len(array.shape) - len(sharding.spec))]
-  is_free = [entry is PartitionSpec.UNCONSTRAINED for entry in entries]
-  named = [() if free else as_tuple(e) for e, free in zip(entries, is_free, strict=True)]
-  rest = without(array.spec, [axis for axes in named for axis in axes])
-  return tuple(rest[i] if free else named[i] for i, free in enumerate(is_free))
 
 
 def _itemsize(aval: Any) -> int:
