@@ -1,4 +1,4 @@
-"""What a training run takes before it starts: memory, collectives, time and cost per step."""
+"""Memory, collectives, time and cost of a training run, before it starts."""
 
 from t2x.plan.hardware import DEVICES, Device, device
 from t2x.plan.plan import Plan, Request, make_plan, plan_json

@@ -59,21 +59,21 @@ def collectives(program: Program, mesh_shape: Mapping[str, int]) -> list[Collect
     group = _group(instruction, math.prod(mesh_shape.values()))
     if len(group) < 2:
       continue
-    axes, found = _axes(group, mesh_shape), set()
+    axes, kinds = _axes(group, mesh_shape), set()
     for index, shape in enumerate(_arrays(kind, instruction, computation)):
       own = kind
       if kind == 'all-reduce' and _is_scattered(program, instruction, index, computation):
         own = 'reduce-scatter'
       total = sums.setdefault((own, axes, len(group)), [0, 0, 0])
-      total[0] += times if own not in found else 0
+      total[0] += times if own not in kinds else 0
       total[1] += times * shape.bytes
       total[2] += times * shape.bytes // (2 if shape.kind == 'f32' else 1)
-      found.add(own)
+      kinds.add(own)
   result = [
     Collective(kind, axes, count, size, members, narrow)
     for (kind, axes, members), (count, size, narrow) in sums.items()
   ]
-  return sorted(result, key=lambda one: -one.bytes)
+  return sorted(result, key=lambda c: -c.bytes)
 
 
 def _arrays(kind: str, instruction: Instruction, computation: Computation) -> list[Shape]:

@@ -73,5 +73,5 @@ def compile_step(files: Sequence[str], overrides: Sequence[str], num_devices: in
     lines = done.stderr.strip().splitlines() or [f'exit code {done.returncode}']
     raise UserError(f'the train step cannot be compiled: {lines[-1]}', 1)
   fields = json.loads(done.stdout.splitlines()[-1])
-  found = (Collective(**{**one, 'axes': tuple(one['axes'])}) for one in fields.pop('collectives'))
-  return Compiled(**fields, collectives=tuple(found))
+  read = (Collective(**{**c, 'axes': tuple(c['axes'])}) for c in fields.pop('collectives'))
+  return Compiled(**fields, collectives=tuple(read))

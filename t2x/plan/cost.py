@@ -61,22 +61,24 @@ def step_time(
   rate, bandwidth = device.peak * PRODUCT_EFFICIENCY, device.memory_bandwidth * MEMORY_EFFICIENCY
   compute = sum(max(flops / rate, size / bandwidth) * n for (flops, size), n in work.items())
   overlapped = exposed = 0.0
-  for one in communication:
-    seconds = collective_seconds(one, device, mesh_shape)
-    if OVERLAPPED.issuperset(one.axes):
+  for collective in communication:
+    seconds = collective_seconds(collective, device, mesh_shape)
+    if OVERLAPPED.issuperset(collective.axes):
       overlapped += seconds
     else:
       exposed += seconds
   return StepTime(compute, overlapped, exposed)
 
 
-def collective_seconds(one: Collective, device: Device, mesh_shape: Mapping[str, int]) -> float:
+def collective_seconds(
+  collective: Collective, device: Device, mesh_shape: Mapping[str, int]
+) -> float:
   """Returns the time of all collectives of a kind for bfloat16, with rings inside and between domains of links."""
-  inside = _members_inside(one, device, mesh_shape)
-  outside = one.members // inside
-  passes = 2 if one.kind == 'all-reduce' else 1
-  size = passes * one.narrow_bytes
-  if one.kind == 'collective-permute':
+  inside = _members_inside(collective, device, mesh_shape)
+  outside = collective.members // inside
+  passes = 2 if collective.kind == 'all-reduce' else 1
+  size = passes * collective.narrow_bytes
+  if collective.kind == 'collective-permute':
     return size / (LINK_EFFICIENCY * (device.link if outside == 1 else device.network))
   fast = size * (inside - 1) / inside / device.link
   # All members inside a domain share the transfer between domains.
@@ -84,14 +86,14 @@ def collective_seconds(one: Collective, device: Device, mesh_shape: Mapping[str,
   return max(fast, slow) / LINK_EFFICIENCY
 
 
-def _members_inside(one: Collective, device: Device, mesh_shape: Mapping[str, int]) -> int:
+def _members_inside(collective: Collective, device: Device, mesh_shape: Mapping[str, int]) -> int:
   """Returns how many members of a group share a domain, which has consecutive devices of the mesh."""
-  if one.axes == MIXED:
-    return one.members if device.domain >= math.prod(mesh_shape.values()) else 1
+  if collective.axes == MIXED:
+    return collective.members if device.domain >= math.prod(mesh_shape.values()) else 1
   inside, stride = 1, 1
   for axis in reversed(tuple(mesh_shape)):
     size = mesh_shape[axis]
-    if axis in one.axes:
+    if axis in collective.axes:
       inside *= max(1, min(size, device.domain // stride))
     stride *= size
   return inside

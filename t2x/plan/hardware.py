@@ -9,7 +9,7 @@ from t2x.errors import UserError
 from t2x.train.speed import PEAK_FLOPS
 
 # A share of the peak rates is reached: 0.78 to 0.81 of the peak for one large product on an H200
-# (770 to 800 of 989 TFLOP/s), less for small ones. The others are assumptions.
+# (770 to 800 of 989 TFLOP/s), less for small ones. Other efficiencies are assumptions.
 PRODUCT_EFFICIENCY = 0.8
 MEMORY_EFFICIENCY = 0.85
 LINK_EFFICIENCY = 0.8
@@ -26,7 +26,7 @@ class Device:
     jax_kind: `jax.Device.device_kind`.
     memory: bytes of device memory.
     memory_bandwidth: bytes per second.
-    link: bytes per second that a device sends to the others of its domain.
+    link: bytes per second that a device sends inside its domain.
     domain: number of devices that these links connect: a machine, a rack or a TPU slice.
     network: bytes per second that a device sends outside its domain.
     source: pages with these numbers.

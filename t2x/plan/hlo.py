@@ -108,7 +108,7 @@ class Program:
 
   @functools.cached_property
   def times(self) -> Mapping[str, int]:
-    """How often each computation is executed in one run of the program, by name.
+    """Number of executions of each computation in one run of the program, by name.
 
     Loops of unknown length run over tables of indices [size, 2], each entry of which one of the loops visits
     (`t2x.layers.kernels.schedule`): they count `size` times, other loops of unknown length once.

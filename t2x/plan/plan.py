@@ -1,19 +1,20 @@
-"""The plan of an experiment: memory, collectives, time and cost, with the variants tried, as one object."""
+"""The plan of an experiment: memory, collectives, time and cost, with the variants tried."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from t2x.errors import UserError
+from t2x.plan.collectives import Collective
 from t2x.plan.compiled import Compiled
 from t2x.plan.cost import RunCost, collective_seconds, step_time
 from t2x.plan.hardware import Device
-from t2x.plan.planner import NUM_COMPILED, Planner, Variant
+from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to plan.
+  """Arguments of a plan.
 
   Attributes:
     files: gin files.
@@ -46,7 +47,7 @@ class Planned:
     compiled: its compiled program; None if it was not compiled.
     cost: cost of the run; None without a time.
     compiled_seconds: seconds of a step with the collectives of the compiled program; None if unknown.
-    error: why it could not be compiled.
+    error: the reason why it could not be compiled; None if it was.
   """
 
   variant: Variant
@@ -62,17 +63,17 @@ class Plan:
   """The experiment and the variants tried.
 
   Attributes:
-    request: what was planned.
+    request: the arguments of the plan.
     base: the experiment.
     changes: variants tried because it does not fit.
-    found: variants of the search, the best first.
+    best: variants of the search, the best first.
     num_tried: number of variants of the search.
   """
 
   request: Request
   base: Planned
   changes: tuple[Planned, ...] = ()
-  found: tuple[Planned, ...] = ()
+  best: tuple[Planned, ...] = ()
   num_tried: int = 0
 
 
@@ -80,7 +81,7 @@ def make_plan(request: Request, log: Callable[[str], None]) -> Plan:
   """Traces an experiment, compiles it, and tries variants of it.
 
   Args:
-    request: what to plan.
+    request: the arguments.
     log: called with a line before each long computation.
 
   Raises:
@@ -93,18 +94,18 @@ def make_plan(request: Request, log: Callable[[str], None]) -> Plan:
     )
   finish = _Finisher(planner, request, log)
   base = finish(planner.base, required=True)
-  changes, found, num_tried = [], [], 0
+  changes, best, num_tried = [], [], 0
   if request.search:
     log('searching strategies, micro-batches and rematerialisation policies')
     variants = planner.search()
-    num_tried, found = len(variants), [finish(v) for v in variants[:NUM_COMPILED]]
+    num_tried, best = len(variants), [finish(v) for v in variants[:NUM_COMPILED]]
   elif base.fits is False:
     log('searching for the nearest changes that fit')
     fitting = 0
     for variant in planner.nearest_changes():
       fitting += planner.fits(variant)
       changes.append(finish(variant, compiles=planner.fits(variant) and fitting <= NUM_COMPILED))
-  return Plan(request, base, tuple(changes), tuple(found), num_tried)
+  return Plan(request, base, tuple(changes), tuple(best), num_tried)
 
 
 class _Finisher:
@@ -135,6 +136,14 @@ class _Finisher:
     return Planned(variant, fits, compiled, cost, seconds, error)
 
 
+def communication(planned: Planned) -> Sequence[Collective]:
+  """Returns the collectives of the compiled step, or those expected if it was not compiled."""
+  variant, compiled = planned.variant, planned.compiled
+  if compiled is not None:
+    return compiled.collectives
+  return expected_collectives(variant.footprint, variant.mesh_shape)
+
+
 def plan_json(plan: Plan) -> dict[str, Any]:
   """Returns the plan as values that JSON can represent."""
   from t2x.plan.report import assumptions
@@ -145,22 +154,22 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     'devices': plan.base.variant.program.mesh.size,
     'device': None if device is None else dataclasses.asdict(device),
     'experiment': _variant_json(plan.base, device),
-    'changes': [_variant_json(one, device) for one in plan.changes],
-    'search': [_variant_json(one, device) for one in plan.found],
+    'changes': [_variant_json(planned, device) for planned in plan.changes],
+    'search': [_variant_json(planned, device) for planned in plan.best],
     'variants_tried': plan.num_tried or len(plan.changes),
     'assumptions': assumptions(plan),
   }
 
 
-def _variant_json(one: Planned, device: Device | None) -> dict[str, Any]:
-  variant, compiled = one.variant, one.compiled
+def _variant_json(planned: Planned, device: Device | None) -> dict[str, Any]:
+  variant, compiled = planned.variant, planned.compiled
   traced = variant.footprint
   result: dict[str, Any] = {
     'settings': list(variant.bindings),
     'mesh': variant.mesh_shape,
     'remat': variant.remat,
     'accumulate': variant.accumulate,
-    'fits': one.fits,
+    'fits': planned.fits,
     'bytes_per_device': {**traced.parts(), 'total': traced.total},
     'live_before_backward': traced.saved,
     'flops_per_device': traced.flops,
@@ -170,8 +179,8 @@ def _variant_json(one: Planned, device: Device | None) -> dict[str, Any]:
       for (kind, axes), size in traced.collectives.items()
     ],
     'step': None if variant.time is None else dataclasses.asdict(variant.time),
-    'cost': None if one.cost is None else dataclasses.asdict(one.cost),
-    'error': one.error,
+    'cost': None if planned.cost is None else dataclasses.asdict(planned.cost),
+    'error': planned.error,
     'compiled': None if compiled is None else dataclasses.asdict(compiled),
   }
   if compiled is not None and device is not None:

@@ -148,7 +148,7 @@ class Planner:
     return self.margin(variant.footprint.total) >= 0
 
   def nearest_changes(self) -> list[Variant]:
-    """Returns the variants tried because the experiment does not fit, those that fit first.
+    """Returns the variants tried because the experiment does not fit, variants that fit first.
 
     For each kind of change these are the smallest change that fits, else the last one tried. If no single change fits,
     they are combined.
@@ -159,30 +159,30 @@ class Planner:
       for bindings in (('Stack.remat="full"',), *self._strategies()):
         full = self._with_policy(bindings, 'full')
         tried.append(self._first_that_fits([full, *self._micro_batches(full)]))
-    found = list({v.bindings: v for v in tried if v is not None}.values())
-    return sorted(found, key=lambda variant: not self.fits(variant))
+    variants = list({v.bindings: v for v in tried if v is not None}.values())
+    return sorted(variants, key=lambda variant: not self.fits(variant))
 
   def search(self) -> list[Variant]:
     """Returns all variants tried, the fastest that fit first: strategies, policies, and micro-batches.
 
     For each strategy and policy it has the fewest micro-batches that fit.
     """
-    found: dict[tuple[str, ...], Variant] = {(): self.base}
+    variants: dict[tuple[str, ...], Variant] = {(): self.base}
     for strategy in [(), *self._strategies()]:
       for policy in POLICIES:
         bindings = self._with_policy(strategy, policy)
         options = [(*bindings, 'Trainer.accumulate=1'), *self._micro_batches(bindings, 1)]
         variant = self._first_that_fits(options)
         if variant is not None:
-          found[variant.bindings] = variant
-    return sorted(found.values(), key=self._rank)
+          variants[variant.bindings] = variant
+    return sorted(variants.values(), key=self._rank)
 
   def _rank(self, variant: Variant) -> tuple[bool, float]:
     seconds = math.inf if variant.time is None else variant.time.estimate
     return not self.fits(variant), seconds
 
   def _first_that_fits(self, options: Sequence[tuple[str, ...]] | Iterator) -> Variant | None:
-    """Returns the first variant that fits; if there is none, the variant with the least memory."""
+    """Returns the first variant that fits; otherwise the variant with the least memory."""
     smallest: Variant | None = None
     for bindings in options:
       variant = self.try_variant(bindings)

@@ -9,7 +9,7 @@ from t2x.plan.hardware import (
   USABLE_MEMORY,
   Device,
 )
-from t2x.plan.plan import Plan, Planned
+from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import Variant, rows_per_device
 from t2x.text_table import text_table
 from t2x.train.summary import attention_kernels
@@ -25,9 +25,9 @@ def report(plan: Plan) -> str:
     parts.append(
       'changes that were tried because the step does not fit:\n' + _variants(plan.changes, device)
     )
-  if plan.found:
+  if plan.best:
     tried = f'the best of {plan.num_tried} variants tried, by the time of a step:\n'
-    parts.append(tried + _variants(plan.found, device))
+    parts.append(tried + _variants(plan.best, device))
   parts.append('assumptions:\n' + '\n'.join(f'- {line}' for line in assumptions(plan)))
   return '\n\n'.join(parts)
 
@@ -44,8 +44,8 @@ def _title(variant: Variant) -> str:
   )
 
 
-def _memory(one: Planned, device: Device | None) -> str:
-  traced, compiled = one.variant.footprint, one.compiled
+def _memory(planned: Planned, device: Device | None) -> str:
+  traced, compiled = planned.variant.footprint, planned.compiled
   rows = [('memory per device', 'traced', 'compiled')]
   arguments = '' if compiled is None else format_bytes(compiled.arguments)
   names = {'parameters', 'optimizer state', 'averages, keys, batch'}
@@ -59,71 +59,66 @@ def _memory(one: Planned, device: Device | None) -> str:
   rows.append(('total', format_bytes(traced.total), total))
   saved = '' if compiled is None else format_bytes(compiled.saved)
   rows.append(('live when the backward pass starts', format_bytes(traced.saved), saved))
-  return f'{text_table(rows, "<>>")}\n{_fit(one, device)}'.rstrip()
+  if compiled is None:
+    rows = [(*row[:2], '') for row in rows]
+    rows[0] = ('memory per device', 'traced', '')
+  return f'{text_table(rows, "<>>")}\n{_fit(planned, device)}'.rstrip()
 
 
-def _fit(one: Planned, device: Device | None) -> str:
+def _fit(planned: Planned, device: Device | None) -> str:
   if device is None:
     return ''
-  free = device.usable - one.variant.footprint.total
+  free = device.usable - planned.variant.footprint.total
   share = abs(free) / device.usable
   size = f'{format_bytes(int(device.usable))} usable of {format_bytes(int(device.memory))}'
   text = (
     f'fits into one {device.kind} ({size}): {format_bytes(int(free))} ({share:.0%}) free'
-    if one.fits
+    if planned.fits
     else f'does not fit into one {device.kind} ({size}): {format_bytes(int(-free))} ({share:.0%}) too much'
   )
-  if one.compiled is not None and (device.usable >= one.compiled.total) != one.fits:
+  if planned.compiled is not None and (device.usable >= planned.compiled.total) != planned.fits:
     text += (
       '\nthe program compiled for CPUs, which is an upper bound, does not fit'
-      if one.fits
+      if planned.fits
       else '\nthe program compiled for CPUs fits'
     )
   return text
 
 
-def _operations(one: Planned, device: Device | None) -> str:
-  variant, compiled = one.variant, one.compiled
+def _operations(planned: Planned, device: Device | None) -> str:
+  variant, compiled = planned.variant, planned.compiled
   flops = variant.program.flops.causal * variant.step_tokens / variant.program.mesh.size
   lines = [
     f'FLOPs per device and step: model {flops:.4g} (causal attention counted half), products of the traced '
     f'step {variant.footprint.flops:.4g}'
     + ('' if compiled is None else f', of the compiled step {compiled.flops:.4g}')
   ]
-  if compiled is None:
-    found = [
-      (kind, '+'.join(axes), '', format_bytes(size), '')
-      for (kind, axes), size in variant.footprint.collectives.items()
-    ]
-    title = 'expected collectives'
-  else:
-    title = 'collectives of the compiled step'
-    found = [
+  title = 'expected collectives' if compiled is None else 'collectives of the compiled step'
+  rows = [(title, 'mesh axes', 'number', 'bytes', 'time')]
+  for c in communication(planned):
+    seconds = 0 if device is None else collective_seconds(c, device, variant.mesh_shape)
+    rows.append(
       (
         c.kind,
         '+'.join(c.axes),
-        f'{c.count:,}',
+        f'{c.count:,}' if c.count else '',
         format_bytes(c.bytes),
-        '' if device is None else _seconds(collective_seconds(c, device, variant.mesh_shape)),
+        '' if device is None else _seconds(seconds),
       )
-      for c in compiled.collectives
-    ]
-  if not found:
-    return '\n'.join([*lines, f'{title}: none'])
-  return '\n'.join(
-    [*lines, text_table([(title, 'mesh axes', 'number', 'bytes', 'time'), *found], '<<>>>')]
-  )
+    )
+  lines.append(text_table(rows, '<<>>>') if len(rows) > 1 else f'{title}: none')
+  return '\n'.join(lines)
 
 
-def _time(one: Planned, device: Device) -> str:
-  variant = one.variant
-  if one.cost is None or variant.time is None:
+def _time(planned: Planned, device: Device) -> str:
+  variant = planned.variant
+  if planned.cost is None or variant.time is None:
     return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
   time = variant.time
-  if one.compiled is not None:
+  if planned.compiled is not None:
     work = variant.footprint.work
-    time = step_time(work, one.compiled.collectives, device, variant.mesh_shape)
-  cost, size = one.cost, variant.program.mesh.size
+    time = step_time(work, communication(planned), device, variant.mesh_shape)
+  cost, size = planned.cost, variant.program.mesh.size
   lines = [
     f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
@@ -145,16 +140,16 @@ def _seconds(seconds: float) -> str:
 
 def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
   rows = [('settings', 'fits', 'traced', 'compiled', 'time per step', 'MFU')]
-  for one in variants:
-    compiled = '' if one.compiled is None else format_bytes(one.compiled.total)
+  for planned in variants:
+    compiled = '' if planned.compiled is None else format_bytes(planned.compiled.total)
     rows.append(
       (
-        _settings(one.variant),
-        'yes' if one.fits else 'no',
-        format_bytes(one.variant.footprint.total),
-        compiled or ('not compiled' if one.error is None else 'failed'),
-        '' if one.compiled_seconds is None else _seconds(one.compiled_seconds),
-        '' if one.cost is None else f'{one.cost.mfu:.1%}',
+        _settings(planned.variant),
+        'yes' if planned.fits else 'no',
+        format_bytes(planned.variant.footprint.total),
+        compiled or ('not compiled' if planned.error is None else 'failed'),
+        '' if planned.compiled_seconds is None else _seconds(planned.compiled_seconds),
+        '' if planned.cost is None else f'{planned.cost.mfu:.1%}',
       )
     )
   return text_table(rows, '<<>>>>')
@@ -163,7 +158,9 @@ def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
 def _settings(variant: Variant) -> str:
   return (
     ' '.join(
-      b for b in variant.bindings if not b.endswith('=1') and not b.startswith('Experiment.')
+      b
+      for b in variant.bindings
+      if not b.startswith('Experiment.') and not (b.startswith('Mesh.') and b.endswith('=1'))
     )
     or 'unchanged'
   )
@@ -198,8 +195,8 @@ def assumptions(plan: Plan) -> list[str]:
   lines += [
     f'{device.kind}: {format_bytes(int(device.memory))} of memory, of which {USABLE_MEMORY:.0%} are usable, '
     f'{device.peak / 1e12:g} TFLOP/s (bfloat16, dense), {device.memory_bandwidth / 1e9:g} GB/s; sends '
-    f'{device.link / 1e9:g} GB/s to the other {device.domain - 1:,} devices of its domain, {device.network / 1e9:g} '
-    f'GB/s to others ({device.source})',
+    f'{device.link / 1e9:g} GB/s inside its domain of {device.domain:,} devices, {device.network / 1e9:g} '
+    f'GB/s outside ({device.source})',
     f'compute: each operation takes the longer of its products at {PRODUCT_EFFICIENCY:.0%} of the peak and its memory '
     f'traffic at {MEMORY_EFFICIENCY:.0%} of the bandwidth, one after the other; attention reads and writes only its '
     'inputs and outputs',

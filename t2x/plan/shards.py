@@ -1,4 +1,4 @@
-"""How the arrays of a traced program are split over a mesh, propagated from its inputs to its outputs.
+"""Shardings of the arrays of a traced program, propagated from its inputs to its outputs.
 
 A simplified version of the compiler's propagation (GSPMD, https://arxiv.org/abs/2105.04663): forward only, from the
 shardings of the inputs and the constraints of the layers.
@@ -98,10 +98,10 @@ def dot_spec(lhs: Spec, rhs: Spec, dimension_numbers: Any) -> tuple[Spec, tuple[
 
 def once(spec: Iterable[tuple[str, ...]], used: Iterable[str]) -> Spec:
   """Keeps the first use of each mesh axis that is not in `used`."""
-  seen, result = set(used), []
+  taken, result = set(used), []
   for axes in spec:
-    result.append(tuple(axis for axis in axes if axis not in seen))
-    seen.update(axes)
+    result.append(tuple(axis for axis in axes if axis not in taken))
+    taken.update(axes)
   return tuple(result)
 
 
@@ -109,11 +109,11 @@ def gather_spec(operand: Spec, indices: Spec, params: Mapping[str, Any], shape: 
   """Returns the spec of a gather from an operand of `shape`."""
   numbers, slices = params['dimension_numbers'], params['slice_sizes']
   skipped = (*numbers.collapsed_slice_dims, *getattr(numbers, 'operand_batching_dims', ()))
-  whole = [
+  sizes_of_slices = [
     axes if slices[i] == shape[i] else () for i, axes in enumerate(operand) if i not in skipped
   ]
   count = len(numbers.offset_dims) + len(indices) - 1
-  rows, columns = iter(indices[:-1]), iter(whole)
+  rows, columns = iter(indices[:-1]), iter(sizes_of_slices)
   result = [next(columns if i in numbers.offset_dims else rows) for i in range(count)]
   return once(result, ())
 

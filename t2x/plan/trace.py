@@ -322,17 +322,17 @@ class _FrameWalker:
       if array.from_batch or not lost:
         result.append(array)
         continue
-      whole = self._whole(array, lost)
-      result.append(whole)
+      complete = self._complete(array, lost)
+      result.append(complete)
       # Other operands are broadcast after they are gathered.
-      extra += whole.bytes(self.sizes) if whole.is_view else 0
+      extra += complete.bytes(self.sizes) if complete.is_view else 0
     return result, extra
 
-  def _whole(self, array: Array, lost: tuple[str, ...]) -> Array:
+  def _complete(self, array: Array, lost: tuple[str, ...]) -> Array:
     """Returns an operand gathered over mesh axes, once per frame."""
     key = id(array), lost
     if key not in self.gathered:
-      whole = Array(
+      complete = Array(
         array.shape,
         array.itemsize,
         without(array.spec, lost),
@@ -344,11 +344,11 @@ class _FrameWalker:
       while len(small.sources) == 1 and not small.in_memory:
         small = small.sources[0]
       if small.size < array.size:
-        whole.is_view = False
+        complete.is_view = False
         self._record('all-gather', lost, dataclasses.replace(small, spec=without(small.spec, lost)))
       else:
-        self._record('all-gather', lost, whole)
-      self.gathered[key] = whole
+        self._record('all-gather', lost, complete)
+      self.gathered[key] = complete
     return self.gathered[key]
 
   def _combine(self, result: Array, summed: tuple[str, ...]) -> None:
