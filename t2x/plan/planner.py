@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from flax import nnx
 
@@ -153,10 +153,14 @@ class Planner:
     For each kind of change these are the smallest change that fits, else the last one tried. If no single change fits,
     they are combined.
     """
-    kinds = [self._micro_batches(()), self._policies(()), self._strategies()]
+    kinds: list[Iterable[tuple[str, ...]]] = [
+      self._micro_batches(()),
+      self._policies(()),
+      self._strategies(),
+    ]
     tried = [self._first_that_fits(bindings) for bindings in kinds]
     if not any(variant and self.fits(variant) for variant in tried):
-      for bindings in (('Stack.remat="full"',), *self._strategies()):
+      for bindings in ((), *self._strategies()):
         full = self._with_policy(bindings, 'full')
         tried.append(self._first_that_fits([full, *self._micro_batches(full)]))
     variants = list({v.bindings: v for v in tried if v is not None}.values())
@@ -181,7 +185,7 @@ class Planner:
     seconds = math.inf if variant.time is None else variant.time.estimate
     return not self.fits(variant), seconds
 
-  def _first_that_fits(self, options: Sequence[tuple[str, ...]] | Iterator) -> Variant | None:
+  def _first_that_fits(self, options: Iterable[tuple[str, ...]]) -> Variant | None:
     """Returns the first variant that fits; otherwise the variant with the least memory."""
     smallest: Variant | None = None
     for bindings in options:

@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from t2x.api import read_experiment
 from t2x.errors import UserError
@@ -20,7 +21,7 @@ def measure(files: Sequence[str], overrides: Sequence[str]) -> Compiled:
   """Compiles the train step of a config for the devices of this process and reads the program."""
   program = TrainProgram(read_experiment(files, overrides))
   start = time.monotonic()
-  lowered = program.lower_step()
+  lowered: Any = program.lower_step()
   traced = time.monotonic()
   # Machine code is not optimised: it is not executed, and does not change memory and collectives.
   compiled = lowered.compile({'xla_backend_optimization_level': 0})
