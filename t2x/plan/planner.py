@@ -150,8 +150,8 @@ class Planner:
   def nearest_changes(self) -> list[Variant]:
     """Returns the variants tried because the experiment does not fit, variants that fit first.
 
-    For each kind of change these are the smallest change that fits, else the last one tried. If no single change fits,
-    they are combined.
+    For each kind of change it has the smallest change that fits, else the change with the least memory. If none fits,
+    changes are combined.
     """
     kinds: list[Iterable[tuple[str, ...]]] = [
       self._micro_batches(()),

@@ -84,7 +84,7 @@ class Walker:
     Returns:
       The outputs and the totals.
     """
-    frame = _FrameWalker(self, is_backward)
+    frame = _FrameWalker(self)
     outputs = frame.inline(jaxpr, inputs, is_backward)
     peak = frame.frame.finish(outputs, outputs if owned else ())
     work = frame.work + frame.frame.work
@@ -98,10 +98,9 @@ class Walker:
 class _FrameWalker:
   """Collects the operations of one frame; calls are inlined, loops become operations."""
 
-  def __init__(self, walker: Walker, is_backward: bool):
+  def __init__(self, walker: Walker):
     self.walker, self.sizes = walker, walker.sizes
     self.frame = Frame(walker.sizes)
-    self.is_backward = is_backward
     self.work: Work = collections.Counter()
     self.unknown: list[Work] = []
     self.collectives: collections.Counter = collections.Counter()
