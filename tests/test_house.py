@@ -21,6 +21,7 @@ MAY_IMPORT = {
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
   'runs': {'config', 'sweeps'},
   'interop': {'train', 'models', 'layers'},
+  'plan': {'train', 'models', 'parallel'},
   'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
 }
 

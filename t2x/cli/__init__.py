@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | runs | ...`.
+"""The command line: `t2x train | eval | generate | check | plan | show | diff | sweep | report | ...`.
 
 Each command is a module with `arguments(parser)` and `run(args)`. It imports jax only in `run`, so that
 `t2x --help` is fast.
@@ -20,6 +20,7 @@ from t2x.cli import (
   diff,
   generate,
   launch,
+  plan,
   report,
   runs,
   show,
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Any] = {
   'eval': evaluate,
   'generate': generate,
   'check': check,
+  'plan': plan,
   'show': show,
   'diff': diff,
   'sweep': sweep,
