@@ -41,7 +41,7 @@ main(['train', 'some.gin'])
 
 
 @pytest.mark.parametrize(
-  'command', ['train', 'eval', 'generate', 'check', 'show', 'diff', 'data', 'report']
+  'command', ['train', 'eval', 'generate', 'check', 'plan', 'show', 'diff', 'data', 'report']
 )
 def test_every_command_has_help(command, capsys):
   with pytest.raises(SystemExit) as stop:

@@ -19,6 +19,7 @@ MAY_IMPORT = {
   'tasks': {'data', 'models', 'layers', 'decode'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
   'interop': {'train', 'models', 'layers'},
+  'plan': {'train', 'models', 'parallel'},
   'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
 }
 

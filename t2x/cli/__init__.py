@@ -1,4 +1,4 @@
-"""The command line: `t2x train | eval | generate | check | show | diff | sweep | report | ...`.
+"""The command line: `t2x train | eval | generate | check | plan | show | diff | sweep | report | ...`.
 
 Each command is a module with `arguments(parser)` and `run(args)`. It imports jax only in `run`, so that
 `t2x --help` is fast.
@@ -13,7 +13,19 @@ import traceback
 from typing import Any
 
 from t2x.allocator import set_allocator
-from t2x.cli import check, convert, data, diff, generate, report, show, sweep, test_part, train
+from t2x.cli import (
+  check,
+  convert,
+  data,
+  diff,
+  generate,
+  plan,
+  report,
+  show,
+  sweep,
+  test_part,
+  train,
+)
 from t2x.cli import eval as evaluate
 from t2x.cli.options import GIN
 from t2x.compile_cache import set_compile_cache
@@ -26,6 +38,7 @@ COMMANDS: dict[str, Any] = {
   'eval': evaluate,
   'generate': generate,
   'check': check,
+  'plan': plan,
   'show': show,
   'diff': diff,
   'sweep': sweep,

@@ -44,12 +44,7 @@ def check_experiment(
   Raises:
     UserError: parts of the experiment do not fit each other.
   """
-  task = experiment.task
-  if isinstance(task, TextTask) and task.vocab_size is None and not task.is_fitted():
-    raise UserError(
-      'the vocabulary size is unknown until the tokenizer is fitted: run `t2x data tokenizer` with this '
-      f'config first, or set {type(task.tokenizer).__name__}.vocab_size'
-    )
+  check_vocabulary(experiment.task)
   if experiment.model is None:
     return 'Experiment.model is not set: no shapes checked'
   values, mesh = dict.fromkeys(hyperparameters, 0.0), experiment.mesh.abstract(num_devices)
@@ -69,6 +64,15 @@ def check_experiment(
   if experiment.trainer.groups:
     report += f'\n{program.groups.table()}'
   return report
+
+
+def check_vocabulary(task: Task | None) -> None:
+  """Raises UserError if the vocabulary size of a task is unknown until its tokenizer is fitted."""
+  if isinstance(task, TextTask) and task.vocab_size is None and not task.is_fitted():
+    raise UserError(
+      'the vocabulary size is unknown until the tokenizer is fitted: run `t2x data tokenizer` with this '
+      f'config first, or set {type(task.tokenizer).__name__}.vocab_size'
+    )
 
 
 def _check_teacher(teacher: FrozenTeacher, frozen: Mapping[str, Any]) -> str:

@@ -172,11 +172,11 @@ class _Constants:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(plan, q, k, v, sink, parameters, constants):
-  return _forward(plan, q, k, v, sink, parameters, constants)[0]
+  return blockwise_forward(plan, q, k, v, sink, parameters, constants)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _forward(plan, q, k, v, sink, parameters, constants):
+def blockwise_forward(plan, q, k, v, sink, parameters, constants):
   """Computes the output tile by tile.
 
   Args:
@@ -227,21 +227,21 @@ def _forward(plan, q, k, v, sink, parameters, constants):
 
 
 def _save(plan, q, k, v, sink, parameters, constants):
-  results = _forward(plan, q, k, v, sink, parameters, constants)
+  results = blockwise_forward(plan, q, k, v, sink, parameters, constants)
   # Named here: the name of the output alone would not save the logsumexp.
   out, logsumexp = checkpoint_name(results, ATTENTION_OUTPUT)
   return out, (q, k, v, sink, parameters, constants, out, logsumexp)
 
 
 def _gradients(plan, saved, d_out):
-  return (*_backward(plan, saved, d_out), None)
+  return (*blockwise_backward(plan, saved, d_out), None)
 
 
 _attend.defvjp(_save, _gradients)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _backward(plan, saved, d_out):
+def blockwise_backward(plan, saved, d_out):
   """Computes all gradients in one loop over the tiles."""
   q, k, v, sink, parameters, constants, out, logsumexp = saved
   dtype = softmax_dtype(q)

@@ -1,0 +1,59 @@
+"""The command `t2x plan`, which states the memory, time and cost of a run before it starts."""
+
+import argparse
+import json
+import os
+import sys
+
+from t2x.cli.options import add_devices, add_files, add_json, positive
+from t2x.errors import UserError
+
+HELP = 'state the memory, collectives, time and cost of a run on any devices, without running it'
+TAKES_BINDINGS = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  add_files(parser)
+  add_devices(parser)
+  parser.add_argument(
+    '--kind', metavar='KIND', help='accelerator: v5e, v5p, v6e, a100, h100, h200, b200, ...'
+  )
+  parser.add_argument(
+    '--tokens', type=positive, metavar='N', help='tokens of the run (default: those of its steps)'
+  )
+  parser.add_argument('--price', type=positive, metavar='PRICE', help='price of a device-hour')
+  parser.add_argument(
+    '--search',
+    action='store_true',
+    help='try strategies, micro-batches and rematerialisation policies, and print the fastest that fit',
+  )
+  parser.add_argument(
+    '--dry', action='store_true', help='only trace the train step: seconds, not minutes'
+  )
+  add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Traces and compiles the train step for fake devices, and prints the plan."""
+  if args.kind is None:
+    for name in ('tokens', 'price', 'search'):
+      if getattr(args, name):
+        raise UserError(f'--{name} needs the rates of a device: add --kind')
+  # No device is used, whatever this machine has.
+  os.environ['JAX_PLATFORMS'] = 'cpu'
+  from t2x.plan import Request, device, make_plan, plan_json, report
+
+  request = Request(
+    args.files,
+    args.overrides,
+    args.devices,
+    None if args.kind is None else device(args.kind),
+    args.tokens,
+    args.price,
+    args.search,
+    args.dry,
+  )
+  plan = make_plan(request, lambda line: print(f'{line} ...', file=sys.stderr, flush=True))
+  print(json.dumps(plan_json(plan)) if args.json else report(plan))
+  return 0

@@ -1,0 +1,207 @@
+"""The text of a plan."""
+
+from t2x.parallel.report import format_bytes
+from t2x.plan.cost import collective_seconds, step_time
+from t2x.plan.hardware import (
+  LINK_EFFICIENCY,
+  MEMORY_EFFICIENCY,
+  PRODUCT_EFFICIENCY,
+  USABLE_MEMORY,
+  Device,
+)
+from t2x.plan.plan import Plan, Planned, communication
+from t2x.plan.planner import Variant, rows_per_device
+from t2x.text_table import text_table
+from t2x.train.summary import attention_kernels
+
+
+def report(plan: Plan) -> str:
+  """Returns the plan as text."""
+  device = plan.request.device
+  parts = [_title(plan.base.variant), _memory(plan.base, device), _operations(plan.base, device)]
+  if device is not None:
+    parts.append(_time(plan.base, device))
+  if plan.changes:
+    parts.append(
+      'changes that were tried because the step does not fit:\n' + _variants(plan.changes, device)
+    )
+  if plan.best:
+    tried = f'the best of {plan.num_tried} variants tried, by the time of a step:\n'
+    parts.append(tried + _variants(plan.best, device))
+  parts.append('assumptions:\n' + '\n'.join(f'- {line}' for line in assumptions(plan)))
+  return '\n\n'.join(parts)
+
+
+def _title(variant: Variant) -> str:
+  program, trainer = variant.program, variant.program.trainer
+  sizes = [f'{axis} {size}' for axis, size in variant.mesh_shape.items() if size > 1]
+  devices = f'{program.mesh.size} devices: {" x ".join(sizes)}' if sizes else '1 device'
+  lengths = ' + '.join(map(str, program.row_lengths.values()))
+  return (
+    f'{program.blueprint.size:,} parameters on {devices}; {trainer.compute_dtype}, remat {variant.remat}, '
+    f'{trainer.batch_size:,} rows of {lengths} tokens per step in {variant.accumulate} micro-batches '
+    f'({rows_per_device(variant)} rows per device)'
+  )
+
+
+def _memory(planned: Planned, device: Device | None) -> str:
+  traced, compiled = planned.variant.footprint, planned.compiled
+  rows = [('memory per device', 'traced', 'compiled')]
+  arguments = '' if compiled is None else format_bytes(compiled.arguments)
+  names = {'parameters', 'optimizer state', 'averages, keys, batch'}
+  parts = traced.parts()
+  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name in names]
+  rows.append(('state and batch', format_bytes(traced.arguments), arguments))
+  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name not in names]
+  rest = '' if compiled is None else format_bytes(compiled.total - compiled.arguments)
+  rows.append(('other arrays at the peak', format_bytes(sum(traced.peak.values())), rest))
+  total = '' if compiled is None else format_bytes(compiled.total)
+  rows.append(('total', format_bytes(traced.total), total))
+  saved = '' if compiled is None else format_bytes(compiled.saved)
+  rows.append(('live when the backward pass starts', format_bytes(traced.saved), saved))
+  if compiled is None:
+    rows = [(*row[:2], '') for row in rows]
+    rows[0] = ('memory per device', 'traced', '')
+  return f'{text_table(rows, "<>>")}\n{_fit(planned, device)}'.rstrip()
+
+
+def _fit(planned: Planned, device: Device | None) -> str:
+  if device is None:
+    return ''
+  free = device.usable - planned.variant.footprint.total
+  share = abs(free) / device.usable
+  size = f'{format_bytes(int(device.usable))} usable of {format_bytes(int(device.memory))}'
+  text = (
+    f'fits into one {device.kind} ({size}): {format_bytes(int(free))} ({share:.0%}) free'
+    if planned.fits
+    else f'does not fit into one {device.kind} ({size}): {format_bytes(int(-free))} ({share:.0%}) too much'
+  )
+  if planned.compiled is not None and (device.usable >= planned.compiled.total) != planned.fits:
+    text += (
+      '\nthe program compiled for CPUs, which is an upper bound, does not fit'
+      if planned.fits
+      else '\nthe program compiled for CPUs fits'
+    )
+  return text
+
+
+def _operations(planned: Planned, device: Device | None) -> str:
+  variant, compiled = planned.variant, planned.compiled
+  flops = variant.program.flops.causal * variant.step_tokens / variant.program.mesh.size
+  lines = [
+    f'FLOPs per device and step: model {flops:.4g} (causal attention counted half), products of the traced '
+    f'step {variant.footprint.flops:.4g}'
+    + ('' if compiled is None else f', of the compiled step {compiled.flops:.4g}')
+  ]
+  title = 'expected collectives' if compiled is None else 'collectives of the compiled step'
+  rows = [(title, 'mesh axes', 'number', 'bytes', 'time')]
+  for c in communication(planned):
+    seconds = 0 if device is None else collective_seconds(c, device, variant.mesh_shape)
+    rows.append(
+      (
+        c.kind,
+        '+'.join(c.axes),
+        f'{c.count:,}' if c.count else '',
+        format_bytes(c.bytes),
+        '' if device is None else _seconds(seconds),
+      )
+    )
+  lines.append(text_table(rows, '<<>>>') if len(rows) > 1 else f'{title}: none')
+  return '\n'.join(lines)
+
+
+def _time(planned: Planned, device: Device) -> str:
+  variant = planned.variant
+  if planned.cost is None or variant.time is None:
+    return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
+  time = variant.time
+  if planned.compiled is not None:
+    work = variant.footprint.work
+    time = step_time(work, communication(planned), device, variant.mesh_shape)
+  cost, size = planned.cost, variant.program.mesh.size
+  lines = [
+    f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
+    f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
+    f'collectives {_seconds(time.exposed)}',
+    f'MFU {cost.mfu:.1%}, {variant.step_tokens / time.estimate:,.0f} tokens per second, '
+    f'{cost.tokens:.4g} tokens in {cost.days:.3g} days'
+    + (
+      ''
+      if cost.price is None
+      else f', {cost.days * 24 * size:,.0f} device-hours, cost {cost.price:,.0f}'
+    ),
+  ]
+  return '\n'.join(lines)
+
+
+def _seconds(seconds: float) -> str:
+  return f'{seconds:.3g} s' if seconds >= 1 else f'{1e3 * seconds:.3g} ms'
+
+
+def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
+  rows = [('settings', 'fits', 'traced', 'compiled', 'time per step', 'MFU')]
+  for planned in variants:
+    compiled = '' if planned.compiled is None else format_bytes(planned.compiled.total)
+    rows.append(
+      (
+        _settings(planned.variant),
+        'yes' if planned.fits else 'no',
+        format_bytes(planned.variant.footprint.total),
+        compiled or ('not compiled' if planned.error is None else 'failed'),
+        '' if planned.compiled_seconds is None else _seconds(planned.compiled_seconds),
+        '' if planned.cost is None else f'{planned.cost.mfu:.1%}',
+      )
+    )
+  return text_table(rows, '<<>>>>')
+
+
+def _settings(variant: Variant) -> str:
+  return (
+    ' '.join(
+      b
+      for b in variant.bindings
+      if not b.startswith('Experiment.') and not (b.startswith('Mesh.') and b.endswith('=1'))
+    )
+    or 'unchanged'
+  )
+
+
+def assumptions(plan: Plan) -> list[str]:
+  """Returns what the numbers of the plan rest on."""
+  variant, device = plan.base.variant, plan.request.device
+  task = variant.program.experiment.task
+  assert task is not None  # A variant is complete.
+  kernels = attention_kernels(
+    variant.program.blueprint.shapes, task, variant.program.trainer.compute_dtype
+  )
+  lines = [
+    'memory, traced: the state and the batch are exact; other arrays follow the shardings of the config, and elementwise '
+    'operations are computed inside the operations that read them: temporaries are an estimate',
+    f'attention: {"; ".join(kernels) or "none"}. GPUs and TPUs may choose a fused kernel, which saves the same '
+    'arrays as Blockwise (queries, keys, values, output, row statistics); its temporaries are an estimate',
+  ]
+  if plan.base.compiled is not None:
+    lines.append(
+      'memory and collectives, compiled: by XLA for CPUs, which computes bfloat16 products and some collectives in '
+      'float32, and fuses less than XLA for GPUs and TPUs: its temporaries are an upper bound'
+    )
+    if plan.base.compiled.unknown_loops:
+      lines.append(
+        f'FLOPs of the compiled step: {plan.base.compiled.unknown_loops} loops over tiles of attention count all '
+        'tiles, because their lengths depend on the documents of a row'
+      )
+  if device is None:
+    return lines
+  lines += [
+    f'{device.kind}: {format_bytes(int(device.memory))} of memory, of which {USABLE_MEMORY:.0%} are usable, '
+    f'{device.peak / 1e12:g} TFLOP/s (bfloat16, dense), {device.memory_bandwidth / 1e9:g} GB/s; sends '
+    f'{device.link / 1e9:g} GB/s inside its domain of {device.domain:,} devices, {device.network / 1e9:g} '
+    f'GB/s outside ({device.source})',
+    f'compute: each operation takes the longer of its products at {PRODUCT_EFFICIENCY:.0%} of the peak and its memory '
+    f'traffic at {MEMORY_EFFICIENCY:.0%} of the bandwidth, one after the other; attention reads and writes only its '
+    'inputs and outputs',
+    f'collectives: rings at {LINK_EFFICIENCY:.0%} of the bandwidth, neighbours in the mesh in one domain; those over '
+    'data and fsdp run beside the compute, others do not',
+    'not included: data, evaluation, checkpoints, compilation, failures',
+  ]
+  return lines

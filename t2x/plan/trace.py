@@ -1,0 +1,389 @@
+"""Walks through the traced train step as one device executes it: shardings, memory, products, collectives."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t2x.parallel.mesh import BATCH_AXES
+from t2x.plan.arrays import Array, Frame, Operation, Work
+from t2x.plan.rules import ROW_AXES, SCATTERS, constrained, output_specs, product_flops
+from t2x.plan.shards import Sizes, Spec, flat, once, parts, unsplit, without
+
+# Jitted functions of attention kernels, whose tiles stay in the caches of a device.
+KERNELS = ('blockwise_forward', 'blockwise_backward')
+_VIEWS = ('reshape', 'transpose', 'squeeze', 'sharding_constraint', 'dynamic_update_slice')
+_IDENTITIES = ('copy', 'copy_p', 'optimization_barrier')
+# Primitives whose parameter `jaxpr` is not the program that they execute.
+_NO_CALLS = ('reduce', 'reduce_window', 'shard_map', 'pallas_call')
+_SLICES = ('slice', 'dynamic_slice')
+_HEAVY = (
+  'cholesky',
+  'conv_general_dilated',
+  'cumlogsumexp',
+  'cummax',
+  'cumprod',
+  'cumsum',
+  'dot_general',
+  'eigh',
+  'gather',
+  'ragged_dot_general',
+  *SCATTERS,
+  'sort',
+  'top_k',
+  'triangular_solve',
+)
+
+
+@dataclasses.dataclass
+class Totals:
+  """Totals of a program or of the body of a loop, on one device.
+
+  Attributes:
+    peak: memory at the peak by category, without inputs.
+    saved: bytes that are computed from the batch and live when the backward pass starts.
+    work: operations by FLOPs and bytes of memory traffic.
+    collectives: bytes by (kind, mesh axes), counted as in `t2x.plan.collectives`.
+  """
+
+  peak: dict[str, int]
+  saved: int
+  work: Work
+  collectives: collections.Counter[tuple[str, tuple[str, ...]]]
+
+  @property
+  def flops(self) -> int:
+    """FLOPs of all products."""
+    return sum(flops * count for (flops, _), count in self.work.items())
+
+
+class Walker:
+  """Walks through a jaxpr and the jaxprs inside it.
+
+  Args:
+    sizes: number of devices by mesh axis.
+    gradients: sorted shape of a parameter -> mesh axes of a dimension by its size.
+  """
+
+  def __init__(
+    self, sizes: Sizes, gradients: Mapping[tuple[int, ...], Mapping[int, tuple[str, ...]]]
+  ):
+    self.sizes, self.gradients = sizes, gradients
+
+  def walk(
+    self, jaxpr: Any, inputs: Sequence[Array], *, owned: bool = False, is_backward: bool = False
+  ) -> tuple[list[Array], Totals]:
+    """Walks through a closed jaxpr.
+
+    Args:
+      jaxpr: the program.
+      inputs: its inputs.
+      owned: whether the caller owns the buffers of the outputs.
+      is_backward: whether it belongs to the backward pass.
+
+    Returns:
+      The outputs and the totals.
+    """
+    frame = _FrameWalker(self)
+    outputs = frame.inline(jaxpr, inputs, is_backward)
+    peak = frame.frame.finish(outputs, outputs if owned else ())
+    work = frame.work + frame.frame.work
+    # Loops over tiles visit each tile in at most one loop.
+    if frame.unknown:
+      work += max(frame.unknown, key=lambda w: sum(f * n for (f, _), n in w.items()))
+    saved = max(frame.saved, frame.frame.saved)
+    return outputs, Totals(peak, saved, work, frame.collectives)
+
+
+class _FrameWalker:
+  """Collects the operations of one frame; calls are inlined, loops become operations."""
+
+  def __init__(self, walker: Walker):
+    self.walker, self.sizes = walker, walker.sizes
+    self.frame = Frame(walker.sizes)
+    self.work: Work = collections.Counter()
+    self.unknown: list[Work] = []
+    self.collectives: collections.Counter = collections.Counter()
+    self.saved = 0
+    self.gathered: dict[tuple[int, tuple[str, ...]], Array] = {}
+
+  def inline(self, closed: Any, inputs: Sequence[Array], is_backward: bool) -> list[Array]:
+    """Adds the equations of a jaxpr and returns its outputs."""
+    jaxpr = getattr(closed, 'jaxpr', closed)
+    env = dict(zip(jaxpr.invars, inputs, strict=True))
+    env |= {v: _constant(v.aval) for v in jaxpr.constvars}
+
+    def read(variable):
+      return _constant(variable.aval) if hasattr(variable, 'val') else env[variable]
+
+    for equation in jaxpr.eqns:
+      backward = is_backward or 'transpose' in str(equation.source_info.name_stack)
+      outputs = self._equation(equation, [read(v) for v in equation.invars], backward)
+      env.update(zip(equation.outvars, outputs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+  def _equation(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+    name, params = equation.primitive.name, equation.params
+    if name == 'scan':
+      return self._scan(equation, inputs, is_backward)
+    if name == 'while':
+      return self._while(equation, inputs, is_backward)
+    if name == 'cond':
+      return self._cond(equation, inputs, is_backward)
+    if name in _IDENTITIES or self._is_kept(name, params, inputs):
+      return inputs
+    inner = params.get('jaxpr', params.get('call_jaxpr'))
+    if inner is not None and name not in _NO_CALLS:
+      if params.get('name') in KERNELS and any(a.from_batch for a in inputs):
+        return self._kernel(equation, inner, inputs, is_backward)
+      return self.inline(inner, inputs, is_backward)
+    return self._simple(equation, inputs, is_backward)
+
+  # Loops and calls.
+
+  def _scan(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+    params = equation.params
+    consts, carried = params['num_consts'], params['num_consts'] + params['num_carry']
+    length = params['length']
+    own = [_external(a) for a in inputs[:carried]]
+    own += [
+      dataclasses.replace(_external(a), shape=a.shape[1:], spec=a.spec[1:], is_slice=True)
+      for a in inputs[carried:]
+    ]
+    outputs, totals = self._body(params['jaxpr'], own, consts, carried, is_backward)
+    num_carry = params['num_carry']
+    results = [_result(a, a.shape, a.spec) for a in outputs[:num_carry]]
+    # Only the compiler's partitioner stacks an array once if it is several outputs in the same shape.
+    stacks: dict[tuple[Array, tuple[int, ...]], Array] = {}
+    for array in outputs[num_carry:]:
+      stack = _result(array, (length, *array.shape), ((), *array.spec))
+      root = array.root() if parts([tuple(self.sizes)], self.sizes) > 1 else array
+      results.append(stacks.setdefault((root, array.shape), stack))
+    pairs = list(zip(inputs[consts:carried], results[:num_carry], strict=True))
+    self._add_loop(inputs, results, totals, length, pairs, is_backward)
+    return results
+
+  def _while(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+    params = equation.params
+    skipped, consts = params['cond_nconsts'], params['body_nconsts']
+    inputs = inputs[skipped:]
+    own = [_external(a) for a in inputs]
+    outputs, totals = self._body(params['body_jaxpr'], own, consts, len(inputs), is_backward)
+    results = [_result(a, a.shape, a.spec) for a in outputs]
+    tables = [a.shape[0] for a in inputs if a.itemsize == 4 and a.shape[1:] == (2,)]
+    pairs = list(zip(inputs[consts:], results, strict=True))
+    self._add_loop(
+      inputs, results, totals, max(tables, default=1), pairs, is_backward, bool(tables)
+    )
+    return results
+
+  def _body(
+    self, jaxpr: Any, own: list[Array], first: int, end: int, is_backward: bool
+  ) -> tuple[list[Array], Totals]:
+    """Walks through a body until the shardings of its carry, `own[first:end]`, do not change."""
+    for _ in range(4):
+      outputs, totals = self.walker.walk(jaxpr, own, is_backward=is_backward)
+      changed = False
+      for place, output in zip(range(first, end), outputs, strict=False):
+        before = own[place]
+        spec = before.spec if flat(before.spec) else output.spec
+        flags = before.from_batch or output.from_batch, before.is_gradient or output.is_gradient
+        if (spec, *flags) != (before.spec, before.from_batch, before.is_gradient):
+          changed = True
+        own[place] = dataclasses.replace(
+          _external(before), spec=spec, from_batch=flags[0], is_gradient=flags[1]
+        )
+      if not changed:
+        break
+      own = [dataclasses.replace(_external(a), is_slice=a.is_slice) for a in own]
+    carry = [
+      dataclasses.replace(output, spec=own[place].spec)
+      for place, output in zip(range(first, end), outputs, strict=False)
+    ]
+    return [*carry, *outputs[end - first :]], totals
+
+  def _add_loop(self, inputs, results, totals, length, pairs, is_backward, is_unknown=False):
+    for array in inputs:
+      array.to_memory(len(self.frame.operations))
+    self.frame.add(
+      Operation(
+        inputs,
+        results,
+        inside=totals.peak,
+        in_place=pairs,
+        is_backward=is_backward,
+        is_loop=True,
+        is_counted=False,
+      )
+    )
+    work: Work = collections.Counter({key: n * length for key, n in totals.work.items()})
+    if is_unknown:
+      self.unknown.append(work)
+    else:
+      self.work += work
+    for key, size in totals.collectives.items():
+      self.collectives[key] += size * length
+    if not is_backward:
+      self.saved = max(self.saved, totals.saved)
+
+  def _cond(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+    own = [_external(a) for a in inputs[1:]]
+    walked = [
+      self.walker.walk(branch, own, owned=True, is_backward=is_backward)
+      for branch in equation.params['branches']
+    ]
+    outputs, totals = max(walked, key=lambda pair: pair[1].flops)
+    results = [_result(a, a.shape, a.spec) for a in outputs]
+    self._add_loop(inputs, results, totals, 1, [], is_backward)
+    return results
+
+  def _kernel(
+    self, equation: Any, inner: Any, inputs: list[Array], is_backward: bool
+  ) -> list[Array]:
+    """Adds a call whose memory traffic is that of its inputs and outputs."""
+    own = [_external(a) for a in inputs]
+    outputs, totals = self.walker.walk(inner, own, owned=True, is_backward=is_backward)
+    results = [_result(a, a.shape, a.spec) for a in outputs]
+    for array in inputs:
+      array.to_memory(len(self.frame.operations))
+    operation = Operation(inputs, results, totals.flops, totals.peak, is_backward=is_backward)
+    self.frame.add(operation)
+    self.collectives.update(totals.collectives)
+    return results
+
+  # Other equations.
+
+  def _simple(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+    name = equation.primitive.name
+    inputs, extra = self._gathered(name, equation, inputs)
+    specs, summed = output_specs(name, equation, inputs, self.sizes)
+    from_batch = any(a.from_batch for a in inputs)
+    results = []
+    for variable, spec in zip(equation.outvars, specs, strict=True):
+      shape = tuple(variable.aval.shape)
+      result = Array(shape, _itemsize(variable.aval), spec, from_batch)
+      result.is_gradient = any(a.is_gradient and a.size == result.size for a in inputs)
+      results.append(result)
+    flops = 0
+    if name in ('dot_general', 'conv_general_dilated'):
+      flops = product_flops(equation, results[0], inputs, summed, self.sizes)
+    if summed:
+      for result in results:
+        self._combine(result, summed)
+    is_root = name in _HEAVY or name.startswith(('reduce_', 'arg'))
+    # A scatter adds to its operand in place.
+    if name in _HEAVY:
+      for array in inputs[1 if name in SCATTERS else 0 :]:
+        array.to_memory(len(self.frame.operations))
+    for result in results:
+      result.in_memory = is_root or self._is_moved(name, inputs, result)
+      result.sources = tuple(inputs)
+      if name in _VIEWS and not result.in_memory:
+        result.is_view, result.sources = True, (inputs[0],)
+      result.is_slice = name in _SLICES
+    self.frame.add(
+      Operation(
+        inputs,
+        results,
+        flops,
+        extra=extra,
+        in_place=() if is_root else None,
+        is_backward=is_backward,
+      )
+    )
+    return results
+
+  def _is_kept(self, name: str, params: Any, inputs: list[Array]) -> bool:
+    """Whether an equation is a constraint that its operand satisfies."""
+    if name != 'sharding_constraint':
+      return False
+    return constrained(params['sharding'], inputs[0]) == inputs[0].spec
+
+  def _is_moved(self, name: str, inputs: list[Array], result: Array) -> bool:
+    """Whether a constraint moves data between devices; records the collective."""
+    if name != 'sharding_constraint':
+      return False
+    before, after = flat(inputs[0].spec), flat(result.spec)
+    lost = tuple(axis for axis in before if axis not in after)
+    if lost and result.from_batch:
+      self._record('all-gather', lost, result)
+    return bool(lost)
+
+  def _gathered(self, name: str, equation: Any, inputs: list[Array]) -> tuple[list[Array], int]:
+    """Returns the operands, of which parameters are gathered over the axes that split the batch."""
+    batch = [a for a in inputs if a.from_batch and flat(a.spec) and not a.is_gradient]
+    if not batch or len(inputs) < 2 or name == 'gather':
+      return inputs, 0
+    result, extra = [], 0
+    for array in inputs:
+      used = {x for x in flat(max(batch, key=lambda a: a.size).spec) if x in BATCH_AXES}
+      lost = tuple(axis for axis in flat(array.spec) if axis in used)
+      if array.from_batch or not lost:
+        result.append(array)
+        continue
+      complete = self._complete(array, lost)
+      result.append(complete)
+      # Other operands are broadcast after they are gathered.
+      extra += complete.bytes(self.sizes) if complete.is_view else 0
+    return result, extra
+
+  def _complete(self, array: Array, lost: tuple[str, ...]) -> Array:
+    """Returns an operand gathered over mesh axes, once per frame."""
+    key = id(array), lost
+    if key not in self.gathered:
+      complete = Array(
+        array.shape,
+        array.itemsize,
+        without(array.spec, lost),
+        False,
+        sources=(array,),
+        is_view=True,
+      )
+      small = array
+      while len(small.sources) == 1 and not small.in_memory:
+        small = small.sources[0]
+      if small.size < array.size:
+        complete.is_view = False
+        self._record('all-gather', lost, dataclasses.replace(small, spec=without(small.spec, lost)))
+      else:
+        self._record('all-gather', lost, complete)
+      self.gathered[key] = complete
+    return self.gathered[key]
+
+  def _combine(self, result: Array, summed: tuple[str, ...]) -> None:
+    """Sums the parts of an array over mesh axes; a gradient is split like its parameter."""
+    gradient = self.walker.gradients.get(tuple(sorted(result.shape)))
+    scattered: tuple[str, ...] = ()
+    if result.from_batch and gradient is not None and set(summed) & ROW_AXES:
+      scattered = tuple(x for axes in gradient.values() for x in axes if x in summed)
+      if scattered:
+        self._record('reduce-scatter', scattered, result)
+      result.spec = once((gradient[n] for n in result.shape), ())
+      result.is_gradient = True
+    rest = tuple(axis for axis in summed if axis not in scattered)
+    if rest:
+      self._record('all-reduce', rest, result)
+
+  def _record(self, kind: str, axes: Sequence[str], array: Array) -> None:
+    axes = tuple(axis for axis in axes if self.sizes[axis] > 1)
+    if axes:
+      self.collectives[kind, axes] += array.bytes(self.sizes)
+
+
+def _itemsize(aval: Any) -> int:
+  return getattr(getattr(aval, 'dtype', None), 'itemsize', 0)
+
+
+def _constant(aval: Any) -> Array:
+  shape = tuple(getattr(aval, 'shape', ()))
+  return Array(shape, _itemsize(aval), unsplit(len(shape)), False)
+
+
+def _external(array: Array) -> Array:
+  """Returns the array as an input of another frame."""
+  return Array(array.shape, array.itemsize, array.spec, array.from_batch, array.is_gradient)
+
+
+def _result(array: Array, shape: tuple[int, ...], spec: Spec) -> Array:
+  """Returns an output of a body as an array in memory."""
+  return Array(shape, array.itemsize, spec, array.from_batch, array.is_gradient, in_memory=True)

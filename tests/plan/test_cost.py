@@ -1,0 +1,52 @@
+"""Times are those of the rates, computed by hand."""
+
+import pytest
+
+from t2x.plan import DEVICES
+from t2x.plan.collectives import Collective
+from t2x.plan.cost import collective_seconds, run_cost, step_time
+
+H100 = DEVICES['h100']
+MESH = {'data': 2, 'fsdp': 4, 'tensor': 4}
+
+
+def collective(kind, *axes, members, size=10**9):
+  return Collective(kind, axes, 1, 2 * size, members, size)
+
+
+@pytest.mark.parametrize(
+  ('one', 'seconds'),
+  [
+    # Four neighbours: three quarters of the bytes over NVLink, 450 GB/s.
+    (collective('all-gather', 'tensor', members=4), 0.75 / 450),
+    (collective('all-reduce', 'tensor', members=4), 2 * 0.75 / 450),
+    # Two of the four are in a machine of eight: half of the bytes leave it, over two adapters of 50 GB/s.
+    (collective('reduce-scatter', 'fsdp', members=4), 0.5 / 100),
+    # One per machine.
+    (collective('all-reduce', 'data', members=2), 2 * 0.5 / 50),
+    # All devices: three quarters leave the machine over eight adapters; 7/8 over NVLink take longer.
+    (collective('all-gather', 'data', 'fsdp', 'tensor', members=32), 0.875 / 450),
+    (collective('collective-permute', 'data', members=2), 1 / 50),
+  ],
+)
+def test_collectives_take_the_longer_of_fast_and_slow_links(one, seconds):
+  assert collective_seconds(one, H100, MESH) == pytest.approx(seconds / 0.8)
+
+
+def test_only_collectives_over_data_and_fsdp_overlap_with_compute():
+  work = {(int(989e12 * 0.8), 1): 1, (0, int(3350e9 * 0.85)): 2}
+  ones = [collective('all-gather', 'fsdp', members=4, size=10**12)]
+  ones += [collective('all-reduce', 'tensor', members=4, size=10**11)]
+  time = step_time(work, ones, H100, MESH)
+  assert time.compute == pytest.approx(3)
+  assert time.overlapped == pytest.approx(1000 * 0.5 / 100 / 0.8)
+  assert time.exposed == pytest.approx(2 * 100 * 0.75 / 450 / 0.8)
+  assert time.estimate == pytest.approx(time.overlapped + time.exposed)
+  assert time.slowest == pytest.approx(3 + time.overlapped + time.exposed)
+
+
+def test_the_cost_of_a_run_is_its_device_hours():
+  cost = run_cost(2.0, 989e12 * 8, 1_000_000, 1.8e9, H100, 8, price=2.0)
+  assert cost.mfu == pytest.approx(0.5)
+  assert cost.days == pytest.approx(1 / 24)
+  assert cost.price == pytest.approx(16)

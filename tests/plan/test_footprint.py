@@ -1,0 +1,105 @@
+"""The traced estimate against XLA's memory analysis of the compiled train step."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plan.tiny import FILES, FLOAT32, SETTINGS
+
+from t2x.api import read_experiment
+from t2x.plan.footprint import footprint
+from t2x.plan.hlo import Program
+from t2x.plan.saved import saved_bytes
+from t2x.train import TrainProgram
+
+TOLERANCE = 0.05
+# Of the total with temporaries.
+ESTIMATE = 0.1
+
+
+@pytest.fixture(scope='module')
+def single():
+  """(traced, compiled) on one device."""
+  program = TrainProgram(
+    read_experiment(FILES, [*SETTINGS, FLOAT32, 'Mesh.num_devices=1', 'Experiment.mesh=@Mesh()'])
+  )
+  return footprint(program), program.lower_step().compile()
+
+
+def test_the_arguments_of_the_step_are_counted(single):
+  traced, compiled = single
+  assert traced.arguments == compiled.memory_analysis().argument_size_in_bytes
+
+
+def test_saved_activations_are_those_of_the_compiled_program(single):
+  traced, compiled = single
+  assert traced.saved == pytest.approx(saved_bytes(Program(compiled.as_text())), rel=TOLERANCE)
+
+
+def test_temporaries_are_estimated(single):
+  """In float32 and without a mesh, where the compiler for CPUs adds no conversions and copies."""
+  traced, compiled = single
+  memory = compiled.memory_analysis()
+  total = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+  assert traced.total == pytest.approx(total, rel=ESTIMATE)
+
+
+def test_the_products_of_the_step_are_those_of_the_compiled_program(single):
+  traced, compiled = single
+  assert traced.flops == Program(compiled.as_text()).flops()
+
+
+def test_the_parts_sum_to_the_total(single):
+  traced, _ = single
+  assert sum(traced.parts().values()) == traced.total
+
+
+# Meshes, optimizers, rematerialisation policies, micro-batches, dtypes.
+BFLOAT16 = "Trainer.compute_dtype='bfloat16'"
+CASES = {
+  'ddp': ('ddp', [FLOAT32]),
+  'fsdp': ('fsdp', [FLOAT32]),
+  'fsdp bfloat16': ('fsdp', [BFLOAT16]),
+  'fsdp_tensor': ('fsdp_tensor', [FLOAT32]),
+  'context': ('context', [FLOAT32]),
+  'adafactor': ('fsdp', [FLOAT32, 'Trainer.optimizer=@Adafactor()']),
+  'muon': ('fsdp', [FLOAT32, 'Trainer.optimizer=@Muon()']),
+  'accumulate': ('fsdp', [FLOAT32, 'Trainer.accumulate=2']),
+  'ema': ('single', [FLOAT32, 'Trainer.ema_decay=0.99']),
+  'single accumulate': ('single', [BFLOAT16, 'Trainer.accumulate=4']),
+  **{
+    f'remat {name}': ('fsdp', [BFLOAT16, f"Stack.remat='{name}'"])
+    for name in ('full', 'dots', 'dots_no_batch', 'attention', 'dots_no_batch+attention')
+  },
+}
+
+
+@pytest.fixture(scope='module')
+def compared():
+  """Numbers of each case, compiled for eight fake devices in a process of its own."""
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8'}
+  done = subprocess.run(
+    [sys.executable, str(Path(__file__).with_name('compare.py'))],
+    input=json.dumps(CASES),
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize('case', CASES)
+def test_traced_and_compiled_agree_on_every_layout(compared, case, tell):
+  traced, compiled = compared[case]['traced'], compared[case]['compiled']
+  tell('traced / compiled', case, {name: f'{traced[name] / compiled[name]:.3f}' for name in traced})
+  assert traced['arguments'] == pytest.approx(compiled['arguments'], rel=TOLERANCE)
+  assert traced['saved'] == pytest.approx(compiled['saved'], rel=TOLERANCE)
+  # A part of attention over split rows is computed by each device.
+  assert traced['flops'] == pytest.approx(compiled['flops'], rel=0.1 if case == 'context' else 1e-9)
