@@ -42,7 +42,19 @@ main(['train', 'some.gin'])
 
 @pytest.mark.parametrize(
   'command',
-  ['train', 'eval', 'generate', 'check', 'plan', 'show', 'diff', 'data', 'report', 'runs', 'launch'],
+  [
+    'train',
+    'eval',
+    'generate',
+    'check',
+    'plan',
+    'show',
+    'diff',
+    'data',
+    'report',
+    'runs',
+    'launch',
+  ],
 )
 def test_every_command_has_help(command, capsys):
   with pytest.raises(SystemExit) as stop:
