@@ -15,6 +15,10 @@ is the sum of two noise variances:
 - The t statistic has Satterthwaite's degrees of freedom, reduced towards the smaller one of its two
   variances, because they are too large in the tails when there are few seeds.
 - With fewer than `FEWEST` comparisons the variances cannot be separated: paired t tests.
+- Seeds that only the baseline has (`Sweep.baseline_seeds`) have an unknown effect, so they are not paired. They
+  improve the mean of the baseline if the effects of the seeds are small: the difference is the mean
+  of the paired differences plus the weighted difference between the baseline's mean at the paired seeds and at
+  the others. The weight follows from the part of the noise in the baseline's variance over all its seeds.
 
 The correction for all comparisons is that of Dunnett (1955): it uses that all comparisons share the noise
 of the baseline. `experiments/statistics` measures error rates, power and coverage.
@@ -25,7 +29,10 @@ import dataclasses
 import numpy as np
 from scipy import special, stats
 
-FEWEST = 7
+from t2x.sweeps.sweep import FEWEST
+
+# Largest weight of the seeds that only the baseline has: with more, an overestimated noise would reduce the error.
+_MOST = 0.5
 # Confidence of the upper bound of the spread of the variances.
 _CONFIDENCE = 0.95
 _ROUNDS = 3
@@ -38,16 +45,19 @@ class Contrasts:
   """Differences to the baseline, as arrays [..., comparisons].
 
   Attributes:
-    difference: mean difference over the seeds that finished in both.
+    difference: mean difference over the seeds that finished in both; in the two-way model it also uses the seeds
+      that only the baseline has.
     error: its standard error.
     freedom: degrees of freedom of the standard error.
     shared: correlation of each comparison with the noise of the baseline, in [0, 1).
+    deviation: standard deviation of a paired difference.
   """
 
   difference: np.ndarray
   error: np.ndarray
   freedom: np.ndarray
   shared: np.ndarray
+  deviation: np.ndarray
 
   @property
   def p(self) -> np.ndarray:
@@ -71,8 +81,8 @@ def paired(values: np.ndarray) -> Contrasts:
   count = seen.sum(-1)
   mean = np.where(seen, differences, 0).sum(-1) / count
   squares = np.where(seen, differences - mean[..., None], 0) ** 2
-  error = np.sqrt(squares.sum(-1) / (count - 1) / count)
-  return Contrasts(mean, error, count - 1.0, np.zeros_like(mean))
+  deviation = np.sqrt(squares.sum(-1) / (count - 1))
+  return Contrasts(mean, deviation / np.sqrt(count), count - 1.0, np.zeros_like(mean), deviation)
 
 
 def two_way(values: np.ndarray) -> Contrasts:
@@ -84,18 +94,74 @@ def two_way(values: np.ndarray) -> Contrasts:
   pairs = paired(values)
   if values.shape[-2] - 1 < FEWEST:
     return pairs
-  variance, freedom = moderated(*noise_variances(values))
+  single = ~np.isfinite(values[..., 1:, :]).any(-2)
+  single = single.reshape(-1, single.shape[-1]).all(0)
+  variance, freedom = moderated(*noise_variances(values[..., ~single]))
   own, base = variance[..., 1:], variance[..., :1]
   own_freedom, base_freedom = freedom[..., 1:], freedom[..., :1]
-  count = np.isfinite(values[..., 1:, :] - values[..., :1, :]).sum(-1)
-  total = own + base
-  satterthwaite = total**2 / (own**2 / own_freedom + base**2 / base_freedom)
+  seen = np.isfinite(values[..., 1:, :] - values[..., :1, :])
+  count = seen.sum(-1)
+  more = _baseline_seeds(values[..., 0, :], seen, single, base)
+  # Variances of the three parts of a difference, and their degrees of freedom.
+  parts = own / count, base * (1 - 2 * more.weight) / count, more.variance
+  freedoms = own_freedom, base_freedom, more.freedom
+  total = parts[0] + parts[1] + parts[2]
+  satterthwaite = total**2 / sum(p**2 / f for p, f in zip(parts, freedoms, strict=True))
   excess = satterthwaite - np.minimum(own_freedom, base_freedom)
   return Contrasts(
-    pairs.difference,
-    np.sqrt(total / count),
+    pairs.difference + more.shift,
+    np.sqrt(total),
     satterthwaite - np.maximum(excess, 0) / (count - 1),
-    np.minimum(np.sqrt(base / total), 0.999),
+    np.minimum(np.sqrt((parts[1] + parts[2]) / total), 0.999),
+    np.sqrt(own + base),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _BaselineSeeds:
+  """Contribution of the seeds that only the baseline has, as arrays [..., comparisons].
+
+  Attributes:
+    weight: weight of these seeds in the mean of the baseline.
+    shift: change of the difference.
+    variance: variance of the shift without the covariance with the paired differences.
+    freedom: its degrees of freedom.
+  """
+
+  weight: np.ndarray | float
+  shift: np.ndarray | float
+  variance: np.ndarray | float
+  freedom: np.ndarray | float
+
+
+def _baseline_seeds(
+  baseline: np.ndarray, seen: np.ndarray, single: np.ndarray, noise: np.ndarray
+) -> _BaselineSeeds:
+  """Weighs the seeds that only the baseline has.
+
+  Args:
+    baseline: metric of the baseline [..., seeds].
+    seen: whether a seed finished in the variant and the baseline [..., comparisons, seeds].
+    single: seeds that only the baseline has [seeds].
+    noise: noise variance of the baseline [..., 1].
+  """
+  groups = [baseline[..., ~single], baseline[..., single]]
+  counts = [np.isfinite(group).sum(-1, keepdims=True) for group in groups]
+  freedom = counts[0] + counts[1] - 2
+  if not single.any() or (counts[1] == 0).any() or (freedom < 1).any():
+    return _BaselineSeeds(0.0, 0.0, 0.0, 1.0)
+  means = [np.nanmean(group, -1, keepdims=True) for group in groups]
+  squares = [np.nansum((g - m) ** 2, -1, keepdims=True) for g, m in zip(groups, means, strict=True)]
+  total = (squares[0] + squares[1]) / freedom
+  count, others = seen.sum(-1), counts[1]
+  weight = np.minimum(1, noise / total) * others / (count + others)
+  weight = np.minimum(weight, _MOST)
+  paired_mean = np.where(seen, baseline[..., None, :], 0).sum(-1) / count
+  return _BaselineSeeds(
+    weight,
+    weight * (paired_mean - means[1]),
+    weight**2 * total * (1 / count + 1 / others),
+    freedom,
   )
 
 
