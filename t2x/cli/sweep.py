@@ -57,6 +57,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     choices=('tune', 'untuned'),
     help='with --group: stage of a sweep with Sweep.tune, as printed by --groups (default: the tuned values)',
   )
+  _add_runner(parser)
+
+
+def _add_runner(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--runner',
     choices=('local', 'slurm', 'ray'),

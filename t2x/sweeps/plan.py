@@ -68,34 +68,16 @@ def make_plan(
       problems += arm_problems(sweep, arm, error)
       continue
     planned.setdefault(resolved.identity, (arm, resolved.config))
-    unused = planner.unused(resolved.config)
-    for seed in sweep.seeds_of(arm.variant):
-      folder = f'{resolved.identity}-{seed}'
-      trials.append(resolved.trial(arm, seed, folder, unused))
-      if not resolved.problem:
-        config = planner.load(arm, (*resolved.adjusted, f'{planner.seed}={seed}'))
-        configs[folder] = config_lib.render(config)
+    for trial, config in planner.trials(arm, resolved):
+      trials.append(trial)
+      if config is not None:
+        configs[trial.folder] = config
   trials = [*_set_programs(trials, planner.numbers, inputs)]
   if inspect is not None:
     problems += _inspect_programs(sweep, planned, trials, inspect)
   if problems := problems or [*planner.adjusted_problems()]:
     raise UserError('\n'.join(problems))
-  plan = Plan(
-    name=sweep.name,
-    baseline=sweep.baseline,
-    metric=sweep.metric,
-    goal=planner.goal or 'min',
-    matched=sweep.match or '',
-    config=config_lib.render(planner.base),
-    versions=versions(),
-    commit=commit(),
-    trials=tuple(trials),
-    file=str(sweep.file.resolve()),
-    margin=sweep.margin,
-    failed_above=sweep.failed_above,
-    max_seeds=sweep.max_seeds,
-  )
-  return plan, configs
+  return planner.summary(trials), configs
 
 
 def read_base(sweep: Sweep) -> config_lib.Config:
@@ -301,11 +283,6 @@ class _Planner:
     self._undefined -= {name for name in self._undefined if is_bindable(config, name)}
     return _Resolved(config, identity, self._costs[self.numbers[identity][0]], adjusted)
 
-  def unused(self, config: config_lib.Config) -> tuple[str, ...]:
-    """Returns the targets of bindings that the base uses and this config does not."""
-    used = set(_used_targets(config))
-    return tuple(target for target in self._base_targets if target not in used)
-
   def plan(self, arm: Arm) -> _Resolved:
     """Resolves an arm and matches its budget to the baseline, which is planned first at each point."""
     resolved = self.resolve(arm)
@@ -317,6 +294,36 @@ class _Planner:
     self._target = None if self.sweep.match is None else self._quantity(resolved)
     self._point = arm.point
     return resolved
+
+  def trials(self, arm: Arm, resolved: _Resolved) -> Iterator[tuple[Trial, str | None]]:
+    """Yields the trials of an arm with their configs; None for those that cannot run."""
+    used = set(_used_targets(resolved.config))
+    unused = tuple(target for target in self._base_targets if target not in used)
+    for seed in self.sweep.seeds_of(arm.variant):
+      trial = resolved.trial(arm, seed, f'{resolved.identity}-{seed}', unused)
+      config = None
+      if not resolved.problem:
+        config = config_lib.render(self.load(arm, (*resolved.adjusted, f'{self.seed}={seed}')))
+      yield trial, config
+
+  def summary(self, trials: Sequence[Trial]) -> Plan:
+    """Returns the plan of the trials."""
+    sweep = self.sweep
+    return Plan(
+      name=sweep.name,
+      baseline=sweep.baseline,
+      metric=sweep.metric,
+      goal=self.goal or 'min',
+      matched=sweep.match or '',
+      config=config_lib.render(self.base),
+      versions=versions(),
+      commit=commit(),
+      trials=tuple(trials),
+      file=str(sweep.file.resolve()),
+      margin=sweep.margin,
+      failed_above=sweep.failed_above,
+      max_seeds=sweep.max_seeds,
+    )
 
   def adjusted_problems(self) -> Iterator[str]:
     """Yields one line for each name in Sweep.knob that is not defined."""

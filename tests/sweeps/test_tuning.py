@@ -1,7 +1,5 @@
 """Plans of the stages of a tuned sweep."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -148,24 +146,6 @@ def test_halving_plans_one_round_after_another(tuned, tmp_path):
     counts.append((stage.plan.name, len(stage.plan.trials)))
   assert counts[:3] == [('study-tune', 9), ('study-tune', 15), ('study', 6)]
   assert 'study-tune with at most 10 trials' in stage.notes[0], 'gelu and low share theirs'
-
-
-def test_the_choice_depends_on_the_outcomes_only(tuned, tmp_path):
-  best = {'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-3}
-  for out in (tmp_path / 'one', tmp_path / 'two'):
-    for stage in stages(tuned('Tune.keep=0.5'), out, None):
-      finish(out, stage.plan, distance(best))
-      if stage.tuning:
-        write_tuning(out / 'study', stage.tuning)
-  texts = [(tmp_path / out / 'study' / 'tuning.json').read_text() for out in ('one', 'two')]
-  assert texts[0] == texts[1]
-  first = json.loads(texts[0])['choices'][0]
-  assert (first['variant'], first['chosen'], first['own'], first['edge']) == (
-    'gelu',
-    1e-2,
-    1e-2,
-    '',
-  )
 
 
 def test_trials_of_both_values_are_in_the_table(tuned, tmp_path):
