@@ -101,7 +101,8 @@ def two_way(values: np.ndarray) -> Contrasts:
   own_freedom, base_freedom = freedom[..., 1:], freedom[..., :1]
   seen = np.isfinite(values[..., 1:, :] - values[..., :1, :])
   count = seen.sum(-1)
-  more = _baseline_seeds(values[..., 0, :], seen, single, base)
+  effects = _effect_variance(values[..., 1:, ~single], own)
+  more = _baseline_seeds(values[..., 0, :], seen, single, effects)
   # Variances of the three parts of a difference, and their degrees of freedom.
   parts = own / count, base * (1 - 2 * more.weight) / count, more.variance
   freedoms = own_freedom, base_freedom, more.freedom
@@ -111,7 +112,7 @@ def two_way(values: np.ndarray) -> Contrasts:
   return Contrasts(
     pairs.difference + more.shift,
     np.sqrt(total),
-    satterthwaite - np.maximum(excess, 0) / (count - 1),
+    satterthwaite - np.maximum(excess, 0) * more.reduction,
     np.minimum(np.sqrt((parts[1] + parts[2]) / total), 0.999),
     np.sqrt(own + base),
   )
@@ -126,16 +127,19 @@ class _BaselineSeeds:
     shift: change of the difference.
     variance: variance of the shift without the covariance with the paired differences.
     freedom: its degrees of freedom.
+    reduction: part of Satterthwaite's degrees of freedom above the smallest ones to subtract. It is larger with
+      these seeds, as the degrees of freedom of the parts then differ more; from simulations.
   """
 
   weight: np.ndarray | float
   shift: np.ndarray | float
   variance: np.ndarray | float
   freedom: np.ndarray | float
+  reduction: np.ndarray | float
 
 
 def _baseline_seeds(
-  baseline: np.ndarray, seen: np.ndarray, single: np.ndarray, noise: np.ndarray
+  baseline: np.ndarray, seen: np.ndarray, single: np.ndarray, effects: np.ndarray
 ) -> _BaselineSeeds:
   """Weighs the seeds that only the baseline has.
 
@@ -143,18 +147,19 @@ def _baseline_seeds(
     baseline: metric of the baseline [..., seeds].
     seen: whether a seed finished in the variant and the baseline [..., comparisons, seeds].
     single: seeds that only the baseline has [seeds].
-    noise: noise variance of the baseline [..., 1].
+    effects: variance of the effects of the seeds [..., 1], estimated without the baseline: a weight from the
+      estimated noise of the baseline would be wrong where the error is.
   """
   groups = [baseline[..., ~single], baseline[..., single]]
   counts = [np.isfinite(group).sum(-1, keepdims=True) for group in groups]
+  count, others = seen.sum(-1), counts[1]
   freedom = counts[0] + counts[1] - 2
   if not single.any() or (counts[1] == 0).any() or (freedom < 1).any():
-    return _BaselineSeeds(0.0, 0.0, 0.0, 1.0)
+    return _BaselineSeeds(0.0, 0.0, 0.0, 1.0, 1 / (count - 1))
   means = [np.nanmean(group, -1, keepdims=True) for group in groups]
   squares = [np.nansum((g - m) ** 2, -1, keepdims=True) for g, m in zip(groups, means, strict=True)]
   total = (squares[0] + squares[1]) / freedom
-  count, others = seen.sum(-1), counts[1]
-  weight = np.minimum(1, noise / total) * others / (count + others)
+  weight = np.clip(1 - effects / total, 0, 1) * others / (count + others)
   weight = np.minimum(weight, _MOST)
   paired_mean = np.where(seen, baseline[..., None, :], 0).sum(-1) / count
   return _BaselineSeeds(
@@ -162,7 +167,23 @@ def _baseline_seeds(
     weight * (paired_mean - means[1]),
     weight**2 * total * (1 / count + 1 / others),
     freedom,
+    np.minimum(0.7, 2.5 / (count - 1)),
   )
+
+
+def _effect_variance(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
+  """Estimates the variance of the effects of the seeds [..., 1].
+
+  Args:
+    values: metric of the variants [..., variants, seeds].
+    noise: their noise variances [..., variants].
+  """
+  seen = np.isfinite(values)
+  share = _weights(noise)[..., None] * seen
+  share = share / np.maximum(share.sum(-2, keepdims=True), 1e-300)
+  effect = (share * np.where(seen, values - np.nanmean(values, -1, keepdims=True), 0)).sum(-2)
+  of_noise = (share**2 * noise[..., None]).sum(-2).mean(-1)
+  return np.maximum(effect.var(-1, ddof=1) - of_noise, 0)[..., None]
 
 
 def noise_variances(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
