@@ -103,17 +103,20 @@ def two_way(values: np.ndarray) -> Contrasts:
   count = seen.sum(-1)
   effects = _effect_variance(values[..., 1:, ~single], own)
   more = _baseline_seeds(values[..., 0, :], seen, single, effects)
-  # Variances of the three parts of a difference, and their degrees of freedom.
-  parts = own / count, base * (1 - 2 * more.weight) / count, more.variance
-  freedoms = own_freedom, base_freedom, more.freedom
-  total = parts[0] + parts[1] + parts[2]
-  satterthwaite = total**2 / sum(p**2 / f for p, f in zip(parts, freedoms, strict=True))
-  excess = satterthwaite - np.minimum(own_freedom, base_freedom)
+  # Variances of the parts of a difference: of the variant, and of the baseline at the paired and the other seeds.
+  own_part, base_part = own / count, base * (1 - 2 * more.weight) / count
+  of_baseline = base_part + more.variance
+  of_baseline_freedom = of_baseline**2 / (
+    base_part**2 / base_freedom + more.variance**2 / more.freedom
+  )
+  total = own_part + of_baseline
+  satterthwaite = total**2 / (own_part**2 / own_freedom + of_baseline**2 / of_baseline_freedom)
+  excess = satterthwaite - np.minimum(own_freedom, of_baseline_freedom)
   return Contrasts(
     pairs.difference + more.shift,
     np.sqrt(total),
     satterthwaite - np.maximum(excess, 0) * more.reduction,
-    np.minimum(np.sqrt((parts[1] + parts[2]) / total), 0.999),
+    np.minimum(np.sqrt(of_baseline / total), 0.999),
     np.sqrt(own + base),
   )
 
@@ -167,7 +170,7 @@ def _baseline_seeds(
     weight * (paired_mean - means[1]),
     weight**2 * total * (1 / count + 1 / others),
     freedom,
-    np.minimum(0.7, 2.5 / (count - 1)),
+    np.minimum(0.9, 2.5 / (count - 1)),
   )
 
 
