@@ -33,7 +33,7 @@ from t2x.sweeps.sweep import FEWEST
 
 # Largest weight of the seeds that only the baseline has: with more, an overestimated noise would reduce the error.
 _MOST = 0.5
-# Confidence of the upper bound of the spread of the variances.
+# Confidence of the upper bounds of the spread of the variances and of the noise of the baseline.
 _CONFIDENCE = 0.95
 _ROUNDS = 3
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
@@ -102,7 +102,8 @@ def two_way(values: np.ndarray) -> Contrasts:
   seen = np.isfinite(values[..., 1:, :] - values[..., :1, :])
   count = seen.sum(-1)
   effects = _effect_variance(values[..., 1:, ~single], own)
-  more = _baseline_seeds(values[..., 0, :], seen, single, effects)
+  most = base * base_freedom / stats.chi2.ppf(1 - _CONFIDENCE, base_freedom)
+  more = _baseline_seeds(values[..., 0, :], seen, single, effects, most)
   # Variances of the parts of a difference: of the variant, and of the baseline at the paired and the other seeds.
   own_part, base_part = own / count, base * (1 - 2 * more.weight) / count
   of_baseline = base_part + more.variance
@@ -142,7 +143,11 @@ class _BaselineSeeds:
 
 
 def _baseline_seeds(
-  baseline: np.ndarray, seen: np.ndarray, single: np.ndarray, effects: np.ndarray
+  baseline: np.ndarray,
+  seen: np.ndarray,
+  single: np.ndarray,
+  effects: np.ndarray,
+  noise: np.ndarray,
 ) -> _BaselineSeeds:
   """Weighs the seeds that only the baseline has.
 
@@ -152,6 +157,7 @@ def _baseline_seeds(
     single: seeds that only the baseline has [seeds].
     effects: variance of the effects of the seeds [..., 1], estimated without the baseline: a weight from the
       estimated noise of the baseline would be wrong where the error is.
+    noise: upper bound of the noise variance of the baseline [..., 1].
   """
   groups = [baseline[..., ~single], baseline[..., single]]
   counts = [np.isfinite(group).sum(-1, keepdims=True) for group in groups]
@@ -162,7 +168,8 @@ def _baseline_seeds(
   means = [np.nanmean(group, -1, keepdims=True) for group in groups]
   squares = [np.nansum((g - m) ** 2, -1, keepdims=True) for g, m in zip(groups, means, strict=True)]
   total = (squares[0] + squares[1]) / freedom
-  weight = np.clip(1 - effects / total, 0, 1) * others / (count + others)
+  noise_part = np.minimum(1 - effects / total, noise / total)
+  weight = np.clip(noise_part, 0, 1) * others / (count + others)
   weight = np.minimum(weight, _MOST)
   paired_mean = np.where(seen, baseline[..., None, :], 0).sum(-1) / count
   return _BaselineSeeds(
