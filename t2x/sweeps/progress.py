@@ -68,7 +68,7 @@ def summary(plan: Plan, folder: Path, report: Path) -> int:
   Args:
     plan: the plan.
     folder: OUT/trials.
-    report: the folder of the sweep; none is named for tuning trials, which have no report.
+    report: the folder of the stage. Tuning trials have no report; the last stage is part of that of the result.
   """
   outcomes = [usable_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
   counts = {
@@ -84,6 +84,8 @@ def summary(plan: Plan, folder: Path, report: Path) -> int:
   if names := dict.fromkeys(trial.variant for trial in plan.trials if trial.problem):
     text = f'{text}; not run, because their budgets do not match: {", ".join(names)}'
   name = '' if plan.tuning == 'none' else f'{plan.name}: '
+  if plan.tuning == 'untuned':
+    report = report.with_name(report.name.removesuffix('-untuned'))
   following = '' if plan.tuning == 'trials' else f'; next: t2x report {report}'
   print(f'{name}{text or "no trials to run"}{following}')
   return 1 if counts['failed'] or missing or names else 0

@@ -117,7 +117,8 @@ def test_stages_are_resumed_after_interruptions(run, interrupt, tmp_path, capsys
   assert partial['tuning']['untuned'] == '3 of 6 trials ended: 3 finished, 3 waiting'
   interrupt(9)
   code, printed = run()
-  assert code == 0 and printed.out.splitlines()[-1].startswith('study-untuned: 6 finished')
+  last = printed.out.splitlines()[-1]
+  assert code == 0 and last == f'study-untuned: 6 finished; next: t2x report {out}/study'
   after = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
   assert before.items() < after.items()
   check(out, capsys)

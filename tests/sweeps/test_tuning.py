@@ -12,6 +12,7 @@ from t2x.sweeps.stages import confirm_stage, stages
 from t2x.sweeps.sweep import read_sweep
 from t2x.sweeps.tune import FIRST_SEED
 from t2x.sweeps.tuning import plan_tuning
+from tests.sweeps.conftest import BASE
 
 TUNE = """  tune = @Tune()
 
@@ -20,6 +21,7 @@ Tune:
   values = [1e-3, 1e-2, 3e-2]
 """
 THREE = "{'gelu': {}, 'relu': {'MLP.activation': @relu}, 'low': {'Cosine.peak': 1e-3}}"
+BEST = {'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-2}
 LINEAR = "{'gelu': {}, 'linear': {'Trainer.schedule': @LinearDecay(), 'LinearDecay.peak': 2e-3}}"
 
 
@@ -50,12 +52,22 @@ def distance(best):
   return lambda trial: abs(trial.tuned.get('Cosine.peak', 1e-2) - best[trial.variant])
 
 
-def test_stages_tune_then_compare_with_fresh_seeds(tuned, tmp_path):
-  best = {'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-2}
-  plans = {}
-  for stage in stages(tuned(), tmp_path, None):
-    plans[stage.plan.name] = stage
-    finish(tmp_path, stage.plan, distance(best))
+@pytest.fixture(scope='module')
+def stages_of(tmp_path_factory):
+  """All stages of a sweep in which the best learning rate of relu is 3e-2, and 1e-2 for the others."""
+  folder, found = tmp_path_factory.mktemp('tuned'), {}
+  (folder / 'base.gin').write_text(BASE)
+  file = folder / 'study.gin'
+  lines = f"Sweep:\n  base = 'base.gin'\n  baseline = 'gelu'\n  variants = {THREE}\n  seeds = 2\n"
+  file.write_text(lines + TUNE)
+  for stage in stages(read_sweep(file), folder, None):
+    found[stage.plan.name] = stage
+    finish(folder, stage.plan, distance(BEST))
+  return found
+
+
+def test_stages_tune_then_compare_with_fresh_seeds(stages_of, tmp_path):
+  plans = stages_of
   tune, result, untuned = (plans[name].plan for name in ('study-tune', 'study', 'study-untuned'))
   assert [*plans] == ['study-tune', 'study', 'study-untuned']
   assert (tune.tuning, result.tuning, untuned.tuning) == ('trials', 'tuned', 'untuned')
@@ -77,22 +89,20 @@ def test_stages_tune_then_compare_with_fresh_seeds(tuned, tmp_path):
   assert peaks == {'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-2}
   # A variant with its own value shares the trials of both stages.
   folders, own = (
-    {name: {trial.folder for trial in plan.trials if trial.variant == name} for name in best}
+    {name: {trial.folder for trial in plan.trials if trial.variant == name} for name in BEST}
     for plan in (result, untuned)
   )
   assert folders['gelu'] == own['gelu'] and not folders['relu'] & own['relu']
   assert folders['low'] == folders['gelu'] and 'Cosine.peak = 0.001' in untuned.trials[-1].changes
 
 
-def test_learning_rates_compile_nothing(tuned, tmp_path):
-  programs = []
-  for stage in stages(tuned(), tmp_path, None):
-    finish(tmp_path, stage.plan, distance({'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-3}))
-    programs.append({trial.program for trial in stage.plan.trials})
-    assert all('Cosine.peak' in trial.numbers for trial in stage.plan.trials)
-    assert not any('is not an input' in note for note in stage.notes)
+def test_learning_rates_compile_nothing(stages_of):
+  programs = [{trial.program for trial in stage.plan.trials} for stage in stages_of.values()]
   # gelu and low differ only in the learning rate; all stages have the same two programs.
   assert len(programs[0]) == 2 and programs[0] == programs[1] == programs[2]
+  for stage in stages_of.values():
+    assert all('Cosine.peak' in trial.numbers for trial in stage.plan.trials)
+    assert not any('is not an input' in note for note in stage.notes)
 
 
 def test_values_that_compile_programs_are_reported(tuned):
@@ -121,6 +131,7 @@ def test_a_macro_is_tuned(sweep_file):
   assert (cell.own, len({t[FIRST_SEED].identity for t in cell.trials.values()})) == (5e-3, 3)
 
 
+@pytest.mark.nightly
 def test_every_point_of_the_grid_is_tuned_and_matched(tuned, tmp_path):
   variants = "{'gelu': {}, 'gated': {'Block.feed_forward': @GatedMLP, 'GatedMLP.hidden_dim': 32}}"
   match = ('Sweep.match=parameters', 'Sweep.knob=["MLP.hidden_dim", "GatedMLP.hidden_dim"]')
@@ -154,13 +165,13 @@ def test_trials_of_both_values_are_in_the_table(tuned, tmp_path):
   assert 'MLP.activation = @relu; Cosine.peak = 0.03' in table
 
 
+@pytest.mark.nightly
 def test_candidates_are_confirmed_at_their_tuned_values(tuned, tmp_path):
-  best = {'gelu': 1e-2, 'relu': 3e-2, 'low': 1e-2}
   sweep = tuned('Sweep.seeds=5')
 
   def loss(trial):
     noise = np.random.default_rng([trial.seed, len(trial.changes)]).normal()
-    return 3 + distance(best)(trial) + 0.01 * noise - (trial.variant == 'relu')
+    return 3 + distance(BEST)(trial) + 0.01 * noise - (trial.variant == 'relu')
 
   for stage in stages(sweep, tmp_path, None):
     finish(tmp_path, stage.plan, loss)
