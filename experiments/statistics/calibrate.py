@@ -2,6 +2,7 @@
 
 python experiments/statistics/calibrate.py                      # 5,000 sweeps per setting
 python experiments/statistics/calibrate.py --sweeps 200 --comparisons 15 --seeds 5
+python experiments/statistics/calibrate.py --comparisons 15 --seeds 5 --baseline-seeds 20 --seed-effect 0 2
 
 Each simulated sweep has a baseline and several variants with the same seeds: a seed has an effect on all
 variants, and each variant has normal noise of its own variance. Verdicts of the two-way model are
@@ -9,6 +10,7 @@ compared with those of paired t tests with Holm's correction, on the same data.
 """
 
 import argparse
+import itertools
 import math
 import time
 
@@ -56,11 +58,28 @@ PATTERNS = (
 
 
 def simulate(
-  generator: np.random.Generator, noise: np.ndarray, sweeps: int, seeds: int
+  generator: np.random.Generator,
+  noise: np.ndarray,
+  sweeps: int,
+  seeds: int,
+  baseline_seeds: int = 0,
+  seed_effect: float = 2.0,
 ) -> np.ndarray:
-  """Returns metrics [sweeps, variants, seeds] without differences between the variants."""
-  own = generator.normal(size=(sweeps, len(noise), seeds)) * np.sqrt(noise)[:, None]
-  return own + 2 * generator.normal(size=(sweeps, 1, seeds))
+  """Returns metrics [sweeps, variants, seeds] without differences between the variants.
+
+  Args:
+    generator: source of randomness.
+    noise: noise variances, that of the baseline first.
+    sweeps: number of sweeps.
+    seeds: number of seeds of the variants; they have no values (NaN) at further seeds of the baseline.
+    baseline_seeds: number of seeds of the baseline, if more than `seeds`.
+    seed_effect: standard deviation of the effects of the seeds.
+  """
+  shape = sweeps, len(noise), max(seeds, baseline_seeds)
+  own = generator.normal(size=shape) * np.sqrt(noise)[:, None]
+  values = own + seed_effect * generator.normal(size=(sweeps, 1, shape[-1]))
+  values[:, 1:, seeds:] = np.nan
+  return values
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -80,7 +99,14 @@ def significant(contrasts: Contrasts, old: bool) -> np.ndarray:
   return step_down(contrasts.p, contrasts.shared, exact_to=LEVEL) <= LEVEL
 
 
-def one_setting(pattern: str, comparisons: int, seeds: int, sweeps: int) -> dict[str, float]:
+def one_setting(
+  pattern: str,
+  comparisons: int,
+  seeds: int,
+  sweeps: int,
+  baseline_seeds: int = 0,
+  seed_effect: float = 2.0,
+) -> dict[str, float]:
   """Returns the rates of a setting.
 
   error: sweeps without differences in which any variant is declared different.
@@ -101,7 +127,8 @@ def one_setting(pattern: str, comparisons: int, seeds: int, sweeps: int) -> dict
     rates.setdefault(name, []).append(values.astype(float).ravel())
 
   for start in range(0, sweeps, _CHUNK):
-    values = simulate(generator, noise, min(_CHUNK, sweeps - start), seeds)
+    count = min(_CHUNK, sweeps - start)
+    values = simulate(generator, noise, count, seeds, baseline_seeds, seed_effect)
     other = values.copy()
     other[:, 1:] += effect[:, None]
     for method, name in ((paired, 'old'), (two_way, 'new')):
@@ -123,18 +150,23 @@ def main() -> None:
   parser.add_argument('--sweeps', type=int, default=5000)
   parser.add_argument('--comparisons', type=int, nargs='+', default=[4, 7, 15, 43])
   parser.add_argument('--seeds', type=int, nargs='+', default=[3, 5, 10])
+  parser.add_argument('--baseline-seeds', type=int, default=0, help='default: as the variants')
+  parser.add_argument(
+    '--seed-effect', type=float, nargs='+', default=[2.0], help='standard deviations'
+  )
   args = parser.parse_args()
-  header = '| variances | comparisons | seeds | error old | error new | power old | power new '
+  header = '| variances | comparisons | seeds | seed effect | error old | error new | power old | power new '
   print(f'{header}| coverage, all | coverage, single | false `same` |')
-  print('|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|')
+  print('|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|')
   began, worst = time.monotonic(), 0.0
   names = ('error old', 'error new', 'power old', 'power new', 'coverage', 'single', 'same')
   for comparisons in args.comparisons:
     for seeds in args.seeds:
-      for pattern in PATTERNS:
-        rates = one_setting(pattern, comparisons, seeds, args.sweeps)
+      for effect, pattern in itertools.product(args.seed_effect, PATTERNS):
+        setting = pattern, comparisons, seeds, args.sweeps, args.baseline_seeds, effect
+        rates = one_setting(*setting)
         cells = ' | '.join(f'{100 * rates[name]:.1f} %' for name in names)
-        print(f'| {pattern} | {comparisons} | {seeds} | {cells} |', flush=True)
+        print(f'| {pattern} | {comparisons} | {seeds} | {effect:g} | {cells} |', flush=True)
         worst = max(worst, rates['error new'])
   deviation = math.sqrt(worst * (1 - worst) / args.sweeps)
   versions = f'numpy {np.__version__}, scipy {scipy.__version__}'

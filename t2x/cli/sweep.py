@@ -4,10 +4,13 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2x.cli.options import count, natural, refuse_bindings
 from t2x.errors import UserError
+
+if TYPE_CHECKING:
+  from t2x.sweeps.stages import StageName
 
 HELP = 'run a sweep, or resume it'
 TAKES_BINDINGS = True
@@ -44,6 +47,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help='run only the variants that help or hurt, with fresh seeds, and write to DIR/<name>-confirm',
   )
   parser.add_argument(
+    '--seeds',
+    type=count,
+    metavar='N',
+    help='with --confirm: number of fresh seeds (default: those of the variants)',
+  )
+  parser.add_argument(
+    '--stage',
+    choices=('tune', 'untuned'),
+    help='with --group: stage of a sweep with Sweep.tune, as printed by --groups (default: the tuned values)',
+  )
+  _add_runner(parser)
+
+
+def _add_runner(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
     '--runner',
     choices=('local', 'slurm', 'ray'),
     default='local',
@@ -79,9 +97,10 @@ def run(args: argparse.Namespace) -> int:
   from t2x.sweeps.run import Local, run_group, run_sweep, run_worker
 
   file, out, local = Path(args.file), Path(args.out), Local(args.workers, args.together)
+  stage = _stage(args)
   if args.worker:
     index, total = map(int, args.worker.split('/'))
-    run_worker(file, out, (index, total), args.together or 1, args.group, confirm=args.confirm)
+    run_worker(file, out, (index, total), args.together or 1, args.group, stage=stage)
     return 0
   if args.runner != 'local':
     options = {'--processes': args.workers, '--together': args.together, '--group': args.group}
@@ -92,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_bindings(args)
     if args.setting:
       raise UserError('--setting requires --runner slurm or ray')
-    return run_group(file, out, args.group, local, retry=args.retry, confirm=args.confirm)
+    return run_group(file, out, args.group, local, retry=args.retry, stage=stage)
   return run_sweep(
     file,
     out,
@@ -102,7 +121,22 @@ def run(args: argparse.Namespace) -> int:
     retry=args.retry,
     only='show' if args.dry_run else 'plan' if args.groups else None,
     confirm=args.confirm,
+    confirm_seeds=args.seeds,
   )
+
+
+def _stage(args: argparse.Namespace) -> 'StageName':
+  """Returns the stage of a group or worker; refuses options that have no effect."""
+  planned = args.group is not None or args.worker
+  if args.stage and (args.confirm or not planned):
+    raise UserError(
+      f'--stage {args.stage} has no effect without --group or with --confirm: remove it'
+    )
+  if args.seeds and not args.confirm:
+    raise UserError('--seeds has no effect without --confirm: use --gin.Sweep.seeds=N')
+  if args.seeds and planned:
+    raise UserError('--seeds has no effect with --group: the seeds are those of the plan')
+  return 'confirm' if args.confirm else args.stage or ''
 
 
 def _settings(assignments: Sequence[str]) -> dict[str, Any]:

@@ -29,14 +29,18 @@ def adjusted_parameter(config: config_lib.Config, names: Sequence[str]) -> tuple
   Raises:
     UserError: the config has no such parameter, or its value is not an integer.
   """
-  for name in names:
-    value = _value(config, name)
-    if value is None:
-      continue
-    if not isinstance(value, int) or isinstance(value, bool):
-      raise UserError(f'{name} = {value!r} must be an integer to be adjusted')
-    return name, value
-  raise UserError(f'it has no parameter {" or ".join(names)} to adjust')
+  name, value = first_parameter(config, names) or ('', None)
+  if value is None:
+    raise UserError(f'it has no parameter {" or ".join(names)} to adjust')
+  if not isinstance(value, int) or isinstance(value, bool):
+    raise UserError(f'{name} = {value!r} must be an integer to be adjusted')
+  return name, value
+
+
+def first_parameter(config: config_lib.Config, names: Sequence[str]) -> tuple[str, object] | None:
+  """Returns the first of the named parameters and macros that a config has, and its value; None without any."""
+  values = ((name, _value(config, name)) for name in names)
+  return next(((name, value) for name, value in values if value is not None), None)
 
 
 def is_bindable(config: config_lib.Config, name: str) -> bool:
@@ -48,15 +52,15 @@ def is_bindable(config: config_lib.Config, name: str) -> bool:
   return spec is not None and param in spec.parameters
 
 
-def integer_parameters(config: config_lib.Config) -> set[str]:
-  """Returns the names of all integer macros and parameters of a config, without scopes."""
+def parameters_of(config: config_lib.Config, kinds: Sequence[type]) -> set[str]:
+  """Returns the names of all macros and parameters of a config whose values have such types, without scopes."""
   arguments = (
     (call.part.name, *item)
     for call in config_lib.calls(config.root)
     for item in call.values.items()
   )
-  names = {f'{part}.{name}' for part, name, value in arguments if type(value) is int}
-  return names | {s.macro_name for s in config.bindings_used if type(s.value) is int}
+  names = {f'{part}.{name}' for part, name, value in arguments if type(value) in kinds}
+  return names | {s.macro_name for s in config.bindings_used if type(s.value) in kinds}
 
 
 def _value(config: config_lib.Config, name: str) -> object:

@@ -1,6 +1,6 @@
 """`t2x check` of a sweep file: plans every variant and traces its steps, without training."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from t2x import config as config_lib
@@ -9,7 +9,8 @@ from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import equal_variants
 from t2x.sweeps.runners import distinct
 from t2x.sweeps.sweep import read_sweep
-from t2x.train import check_experiment
+from t2x.sweeps.tuning import plan_tuning
+from t2x.train import Experiment, check_experiment
 
 
 def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = None) -> str:
@@ -24,9 +25,11 @@ def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = 
     UserError: a variant is invalid, with one line for each such variant.
   """
   sweep = read_sweep(file, overrides)
-  plan, _ = make_plan(
-    sweep, _same_seconds, lambda names, experiment: check_experiment(experiment, num_devices, names)
-  )
+
+  def inspect(names: Collection[str], experiment: Experiment) -> None:
+    check_experiment(experiment, num_devices, names)
+
+  plan, _ = make_plan(sweep, _same_seconds, inspect)
   problems = {trial.problem: trial.variant for trial in plan.trials if trial.problem}
   if problems:
     lines = (f"{file}: variant '{variant}': {problem}" for problem, variant in problems.items())
@@ -39,6 +42,9 @@ def check_sweep(file: Path, overrides: Sequence[str], num_devices: int | None = 
     + f'{len({trial.program for trial in trials})} programs',
     *equal_variants(plan),
   ]
+  if sweep.tune is not None:
+    tuning = plan_tuning(sweep, _same_seconds, inspect)
+    report += [f'{tuning.num_trials} tuning trials', *tuning.notes()]
   if sweep.match == 'seconds':
     report.append('budgets in seconds are only measured by `t2x sweep`')
   return '; '.join(report)

@@ -42,7 +42,8 @@ class Comparison:
 
   Attributes:
     pairs: number of seeds that finished in both.
-    difference: mean of variant - baseline over the pairs; None without pairs.
+    difference: mean of variant - baseline over the pairs, corrected by further seeds of the baseline (see
+      t2x.sweeps.two_way); None without pairs.
     low: lower end of the interval of the difference, simultaneous for all planned comparisons.
     high: upper end of the interval.
     effect: the difference in standard deviations of a paired difference, with Hedges' correction. None
@@ -78,6 +79,7 @@ class _Test:
   Attributes:
     error: standard error of the difference; 0 if all differences are equal.
     shared: correlation with the noise of the baseline.
+    deviation: standard deviation of a paired difference.
   """
 
   pairs: int
@@ -85,6 +87,7 @@ class _Test:
   error: float | None = None
   freedom: float = 0.0
   shared: float = 0.0
+  deviation: float = 0.0
   p: float | None = None
   p_paired: float | None = None
   note: str = ''
@@ -185,6 +188,7 @@ def _model_test(model: Contrasts, pairs: Contrasts, number: int) -> _Test:
     error=float(model.error[number]),
     freedom=float(model.freedom[number]),
     shared=float(model.shared[number]),
+    deviation=float(model.deviation[number]),
     p=float(model.p[number]),
     p_paired=float(pairs.p[number]),
   )
@@ -253,7 +257,7 @@ def _effect(test: _Test) -> float | None:
   # Hedges' exact correction of a standardised difference (1981, eq. 6e).
   half = test.freedom / 2
   hedges = math.exp(special.gammaln(half) - special.gammaln(half - 0.5)) / math.sqrt(half)
-  return hedges * test.difference / (test.error * math.sqrt(test.pairs))
+  return hedges * test.difference / test.deviation
 
 
 def _note(variant: Sample, test: _Test) -> str:

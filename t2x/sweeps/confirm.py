@@ -13,15 +13,18 @@ from typing import Any
 from t2x.errors import UserError
 from t2x.sweeps.records import Plan
 from t2x.sweeps.report import read_results
-from t2x.sweeps.sweep import Sweep
+from t2x.sweeps.sweep import FEWEST, Sweep
 
 
-def confirmation(sweep: Sweep, folder: Path) -> tuple[Sweep, set[str]]:
+def confirmation(
+  sweep: Sweep, folder: Path, num_seeds: int | None = None
+) -> tuple[Sweep, set[str]]:
   """Selects the candidates of a complete sweep.
 
   Args:
-    sweep: the sweep; its number of seeds is the number of fresh seeds.
+    sweep: the sweep.
     folder: OUT/NAME, with the results of the sweep.
+    num_seeds: number of fresh seeds; None: as many as the variants have.
 
   Returns:
     The sweep of the candidates with seeds that follow those of the results, and the candidates (see
@@ -37,11 +40,17 @@ def confirmation(sweep: Sweep, folder: Path) -> tuple[Sweep, set[str]]:
   if not rows:
     raise UserError(f'{folder}: no variant helps or hurts, so that there is nothing to confirm')
   first = 1 + max(trial.seed for trial in results.plan.trials)
+  count = num_seeds or len(sweep.seed_list)
+  candidates = tuple(dict.fromkeys(row.variant for row in rows))
+  # More seeds of the baseline have an effect only among many candidates at a point.
+  most = max(sum(row.point == point for row in rows) for point in range(len(results.points)))
+  unbalanced = most >= FEWEST and (sweep.baseline_seeds or 0) > count
   fresh = dataclasses.replace(
     sweep,
-    only=tuple(dict.fromkeys(row.variant for row in rows)),
-    seeds=tuple(range(first, first + len(sweep.seed_list))),
+    only=candidates,
+    seeds=tuple(range(first, first + count)),
     max_seeds=None,
+    baseline_seeds=sweep.baseline_seeds if unbalanced else None,
   )
   return fresh, {_cell(row.variant, results.points[row.point]) for row in rows}
 

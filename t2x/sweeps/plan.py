@@ -3,18 +3,19 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import UserError, error_line
 from t2x.ranges import TRIAL_SEED
-from t2x.sweeps.budgets import adjusted_parameter, integer_parameters, is_bindable, solve
+from t2x.sweeps.arms import Arm, plain, shown
+from t2x.sweeps.budgets import adjusted_parameter, is_bindable, parameters_of, solve
 from t2x.sweeps.cost import Cost, cost_of
 from t2x.sweeps.provenance import commit, versions
 from t2x.sweeps.records import Plan, Trial
-from t2x.sweeps.sweep import Arm, Sweep, plain, shown
+from t2x.sweeps.sweep import Sweep
 from t2x.train import Experiment
 
 # Returns the seconds per training step of a config, given its identity as well.
@@ -32,6 +33,9 @@ def make_plan(
   sweep: Sweep,
   step_seconds: StepSeconds | None = None,
   inspect: Inspect | None = None,
+  *,
+  arms: Iterable[Arm] | None = None,
+  inputs: Collection[str] = (),
 ) -> tuple[Plan, dict[str, str]]:
   """Resolves every trial of a sweep without allocating parameters.
 
@@ -40,6 +44,10 @@ def make_plan(
     step_seconds: measures the time of a step, to match seconds.
     inspect: called with one experiment of each program, in which the hyperparameters that vary between
       its trials are references. It raises UserError if the experiment is invalid.
+    arms: what to train instead of `sweep.arms()`, in this order; the first arm of the baseline at each point has
+      the budget of the others.
+    inputs: names of hyperparameters that are inputs of the compiled programs even if they are equal in all
+      trials, so that other plans have the same programs.
 
   Returns:
     The plan, and the resolved configs of all trials that can run, by the name of the run folder.
@@ -53,41 +61,33 @@ def make_plan(
   trials: list[Trial] = []
   configs: dict[str, str] = {}
   problems: list[str] = []
-  for arm in sweep.arms():
+  for arm in sweep.arms() if arms is None else arms:
     try:
       resolved = planner.plan(arm)
     except UserError as error:
-      problems += _problems(sweep, arm, error)
+      problems += arm_problems(sweep, arm, error)
       continue
     planned.setdefault(resolved.identity, (arm, resolved.config))
-    unused = planner.unused(resolved.config)
-    for seed in sweep.seed_list:
-      folder = f'{resolved.identity}-{seed}'
-      trials.append(resolved.trial(arm, seed, folder, unused))
-      if not resolved.problem:
-        config = planner.load(arm, (*resolved.adjusted, f'{planner.seed}={seed}'))
-        configs[folder] = config_lib.render(config)
-  trials = [*_set_programs(trials, planner.numbers)]
+    for trial, config in planner.trials(arm, resolved):
+      trials.append(trial)
+      if config is not None:
+        configs[trial.folder] = config
+  trials = [*_set_programs(trials, planner.numbers, inputs)]
   if inspect is not None:
     problems += _inspect_programs(sweep, planned, trials, inspect)
   if problems := problems or [*planner.adjusted_problems()]:
     raise UserError('\n'.join(problems))
-  plan = Plan(
-    name=sweep.name,
-    baseline=sweep.baseline,
-    metric=sweep.metric,
-    goal=planner.goal or 'min',
-    matched=sweep.match or '',
-    config=config_lib.render(planner.base),
-    versions=versions(),
-    commit=commit(),
-    trials=tuple(trials),
-    file=str(sweep.file.resolve()),
-    margin=sweep.margin,
-    failed_above=sweep.failed_above,
-    max_seeds=sweep.max_seeds,
-  )
-  return plan, configs
+  return planner.summary(trials), configs
+
+
+def read_base(sweep: Sweep) -> config_lib.Config:
+  """Reads the base with the bindings for all trials, on its own, so that a variant may leave them unused."""
+  try:
+    return read_config(sweep.base_files, sweep.shared)
+  except UserError as error:
+    # The loader reports bindings of the sweep file as those of the command line.
+    message = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
+    raise UserError(message) from error
 
 
 def seed_of(config: config_lib.Config) -> str:
@@ -118,7 +118,7 @@ def _used_targets(config: config_lib.Config) -> list[str]:
   return [s.target for s in config.bindings_used if not s.is_macro]
 
 
-def _problems(sweep: Sweep, arm: Arm, error: UserError) -> list[str]:
+def arm_problems(sweep: Sweep, arm: Arm, error: UserError) -> list[str]:
   """Prefixes each line of an error with the name of the variant."""
   lines = str(error).replace(f'{config_lib.COMMAND_LINE}: ', '').splitlines()
   return [f"{sweep.file}: variant '{arm.title}': {line}" for line in lines]
@@ -139,7 +139,7 @@ def _inspect_programs(
     try:
       _call_with_experiment(functools.partial(inspect, trial.numbers), config, trial.numbers)
     except UserError as error:
-      yield from _problems(sweep, arm, error)
+      yield from arm_problems(sweep, arm, error)
 
 
 def _call_with_experiment(
@@ -160,13 +160,17 @@ def _call_with_experiment(
 def _check_effect(sweep: Sweep, arm: Arm, config: config_lib.Config) -> None:
   """Refuses bindings of a variant or grid point that are overridden for all parts.
 
-  They override the base, but not the bindings of the sweep file for all trials.
+  They override the base, but not the bindings of the sweep file for all trials. A tuned value overrides that of a
+  gin file of the variant.
   """
   used = {*config.bindings_used}
   # The last binding sets the seed.
-  own = config.statements[-1 - len(arm.own_bindings) : -1]
+  own = [*config.statements[-1 - len(arm.own_bindings) : -1]]
+  for statement in config.statements:
+    if statement.place.file in arm.own_files and statement.target not in arm.tuned:
+      own.append(statement)
   problems = []
-  for statement in (*own, *(s for s in config.statements if s.place.file in arm.own_files)):
+  for statement in own:
     if statement in used:
       continue
     winners = (
@@ -187,7 +191,9 @@ def _describe(statement: config_lib.Statement, overrides: str = '') -> str:
   return f'{text} ({place})' if place else text
 
 
-def _set_programs(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> Iterator[Trial]:
+def _set_programs(
+  trials: Sequence[Trial], numbers: Mapping[str, _Numbers], inputs: Collection[str]
+) -> Iterator[Trial]:
   """Yields the trials, with the same program for all that differ only in hyperparameters."""
   groups: dict[str, dict[str, dict[str, float]]] = {}
   for trial in trials:
@@ -196,7 +202,9 @@ def _set_programs(trials: Sequence[Trial], numbers: Mapping[str, _Numbers]) -> I
   for trial in trials:
     program, values = numbers[trial.identity]
     others = groups[program].values()
-    differ = {k: v for k, v in values.items() if any(other[k] != v for other in others)}
+    differ = {
+      k: v for k, v in values.items() if k in inputs or any(other[k] != v for other in others)
+    }
     yield dataclasses.replace(trial, program=program if differ else trial.identity, numbers=differ)
 
 
@@ -227,6 +235,7 @@ class _Resolved:
       knob=''.join(map(shown, self.adjusted)),
       gap=self.deviation,
       problem=self.problem,
+      tuned=arm.tuned,
     )
 
   def _changes(self, arm: Arm) -> tuple[str, ...]:
@@ -241,13 +250,7 @@ class _Planner:
 
   def __init__(self, sweep: Sweep, step_seconds: StepSeconds | None):
     self.sweep, self.step_seconds = sweep, step_seconds
-    # Resolved on its own, so that a variant may leave its bindings unused.
-    try:
-      self.base = read_config(sweep.base_files, sweep.shared)
-    except UserError as error:
-      # The loader reports bindings of the sweep file as those of the command line.
-      message = str(error).replace(f'{config_lib.COMMAND_LINE}:', f'{sweep.file} or --gin:')
-      raise UserError(message) from error
+    self.base = read_base(sweep)
     self.seed = seed_of(self.base)
     self._base_targets = _used_targets(self.base)
     # Names of Sweep.knob that are not defined in any config so far.
@@ -255,7 +258,8 @@ class _Planner:
     self._costs: dict[str, Cost] = {}
     self.numbers: dict[str, _Numbers] = {}
     self.goal = sweep.goal
-    # Quantity of the baseline; None without a match, or if the baseline was not resolved.
+    # Point of the last baseline, and its quantity; None without a match, or if it was not resolved.
+    self._point: Mapping[str, object] | None = None
     self._target: float | None = None
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
@@ -266,36 +270,65 @@ class _Planner:
     if not adjusted:
       _check_effect(self.sweep, arm, config)
     identity = config_lib.identity(config, without=[self.seed])
-    if identity not in self._costs:
-      self._costs[identity] = _call_with_experiment(cost_of, config)
+    if identity not in self.numbers:
       numbers = config_lib.hyperparameters(config)
       same = config_lib.identity(config, without=[self.seed, *numbers])
       # `same` includes hyperparameters that are zero; `numbers` names the nonzero ones.
       digest = hashlib.sha256(repr((same, sorted(numbers))).encode()).hexdigest()
       self.numbers[identity] = digest[:12], numbers
+      # Trials of a program have the same cost.
+      cost = self._costs.get(digest[:12])
+      function = cost_of if cost is None else lambda experiment: cost
+      self._costs[digest[:12]] = _call_with_experiment(function, config)
     self._undefined -= {name for name in self._undefined if is_bindable(config, name)}
-    return _Resolved(config, identity, self._costs[identity], adjusted)
-
-  def unused(self, config: config_lib.Config) -> tuple[str, ...]:
-    """Returns the targets of bindings that the base uses and this config does not."""
-    used = set(_used_targets(config))
-    return tuple(target for target in self._base_targets if target not in used)
+    return _Resolved(config, identity, self._costs[self.numbers[identity][0]], adjusted)
 
   def plan(self, arm: Arm) -> _Resolved:
     """Resolves an arm and matches its budget to the baseline, which is planned first at each point."""
     resolved = self.resolve(arm)
-    if arm.variant != self.sweep.baseline:
+    if arm.variant != self.sweep.baseline or arm.point == self._point:
       return resolved if self._target is None else self._match(arm, resolved, self._target)
     self.goal = self.goal or _goal(self.sweep, resolved.config)
     if self.goal == 'max' and self.sweep.failed_above is not None:
       raise UserError(f"Sweep.failed_above has no effect: a higher '{self.sweep.metric}' is better")
     self._target = None if self.sweep.match is None else self._quantity(resolved)
+    self._point = arm.point
     return resolved
+
+  def trials(self, arm: Arm, resolved: _Resolved) -> Iterator[tuple[Trial, str | None]]:
+    """Yields the trials of an arm with their configs; None for those that cannot run."""
+    used = set(_used_targets(resolved.config))
+    unused = tuple(target for target in self._base_targets if target not in used)
+    for seed in self.sweep.seeds_of(arm.variant):
+      trial = resolved.trial(arm, seed, f'{resolved.identity}-{seed}', unused)
+      config = None
+      if not resolved.problem:
+        config = config_lib.render(self.load(arm, (*resolved.adjusted, f'{self.seed}={seed}')))
+      yield trial, config
+
+  def summary(self, trials: Sequence[Trial]) -> Plan:
+    """Returns the plan of the trials."""
+    sweep = self.sweep
+    return Plan(
+      name=sweep.name,
+      baseline=sweep.baseline,
+      metric=sweep.metric,
+      goal=self.goal or 'min',
+      matched=sweep.match or '',
+      config=config_lib.render(self.base),
+      versions=versions(),
+      commit=commit(),
+      trials=tuple(trials),
+      file=str(sweep.file.resolve()),
+      margin=sweep.margin,
+      failed_above=sweep.failed_above,
+      max_seeds=sweep.max_seeds,
+    )
 
   def adjusted_problems(self) -> Iterator[str]:
     """Yields one line for each name in Sweep.knob that is not defined."""
     for name in sorted(self._undefined):
-      hint = config_lib.did_you_mean(name, integer_parameters(self.base))
+      hint = config_lib.did_you_mean(name, parameters_of(self.base, [int]))
       yield f"{self.sweep.file}: Sweep.knob: there is no parameter or macro '{name}'{hint}"
 
   def _quantity(self, resolved: _Resolved) -> float:

@@ -3,12 +3,14 @@
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from t2x.sweeps.choices import Tuning
 from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct, groups_of
 from t2x.text_table import text_table
@@ -18,7 +20,7 @@ _FRACTION_OF_MATMUL = 0.3
 
 
 def plan_table(plan: Plan, folder: Path) -> str:
-  """Formats the plan: one line per variant and grid point, and the estimated time.
+  """Formats the plan: one line per variant, grid point and tuned value, and the estimated time.
 
   Args:
     plan: the plan.
@@ -35,16 +37,16 @@ def plan_table(plan: Plan, folder: Path) -> str:
       'differs in',
     )
   ]
-  groups: dict[tuple[str, str], list[Trial]] = {}
+  groups: dict[tuple[str, str, str], list[Trial]] = {}
   for trial in plan.trials:
-    groups.setdefault((trial.variant, json.dumps(trial.point)), []).append(trial)
+    key = trial.variant, json.dumps(trial.point), json.dumps(trial.tuned)
+    groups.setdefault(key, []).append(trial)
   for trials in groups.values():
     first = trials[0]
     done = sum(usable_outcome(folder / trial.folder) is not None for trial in trials)
-    point = ', '.join(f'{name}={value}' for name, value in first.point.items())
     rows.append(
       (
-        f'{first.variant} ({point})' if point else first.variant,
+        _title(first.variant, first.point),
         f'{first.parameters:,}',
         f'{first.flops_per_token:.4g}',
         f'{first.num_steps:,}',
@@ -58,6 +60,26 @@ def plan_table(plan: Plan, folder: Path) -> str:
   lines += [f'{t.variant} is not run: {problem}' for problem, t in problems.items()]
   lines += equal_variants(plan)
   return '\n'.join([*lines, '', _total(plan, folder)])
+
+
+def tuning_table(tuning: Tuning) -> str:
+  """Formats the tuned values: one line per variant and grid point, with the mean metric of each value."""
+  rows = [('variant', 'tuned parameter', 'own', 'tuned', '', f'mean {tuning.metric}')]
+  for choice in tuning.choices:
+    edge = f'at the edge: the {choice.edge}' if choice.edge else choice.note
+    means = (
+      f'{item.value:g}: ' + ('-' if item.mean is None else f'{item.mean:.5g}')
+      for item in choice.tried
+    )
+    name = _title(choice.variant, choice.point)
+    values = f'{choice.own:g}', f'{choice.chosen:g}', edge, ', '.join(means)
+    rows.append((name, choice.parameter, *values))
+  return text_table(rows, '<<>><<') + '\n'
+
+
+def _title(variant: str, point: Mapping[str, Any]) -> str:
+  axes = ', '.join(f'{name}={value}' for name, value in point.items())
+  return f'{variant} ({axes})' if axes else variant
 
 
 def groups_table(plan: Plan, folder: Path) -> str:

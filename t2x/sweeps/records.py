@@ -14,8 +14,11 @@ from typing import Any, Literal
 
 from t2x.errors import UserError
 from t2x.files import write_atomically
-from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, read_json
+from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, is_number, read_json
 from t2x.sweeps.provenance import origin
+
+# Squares of larger values overflow in the standard deviation.
+_LARGEST = 1e100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,7 @@ class Trial:
     knob: the adjusted parameter as a binding ('MLP.hidden_dim = 148'); '' if none was adjusted.
     gap: relative deviation of the matched quantity from the baseline's: 0.004.
     problem: why the trial cannot run, such as a budget that cannot be matched; '' if it can.
+    tuned: the tuned parameter and its value in this trial; {} without tuning, and at the variant's own value.
   """
 
   variant: str
@@ -61,6 +65,7 @@ class Trial:
   knob: str = ''
   gap: float = 0.0
   problem: str = ''
+  tuned: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def differences(self) -> list[str]:
@@ -88,6 +93,8 @@ class Plan:
     failed_above: values of the metric above it did not learn (Sweep.failed_above).
     max_seeds: number of seeds at the last look (Sweep.max_seeds). It is None in files of older versions,
       as are `margin` and `failed_above`.
+    tuning: 'trials' for the plan of the tuning trials, 'tuned' if each variant has its tuned value, 'untuned' if it
+      has its own value, for a comparison with the tuned plan; 'none' for other sweeps.
   """
 
   name: str
@@ -103,6 +110,7 @@ class Plan:
   margin: float | None = None
   failed_above: float | None = None
   max_seeds: int | None = None
+  tuning: Literal['none', 'trials', 'tuned', 'untuned'] = 'none'
 
   @property
   def variants(self) -> list[str]:
@@ -164,6 +172,25 @@ class Outcome:
   made_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
   together: int = 1
   conditions: Conditions | None = None
+
+
+def judge(plan: Plan, outcome: Outcome) -> tuple[str, str]:
+  """Returns the status of a trial by the metric of its plan ('diverged' if it did not learn), and the reason."""
+  if outcome.status != 'finished':
+    return outcome.status, outcome.reason
+  if plan.metric not in outcome.metrics:
+    return 'failed', f"its evaluation has no metric '{plan.metric}'"
+  value = outcome.metrics[plan.metric]
+  if not is_usable(value):
+    return 'diverged', f'{plan.metric} is not finite'
+  if plan.failed_above is not None and value > plan.failed_above:
+    return 'diverged', f'did not learn: {plan.metric} {value:.5g} is above {plan.failed_above:g}'
+  return 'finished', outcome.reason
+
+
+def is_usable(value: Any) -> bool:
+  """Returns True if a metric is a finite number whose square does not overflow."""
+  return is_number(value) and abs(value) < _LARGEST
 
 
 def write_plan(folder: Path, plan: Plan) -> None:

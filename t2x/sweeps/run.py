@@ -5,23 +5,21 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from t2x import config as config_lib
 from t2x.errors import UserError
 from t2x.files import write_atomically
+from t2x.sweeps.choices import write_tuning
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
-from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import groups_table, plan_table
+from t2x.sweeps.progress import run_plan, summary
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
-  Outcome,
   Plan,
   Trial,
   read_outcome,
@@ -38,10 +36,10 @@ from t2x.sweeps.runners import (
   gpus,
   groups_of,
 )
+from t2x.sweeps.stages import Stage, StageName, confirm_stage, folder_of, stages
 from t2x.sweeps.step_time import step_seconds
 from t2x.sweeps.sweep import Sweep, read_sweep
 from t2x.sweeps.timing import cores
-from t2x.terminal import console
 
 _PREALLOCATE = 'XLA_PYTHON_CLIENT_PREALLOCATE'
 _MAX_PROCESSES = 8
@@ -68,7 +66,7 @@ def run_worker(
   together: int,
   group: int | None = None,
   *,
-  confirm: bool = False,
+  stage: StageName = '',
 ) -> None:
   """Runs trials of a planned sweep in this process.
 
@@ -78,10 +76,10 @@ def run_worker(
     share: index of this worker, and number of workers.
     together: number of trials of one program that are trained with one vmapped step.
     group: number of the compiled program whose trials to run; None for all trials.
-    confirm: whether to run the trials of the confirmation.
+    stage: the stage whose trials to run.
   """
   origin()  # Cached now, as the commit may change before the first trial ends.
-  plan = read_plan(out / _name(file, confirm))
+  plan = read_plan(folder_of(out, file.stem, stage))
   trials = distinct((plan if group is None else _of_group(plan, group)).trials)
   InProcess(share, together).run(trials, out / 'trials', lambda *_: None)
 
@@ -96,8 +94,9 @@ def run_sweep(
   retry: bool = False,
   only: Literal['show', 'plan'] | None = None,
   confirm: bool = False,
+  confirm_seeds: int | None = None,
 ) -> int:
-  """Plans and runs a sweep.
+  """Plans and runs a sweep, one stage after another.
 
   Args:
     file: the sweep file.
@@ -106,43 +105,92 @@ def run_sweep(
     runner: the local runner, or the name of an engine.
     settings: settings of the engine.
     retry: whether to run failed trials again.
-    only: 'show' prints the plan; 'plan' also writes it, and prints the groups for `run_group`; neither runs trials.
+    only: 'show' prints the plan of the first stage that has not ended; 'plan' also writes it, and prints the groups
+      for `run_group`; neither runs trials.
     confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
+    confirm_seeds: number of fresh seeds; None: as many as the sweep has.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
     Diverged trials are results, not failures.
   """
-  folder, trials_folder = out / _name(file, confirm), out / 'trials'
-  _check_name(file, folder)
   own = _leave_memory()
   origin()
-  dry_run = only == 'show'
+  sweep, code = read_sweep(file, overrides), 0
+  retried: set[str] = set()
+  for stage in _stages(sweep, out, confirm, confirm_seeds, keep=only != 'show'):
+    folder, trials_folder = folder_of(out, file.stem, stage.name), out / 'trials'
+    _check_name(file, folder)
+    if retry and only != 'show':
+      _remove_failures([t for t in stage.plan.trials if t.folder not in retried], trials_folder)
+      retried |= {trial.folder for trial in stage.plan.trials}
+    _report_damage(stage.plan.trials, trials_folder, keep=only == 'show')
+    if only != 'show':
+      _write(stage, folder, trials_folder)
+    if not stage.is_last and _has_ended(stage.plan, trials_folder):
+      code = max(code, summary(stage.plan, trials_folder, folder))
+      continue
+    print('\n'.join([*stage.notes, plan_table(stage.plan, trials_folder)]))
+    if only is not None:
+      if only == 'plan':
+        print(_how_to_run(stage, file) + groups_table(stage.plan, trials_folder))
+      return 0
+    worker = _runner(file, out, runner, settings, own, stage.name)
+    run_plan(worker, stage.plan, trials_folder)
+    code = max(code, summary(stage.plan, trials_folder, folder))
+  return code
+
+
+def _stages(
+  sweep: Sweep, out: Path, confirm: bool, confirm_seeds: int | None, *, keep: bool
+) -> Iterator[Stage]:
+  """Yields the stages to run; measured step times are cached if `keep`."""
+  cache = folder_of(out, sweep.name, 'confirm' if confirm else '') / 'seconds.json'
   with tempfile.TemporaryDirectory() as scratch:
-    measure = step_seconds(folder / 'seconds.json', Path(scratch), keep=not dry_run)
-    plan, configs = _plan(read_sweep(file, overrides), measure, out / file.stem, confirm)
-  if retry and not dry_run:
-    _remove_failures(plan.trials, trials_folder)
-  _report_damage(plan.trials, trials_folder, keep=dry_run)
-  print(plan_table(plan, trials_folder))
-  if dry_run:
-    return 0
+    measure = step_seconds(cache, Path(scratch), keep=keep)
+    if confirm:
+      yield confirm_stage(sweep, out, measure, confirm_seeds)
+    else:
+      yield from stages(sweep, out, measure)
+
+
+def _how_to_run(stage: Stage, file: Path) -> str:
+  """Returns a line with the options of the groups of a tuned sweep; '' for other sweeps."""
+  if stage.plan.tuning == 'none':
+    return ''
+  return f'groups of {stage.plan.name}: t2x sweep {file}{_option(stage.name)} --group I\n'
+
+
+def _option(stage: StageName) -> str:
+  """Returns the command-line option of a stage."""
+  return {'': '', 'confirm': ' --confirm'}.get(stage, f' --stage {stage}')
+
+
+def _has_ended(plan: Plan, folder: Path) -> bool:
+  return all(usable_outcome(folder / trial.folder) for trial in distinct(plan.trials))
+
+
+def _write(stage: Stage, folder: Path, trials_folder: Path) -> None:
+  """Writes the plan of a stage and the configs of its trials."""
   try:
-    sweep_file = os.path.relpath(plan.file, folder.resolve())
-    write_plan(folder, dataclasses.replace(plan, file=sweep_file))
-    for name, text in configs.items():
+    sweep_file = os.path.relpath(stage.plan.file, folder.resolve())
+    write_plan(folder, dataclasses.replace(stage.plan, file=sweep_file))
+    if stage.tuning is not None:
+      write_tuning(folder, stage.tuning)
+    for name, text in stage.configs.items():
       _write_config(trials_folder / name, text)
   except OSError as error:
-    raise UserError(f'--out {out} cannot be written: {error.strerror}') from error
-  if only == 'plan':
-    print(groups_table(plan, trials_folder))
-    return 0
-  _run(_runner(file, out, runner, settings, own, confirm), plan, trials_folder)
-  return _summary(plan, trials_folder, folder)
+    raise UserError(f'--out {folder.parent} cannot be written: {error.strerror}') from error
 
 
 def run_group(
-  file: Path, out: Path, group: int, local: Local, *, retry: bool = False, confirm: bool = False
+  file: Path,
+  out: Path,
+  group: int,
+  local: Local,
+  *,
+  retry: bool = False,
+  stage: StageName = '',
 ) -> int:
   """Runs the trials of one compiled program of a planned sweep, as one task of a job array.
 
@@ -152,15 +200,15 @@ def run_group(
     group: number of the compiled program, in the order of the plan.
     local: settings of the local runner; one worker by default.
     retry: whether to run failed trials again.
-    confirm: whether to run trials of the confirmation.
+    stage: the stage whose trials to run.
 
   Returns:
     The exit code, as of `run_sweep`.
   """
-  folder, trials_folder, own = out / _name(file, confirm), out / 'trials', _leave_memory()
+  folder, trials_folder, own = folder_of(out, file.stem, stage), out / 'trials', _leave_memory()
   origin()
   if not (folder / 'sweep.json').exists():
-    command = f't2x sweep {file} --groups' + (' --confirm' if confirm else '')
+    command = f't2x sweep {file} --groups' + (' --confirm' if stage == 'confirm' else '')
     raise UserError(f'{folder} has no sweep.json: run `{command}` first')
   plan = _of_group(read_plan(folder), group)
   if retry:
@@ -169,9 +217,9 @@ def run_group(
   processes, together = _local_counts(dataclasses.replace(local, processes=local.processes or 1))
   runner: Runner = InProcess(together=together)
   if local.processes != 1:
-    runner = _pool(file, out, processes, together, own, confirm, ('--group', str(group)))
-  _run(runner, plan, trials_folder)
-  return _summary(plan, trials_folder, folder)
+    runner = _pool(file, out, processes, together, own, stage, ('--group', str(group)))
+  run_plan(runner, plan, trials_folder)
+  return summary(plan, trials_folder, folder)
 
 
 def _of_group(plan: Plan, group: int) -> Plan:
@@ -187,23 +235,6 @@ def _leave_memory() -> tuple[str, ...]:
   own = () if _PREALLOCATE in os.environ else (_PREALLOCATE,)
   os.environ.setdefault(_PREALLOCATE, 'false')
   return own
-
-
-def _name(file: Path, confirm: bool) -> str:
-  """Returns the name of the folder of a sweep, or of its confirmation."""
-  return f'{file.stem}-confirm' if confirm else file.stem
-
-
-def _plan(
-  sweep: Sweep, measure: StepSeconds, results: Path, confirm: bool
-) -> tuple[Plan, dict[str, str]]:
-  if not confirm:
-    return make_plan(sweep, measure)
-  # Reads the report, which requires an extra.
-  from t2x.sweeps.confirm import confirmation, keep
-
-  fresh, candidates = confirmation(sweep, results)
-  return keep(*make_plan(fresh, measure), candidates)
 
 
 def _check_name(file: Path, folder: Path) -> None:
@@ -259,11 +290,11 @@ def _runner(
   runner: Local | Literal['slurm', 'ray'],
   settings: Mapping[str, Any],
   own: Sequence[str],
-  confirm: bool,
+  stage: StageName,
 ) -> Runner:
   """Builds the runner; `own` are environment variables that are not passed to the workers."""
   if runner == 'slurm':
-    return Slurm(out / _name(file, confirm) / 'slurm', settings)
+    return Slurm(folder_of(out, file.stem, stage) / 'slurm', settings)
   if runner == 'ray':
     return Ray(settings)
   if settings:
@@ -271,7 +302,7 @@ def _runner(
   processes, together = _local_counts(runner)
   if runner.processes == 1:
     return InProcess(together=together)
-  return _pool(file, out, processes, together, own, confirm)
+  return _pool(file, out, processes, together, own, stage)
 
 
 def _pool(
@@ -280,17 +311,16 @@ def _pool(
   processes: int,
   together: int,
   own: Sequence[str],
-  confirm: bool,
+  stage: StageName,
   more: Sequence[str] = (),
 ) -> Pool:
   """Builds a pool; `own` are variables that its workers do not inherit, `more` are further arguments of them."""
 
   def command(index: int, count: int) -> list[str]:
     worker = ['--out', str(out), '--worker', f'{index}/{count}', '--together', str(together), *more]
-    worker += ['--confirm'] if confirm else []
-    return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker]
+    return [sys.executable, '-m', 't2x', 'sweep', str(file), *worker, *_option(stage).split()]
 
-  return Pool(command, processes, out / _name(file, confirm), own)
+  return Pool(command, processes, folder_of(out, file.stem, stage), own)
 
 
 def _local_counts(requested: Local) -> tuple[int, int]:
@@ -310,68 +340,3 @@ def _local_counts(requested: Local) -> tuple[int, int]:
   count = 'one process' if processes == 1 else f'{processes} processes'
   print(f'on {device.device_kind}: {count}, trials {order} (--processes, --together)')
   return processes, together
-
-
-def _run(runner: Runner, plan: Plan, folder: Path) -> None:
-  """Runs the trials with a progress bar, and prints one line per trial to stderr."""
-  columns = (
-    TextColumn('{task.description}'),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeElapsedColumn(),
-  )
-  trials = distinct(plan.trials)
-  before = [usable_outcome(folder / trial.folder) for trial in trials]
-  remaining = [trial for trial, outcome in zip(trials, before, strict=True) if outcome is None]
-  checked: list[Outcome] = []
-  for outcome in filter(None, before):
-    _check_metric(plan, outcome, checked)
-  with Progress(*columns, console=console(), transient=True) as progress:
-    task = progress.add_task('trials', total=len(trials), completed=len(trials) - len(remaining))
-
-    def on_end(trial, outcome):
-      _check_metric(plan, outcome, checked)
-      progress.advance(task)
-      value = outcome.metrics.get(plan.metric)
-      text = outcome.reason if value is None else f'{plan.metric} {value:.5g}'
-      where = ' '.join(f'{k}={v}' for k, v in trial.point.items())
-      name = f'{trial.variant} {where}'.strip()
-      line = f'{name}, seed {trial.seed}: {outcome.status}, {text} ({outcome.seconds:.1f} s)'
-      progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    runner.run(remaining, folder, on_end)
-
-
-def _lacks_metric(plan: Plan, outcome: Outcome) -> bool:
-  return outcome.status == 'finished' and plan.metric not in outcome.metrics
-
-
-def _check_metric(plan: Plan, outcome: Outcome, checked: list[Outcome]) -> None:
-  """Raises UserError if the first finished trial lacks the metric; `checked` are finished ones that have it."""
-  if outcome.status != 'finished' or checked:
-    return
-  if _lacks_metric(plan, outcome):
-    hint = config_lib.did_you_mean(plan.metric, outcome.metrics)
-    names = ', '.join(sorted(outcome.metrics))
-    raise UserError(
-      f"no metric '{plan.metric}' in a finished trial{hint}: set Sweep.metric to one of {names}"
-    )
-  checked.append(outcome)
-
-
-def _summary(plan: Plan, folder: Path, report: Path) -> int:
-  outcomes = [usable_outcome(folder / trial.folder) for trial in distinct(plan.trials)]
-  counts = {
-    status: sum(1 for outcome in outcomes if outcome is not None and outcome.status == status)
-    for status in ('finished', 'diverged', 'failed')
-  }
-  counts[f"without '{plan.metric}'"] = missing = sum(
-    1 for outcome in outcomes if outcome is not None and _lacks_metric(plan, outcome)
-  )
-  text = ', '.join(f'{count} {status}' for status, count in counts.items() if count)
-  if counts['failed']:
-    text += ' (--retry runs failed trials again)'
-  if names := dict.fromkeys(trial.variant for trial in plan.trials if trial.problem):
-    text = f'{text}; not run, because their budgets do not match: {", ".join(names)}'
-  print(f'{text or "no trials to run"}; next: t2x report {report}')
-  return 1 if counts['failed'] or missing or names else 0

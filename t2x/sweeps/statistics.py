@@ -73,6 +73,8 @@ def ranking(values: Mapping[str, Mapping[int, float]], goal: Goal) -> Ranking:
       taus.append(float(stats.kendalltau(*sides).statistic))
   for seed in seeds:
     present = [variant for variant, of_seed in values.items() if seed in of_seed]
+    if len(present) == 1 and len(values) > 1:
+      continue  # A seed that only the baseline has.
     ranked = stats.rankdata([sign * values[variant][seed] for variant in present], 'min')
     for variant, rank in zip(present, ranked, strict=True):
       ranks.setdefault(variant, []).append(int(rank))

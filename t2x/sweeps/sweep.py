@@ -11,52 +11,11 @@ from typing import Annotated, Any, Literal
 from t2x import config as config_lib
 from t2x.errors import UserError, is_printable
 from t2x.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
+from t2x.sweeps.arms import Arm, plain
+from t2x.sweeps.tune import Tune
 
-
-def shown(binding: str) -> str:
-  """Converts a binding `NAME=VALUE` to the form `NAME = VALUE` of gin files."""
-  return binding.replace('=', ' = ', 1)
-
-
-def plain(value: Any) -> Any:
-  """Converts a value of the grid for plans and reports: scalars are unchanged, others become gin text."""
-  if isinstance(value, str):
-    return value if is_printable(value) else config_lib.to_gin(value)
-  return (
-    value if value is None or isinstance(value, bool | int | float) else config_lib.to_gin(value)
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-  """A variant at a point of the grid, shared by trials that differ only in the seed.
-
-  Attributes:
-    variant: name of the variant.
-    point: values of the grid by axis.
-    files: gin files, in order.
-    bindings: bindings `NAME=VALUE` that override the files; later ones override earlier ones.
-    own_files: gin files of the variant, read after the base.
-    own_bindings: bindings of the variant and the point, the last ones of `bindings`.
-  """
-
-  variant: str
-  point: Mapping[str, Any]
-  files: tuple[str, ...]
-  bindings: tuple[str, ...]
-  own_files: tuple[str, ...]
-  own_bindings: tuple[str, ...]
-
-  @property
-  def changes(self) -> tuple[str, ...]:
-    """Files and bindings that differ from the base."""
-    return (*self.own_files, *map(shown, self.own_bindings))
-
-  @property
-  def title(self) -> str:
-    """Name with the values of the grid: 'geglu', or 'geglu, Stack.num_layers=4'."""
-    axes = [f'{name}={config_lib.to_gin(value)}' for name, value in self.point.items()]
-    return ', '.join([self.variant, *axes])
+# Comparisons at a point of the grid from which the noise of each variant is estimated (see t2x.sweeps.two_way).
+FEWEST = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +49,10 @@ class Sweep:
     max_seeds: number of seeds after which no seeds are added. If it is larger than the number of seeds,
       more seeds may be added after a report, and the verdicts of all reports are corrected together.
       None: verdicts after adding seeds are exploratory.
+    tune: settings of a hyperparameter that is tuned for each variant before they are compared; None: every
+      variant is trained with its own value.
+    baseline_seeds: number of seeds of the baseline, if it has more than the variants: they reduce the noise
+      of the baseline, which is part of every comparison. None: those of the variants.
   """
 
   base: Text | Annotated[Sequence[Text], NonEmpty]
@@ -106,6 +69,8 @@ class Sweep:
   margin: Positive | None = None
   failed_above: Finite | None = None
   max_seeds: Count | None = None
+  tune: Tune | None = None
+  baseline_seeds: Count | None = None
   # Path of the sweep file, and its bindings for all trials.
   file: Path = Path('sweep.gin')
   shared: tuple[str, ...] = ()
@@ -127,6 +92,7 @@ class Sweep:
     if self.knobs and not adjusts:
       raise UserError(f'Sweep.knob = {self.knob!r} has no effect: Sweep.match = {self.match!r}')
     self._check_grid()
+    self._check_tune()
     for name, changes in self.variants.items():
       if not isinstance(changes, (dict, str)):
         raise UserError(f"Sweep.variants['{name}'] must be a dict of bindings or a gin file")
@@ -145,11 +111,12 @@ class Sweep:
       'grid': [*self.grid],
       'metric': [self.metric],
       'knob': self.knobs,
+      'tune': self.tune.names if self.tune else (),
     }
     for setting, texts in names.items():
       for name in texts:
         if not name or name != name.strip() or not is_printable(name):
-          where = 'the name of the sweep file' if setting == 'file' else f'Sweep.{setting}'
+          where = _NAMES.get(setting, f'Sweep.{setting}')
           raise UserError(
             f'{where}: {name!r} cannot be used as a name: it is empty, starts or ends with a space, '
             'or contains control characters'
@@ -163,6 +130,30 @@ class Sweep:
         f'Sweep.max_seeds = {self.max_seeds} is smaller than the number of seeds, '
         f'{len(self.seed_list)}: increase it'
       )
+    if self.baseline_seeds is not None:
+      if self.baseline_seeds < len(self.seed_list):
+        raise UserError(
+          f'Sweep.baseline_seeds = {self.baseline_seeds} is smaller than the number of seeds, '
+          f'{len(self.seed_list)}: increase it'
+        )
+      if len(self.names) <= FEWEST:
+        raise UserError(
+          f'Sweep.baseline_seeds = {self.baseline_seeds} has no effect: with fewer than {FEWEST} variants '
+          'beside the baseline, the tests use the seeds that both have'
+        )
+
+  def _check_tune(self) -> None:
+    if self.tune is None:
+      return
+    if shared := {*self.tune.seed_list} & {*self.seed_list, *self.seeds_of(self.baseline)}:
+      raise UserError(f'the seeds of the sweep contain the tuning seed {min(shared)}: change them')
+    for name in self.tune.names:
+      _refuse_seed(name, 'Tune.parameter')
+      for setting, others in (('Sweep.grid', self.grid), ('Sweep.knob', self.knobs)):
+        if name in others:
+          raise UserError(
+            f"Tune.parameter = '{name}' is also in {setting}: remove it from one of them"
+          )
 
   def _check_grid(self) -> None:
     for name, values in self.grid.items():
@@ -184,8 +175,22 @@ class Sweep:
 
   @property
   def seed_list(self) -> tuple[int, ...]:
-    """All seeds."""
+    """Seeds of the variants."""
     return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
+
+  def seeds_of(self, variant: str) -> tuple[int, ...]:
+    """Returns the seeds of a variant; the baseline may have more (`baseline_seeds`)."""
+    seeds = self.seed_list
+    if variant != self.baseline or self.baseline_seeds is None:
+      return seeds
+    first = max(seeds) + 1
+    return (*seeds, *range(first, first + self.baseline_seeds - len(seeds)))
+
+  @property
+  def names(self) -> list[str]:
+    """Names of the variants to run, the baseline first."""
+    others = [name for name in self.only or self.variants if name != self.baseline]
+    return [self.baseline, *(name for name in self.variants if name in others)]
 
   @property
   def knobs(self) -> tuple[str, ...]:
@@ -210,12 +215,8 @@ class Sweep:
 
   def arms(self) -> Iterator[Arm]:
     """Yields every variant at every point of the grid, the baseline first at each point."""
-    names = [
-      name for name in self.variants if name in (self.baseline, *(self.only or self.variants))
-    ]
-    order = sorted(names, key=lambda name: name != self.baseline)
     for point in self.points():
-      for name in order:
+      for name in self.names:
         changes, files = self.variants[name], self.base_files
         own: tuple[str, ...] = ()
         if isinstance(changes, str):
@@ -243,6 +244,10 @@ class Sweep:
     raise UserError(f"{self.file}: {setting}: there is no file '{name}'")
 
 
+# Settings whose error messages do not name them as `Sweep.NAME`.
+_NAMES = {'file': 'the name of the sweep file', 'tune': 'Tune.parameter'}
+
+
 def _is_seed(name: str) -> bool:
   return re.fullmatch(r'(.*[/.])?Trainer\.seed', name) is not None
 
@@ -266,7 +271,7 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
   Args:
     file: the sweep file.
-    overrides: bindings `NAME=VALUE`. Those of `Sweep` override the file, others apply to all trials.
+    overrides: bindings `NAME=VALUE`. Those of `Sweep` and `Tune` override the file, others apply to all trials.
 
   Raises:
     UserError: the file cannot be read, or has invalid bindings, with one line for each.
@@ -279,44 +284,33 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
     )
   macros = {s.macro_name: s for s in parsed.statements if s.is_macro}
   _refuse_loops(macros)
-  hints = typing.get_type_hints(Sweep, include_extras=True)
-  names = {f.name for f in dataclasses.fields(Sweep)} - {'file', 'shared'}
-  settings: dict[str, Any] = {}
   message = 'imports of a sweep file have no effect on trials: move it to a file of Sweep.base'
   findings = [config_lib.Finding(line.place, f'{line.text}: {message}') for line in parsed.imports]
-  shared, own = [], []
+  shared: list[config_lib.Statement] = []
+  own: dict[str, list[config_lib.Statement]] = {'Sweep': [], 'Tune': []}
   for statement in parsed.statements:
-    if not _is_sweep_binding(statement):
-      shared.append(statement)
-      if _is_seed(statement.target):
-        message = f'{statement.target}: set Sweep.seeds instead'
-        findings.append(config_lib.Finding(statement.place, message))
+    if statement.name in own and not statement.is_macro:
+      own[statement.name].append(statement)
       continue
-    name, value = statement.param, statement.value
-    if statement.scope:
-      message = f'{statement.target}: Sweep has no scopes'
+    shared.append(statement)
+    if _is_seed(statement.target):
+      message = f'{statement.target}: set Sweep.seeds instead'
       findings.append(config_lib.Finding(statement.place, message))
-      continue
-    if name not in names:
-      hint = config_lib.did_you_mean(name, names) or f'; it has {", ".join(sorted(names))}'
-      message = f"Sweep has no parameter '{name}'{hint}"
-      findings.append(config_lib.Finding(statement.place, message))
-      continue
-    own.append(value)
-    value = config_lib.expanded(value, macros)
-    if problem := config_lib.problem(value, hints[name], lambda _: None):
-      findings.append(config_lib.Finding(statement.place, f'Sweep.{name} {problem}'))
-    settings[name] = value
+  settings = _settings(Sweep, own['Sweep'], macros, findings)
+  tune = _settings(Tune, own['Tune'], macros, findings)
   config_lib.raise_findings(findings)
   missing = {'base', 'variants', 'baseline'} - settings.keys()
   if missing:
     required = ', '.join(f'Sweep.{name}' for name in sorted(missing))
     raise UserError(f'{file}: {required} must be set')
   try:
+    if tune or 'tune' in settings:
+      settings['tune'] = _tune(settings, tune)
     sweep = Sweep(**settings, file=Path(file))
   except UserError as error:
     raise UserError(f'{file}: {error}') from error
-  sweep_macros = config_lib.macros_in(own, macros).keys()
+  values = [statement.value for statement in (*own['Sweep'], *own['Tune'])]
+  sweep_macros = config_lib.macros_in(values, macros).keys()
   dropped = sweep_macros - _trial_macros(sweep, shared, sweep_macros, macros)
   statements = [s for s in shared if not (s.is_macro and s.macro_name in dropped)]
   lines = tuple(f'{s.target}={config_lib.to_gin(s.value)}' for s in statements)
@@ -324,6 +318,43 @@ def read_sweep(file: str | Path, overrides: Sequence[str] = ()) -> Sweep:
 
 
 _Macros = Mapping[str, config_lib.Statement]
+
+
+def _settings(
+  cls: type, statements: Iterable[config_lib.Statement], macros: _Macros, findings: list
+) -> dict[str, Any]:
+  """Returns the values of the bindings of a dataclass; appends one finding for each invalid one."""
+  hints = typing.get_type_hints(cls, include_extras=True)
+  names = {f.name for f in dataclasses.fields(cls)} - {'file', 'shared'}
+  settings: dict[str, Any] = {}
+  for statement in statements:
+    name, value = statement.param, config_lib.expanded(statement.value, macros)
+    if statement.scope:
+      message = f'{statement.target}: {cls.__name__} has no scopes'
+    elif name not in names:
+      hint = config_lib.did_you_mean(name, names) or f'; it has {", ".join(sorted(names))}'
+      message = f"{cls.__name__} has no parameter '{name}'{hint}"
+    elif problem := config_lib.problem(value, hints[name], lambda _: None):
+      message = f'{cls.__name__}.{name} {problem}'
+    else:
+      settings[name] = value
+      continue
+    findings.append(config_lib.Finding(statement.place, message))
+  return settings
+
+
+def _tune(settings: Mapping[str, Any], tune: Mapping[str, Any]) -> Tune | None:
+  """Builds `Sweep.tune` from the bindings of Sweep and Tune. `Sweep.tune = None` switches it off."""
+  if 'tune' not in settings:
+    raise UserError(f'Tune.{next(iter(tune))} has no effect: set Sweep.tune = @Tune()')
+  if settings['tune'] is None:
+    return None
+  if config_lib.to_gin(settings['tune']) != '@Tune()':
+    text = config_lib.to_gin(settings['tune'])
+    raise UserError(f'Sweep.tune must be @Tune() or None, got {text}')
+  if 'parameter' not in tune:
+    raise UserError('Tune.parameter must be set')
+  return Tune(**tune)
 
 
 def _trial_macros(

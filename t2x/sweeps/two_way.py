@@ -15,6 +15,10 @@ is the sum of two noise variances:
 - The t statistic has Satterthwaite's degrees of freedom, reduced towards the smaller one of its two
   variances, because they are too large in the tails when there are few seeds.
 - With fewer than `FEWEST` comparisons the variances cannot be separated: paired t tests.
+- Seeds that only the baseline has (`Sweep.baseline_seeds`) have an unknown effect, so they are not paired. They
+  improve the mean of the baseline if the effects of the seeds are small: the difference is the mean
+  of the paired differences plus the weighted difference between the baseline's mean at the paired seeds and at
+  the others. The weight follows from the part of the noise in the baseline's variance over all its seeds.
 
 The correction for all comparisons is that of Dunnett (1955): it uses that all comparisons share the noise
 of the baseline. `experiments/statistics` measures error rates, power and coverage.
@@ -25,8 +29,11 @@ import dataclasses
 import numpy as np
 from scipy import special, stats
 
-FEWEST = 7
-# Confidence of the upper bound of the spread of the variances.
+from t2x.sweeps.sweep import FEWEST
+
+# Largest weight of the seeds that only the baseline has: with more, an overestimated noise would reduce the error.
+_MOST = 0.5
+# Confidence of the upper bounds of the spread of the variances and of the noise of the baseline.
 _CONFIDENCE = 0.95
 _ROUNDS = 3
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(32)
@@ -38,16 +45,19 @@ class Contrasts:
   """Differences to the baseline, as arrays [..., comparisons].
 
   Attributes:
-    difference: mean difference over the seeds that finished in both.
+    difference: mean difference over the seeds that finished in both; in the two-way model it also uses the seeds
+      that only the baseline has.
     error: its standard error.
     freedom: degrees of freedom of the standard error.
     shared: correlation of each comparison with the noise of the baseline, in [0, 1).
+    deviation: standard deviation of a paired difference.
   """
 
   difference: np.ndarray
   error: np.ndarray
   freedom: np.ndarray
   shared: np.ndarray
+  deviation: np.ndarray
 
   @property
   def p(self) -> np.ndarray:
@@ -71,8 +81,8 @@ def paired(values: np.ndarray) -> Contrasts:
   count = seen.sum(-1)
   mean = np.where(seen, differences, 0).sum(-1) / count
   squares = np.where(seen, differences - mean[..., None], 0) ** 2
-  error = np.sqrt(squares.sum(-1) / (count - 1) / count)
-  return Contrasts(mean, error, count - 1.0, np.zeros_like(mean))
+  deviation = np.sqrt(squares.sum(-1) / (count - 1))
+  return Contrasts(mean, deviation / np.sqrt(count), count - 1.0, np.zeros_like(mean), deviation)
 
 
 def two_way(values: np.ndarray) -> Contrasts:
@@ -84,19 +94,106 @@ def two_way(values: np.ndarray) -> Contrasts:
   pairs = paired(values)
   if values.shape[-2] - 1 < FEWEST:
     return pairs
-  variance, freedom = moderated(*noise_variances(values))
+  single = ~np.isfinite(values[..., 1:, :]).any(-2)
+  single = single.reshape(-1, single.shape[-1]).all(0)
+  variance, freedom = moderated(*noise_variances(values[..., ~single]))
   own, base = variance[..., 1:], variance[..., :1]
   own_freedom, base_freedom = freedom[..., 1:], freedom[..., :1]
-  count = np.isfinite(values[..., 1:, :] - values[..., :1, :]).sum(-1)
-  total = own + base
-  satterthwaite = total**2 / (own**2 / own_freedom + base**2 / base_freedom)
-  excess = satterthwaite - np.minimum(own_freedom, base_freedom)
-  return Contrasts(
-    pairs.difference,
-    np.sqrt(total / count),
-    satterthwaite - np.maximum(excess, 0) / (count - 1),
-    np.minimum(np.sqrt(base / total), 0.999),
+  seen = np.isfinite(values[..., 1:, :] - values[..., :1, :])
+  count = seen.sum(-1)
+  effects = _effect_variance(values[..., 1:, ~single], own)
+  most = base * base_freedom / stats.chi2.ppf(1 - _CONFIDENCE, base_freedom)
+  more = _baseline_seeds(values[..., 0, :], seen, single, effects, most)
+  # Variances of the parts of a difference: of the variant, and of the baseline at the paired and the other seeds.
+  own_part, base_part = own / count, base * (1 - 2 * more.weight) / count
+  of_baseline = base_part + more.variance
+  of_baseline_freedom = of_baseline**2 / (
+    base_part**2 / base_freedom + more.variance**2 / more.freedom
   )
+  total = own_part + of_baseline
+  satterthwaite = total**2 / (own_part**2 / own_freedom + of_baseline**2 / of_baseline_freedom)
+  excess = satterthwaite - np.minimum(own_freedom, of_baseline_freedom)
+  return Contrasts(
+    pairs.difference + more.shift,
+    np.sqrt(total),
+    satterthwaite - np.maximum(excess, 0) * more.reduction,
+    np.minimum(np.sqrt(of_baseline / total), 0.999),
+    np.sqrt(own + base),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _BaselineSeeds:
+  """Contribution of the seeds that only the baseline has, as arrays [..., comparisons].
+
+  Attributes:
+    weight: weight of these seeds in the mean of the baseline.
+    shift: change of the difference.
+    variance: variance of the shift without the covariance with the paired differences.
+    freedom: its degrees of freedom.
+    reduction: part of Satterthwaite's degrees of freedom above the smallest ones to subtract. It is larger with
+      these seeds, as the degrees of freedom of the parts then differ more; from simulations.
+  """
+
+  weight: np.ndarray | float
+  shift: np.ndarray | float
+  variance: np.ndarray | float
+  freedom: np.ndarray | float
+  reduction: np.ndarray | float
+
+
+def _baseline_seeds(
+  baseline: np.ndarray,
+  seen: np.ndarray,
+  single: np.ndarray,
+  effects: np.ndarray,
+  noise: np.ndarray,
+) -> _BaselineSeeds:
+  """Weighs the seeds that only the baseline has.
+
+  Args:
+    baseline: metric of the baseline [..., seeds].
+    seen: whether a seed finished in the variant and the baseline [..., comparisons, seeds].
+    single: seeds that only the baseline has [seeds].
+    effects: variance of the effects of the seeds [..., 1], estimated without the baseline: a weight from the
+      estimated noise of the baseline would be wrong where the error is.
+    noise: upper bound of the noise variance of the baseline [..., 1].
+  """
+  groups = [baseline[..., ~single], baseline[..., single]]
+  counts = [np.isfinite(group).sum(-1, keepdims=True) for group in groups]
+  count, others = seen.sum(-1), counts[1]
+  freedom = counts[0] + counts[1] - 2
+  if not single.any() or (counts[1] == 0).any() or (freedom < 1).any():
+    return _BaselineSeeds(0.0, 0.0, 0.0, 1.0, 1 / (count - 1))
+  means = [np.nanmean(group, -1, keepdims=True) for group in groups]
+  squares = [np.nansum((g - m) ** 2, -1, keepdims=True) for g, m in zip(groups, means, strict=True)]
+  total = (squares[0] + squares[1]) / freedom
+  noise_part = np.minimum(1 - effects / total, noise / total)
+  weight = np.clip(noise_part, 0, 1) * others / (count + others)
+  weight = np.minimum(weight, _MOST)
+  paired_mean = np.where(seen, baseline[..., None, :], 0).sum(-1) / count
+  return _BaselineSeeds(
+    weight,
+    weight * (paired_mean - means[1]),
+    weight**2 * total * (1 / count + 1 / others),
+    freedom,
+    np.minimum(0.9, 2.5 / (count - 1)),
+  )
+
+
+def _effect_variance(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
+  """Estimates the variance of the effects of the seeds [..., 1].
+
+  Args:
+    values: metric of the variants [..., variants, seeds].
+    noise: their noise variances [..., variants].
+  """
+  seen = np.isfinite(values)
+  share = _weights(noise)[..., None] * seen
+  share = share / np.maximum(share.sum(-2, keepdims=True), 1e-300)
+  effect = (share * np.where(seen, values - np.nanmean(values, -1, keepdims=True), 0)).sum(-2)
+  of_noise = (share**2 * noise[..., None]).sum(-2).mean(-1)
+  return np.maximum(effect.var(-1, ddof=1) - of_noise, 0)[..., None]
 
 
 def noise_variances(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

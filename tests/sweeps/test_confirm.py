@@ -28,12 +28,14 @@ SWEEP = Sweep(
 )
 
 
-def finish(folder, plan):
+def finish(folder, plan, effects=None):
   """Writes outcomes: relu has a lower loss, except with three layers."""
   write_plan(folder, plan)
   for trial in plan.trials:
-    noise = np.random.default_rng([trial.seed, [*EFFECTS].index(trial.variant)]).normal()
-    effect = 0.0 if trial.point.get('layers') == 3 else EFFECTS[trial.variant]
+    noise = np.random.default_rng(
+      [trial.seed, [*(effects or EFFECTS)].index(trial.variant)]
+    ).normal()
+    effect = 0.0 if trial.point.get('layers') == 3 else (effects or EFFECTS)[trial.variant]
     outcome = Outcome(status='finished', metrics={'loss': 3 + effect + 0.05 * noise})
     run = folder.parent / 'trials' / trial.folder
     run.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,7 @@ def test_candidates_get_fresh_seeds_and_a_report_of_their_own(
     't2x.sweeps.runners.InProcess.run', lambda self, trials, folder, on_end: ran.extend(trials)
   )
   command = ['sweep', str(file), '--out', str(out), '--confirm', '--processes', '1']
-  assert main([*command, '--gin.Sweep.seeds=4']) == 0
+  assert main([*command, '--seeds', '4']) == 0
   plan = read_plan(out / 'study-confirm')
   cells = {(trial.variant, trial.seed) for trial in plan.trials}
   assert cells == {(variant, seed) for variant in ('gelu', 'relu') for seed in range(5, 9)}
@@ -103,6 +105,19 @@ def test_only_the_points_at_which_a_variant_is_a_candidate_run_again(tmp_path):
     made_up(fresh.seed_list, ('gelu', 'relu'), layers=(2,)), name='study-confirm'
   )
   assert configs.keys() == {trial.folder for trial in confirmed.trials}
+
+
+def test_many_candidates_keep_the_seeds_of_the_baseline(tmp_path):
+  effects = {'gelu': 0.0} | {f'v{i}': -1.0 for i in range(8)}
+  sweep = Sweep(
+    base='b.gin', variants={name: {} for name in effects}, baseline='gelu', baseline_seeds=20
+  )
+  finish(tmp_path / 'study', made_up(range(5), tuple(effects), layers=(2,)), effects)
+  fresh, _ = confirmation(sweep, tmp_path / 'study', 8)
+  assert fresh.seed_list == tuple(range(5, 13)) and len(fresh.seeds_of('gelu')) == 20
+  assert confirmation(sweep, tmp_path / 'study', 20)[0].baseline_seeds is None
+  finish(tmp_path / 'study', made_up(range(5), tuple(effects)[:4], layers=(2,)), effects)
+  assert confirmation(sweep, tmp_path / 'study', 8)[0].baseline_seeds is None
 
 
 def test_nothing_to_confirm_is_an_error(tmp_path):

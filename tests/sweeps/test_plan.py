@@ -276,6 +276,15 @@ def test_more_seeds_keep_the_trials_that_were(plan):
   assert {t.folder for t in few.trials} < {t.folder for t in many.trials}
 
 
+def test_the_baseline_may_have_more_seeds(plan):
+  variants = "{'gelu': {}, " + ', '.join(f"'v{i}': {{}}" for i in range(7)) + '}'
+  made, _ = plan('', 'Sweep.baseline_seeds=4', 'Sweep.seeds=[3, 1]', variants=variants)
+  seeds = {}
+  for trial in made.trials:
+    seeds.setdefault(trial.variant, []).append(trial.seed)
+  assert seeds.pop('gelu') == [3, 1, 4, 5] and set(map(tuple, seeds.values())) == {(3, 1)}
+
+
 def test_a_variant_may_be_a_file(plan, tmp_path):
   (tmp_path / 'wide.gin').write_text('d_model = 32\n')
   made, _ = plan('', variants="{'gelu': {}, 'wide': 'wide.gin'}")
@@ -340,6 +349,8 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('big/Trainer.seed=3',), ['big/Trainer.seed: set Sweep.seeds instead']),
     ("{'gelu': {}}", ('big/Sweep.seeds=3',), ['big/Sweep.seeds: Sweep has no scopes']),
     ("{'gelu': {}}", ('Sweep.max_seeds=1',), ['Sweep.max_seeds = 1 is smaller than the number of seeds, 2']),
+    ("{'gelu': {}}", ('Sweep.baseline_seeds=1',), ['Sweep.baseline_seeds = 1 is smaller than the number of seeds, 2']),
+    ("{'gelu': {}, 'a': {}}", ('Sweep.baseline_seeds=20',), ['Sweep.baseline_seeds = 20 has no effect: with fewer than 7 variants']),
     ("{'gelu': {}}", ('Sweep.margin=0',), ['Sweep.margin must be above 0']),
     ("{'gelu': {}}", ('Sweep.metric=accuracy', 'Sweep.goal=max', 'Sweep.failed_above=3'), ["Sweep.failed_above has no effect: a higher 'accuracy' is better"]),
     ("{'gelu': {}}", ('Sweep.tolerance=-0.1',), ['Sweep.tolerance must be at least 0 and below 1']),

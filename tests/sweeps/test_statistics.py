@@ -42,6 +42,11 @@ def test_ranking():
   assert ranking({'a': {0: 1.0}}, 'min').tau is None
 
 
+def test_seeds_of_one_variant_have_no_rank():
+  values = {'a': {0: 2.0, 1: 3.0, 2: 1.0, 3: 1.0}, 'b': {0: 1.0, 1: 2.0}}
+  assert ranking(values, 'min').ranks == {'a': (2, 2), 'b': (1, 1)}
+
+
 def test_pareto_front():
   costs, values = [1, 2, 3, 2, 1], [5.0, 4.0, 4.5, 4.0, 6.0]
   assert pareto_front(costs, values, 'min') == [True, True, False, True, False]

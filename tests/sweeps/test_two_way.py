@@ -120,8 +120,8 @@ def test_stepping_down_leaves_out_rejected_comparisons():
   assert again[1] == again[0], 'not smaller than that of a smaller p-value'
 
 
-def check_errors(calibrate, pattern, comparisons, seeds, sweeps):
-  rates = calibrate.one_setting(pattern, comparisons, seeds, sweeps)
+def check_errors(calibrate, pattern, comparisons, seeds, sweeps, *unbalanced):
+  rates = calibrate.one_setting(pattern, comparisons, seeds, sweeps, *unbalanced)
   bound = 0.05 + 2 * np.sqrt(0.05 * 0.95 / sweeps)
   assert rates['error new'] <= bound
   assert rates['same'] <= bound
@@ -145,3 +145,50 @@ def test_errors_of_all_patterns_stay_below_five_percent(calibrate, comparisons, 
 def test_power_is_twice_that_of_paired_tests_with_equal_variances(calibrate):
   rates = calibrate.one_setting('equal', 15, 5, 200)
   assert rates['power new'] > 0.8 and rates['power old'] < 0.45
+
+
+def unbalanced(generator, effect, variants=10, seeds=5, more=15):
+  values = generator.normal(size=(variants, seeds + more))
+  values += effect * generator.normal(size=(1, seeds + more))
+  values[1:, seeds:] = np.nan
+  return values
+
+
+def test_seeds_of_the_baseline_reduce_the_error_if_seeds_matter_little():
+  generator = np.random.default_rng(4)
+  for effect, fewest, most in ((0.0, 0.7, 0.9), (10.0, 0.95, 1.1)):
+    ratios, weights = [], []
+    for _ in range(50):
+      values = unbalanced(generator, effect)
+      more, few = model.two_way(values), model.two_way(values[:, :5])
+      ratios.append(more.error / few.error)
+      paired_baseline, others = values[0, :5].mean(), values[0, 5:].mean()
+      weights.append((more.difference - few.difference) / (paired_baseline - others))
+    assert fewest < np.median(ratios) < most
+    # The best weight is 15 / 20 of the part of the noise, and at most a half.
+    np.testing.assert_allclose(np.median(weights), 0.0 if effect else 0.5, atol=0.03)
+
+
+def test_a_difference_is_unbiased_and_its_error_is_that_of_repeated_sweeps():
+  generator = np.random.default_rng(5)
+  for effect in (0.0, 0.7):
+    found = [model.two_way(unbalanced(generator, effect)) for _ in range(400)]
+    differences = np.array([one.difference for one in found])
+    variance = np.mean([one.error**2 for one in found])
+    np.testing.assert_allclose(differences.mean(), 0, atol=0.06)
+    # Moderation never reduces a variance, so that the estimate is too large on average.
+    assert 0.9 < variance / differences.var() < 1.4
+
+
+def test_without_further_seeds_of_the_baseline_nothing_changes():
+  values = np.random.default_rng(6).normal(size=(10, 5))
+  padded = np.concatenate([values, np.full((10, 3), np.nan)], axis=1)
+  for first, second in zip(
+    vars(model.two_way(values)).values(), vars(model.two_way(padded)).values(), strict=True
+  ):
+    np.testing.assert_allclose(first, second, rtol=1e-12)
+
+
+@pytest.mark.parametrize('effect', [0.0, 2.0])
+def test_errors_stay_below_five_percent_with_more_seeds_of_the_baseline(calibrate, effect):
+  check_errors(calibrate, 'spread over 1 to 100, baseline 10', 15, 5, 300, 20, effect)

@@ -29,14 +29,20 @@ class Look:
   """A report of a complete sweep.
 
   Attributes:
-    seeds: its seeds.
+    seeds: seeds of its variants.
     max_seeds: `Sweep.max_seeds` at the time.
     date: UTC time of the first report with these seeds.
+    baseline_seeds: seeds of the baseline if it has others (`Sweep.baseline_seeds`); () if not.
   """
 
   seeds: tuple[int, ...]
   max_seeds: int | None = None
   date: str = ''
+  baseline_seeds: tuple[int, ...] = ()
+
+  def has_seeds_of(self, other: 'Look') -> bool:
+    """Returns whether another look has the same seeds."""
+    return (self.seeds, self.baseline_seeds) == (other.seeds, other.baseline_seeds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,20 +98,21 @@ def read_looks(folder: Path) -> list[Look]:
 
 def record_look(folder: Path, plan: Plan) -> None:
   """Appends the seeds of a complete sweep to looks.json, unless they are the last ones."""
-  looks, seeds = read_looks(folder), _seeds(plan)
-  if looks and looks[-1].seeds == seeds:
+  looks, look = read_looks(folder), _look(plan)
+  if looks and looks[-1].has_seeds_of(look):
     return
   date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
-  looks.append(Look(seeds=seeds, max_seeds=plan.max_seeds, date=date))
+  looks.append(dataclasses.replace(look, date=date))
   text = json.dumps(dataclasses.asdict(Looks(tuple(looks))), indent=1) + '\n'
   write_atomically(folder / _FILE, text.encode())
 
 
 def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
   """Returns the level of the look at the seeds of a plan, given all recorded looks."""
-  seeds = _seeds(plan)
-  recorded = [look.seeds for look in looks]
-  before = looks[: recorded.index(seeds)] if seeds in recorded else looks
+  own = _look(plan)
+  seeds = own.seeds
+  recorded = [look.has_seeds_of(own) for look in looks]
+  before = looks[: recorded.index(True)] if any(recorded) else looks
   number = len(before) + 1
   reason = _exploratory(plan, seeds, before)
   if reason or plan.max_seeds is None or not seeds:
@@ -114,8 +121,12 @@ def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
   return Level(_spent(len(seeds), plan.max_seeds) - spent, number)
 
 
-def _seeds(plan: Plan) -> tuple[int, ...]:
-  return tuple(sorted({trial.seed for trial in plan.trials}))
+def _look(plan: Plan) -> Look:
+  """Returns the look at a plan, without its date."""
+  baseline = {trial.seed for trial in plan.trials if trial.variant == plan.baseline}
+  seeds = {trial.seed for trial in plan.trials if trial.variant != plan.baseline} or baseline
+  others = tuple(sorted(baseline)) if baseline != seeds else ()
+  return Look(seeds=tuple(sorted(seeds)), max_seeds=plan.max_seeds, baseline_seeds=others)
 
 
 def _exploratory(plan: Plan, seeds: Sequence[int], before: Sequence[Look]) -> str:
@@ -126,6 +137,8 @@ def _exploratory(plan: Plan, seeds: Sequence[int], before: Sequence[Look]) -> st
   if not before:
     return ''
   last = before[-1]
+  if set(last.seeds) == set(seeds):
+    return f'the seeds of the baseline changed after the report of {last.date}; {advice}'
   if any(look.max_seeds is None or look.max_seeds != plan.max_seeds for look in before):
     return (
       f'the sweep was reported with {len(last.seeds)} seeds on {last.date} before it got {count}, '

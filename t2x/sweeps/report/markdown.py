@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.report.load import load_note
-from t2x.sweeps.report.results import Results, Row
+from t2x.sweeps.report.results import Results
+from t2x.sweeps.report.tables import label
+from t2x.sweeps.report.tuning import tuning_data
 from t2x.sweeps.two_way import FEWEST
 
 _METHOD = (
@@ -16,7 +18,7 @@ _METHOD = (
 )
 _DETAILS = (
   'With the same seed all variants have the same data order, so differences are means over the seeds that '
-  'finished in both. In the two-way model each variant has a noise variance of its own, which is estimated '
+  'finished in both{baseline}. In the two-way model each variant has a noise variance of its own, which is estimated '
   'without the effects of the seeds and moderated towards the typical variance of the sweep; with '
   'fewer than {fewest} comparisons at a grid point, paired t tests replace it. The intervals are simultaneous: '
   'all of them cover the true differences with probability {confidence}. Stepping down is slightly more '
@@ -27,6 +29,20 @@ _DETAILS = (
   'zero. Seeds that diverged or did not learn have no value and are left out of means and '
   "differences; their rates are compared by Barnard's two-sided test, which can decide in both "
   'directions. A mean difference against the direction of the rates is inconclusive.'
+)
+
+_BASELINE = (
+  ', and the {count} further seeds of the baseline improve its mean, with a weight that is smaller the larger the '
+  'effects of the seeds are'
+)
+
+_UNTUNED = 'Every variant has its own value of the tuned parameter. The verdicts are those of the tuned sweep.'
+
+_TUNED = (
+  'Every variant was trained with each value and the tuning seeds {seeds}, which the comparison does not use. '
+  'The tuned value has the best mean; values that diverged rank last. A value at the edge of the grid may not '
+  'be the best one: add values beyond it. The verdicts of this report are those after tuning. Those before '
+  'tuning compare every variant at its own value with the same seeds{untuned}.'
 )
 
 COSTS_METHOD = (
@@ -47,12 +63,14 @@ def markdown(results: Results) -> str:
     f'Against {_code(plan.baseline)} by {_text(plan.metric)} ({better} is better), {matched}. '
     + ('' if results.ended == len(results.entries) else 'Partial report: ')
     + f'{results.progress()}.',
+    f'**{_UNTUNED}**' if plan.tuning == 'untuned' else '',
     f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
     *(f'**Damaged:** {_text(damaged)}' for damaged in results.damaged),
     f'**{_text(look)}**' if (look := results.level.text(plan)) else '',
     _verdicts(results),
     method(results),
     details(results),
+    _tuning(results),
     _matched(results),
     _costs(results),
     _unfinished(results),
@@ -85,7 +103,16 @@ def details(results: Results) -> str:
     planned = (
       'to detect a difference of the margin, with an upper 80 % confidence bound of the variance'
     )
-  return _DETAILS.format(fewest=FEWEST, confidence=results.level.confidence, planned=planned)
+  seeds = {row.variant: {entry.trial.seed for entry in row.entries} for row in results.rows}
+  more = seeds.get(results.plan.baseline, set()) - set().union(
+    *(own for name, own in seeds.items() if name != results.plan.baseline)
+  )
+  return _DETAILS.format(
+    fewest=FEWEST,
+    confidence=results.level.confidence,
+    planned=planned,
+    baseline=_BASELINE.format(count=len(more)) if more else '',
+  )
 
 
 def decimals(results: Results) -> int:
@@ -95,16 +122,6 @@ def decimals(results: Results) -> int:
   if not (scale := stds or means):
     return 3
   return max(0, min(7, 1 - math.floor(math.log10(statistics.median(scale)))))
-
-
-def label(results: Results, row: Row) -> str:
-  """Returns the name of the variant, with the values of its point if the sweep has a grid."""
-  point = results.points[row.point]
-  short = {axis: axis.split('.')[-1] for axis in results.axes}
-  if len(set(short.values())) < len(short):
-    short = {axis: axis for axis in short}
-  values = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
-  return f'{row.variant} ({values})' if values else row.variant
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = '') -> str:
@@ -169,6 +186,40 @@ def _verdicts(results: Results) -> str:
     cells += [str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
     rows.append([*cells, _more(c.more_seeds) if c else '', row.note])
   return '## Verdicts\n\n' + _table(header, rows, 'lrrlrrrrrrrl')
+
+
+def _tuning(results: Results) -> str:
+  data = tuning_data(results)
+  if data is None:
+    return ''
+  seeds = data['seeds']
+  untuned = f' ({data["untuned"]})' if data['untuned'] else ', which are not planned yet'
+  text = _TUNED.format(seeds=f'{seeds[0]} to {seeds[-1]}', untuned=untuned)
+  signed = f'+.{decimals(results)}f'
+  verdicts, curves = [], []
+  for row in data['rows']:
+    cells = [row['label'], row['parameter'], f'{row["own"]:g}', f'{row["chosen"]:g}']
+    edge = f'the {row["edge"]} value' if row['edge'] else ''
+    for side in (row['before'], row['after']):
+      cells += [_number(side['difference'], signed), side['verdict']] if side else ['', '']
+    verdicts.append([*cells, '; '.join(filter(None, [edge, row['note']]))])
+    for item in row['curve']:
+      interval = '' if item['low'] is None else f'{item["low"]:.5g} to {item["high"]:.5g}'
+      lost = item['diverged'] + item['failed']
+      cells = [row['label'], f'{item["value"]:g}', _number(item['mean'], '.5g'), interval]
+      curves.append([*cells, str(item['n']), str(lost or '')])
+  header = ['variant', 'parameter', 'own', 'tuned', 'before', 'verdict before', 'after']
+  header += ['verdict after', 'at the edge']
+  curve = [
+    'variant',
+    'value',
+    f'mean {results.plan.metric}',
+    '95 % interval',
+    'seeds',
+    'diverged or failed',
+  ]
+  tables = _table(header, verdicts, 'llrrrlrll'), _table(curve, curves, 'lrrrrr')
+  return '\n\n'.join(['## Tuning', _text(text), *tables])
 
 
 def _matched(results: Results) -> str:

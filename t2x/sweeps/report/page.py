@@ -9,8 +9,10 @@ from typing import Any
 
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.load import load_note
-from t2x.sweeps.report.markdown import COSTS_METHOD, decimals, details, label, method
+from t2x.sweeps.report.markdown import COSTS_METHOD, decimals, details, method
 from t2x.sweeps.report.results import Results, Row
+from t2x.sweeps.report.tables import label
+from t2x.sweeps.report.tuning import tuning_data
 
 
 def report_data(results: Results) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def report_data(results: Results) -> dict[str, Any]:
     'confidence': results.level.confidence,
     'look': results.level.text(plan),
     'load': load_note(results),
+    'tuning': tuning_data(results),
   }
   return _finite(content)
 

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t2x.errors import UserError
+from t2x.sweeps.choices import Tuning, read_tuning
 from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.json_files import Damaged, is_number, metric_lines
-from t2x.sweeps.records import Outcome, Plan, Trial, read_outcome, read_plan
+from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
 from t2x.sweeps.report.looks import Level, level_of, read_looks
 from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
@@ -20,8 +22,6 @@ ENDED = ('finished', 'diverged', 'failed')
 COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
 # Further costs. `compile_seconds` is the maximum over the seeds, as the first may compile for all.
 FURTHER = ('step_seconds', 'compile_seconds', 'tokens_per_second', 'load', 'at_once')
-# Squares of larger values overflow in the standard deviation.
-_LARGEST = 1e100
 
 Lines = list[dict[str, Any]]
 # Lines of metrics.jsonl by split.
@@ -53,7 +53,7 @@ class Entry:
     if self.status != 'finished' or self.outcome is None:
       return None
     value: Any = self.outcome.metrics.get(metric)
-    return float(value) if _is_usable(value) else None
+    return float(value) if is_usable(value) else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,8 @@ class Results:
     lines: lines of metrics.jsonl by run folder and split, with the seconds from timing.jsonl.
     damaged: one message for each damaged file of a trial.
     level: level of the verdicts.
+    tuning: tuned values of the variants; None without tuning.
+    untuned: results at the variants' own values; None without tuning, or before they were planned.
   """
 
   plan: Plan
@@ -110,6 +112,8 @@ class Results:
   lines: Mapping[Path, RunLines]
   damaged: Sequence[str]
   level: Level = Level()
+  tuning: Tuning | None = None
+  untuned: 'Results | None' = None
 
   @property
   def ended(self) -> int:
@@ -160,12 +164,28 @@ def _values(name: str, records: Sequence[Mapping[str, str]]) -> set[str]:
 
 
 def read_results(folder: Path) -> Results:
-  """Reads sweep.json in `folder` and the files of its trials.
+  """Reads sweep.json in `folder` and the files of its trials; for a tuned sweep, also its results before tuning.
 
   Raises:
     UserError: the folder is not a sweep folder, or a file in it cannot be read.
   """
   plan = read_plan(folder)
+  if plan.tuning == 'trials':
+    result = str(folder).removesuffix('-tune')
+    raise UserError(
+      f'{folder} has tuning trials, which have no verdicts: `t2x report {result}` reports the tuned sweep'
+    )
+  results = _read(folder, plan, level_of(plan, read_looks(folder)))
+  if plan.tuning != 'tuned':
+    return results
+  untuned, own = None, folder.with_name(f'{folder.name}-untuned')
+  if (own / 'sweep.json').exists():
+    # Verdicts at the same level.
+    untuned = _read(own, read_plan(own), results.level)
+  return dataclasses.replace(results, tuning=read_tuning(folder), untuned=untuned)
+
+
+def _read(folder: Path, plan: Plan, level: Level) -> Results:
   damaged: list[str] = []
   trials = folder.parent / 'trials'
   entries = [_entry(trials / trial.folder, trial, plan, damaged) for trial in plan.trials]
@@ -188,7 +208,6 @@ def read_results(folder: Path) -> Results:
   samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
   planned = [(point, variant) for point, variant in order if variant != plan.baseline]
   against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
-  level = level_of(plan, read_looks(folder))
   comparisons = compare(against, plan.goal, margin=plan.margin, level=level.alpha)
   verdicts = dict(zip(planned, comparisons, strict=True))
   rankings = [
@@ -233,24 +252,9 @@ def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:
     damaged.append(f'{error}; `t2x sweep` runs the trial again')
     return Entry(trial, folder, 'failed', str(error), None)
   if outcome is not None:
-    if outcome.status == 'finished':
-      return _finished(folder, trial, plan, outcome)
-    return Entry(trial, folder, outcome.status, outcome.reason, outcome)
+    return Entry(trial, folder, *judge(plan, outcome), outcome)
   started = any((folder / name).exists() for name in ('log.txt', 'metrics.jsonl'))
   return Entry(trial, folder, 'running' if started else 'waiting', '', None)
-
-
-def _finished(folder: Path, trial: Trial, plan: Plan, outcome: Outcome) -> Entry:
-  if plan.metric not in outcome.metrics:
-    missing = f"its evaluation has no metric '{plan.metric}'"
-    return Entry(trial, folder, 'failed', missing, outcome)
-  value = outcome.metrics[plan.metric]
-  if not _is_usable(value):
-    return Entry(trial, folder, 'diverged', f'{plan.metric} is not finite', outcome)
-  if plan.failed_above is not None and value > plan.failed_above:
-    reason = f'did not learn: {plan.metric} {value:.5g} is above {plan.failed_above:g}'
-    return Entry(trial, folder, 'diverged', reason, outcome)
-  return Entry(trial, folder, 'finished', outcome.reason, outcome)
 
 
 def _check_kind(folder: Path, outcome: Outcome, metric: str) -> None:
@@ -291,10 +295,6 @@ def _add_times(entries: Sequence[Entry], timing: Mapping[Path, Lines]) -> list[E
       entry = dataclasses.replace(entry, step_seconds=seconds, at_once=count)
     result.append(entry)
   return result
-
-
-def _is_usable(value: Any) -> bool:
-  return is_number(value) and abs(value) < _LARGEST
 
 
 def _key(point: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from t2x.sweeps.report.results import Entry, Results
+from t2x.sweeps.report.results import Entry, Results, Row
 
 PLANNED = ('parameters', 'flops_per_token', 'tokens_per_step', 'num_steps', 'knob', 'gap')
 # First characters of cells that spreadsheets evaluate as formulas, including full-width ones.
@@ -17,20 +17,32 @@ CLOCKED = ('seconds', 'compile_seconds', 'tokens_per_second', 'memory_bytes', 't
 LOAD = ('host', 'cpus', 'cores', 'load_before', 'load_after')
 
 
+def label(results: Results, row: Row) -> str:
+  """Returns the name of the variant, with the values of its point if the sweep has a grid."""
+  point = results.points[row.point]
+  short = {axis: axis.split('.')[-1] for axis in results.axes}
+  if len(set(short.values())) < len(short):
+    short = {axis: axis for axis in short}
+  values = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
+  return f'{row.variant} ({values})' if values else row.variant
+
+
 def results_csv(results: Results) -> str:
   """Returns a tidy table: one line per trial and metric, in the order of the plan.
 
   A trial without metrics has one line. Metrics that end in `_per_second` or `seconds` are left out,
-  because they differ between runs.
+  because they differ between runs. The last column of a tuned sweep has the tuned value.
   """
-  lines = []
+  lines, tuned = [], results.plan.tuning == 'tuned'
   for entry in results.entries:
     planned = [_cell(getattr(entry.trial, name)) for name in PLANNED]
+    if tuned:
+      planned.append('; '.join(f'{k} = {v}' for k, v in entry.trial.tuned.items()))
     metrics: dict[str, Any] = dict(entry.outcome.metrics) if entry.outcome else {}
     items = sorted(m for m in metrics.items() if not m[0].endswith(('_per_second', 'seconds')))
     for name, value in items or [('', '')]:
       lines.append([*_trial(results, entry), entry.reason, name, _cell(value), *planned])
-  header = [*_header(results), 'reason', 'metric', 'value', *PLANNED]
+  header = [*_header(results), 'reason', 'metric', 'value', *PLANNED, *(['tuned'] if tuned else [])]
   return _csv([header, *lines])
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.records import read_plan, write_plan
 from t2x.sweeps.report import read_results, write_report
-from t2x.sweeps.report.looks import Look, level_of, read_looks
+from t2x.sweeps.report.looks import Look, level_of, read_looks, record_look
 
 
 def plan_of(folder, seeds, max_seeds=None):
@@ -57,6 +57,28 @@ def test_seeds_that_were_added_after_a_report_make_it_exploratory(sweep):
   # The first report does not become exploratory.
   write_plan(folder, dataclasses.replace(whole, trials=few))
   assert not read_results(folder).level.exploratory
+
+
+def test_seeds_that_the_baseline_got_after_a_report_make_it_exploratory(sweep):
+  folder = sweep(seeds=1)
+  one = read_plan(folder).trials[0]
+  others = dataclasses.replace(one, variant='geglu')
+  trials = [dataclasses.replace(trial, seed=seed) for trial in (one, others) for seed in range(5)]
+  more = [dataclasses.replace(one, seed=seed) for seed in range(5, 20)]
+  plan = dataclasses.replace(read_plan(folder), trials=tuple(trials))
+  larger = dataclasses.replace(plan, trials=(*trials, *more))
+  record_look(folder, plan)
+  (before,) = read_looks(folder)
+  assert (before.seeds, before.baseline_seeds) == ((0, 1, 2, 3, 4), ())
+  assert level_of(plan, [before]).exploratory == ''
+  reason = level_of(larger, [before]).exploratory
+  assert reason.startswith('the seeds of the baseline changed after the report of ')
+  record_look(folder, larger)
+  first, second = read_looks(folder)
+  assert first == before and second.baseline_seeds == tuple(range(20))
+  # Twenty seeds of the baseline from the start are one look at five seeds.
+  planned = dataclasses.replace(larger, max_seeds=5)
+  assert level_of(planned, []).alpha == pytest.approx(0.05)
 
 
 def test_planned_looks_share_the_level(sweep):

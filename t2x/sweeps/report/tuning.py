@@ -1,0 +1,87 @@
+"""Tuned values, sensitivity curves, and the verdicts before and after tuning."""
+
+from typing import Any
+
+from t2x.sweeps.choices import Choice, Tried
+from t2x.sweeps.report.results import Results, Row
+from t2x.sweeps.report.tables import label
+from t2x.sweeps.statistics import summarise
+
+
+def tuning_data(results: Results) -> dict[str, Any] | None:
+  """Returns the data of the tuning; None for a sweep without.
+
+  Returns:
+    seeds: tuning seeds.
+    keep: share of the values that each round keeps.
+    trials: number of tuning trials.
+    untuned: progress of the sweep at the own values, from which `before` is; '' if it was not planned.
+    rows: one entry for each of `results.rows`: variant, label, point (index), parameter, own and chosen value, edge ('',
+      'smallest' or 'largest' of the tried values), note; `curve` with value, mean, low, high (95 % interval), n,
+      diverged and failed for each value in increasing order; `before` and `after` tuning: verdict, difference,
+      difference_low, difference_high, p, mean, n, diverged. `before` is None if unknown.
+  """
+  tuning = results.tuning
+  if tuning is None:
+    return None
+  before = {}
+  if results.untuned is not None:
+    for row in results.untuned.rows:
+      before[row.variant, str(results.untuned.points[row.point])] = row
+  rows = []
+  for row in results.rows:
+    point = results.points[row.point]
+    choice = tuning.of(row.variant, point)
+    if choice is not None:
+      same = before.get((row.variant, str(point)))
+      rows.append(
+        _row(row, choice)
+        | {'label': label(results, row), 'before': same and _verdict(same), 'after': _verdict(row)}
+      )
+  return {
+    'seeds': [*tuning.seeds],
+    'keep': tuning.keep,
+    'trials': tuning.trials,
+    'untuned': results.untuned.progress() if results.untuned else '',
+    'rows': rows,
+  }
+
+
+def _row(row: Row, choice: Choice) -> dict[str, Any]:
+  return {
+    'variant': row.variant,
+    'point': row.point,
+    'parameter': choice.parameter,
+    'own': choice.own,
+    'chosen': choice.chosen,
+    'edge': choice.edge,
+    'note': choice.note,
+    'curve': [_curve_point(tried) for tried in choice.tried],
+  }
+
+
+def _curve_point(tried: Tried) -> dict[str, Any]:
+  summary = summarise([*tried.metrics.values()])
+  return {
+    'value': tried.value,
+    'mean': summary.mean,
+    'low': summary.low,
+    'high': summary.high,
+    'n': summary.n,
+    'diverged': tried.diverged,
+    'failed': tried.failed,
+  }
+
+
+def _verdict(row: Row) -> dict[str, Any]:
+  comparison = row.comparison
+  return {
+    'verdict': row.verdict,
+    'difference': comparison and comparison.difference,
+    'difference_low': comparison and comparison.low,
+    'difference_high': comparison and comparison.high,
+    'p': comparison and comparison.p_corrected,
+    'mean': row.summary.mean,
+    'n': row.summary.n,
+    'diverged': row.count('diverged'),
+  }

@@ -1,0 +1,106 @@
+"""Stages of a sweep, each with a plan and a folder of its own.
+
+OUT/NAME-tune      the tuning trials (`Sweep.tune`), in several rounds with successive halving
+OUT/NAME           the result; every variant at its tuned value
+OUT/NAME-untuned   every variant at its own value with the same seeds, for a comparison with the result
+OUT/NAME-confirm   the variants that help or hurt, with fresh seeds (`--confirm`)
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from t2x.sweeps.choices import Tuning, read_tuning
+from t2x.sweeps.plan import StepSeconds, make_plan
+from t2x.sweeps.plan_table import tuning_table
+from t2x.sweeps.records import Plan
+from t2x.sweeps.sweep import Sweep
+from t2x.sweeps.tuning import TuningPlan, plan_tuning, tuned_arms
+
+StageName = Literal['', 'tune', 'untuned', 'confirm']
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """A stage to run.
+
+  Attributes:
+    name: suffix of its folder; '' for the result.
+    configs: configs of its trials by folder.
+    notes: lines to print before the plan.
+    tuning: the tuned values, if the stage is the first one that uses them.
+  """
+
+  name: StageName
+  plan: Plan
+  configs: Mapping[str, str]
+  notes: tuple[str, ...] = ()
+  tuning: Tuning | None = None
+
+  @property
+  def is_last(self) -> bool:
+    """Whether no other stage follows."""
+    return self.plan.tuning in ('none', 'untuned')
+
+
+def folder_of(out: Path, name: str, stage: str) -> Path:
+  """Returns the folder of a stage of the sweep NAME."""
+  return out / (f'{name}-{stage}' if stage else name)
+
+
+def stages(sweep: Sweep, out: Path, measure: StepSeconds) -> Iterator[Stage]:
+  """Yields the stages of a sweep. The trials of each must have ended before the next one is requested.
+
+  Args:
+    sweep: the sweep.
+    out: output folder; the trials are in out/trials.
+    measure: as for `make_plan`.
+  """
+  if sweep.tune is None:
+    yield Stage('', *make_plan(sweep, measure))
+    return
+  trials, planned = out / 'trials', plan_tuning(sweep, measure)
+  notes = (_overview(sweep, planned), *planned.notes())
+  tuning = None
+  while tuning is None:
+    plan, configs, _ = planned.next(trials)
+    yield Stage('tune', plan, configs, notes)
+    *_, tuning = planned.next(trials)
+  plan, configs = make_plan(sweep, measure, arms=tuned_arms(sweep, tuning), inputs=planned.inputs)
+  plan = dataclasses.replace(plan, tuning='tuned')
+  yield Stage('', plan, configs, (notes[0], tuning_table(tuning)), tuning)
+  plan, configs = make_plan(sweep, measure, inputs=planned.inputs)
+  plan = dataclasses.replace(plan, name=f'{plan.name}-untuned', tuning='untuned')
+  yield Stage('untuned', plan, configs, notes[:1])
+
+
+def confirm_stage(sweep: Sweep, out: Path, measure: StepSeconds, num_seeds: int | None) -> Stage:
+  """Returns the stage that repeats the variants that help or hurt.
+
+  Args:
+    sweep: the sweep.
+    out: output folder with the results of the sweep.
+    measure: as for `make_plan`.
+    num_seeds: number of fresh seeds; None: as many as the sweep has.
+  """
+  # Reads the report, which requires an extra.
+  from t2x.sweeps.confirm import confirmation, keep
+
+  folder = folder_of(out, sweep.name, '')
+  fresh, candidates = confirmation(sweep, folder, num_seeds)
+  arms = None if sweep.tune is None else tuned_arms(fresh, read_tuning(folder))
+  return Stage('confirm', *keep(*make_plan(fresh, measure, arms=arms), candidates))
+
+
+def _overview(sweep: Sweep, planned: TuningPlan) -> str:
+  """Returns the number of trials of all stages. Those of the last stage include trials of the result."""
+  cells = len(planned.cells)
+  extra = len(sweep.seeds_of(sweep.baseline)) - len(sweep.seed_list)
+  count = cells * len(sweep.seed_list) + extra * len([*sweep.points()])
+  name = sweep.name
+  most = 'at most ' if planned.tune.keep < 1 else ''
+  return (
+    f'stages: {name}-tune with {most}{planned.num_trials} trials, {name} with {count} at the tuned values, '
+    f'{name}-untuned with {count} at the own values, of which equal ones run once'
+  )

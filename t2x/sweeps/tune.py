@@ -1,0 +1,86 @@
+"""`Sweep.tune`: a hyperparameter that is tuned for each variant before the variants are compared."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from t2x.errors import UserError
+from t2x.ranges import Count, Finite, NonEmpty, Positive, Range, Text
+
+# Far above the seeds of the comparison, so that more of them can be added.
+FIRST_SEED = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tune:
+  """Settings of the tuning: the bindings `Tune.NAME = ...` of a sweep file with `Sweep.tune = @Tune()`.
+
+  Every variant is trained with each value and the tuning seeds. The value with the best mean is the tuned
+  value of the variant, with which it is compared with the tuned baseline on the seeds of the sweep.
+
+  Attributes:
+    parameter: name of the tuned number, a parameter or a macro ('Cosine.peak', 'peak'). If there are
+      several names, the first that a variant has.
+    values: values to try.
+    factors: multiples of the variant's own value to try, instead of `values`.
+    seeds: number of tuning seeds, which the comparison does not use.
+    keep: 1.0: every value is trained with all seeds. Less than 1: successive halving (Jamieson and Talwalkar
+      2016, https://arxiv.org/abs/1502.07943) whose resource is the number of seeds. Each round trains one more
+      seed for this share of the values, rounded up but fewer than before, until one is left. All trials have the full
+      number of steps, so that values with a fast start have no advantage, and nothing is compiled again.
+    max_trials: budget of the tuning; a plan with more trials is an error. None: no limit.
+  """
+
+  parameter: Text | Annotated[Sequence[Text], NonEmpty]
+  values: Sequence[Finite] = ()
+  factors: Sequence[Positive] = ()
+  seeds: Count = 2
+  keep: Annotated[float, Range('0 < x <= 1')] = 1.0
+  max_trials: Count | None = None
+
+  def __post_init__(self):
+    if bool(self.values) == bool(self.factors):
+      raise UserError('set exactly one of Tune.values and Tune.factors')
+    numbers = self.values or self.factors
+    name = 'Tune.values' if self.values else 'Tune.factors'
+    if len(numbers) < 2:
+      raise UserError(f'{name} = {[*numbers]} has a single value: there is nothing to tune')
+    if twice := [number for number in numbers if numbers.count(number) > 1]:
+      raise UserError(f'{name} contains {twice[0]} twice')
+    if self.keep < 1 and self.seeds == 1:
+      raise UserError(
+        f'Tune.keep = {self.keep} has no effect with Tune.seeds = 1: every round adds a seed'
+      )
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """Names of the parameters that may be tuned, in order of preference."""
+    return (self.parameter,) if isinstance(self.parameter, str) else tuple(self.parameter)
+
+  @property
+  def seed_list(self) -> tuple[int, ...]:
+    """All tuning seeds."""
+    return tuple(range(FIRST_SEED, FIRST_SEED + self.seeds))
+
+  def grid(self, own: int | float) -> list[int | float]:
+    """Returns the values to try in increasing order, given the own value of a variant."""
+    return sorted(self.values or {_multiple(own, factor) for factor in self.factors})
+
+  def sizes(self, count: int) -> Iterator[int]:
+    """Yields the number of values in each round, of `count` values in the first one."""
+    for _ in self.seed_list:
+      yield count
+      if self.keep < 1:
+        # 30 * 0.1 is slightly more than 3.
+        count = min(count - 1, math.ceil(round(count * self.keep, 9)))
+      if count == 1:
+        return
+
+
+def _multiple(own: int | float, factor: float) -> int | float:
+  """Multiplies without the rounding errors of binary fractions: 3 times 0.1 is 0.3."""
+  if factor == 1:
+    return own
+  product = float(f'{own * factor:.12g}')
+  return int(product) if isinstance(own, int) and product.is_integer() else product

@@ -1,0 +1,186 @@
+"""Plans the tuning trials of a sweep (`Sweep.tune`), and the trials at the tuned values."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from t2x import config as config_lib
+from t2x.api import read_config
+from t2x.errors import UserError
+from t2x.sweeps.arms import Arm, plain
+from t2x.sweeps.budgets import first_parameter, parameters_of
+from t2x.sweeps.choices import Cell, Tuning
+from t2x.sweeps.plan import Inspect, StepSeconds, arm_problems, make_plan, read_base
+from t2x.sweeps.records import Plan, Trial, usable_outcome
+from t2x.sweeps.sweep import Sweep
+from t2x.sweeps.tune import Tune
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningPlan:
+  """All trials that the tuning may need.
+
+  Attributes:
+    plan: the plan with all values and all tuning seeds.
+    configs: configs of its trials by folder.
+    cells: its trials by variant and point.
+  """
+
+  tune: Tune
+  plan: Plan
+  configs: Mapping[str, str]
+  cells: tuple[Cell, ...]
+
+  @property
+  def num_trials(self) -> int:
+    """Number of trials that the tuning needs; equal variants share theirs."""
+    distinct = {
+      tuple(trial.identity for v in sorted(cell.trials) for trial in cell.trials[v].values()): cell
+      for cell in self.cells
+    }
+    return sum(sum(self.tune.sizes(len(cell.trials))) for cell in distinct.values())
+
+  @property
+  def inputs(self) -> set[str]:
+    """Names of the hyperparameters that are inputs of the compiled programs."""
+    return {name for trial in self.plan.trials for name in trial.numbers}
+
+  def next(self, folder: Path) -> tuple[Plan, dict[str, str], Tuning | None]:
+    """Returns the trials of all rounds up to the first one that has not ended.
+
+    Args:
+      folder: OUT/trials.
+
+    Returns:
+      The plan of the trials, their configs, and the tuned values if all rounds have ended.
+    """
+    trials, choices = list[Trial](), []
+    for cell in self.cells:
+      of_cell, choice = cell.schedule(
+        self.tune, self.plan, lambda trial: usable_outcome(folder / trial.folder)
+      )
+      trials += of_cell
+      choices.append(choice)
+    folders = {trial.folder for trial in trials}
+    configs = {name: text for name, text in self.configs.items() if name in folders}
+    made = [choice for choice in choices if choice is not None]
+    tuning = Tuning(
+      metric=self.plan.metric,
+      goal=self.plan.goal,
+      seeds=self.tune.seed_list,
+      keep=self.tune.keep,
+      trials=len(folders),
+      choices=tuple(made),
+    )
+    plan = dataclasses.replace(self.plan, trials=tuple(trials))
+    return plan, configs, tuning if len(made) == len(choices) else None
+
+  def notes(self) -> Iterator[str]:
+    """Yields one line for each tuned parameter whose values do not share a compiled program."""
+    programs: dict[str, list[set[str]]] = {}
+    for cell in self.cells:
+      trials = (trial for of_seed in cell.trials.values() for trial in of_seed.values())
+      programs.setdefault(cell.parameter, []).append({trial.program for trial in trials})
+    for name, of_cells in programs.items():
+      if max(map(len, of_cells)) > 1:
+        yield (
+          f'{name} is not an input of the compiled program: its values compile '
+          f'{len(set.union(*of_cells))} programs'
+        )
+
+
+def plan_tuning(
+  sweep: Sweep, measure: StepSeconds | None = None, inspect: Inspect | None = None
+) -> TuningPlan:
+  """Plans the tuning trials of a sweep.
+
+  Args:
+    sweep: a sweep with `tune`.
+    measure: as for `make_plan`.
+    inspect: as for `make_plan`.
+
+  Raises:
+    UserError: a variant does not have the parameter, a value is invalid, or the budget is too small.
+  """
+  tune = _tune(sweep)
+  tuned = [*_tuned(sweep, tune)]
+  arms = [
+    arm.at(name, value)
+    for arm, name, own in tuned
+    # The first arm of the baseline has the budget that all are matched to.
+    for value in sorted(tune.grid(own), key=lambda value: (value != own, value))
+  ]
+  seeds = dataclasses.replace(
+    sweep, seeds=tune.seed_list, baseline_seeds=None, max_seeds=None, tune=None
+  )
+  plan, configs = make_plan(seeds, measure, inspect, arms=arms)
+  plan = dataclasses.replace(plan, name=f'{plan.name}-tune', tuning='trials')
+  cells = []
+  for arm, name, own in tuned:
+    point, trials = _point(arm), dict[Any, dict[int, Trial]]()
+    for trial in plan.trials:
+      if (trial.variant, trial.point) == (arm.variant, point):
+        trials.setdefault(trial.tuned[name], {})[trial.seed] = trial
+    cells.append(Cell(arm.variant, point, name, own, trials))
+  result = TuningPlan(tune, plan, configs, tuple(cells))
+  if tune.max_trials is not None and result.num_trials > tune.max_trials:
+    raise UserError(
+      f'{sweep.file}: Tune.max_trials = {tune.max_trials}, but the tuning needs {result.num_trials} trials: '
+      'reduce the values, Tune.seeds or Tune.keep, or increase it'
+    )
+  return result
+
+
+def tuned_arms(sweep: Sweep, tuning: Tuning) -> Iterator[Arm]:
+  """Yields the variants of a sweep at their tuned values.
+
+  Raises:
+    UserError: a variant was not tuned.
+  """
+  for arm in sweep.arms():
+    choice = tuning.of(arm.variant, _point(arm))
+    if choice is None:
+      raise UserError(f"variant '{arm.title}' was not tuned: run `t2x sweep {sweep.file}` first")
+    yield arm.at(choice.parameter, choice.chosen)
+
+
+def _tune(sweep: Sweep) -> Tune:
+  if sweep.tune is None:
+    raise ValueError('the sweep has no Sweep.tune')
+  return sweep.tune
+
+
+def _point(arm: Arm) -> dict[str, Any]:
+  return {name: plain(value) for name, value in arm.point.items()}
+
+
+def _tuned(sweep: Sweep, tune: Tune) -> Iterator[tuple[Arm, str, int | float]]:
+  """Yields every arm with its tuned parameter and its own value.
+
+  Raises:
+    UserError: one line for each variant without such a parameter.
+  """
+  base = read_base(sweep)
+  problems = []
+  for arm in sweep.arms():
+    try:
+      config = read_config(arm.files, arm.bindings, base=base)
+      yield arm, *_own_value(config, tune)
+    except UserError as error:
+      problems += arm_problems(sweep, arm, error)
+  if problems:
+    raise UserError('\n'.join(problems))
+
+
+def _own_value(config: config_lib.Config, tune: Tune) -> tuple[str, int | float]:
+  first = first_parameter(config, tune.names)
+  if first is None:
+    hint = config_lib.did_you_mean(tune.names[0], parameters_of(config, [int, float]))
+    raise UserError(f'it has no parameter {" or ".join(tune.names)} to tune{hint}')
+  name, value = first
+  if not isinstance(value, int | float) or isinstance(value, bool):
+    raise UserError(f'{name} = {config_lib.to_gin(value)} must be a number to be tuned')
+  if tune.factors and not value:
+    raise UserError(f'{name} = 0 has no multiples to try: set Tune.values')
+  return name, value

@@ -1,0 +1,159 @@
+"""A tuned sweep from the command line: its stages, interruptions, job arrays and report."""
+
+import json
+
+import numpy as np
+import pytest
+
+from t2x.cli import main
+from t2x.errors import Interrupted
+from t2x.sweeps.records import Outcome, write_outcome
+from t2x.sweeps.runners import InProcess
+
+# The variant differs from the baseline only in the learning rate, with which it does not learn.
+SLOW = "{'gelu': {}, 'slow': {'Cosine.peak': 1e-5}}"
+TUNE = """  tune = @Tune()
+  seeds = 3
+  margin = 0.1
+
+Tune:
+  parameter = 'Cosine.peak'
+  values = [1e-5, 3e-2]
+  seeds = 1
+
+Cosine.peak = 3e-2
+Trainer:
+  num_steps = 100
+  batch_size = 64
+"""
+
+
+@pytest.fixture
+def run(sweep_file, tmp_path, capsys):
+  """`run(*arguments)` runs `t2x sweep` on a tuned sweep; returns its exit code and output."""
+  file = sweep_file(SLOW, TUNE)
+  file.write_text(file.read_text().replace('  seeds = 2\n', ''))
+
+  def run(*arguments):
+    line = ['sweep', str(file), '--out', str(tmp_path / 'out'), '--processes', '1', *arguments]
+    code = main([item for item in line if item is not None])
+    return code, capsys.readouterr()
+
+  return run
+
+
+@pytest.fixture
+def fake():
+  """Replaces `InProcess.run`: trials end at once, with a loss that depends on the learning rate."""
+
+  def train(self, trials, folder, on_end):
+    for trial in trials:
+      noise = 1e-3 * np.random.default_rng(trial.seed).normal()
+      loss = 3.0 - 10 * (1 + noise) * trial.numbers['Cosine.peak']
+      outcome = Outcome(status='finished', metrics={'loss': loss}, made_by={'t2x': 'test'})
+      write_outcome(folder / trial.folder, outcome)
+      on_end(trial, outcome)
+
+  return train
+
+
+@pytest.fixture
+def interrupt(monkeypatch, fake):
+  """`interrupt(stage)`: the process ends when it begins a trial of the stage, counted from 0."""
+  calls = []
+
+  def patch(stage):
+    def stop(self, trials, folder, on_end):
+      calls.append(trials)
+      if len(calls) == stage + 1:
+        raise Interrupted
+      fake(self, trials, folder, on_end)
+
+    calls.clear()
+    monkeypatch.setattr(InProcess, 'run', stop)
+
+  return patch
+
+
+def report(folder, capsys):
+  assert main(['report', str(folder), '--json']) == 0
+  return json.loads(capsys.readouterr().out)
+
+
+def check(out, capsys):
+  """The variant is as good as the baseline when both are tuned, and worse before."""
+  data = report(out / 'study', capsys)
+  gelu, slow = data['tuning']['rows']
+  assert (slow['own'], slow['chosen'], slow['edge']) == (1e-5, 3e-2, 'largest')
+  assert (gelu['own'], gelu['chosen']) == (3e-2, 3e-2)
+  assert (slow['before']['verdict'], slow['after']['verdict']) == ('hurts', 'same')
+  assert [row['verdict'] for row in data['rows']] == ['baseline', 'same']
+  assert slow['curve'][0]['mean'] > slow['curve'][1]['mean'] + 0.2
+  text = (out / 'study' / 'report.md').read_text()
+  assert '| slow | Cosine.peak | 1e-05 | 0.03 |' in text and '| hurts |' in text
+  # Three seeds at each value: the variant shares the trials of the baseline when it is tuned.
+  assert len([*out.glob('trials/*/trial.json')]) == 2 + 3 + 3
+
+
+@pytest.mark.nightly
+def test_tuning_changes_a_verdict(run, tmp_path, capsys):
+  assert run()[0] == 0
+  check(tmp_path / 'out', capsys)
+
+
+def test_stages_are_resumed_after_interruptions(run, interrupt, tmp_path, capsys):
+  out = tmp_path / 'out'
+  interrupt(1)
+  code, printed = run()
+  # After the tuning, before the first trial of the result.
+  assert code == 75 and 'study-tune: 2 finished\n' in printed.out
+  assert 'run the same command to resume' in printed.err
+  before = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
+  assert len(before) == 2
+  interrupt(1)
+  assert run()[0] == 75  # Before the first trial at the own values.
+  partial = report(out / 'study', capsys)
+  assert [row['before']['n'] for row in partial['tuning']['rows']] == [3, 0]
+  assert partial['tuning']['untuned'] == '3 of 6 trials ended: 3 finished, 3 waiting'
+  interrupt(9)
+  code, printed = run()
+  last = printed.out.splitlines()[-1]
+  assert code == 0 and last == f'study-untuned: 6 finished; next: t2x report {out}/study'
+  after = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
+  assert before.items() < after.items()
+  check(out, capsys)
+  code = main(['report', str(out / 'study-tune')])
+  assert code == 2 and 'reports the tuned sweep' in capsys.readouterr().err
+
+
+def test_groups_of_each_stage_run_as_job_arrays(run, fake, tmp_path, monkeypatch):
+  monkeypatch.setattr(InProcess, 'run', fake)
+  code, printed = run('--groups')
+  lines = printed.out.splitlines()
+  assert code == 0 and lines[-1] == 'groups to run: 0'
+  assert f'groups of study-tune: t2x sweep {tmp_path}/study.gin --stage tune --group I' in lines
+  assert run('--group', '0')[0] == 2, 'the values are not known yet'
+  code, printed = run('--group', '0', '--stage', 'tune')
+  assert code == 0 and 'study-tune: 2 finished' in printed.out
+  code, printed = run('--groups')
+  assert code == 0 and f't2x sweep {tmp_path}/study.gin --group I' in printed.out
+  assert 'slow     Cosine.peak' in printed.out and 'at the edge: the largest' in printed.out
+  code, printed = run('--dry-run')
+  assert code == 0 and '3 of 3 trials to run, 1 programs to compile' in printed.out
+  assert 'study-tune: 2 finished' in printed.out
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (('--stage', 'tune'), '--stage tune has no effect without --group'),
+    (('--stage', 'tune', '--confirm', '--group', '0'), '--stage tune has no effect'),
+    (('--seeds', '4'), '--seeds has no effect without --confirm: use --gin.Sweep.seeds=N'),
+    (('--seeds', '4', '--confirm', '--group', '0'), '--seeds has no effect with --group'),
+    (('--group', '0', '--stage', 'untuned'), 'study-untuned has no sweep.json'),
+    (('--confirm',), 'is not a sweep folder'),
+  ],
+)
+def test_options_without_effect_are_refused(run, arguments, message):
+  code, printed = run(*arguments)
+  assert code == 2 and message in printed.err
