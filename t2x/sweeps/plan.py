@@ -72,7 +72,7 @@ def make_plan(
     problems += _inspect_programs(sweep, planned, trials, inspect)
   if problems := problems or [*planner.adjusted_problems()]:
     raise UserError('\n'.join(problems))
-  plan = Plan(
+  return Plan(
     name=sweep.name,
     baseline=sweep.baseline,
     metric=sweep.metric,
@@ -86,8 +86,8 @@ def make_plan(
     margin=sweep.margin,
     failed_above=sweep.failed_above,
     max_seeds=sweep.max_seeds,
-  )
-  return plan, configs
+    published=sweep.published_results(),
+  ), configs
 
 
 def seed_of(config: config_lib.Config) -> str:

@@ -16,6 +16,7 @@ from t2x.errors import UserError
 from t2x.files import write_atomically
 from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, read_json
 from t2x.sweeps.provenance import origin
+from t2x.sweeps.published import Published
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,7 @@ class Plan:
     failed_above: values of the metric above it did not learn (Sweep.failed_above).
     max_seeds: number of seeds at the last look (Sweep.max_seeds). It is None in files of older versions,
       as are `margin` and `failed_above`.
+    published: published results of the variants; None without any.
   """
 
   name: str
@@ -103,6 +105,7 @@ class Plan:
   margin: float | None = None
   failed_above: float | None = None
   max_seeds: int | None = None
+  published: Published | None = None
 
   @property
   def variants(self) -> list[str]:

@@ -19,6 +19,7 @@ _RESAMPLES = 300
 # Exponents and parts of the smallest loss that E has at the starts of the search.
 _EXPONENTS = (0.1, 0.4, 1.2)
 _PARTS = (0.2, 0.6, 0.95)
+_LARGEST_EXPONENT = 10
 # Number of solutions for squared errors from which the robust loss is minimised.
 _DESCENTS = 3
 
@@ -158,12 +159,14 @@ def _descend(
     result[:, 2::2] = -weights[:, 1:] * logs
     return result
 
-  lowest = np.full(len(start), -np.inf)
-  # Losses that grow with the size are no scaling law.
-  lowest[2::2] = 0
+  # Losses that grow with the size are no scaling law; terms may become negligible, but not zero.
+  lowest = np.full(len(start), targets.min() - 20)
+  highest = np.full(len(start), np.inf)
+  lowest[2::2], highest[2::2] = 0, _LARGEST_EXPONENT
+  start = np.clip(start, lowest + 1e-6, highest - 1e-6)
   robust = {'loss': 'huber', 'f_scale': delta} if math.isfinite(delta) else {}
   solution = optimize.least_squares(
-    residuals, start, jacobian, bounds=(lowest, np.inf), x_scale='jac', max_nfev=500, **robust
+    residuals, start, jacobian, bounds=(lowest, highest), x_scale='jac', max_nfev=500, **robust
   )
   return float(solution.cost), _to_law(solution.x, sizes)
 
@@ -177,9 +180,7 @@ def _to_law(vector: np.ndarray, sizes: np.ndarray) -> Law:
 def _to_vector(law: Law, sizes: np.ndarray) -> np.ndarray:
   exponents = np.array(law.exponents)
   vector = np.empty(1 + 2 * len(exponents))
-  # E may have become zero.
-  vector[0] = math.log(max(law.offset, 1e-9))
+  vector[0] = math.log(law.offset)
   vector[1::2] = np.log(law.factors) - exponents * np.log(sizes).mean(axis=0)
-  # Starts must be inside the bounds.
-  vector[2::2] = np.maximum(exponents, 1e-6)
+  vector[2::2] = exponents
   return vector
