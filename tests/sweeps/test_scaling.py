@@ -95,7 +95,7 @@ def test_intervals_contain_the_constants_and_narrow_with_less_noise():
 def test_intervals_have_their_coverage():
   """With noise that the seeds share and noise of each trial."""
   sizes = np.geomspace(1e4, 1e7, 5)[:, None]
-  inside, count = 0, 200
+  inside, count = 0, 100
   for number in range(count):
     losses = (
       power(sizes)[:, None] * noise((5, 5), 0.005, number) * noise((1, 5), 0.005, 9999 + number)
