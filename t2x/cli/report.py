@@ -4,8 +4,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from t2x.cli.options import add_json, positive
+from t2x.errors import UserError
+
+if TYPE_CHECKING:
+  from t2x.sweeps.report import Results
+  from t2x.sweeps.report.fit import Fit
 
 HELP = 'write results.csv, report.md and report.html of a finished or running sweep'
 TAKES_BINDINGS = False
@@ -20,18 +26,86 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   every = 'seconds between updates of --watch (default: 30)'
   parser.add_argument('--every', type=positive, default=30.0, metavar='SECONDS', help=every)
   add_json(parser)
+  fit = parser.add_argument_group('scaling law')
+  fit.add_argument(
+    '--fit',
+    action='store_true',
+    help='fit L = E + A N^-alpha + B D^-beta to the trials (N: parameters, D: training tokens), print and plot it',
+  )
+  fit.add_argument(
+    '--by-variant',
+    action='store_true',
+    help='fit one law to each variant, over the points of the grid',
+  )
+  fit.add_argument(
+    '--hold-out',
+    action='append',
+    default=[],
+    metavar='NAME',
+    help='variant, or AXIS=VALUE of the grid, that is predicted and not fitted; may be repeated',
+  )
+  fit.add_argument(
+    '--predict',
+    action='append',
+    default=[],
+    type=_size,
+    metavar='N[,D]',
+    help='parameters and tokens of a size to predict; may be repeated',
+  )
+
+
+def _size(text: str) -> tuple[float, float | None]:
+  parameters, comma, tokens = text.partition(',')
+  return positive(parameters), positive(tokens) if comma else None
 
 
 def run(args: argparse.Namespace) -> int:
   """Writes a report on the trials that have ended."""
+  if args.fit:
+    return _fit(args)
+  settings = {
+    '--by-variant': args.by_variant,
+    '--hold-out': args.hold_out,
+    '--predict': args.predict,
+  }
+  for option, value in settings.items():
+    if value:
+      raise UserError(f'{option} has no effect without --fit')
   from t2x.sweeps import report
 
   folder = Path(args.sweep)
   for results in report.watch(folder, args.every if args.watch else None):
-    if args.json:
-      print(json.dumps(report.report_data(results), ensure_ascii=False), flush=True)
-    else:
-      print(f'{results.progress()}; {folder / "report.html"}', flush=True)
-    for line in results.damaged:
-      print(f't2x: {line}', file=sys.stderr)
+    _print(args, results, [])
   return 0
+
+
+def _fit(args: argparse.Namespace) -> int:
+  if args.watch:
+    raise UserError('--fit needs a finished sweep: remove --watch')
+  from t2x.sweeps import report
+  from t2x.sweeps.report.fit import fit_results, write_png
+
+  folder = Path(args.sweep)
+  results = report.read_results(folder)
+  fits = fit_results(
+    results, by_variant=args.by_variant, hold_out=args.hold_out, predict=args.predict
+  )
+  report.write_report(folder, results, fits)
+  _print(args, results, fits)
+  picture = folder / 'scaling.png'
+  if not write_png(picture, fits, results.plan.metric):
+    print(f"t2x: {picture} was not written: pip install 't2x[report]'", file=sys.stderr)
+  return 0
+
+
+def _print(args: argparse.Namespace, results: 'Results', fits: 'list[Fit]') -> None:
+  from t2x.sweeps.report import report_data
+
+  if args.json:
+    print(json.dumps(report_data(results, fits), ensure_ascii=False), flush=True)
+  else:
+    for fit in fits:
+      print(fit.text(results.plan.metric))
+    print(f'{results.progress()}; {Path(args.sweep) / "report.html"}', flush=True)
+  for line in results.damaged:
+    print(f't2x: {line}', file=sys.stderr)

@@ -323,6 +323,7 @@ class _Planner:
       margin=sweep.margin,
       failed_above=sweep.failed_above,
       max_seeds=sweep.max_seeds,
+      published=sweep.published_results(),
     )
 
   def adjusted_problems(self) -> Iterator[str]:

@@ -16,6 +16,7 @@ from t2x.errors import UserError
 from t2x.files import write_atomically
 from t2x.sweeps.json_files import Damaged, Lines, dataclass_from_json, is_number, read_json
 from t2x.sweeps.provenance import origin
+from t2x.sweeps.published import Published
 
 # Squares of larger values overflow in the standard deviation.
 _LARGEST = 1e100
@@ -93,6 +94,7 @@ class Plan:
     failed_above: values of the metric above it did not learn (Sweep.failed_above).
     max_seeds: number of seeds at the last look (Sweep.max_seeds). It is None in files of older versions,
       as are `margin` and `failed_above`.
+    published: published results of the variants; None without any.
     tuning: 'trials' for the plan of the tuning trials, 'tuned' if each variant has its tuned value, 'untuned' if it
       has its own value, for a comparison with the tuned plan; 'none' for other sweeps.
   """
@@ -110,6 +112,7 @@ class Plan:
   margin: float | None = None
   failed_above: float | None = None
   max_seeds: int | None = None
+  published: Published | None = None
   tuning: Literal['none', 'trials', 'tuned', 'untuned'] = 'none'
 
   @property

@@ -1,5 +1,6 @@
 """Summaries of the seeds of a variant, agreement of the seeds, Pareto fronts. Requires the extra `report`."""
 
+import collections
 import dataclasses
 import itertools
 import math
@@ -39,13 +40,18 @@ class Ranking:
   """Agreement of the seeds on the order of the variants.
 
   Attributes:
-    tau: mean Kendall tau-b over all pairs of seeds, each over the variants that finished with both;
-      None with fewer than two seeds or variants.
-    ranks: best and worst rank of each variant over the seeds (1 is the best).
+    taus: Kendall tau-b of each pair of seeds over the variants that finished with both; empty with fewer
+      than two seeds or variants.
+    ranks: ranks of each variant (1 is the best), one for each seed that it finished with.
   """
 
-  tau: float | None
-  ranks: Mapping[str, tuple[int, int]]
+  taus: tuple[float, ...]
+  ranks: Mapping[str, tuple[int, ...]]
+
+  @property
+  def tau(self) -> float | None:
+    """Mean over the pairs of seeds; None without pairs."""
+    return float(np.mean(self.taus)) if self.taus else None
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -61,9 +67,18 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def ranking(values: Mapping[str, Mapping[int, float]], goal: Goal) -> Ranking:
-  """Measures the stability of the order of variants. `values`: variant -> seed -> metric."""
+  """Measures the stability of the order of variants.
+
+  Seeds with which at most half of the variants finished are left out, such as further seeds of the baseline.
+
+  Args:
+    values: variant -> seed -> metric.
+    goal: whether a lower or a higher metric is better.
+  """
   sign = 1 if goal == 'min' else -1
-  seeds = sorted({seed for of_seed in values.values() for seed in of_seed})
+  finished = collections.Counter(seed for of_seed in values.values() for seed in of_seed)
+  variants = sum(map(bool, values.values()))
+  seeds = sorted(seed for seed, count in finished.items() if 2 * count > variants)
   taus: list[float] = []
   ranks: dict[str, list[int]] = {}
   for first, second in itertools.combinations(seeds, 2):
@@ -78,11 +93,10 @@ def ranking(values: Mapping[str, Mapping[int, float]], goal: Goal) -> Ranking:
     ranked = stats.rankdata([sign * values[variant][seed] for variant in present], 'min')
     for variant, rank in zip(present, ranked, strict=True):
       ranks.setdefault(variant, []).append(int(rank))
-  taus = [tau for tau in taus if not math.isnan(tau)]
-  span = {
-    variant: (min(ranks[variant]), max(ranks[variant])) for variant in values if variant in ranks
-  }
-  return Ranking(float(np.mean(taus)) if taus else None, span)
+  return Ranking(
+    tuple(tau for tau in taus if not math.isnan(tau)),
+    {variant: tuple(ranks[variant]) for variant in values if variant in ranks},
+  )
 
 
 def pareto_front(costs: Sequence[float | int], values: Sequence[float], goal: Goal) -> list[bool]:

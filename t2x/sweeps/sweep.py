@@ -12,6 +12,7 @@ from t2x import config as config_lib
 from t2x.errors import UserError, is_printable
 from t2x.ranges import Count, Finite, NonEmpty, Positive, Rate, Seed, Text
 from t2x.sweeps.arms import Arm, plain
+from t2x.sweeps.published import Published, published_results
 from t2x.sweeps.tune import Tune
 
 # Comparisons at a point of the grid from which the noise of each variant is estimated (see t2x.sweeps.two_way).
@@ -49,6 +50,10 @@ class Sweep:
     max_seeds: number of seeds after which no seeds are added. If it is larger than the number of seeds,
       more seeds may be added after a report, and the verdicts of all reports are corrected together.
       None: verdicts after adding seeds are exploratory.
+    published: published result of each variant, such as those of a paper; the report compares the rankings.
+    published_goal: 'min' if a lower published result is better, or 'max'.
+    published_label: label of the published results, with their unit and source.
+    groups: name -> variants with published results, whose rankings are also compared.
     tune: settings of a hyperparameter that is tuned for each variant before they are compared; None: every
       variant is trained with its own value.
     baseline_seeds: number of seeds of the baseline, if it has more than the variants: they reduce the noise
@@ -69,6 +74,10 @@ class Sweep:
   margin: Positive | None = None
   failed_above: Finite | None = None
   max_seeds: Count | None = None
+  published: Mapping[str, Finite] = dataclasses.field(default_factory=dict)
+  published_goal: Literal['min', 'max'] | None = None
+  published_label: str = ''
+  groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
   tune: Tune | None = None
   baseline_seeds: Count | None = None
   # Path of the sweep file, and its bindings for all trials.
@@ -98,6 +107,7 @@ class Sweep:
         raise UserError(f"Sweep.variants['{name}'] must be a dict of bindings or a gin file")
       if isinstance(changes, dict):
         self._check_bound(name, changes)
+    self.published_results()
 
   def _check_names(self) -> None:
     """Refuses names that are empty or contain characters that are not printable."""
@@ -196,6 +206,12 @@ class Sweep:
   def knobs(self) -> tuple[str, ...]:
     """Names of the parameters that may be adjusted, in order of preference."""
     return (self.knob,) if isinstance(self.knob, str) else tuple(self.knob)
+
+  def published_results(self) -> Published | None:
+    """Returns the published results of the variants; None without any."""
+    return published_results(
+      self.published, self.published_goal, self.published_label, self.groups, self.variants
+    )
 
   @property
   def name(self) -> str:

@@ -37,14 +37,27 @@ def test_ranking():
   found = ranking(values, 'min')
   # Pairs of seeds: (0, 1) one swap of three: 1/3; (0, 2) reversed: -1; (1, 2): -1/3.
   np.testing.assert_allclose(found.tau, -1 / 3, rtol=1e-12)
-  assert found.ranks == {'a': (1, 3), 'b': (2, 3), 'c': (1, 3)}
-  assert ranking(values, 'max').ranks['b'] == (1, 2)
+  np.testing.assert_allclose(found.taus, [1 / 3, -1, -1 / 3], rtol=1e-12)
+  assert found.ranks == {'a': (1, 1, 3), 'b': (2, 3, 2), 'c': (3, 2, 1)}
+  assert ranking(values, 'max').ranks['b'] == (2, 1, 2)
   assert ranking({'a': {0: 1.0}}, 'min').tau is None
 
 
 def test_seeds_of_one_variant_have_no_rank():
   values = {'a': {0: 2.0, 1: 3.0, 2: 1.0, 3: 1.0}, 'b': {0: 1.0, 1: 2.0}}
   assert ranking(values, 'min').ranks == {'a': (2, 2), 'b': (1, 1)}
+
+
+def test_seeds_of_few_variants_are_not_ranked():
+  values = {
+    'a': {0: 1.0, 1: 2.0, 2: 1.0},
+    'b': {0: 2.0, 1: 1.0},
+    'c': {0: 3.0, 1: 3.0},
+    'd': {1: 4.0},
+  }
+  found = ranking(values, 'min')
+  assert found.ranks == {'a': (1, 2), 'b': (2, 1), 'c': (3, 3), 'd': (4,)}
+  assert len(found.taus) == 1
 
 
 def test_pareto_front():

@@ -1,11 +1,12 @@
 """Report of a sweep: results.csv, costs.csv, report.md and report.html. Requires the extra `report`."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from t2x.errors import UserError
 from t2x.files import write_atomically
+from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.looks import record_look
 from t2x.sweeps.report.markdown import markdown
 from t2x.sweeps.report.page import page, report_data
@@ -15,12 +16,15 @@ from t2x.sweeps.report.tables import costs_csv, results_csv
 __all__ = ['Results', 'read_results', 'report_data', 'watch', 'write_report']
 
 
-def write_report(folder: Path, results: Results | None = None) -> list[Path]:
+def write_report(
+  folder: Path, results: Results | None = None, fits: Sequence[Fit] = ()
+) -> list[Path]:
   """Writes the report of the trials that have ended into the folder of the sweep.
 
   Args:
     folder: OUT/NAME, with sweep.json; the run folders of the trials are in OUT/trials.
     results: the result of `read_results(folder)`, if already read.
+    fits: scaling laws of the sweep, for report.html.
 
   Returns:
     The files, except looks.json: results.csv (deterministic), costs.csv (times and memory), report.md and report.html.
@@ -32,8 +36,8 @@ def write_report(folder: Path, results: Results | None = None) -> list[Path]:
   files = {
     'results.csv': results_csv(results),
     'costs.csv': costs_csv(results),
-    'report.md': markdown(results),
-    'report.html': page(results),
+    'report.md': markdown(results, fits),
+    'report.html': page(results, fits),
   }
   for name, text in files.items():
     try:

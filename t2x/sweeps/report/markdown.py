@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from t2x.sweeps.comparisons import MAX_SEEDS
+from t2x.sweeps.report.agreement import agreements
+from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import Results
-from t2x.sweeps.report.tables import label
+from t2x.sweeps.report.summary import label, looks, point_text, sentence, stability
 from t2x.sweeps.report.tuning import tuning_data
 from t2x.sweeps.two_way import FEWEST
 
@@ -53,15 +55,13 @@ COSTS_METHOD = (
 )
 
 
-def markdown(results: Results) -> str:
+def markdown(results: Results, fits: Sequence[Fit] = ()) -> str:
   """Returns the content of report.md."""
   plan = results.plan
-  better = 'lower' if plan.goal == 'min' else 'higher'
-  matched = f'matched {plan.matched}' if plan.matched else 'no matched budget'
   parts = [
     f'# {_text(plan.name)}',
-    f'Against {_code(plan.baseline)} by {_text(plan.metric)} ({better} is better), {matched}. '
-    + ('' if results.ended == len(results.entries) else 'Partial report: ')
+    _text(sentence(results)),
+    ('' if results.ended == len(results.entries) else 'Partial report: ')
     + f'{results.progress()}.',
     f'**{_UNTUNED}**' if plan.tuning == 'untuned' else '',
     f'**Warning:** {_text(warning)}' if (warning := results.warning()) else '',
@@ -71,12 +71,14 @@ def markdown(results: Results) -> str:
     method(results),
     details(results),
     _tuning(results),
-    _matched(results),
+    _stability(results),
+    _published(results),
+    _scaling(results, fits),
     _costs(results),
     _unfinished(results),
-    _stability(results),
-    _changes(results),
+    _matched(results),
     _origin(results),
+    _changes(results),
   ]
   return '\n\n'.join(part for part in parts if part) + '\n'
 
@@ -132,16 +134,11 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: str = ''
 
 
 def _text(text: str) -> str:
-  """Escapes the markup of Markdown and HTML: tags, links, images, code, cell separators."""
-  escapes = {'&': '&amp;', '<': '&lt;', '\n': ' '} | {sign: f'\\{sign}' for sign in '\\|[]`'}
-  return ''.join(escapes.get(character, character) for character in text)
-
-
-def _code(text: str) -> str:
-  """Returns a code span with a fence that does not occur in the text."""
-  fence = _fence(text, 1)
-  space = ' ' if len(fence) > 1 else ''
-  return f'{fence}{space}{text}{space}{fence}'
+  """Escapes the markup of Markdown and HTML: tags, links, images, code, emphasis, cell separators."""
+  escapes = {'&': '&amp;', '<': '&lt;', '\n': ' '} | {sign: f'\\{sign}' for sign in '\\|[]`*~'}
+  escaped = ''.join(escapes.get(character, character) for character in text)
+  # Underscores inside words are no emphasis.
+  return re.sub(r'(?<!\w)_|_(?!\w)', r'\\_', escaped)
 
 
 def _block(text: str) -> str:
@@ -172,7 +169,7 @@ def _verdicts(results: Results) -> str:
   digits = decimals(results)
   fixed, signed = f'.{digits}f', f'+.{digits}f'
   header = ['variant', 'difference', f'{results.level.confidence} interval', 'verdict', 'p']
-  header += ['p (paired)', 'effect', 'seeds', 'mean', 'sd', 'more seeds', 'note']
+  header += ['p (paired)', 'effect (sd)', 'seeds', 'mean', 'sd', 'more seeds', 'note']
   rows = []
   for row in results.rows:
     s, c = row.summary, row.comparison
@@ -235,7 +232,8 @@ def _matched(results: Results) -> str:
     f'Matched: {matched}; largest deviation {max(deviations, default=0):.2%}.' if matched else ''
   )
   header = ['variant', 'parameters', 'FLOPs / token', 'steps', 'adjusted parameter', 'deviation']
-  return f'## Budget\n\n{text or "No budget was matched."}\n\n' + _table(header, rows, 'lrrrlr')
+  table = _table(header, rows, 'lrrrlr')
+  return f'## What was matched\n\n{text or "No budget was matched."}\n\n{table}'
 
 
 def _costs(results: Results) -> str:
@@ -278,20 +276,38 @@ def _unfinished(results: Results) -> str:
 
 
 def _stability(results: Results) -> str:
-  parts = ['## Ranking']
-  for index, ranking in enumerate(results.rankings):
-    rows = [row for row in results.rows if row.point == index and row.ranks]
-    if ranking.tau is None:
-      continue
-    at = ', '.join(f'{axis} = {value}' for axis, value in results.points[index].items())
-    mean = f'{_text(at)}: mean' if at else 'Mean'
-    parts.append(
-      f'{mean} Kendall tau of the variants between two seeds: {ranking.tau:.2f} (1: all seeds agree).'
-    )
-    rows.sort(key=lambda row: (row.ranks or (0, 0), row.variant))
-    cells = [[row.variant, ' to '.join(map(str, row.ranks or ()))] for row in rows]
-    parts.append(_table(['variant', 'rank over seeds'], cells, 'lr'))
-  return '\n\n'.join(parts) if len(parts) > 1 else ''
+  ranked = [row for row in results.rows if len(row.ranks or ()) > 1]
+  if not ranked:
+    return ''
+  header = ['variant', 'mean rank', 'ranks over the seeds']
+  rows = [
+    [label(results, row), f'{statistics.mean(ranks):.1f}', f'{min(ranks)} to {max(ranks)}']
+    for row in sorted(ranked, key=lambda row: (row.point, statistics.mean(row.ranks or ())))
+    if (ranks := row.ranks)
+  ]
+  lines = [_text(line) for line in stability(results)]
+  return '\n\n'.join(['## Stability of the ranking', *lines, _table(header, rows, 'lrr')])
+
+
+def _published(results: Results) -> str:
+  if (published := results.plan.published) is None:
+    return ''
+  rows = [
+    [point_text(results, item.point), item.group or 'all variants', item.text()]
+    for item in agreements(results)
+  ]
+  text = (
+    f"Spearman's rank correlation of the measured means with: {published.label}. Intervals: percentile "
+    'bootstrap over the variants. 1: the same order from best to worst; -1: the opposite order.'
+  )
+  table = _table(['grid point', 'variants', 'rho'], rows)
+  return f'## Comparison with published results\n\n{_text(text)}\n\n{table}'
+
+
+def _scaling(results: Results, fits: Sequence[Fit]) -> str:
+  if not fits:
+    return ''
+  return '\n\n'.join(['## Scaling law', *(_block(fit.text(results.plan.metric)) for fit in fits)])
 
 
 def _changes(results: Results) -> str:
@@ -304,4 +320,5 @@ def _changes(results: Results) -> str:
 
 def _origin(results: Results) -> str:
   rows = [[name, ', '.join(values)] for name, values in results.origins.items()]
-  return '## Versions\n\n' + _table(['component', 'version'], rows)
+  rows += [['earlier reports', looks(results)]]
+  return '## Provenance\n\n' + _table(['component', 'version'], rows)

@@ -1,25 +1,32 @@
 """Writes report.html, a single file with data, style and script that needs no network."""
 
+import dataclasses
 import html
 import json
 import math
 import re
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves
+from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.markdown import COSTS_METHOD, decimals, details, method
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.tables import label
+from t2x.sweeps.report.summary import label, looks, matched, point_text, sentence, stability
 from t2x.sweeps.report.tuning import tuning_data
 
+_SCRIPTS = ('core.js', 'charts.js', 'scaling.js', 'tables.js', 'report.js', 'page.js')
 
-def report_data(results: Results) -> dict[str, Any]:
+
+def report_data(results: Results, fits: Sequence[Fit] = ()) -> dict[str, Any]:
   """Returns the data of the page without the curves, as printed by `t2x report --json`."""
   plan = results.plan
   content = {
     'name': plan.name,
+    'result': sentence(results),
     'metric': plan.metric,
     'goal': plan.goal,
     'baseline': plan.baseline,
@@ -27,9 +34,7 @@ def report_data(results: Results) -> dict[str, Any]:
     'progress': results.progress(),
     'ended': results.ended,
     'trials': len(results.entries),
-    'points': [
-      ', '.join(f'{axis} = {value}' for axis, value in point.items()) for point in results.points
-    ],
+    'points': [point_text(results, index) for index in range(len(results.points))],
     'taus': [ranking.tau for ranking in results.rankings],
     'rows': [_row(results, row) for row in results.rows],
     'unfinished': [
@@ -49,8 +54,11 @@ def report_data(results: Results) -> dict[str, Any]:
     'margin': plan.margin,
     'confidence': results.level.confidence,
     'look': results.level.text(plan),
+    'looks': [dataclasses.asdict(look) for look in results.looks],
     'load': load_note(results),
     'tuning': tuning_data(results),
+    'published': _published(results),
+    'scaling': [fit.data() for fit in fits],
   }
   return _finite(content)
 
@@ -66,6 +74,7 @@ def _finite(value: Any) -> Any:
 
 def _row(results: Results, row: Row) -> dict[str, Any]:
   summary, comparison, trial = row.summary, row.comparison, row.entries[0].trial
+  published = results.plan.published
   return {
     'variant': row.variant,
     'label': label(results, row),
@@ -91,6 +100,7 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'costs': dict(row.costs),
     'fronts': [name for name, front in row.fronts.items() if front],
     'ranks': list(row.ranks) if row.ranks else None,
+    'published': published and published.values.get(row.variant),
     'num_steps': trial.num_steps,
     'knob': trial.knob,
     'gap': trial.gap,
@@ -99,12 +109,25 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
   }
 
 
-def page(results: Results) -> str:
+def _published(results: Results) -> dict[str, Any] | None:
+  if (published := results.plan.published) is None:
+    return None
+  correlations = [
+    dataclasses.asdict(item) | {'text': item.text(), 'note': item.note}
+    for item in agreements(results)
+  ]
+  return dataclasses.asdict(published) | {'agreements': correlations}
+
+
+def page(results: Results, fits: Sequence[Fit] = ()) -> str:
   """Returns the content of report.html."""
-  data = report_data(results) | {
+  data = report_data(results, fits) | {
     'digits': decimals(results),
     'method': method(results),
     'details': details(results),
+    'budget': matched(results),
+    'stability': stability(results),
+    'reports': looks(results),
     'costs_method': COSTS_METHOD,
     'config': results.plan.config,
     'curves': curves(results),
@@ -113,9 +136,7 @@ def page(results: Results) -> str:
   parts = {
     'title': html.escape(f'{results.plan.name}: sweep report'),
     'style': files.joinpath('report.css').read_text('utf-8'),
-    'script': '\n'.join(
-      files.joinpath(name).read_text('utf-8') for name in ('charts.js', 'report.js')
-    ),
+    'script': '\n'.join(files.joinpath(name).read_text('utf-8') for name in _SCRIPTS),
     'data': _inside_script(data),
   }
   template = files.joinpath('template.html').read_text('utf-8')

@@ -13,7 +13,7 @@ from t2x.sweeps.choices import Tuning, read_tuning
 from t2x.sweeps.comparisons import Comparison, Sample, compare
 from t2x.sweeps.json_files import Damaged, is_number, metric_lines
 from t2x.sweeps.records import Outcome, Plan, Trial, is_usable, judge, read_outcome, read_plan
-from t2x.sweeps.report.looks import Level, level_of, read_looks
+from t2x.sweeps.report.looks import Level, Look, level_of, read_looks
 from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summarise
 from t2x.sweeps.timing import at_once, step_seconds
 
@@ -66,6 +66,7 @@ class Row:
     costs: medians over the finished seeds of `COSTS` and `FURTHER`, by name; None if unknown.
       `seconds` is the time of all training steps, without compilation, evaluation and checkpoints.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
+    ranks: rank at each seed of `Ranking.ranks`; None without any.
     note: remarks, such as the number of failed seeds; '' without any.
   """
 
@@ -76,7 +77,7 @@ class Row:
   comparison: Comparison | None
   costs: Mapping[str, float | None]
   fronts: Mapping[str, bool]
-  ranks: tuple[int, int] | None
+  ranks: tuple[int, ...] | None
   note: str
 
   @property
@@ -100,6 +101,7 @@ class Results:
     lines: lines of metrics.jsonl by run folder and split, with the seconds from timing.jsonl.
     damaged: one message for each damaged file of a trial.
     level: level of the verdicts.
+    looks: recorded looks, the first one first.
     tuning: tuned values of the variants; None without tuning.
     untuned: results at the variants' own values; None without tuning, or before they were planned.
   """
@@ -112,6 +114,7 @@ class Results:
   lines: Mapping[Path, RunLines]
   damaged: Sequence[str]
   level: Level = Level()
+  looks: Sequence[Look] = ()
   tuning: Tuning | None = None
   untuned: 'Results | None' = None
 
@@ -175,7 +178,8 @@ def read_results(folder: Path) -> Results:
     raise UserError(
       f'{folder} has tuning trials, which have no verdicts: `t2x report {result}` reports the tuned sweep'
     )
-  results = _read(folder, plan, level_of(plan, read_looks(folder)))
+  looks = read_looks(folder)
+  results = dataclasses.replace(_read(folder, plan, level_of(plan, looks)), looks=looks)
   if plan.tuning != 'tuned':
     return results
   untuned, own = None, folder.with_name(f'{folder.name}-untuned')
@@ -206,10 +210,7 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
   for point, variant in order:
     identities.setdefault(point, {})[variant] = cells[point, variant][0].trial.identity
   samples = {cell: _sample(cells[cell], plan.metric) for cell in order}
-  planned = [(point, variant) for point, variant in order if variant != plan.baseline]
-  against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
-  comparisons = compare(against, plan.goal, margin=plan.margin, level=level.alpha)
-  verdicts = dict(zip(planned, comparisons, strict=True))
+  verdicts = _compare(plan, samples, level)
   rankings = [
     ranking(
       {variant: samples[at, variant].values for at, variant in order if at == point}, plan.goal
@@ -238,6 +239,16 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
   rows = _add_fronts(rows, plan)
   curves = {folder: metrics for folder, (metrics, _) in lines.items()}
   return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)], level)
+
+
+def _compare(
+  plan: Plan, samples: Mapping[tuple[int, str], Sample], level: Level
+) -> dict[tuple[int, str], Comparison]:
+  """Compares all variants with the baseline at the same point."""
+  planned = [cell for cell in samples if cell[1] != plan.baseline]
+  against = [(samples[cell], samples.get((cell[0], plan.baseline), Sample({}))) for cell in planned]
+  comparisons = compare(against, plan.goal, margin=plan.margin, level=level.alpha)
+  return dict(zip(planned, comparisons, strict=True))
 
 
 def _entry(folder: Path, trial: Trial, plan: Plan, damaged: list[str]) -> Entry:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t2x.sweeps.records import Outcome, Plan, Trial, write_outcome, write_plan
+from t2x.sweeps.records import Outcome, Plan, Trial, read_plan, write_outcome, write_plan
 
 # Variants, and by how much their loss differs from the baseline's.
 EFFECTS = {'vanilla': 0.0, 'geglu': -0.12, 'rezero': 0.15, 'relu': 0.003, 'fixup': 0.0}
@@ -123,13 +123,6 @@ def change_outcome(folder: Path, name: str, **changes):
   path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def rename(folder: Path, **changes):
-  """Changes the plan of a sweep folder."""
-  from t2x.sweeps.records import read_plan
-
-  write_plan(folder, dataclasses.replace(read_plan(folder), **changes))
-
-
 @pytest.fixture
 def sweep(tmp_path):
   """`sweep(**settings)` makes a folder, see `make_sweep`."""
@@ -140,3 +133,13 @@ def sweep(tmp_path):
 def change_trial():
   """`change_trial(folder, name, **changes)` changes the outcome of a run of a sweep."""
   return change_outcome
+
+
+@pytest.fixture
+def change_plan():
+  """`change_plan(folder, **changes)` changes sweep.json."""
+
+  def change(folder: Path, **changes):
+    write_plan(folder, dataclasses.replace(read_plan(folder), **changes))
+
+  return change

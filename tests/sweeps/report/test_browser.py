@@ -6,10 +6,14 @@ Needs Playwright (the extra `browser`) and a chromium, such as Debian's package.
 import os
 import re
 import shutil
+import sys
 
 import pytest
 
-from t2x.sweeps.report import write_report
+from t2x.sweeps.published import Published
+from t2x.sweeps.report import report_data, write_report
+from t2x.sweeps.report.fit import Fit, Size
+from t2x.sweeps.scaling import Estimate
 
 sync_api = pytest.importorskip('playwright.sync_api', reason="pip install 't2x[browser]'")
 CHROMIUM = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which('google-chrome')
@@ -26,11 +30,13 @@ def browser():
 
 @pytest.fixture
 def visit(browser, sweep):
-  """`visit(width, scheme, **sweep)`: the page of a sweep; errors and requests are failures."""
+  """`visit(width, scheme, **sweep)`: the page of a sweep, after `change(folder)`; errors and requests are failures."""
   contexts, wrong = [], []
 
-  def open_page(width=1280, scheme='light', has_touch=False, **settings):
+  def open_page(width=1280, scheme='light', has_touch=False, change=None, **settings):
     folder = sweep(**settings)
+    if change is not None:
+      change(folder)
     write_report(folder)
     view = {'width': width, 'height': 800}
     context = browser.new_context(viewport=view, color_scheme=scheme, has_touch=has_touch)
@@ -73,9 +79,13 @@ def test_filters_narrow_all_that_is_shown(visit):
   page.locator('#filter').fill('re')
   assert variants(page) == ['rezero', 'relu']
   assert page.locator('#shown').inner_text() == '2 of 5 rows'
-  assert page.locator('#forest circle').count() == 2
-  assert page.locator('#scatter circle').count() == 2
-  assert page.locator('#legend button').all_text_contents() == ['vanilla', 'rezero', 'relu']
+  assert page.locator('#forest .mark').count() == 2
+  assert page.locator('#scatter .mark').count() == 2
+  assert page.locator('#section-curves .legend button').all_text_contents() == [
+    'vanilla',
+    'rezero',
+    'relu',
+  ]
   page.locator('#verdict').select_option('hurts')
   assert variants(page) == ['rezero']
   page.locator('#filter').fill('')
@@ -100,19 +110,19 @@ def test_hovering_a_curve_tells_its_run(visit):
 
 def test_a_touched_difference_tells_its_interval(visit):
   page = visit()
-  page.locator('#forest circle').first.click()
+  page.locator('#forest .mark').first.click()
   text = page.locator('#forest .tip').inner_text()
   assert re.search(
     r'geglu\nloss 2\.\d+, 5 of 5 seeds\ndifference \u22120\.\d+, 95 %: \u22120\.\d+ to', text
   )
-  page.locator('#scatter circle').first.hover()
-  assert 'parameters 100k' in page.locator('#scatter .tip').inner_text()
+  page.locator('#scatter .mark').first.hover()
+  assert 'parameters 104.3k' in page.locator('#scatter .tip').inner_text()
 
 
 def test_a_finger_tells_too(visit):
   page = visit(width=375, has_touch=True)
   page.locator('#forest').scroll_into_view_if_needed()
-  box = page.locator('#forest circle').nth(1).bounding_box()
+  box = page.locator('#forest .mark').nth(1).bounding_box()
   page.touchscreen.tap(box['x'] + 4, box['y'] + 4)
   assert page.locator('#forest .tip b').inner_text() == 'rezero'
 
@@ -138,8 +148,8 @@ def test_axes_and_metrics_switch(visit):
 def test_the_legend_chooses_curves(visit):
   effects = {'vanilla': 0.0} | {f'variant {number}': 0.01 * number for number in range(12)}
   page = visit(effects=effects, seeds=2)
-  pressed = page.locator('#legend button[aria-pressed=true]')
-  assert page.locator('#legend button').count() == 13
+  pressed = page.locator('#section-curves .legend button[aria-pressed=true]')
+  assert page.locator('#section-curves .legend button').count() == 13
   assert pressed.count() == 6
   lines = page.locator('#curves path[stroke-width="2"]').count()
   page.get_by_role('button', name='variant 11', exact=True).click()
@@ -172,7 +182,9 @@ def test_a_phone_shows_the_labels_at_the_edges_whole(visit):
   page = visit(width=390)
   # The outermost ticks lie next to the edges.
   row = "{label: 'one', difference: 0.0001, difference_low: -0.0005, difference_high: 0.0005}"
-  page.evaluate(f"drawForest(byId('forest'), [{row}], {{goal: 'min', lines: () => []}})")
+  page.evaluate(
+    f"drawForest(byId('forest'), [{row}], {{goal: 'min', axisName: 'difference', lines: () => []}})"
+  )
   chart = page.locator('#forest svg').bounding_box()
   labels = page.locator('#forest text[text-anchor=middle]').all()
   assert labels[0].text_content() == '\u22125.0e\u22124'
@@ -207,3 +219,156 @@ def test_what_a_user_wrote_is_text(visit):
   page = visit()
   assert '</script><b>loss</b>' in page.locator('#unfinished').inner_text()
   assert page.locator('#unfinished b').count() == 0
+
+
+SECTIONS = [
+  'Verdicts',
+  'Differences from the baseline',
+  'Learning curves',
+  'Tuning',
+  'Stability of the ranking',
+  'Comparison with published results',
+  'Scaling law',
+  'Cost',
+  'Diverged and failed',
+  'What was matched',
+  'Provenance',
+]
+IMAGE, QUOTES = '<img src=x onerror=alert(1)>', '"&\''
+NAMES = {QUOTES: 0.0, IMAGE: -0.12, 'geglu': 0.01, 'fixup': 0.1}
+
+
+def tuning(rows):
+  """`report_data(results)['tuning']` of a sweep with Sweep.tune."""
+  values = (3e-4, 1e-3, 3e-3)
+  after = (
+    'verdict',
+    'difference',
+    'difference_low',
+    'difference_high',
+    'p',
+    'mean',
+    'n',
+    'diverged',
+  )
+  return {
+    'seeds': [1000000, 1000001],
+    'keep': 0.5,
+    'trials': 24,
+    'untuned': '12 of 12 trials ended: 12 finished',
+    'rows': [
+      {
+        'variant': row['variant'],
+        'label': row['label'],
+        'point': row['point'],
+        'parameter': 'Cosine.peak',
+        'own': 1e-3,
+        'chosen': values[number % 3],
+        'edge': 'smallest' if number % 3 == 0 else '',
+        'note': IMAGE,
+        'curve': [
+          {'value': value, 'mean': 2.5 - 0.1 * at, 'low': 2.4 - 0.1 * at, 'high': None, 'n': 2,
+           'diverged': at, 'failed': 0}
+          for at, value in enumerate(values)
+        ],
+        'before': None if number == 2 else {name: row[name] for name in after},
+        'after': {name: row[name] for name in after},
+      }
+      for number, row in enumerate(rows)
+    ],
+  }  # fmt: skip
+
+
+def law(variant):
+  """A scaling law for the page."""
+  estimate = Estimate(2.0, 1.9, 2.1)
+  sizes = [
+    Size(IMAGE, 1e3, 1e6, (3.0, 3.1)),
+    Size('b', 1e4, 1e6, (2.9, 2.8)),
+    Size('', 1e5, 1e6, used=False),
+  ]
+  curve = {'name': '', 'x': [1e3, 1e5], 'value': [3.0, 2.0], 'low': [2.9, 1.9], 'high': [3.1, 2.1]}
+  return Fit(variant, ('parameters',), 2, [estimate] * 3, sizes, [estimate] * 3, [curve])
+
+
+@pytest.fixture
+def all_sections(monkeypatch, change_plan):
+  """`all_sections(folder)` gives a sweep names with markup and all optional sections."""
+
+  def change(folder):
+    values = dict(zip(NAMES, (3.0, 1.0, 2.0, 4.0), strict=True))
+    published = Published(values=values, goal='min', label=IMAGE, groups={IMAGE: (*NAMES,)})
+    change_plan(folder, name=IMAGE, baseline=QUOTES, margin=0.05, published=published)
+
+    def with_sections(results, fits=()):
+      data = report_data(results, [law(QUOTES), law('b')])
+      return data | {'tuning': tuning(data['rows'])}
+
+    monkeypatch.setattr(sys.modules['t2x.sweeps.report.page'], 'report_data', with_sections)
+
+  return change
+
+
+def test_all_sections_are_shown_on_a_phone_and_a_desktop_in_light_and_dark(visit, all_sections):
+  page = visit(width=390, scheme='dark', change=all_sections, effects=NAMES, diverged=('fixup', 2))
+  brightness = {}
+  for width, scheme in ((390, 'dark'), (390, 'light'), (1280, 'light'), (1280, 'dark')):
+    page.set_viewport_size({'width': width, 'height': 800})
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(
+      'byId("curves").firstChild.viewBox.baseVal.width === byId("curves").clientWidth'
+    )
+    assert page.evaluate('document.documentElement.scrollWidth') == width
+    assert page.locator('h2:visible').all_text_contents() == SECTIONS
+    for figure in page.locator('.figure').all():
+      assert figure.locator('svg').get_attribute('aria-label')
+      assert figure.locator('.mark, path').count() > 1
+    captions = page.locator('figcaption:visible').all_text_contents()
+    assert len(captions) == 7 and all(map(str.strip, captions))
+    colour = page.evaluate('getComputedStyle(document.body).backgroundColor')
+    brightness[scheme] = sum(map(int, re.findall(r'\d+', colour)[:3]))
+  assert brightness['dark'] < 120 < 600 < brightness['light']
+  assert page.title() == f'{IMAGE}: sweep report'
+  assert page.locator('img').count() == 0
+  for place in (
+    '#verdicts',
+    '#tuned',
+    '#agreements',
+    '#sizes',
+    '#section-curves .legend',
+    '#forest svg',
+  ):
+    assert IMAGE in page.locator(place).text_content(), place
+  for figure in ('forest', 'curves', 'sensitivity', 'ranks', 'published', 'scaling', 'scatter'):
+    page.locator(f'#{figure}').focus()
+    tips = set()
+    for _ in range(4):
+      page.keyboard.press('ArrowRight')
+      tips.add(page.locator(f'#{figure} .tip').inner_text())
+    assert any(IMAGE in tip for tip in tips), figure
+    page.keyboard.press('Escape')
+    assert page.locator(f'#{figure} .tip').count() == 0
+
+
+def test_a_click_on_a_curve_selects_its_variant(visit):
+  effects = {'vanilla': 0.0} | {f'variant {number}': 0.1 * number for number in range(12)}
+  page = visit(effects=effects, seeds=2)
+  page.locator('#curves svg').scroll_into_view_if_needed()
+  lit, faint = page.locator('#curves path.mean'), page.locator('#curves path.context')
+  assert (lit.count(), faint.count()) == (6, 7)
+  box = page.locator('#curves svg').bounding_box()
+  end = faint.first.evaluate('path => { const p = path.getPointAtLength(1e9); return [p.x, p.y]; }')
+  page.mouse.click(box['x'] + end[0], box['y'] + end[1])
+  assert (lit.count(), faint.count()) == (7, 6)
+  baseline = page.get_by_role('button', name='vanilla', exact=True)
+  assert baseline.is_disabled() and baseline.get_attribute('aria-pressed') == 'true'
+
+
+def test_a_printed_page_has_the_definitions_and_fits_the_paper(visit):
+  page = visit()
+  page.evaluate('dispatchEvent(new Event("beforeprint"))')
+  page.emulate_media(media='print')
+  assert page.get_by_text('In the two-way model each variant').is_visible()
+  assert not page.locator('.bar').is_visible()
+  assert page.locator('#curves svg').bounding_box()['width'] < 700
+  page.evaluate('dispatchEvent(new Event("afterprint"))')

@@ -104,7 +104,7 @@ def test_the_report_tells_verdicts_reasons_and_origin(sweep):
   text = '\n'.join(lines)
   assert '&lt;/script>&lt;b>loss' in text and 'step 30 \\| of 100' in text
   assert 'Matched: parameters; largest deviation 0.80%.' in text
-  assert 'Kendall tau' in text
+  assert "Kendall's tau" in text
   assert '| commit | 0123abc+ |' in text
   assert 'Block.feed_forward = @Geglu' in text
 

@@ -1,0 +1,90 @@
+function fillTexts() {
+  const margin = data.margin === null ? '' : ` Shaded: differences within the margin of ${data.margin}, which count as none.`;
+  const texts = {
+    method: data.method,
+    details: data.details,
+    'verdicts-caption': `Differences in ${data.metric} (${better}), variant \u2212 baseline, means over paired seeds, with simultaneous ${data.confidence} confidence intervals. Click on a header to sort.`,
+    'forest-caption': `Differences in ${data.metric} with simultaneous ${data.confidence} confidence intervals, in the order of the table.${margin} Arrows: the interval continues. ${symbols}`,
+    'scatter-caption': `Mean ${data.metric} and median cost over the finished seeds, without intervals (the table of verdicts has them). Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}, on which no other variant is at least as good at no higher cost. ${symbols}`,
+    'costs-method': [data.costs_method, data.load].filter(Boolean).join(' '),
+    matched: `${data.budget.charAt(0).toUpperCase()}${data.budget.slice(1)}. Deviation: from the baseline, relative.`,
+    config: data.config,
+  };
+  for (const [id, text] of Object.entries(texts)) byId(id).textContent = text;
+  const stability = data.stability.length ? data.stability : ['Requires two variants with two seeds each.'];
+  byId('tau').append(...stability.map((line) => html('p', {}, line)));
+}
+
+function fillTuning() {
+  if (!data.tuning) return;
+  byId('section-tuning').hidden = false;
+  const { seeds, trials, untuned, keep } = data.tuning;
+  byId('sensitivity-caption').textContent = `Mean ${data.metric} over the tuning seeds (${seeds.join(', ')}; not used for the verdicts) against the tuned hyperparameter; bands: 95 % t intervals. Dots: the tuned values. ${trials} tuning trials${keep < 1 ? '; values that were dropped early have fewer seeds' : ''}.`;
+  byId('tuned-caption').textContent = `Differences in ${data.metric} (${better}) with simultaneous ${data.confidence} confidence intervals before tuning (every variant at its own value${untuned ? `; ${untuned}` : '; not run yet'}) and after tuning (the verdicts of this report).`;
+}
+
+function fillPublished() {
+  if (!data.published) return;
+  byId('section-published').hidden = false;
+  const { label, groups, agreements } = data.published;
+  byId('published-caption').textContent = `Mean ${data.metric} against: ${label}. Vertical lines: 95 % t intervals of the means over the seeds. ${symbols} Spearman's rho of all variants: ${agreements.filter((item) => !item.group).map((item) => (data.points.length > 1 ? `${data.points[item.point]}: ` : '') + minus(item.text)).join('; ')}.`;
+  choices(byId('group'), [['', 'all variants'], ...Object.keys(groups).map((name) => [name, name])]);
+  byId('group-control').hidden = !Object.keys(groups).length;
+  table(byId('agreements'), [
+    ...(data.points.length > 1 ? [column('grid point', (item) => data.points[item.point], null, null)] : []),
+    column('variants', (item) => item.group || 'all', null, null), column('n', (item) => item.n), column("Spearman's rho", (item) => item.rho, (value) => isNumber(value) ? minus(value.toFixed(2)) : 'not defined'),
+    intervalColumn('95 % interval', (item) => item.low, (item) => item.high, (value) => minus(value.toFixed(2))),
+    column('note', (item) => item.note, null, 'long'),
+  ])(agreements);
+}
+
+function fillScaling() {
+  byId('section-scaling').hidden = !data.scaling.length;
+  choices(byId('law-variant'), data.scaling.map((fit, index) => [String(index), fit.variant]));
+  byId('law-control').hidden = data.scaling.length < 2;
+}
+
+function fillFailures() {
+  if (!data.unfinished.length) return byId('unfinished').replaceChildren(html('p', {}, 'None.'));
+  const columns = [variantColumn, column('seed', (row) => row.seed), column('status', (row) => row.status, null, null), column('reason', (row) => row.reason, null, 'long')];
+  return table(byId('unfinished'), columns)(data.unfinished);
+}
+
+function fillProvenance() {
+  const facts = { ...data.versions, ...(data.load ? { load: data.load } : {}), 'earlier reports': data.reports };
+  for (const [name, text] of Object.entries(facts)) byId('versions').append(html('dt', {}, name), html('dd', {}, text));
+  for (const row of data.rows) {
+    byId('changes').append(html('details', {}, html('summary', {}, `${row.label}: ${row.changes || 'no'} ${row.changes === 1 ? 'difference' : 'differences'}`), html('pre', {}, row.differences.join('\n') || '# the base config')));
+  }
+}
+
+function choices(select, pairs) {
+  select.replaceChildren(...pairs.map(([value, name]) => html('option', { value }, name)));
+}
+
+for (const fill of [fillHeader, fillTexts, fillTuning, fillPublished, fillScaling, fillFailures, fillProvenance]) fill();
+choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ...(data.margin === null ? [] : [['same', 'same']]), ['inconclusive', 'inconclusive'], ['diverged', 'with diverged seeds']]);
+choices(byId('point'), [['', 'all'], ...data.points.map((name, index) => [String(index), name])]);
+byId('point-label').hidden = data.points.length < 2;
+choices(byId('curve-metric'), data.curves.metrics.map((name) => [name, `${name.slice(name.indexOf('/') + 1)} (${name.split('/', 1)[0]})`]));
+choices(byId('cost'), Object.entries(COSTS).filter(([cost]) => data.rows.some((row) => isNumber(row.costs[cost]))).map(([cost, { axis }]) => [cost, axis]));
+byId('filter').addEventListener('input', refilter);
+const changes = { verdict: refilter, point: refilter, 'curve-metric': curves, 'curve-x': curves, 'curve-late': curves, cost: scatter, group: published, 'law-variant': scaling };
+for (const [id, update] of Object.entries(changes)) byId(id).addEventListener('change', update);
+refilter();
+let width = document.documentElement.clientWidth;
+new ResizeObserver(() => {
+  if (document.documentElement.clientWidth === width) return;
+  width = document.documentElement.clientWidth;
+  draw();
+}).observe(document.documentElement);
+// A printed page has the definitions and the differences of the variants, and charts of its width.
+addEventListener('beforeprint', () => {
+  for (const item of document.querySelectorAll('details:not(.screen)')) item.open = true;
+  document.body.classList.add('printed');
+  draw();
+});
+addEventListener('afterprint', () => {
+  document.body.classList.remove('printed');
+  draw();
+});

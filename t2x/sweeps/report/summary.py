@@ -1,0 +1,91 @@
+"""Describes the results of a sweep in words."""
+
+from t2x.sweeps.report.results import Results, Row
+
+
+def label(results: Results, row: Row) -> str:
+  """Returns the name of the variant, with the values of its point if the sweep has a grid."""
+  point = results.points[row.point]
+  short = {axis: axis.split('.')[-1] for axis in results.axes}
+  if len(set(short.values())) < len(short):
+    short = {axis: axis for axis in short}
+  values = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
+  return f'{row.variant} ({values})' if values else row.variant
+
+
+def point_text(results: Results, index: int) -> str:
+  """Returns a point of the grid as text: 'Stack.num_layers = 4'; '' without a grid."""
+  return ', '.join(f'{axis} = {value}' for axis, value in results.points[index].items())
+
+
+def sentence(results: Results) -> str:
+  """Returns the metric, the baseline, the numbers of verdicts and seeds, and the matched budget."""
+  plan = results.plan
+  compared = [row for row in results.rows if row.comparison is not None]
+  counts = {
+    verdict: sum(row.verdict == verdict for row in compared)
+    for verdict in ('helps', 'hurts', 'same', 'inconclusive')
+  }
+  better = 'lower' if plan.goal == 'min' else 'higher'
+  parts = [
+    f'{counts["helps"]} {"helps" if counts["helps"] == 1 else "help"}',
+    f'{counts["hurts"]} {"hurts" if counts["hurts"] == 1 else "hurt"}',
+  ]
+  if plan.margin is not None:
+    parts.append(
+      f'{counts["same"]} {"is" if counts["same"] == 1 else "are"} the same (within {plan.margin:g})'
+    )
+  parts.append(f'for {counts["inconclusive"]} the data cannot tell (inconclusive)')
+  before = '' if results.ended == len(results.entries) else 'So far, against'
+  return (
+    f'{before or "Against"} the baseline {plan.baseline} by {plan.metric} ({better} is better), of '
+    f'{_variants(results, len(compared))}, {", ".join(parts[:-1])}, and {parts[-1]}; {_seeds(results)}; '
+    f'{matched(results)}.'
+  )
+
+
+def matched(results: Results) -> str:
+  """Describes the matched budget: 'matched parameters, largest deviation 0.85 %'."""
+  plan = results.plan
+  if not plan.matched:
+    return 'no budget was matched'
+  deviation = 100 * max((abs(row.entries[0].trial.gap) for row in results.rows), default=0.0)
+  return f'matched {plan.matched}, largest deviation {deviation:.2f} %'
+
+
+def _variants(results: Results, compared: int) -> str:
+  variants = len(results.plan.variants) - 1
+  text = f'{variants} {"variant" if variants == 1 else "variants"}'
+  points = len(results.points)
+  return text if points == 1 else f'{compared} comparisons ({text} at {points} points of the grid)'
+
+
+def _seeds(results: Results) -> str:
+  counts = [len({entry.trial.seed for entry in row.entries}) for row in results.rows]
+  low, high = min(counts, default=0), max(counts, default=0)
+  if low == high:
+    return f'{low} {"seed" if low == 1 else "seeds"} each'
+  return f'{low} to {high} seeds each'
+
+
+def stability(results: Results) -> list[str]:
+  """Describes the agreement of the seeds on the ranking, one line for each point of the grid."""
+  lines = []
+  for index, ranking in enumerate(results.rankings):
+    if ranking.tau is None:
+      continue
+    at = point_text(results, index)
+    pairs = len(ranking.taus)
+    lines.append(
+      f"{f'{at}: ' if at else ''}Kendall's tau between the rankings of two seeds: mean {ranking.tau:.2f}, "
+      f'range {min(ranking.taus):.2f} to {max(ranking.taus):.2f} over {pairs} '
+      f'{"pair" if pairs == 1 else "pairs"} of seeds (1: equal rankings; 0: as in random order).'
+    )
+  return lines
+
+
+def looks(results: Results) -> str:
+  """Describes when complete results were reported, as further seeds after a report affect the verdicts."""
+  if not results.looks:
+    return 'none before this report'
+  return '; '.join(f'{len(look.seeds)} seeds on {look.date or "?"}' for look in results.looks)

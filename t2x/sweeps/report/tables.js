@@ -1,0 +1,132 @@
+const data = JSON.parse(document.getElementById('data').textContent);
+const byId = (id) => document.getElementById(id);
+const lower = data.goal === 'min';
+const better = `${lower ? 'lower' : 'higher'} is better`;
+const fixed = (value) => isNumber(value) ? minus(value.toFixed(data.digits)) : '';
+const signed = (value) => isNumber(value) ? (value > 0 ? '+' : '') + fixed(value) : '';
+const interval = (low, high, format) => isNumber(low) ? `${format(low)} to ${format(high)}` : '';
+const probability = (p) => isNumber(p) ? (p < 0.001 ? '< 0.001' : p.toFixed(3)) : '';
+const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
+const percent = (value) => isNumber(value) ? `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %` : '';
+const tenths = (value) => isNumber(value) ? value.toFixed(1) : '';
+const more = (seeds) => !seeds ? '' : seeds > 1000 ? 'more than 1000' : String(seeds);
+const signs = { helps: '\u25b2', hurts: '\u25bc', same: '\u25a0', inconclusive: '\u25cb', baseline: '\u25c6' };
+const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, baseline: 4 };
+const isBaseline = (row) => row.verdict === 'baseline';
+const verdictText = (verdict) => `${signs[verdict]} ${verdict}`;
+
+/** A table whose columns ({name, text, sort, kind}) sort by their header buttons. */
+function table(place, columns, rowClass, onSort) {
+  const head = html('tr', {});
+  const body = html('tbody', {});
+  let rows = [];
+  let by = null;
+  let down = false;
+  const fill = () => {
+    const order = [...rows];
+    if (by !== null) {
+      const key = columns[by].sort;
+      const missing = (value) => value === null || value === undefined || value === '';
+      order.sort((a, b) => {
+        const [left, right] = [key(a), key(b)];
+        if (missing(left) || missing(right)) return missing(left) - missing(right);
+        const side = typeof left === 'string' ? left.localeCompare(right, 'en', { numeric: true }) : left - right;
+        return down ? -side : side;
+      });
+    }
+    body.replaceChildren(...order.map((row) => html('tr', { class: rowClass ? rowClass(row) : null },
+      ...columns.map((column) => {
+        const cell = column.text(row);
+        const content = html('td', { class: column.kind, title: column.hint ? cell : null }, ...breakable(cell));
+        if (column.color) content.classList.add(...column.color(row));
+        return content;
+      }))));
+    if (onSort) onSort(order);
+  };
+  columns.forEach((column, index) => {
+    const button = html('button', { type: 'button' }, column.name);
+    const cell = html('th', { class: column.kind === 'number' ? 'number' : null, scope: 'col' }, button);
+    button.addEventListener('click', () => {
+      down = by === index ? !down : false;
+      by = index;
+      head.querySelectorAll('th').forEach((header) => header.removeAttribute('aria-sort'));
+      cell.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+      fill();
+    });
+    head.append(cell);
+  });
+  place.replaceChildren(html('table', {}, html('thead', {}, head), body));
+  return (newRows) => { rows = newRows; fill(); };
+}
+
+const column = (name, key, format, kind = 'number') => ({ name, text: (row) => format ? format(key(row)) : String(key(row) ?? ''), sort: key, kind });
+const verdictColumn = (name, key) => ({ name, text: (row) => key(row) ? verdictText(key(row)) : '', sort: (row) => rank[key(row)], kind: null, color: (row) => key(row) ? [key(row)] : [] });
+const intervalColumn = (name, low, high, format) => ({ name, text: (row) => interval(low(row), high(row), format), sort: low, kind: 'number' });
+const noteColumn = (rows) => rows.some((row) => row.note) ? [{ name: 'note', text: (row) => row.note, sort: (row) => row.note, kind: 'long' }] : [];
+const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
+
+const verdictColumns = [
+  variantColumn,
+  column('difference', (row) => row.difference, signed),
+  intervalColumn(`${data.confidence} interval`, (row) => row.difference_low, (row) => row.difference_high, signed),
+  verdictColumn('verdict', (row) => row.verdict),
+  column('p', (row) => row.p, probability),
+  column('p (paired)', (row) => row.p_paired, probability),
+  column('effect (sd)', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
+  { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
+  column(`mean ${data.metric}`, (row) => row.mean, fixed),
+  column('sd', (row) => row.std, fixed),
+  column('more seeds', (row) => row.more_seeds || null, more),
+  ...noteColumn(data.rows),
+];
+
+const costColumns = [
+  variantColumn,
+  column('FLOPs', (row) => row.costs.flops, (value) => short(value, 3, true)),
+  column('seconds', (row) => row.costs.seconds, tenths),
+  column('s / step', (row) => row.costs.step_seconds, (value) => short(value, 3)),
+  column('compile (s)', (row) => row.costs.compile_seconds, tenths),
+  column('tokens / s', (row) => row.costs.tokens_per_second, integer),
+  column('memory (MiB)', (row) => row.costs.memory_bytes, integer),
+  column('load', (row) => row.costs.load, tenths),
+  column('concurrent trials', (row) => row.costs.at_once, tenths),
+  column('Pareto front by', (row) => row.fronts.map((name) => COSTS[name].name).join(', '), null, 'long'),
+];
+
+const budgetColumns = [
+  variantColumn,
+  column('parameters', (row) => row.costs.parameters, integer),
+  column('FLOPs / token', (row) => row.costs.flops_per_token, (value) => short(value, 4, true)),
+  column('steps', (row) => row.num_steps, integer),
+  column('FLOPs', (row) => row.costs.flops, (value) => short(value, 4, true)),
+  ...(data.matched ? [column('deviation', (row) => row.gap, percent), column('adjusted parameter', (row) => row.knob, null, null)] : []),
+];
+
+const COSTS = {
+  parameters: { name: 'parameters', axis: 'parameters' },
+  flops_per_token: { name: 'FLOPs per token', axis: 'FLOPs per token of training' },
+  flops: { name: 'FLOPs', axis: 'FLOPs of training' },
+  seconds: { name: 'seconds', axis: 'seconds of training steps' },
+  memory_bytes: { name: 'memory', axis: 'peak memory (MiB)' },
+};
+for (const row of data.rows) if (row.costs.memory_bytes) row.costs.memory_bytes /= 2 ** 20;
+
+const tunedParameters = data.tuning ? [...new Set(data.tuning.rows.map((row) => row.parameter))] : [];
+const tunedColumns = [
+  variantColumn,
+  ...(tunedParameters.length > 1 ? [column('parameter', (row) => row.parameter, null, null)] : []),
+  column('own value', (row) => row.own, (value) => short(value)),
+  column('tuned value', (row) => row.chosen, (value) => short(value)),
+  ...['before', 'after'].map((side) => verdictColumn(`${side}: verdict`, (row) => row[side]?.verdict)),
+  ...['before', 'after'].flatMap((side) => [
+    column(`${side}: difference`, (row) => row[side]?.difference, signed),
+    intervalColumn(`${side}: interval`, (row) => row[side]?.difference_low, (row) => row[side]?.difference_high, signed),
+  ]),
+  ...(data.tuning && data.tuning.rows.some(tuningNote) ? [{ name: 'note', text: tuningNote, sort: tuningNote, kind: 'long' }] : []),
+];
+
+function tuningNote(row) {
+  const diverged = row.curve.filter((point) => point.diverged).map((point) => short(point.value));
+  return [row.edge && `tuned value is the ${row.edge} that was tried`, diverged.length && `seeds diverged at ${diverged.join(', ')}`, row.note]
+    .filter(Boolean).join('; ');
+}
