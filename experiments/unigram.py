@@ -37,11 +37,11 @@ def main() -> None:
   size, trainer = task.vocab_size, experiment.trainer
   rows = task.rows(task.train_split)
   train = Batches(rows, task.transform(train=True), batch_size=trainer.batch_size, seed=0)
-  seen = counts(task, (train[step] for step in range(args.batches)), size)
+  count = counts(task, (train[step] for step in range(args.batches)), size)
   held_out = task.rows(task.eval_split)
   batches = evaluation_batches(held_out, task.transform(train=False), trainer.batch_size)
   targets = counts(task, batches, size)
-  frequencies = (seen + 0.1) / (seen + 0.1).sum()
+  frequencies = (count + 0.1) / (count + 0.1).sum()
   loss = -(targets * np.log(frequencies)).sum() / targets.sum()
   print(f'{loss:.3f} nats per target over {targets.sum():.0f} held-out targets')
 
