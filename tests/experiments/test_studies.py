@@ -17,7 +17,7 @@ SWEEPS = {
   'positions/causal_lm': (7, 8),
   'positions/masked_lm': (7, 8),
   'norm_and_warmup/sweep': (4, 6),
-  'vit_regularisation/sweep': (7, 6),
+  'vit_regularisation/sweep': (7, 8),
   'attention_basics/scale': (2, 8),
   'attention_basics/heads': (6, 8),
   'attention_basics/mask_rate': (5, 8),
