@@ -30,7 +30,8 @@ FIELDS = ('wiring', 'depth', 'seed', 'layer', 'second_matrix', 'all')
 def norms_per_layer(variant: str, depth: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
   """Yields each seed and two arrays of gradient norms [layers] of the mean loss of one training batch: of
   the second feed-forward matrix, and of all parameters of a layer."""
-  sweep = read_sweep(HERE / 'sweep.gin')
+  grid = {'Stack.num_layers': list(DEPTHS)}
+  sweep = read_sweep(HERE / 'sweep.gin', [f'Sweep.grid={grid}'])
   (arm,) = (
     arm
     for arm in sweep.arms()

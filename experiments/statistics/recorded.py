@@ -1,43 +1,131 @@
 """Applies the statistics of sweeps to a results.csv without its run folders.
 
 python experiments/statistics/recorded.py experiments/narang2021/results/tiny_steps/results.csv vanilla
+
+Detectable: the true difference that the test of a comparison finds with a power of 0.8, given the estimated noise and
+the correction for all comparisons. It describes the sweep before its result is known, and not the found difference.
 """
 
 import argparse
 import csv
+import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from t2x.sweeps.comparisons import Sample, compare
+import numpy as np
+from scipy import stats
+
+from t2x.sweeps.comparisons import POWER, Comparison, Sample, compare
+from t2x.sweeps.statistics import ALPHA
+from t2x.sweeps.two_way import single_level, two_way
+
+# Values of the grid -> variant -> results of the seeds.
+Points = Mapping[tuple[str, ...], Mapping[str, Sample]]
+
+
+def read_points(path: Path, metric: str, failed_above: float) -> Points:
+  """Reads the samples of all variants at all points of the grid.
+
+  Args:
+    path: a results.csv.
+    metric: the compared metric.
+    failed_above: seeds with a larger value count as diverged (`Sweep.failed_above`).
+  """
+  rows = [*csv.DictReader(path.open())]
+  axes = [*rows[0]][2 : [*rows[0]].index('seed')]
+  values: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
+  diverged: dict[tuple[str, ...], dict[str, set[int]]] = {}
+  for row in rows:
+    point, variant, seed = tuple(row[axis] for axis in axes), row['variant'], int(row['seed'])
+    seeds = values.setdefault(point, {}).setdefault(variant, {})
+    of_point = diverged.setdefault(point, {}).setdefault(variant, set())
+    if row['status'] == 'diverged':
+      of_point.add(seed)
+    elif row['metric'] == metric:
+      value = float(row['value'])
+      if value > failed_above:
+        of_point.add(seed)
+      else:
+        seeds[seed] = value
+  return {
+    point: {name: Sample(seeds, len(diverged[point][name])) for name, seeds in variants.items()}
+    for point, variants in values.items()
+  }
+
+
+def detectable(
+  points: Points, baseline: str, level: float
+) -> dict[tuple[tuple[str, ...], str], float]:
+  """Returns the detectable difference of each variant at each point that has at least two seeds."""
+  cells, errors, freedoms, shared, groups = [], [], [], [], []
+  for number, (point, variants) in enumerate(points.items()):
+    base = variants[baseline].values
+    names = [
+      name
+      for name, sample in variants.items()
+      if name != baseline and len(sample.values.keys() & base.keys()) > 1
+    ]
+    if not names:
+      continue
+    seeds = sorted(set().union(base, *(variants[name].values for name in names)))
+    samples = [base, *(variants[name].values for name in names)]
+    contrasts = two_way(np.array([[s.get(seed, np.nan) for seed in seeds] for s in samples]))
+    cells += [(point, name) for name in names]
+    errors += [*contrasts.error]
+    freedoms += [*contrasts.freedom]
+    shared += [*contrasts.shared]
+    groups += [number] * len(names)
+  if not cells:
+    return {}
+  single = float(single_level(np.array(shared), level, np.array(groups)))
+  return {
+    cell: error * float(stats.t.isf(single / 2, freedom) + stats.t.ppf(POWER, freedom))
+    for cell, error, freedom in zip(cells, errors, freedoms, strict=True)
+  }
+
+
+def describe(name: str, comparison: Comparison, size: float | None) -> str:
+  """Formats a comparison as a line."""
+  parts = [f'{name}: {comparison.verdict}']
+  if comparison.difference is not None and comparison.low is not None:
+    parts.append(f'{comparison.difference:+.4f} ({comparison.low:+.4f} to {comparison.high:+.4f})')
+  if comparison.p_corrected is not None:
+    parts.append(f'p {comparison.p_corrected:.4f}')
+  if comparison.p_paired is not None:
+    parts.append(f'paired with Holm {comparison.p_paired:.4f}')
+  parts += [f'detectable {size:.4f}'] if size is not None else []
+  return ', '.join([*parts, *([comparison.note] if comparison.note else [])])
 
 
 def main() -> None:
+  """Prints the comparisons, those with the smallest p-values first, and the number of each verdict."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('results', type=Path)
   parser.add_argument('baseline')
   parser.add_argument('--metric', default='loss')
+  parser.add_argument('--goal', default='min', choices=('min', 'max'))
   parser.add_argument('--margin', type=float)
+  parser.add_argument('--failed-above', type=float, default=math.inf)
+  parser.add_argument('--level', type=float, default=ALPHA, help='of all comparisons together')
   args = parser.parse_args()
-  values: dict[str, dict[int, float]] = {}
-  diverged: dict[str, int] = {}
-  for row in csv.DictReader(args.results.open()):
-    variant = row['variant']
-    values.setdefault(variant, {})
-    if row['status'] == 'diverged':
-      diverged[variant] = diverged.get(variant, 0) + 1
-    elif row['metric'] == args.metric:
-      values[variant][int(row['seed'])] = float(row['value'])
-  samples = {name: Sample(seeds, diverged.get(name, 0)) for name, seeds in values.items()}
-  baseline = samples.pop(args.baseline)
-  found = compare([(sample, baseline) for sample in samples.values()], 'min', margin=args.margin)
-  rows = sorted(zip(samples, found, strict=True), key=lambda row: row[1].p_corrected or 1)
-  for name, one in rows:
-    if one.verdict != 'inconclusive':
-      print(
-        f'{name}: {one.difference:+.3f} ({one.low:+.3f} to {one.high:+.3f}), {one.verdict}, '
-        f'p {one.p_corrected:.4f}, paired with Holm {one.p_paired:.3f}'
-      )
-  counts = [one.verdict for one in found]
-  print(', '.join(f'{counts.count(verdict)} {verdict}' for verdict in sorted({*counts})))
+  points = read_points(args.results, args.metric, args.failed_above)
+  sizes = detectable(points, args.baseline, args.level)
+  cells = [
+    (p, name) for p, variants in points.items() for name in variants if name != args.baseline
+  ]
+  planned = [(points[point][name], points[point][args.baseline]) for point, name in cells]
+  comparisons = compare(planned, args.goal, margin=args.margin, level=args.level)
+  rows = sorted(
+    zip(cells, comparisons, strict=True),
+    key=lambda row: 1 if row[1].p_corrected is None else row[1].p_corrected,
+  )
+  for cell, comparison in rows:
+    print(describe(' '.join([cell[1], *cell[0]]), comparison, sizes.get(cell)))
+  verdicts = [comparison.verdict for comparison in comparisons]
+  print(', '.join(f'{verdicts.count(verdict)} {verdict}' for verdict in sorted({*verdicts})))
+  if sizes:
+    low, middle, high = np.quantile([*sizes.values()], [0, 0.5, 1])
+    print(f'detectable: {low:.4f} to {high:.4f}, median {middle:.4f}')
 
 
 if __name__ == '__main__':

@@ -131,7 +131,12 @@ def _time(remaining: Sequence[Trial], ended: Sequence[tuple[Trial, Outcome]], fl
   else:
     rate, least = _FRACTION_OF_MATMUL * _matmul_rate(), 'at least '
     basis = f'at {_FRACTION_OF_MATMUL:.0%} of the speed of a matrix product, without compilation'
-  return f'estimated time {least}{flops / rate / 60:.2g} minutes in one process ({basis})'
+  return f'estimated time {least}{_duration(flops / rate)} in one process ({basis})'
+
+
+def _duration(seconds: float) -> str:
+  """Formats a time with about two digits, as minutes or hours."""
+  return f'{seconds / 60:.2g} minutes' if seconds < 5700 else f'{seconds / 3600:,.1f} hours'
 
 
 def _matmul_rate() -> float:

@@ -156,3 +156,20 @@ def test_the_kept_results_are_of_every_variant_and_seed(name):
   lines = csv.DictReader((FOLDER / 'results' / name / 'results.csv').read_text().splitlines())
   found = {(line['variant'], line['seed']) for line in lines if line['metric'] == sweep.metric}
   assert found == planned
+
+
+@pytest.mark.parametrize(('name', 'variants'), [('core', 15), ('full', 44)])
+def test_the_protocol_is_tuned_at_equal_parameters(name, variants):
+  sweep = read_sweep(FOLDER / f'{name}.gin')
+  assert (sweep.match, len(sweep.tune.values), sweep.tune.seeds) == ('parameters', 3, 2)
+  assert (len(sweep.seed_list), sweep.baseline_seeds) == (5, 20)
+  assert sweep.published.keys() == sweep.variants.keys()
+  assert len([*sweep.arms()]) == variants
+
+
+def test_every_variant_has_the_tuned_learning_rate():
+  sweep = read_sweep(FOLDER / 'full.gin')
+  base = read_config(sweep.base_files, sweep.shared)
+  for arm in sweep.arms():
+    config = read_config(arm.files, (*arm.bindings, 'rate=0.004'), base=base)
+    assert config.build().trainer.schedule.peak == 0.004, arm.variant

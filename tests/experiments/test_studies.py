@@ -14,10 +14,22 @@ from t2x.train import check_experiment
 STUDIES = Path(__file__).parents[2] / 'experiments'
 # Variants and seeds.
 SWEEPS = {
-  'positions/causal_lm': (7, 3),
-  'positions/masked_lm': (7, 3),
-  'norm_and_warmup/sweep': (4, 3),
-  'vit_regularisation/sweep': (7, 6),
+  'positions/causal_lm': (7, 8),
+  'positions/masked_lm': (7, 8),
+  'norm_and_warmup/sweep': (4, 6),
+  'vit_regularisation/sweep': (7, 8),
+  'attention_basics/scale': (2, 8),
+  'attention_basics/heads': (6, 8),
+  'attention_basics/mask_rate': (5, 8),
+  'scaling/sweep': (5, 3),
+}
+# Sweeps with the trials of another one: they differ in the metric.
+OTHER_METRICS = {
+  'positions/causal_lm_2x': 'positions/causal_lm',
+  'positions/causal_lm_4x': 'positions/causal_lm',
+  'positions/masked_lm_2x': 'positions/masked_lm',
+  'positions/masked_lm_4x': 'positions/masked_lm',
+  'attention_basics/mask_rate_at_40': 'attention_basics/mask_rate',
 }
 
 
@@ -42,6 +54,23 @@ def test_every_feed_forward_layer_resolves_over_the_base():
   assert all(config.evaluations == {} for config in configs)
 
 
+@pytest.mark.parametrize('name', OTHER_METRICS)
+def test_another_metric_reuses_the_trials(name):
+  sweep, other = sweep_of(name), sweep_of(OTHER_METRICS[name])
+  assert list(sweep.arms()) == list(other.arms())
+  evaluation, _, metric = sweep.metric.partition('/')
+  arm = next(sweep.arms())
+  assert evaluation in read_config(arm.files, arm.bindings).build().evaluations
+  assert (metric, sweep.margin) == ('loss', other.margin)
+  assert sweep.metric != other.metric
+
+
+def test_the_pre_norm_sweep_reuses_trials():
+  arms = {(arm.files, arm.bindings) for arm in sweep_of('norm_and_warmup/sweep').arms()}
+  own = [(arm.files, arm.bindings) for arm in sweep_of('norm_and_warmup/pre_norm').arms()]
+  assert len(own) == 12 and arms.issuperset(own)
+
+
 # The smallest point of the grid: the others have more of the same layers, or of the same images.
 @pytest.mark.parametrize(
   ('name', 'variant'),
@@ -58,7 +87,22 @@ def test_the_readme_names_the_commands(study):
   for name in SWEEPS:
     if name.startswith(f'{study}/'):
       assert f't2x sweep experiments/{name}.gin' in text
-  assert '## Results' in text
+  assert '## Results' in text and 'Power' in text
+
+
+@pytest.mark.parametrize('path', sorted(STUDIES.glob('*/results/*/results.csv')), ids=str)
+def test_the_kept_results_are_whole(path):
+  """Kept results have the same seeds for all variants, and those of a sweep file have its variants."""
+  rows = [*csv.DictReader(io.StringIO(path.read_text()))]
+  axes = [*rows[0]][2 : [*rows[0]].index('seed')]
+  seeds = {}
+  for row in rows:
+    cell = row['variant'], *(row[axis] for axis in axes)
+    seeds.setdefault(cell, set()).add(row['seed'])
+  assert len({frozenset(of_cell) for of_cell in seeds.values()}) == 1
+  name = f'{path.parents[2].name}/{path.parent.name}'
+  if name in SWEEPS | OTHER_METRICS:
+    assert {cell[0] for cell in seeds} == sweep_of(name).variants.keys()
 
 
 def test_the_kept_gradients_are_whole(monkeypatch):

@@ -225,6 +225,21 @@ def test_equal_variants_are_said_in_the_table(plan, tmp_path):
   assert 'gelu and same have the same config and share their trials' in lines
 
 
+@pytest.mark.parametrize(
+  ('seconds', 'text'),
+  [(6.0, '0.1 minutes'), (5400.0, '90 minutes'), (9000.0, '2.5 hours'), (3.6e6, '1,000.0 hours')],
+)
+def test_the_estimated_time_has_a_readable_unit(plan, tmp_path, seconds, text):
+  made, _ = plan()
+  first, *others = made.trials
+  flops = first.flops_per_token * first.tokens_per_step * first.num_steps
+  rest = sum(t.flops_per_token * t.tokens_per_step * t.num_steps for t in others)
+  done = Outcome(status='finished', metrics={'loss': 1.0}, seconds=seconds * flops / rest)
+  (tmp_path / first.folder).mkdir()
+  write_outcome(tmp_path / first.folder, done)
+  assert f'estimated time {text} in one process' in plan_table(made, tmp_path)
+
+
 def test_a_binding_without_effect_is_refused(plan, tmp_path):
   (tmp_path / 'own.gin').write_text('MLP.hidden_dim = 8\n')
   variants = "{'gelu': {}, 'own': 'own.gin', 'dict': {'MLP.hidden_dim': 24}}"
