@@ -114,6 +114,7 @@ def run_sweep(
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
     Diverged trials are results, not failures.
   """
+  _check_name(file, folder_of(out, file.stem, 'confirm' if confirm else ''))
   own = _leave_memory()
   origin()
   sweep, code = read_sweep(file, overrides), 0
