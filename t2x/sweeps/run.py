@@ -105,10 +105,10 @@ def run_sweep(
     runner: the local runner, or the name of an engine.
     settings: settings of the engine.
     retry: whether to run failed trials again.
-    only: 'show' prints the plan of the first stage that has not ended; 'plan' also writes it, and prints the groups
+    only: 'show' prints the plan of the first unfinished stage; 'plan' also writes it, and prints the groups
       for `run_group`; neither runs trials.
     confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
-    confirm_seeds: number of fresh seeds; None: as many as the sweep has.
+    confirm_seeds: number of fresh seeds; None: the number of seeds of the sweep.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
