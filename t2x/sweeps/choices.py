@@ -86,7 +86,7 @@ class Tuning:
   choices: tuple[Choice, ...]
 
   def of(self, variant: str, point: Mapping[str, Any]) -> Choice | None:
-    """Returns the choice of a variant at a point of the grid; None if there is none."""
+    """Returns the choice of a variant at a point of the grid; None if it was not tuned."""
     matches = (c for c in self.choices if (c.variant, dict(c.point)) == (variant, dict(point)))
     return next(matches, None)
 
@@ -109,7 +109,7 @@ class Cell:
   def schedule(
     self, tune: Tune, plan: Plan, outcome_of: Callable[[Trial], Outcome | None]
   ) -> tuple[list[Trial], Choice | None]:
-    """Returns the trials of all rounds up to the first one that has not ended, and the choice if all have ended."""
+    """Returns the trials of all rounds up to the first unfinished round, and the choice if all have ended."""
     remaining, scheduled = sorted(self.trials), list[Trial]()
     tried: dict[int | float, Tried] = {}
     for count, seed in zip(tune.sizes(len(remaining)), tune.seed_list, strict=False):

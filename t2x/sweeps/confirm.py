@@ -24,7 +24,7 @@ def confirmation(
   Args:
     sweep: the sweep.
     folder: OUT/NAME, with the results of the sweep.
-    num_seeds: number of fresh seeds; None: as many as the variants have.
+    num_seeds: number of fresh seeds; None: the number of seeds of the variants.
 
   Returns:
     The sweep of the candidates with seeds that follow those of the results, and the candidates (see

@@ -44,8 +44,8 @@ def make_plan(
     step_seconds: measures the time of a step, to match seconds.
     inspect: called with one experiment of each program, in which the hyperparameters that vary between
       its trials are references. It raises UserError if the experiment is invalid.
-    arms: what to train instead of `sweep.arms()`, in this order; the first arm of the baseline at each point has
-      the budget of the others.
+    arms: what to train instead of `sweep.arms()`, in this order; the first arm of the baseline at each point sets
+      the budget.
     inputs: names of hyperparameters that are inputs of the compiled programs even if they are equal in all
       trials, so that other plans have the same programs.
 
@@ -296,7 +296,7 @@ class _Planner:
     return resolved
 
   def trials(self, arm: Arm, resolved: _Resolved) -> Iterator[tuple[Trial, str | None]]:
-    """Yields the trials of an arm with their configs; None for those that cannot run."""
+    """Yields the trials of an arm with their configs; None for trials that cannot run."""
     used = set(_used_targets(resolved.config))
     unused = tuple(target for target in self._base_targets if target not in used)
     for seed in self.sweep.seeds_of(arm.variant):

@@ -12,7 +12,7 @@ from t2x.terminal import console
 
 
 def run_plan(runner: Runner, plan: Plan, folder: Path) -> None:
-  """Runs the trials that have not ended, with a progress bar, and prints one line for each to stderr.
+  """Runs the unfinished trials with a progress bar, and prints one line for each to stderr.
 
   Raises:
     UserError: the first finished trial lacks the metric.

@@ -105,15 +105,16 @@ def run_sweep(
     runner: the local runner, or the name of an engine.
     settings: settings of the engine.
     retry: whether to run failed trials again.
-    only: 'show' prints the plan of the first stage that has not ended; 'plan' also writes it, and prints the groups
+    only: 'show' prints the plan of the first unfinished stage; 'plan' also writes it, and prints the groups
       for `run_group`; neither runs trials.
     confirm: whether to repeat the variants that help or hurt with fresh seeds, in out/NAME-confirm.
-    confirm_seeds: number of fresh seeds; None: as many as the sweep has.
+    confirm_seeds: number of fresh seeds; None: the number of seeds of the sweep.
 
   Returns:
     The exit code: 1 if a trial failed, lacks the metric, or its budget cannot be matched; else 0.
     Diverged trials are results, not failures.
   """
+  _check_name(file, folder_of(out, file.stem, 'confirm' if confirm else ''))
   own = _leave_memory()
   origin()
   sweep, code = read_sweep(file, overrides), 0

@@ -82,7 +82,7 @@ def confirm_stage(sweep: Sweep, out: Path, measure: StepSeconds, num_seeds: int 
     sweep: the sweep.
     out: output folder with the results of the sweep.
     measure: as for `make_plan`.
-    num_seeds: number of fresh seeds; None: as many as the sweep has.
+    num_seeds: number of fresh seeds; None: the number of seeds of the sweep.
   """
   # Reads the report, which requires an extra.
   from t2x.sweeps.confirm import confirmation, keep

@@ -47,7 +47,7 @@ class TuningPlan:
     return {name for trial in self.plan.trials for name in trial.numbers}
 
   def next(self, folder: Path) -> tuple[Plan, dict[str, str], Tuning | None]:
-    """Returns the trials of all rounds up to the first one that has not ended.
+    """Returns the trials of all rounds up to the first unfinished round.
 
     Args:
       folder: OUT/trials.
@@ -64,17 +64,17 @@ class TuningPlan:
       choices.append(choice)
     folders = {trial.folder for trial in trials}
     configs = {name: text for name, text in self.configs.items() if name in folders}
-    made = [choice for choice in choices if choice is not None]
+    complete = [choice for choice in choices if choice is not None]
     tuning = Tuning(
       metric=self.plan.metric,
       goal=self.plan.goal,
       seeds=self.tune.seed_list,
       keep=self.tune.keep,
       trials=len(folders),
-      choices=tuple(made),
+      choices=tuple(complete),
     )
     plan = dataclasses.replace(self.plan, trials=tuple(trials))
-    return plan, configs, tuning if len(made) == len(choices) else None
+    return plan, configs, tuning if len(complete) == len(choices) else None
 
   def notes(self) -> Iterator[str]:
     """Yields one line for each tuned parameter whose values do not share a compiled program."""

@@ -17,8 +17,8 @@ is the sum of two noise variances:
 - With fewer than `FEWEST` comparisons the variances cannot be separated: paired t tests.
 - Seeds that only the baseline has (`Sweep.baseline_seeds`) have an unknown effect, so they are not paired. They
   improve the mean of the baseline if the effects of the seeds are small: the difference is the mean
-  of the paired differences plus the weighted difference between the baseline's mean at the paired seeds and at
-  the others. The weight follows from the part of the noise in the baseline's variance over all its seeds.
+  of the paired differences plus the weighted difference between the means of the baseline at the paired and the
+  unpaired seeds. The weight follows from the part of the noise in the baseline's variance over all its seeds.
 
 The correction for all comparisons is that of Dunnett (1955): it uses that all comparisons share the noise
 of the baseline. `experiments/statistics` measures error rates, power and coverage.
@@ -99,12 +99,12 @@ def two_way(values: np.ndarray) -> Contrasts:
   variance, freedom = moderated(*noise_variances(values[..., ~single]))
   own, base = variance[..., 1:], variance[..., :1]
   own_freedom, base_freedom = freedom[..., 1:], freedom[..., :1]
-  seen = np.isfinite(values[..., 1:, :] - values[..., :1, :])
-  count = seen.sum(-1)
+  paired_seeds = np.isfinite(values[..., 1:, :] - values[..., :1, :])
+  count = paired_seeds.sum(-1)
   effects = _effect_variance(values[..., 1:, ~single], own)
   most = base * base_freedom / stats.chi2.ppf(1 - _CONFIDENCE, base_freedom)
-  more = _baseline_seeds(values[..., 0, :], seen, single, effects, most)
-  # Variances of the parts of a difference: of the variant, and of the baseline at the paired and the other seeds.
+  more = _baseline_seeds(values[..., 0, :], paired_seeds, single, effects, most)
+  # Variances of the parts of a difference: of the variant, and of the baseline at the paired and the unpaired seeds.
   own_part, base_part = own / count, base * (1 - 2 * more.weight) / count
   of_baseline = base_part + more.variance
   of_baseline_freedom = of_baseline**2 / (
@@ -144,7 +144,7 @@ class _BaselineSeeds:
 
 def _baseline_seeds(
   baseline: np.ndarray,
-  seen: np.ndarray,
+  pairs: np.ndarray,
   single: np.ndarray,
   effects: np.ndarray,
   noise: np.ndarray,
@@ -153,7 +153,7 @@ def _baseline_seeds(
 
   Args:
     baseline: metric of the baseline [..., seeds].
-    seen: whether a seed finished in the variant and the baseline [..., comparisons, seeds].
+    pairs: whether a seed finished in the variant and the baseline [..., comparisons, seeds].
     single: seeds that only the baseline has [seeds].
     effects: variance of the effects of the seeds [..., 1], estimated without the baseline: a weight from the
       estimated noise of the baseline would be wrong where the error is.
@@ -161,7 +161,7 @@ def _baseline_seeds(
   """
   groups = [baseline[..., ~single], baseline[..., single]]
   counts = [np.isfinite(group).sum(-1, keepdims=True) for group in groups]
-  count, others = seen.sum(-1), counts[1]
+  count, others = pairs.sum(-1), counts[1]
   freedom = counts[0] + counts[1] - 2
   if not single.any() or (counts[1] == 0).any() or (freedom < 1).any():
     return _BaselineSeeds(0.0, 0.0, 0.0, 1.0, 1 / (count - 1))
@@ -171,7 +171,7 @@ def _baseline_seeds(
   noise_part = np.minimum(1 - effects / total, noise / total)
   weight = np.clip(noise_part, 0, 1) * others / (count + others)
   weight = np.minimum(weight, _MOST)
-  paired_mean = np.where(seen, baseline[..., None, :], 0).sum(-1) / count
+  paired_mean = np.where(pairs, baseline[..., None, :], 0).sum(-1) / count
   return _BaselineSeeds(
     weight,
     weight * (paired_mean - means[1]),
@@ -188,10 +188,10 @@ def _effect_variance(values: np.ndarray, noise: np.ndarray) -> np.ndarray:
     values: metric of the variants [..., variants, seeds].
     noise: their noise variances [..., variants].
   """
-  seen = np.isfinite(values)
-  share = _weights(noise)[..., None] * seen
+  finished = np.isfinite(values)
+  share = _weights(noise)[..., None] * finished
   share = share / np.maximum(share.sum(-2, keepdims=True), 1e-300)
-  effect = (share * np.where(seen, values - np.nanmean(values, -1, keepdims=True), 0)).sum(-2)
+  effect = (share * np.where(finished, values - np.nanmean(values, -1, keepdims=True), 0)).sum(-2)
   of_noise = (share**2 * noise[..., None]).sum(-2).mean(-1)
   return np.maximum(effect.var(-1, ddof=1) - of_noise, 0)[..., None]
 
