@@ -2,12 +2,14 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from t2x.cli import main
 from t2x.errors import is_printable
 from t2x.sweeps.records import Outcome, Plan, Trial, read_plan, write_outcome, write_plan
+from t2x.sweeps.stages import Stage
 
 VALUES = [
   None, True, -1, 0, 3, 0.5, 1e308, -1e308, 5e-324, 10**30, 10**400, float('nan'), float('inf'),
@@ -148,8 +150,8 @@ def test_no_damage_is_more_than_a_line(finished, seed, capsys, monkeypatch):
   for name in ('report.md', 'results.csv', 'costs.csv') if code == 0 else ():
     assert all(map(is_printable, (finished / name).read_text().split('\n')))
   # What is planned again is the same.
-  monkeypatch.setattr('t2x.sweeps.run.read_sweep', lambda *_: None)
-  monkeypatch.setattr('t2x.sweeps.run.make_plan', lambda *_: (plan, {}))
+  monkeypatch.setattr('t2x.sweeps.run.read_sweep', lambda *_: SimpleNamespace(name='study'))
+  monkeypatch.setattr('t2x.sweeps.run.stages', lambda *_: [Stage('', plan, {})])
   line = ['sweep', str(finished.parent.parent / 'study.gin'), '--out', str(finished.parent)]
   code = main([*line, '--dry-run'])
   told = capsys.readouterr()
