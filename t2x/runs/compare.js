@@ -34,30 +34,25 @@ function points(run, split, metric, axis) {
   })).filter((point) => isNumber(point.value) && isNumber(point.x));
 }
 
-/** A run of `drawCurves`. A single point is repeated, so that its line can be drawn as a dot. */
-function run(points) {
-  return { status: 'finished', points: points.length === 1 ? [...points, ...points] : points, at: new Map(points.map((point) => [point.step, point])) };
-}
-
 function curves() {
   const [split, metric] = data.metrics[byId('metric').value] ?? ['', ''];
   const axis = byId('axis').value;
   const all = data.runs.map((run) => points(run, split, metric, axis));
-  const series = [...shown].sort((a, b) => a - b).filter((index) => all[index].length).map((index) => ({
-    label: data.runs[index].name, ...style(index),
-    runs: [run(all[index])],
+  // The first run is drawn last, on top. A single point is a dot.
+  const series = [...shown].sort((a, b) => b - a).filter((index) => all[index].length).map((index) => ({
+    label: data.runs[index].name, lit: true, ...style(index), runs: [],
+    mean: all[index].length === 1 ? [{ ...all[index][0], dot: true }] : all[index],
   }));
-  // The first run is drawn last, on top.
-  series.reverse();
-  drawCurves(byId('curves'), series, {
-    late: byId('late').checked, metricName: `${metric} (${split})`, xName: { step: 'steps', seconds: 'seconds of training' }[axis],
+  const far = Math.max(...series.flatMap((curve) => curve.mean.map((point) => point.x)));
+  const xName = { step: 'steps', seconds: 'seconds of training' }[axis];
+  drawLines(byId('curves'), series, {
+    xAxis: { range: [byId('late').checked ? far / 2 : 0, far], name: xName }, yName: `${metric} (${split})`,
     empty: data.metrics.length ? 'No selected run has this metric.' : 'No run has metrics.',
-    lines: (curve, run, at) => [curve.label, `${metric} ${short(at.value, 5)}`,
+    text: `${metric} (${split}) against ${xName}; last values: ${series.map((curve) => `${curve.label} ${short(curve.mean[curve.mean.length - 1].value, 4)}`).join('; ')}`,
+    pick: () => {},
+    lines: (curve, _, at) => [curve.label, `${metric} ${short(at.value, 5)}`,
       `step ${at.step.toLocaleString('en')}${isNumber(at.seconds) ? `, ${short(at.seconds, 4)} seconds` : ''}`],
   });
-  for (const path of byId('curves').querySelectorAll('path')) {
-    if (path.getTotalLength() === 0) make(path, { 'stroke-width': 7, 'stroke-linecap': 'round', 'stroke-opacity': 1 }, []);
-  }
   const without = data.runs.filter((_, index) => !all[index].length).map((run) => run.name);
   const what = axis === 'step' || !all.some((each) => each.length) ? `${metric} (${split})` : `times of ${metric} (${split})`;
   byId('without').textContent = without.length && data.metrics.length ? `Without ${what}: ${without.join(', ')}.` : '';
@@ -78,7 +73,7 @@ function legend() {
 }
 
 /** Allows line breaks before the dots of a path. */
-const breakable = (path) => path.split('.').flatMap((part, index) => index ? [html('wbr'), `.${part}`] : [part]);
+const pathParts = (path) => path.split('.').flatMap((part, index) => index ? [html('wbr'), `.${part}`] : [part]);
 
 function differenceTable() {
   const reference = data.runs[data.reference];
@@ -91,7 +86,7 @@ function differenceTable() {
   const others = data.runs.map((_, index) => index).filter((index) => index !== data.reference);
   byId('differences').append(html('table', {},
     html('thead', {}, html('tr', {}, ...['setting', reference.name, ...others.map((index) => data.runs[index].name)].map((name) => html('th', { scope: 'col' }, name)))),
-    html('tbody', {}, ...data.differences.map((row) => html('tr', {}, html('td', {}, ...breakable(row.path)), html('td', {}, row.first),
+    html('tbody', {}, ...data.differences.map((row) => html('tr', {}, html('td', {}, ...pathParts(row.path)), html('td', {}, row.first),
       ...others.map((index) => row.values[index] ? html('td', {}, row.values[index])
         : html('td', { class: 'same' }, data.runs[index].has_config ? '=' : '?')))))));
 }

@@ -208,8 +208,10 @@ def page(data: Mapping[str, Any]) -> str:
     'title': html.escape(f'Runs: {names}'),
     'style': report.joinpath('report.css').read_text('utf-8')
     + own.joinpath('compare.css').read_text('utf-8'),
-    'script': report.joinpath('charts.js').read_text('utf-8')
-    + own.joinpath('compare.js').read_text('utf-8'),
+    'script': '\n'.join(
+      file.read_text('utf-8')
+      for file in (report / 'core.js', report / 'charts.js', own / 'compare.js')
+    ),
     'data': text,
   }
   template = own.joinpath('compare.html').read_text('utf-8')

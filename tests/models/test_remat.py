@@ -47,7 +47,7 @@ def products(make, kernel, **settings):
   """Numbers of products in the gradient of a stack: all, and those in forward passes of Blockwise."""
   x = jnp.zeros((2, LENGTH, make.width))
   jaxpr = jax.make_jaxpr(gradient)(make_stack(make, kernel, **settings), x).jaxpr
-  kernels = [e for e in equations(jaxpr) if e.params.get('name') == '_forward']
+  kernels = [e for e in equations(jaxpr) if e.params.get('name') == 'blockwise_forward']
   inside = sum(count(kernel.params['jaxpr'].jaxpr, 'dot_general') for kernel in kernels)
   return count(jaxpr, 'dot_general'), inside
 

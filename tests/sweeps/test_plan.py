@@ -226,17 +226,15 @@ def test_equal_variants_are_said_in_the_table(plan, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('seconds', 'text'),
-  [(6.0, '0.1 minutes'), (5400.0, '90 minutes'), (9000.0, '2.5 hours'), (3.6e6, '1,000.0 hours')],
+  ('seconds', 'text'), [(6.0, '0.1 minutes'), (5400.0, '90 minutes'), (3.6e6, '1,000.0 hours')]
 )
 def test_the_estimated_time_has_a_readable_unit(plan, tmp_path, seconds, text):
   made, _ = plan()
   first, *others = made.trials
   flops = first.flops_per_token * first.tokens_per_step * first.num_steps
-  rest = sum(t.flops_per_token * t.tokens_per_step * t.num_steps for t in others)
-  done = Outcome(status='finished', metrics={'loss': 1.0}, seconds=seconds * flops / rest)
+  seconds *= flops / sum(t.flops_per_token * t.tokens_per_step * t.num_steps for t in others)
   (tmp_path / first.folder).mkdir()
-  write_outcome(tmp_path / first.folder, done)
+  write_outcome(tmp_path / first.folder, Outcome(status='finished', seconds=seconds))
   assert f'estimated time {text} in one process' in plan_table(made, tmp_path)
 
 
