@@ -19,7 +19,7 @@ import numpy as np
 
 from t2x.api import read_config
 from t2x.parallel import check_shardings
-from t2x.train import Run
+from t2x.train import TrainingRun
 from t2x.train.inference import saved_params
 
 folder = Path(sys.argv[1])
@@ -70,7 +70,7 @@ num_layers = 2
 ''')
 
 def trained(mesh, config='run'):
-  run = Run(read_config([folder / f'{config}.gin', mesh]).build(), folder / f'{config}_{mesh.stem}')
+  run = TrainingRun(read_config([folder / f'{config}.gin', mesh]).build(), folder / f'{config}_{mesh.stem}')
   batches, losses = run.batches(run.rows('train')), []
   state, frozen = run.init()
   for step in range(5):
@@ -91,7 +91,7 @@ first = run.program.init(0)[0].params[name]
 assert first.shape[0] == 2 and run.program.frozen[name].shape[0] == 2
 assert len(run.program.frozen['embedding.table'].sharding.device_set) == 8
 for mesh in ('fsdp_tensor', 'single'):
-  other = Run(read_config([folder / 'run.gin', meshes / f'{mesh}.gin']).build(), folder / 'run_fsdp_tensor')
+  other = TrainingRun(read_config([folder / 'run.gin', meshes / f'{mesh}.gin']).build(), folder / 'run_fsdp_tensor')
   read, step = saved_params(other.program, other.checkpoints)[:2]
   assert step == 5
   for one, wanted in other.program.params_abstract().items():
@@ -102,7 +102,7 @@ for mesh in ('fsdp_tensor', 'single'):
 _, alone, _ = trained(meshes / 'single.gin', 'student')
 run, losses, _ = trained(meshes / 'fsdp_tensor.gin', 'student')
 np.testing.assert_allclose(losses, alone, rtol=2e-6)
-teacher = Run(read_config([folder / 'run.gin', meshes / 'single.gin']).build(), folder / 'run_single')
+teacher = TrainingRun(read_config([folder / 'run.gin', meshes / 'single.gin']).build(), folder / 'run_single')
 expected, _ = saved_params(teacher.program, teacher.checkpoints)[:2]
 _, frozen, _ = run.restore()
 assert frozen.keys() == {'embedding.table', *(f'teacher.{one}' for one in expected)}

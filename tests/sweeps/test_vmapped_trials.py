@@ -32,7 +32,9 @@ def step(state, frozen, batch, scalars):
 
 @pytest.fixture
 def stepper():
-  program = types.SimpleNamespace(mesh=types.SimpleNamespace(size=1))
+  program = types.SimpleNamespace(
+    mesh=types.SimpleNamespace(size=1), trainer=types.SimpleNamespace(profile_steps=None)
+  )
   program.at = lambda values: program
   return VmappedStepper(program, [{}, {}])
 
