@@ -20,22 +20,32 @@ from t2x.layers.patterns import Pattern
 # The fields are not annotated with shapes: a stack adds a leading dimension for its layers.
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class KeyValueCache(Cache):
-  """Per-layer key/value cache of earlier tokens; `Slots` holds the metadata of its slots for all layers.
+class _KeysAndValues(Cache):
+  """Keys and values of tokens.
 
   Attributes:
-    k: rotated keys, [batch, kv_heads, slots, head_dim]; None for a mixer without keys.
-    v: values, [batch, kv_heads, slots, v_dim].
+    k: keys, [batch, kv_heads, tokens, head_dim]; None for a mixer without keys.
+    v: values, [batch, kv_heads, tokens, v_dim].
   """
 
   k: Any
   v: Any
 
   def keys_and_values(self) -> tuple[Array | None, Array]:
-    """Returns keys and values as [batch, slots, kv_heads, ...]."""
+    """Returns keys and values as [batch, tokens, kv_heads, ...]."""
     return None if self.k is None else self.k.swapaxes(1, 2), self.v.swapaxes(1, 2)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyValueCache(_KeysAndValues):
+  """Per-layer key/value cache of earlier tokens; `Slots` holds the metadata of its slots for all layers.
+
+  Attributes:
+    k: rotated keys, [batch, kv_heads, slots, head_dim]; None for a mixer without keys.
+    v: values, [batch, kv_heads, slots, v_dim].
+  """
 
   def extend(
     self,
@@ -84,20 +94,8 @@ class SharedKeyValueCache(KeyValueCache):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SourceCache(Cache):
-  """Keys and values of a source, computed once per generation. Beams of a row share them.
-
-  Attributes:
-    k: keys, [batch, kv_heads, source, head_dim].
-    v: values, [batch, kv_heads, source, v_dim].
-  """
-
-  k: Any
-  v: Any
-
-  def keys_and_values(self) -> tuple[Array | None, Array]:
-    """Returns keys and values as [batch, source, kv_heads, ...]."""
-    return None if self.k is None else self.k.swapaxes(1, 2), self.v.swapaxes(1, 2)
+class SourceCache(_KeysAndValues):
+  """Keys and values of a source, computed once per generation. Beams of a row share them."""
 
   def repeat(self, copies: int) -> 'SourceCache':
     return self

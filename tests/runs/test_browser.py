@@ -1,51 +1,24 @@
-"""The page that compares runs in a browser: chosen, hovered, on a phone, in the dark, without a network.
+"""The page that compares runs in a browser: chosen, hovered, on a phone, in the dark, without a network."""
 
-Needs Playwright (the extra `browser`) and a chromium, such as Debian's package.
-"""
-
-import os
 import re
-import shutil
 
 import pytest
+from browsing import NEEDS_CHROMIUM, browser, open_page  # noqa: F401 (fixtures)
 
 from t2x.runs.compare import write_comparison
 
-sync_api = pytest.importorskip('playwright.sync_api', reason="pip install 't2x[browser]'")
-CHROMIUM = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which('google-chrome')
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason='no chromium: apt-get install chromium')
-
-
-@pytest.fixture(scope='module')
-def browser():
-  with sync_api.sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
-    yield browser
-    browser.close()
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture
-def visit(browser, tmp_path):
-  """`visit(folders, width, scheme)`: the page of runs; errors and requests are failures."""
-  contexts, wrong = [], []
+def visit(open_page, tmp_path):  # noqa: F811
+  """`visit(folders, width, scheme)`: the page of runs."""
 
-  def open_page(folders, width=1280, scheme='light'):
+  def open_comparison(folders, **settings):
     write_comparison(folders, tmp_path / 'compare.html')
-    context = browser.new_context(viewport={'width': width, 'height': 800}, color_scheme=scheme)
-    contexts.append(context)
-    page = context.new_page()
-    page.on('console', lambda message: wrong.append(message.text))
-    page.on('pageerror', lambda error: wrong.append(str(error)))
-    address = (tmp_path / 'compare.html').as_uri()
-    page.on('request', lambda request: request.url == address or wrong.append(request.url))
-    page.goto(address)
-    page.wait_for_selector('#curves *')
-    return page
+    return open_page(tmp_path / 'compare.html', '#curves *', **settings)
 
-  yield open_page
-  for context in contexts:
-    context.close()
-  assert [one for one in wrong if not one.startswith('data:')] == []
+  return open_comparison
 
 
 @pytest.fixture

@@ -1,59 +1,31 @@
-"""report.html in a browser: clicked, hovered, on a phone, in the dark, without a network.
+"""report.html in a browser: clicked, hovered, on a phone, in the dark, without a network."""
 
-Needs Playwright (the extra `browser`) and a chromium, such as Debian's package.
-"""
-
-import os
 import re
-import shutil
 import sys
 
 import pytest
+from browsing import NEEDS_CHROMIUM, browser, open_page  # noqa: F401 (fixtures)
 
 from t2x.sweeps.published import Published
 from t2x.sweeps.report import report_data, write_report
 from t2x.sweeps.report.fit import Fit, Size
 from t2x.sweeps.scaling import Estimate
 
-sync_api = pytest.importorskip('playwright.sync_api', reason="pip install 't2x[browser]'")
-CHROMIUM = os.environ.get('CHROMIUM') or shutil.which('chromium') or shutil.which('google-chrome')
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason='no chromium: apt-get install chromium')
-
-
-@pytest.fixture(scope='module')
-def browser():
-  with sync_api.sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
-    yield browser
-    browser.close()
+pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture
-def visit(browser, sweep):
-  """`visit(width, scheme, **sweep)`: the page of a sweep, after `change(folder)`; errors and requests are failures."""
-  contexts, wrong = [], []
+def visit(open_page, sweep):  # noqa: F811
+  """`visit(width, scheme, **sweep)`: the page of a sweep, after `change(folder)`."""
 
-  def open_page(width=1280, scheme='light', has_touch=False, change=None, **settings):
+  def open_report(width=1280, scheme='light', has_touch=False, change=None, **settings):
     folder = sweep(**settings)
     if change is not None:
       change(folder)
     write_report(folder)
-    view = {'width': width, 'height': 800}
-    context = browser.new_context(viewport=view, color_scheme=scheme, has_touch=has_touch)
-    contexts.append(context)
-    page = context.new_page()
-    page.on('console', lambda message: wrong.append(message.text))
-    page.on('pageerror', lambda error: wrong.append(str(error)))
-    address = (folder / 'report.html').as_uri()
-    page.on('request', lambda request: request.url == address or wrong.append(request.url))
-    page.goto(address)
-    page.wait_for_selector('#curves svg')
-    return page
+    return open_page(folder / 'report.html', '#curves svg', width, scheme, has_touch=has_touch)
 
-  yield open_page
-  for context in contexts:
-    context.close()
-  assert [one for one in wrong if not one.startswith('data:')] == []
+  return open_report
 
 
 def variants(page):
