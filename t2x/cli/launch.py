@@ -6,7 +6,7 @@ import shlex
 import shutil
 from pathlib import Path
 
-from t2x.cli.launch_targets import TARGETS
+from t2x.cli.launch_targets import TARGETS, add_repeatable
 from t2x.cli.options import GIN, add_files
 from t2x.errors import UserError
 
@@ -28,20 +28,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group('options of all targets')
   group.add_argument('--name', metavar='NAME', help='name of the job (default: name of FILE)')
   group.add_argument('--run', metavar='DIR', help='run folder (default: runs/<name of FILE>)')
-  group.add_argument(
-    '--env',
-    action='append',
-    default=[],
-    metavar='NAME=VALUE',
-    help='environment variable, but no secret; repeatable',
-  )
-  group.add_argument(
-    '--setup',
-    action='append',
-    default=[],
-    metavar='LINE',
-    help='shell line that runs before t2x on each machine; repeatable',
-  )
+  add_repeatable(group, '--env', 'NAME=VALUE', 'environment variable, but no secret')
+  add_repeatable(group, '--setup', 'LINE', 'shell line that runs before t2x on each machine')
   group.add_argument(
     '--out', metavar='FILE', help='write the file here (default: print it); edited files are kept'
   )

@@ -37,6 +37,13 @@ def _add_restarts(parser: _Container, default: int) -> None:
   parser.add_argument('--max-restarts', type=natural, default=default, metavar='N', help=text)
 
 
+def add_repeatable(parser: _Container, option: str, metavar: str, text: str) -> None:
+  """Adds an option whose values become a list."""
+  parser.add_argument(
+    option, action='append', default=[], metavar=metavar, help=f'{text}; repeatable'
+  )
+
+
 def _add_slurm(parser: argparse.ArgumentParser) -> None:
   _add_nodes(parser, None)
   _add_devices(parser, '--gpus-per-node', 'node')
@@ -58,12 +65,8 @@ def _add_slurm(parser: argparse.ArgumentParser) -> None:
   parser.add_argument('--max-requeues', type=natural, default=100, metavar='N', help=text)
   parser.add_argument('--partition', metavar='NAME', help='partition of the cluster')
   parser.add_argument('--account', metavar='NAME', help='account to charge')
-  parser.add_argument(
-    '--sbatch',
-    action='append',
-    default=[],
-    metavar='OPTION',
-    help='further option of sbatch, such as --sbatch=--constraint=h100; repeatable',
+  add_repeatable(
+    parser, '--sbatch', 'OPTION', 'further option of sbatch, such as --sbatch=--constraint=h100'
   )
   parser.add_argument(
     '--log',
@@ -117,13 +120,7 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
     help='claim of a volume that all pods can write (default: shared)',
   )
   _add_mount(parser)
-  parser.add_argument(
-    '--secret',
-    action='append',
-    default=[],
-    metavar='NAME',
-    help='Secret whose entries become environment variables; repeatable',
-  )
+  add_repeatable(parser, '--secret', 'NAME', 'Secret whose entries become environment variables')
   _add_grace(parser)
   _add_restarts(parser, 10)
 
@@ -204,13 +201,7 @@ def _add_xpk(parser: argparse.ArgumentParser) -> None:
   _add_accelerator(parser)
   _add_slices(parser)
   _add_image(parser)
-  parser.add_argument(
-    '--storage',
-    action='append',
-    default=[],
-    metavar='NAME',
-    help='storage of the cluster that holds the run folder; repeatable',
-  )
+  add_repeatable(parser, '--storage', 'NAME', 'storage of the cluster that holds the run folder')
   _add_grace(parser)
   _add_restarts(parser, 100)
 
@@ -250,12 +241,8 @@ def _add_skypilot(parser: argparse.ArgumentParser) -> None:
     help='where to start a preempted job again (default: EAGER_NEXT_REGION)',
   )
   _add_restarts(parser, 3)
-  parser.add_argument(
-    '--secret',
-    action='append',
-    default=[],
-    metavar='NAME',
-    help='environment variable that `sky` reads when it submits; repeatable',
+  add_repeatable(
+    parser, '--secret', 'NAME', 'environment variable that `sky` reads when it submits'
   )
 
 

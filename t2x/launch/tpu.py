@@ -38,22 +38,41 @@ def _parse(option: str, accelerator: str) -> tuple[int, str]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueuedResource:
+class _Slices:
+  """TPU slices, and a script that starts a run on them.
+
+  Attributes:
+    accelerator: accelerator type of a slice.
+    slices: number of slices.
+  """
+
+  accelerator: str
+  slices: int = 1
+
+  @property
+  def num_devices(self) -> int:
+    """Number of devices of the run."""
+    return self.slices * _parse('--accelerator', self.accelerator)[0]
+
+  @property
+  def submit(self) -> Sequence[str]:
+    """Runs the script; that of a queued resource waits until the run ends."""
+    return ('bash',)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueuedResource(_Slices):
   """A TPU slice, or several, requested as a queued resource, with the same command on each host.
 
   Attributes:
     resource: name of the queued resource.
     zone: zone of Google Cloud.
-    accelerator: accelerator type of a slice.
-    slices: number of slices.
     runtime: software version of the TPU VMs; None: the default of the accelerator type.
     spot: whether to request spot capacity; a preempted resource is requested again.
   """
 
   resource: str
   zone: str
-  accelerator: str
-  slices: int = 1
   runtime: str | None = None
   spot: bool = False
   secrets: ClassVar[str] = (
@@ -66,16 +85,6 @@ class QueuedResource:
     _parse('--accelerator', self.accelerator)
     if self.runtime is not None:
       check_word('--runtime', self.runtime)
-
-  @property
-  def num_devices(self) -> int:
-    """Number of devices of the run."""
-    return self.slices * _parse('--accelerator', self.accelerator)[0]
-
-  @property
-  def submit(self) -> Sequence[str]:
-    """Runs the script until the run ends."""
-    return ('bash',)
 
   def render(self, job: Job) -> str:
     """Returns the script."""
@@ -97,23 +106,19 @@ class QueuedResource:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Xpk:
+class Xpk(_Slices):
   """A workload of a GKE cluster that xpk manages.
 
   Attributes:
     cluster: name of the cluster.
-    accelerator: type of a slice.
     image: container image with t2x and the gin files.
-    slices: number of slices.
     storage: storages of the cluster that xpk mounts; they hold the run folder.
     max_restarts: restarts after interruptions and failures of machines.
     grace: seconds between SIGTERM and SIGKILL, to finish a step and to save.
   """
 
   cluster: str
-  accelerator: str
   image: str
-  slices: int = 1
   storage: Sequence[str] = ()
   max_restarts: int = 100
   grace: int = 300
@@ -125,16 +130,6 @@ class Xpk:
     for option, names in (('--cluster', [self.cluster]), ('--storage', self.storage)):
       for name in names:
         check_name(option, name)
-
-  @property
-  def num_devices(self) -> int:
-    """Number of devices of the run."""
-    return self.slices * _parse('--accelerator', self.accelerator)[0]
-
-  @property
-  def submit(self) -> Sequence[str]:
-    """Runs the script."""
-    return ('bash',)
 
   def render(self, job: Job) -> str:
     """Returns the script."""
