@@ -74,6 +74,7 @@ from t2x.layers.kernels import (
   Logits,
   PallasMHA,
   PositionTerms,
+  Ring,
   Splash,
 )
 from t2x.layers.keys import initialized, named_key, stacked
@@ -199,6 +200,7 @@ __all__ = [
   'ReZero',
   'Replace',
   'Result',
+  'Ring',
   'RoPE',
   'RoPEScaling',
   'RowLayout',

@@ -7,10 +7,13 @@ constraints are those of GSPMD (https://arxiv.org/abs/2105.04663).
 
 import contextlib
 import contextvars
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from types import EllipsisType
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import jax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 Axis = str | EllipsisType | None
@@ -20,11 +23,18 @@ Axis = str | EllipsisType | None
 class Layout(Protocol):
   """Maps logical axes of activations to shardings."""
 
+  @property
+  def mesh(self) -> Any:
+    """The devices, a mesh of JAX."""
+
   def constrain(self, x: Array, axes: tuple[Axis, ...]) -> Array:
     """Returns `x` with the sharding of its logical `axes`."""
 
   def num_parts(self, axis: str) -> int:
     """Returns the number of devices that an axis is split over."""
+
+  def mesh_axes(self, axis: str) -> tuple[str, ...]:
+    """Returns the axes of the mesh that an axis is split over."""
 
   def map_shards(
     self,
@@ -67,6 +77,48 @@ def num_parts(axis: str) -> int:
   """Returns the number of devices that a logical axis is split over; 1 without a layout."""
   layout = _LAYOUT.get()
   return 1 if layout is None else layout.num_parts(axis)
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """Devices that hold consecutive parts of a dimension.
+
+  Attributes:
+    mesh: the devices, a mesh of JAX.
+    names: the axes of the mesh that the dimension is split over.
+    num_parts: number of parts.
+  """
+
+  mesh: Any
+  names: tuple[str, ...]
+  num_parts: int
+
+  def map(self, function: Callable[..., Any], is_split: Sequence[bool], out_is_split: Any) -> Any:
+    """Returns `function` applied by each device to its parts; other axes of the mesh are left to the compiler.
+
+    Args:
+      function: computes parts of arrays from parts. It may move data between devices by collectives over `names`.
+      is_split: for each argument, an array or a tree of arrays, whether its first dimension is split or
+        every device has a copy.
+      out_is_split: the same for each output, a tree of booleans.
+    """
+    specs = {True: PartitionSpec(self.names), False: PartitionSpec()}
+    return jax.shard_map(
+      function,
+      mesh=self.mesh,
+      in_specs=tuple(specs[x] for x in is_split),
+      out_specs=jax.tree.map(specs.get, out_is_split),
+      axis_names=set(self.names),
+      check_vma=False,
+    )
+
+
+def split_of(axis: str) -> Split | None:
+  """Returns the devices that a logical axis is split over; None if it is not split."""
+  layout = _LAYOUT.get()
+  if layout is None or layout.num_parts(axis) == 1:
+    return None
+  return Split(layout.mesh, layout.mesh_axes(axis), layout.num_parts(axis))
 
 
 def map_shards(

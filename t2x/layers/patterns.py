@@ -11,6 +11,8 @@ import abc
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int8
 
@@ -67,7 +69,7 @@ class Pattern(abc.ABC):
   def tiles(self, q: Bounds, k: Bounds) -> Tiles:
     """Decides as `tile`, but exactly if the pattern is relative and the bounds have slots."""
     if self.relative and q.slots is not None and k.slots is not None:
-      return _exact_tiles(self, q.slots, k.slots)
+      return _exact_tiles(self, q, k)
     return self.tile(q, k)
 
   def is_causal(self, length: int) -> bool:
@@ -366,18 +368,20 @@ def _marked(tokens: Tokens, name: str) -> Any:
   return tokens.marks.get(name, tokens.positions != tokens.positions)
 
 
-def _exact_tiles(pattern: Pattern, q: Any, k: Any) -> Tiles:
-  """Decides exactly whether tiles of a relative pattern are empty or full.
+def _exact_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
+  """Decides exactly whether tiles of a relative pattern are empty or full, from bounds with slots.
 
-  A tile contains every offset between its smallest and its largest. `q` and `k` are the first and last slots
-  of blocks, as NumPy arrays that broadcast.
+  A tile contains every offset between its smallest and its largest.
   """
-  (q_first, q_last), (k_first, k_last) = q, k
-  lowest, highest = -int(k_last.max(initial=0)), int(q_last.max(initial=0))
+  assert q.slots is not None and k.slots is not None
+  (q_first, q_last), (k_first, k_last) = q.slots, k.slots
+  lowest, highest = 1 - k.num_slots, q.num_slots - 1
   offsets = Tokens(np.arange(lowest, highest + 1))
   allowed = np.asarray(pattern.allows(offsets, Tokens(np.zeros(1, int))))
-  below = np.concatenate([[0], np.cumsum(allowed)])
+  below = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
   first, last = q_first - k_last, q_last - k_first
+  if isinstance(first, jax.Array):
+    below = jnp.asarray(below)
   count = below[last + 1 - lowest] - below[first - lowest]
   return Tiles(count == 0, count == last - first + 1)
 

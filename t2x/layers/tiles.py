@@ -53,13 +53,15 @@ class Bounds:
     low: minimum of each field over the block, [#batch, blocks, ...]. For a mark: whether all tokens have
       it. For segments: the minimum over tokens other than padding.
     high: maximum of each field. For a mark: whether any token has it.
-    slots: first and last slot of each block as NumPy arrays, if differences of positions between queries
-      and keys equal those of slots; else None.
+    slots: first and last slot of each block, if differences of positions between queries and keys equal
+      those of slots; else None.
+    num_slots: number of slots of the row.
   """
 
   low: Tokens
   high: Tokens
-  slots: tuple[np.ndarray, np.ndarray] | None = None
+  slots: tuple[Any, Any] | None = None
+  num_slots: int = 0
 
   @classmethod
   def static(
@@ -78,16 +80,26 @@ class Bounds:
       Tokens(low, marks=dict.fromkeys(marks, false)),
       Tokens(high, marks=dict.fromkeys(marks, ~false)),
       None if layout is RowLayout.ARBITRARY else (first, last),
+      length,
     )
 
   @classmethod
-  def of(cls, tokens: Tokens, block: int, layout: RowLayout) -> 'Bounds':
+  def of(
+    cls,
+    tokens: Tokens,
+    block: int,
+    layout: RowLayout,
+    numbers: Any = None,
+    num_slots: int | None = None,
+  ) -> 'Bounds':
     """Returns the bounds of these tokens; those of positions are static in a CONTIGUOUS layout.
 
     Args:
       tokens: metadata, arrays [#batch, length, ...].
       block: tokens per block; the last block may have fewer.
       layout: common layout of queries and keys (see `common_layout`).
+      numbers: number of each block in the complete row, if the tokens are some blocks of a row.
+      num_slots: number of tokens of the complete row; None: `tokens` is the row.
     """
     length = tokens.positions.shape[1]
     first, last = _slots(length, block)
@@ -103,14 +115,19 @@ class Bounds:
       present = blocked.segments + (blocked.segments == 0) * np.int32(np.iinfo(np.int32).max)
       blocked = dataclasses.replace(blocked, segments=present)
     low = jax.tree.map(lambda x: x.min(2), blocked)
+    if numbers is not None:
+      first = numbers[None] * block
+      last = first + block - 1
     if layout is RowLayout.CONTIGUOUS:
       low = dataclasses.replace(low, positions=first)
       high = dataclasses.replace(high, positions=last)
-    return cls(low, high, None if layout is RowLayout.ARBITRARY else (first, last))
+    slots = None if layout is RowLayout.ARBITRARY else (first, last)
+    return cls(low, high, slots, num_slots or length)
 
   def map(self, function: Any) -> 'Bounds':
     """Returns the bounds with `function` applied to each array."""
-    return Bounds(*jax.tree.map(function, (self.low, self.high, self.slots)))
+    low, high, slots = jax.tree.map(function, (self.low, self.high, self.slots))
+    return Bounds(low, high, slots, self.num_slots)
 
   def as_queries(self) -> 'Bounds':
     """Returns a view with arrays [#batch, blocks, 1, ...], which broadcast against `as_keys`."""

@@ -147,7 +147,11 @@ class Activations:
 
   def num_parts(self, axis: str) -> int:
     """Returns the number of parts into which a logical axis is split."""
-    return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in as_tuple(self.rules.get(axis)))
+    return math.prod(self.mesh.shape[mesh_axis] for mesh_axis in self.mesh_axes(axis))
+
+  def mesh_axes(self, axis: str) -> tuple[str, ...]:
+    """Returns the axes of the mesh over which a logical axis is split."""
+    return as_tuple(self.rules.get(axis))
 
   def map_shards(
     self,

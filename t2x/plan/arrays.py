@@ -9,8 +9,9 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from t2x.plan.shards import Sizes, Spec, parts
+from t2x.plan.shards import Sizes, Spec, parts, unsplit
 
 # Categories of memory at the peak.
 COPIES, GRADIENTS, SAVED, TEMPORARIES = 'copies', 'gradients', 'saved', 'temporaries'
@@ -79,6 +80,20 @@ class Array:
       return False
     return all(a.is_filled() for a in self.sources) if self.sources else self.size == 1
 
+  def as_input(self) -> 'Array':
+    """Returns the array as an input of another frame."""
+    return Array(self.shape, self.itemsize, self.spec, self.from_batch, self.is_gradient)
+
+  def as_result(self, shape: tuple[int, ...], spec: Spec) -> 'Array':
+    """Returns an output of a body as an array in memory."""
+    return dataclasses.replace(self.as_input(), shape=shape, spec=spec, in_memory=True)
+
+  def viewed(self, shape: Sequence[int], spec: Spec) -> 'Array':
+    """Returns the elements on a device in another shape."""
+    return dataclasses.replace(
+      self.as_input(), shape=tuple(shape), spec=spec, sources=(self,), is_view=True
+    )
+
   def to_memory(self, now: int) -> None:
     """Gives the array a buffer, or the array that it is a view of; constants need none."""
     if self.in_memory or self.is_filled():
@@ -88,6 +103,17 @@ class Array:
     elif self.sources or self.is_slice:
       self.in_memory = True
       self.born = now if self.born < 0 else self.born
+
+
+def itemsize(aval: Any) -> int:
+  """Returns the bytes of an element; 0 for what is not an array."""
+  return getattr(getattr(aval, 'dtype', None), 'itemsize', 0)
+
+
+def constant(aval: Any) -> Array:
+  """Returns a constant."""
+  shape = tuple(getattr(aval, 'shape', ()))
+  return Array(shape, itemsize(aval), unsplit(len(shape)), False)
 
 
 @dataclasses.dataclass(eq=False)

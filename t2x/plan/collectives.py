@@ -56,7 +56,7 @@ def collectives(program: Program, mesh_shape: Mapping[str, int]) -> list[Collect
     kind = instruction.opcode.removesuffix('-start')
     if kind not in KINDS:
       continue
-    group = _group(instruction, math.prod(mesh_shape.values()))
+    group = _group(instruction, mesh_shape)
     if len(group) < 2:
       continue
     axes, kinds = _axes(group, mesh_shape), set()
@@ -126,8 +126,8 @@ def _is_slice(program: Program, user: Instruction, names: set[str]) -> bool:
   )
 
 
-def _group(instruction: Instruction, num_devices: int) -> Sequence[int]:
-  """Returns the devices of the first group; for a permutation, those of its cycle or chain."""
+def _group(instruction: Instruction, mesh_shape: Mapping[str, int]) -> Sequence[int]:
+  """Returns the devices of the first group; for a permutation, those along the axes in which it moves."""
   text = instruction.attributes
   if match := _IOTA.search(text):
     groups, members, dims = int(match[1]), int(match[2]), _integers(match[3])
@@ -138,10 +138,10 @@ def _group(instruction: Instruction, num_devices: int) -> Sequence[int]:
   if match := _MESH.search(text):
     return _along_axes(match[1], match[2])
   if match := _PAIRS.search(text):
-    return _cycle(re.findall(r'(\d+),(\d+)', match[1] + '}'))
+    return _moved(re.findall(r'(\d+),(\d+)', match[1] + '}'), mesh_shape)
   if match := re.search(r'replica_groups=\{\{([\d,]*)\}', text):
     return _integers(match[1])
-  return range(num_devices)
+  return range(math.prod(mesh_shape.values()))
 
 
 def _along_axes(mesh: str, axes: str) -> list[int]:
@@ -158,16 +158,15 @@ def _along_axes(mesh: str, axes: str) -> list[int]:
   return sorted(ids.tolist())
 
 
-def _cycle(pairs: Iterable[tuple[str, str]]) -> list[int]:
-  targets = {int(source): int(target) for source, target in pairs if source != target}
-  if not targets:
-    return []
-  # The start of a chain, or any device of a cycle.
-  at = next((device for device in targets if device not in targets.values()), min(targets))
-  members = [at]
-  while (at := targets.get(at, members[0])) not in members:
-    members.append(at)
-  return sorted(members)
+def _moved(pairs: Iterable[tuple[str, str]], mesh_shape: Mapping[str, int]) -> list[int]:
+  """Returns the first devices along all axes in which sources and targets differ."""
+  shape = tuple(mesh_shape.values())
+  sources, targets = (
+    np.array(np.unravel_index([int(x) for x in ids], shape)) for ids in zip(*pairs, strict=True)
+  )
+  differs = (sources != targets).any(1)
+  grid = np.arange(math.prod(shape)).reshape(shape)
+  return grid[tuple(slice(None) if moved else 0 for moved in differs)].reshape(-1).tolist()
 
 
 def _integers(text: str) -> list[int]:

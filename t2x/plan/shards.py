@@ -17,8 +17,12 @@ Sizes = Mapping[str, int]
 
 def spec_of(sharding: Any, ndim: int) -> Spec:
   """Returns the mesh axes of each dimension of a NamedSharding."""
-  entries = [*sharding.spec, *(None,) * (ndim - len(sharding.spec))]
-  return tuple(as_tuple(entry) for entry in entries)
+  return padded_spec(sharding.spec, ndim)
+
+
+def padded_spec(spec: Sequence[Any], ndim: int) -> Spec:
+  """Returns the mesh axes of each dimension of a PartitionSpec."""
+  return tuple(as_tuple(entry) for entry in (*spec, *(None,) * (ndim - len(spec))))
 
 
 def parts(spec: Iterable[Sequence[str]], sizes: Sizes) -> int:

@@ -5,17 +5,19 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from t2x.parallel.mesh import BATCH_AXES
-from t2x.plan.arrays import Array, Frame, Operation, Work
+from t2x.parallel.mesh import BATCH_AXES, as_tuple
+from t2x.plan.arrays import Array, Frame, Operation, Work, constant, itemsize
 from t2x.plan.rules import ROW_AXES, SCATTERS, constrained, output_specs, product_flops
-from t2x.plan.shards import Sizes, Spec, flat, once, parts, unsplit, without
+from t2x.plan.shards import Sizes, flat, merged, once, padded_spec, parts, without
 
 # Jitted functions of attention kernels, whose tiles stay in the caches of a device.
-KERNELS = ('blockwise_forward', 'blockwise_backward')
+KERNELS = ('blockwise_forward', 'blockwise_backward', 'ring_forward', 'ring_backward')
 _VIEWS = ('reshape', 'transpose', 'squeeze', 'sharding_constraint', 'dynamic_update_slice')
 _IDENTITIES = ('copy', 'copy_p', 'optimization_barrier')
 # Primitives whose parameter `jaxpr` is not the program that they execute.
-_NO_CALLS = ('reduce', 'reduce_window', 'shard_map', 'pallas_call')
+_NO_CALLS = ('reduce', 'reduce_window', 'pallas_call')
+# Collectives of mapped functions -> their kind.
+_COLLECTIVES = {'ppermute': 'collective-permute', 'psum': 'all-reduce'}
 _SLICES = ('slice', 'dynamic_slice')
 _HEAVY = (
   'cholesky',
@@ -27,6 +29,7 @@ _HEAVY = (
   'dot_general',
   'eigh',
   'gather',
+  *_COLLECTIVES,
   'ragged_dot_general',
   *SCATTERS,
   'sort',
@@ -111,10 +114,10 @@ class _FrameWalker:
     """Adds the equations of a jaxpr and returns its outputs."""
     jaxpr = getattr(closed, 'jaxpr', closed)
     env = dict(zip(jaxpr.invars, inputs, strict=True))
-    env |= {v: _constant(v.aval) for v in jaxpr.constvars}
+    env |= {v: constant(v.aval) for v in jaxpr.constvars}
 
     def read(variable):
-      return _constant(variable.aval) if hasattr(variable, 'val') else env[variable]
+      return constant(variable.aval) if hasattr(variable, 'val') else env[variable]
 
     for equation in jaxpr.eqns:
       backward = is_backward or 'transpose' in str(equation.source_info.name_stack)
@@ -130,6 +133,8 @@ class _FrameWalker:
       return self._while(equation, inputs, is_backward)
     if name == 'cond':
       return self._cond(equation, inputs, is_backward)
+    if name == 'shard_map':
+      return self._shard_map(equation, inputs, is_backward)
     if name in _IDENTITIES or self._is_kept(name, params, inputs):
       return inputs
     inner = params.get('jaxpr', params.get('call_jaxpr'))
@@ -145,18 +150,18 @@ class _FrameWalker:
     params = equation.params
     consts, carried = params['num_consts'], params['num_consts'] + params['num_carry']
     length = params['length']
-    own = [_external(a) for a in inputs[:carried]]
+    own = [a.as_input() for a in inputs[:carried]]
     own += [
-      dataclasses.replace(_external(a), shape=a.shape[1:], spec=a.spec[1:], is_slice=True)
+      dataclasses.replace(a.as_input(), shape=a.shape[1:], spec=a.spec[1:], is_slice=True)
       for a in inputs[carried:]
     ]
     outputs, totals = self._body(params['jaxpr'], own, consts, carried, is_backward)
     num_carry = params['num_carry']
-    results = [_result(a, a.shape, a.spec) for a in outputs[:num_carry]]
+    results = [a.as_result(a.shape, a.spec) for a in outputs[:num_carry]]
     # Only the compiler's partitioner stacks an array once if it is several outputs in the same shape.
     stacks: dict[tuple[Array, tuple[int, ...]], Array] = {}
     for array in outputs[num_carry:]:
-      stack = _result(array, (length, *array.shape), ((), *array.spec))
+      stack = array.as_result((length, *array.shape), ((), *array.spec))
       root = array.root() if parts([tuple(self.sizes)], self.sizes) > 1 else array
       results.append(stacks.setdefault((root, array.shape), stack))
     pairs = list(zip(inputs[consts:carried], results[:num_carry], strict=True))
@@ -167,9 +172,9 @@ class _FrameWalker:
     params = equation.params
     skipped, consts = params['cond_nconsts'], params['body_nconsts']
     inputs = inputs[skipped:]
-    own = [_external(a) for a in inputs]
+    own = [a.as_input() for a in inputs]
     outputs, totals = self._body(params['body_jaxpr'], own, consts, len(inputs), is_backward)
-    results = [_result(a, a.shape, a.spec) for a in outputs]
+    results = [a.as_result(a.shape, a.spec) for a in outputs]
     tables = [a.shape[0] for a in inputs if a.itemsize == 4 and a.shape[1:] == (2,)]
     pairs = list(zip(inputs[consts:], results, strict=True))
     self._add_loop(
@@ -191,11 +196,11 @@ class _FrameWalker:
         if (spec, *flags) != (before.spec, before.from_batch, before.is_gradient):
           changed = True
         own[place] = dataclasses.replace(
-          _external(before), spec=spec, from_batch=flags[0], is_gradient=flags[1]
+          before.as_input(), spec=spec, from_batch=flags[0], is_gradient=flags[1]
         )
       if not changed:
         break
-      own = [dataclasses.replace(_external(a), is_slice=a.is_slice) for a in own]
+      own = [dataclasses.replace(a.as_input(), is_slice=a.is_slice) for a in own]
     carry = [
       dataclasses.replace(output, spec=own[place].spec)
       for place, output in zip(range(first, end), outputs, strict=False)
@@ -227,23 +232,39 @@ class _FrameWalker:
       self.saved = max(self.saved, totals.saved)
 
   def _cond(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
-    own = [_external(a) for a in inputs[1:]]
+    own = [a.as_input() for a in inputs[1:]]
     walked = [
       self.walker.walk(branch, own, owned=True, is_backward=is_backward)
       for branch in equation.params['branches']
     ]
     outputs, totals = max(walked, key=lambda pair: pair[1].flops)
-    results = [_result(a, a.shape, a.spec) for a in outputs]
+    results = [a.as_result(a.shape, a.spec) for a in outputs]
     self._add_loop(inputs, results, totals, 1, [], is_backward)
+    return results
+
+  def _shard_map(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
+    """Adds the equations of a function that each device applies to its parts of the arrays."""
+    inner, in_specs, out_specs = (equation.params[n] for n in ('jaxpr', 'in_specs', 'out_specs'))
+    mapped = {axis for spec in (*in_specs, *out_specs) for axes in spec for axis in as_tuple(axes)}
+    own = [
+      array.viewed(variable.aval.shape, without(array.spec, mapped))
+      for array, variable in zip(inputs, inner.invars, strict=True)
+    ]
+    results = []
+    outputs = zip(self.inline(inner, own, is_backward), equation.outvars, out_specs, strict=True)
+    for array, variable, spec in outputs:
+      ndim = len(array.shape)
+      whole = merged([padded_spec(spec, ndim), array.spec], ndim)
+      results.append(array.viewed(variable.aval.shape, whole))
     return results
 
   def _kernel(
     self, equation: Any, inner: Any, inputs: list[Array], is_backward: bool
   ) -> list[Array]:
     """Adds a call whose memory traffic is that of its inputs and outputs."""
-    own = [_external(a) for a in inputs]
+    own = [a.as_input() for a in inputs]
     outputs, totals = self.walker.walk(inner, own, owned=True, is_backward=is_backward)
-    results = [_result(a, a.shape, a.spec) for a in outputs]
+    results = [a.as_result(a.shape, a.spec) for a in outputs]
     for array in inputs:
       array.to_memory(len(self.frame.operations))
     operation = Operation(inputs, results, totals.flops, totals.peak, is_backward=is_backward)
@@ -261,7 +282,7 @@ class _FrameWalker:
     results = []
     for variable, spec in zip(equation.outvars, specs, strict=True):
       shape = tuple(variable.aval.shape)
-      result = Array(shape, _itemsize(variable.aval), spec, from_batch)
+      result = Array(shape, itemsize(variable.aval), spec, from_batch)
       result.is_gradient = any(a.is_gradient and a.size == result.size for a in inputs)
       results.append(result)
     flops = 0
@@ -270,6 +291,10 @@ class _FrameWalker:
     if summed:
       for result in results:
         self._combine(result, summed)
+    if name in _COLLECTIVES:
+      axes = equation.params['axis_name' if name == 'ppermute' else 'axes']
+      for result in results:
+        self._record(_COLLECTIVES[name], as_tuple(axes), result)
     is_root = name in _HEAVY or name.startswith(('reduce_', 'arg'))
     # A scatter adds to its operand in place.
     if name in _HEAVY:
@@ -368,22 +393,3 @@ class _FrameWalker:
     axes = tuple(axis for axis in axes if self.sizes[axis] > 1)
     if axes:
       self.collectives[kind, axes] += array.bytes(self.sizes)
-
-
-def _itemsize(aval: Any) -> int:
-  return getattr(getattr(aval, 'dtype', None), 'itemsize', 0)
-
-
-def _constant(aval: Any) -> Array:
-  shape = tuple(getattr(aval, 'shape', ()))
-  return Array(shape, _itemsize(aval), unsplit(len(shape)), False)
-
-
-def _external(array: Array) -> Array:
-  """Returns the array as an input of another frame."""
-  return Array(array.shape, array.itemsize, array.spec, array.from_batch, array.is_gradient)
-
-
-def _result(array: Array, shape: tuple[int, ...], spec: Spec) -> Array:
-  """Returns an output of a body as an array in memory."""
-  return Array(shape, array.itemsize, spec, array.from_batch, array.is_gradient, in_memory=True)

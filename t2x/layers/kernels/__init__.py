@@ -12,6 +12,7 @@ from t2x.layers.kernels.base import (
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
 from t2x.layers.kernels.pallas_mha import PallasMHA
+from t2x.layers.kernels.ring import Ring
 from t2x.layers.kernels.splash import Splash
 from t2x.layers.kernels.xla import XLA
 
@@ -27,5 +28,6 @@ __all__ = [
   'Logits',
   'PallasMHA',
   'PositionTerms',
+  'Ring',
   'Splash',
 ]

@@ -7,10 +7,12 @@ import logging
 import jax
 from jaxtyping import Array, Float
 
+from t2x.layers.constraints import num_parts
 from t2x.layers.kernels.base import AttentionInputs, Kernel
 from t2x.layers.kernels.blockwise import Blockwise
 from t2x.layers.kernels.dense import Dense
 from t2x.layers.kernels.pallas_mha import PallasMHA
+from t2x.layers.kernels.ring import Ring
 from t2x.layers.kernels.splash import Splash
 from t2x.layers.kernels.xla import XLA
 from t2x.ranges import Size
@@ -18,8 +20,9 @@ from t2x.ranges import Size
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Kernel):
-  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else the first of PallasMHA
-  (on GPUs), Splash (on TPUs) and Blockwise that supports the inputs, else dense attention.
+  """Selects cuDNN if it supports the inputs, else dense attention for few scores, else the first of Ring (for rows
+  that are split over devices), PallasMHA (on GPUs), Splash (on TPUs) and Blockwise that supports the inputs,
+  else dense attention.
 
   Attributes:
     dense_scores: maximum number of scores per head (q_len times k_len) for which dense attention is
@@ -34,23 +37,21 @@ class Auto(Kernel):
 
   def choose(self, inputs: AttentionInputs) -> tuple[Kernel, str]:
     """Returns the kernel and the reason for the choice, from shapes, dtypes and static fields only."""
-    cudnn, blockwise = XLA('cudnn'), Blockwise()
+    cudnn = XLA('cudnn')
     size = f'{inputs.q_len} x {inputs.k_len} scores'
     refusal = cudnn.supports(inputs)
     if refusal is None:
       return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
     if inputs.q_len * inputs.k_len <= self.dense_scores:
       return Dense(), f'{size} are few; {refusal}'
-    fused = {'gpu': PallasMHA(), 'tpu': Splash()}.get(jax.default_backend())
-    if fused is not None:
-      reason = fused.supports(inputs)
+    kernels: list[Kernel] = [Ring()] if num_parts('length') > 1 else []
+    kernels += {'gpu': [PallasMHA()], 'tpu': [Splash()]}.get(jax.default_backend(), [])
+    for kernel in (*kernels, Blockwise()):
+      reason = kernel.supports(inputs)
       if reason is None:
-        return fused, f'{size} are many; {refusal}'
+        return kernel, f'{size} are many; {refusal}'
       refusal = f'{refusal}; {reason}'
-    reason = blockwise.supports(inputs)
-    if reason is None:
-      return blockwise, f'{size} are many; {refusal}'
-    return Dense(), f'{reason}; {refusal}'
+    return Dense(), refusal
 
   def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
     kernel, reason = self.choose(inputs)

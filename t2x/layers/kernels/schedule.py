@@ -82,6 +82,27 @@ def tiles_to_visit(
   return [tile_list for tile_list in lists if len(tile_list.table)]
 
 
+def tiles_of_blocks(pattern: Pattern, q: Bounds, k: Bounds, max_tiles: int) -> list[TileList]:
+  """Returns the tiles of some blocks of a row, as `tiles_to_visit`.
+
+  Args:
+    pattern: attention pattern.
+    q: bounds of the blocks of queries.
+    k: bounds of the blocks of keys.
+    max_tiles: the largest possible number of nonempty tiles.
+  """
+  num_q, num_k = q.low.positions.shape[1], k.low.positions.shape[1]
+  candidates = np.stack(np.indices((num_q, num_k), np.int32), -1).reshape(-1, 2)
+  i, j = candidates.T
+  tiles = visible_tiles(pattern, q.map(lambda x: x[:, i]), k.map(lambda x: x[:, j]))
+  empty, full = (_all_rows(x, len(candidates)) for x in tiles)
+  lists = (
+    _tile_list(candidates, full & ~empty, False, max_tiles),
+    _tile_list(candidates, ~(empty | full), True, max_tiles),
+  )
+  return [tile_list for tile_list in lists if len(tile_list.table)]
+
+
 def _all_rows(condition: Any, size: int) -> Any:
   """Reduces a condition on tiles [#batch, #size] to [size]: whether it holds for every row of the batch."""
   if isinstance(condition, jax.Array):
@@ -89,8 +110,11 @@ def _all_rows(condition: Any, size: int) -> Any:
   return np.broadcast_to(np.atleast_2d(condition).all(0), size)
 
 
-def _tile_list(candidates: np.ndarray, is_selected: Any, is_masked: bool) -> TileList:
+def _tile_list(
+  candidates: np.ndarray, is_selected: Any, is_masked: bool, max_tiles: int | None = None
+) -> TileList:
   if not isinstance(is_selected, jax.Array):
     return TileList(jnp.asarray(candidates[is_selected]), None, is_masked)
-  (index,) = jnp.nonzero(is_selected, size=len(candidates), fill_value=0)
+  size = len(candidates) if max_tiles is None else max_tiles
+  (index,) = jnp.nonzero(is_selected, size=size, fill_value=0)
   return TileList(jnp.asarray(candidates)[index], is_selected.sum(), is_masked)

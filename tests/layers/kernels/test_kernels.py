@@ -19,7 +19,7 @@ from t2x.layers.kernels import (
   DotProduct,
   PositionTerms,
 )
-from t2x.layers.kernels.blockwise import tile_dropout
+from t2x.layers.kernels.tile_loops import tile_dropout
 from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window, mark_names
 from t2x.layers.position_encoding import PositionEncoding
 

@@ -1,0 +1,71 @@
+"""Ring attention on eight fake devices (a process of its own) against kernels on one device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name('ring.py')
+TOLERANCE = 2e-6
+# One rounding, of about 0.4 % each, in both of two layers.
+BFLOAT16_TOLERANCE = 1e-2
+
+
+def told(*names):
+  environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
+  done = subprocess.run(
+    [sys.executable, str(SCRIPT), *names],
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout)
+
+
+def moved_along_rows(collectives):
+  """Bytes by kind of collective, of those over the devices that split the rows."""
+  found = {}
+  for name, (_, size) in collectives.items():
+    kind, *axes = name.split()
+    if 'context' in axes:
+      found[kind] = found.get(kind, 0) + size
+  return found
+
+
+def check(case, name):
+  limit = BFLOAT16_TOLERANCE if name == 'bfloat16' else TOLERANCE
+  assert case['difference'] <= limit, name
+  moved = moved_along_rows(case['collectives'])
+  # Gradients of position terms and of sinks are summed, keys and values only sent.
+  assert set(moved) <= {'collective-permute', 'all-reduce'}, name
+  assert moved.get('all-reduce', 0) < 1000, name
+
+
+@pytest.mark.slow
+def test_ring_attention_equals_dense_attention():
+  """With packed rows, grouped heads, a soft cap, sinks and a learned bias, on a mesh with other axes."""
+  name = 'causal, packed, all features'
+  check(told(name)[name], name)
+
+
+@pytest.mark.nightly
+def test_all_cases(tell):
+  cases = told()
+  for name, case in cases.items():
+    tell(
+      'largest difference; bytes moved',
+      name,
+      (case['difference'], moved_along_rows(case['collectives'])),
+    )
+    check(case, name)
+  sent = {
+    name: moved_along_rows(case['collectives']).get('collective-permute', 0)
+    for name, case in cases.items()
+  }
+  # A window of 10 tokens reaches into one other part of 16: one of three is sent.
+  assert sent['window'] < 0.4 * sent['full']
