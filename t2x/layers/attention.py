@@ -268,10 +268,9 @@ class MultiHeadAttention(nnx.Module):
     k_tokens: Tokens,
   ) -> AttentionInputs:
     """Builds the inputs of the kernel from projected queries, keys and values."""
-    # Queries are split along the length as their tokens are; keys are not, because any query may need them.
-    q, rotated = (_cast_and_constrain(a, v.dtype, 'length', 'heads') for a in (q, rotated))
-    k = _cast_and_constrain(k, v.dtype, None, 'kv_heads')
-    v = constrain(v, 'batch', None, 'kv_heads', None)
+    # Split along the length as their tokens are; a kernel that needs complete rows of keys gathers them.
+    q, rotated = (_cast_and_constrain(a, v.dtype, 'heads') for a in (q, rotated))
+    k, v = (_cast_and_constrain(a, v.dtype, 'kv_heads') for a in (k, v))
     encoding = call.encoding
     scale = self.scale if encoding is None else self.scale * encoding.num_terms**-0.5
     inputs = AttentionInputs(
@@ -352,10 +351,8 @@ def _group_rows(a: Any, rows: int) -> Any:
   return None if a is None else a.reshape(rows, -1, *a.shape[2:])
 
 
-def _cast_and_constrain(
-  x: Array | None, dtype: Any, length: str | None, heads: str
-) -> Array | None:
-  return None if x is None else constrain(x.astype(dtype), 'batch', length, heads, None)
+def _cast_and_constrain(x: Any, dtype: Any, heads: str) -> Any:
+  return None if x is None else constrain(x.astype(dtype), 'batch', 'length', heads, None)
 
 
 def _check_length(part: Scores | PositionEncoding, length: int) -> None:

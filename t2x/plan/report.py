@@ -171,14 +171,15 @@ def assumptions(plan: Plan) -> list[str]:
   variant, device = plan.base.variant, plan.request.device
   task = variant.program.experiment.task
   assert task is not None  # A variant is complete.
+  program = variant.program
   kernels = attention_kernels(
-    variant.program.blueprint.shapes, task, variant.program.trainer.compute_dtype
+    program.blueprint.shapes, task, program.trainer.compute_dtype, program.layout
   )
   lines = [
     'memory, traced: the state and the batch are exact; other arrays follow the shardings of the config, and elementwise '
     'operations are computed inside the operations that read them: temporaries are an estimate',
-    f'attention: {"; ".join(kernels) or "none"}. GPUs and TPUs may choose a fused kernel, which saves the same '
-    'arrays as Blockwise (queries, keys, values, output, row statistics); its temporaries are an estimate',
+    f'attention: {"; ".join(kernels) or "none"}. GPUs and TPUs may choose a fused kernel for complete rows, which saves the '
+    'same arrays as Blockwise (queries, keys, values, output, row statistics); its temporaries are an estimate',
   ]
   if plan.base.compiled is not None:
     lines.append(

@@ -22,6 +22,7 @@ from t2x.layers import (
   RowLayout,
   Tokens,
 )
+from t2x.layers.constraints import Layout, use_layout
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.kernels import Auto
 from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
@@ -65,7 +66,9 @@ def model_table(module: nnx.Module) -> str:
   return text_table(rows, '<<<><')
 
 
-def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> list[str]:
+def attention_kernels(
+  model: nnx.Module, task: Task, dtype: str = 'float32', layout: Layout | None = None
+) -> list[str]:
   """Returns a line for each distinct self-attention: its kernel (as chosen by `Auto` here) and pattern."""
   lengths, lines = row_lengths(task, model), []
   for path, body in nnx.iter_modules(model):
@@ -82,7 +85,7 @@ def attention_kernels(model: nnx.Module, task: Task, dtype: str = 'float32') -> 
         line = str(mixer.kernel)
         if isinstance(mixer.kernel, Auto):
           line = _auto_kernel(
-            mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment
+            mixer.kernel, mixer, pattern, encoding, length, dtype, task.one_segment, layout
           )
         line += f' under {pattern}'
         if line not in lines:
@@ -98,6 +101,7 @@ def _auto_kernel(
   length: int,
   dtype: str,
   one_segment: bool,
+  layout: Layout | None,
 ) -> str:
   """Returns the kernel that Auto chooses for rows of `length` tokens, and the reason."""
   chosen: list[str] = []
@@ -117,7 +121,8 @@ def _auto_kernel(
     choice, reason = kernel.choose(AttentionInputs(scores, k, pattern, tokens, tokens, terms))
     chosen.append(f'{choice} ({reason})')
 
-  jax.eval_shape(choose, mixer)
+  with use_layout(layout):
+    jax.eval_shape(choose, mixer)
   return chosen[0]
 
 
@@ -134,6 +139,7 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
   flops, peak = run.program.flops, peak_flops(run.program)
   tokens = trainer.batch_size * sum(run.program.row_lengths.values())
   epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
+  kernels = attention_kernels(model, task, trainer.compute_dtype, run.program.layout)
   lines = {
     'model': _model(model),
     'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * tokens)} per step'
@@ -143,7 +149,7 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
       else f'; MFU relative to {_prefixed(peak)}FLOP/s, causal attention counted half'
     ),
     'devices': f'{_devices()}, {trainer.compute_dtype}{_mesh(run.mesh, run.experiment.mesh)}',
-    'attention': '; '.join(attention_kernels(model, task, trainer.compute_dtype)) or 'none',
+    'attention': '; '.join(kernels) or 'none',
     'data': _data(task, rows),
     'steps': f'{start:,} to {trainer.num_steps:,}{" (resumed)" if start else ""}, '
     f'batches of {trainer.batch_size:,} rows, {epochs:.3g} epochs',

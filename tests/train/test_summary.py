@@ -137,6 +137,8 @@ class BareRun(TrainingRun):
 class Program:
   """What the screens read of a program."""
 
+  layout = None
+
   def __init__(self, run, model):
     self.run, self.trainer, self.blueprint = run, run.trainer, Blueprint(model)
 

@@ -31,6 +31,7 @@ class Auto(Kernel):
   """
 
   dense_scores: Size = 512 * 512
+  needs_complete_rows = False
 
   def supports(self, inputs: AttentionInputs) -> str | None:
     return None

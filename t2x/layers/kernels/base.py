@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.constraints import constrain
 from t2x.layers.patterns import Pattern
 from t2x.layers.position_encoding import PositionEncoding
 
@@ -169,6 +170,14 @@ class AttentionInputs:
     """True if dropout is applied to the probabilities."""
     return self.key is not None and self.dropout_rate != 0.0
 
+  def with_complete_rows(self) -> 'AttentionInputs':
+    """Returns the inputs with the keys and values of complete rows on each device."""
+    v = constrain(self.v, 'batch', None, 'kv_heads', None)
+    scores = self.scores
+    if isinstance(scores, DotProduct):
+      scores = dataclasses.replace(scores, k=constrain(scores.k, 'batch', None, 'kv_heads', None))
+    return dataclasses.replace(self, scores=scores, v=v)
+
   def added_scores(self) -> Float[Array, '#batch heads q_len k_len'] | None:
     """Returns the position terms of all pairs, or None without terms."""
     if self.terms is None:
@@ -181,7 +190,13 @@ class Kernel(abc.ABC):
 
   Kernels are immutable values and must agree with `Dense`, the reference. The softmax is computed in
   float32, or the dtype of the scores if it is wider. The output of a query that sees no key is zero.
+
+  Attributes:
+    needs_complete_rows: whether each device needs the keys and values of complete rows, also where rows are
+      split over devices.
   """
+
+  needs_complete_rows: ClassVar[bool] = True
 
   @abc.abstractmethod
   def supports(self, inputs: AttentionInputs) -> str | None:
@@ -205,7 +220,7 @@ class Kernel(abc.ABC):
     reason = self.supports(inputs)
     if reason is not None:
       raise UserError(f'{self} does not support this attention: {reason}; use Auto() or Dense()')
-    return self.attend(inputs)
+    return self.attend(inputs.with_complete_rows() if self.needs_complete_rows else inputs)
 
 
 def _check_heads(inputs: AttentionInputs) -> None:

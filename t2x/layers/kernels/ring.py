@@ -60,6 +60,7 @@ class Ring(Kernel):
   """
 
   block: Size = 256
+  needs_complete_rows = False
 
   def __post_init__(self):
     if self.block < 1:
