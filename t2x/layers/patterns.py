@@ -378,7 +378,7 @@ def _exact_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
   lowest, highest = 1 - k.num_slots, q.num_slots - 1
   offsets = Tokens(np.arange(lowest, highest + 1))
   allowed = np.asarray(pattern.allows(offsets, Tokens(np.zeros(1, int))))
-  below = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
+  below: Any = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
   first, last = q_first - k_last, q_last - k_first
   if isinstance(first, jax.Array):
     below = jnp.asarray(below)

@@ -45,9 +45,9 @@ class Auto(Kernel):
       return cudnn, f'cuDNN supports {inputs.pattern}, {size}'
     if inputs.q_len * inputs.k_len <= self.dense_scores:
       return Dense(), f'{size} are few; {refusal}'
-    kernels: list[Kernel] = [Ring()] if num_parts('length') > 1 else []
-    kernels += {'gpu': [PallasMHA()], 'tpu': [Splash()]}.get(jax.default_backend(), [])
-    for kernel in (*kernels, Blockwise()):
+    fused: dict[str, list[Kernel]] = {'gpu': [PallasMHA()], 'tpu': [Splash()]}
+    ring = [Ring()] if num_parts('length') > 1 else []
+    for kernel in (*ring, *fused.get(jax.default_backend(), []), Blockwise()):
       reason = kernel.supports(inputs)
       if reason is None:
         return kernel, f'{size} are many; {refusal}'

@@ -92,7 +92,7 @@ def tiles_of_blocks(pattern: Pattern, q: Bounds, k: Bounds, max_tiles: int) -> l
     max_tiles: the largest possible number of nonempty tiles.
   """
   num_q, num_k = q.low.positions.shape[1], k.low.positions.shape[1]
-  candidates = np.stack(np.indices((num_q, num_k), np.int32), -1).reshape(-1, 2)
+  candidates = np.argwhere(np.ones((num_q, num_k))).astype(np.int32)
   i, j = candidates.T
   tiles = visible_tiles(pattern, q.map(lambda x: x[:, i]), k.map(lambda x: x[:, j]))
   empty, full = (_all_rows(x, len(candidates)) for x in tiles)
