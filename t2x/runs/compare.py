@@ -1,8 +1,5 @@
 """A page that compares runs: their states, learning curves and config differences."""
 
-import html
-import json
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,6 +8,7 @@ from typing import Any
 from t2x.config import Config, differences
 from t2x.errors import UserError, first_line, printable
 from t2x.files import write_atomically
+from t2x.html_page import html_page
 from t2x.runs.folders import Run, read_run
 from t2x.sweeps.json_files import is_number, metric_lines
 
@@ -198,21 +196,12 @@ def _metrics(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def page(data: Mapping[str, Any]) -> str:
   """Returns the HTML page for the result of `comparison`."""
-  own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps').joinpath('report')
+  own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps') / 'report'
   names = ', '.join(run['name'] for run in data['runs'])
-  # Text inside the script element cannot end it.
-  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
-  for character in '<>&':
-    text = text.replace(character, f'\\u{ord(character):04x}')
-  parts = {
-    'title': html.escape(f'Runs: {names}'),
-    'style': report.joinpath('report.css').read_text('utf-8')
-    + own.joinpath('compare.css').read_text('utf-8'),
-    'script': '\n'.join(
-      file.read_text('utf-8')
-      for file in (report / 'core.js', report / 'charts.js', own / 'compare.js')
-    ),
-    'data': text,
-  }
-  template = own.joinpath('compare.html').read_text('utf-8')
-  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template)
+  return html_page(
+    template=own / 'compare.html',
+    title=f'Runs: {names}',
+    styles=(report / 'report.css', own / 'compare.css'),
+    scripts=(report / 'core.js', report / 'charts.js', own / 'compare.js'),
+    data=data,
+  )

@@ -1,14 +1,12 @@
 """Writes report.html, a single file with data, style and script that needs no network."""
 
 import dataclasses
-import html
-import json
 import math
-import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from t2x.html_page import html_page
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.fit import Fit
@@ -133,17 +131,10 @@ def page(results: Results, fits: Sequence[Fit] = ()) -> str:
     'curves': curves(results),
   }
   files = resources.files('t2x.sweeps.report')
-  parts = {
-    'title': html.escape(f'{results.plan.name}: sweep report'),
-    'style': files.joinpath('report.css').read_text('utf-8'),
-    'script': '\n'.join(files.joinpath(name).read_text('utf-8') for name in _SCRIPTS),
-    'data': _inside_script(data),
-  }
-  template = files.joinpath('template.html').read_text('utf-8')
-  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template)
-
-
-def _inside_script(data: Any) -> str:
-  """Returns JSON whose text cannot end the script element."""
-  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
-  return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')
+  return html_page(
+    template=files / 'template.html',
+    title=f'{results.plan.name}: sweep report',
+    styles=(files / 'report.css',),
+    scripts=(files / name for name in _SCRIPTS),
+    data=data,
+  )
