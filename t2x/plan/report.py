@@ -1,7 +1,7 @@
 """The text of a plan."""
 
 from t2x.parallel.report import format_bytes
-from t2x.plan.cost import collective_seconds, step_time
+from t2x.plan.cost import collective_seconds
 from t2x.plan.hardware import (
   LINK_EFFICIENCY,
   MEMORY_EFFICIENCY,
@@ -20,14 +20,14 @@ def report(plan: Plan) -> str:
   device = plan.request.device
   parts = [_title(plan.base.variant), _memory(plan.base, device), _operations(plan.base, device)]
   if device is not None:
-    parts.append(_time(plan.base, device))
+    parts.append(_time(plan.base))
   if plan.changes:
     parts.append(
-      'changes that were tried because the step does not fit:\n' + _variants(plan.changes, device)
+      'changes that were tried because the step does not fit:\n' + _variants(plan.changes)
     )
   if plan.best:
     tried = f'the best of {plan.num_tried} variants tried, by the time of a step:\n'
-    parts.append(tried + _variants(plan.best, device))
+    parts.append(tried + _variants(plan.best))
   parts.append('assumptions:\n' + '\n'.join(f'- {line}' for line in assumptions(plan)))
   return '\n\n'.join(parts)
 
@@ -110,15 +110,11 @@ def _operations(planned: Planned, device: Device | None) -> str:
   return '\n'.join(lines)
 
 
-def _time(planned: Planned, device: Device) -> str:
-  variant = planned.variant
-  if planned.cost is None or variant.time is None:
+def _time(planned: Planned) -> str:
+  variant, time, cost = planned.variant, planned.time, planned.cost
+  if time is None or cost is None:
     return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
-  time = variant.time
-  if planned.compiled is not None:
-    work = variant.footprint.work
-    time = step_time(work, communication(planned), device, variant.mesh_shape)
-  cost, size = planned.cost, variant.program.mesh.size
+  size = variant.program.mesh.size
   lines = [
     f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
@@ -138,7 +134,7 @@ def _seconds(seconds: float) -> str:
   return f'{seconds:.3g} s' if seconds >= 1 else f'{1e3 * seconds:.3g} ms'
 
 
-def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
+def _variants(variants: tuple[Planned, ...]) -> str:
   rows = [('settings', 'fits', 'traced', 'compiled', 'time per step', 'MFU')]
   for planned in variants:
     compiled = '' if planned.compiled is None else format_bytes(planned.compiled.total)
@@ -148,7 +144,7 @@ def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
         'yes' if planned.fits else 'no',
         format_bytes(planned.variant.footprint.total),
         compiled or ('not compiled' if planned.error is None else 'failed'),
-        '' if planned.compiled_seconds is None else _seconds(planned.compiled_seconds),
+        '' if planned.time is None else _seconds(planned.time.estimate),
         '' if planned.cost is None else f'{planned.cost.mfu:.1%}',
       )
     )
