@@ -10,6 +10,7 @@ from t2x.plan.compiled import Compiled
 from t2x.plan.cost import RunCost, StepTime, collective_seconds, step_time
 from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
+from t2x.train.speed import step_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _variant_json(planned: Planned, device: Device | None) -> dict[str, Any]:
     'bytes_per_device': {**traced.parts(), 'total': traced.total},
     'live_before_backward': traced.saved,
     'flops_per_device': traced.flops,
-    'model_flops': variant.program.flops.causal * variant.step_tokens,
+    'model_flops': step_flops(variant.program),
     'expected_collectives': [
       {'kind': kind, 'axes': axes, 'bytes': size}
       for (kind, axes), size in traced.collectives.items()

@@ -17,6 +17,7 @@ from t2x.plan.footprint import Footprint, footprint
 from t2x.plan.hardware import Device
 from t2x.train import TrainProgram
 from t2x.train.check import check_vocabulary
+from t2x.train.speed import step_flops, step_tokens
 
 # Values of Stack.remat, from the fewest recomputed arrays to the most.
 POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention', 'full')
@@ -56,19 +57,14 @@ class Variant:
     modules = nnx.iter_modules(self.program.blueprint.shapes)
     return next((part.remat for _, part in modules if isinstance(part, Stack)), None)
 
-  @property
-  def step_tokens(self) -> int:
-    """Tokens of a step."""
-    return self.program.trainer.batch_size * sum(self.program.row_lengths.values())
-
   def run_cost(
     self, seconds: float, device: Device, tokens: float | None, price: float | None
   ) -> RunCost:
     """Returns the cost of `tokens`, or of all steps of the experiment, at `seconds` per step."""
-    flops = self.program.flops.causal * self.step_tokens
-    tokens = tokens or self.program.trainer.num_steps * self.step_tokens
-    size = self.program.mesh.size
-    return run_cost(seconds, flops, self.step_tokens, tokens, device, size, price)
+    program, count = self.program, step_tokens(self.program)
+    tokens = tokens or program.trainer.num_steps * count
+    size = program.mesh.size
+    return run_cost(seconds, step_flops(program), count, tokens, device, size, price)
 
 
 class Planner:

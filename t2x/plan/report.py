@@ -12,6 +12,7 @@ from t2x.plan.hardware import (
 from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import Variant, rows_per_device
 from t2x.text_table import text_table
+from t2x.train.speed import step_flops, step_tokens
 from t2x.train.summary import attention_kernels
 
 
@@ -87,7 +88,7 @@ def _fit(planned: Planned, device: Device | None) -> str:
 
 def _operations(planned: Planned, device: Device | None) -> str:
   variant, compiled = planned.variant, planned.compiled
-  flops = variant.program.flops.causal * variant.step_tokens / variant.program.mesh.size
+  flops = step_flops(variant.program) / variant.program.mesh.size
   lines = [
     f'FLOPs per device and step: model {flops:.4g} (causal attention counted half), products of the traced '
     f'step {variant.footprint.flops:.4g}'
@@ -119,7 +120,7 @@ def _time(planned: Planned) -> str:
     f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
     f'collectives {_seconds(time.exposed)}',
-    f'MFU {cost.mfu:.1%}, {variant.step_tokens / time.estimate:,.0f} tokens per second, '
+    f'MFU {cost.mfu:.1%}, {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
     f'{cost.tokens:.4g} tokens in {cost.days:.3g} days'
     + (
       ''
