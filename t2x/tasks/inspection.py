@@ -129,8 +129,8 @@ class Inspection:
 
 @functools.partial(jax.jit, static_argnames='record')
 def _image_outputs(model, images, *, record):
-  out = model.hidden(images, record=record)
-  return model(images).x, out.recorded
+  out: Output = model(images, record=record)
+  return out.x, out.recorded
 
 
 @functools.partial(jax.jit, static_argnames='record')
