@@ -47,23 +47,27 @@ def _title(variant: Variant) -> str:
 
 def _memory(planned: Planned, device: Device | None) -> str:
   traced, compiled = planned.variant.footprint, planned.compiled
-  rows = [('memory per device', 'traced', 'compiled')]
-  arguments = '' if compiled is None else format_bytes(compiled.arguments)
-  names = {'parameters', 'optimizer state', 'averages, keys, batch'}
-  parts = traced.parts()
-  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name in names]
-  rows.append(('state and batch', format_bytes(traced.arguments), arguments))
-  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name not in names]
-  rest = '' if compiled is None else format_bytes(compiled.total - compiled.arguments)
-  rows.append(('other arrays at the peak', format_bytes(sum(traced.peak.values())), rest))
-  total = '' if compiled is None else format_bytes(compiled.total)
-  rows.append(('total', format_bytes(traced.total), total))
-  saved = '' if compiled is None else format_bytes(compiled.saved)
-  rows.append(('live when the backward pass starts', format_bytes(traced.saved), saved))
-  if compiled is None:
-    rows = [(*row[:2], '') for row in rows]
-    rows[0] = ('memory per device', 'traced', '')
-  return f'{text_table(rows, "<>>")}\n{_fit(planned, device)}'.rstrip()
+  parts = [(f'  {name}', size) for name, size in traced.parts().items()]
+  sizes = [
+    *parts[:3],
+    ('state and batch', traced.arguments),
+    *parts[3:],
+    ('other arrays at the peak', traced.total - traced.arguments),
+    ('total', traced.total),
+    ('live when the backward pass starts', traced.saved),
+  ]
+  column: dict[str, str] = {}
+  if compiled is not None:
+    column = {
+      'memory per device': 'compiled',
+      'state and batch': format_bytes(compiled.arguments),
+      'other arrays at the peak': format_bytes(compiled.total - compiled.arguments),
+      'total': format_bytes(compiled.total),
+      'live when the backward pass starts': format_bytes(compiled.saved),
+    }
+  rows = [('memory per device', 'traced'), *((name, format_bytes(size)) for name, size in sizes)]
+  table = text_table([(*row, column.get(row[0], '')) for row in rows], '<>>')
+  return f'{table}\n{_fit(planned, device)}'.rstrip()
 
 
 def _fit(planned: Planned, device: Device | None) -> str:
