@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from t2x.cli.options import count, natural
+from t2x.cli.options import count, natural, refuse
 from t2x.errors import UserError
 
 if TYPE_CHECKING:
@@ -102,9 +102,9 @@ def _slurm(args: argparse.Namespace) -> 'Target':
     log=args.log_pattern,
   )
   if args.is_sweep:
-    _refuse(args, 'has no effect on a sweep, whose tasks have one node each', 'nodes', 'task_per')
+    refuse(args, 'has no effect on a sweep, whose tasks have one node each', 'nodes', 'task_per')
     return _built(SlurmSweep, args, allocation=allocation)
-  _refuse(args, 'has no effect without a sweep file', 'parallel', 'confirm')
+  refuse(args, 'has no effect without a sweep file', 'parallel', 'confirm')
   return Slurm(nodes=args.nodes or 1, task_per=args.task_per or 'node', allocation=allocation)
 
 
@@ -154,12 +154,12 @@ def _kubernetes(args: argparse.Namespace) -> 'Target':
 
   machines: GpuNodes | TpuSlices
   if args.tpu:
-    _refuse(args, 'has no effect with --tpu', 'nodes', 'gpus_per_node')
+    refuse(args, 'has no effect with --tpu', 'nodes', 'gpus_per_node')
     if not args.topology:
       raise UserError('--tpu requires --topology')
     machines = TpuSlices(args.tpu, args.topology, args.slices or 1, args.chips_per_host)
   else:
-    _refuse(args, 'has no effect without --tpu', 'topology', 'slices', 'chips_per_host')
+    refuse(args, 'has no effect without --tpu', 'topology', 'slices', 'chips_per_host')
     if not args.gpus_per_node:
       raise UserError('--gpus-per-node or --tpu is required')
     machines = GpuNodes(args.nodes or 1, args.gpus_per_node)
@@ -251,13 +251,6 @@ def _local(args: argparse.Namespace) -> 'Target':
   from t2x.launch import Local
 
   return Local(processes=args.num_local, gpus=args.gpus or 0, cpu_devices=args.cpu_devices or 1)
-
-
-def _refuse(args: argparse.Namespace, reason: str, *names: str) -> None:
-  """Raises UserError if one of the options was given."""
-  for name in names:
-    if getattr(args, name):
-      raise UserError(f'--{name.replace("_", "-")} {reason}: remove it')
 
 
 # Name -> a function that adds the options, a function that builds the target from them, and the help.
