@@ -10,7 +10,7 @@ from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import Results
-from t2x.sweeps.report.summary import label, looks, point_text, sentence, stability
+from t2x.sweeps.report.summary import label, looks, lost, point_text, sentence, stability
 from t2x.sweeps.report.tuning import tuning_data
 from t2x.sweeps.two_way import FEWEST
 
@@ -266,9 +266,7 @@ def _costs(results: Results) -> str:
 def _unfinished(results: Results) -> str:
   rows = [
     [label(results, row), str(entry.trial.seed), entry.status, entry.reason]
-    for row in results.rows
-    for entry in row.entries
-    if entry.status in ('diverged', 'failed')
+    for row, entry in lost(results)
   ]
   if not rows:
     return '## Diverged and failed\n\nNone.'

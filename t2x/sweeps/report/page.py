@@ -13,8 +13,8 @@ from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.markdown import COSTS_METHOD, decimals, details, method
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.summary import label, looks, matched, point_text, sentence, stability
-from t2x.sweeps.report.tuning import tuning_data
+from t2x.sweeps.report.summary import label, looks, lost, matched, point_text, sentence, stability
+from t2x.sweeps.report.tuning import tuning_data, verdict_data
 
 _SCRIPTS = ('core.js', 'charts.js', 'scaling.js', 'tables.js', 'report.js', 'page.js')
 
@@ -42,9 +42,7 @@ def report_data(results: Results, fits: Sequence[Fit] = ()) -> dict[str, Any]:
         'status': entry.status,
         'reason': entry.reason,
       }
-      for row in results.rows
-      for entry in row.entries
-      if entry.status in ('diverged', 'failed')
+      for row, entry in lost(results)
     ],
     'versions': {name: ', '.join(values) for name, values in results.origins.items()},
     'warning': results.warning(),
@@ -77,22 +75,15 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'variant': row.variant,
     'label': label(results, row),
     'point': row.point,
-    'n': summary.n,
+    **verdict_data(row),
     'trials': len(row.entries),
-    'diverged': row.count('diverged'),
     'failed': row.count('failed'),
-    'mean': summary.mean,
     'std': summary.std,
     'low': summary.low,
     'high': summary.high,
     'pairs': comparison and comparison.pairs,
-    'difference': comparison and comparison.difference,
-    'difference_low': comparison and comparison.low,
-    'difference_high': comparison and comparison.high,
     'effect': comparison and comparison.effect,
-    'p': comparison and comparison.p_corrected,
     'p_paired': comparison and comparison.p_paired,
-    'verdict': row.verdict,
     'more_seeds': comparison and comparison.more_seeds,
     'note': row.note,
     'costs': dict(row.costs),

@@ -20,8 +20,6 @@ from t2x.sweeps.timing import at_once, step_seconds
 ENDED = ('finished', 'diverged', 'failed')
 # Costs for the comparison with quality and for Pareto fronts.
 COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
-# Further costs. `compile_seconds` is the maximum over the seeds, as the first may compile for all.
-FURTHER = ('step_seconds', 'compile_seconds', 'tokens_per_second', 'load', 'at_once')
 
 Lines = list[dict[str, Any]]
 # Lines of metrics.jsonl by split.
@@ -63,8 +61,9 @@ class Row:
   Attributes:
     point: index into `Results.points`.
     comparison: comparison with the baseline at the same point; None for the baseline.
-    costs: medians over the finished seeds of `COSTS` and `FURTHER`, by name; None if unknown.
-      `seconds` is the time of all training steps, without compilation, evaluation and checkpoints.
+    costs: medians over the finished seeds by name, None if unknown: those of `COSTS`, step_seconds, compile_seconds (the
+      maximum, as the first seed may compile for all), tokens_per_second, load and at_once. `seconds` is the time of
+      all training steps, without compilation, evaluation and checkpoints.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
     ranks: rank at each seed of `Ranking.ranks`; None without any.
     note: remarks, such as the number of failed seeds; '' without any.
