@@ -18,8 +18,14 @@ from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summa
 from t2x.sweeps.timing import at_once, step_seconds
 
 ENDED = ('finished', 'diverged', 'failed')
-# Costs for the comparison with quality and for Pareto fronts.
-COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
+# Costs for the comparison with quality and for Pareto fronts, and their names in reports.
+COSTS = {
+  'parameters': 'parameters',
+  'flops_per_token': 'FLOPs per token',
+  'flops': 'FLOPs',
+  'seconds': 'seconds',
+  'memory_bytes': 'memory',
+}
 
 Lines = list[dict[str, Any]]
 # Lines of metrics.jsonl by split.
