@@ -118,8 +118,9 @@ function frame(width, height, x, y, right) {
   return { root, body, X, Y, box };
 }
 
-/** Shows a chart with a text alternative, or a message instead of it. */
+/** Shows a chart with a text alternative, or a message instead of it, without the keys of an earlier chart. */
 function show(figure, root, text) {
+  figure.onblur = figure.onkeydown = null;
   if (root) make(root, { role: 'img', 'aria-label': text }, []);
   figure.replaceChildren(root || html('p', { class: 'soft' }, text));
 }

@@ -131,6 +131,15 @@ def test_the_legend_chooses_curves(visit):
   assert pressed.count() == 6
 
 
+def test_arrow_keys_tell_the_marks_of_the_chart_that_is_shown(visit):
+  page = visit()
+  page.locator('#forest').press('ArrowRight')
+  assert page.locator('#forest .tip b').inner_text() == 'geglu'
+  page.locator('#filter').fill('vanilla')
+  page.locator('#forest').press('ArrowRight')
+  assert page.locator('#forest').inner_text() == 'No comparison is available yet.'
+
+
 def test_a_grid_is_shown_whole_or_by_point(visit):
   points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
   page = visit(effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, points=points)
