@@ -290,6 +290,15 @@ def all_sections(monkeypatch, change_plan):
   return change
 
 
+def test_tables_of_the_law_stay_sorted_when_charts_are_drawn_again(visit, all_sections):
+  page = visit(change=all_sections, effects=NAMES, diverged=('fixup', 2))
+  for name in ('constants', 'sizes'):
+    page.locator(f'#{name} th button').first.click()
+  page.set_viewport_size({'width': 800, 'height': 800})
+  page.wait_for_selector('#scaling svg[viewBox^="0 0 752"]')
+  assert page.locator('#constants [aria-sort], #sizes [aria-sort]').count() == 2
+
+
 def test_all_sections_are_shown_on_a_phone_and_a_desktop_in_light_and_dark(visit, all_sections):
   page = visit(width=390, scheme='dark', change=all_sections, effects=NAMES, diverged=('fixup', 2))
   brightness = {}
