@@ -19,7 +19,7 @@ function fillTexts() {
     'forest-caption': `Differences in ${data.metric} with simultaneous ${data.confidence} confidence intervals, in the order of the table.${margin} Arrows: the interval continues. ${symbols}`,
     'scatter-caption': `Mean ${data.metric} and median cost over the finished seeds, without intervals (the table of verdicts has them). Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}, on which no other variant is at least as good at no higher cost. ${symbols}`,
     'costs-method': [data.costs_method, data.load].filter(Boolean).join(' '),
-    matched: `${data.budget.charAt(0).toUpperCase()}${data.budget.slice(1)}. Deviation: from the baseline, relative.`,
+    matched: `${data.budget.charAt(0).toUpperCase()}${data.budget.slice(1)}.${data.matched ? ' Deviation: from the baseline, relative.' : ''}`,
     config: data.config,
   };
   for (const [id, text] of Object.entries(texts)) byId(id).textContent = text;

@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from t2x.html_page import html_page
+from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.fit import Fit
@@ -119,6 +120,7 @@ def page(results: Results, fits: Sequence[Fit] = ()) -> str:
     'reports': looks(results),
     'costs_method': COSTS_METHOD,
     'cost_names': COSTS,
+    'most_seeds': MAX_SEEDS,
     'config': results.plan.config,
     'curves': curves(results),
   }

@@ -7,7 +7,7 @@ const probability = (p) => isNumber(p) ? (p < 0.001 ? '< 0.001' : p.toFixed(3)) 
 const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
 const percent = (value) => isNumber(value) ? `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %` : '';
 const tenths = (value) => isNumber(value) ? value.toFixed(1) : '';
-const more = (seeds) => !seeds ? '' : seeds > 1000 ? 'more than 1000' : String(seeds);
+const more = (seeds) => !seeds ? '' : seeds > data.most_seeds ? `more than ${data.most_seeds}` : String(seeds);
 const signs = { helps: '\u25b2', hurts: '\u25bc', same: '\u25a0', inconclusive: '\u25cb', baseline: '\u25c6' };
 const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, baseline: 4 };
 const isBaseline = (row) => row.verdict === 'baseline';
