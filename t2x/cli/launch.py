@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from t2x.cli.launch_targets import TARGETS, add_repeatable
-from t2x.cli.options import GIN, add_files
+from t2x.cli.options import GIN, add_files, assignments
 from t2x.errors import UserError
 
 HELP = 'write the file that starts a run with Slurm, Kubernetes, TPUs, SkyPilot or several local processes'
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     folder=args.run or _default_folder(args),
     overrides=args.overrides,
     setup=args.setup,
-    variables=_variables(args.env),
+    variables=assignments('--env', args.env),
     source=_source(args.command_line),
   )
   text = render(target, job)
@@ -82,16 +82,6 @@ def _default_folder(args: argparse.Namespace) -> str:
   if args.target in ('slurm', 'local'):
     return f'runs/{stem}'
   return f'{getattr(args, "mount", "/shared")}/runs/{stem}'
-
-
-def _variables(assignments: list[str]) -> dict[str, str]:
-  variables = {}
-  for assignment in assignments:
-    name, equals, value = assignment.partition('=')
-    if not equals:
-      raise UserError(f"--env '{assignment}' has no value: write NAME=VALUE")
-    variables[name] = value
-  return variables
 
 
 def _source(words: list[str]) -> str:

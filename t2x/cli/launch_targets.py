@@ -1,9 +1,10 @@
 """Options of the targets of `t2x launch`, and the targets that they describe."""
 
 import argparse
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
-from t2x.cli.options import count, natural
+from t2x.cli.options import count, natural, refuse
 from t2x.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,12 @@ def add_repeatable(parser: _Container, option: str, metavar: str, text: str) -> 
   parser.add_argument(
     option, action='append', default=[], metavar=metavar, help=f'{text}; repeatable'
   )
+
+
+def _built(kind: Any, args: argparse.Namespace, **values: Any) -> Any:
+  """Builds a dataclass from `values`; its other fields are the options of the same names."""
+  names = [field.name for field in dataclasses.fields(kind) if field.name not in values]
+  return kind(**values, **{name: getattr(args, name) for name in names})
 
 
 def _add_slurm(parser: argparse.ArgumentParser) -> None:
@@ -86,20 +93,18 @@ def _slurm(args: argparse.Namespace) -> 'Target':
 
   options = [f'--partition={args.partition}'] if args.partition else []
   options += [f'--account={args.account}'] if args.account else []
-  allocation = Allocation(
+  allocation = _built(
+    Allocation,
+    args,
     gpus_per_node=args.gpus or 0,
     cpu_devices=args.cpu_devices or 1,
-    cpus_per_task=args.cpus_per_task,
-    time=args.time,
-    warn=args.warn,
-    max_requeues=args.max_requeues,
     options=(*options, *args.sbatch),
     log=args.log_pattern,
   )
   if args.is_sweep:
-    _refuse(args, 'has no effect on a sweep, whose tasks have one node each', 'nodes', 'task_per')
-    return SlurmSweep(allocation=allocation, parallel=args.parallel, confirm=args.confirm)
-  _refuse(args, 'has no effect without a sweep file', 'parallel', 'confirm')
+    refuse(args, 'has no effect on a sweep, whose tasks have one node each', 'nodes', 'task_per')
+    return _built(SlurmSweep, args, allocation=allocation)
+  refuse(args, 'has no effect without a sweep file', 'parallel', 'confirm')
   return Slurm(nodes=args.nodes or 1, task_per=args.task_per or 'node', allocation=allocation)
 
 
@@ -149,24 +154,16 @@ def _kubernetes(args: argparse.Namespace) -> 'Target':
 
   machines: GpuNodes | TpuSlices
   if args.tpu:
-    _refuse(args, 'has no effect with --tpu', 'nodes', 'gpus_per_node')
+    refuse(args, 'has no effect with --tpu', 'nodes', 'gpus_per_node')
     if not args.topology:
       raise UserError('--tpu requires --topology')
     machines = TpuSlices(args.tpu, args.topology, args.slices or 1, args.chips_per_host)
   else:
-    _refuse(args, 'has no effect without --tpu', 'topology', 'slices', 'chips_per_host')
+    refuse(args, 'has no effect without --tpu', 'topology', 'slices', 'chips_per_host')
     if not args.gpus_per_node:
       raise UserError('--gpus-per-node or --tpu is required')
     machines = GpuNodes(args.nodes or 1, args.gpus_per_node)
-  return Kubernetes(
-    machines=machines,
-    image=args.image,
-    claim=args.claim,
-    mount=args.mount,
-    secret=args.secret,
-    grace=args.grace,
-    max_restarts=args.max_restarts,
-  )
+  return _built(Kubernetes, args, machines=machines)
 
 
 def _add_tpu(parser: argparse.ArgumentParser) -> None:
@@ -186,14 +183,7 @@ def _add_accelerator(parser: _Container) -> None:
 def _tpu(args: argparse.Namespace) -> 'Target':
   from t2x.launch import QueuedResource
 
-  return QueuedResource(
-    resource=args.resource or args.name,
-    zone=args.zone,
-    accelerator=args.accelerator,
-    slices=args.slices,
-    runtime=args.runtime,
-    spot=args.spot,
-  )
+  return _built(QueuedResource, args, resource=args.resource or args.name)
 
 
 def _add_xpk(parser: argparse.ArgumentParser) -> None:
@@ -209,15 +199,7 @@ def _add_xpk(parser: argparse.ArgumentParser) -> None:
 def _xpk(args: argparse.Namespace) -> 'Target':
   from t2x.launch import Xpk
 
-  return Xpk(
-    cluster=args.cluster,
-    accelerator=args.accelerator,
-    slices=args.slices,
-    image=args.image,
-    storage=args.storage,
-    grace=args.grace,
-    max_restarts=args.max_restarts,
-  )
+  return _built(Xpk, args)
 
 
 def _add_skypilot(parser: argparse.ArgumentParser) -> None:
@@ -249,17 +231,7 @@ def _add_skypilot(parser: argparse.ArgumentParser) -> None:
 def _skypilot(args: argparse.Namespace) -> 'Target':
   from t2x.launch import SkyPilot
 
-  return SkyPilot(
-    nodes=args.nodes,
-    accelerators=args.accelerators,
-    storage=args.storage,
-    mount=args.mount,
-    spot=args.spot,
-    infra=args.infra,
-    strategy=args.strategy,
-    max_restarts=args.max_restarts,
-    secret=args.secret,
-  )
+  return _built(SkyPilot, args)
 
 
 def _add_local(parser: argparse.ArgumentParser) -> None:
@@ -279,13 +251,6 @@ def _local(args: argparse.Namespace) -> 'Target':
   from t2x.launch import Local
 
   return Local(processes=args.num_local, gpus=args.gpus or 0, cpu_devices=args.cpu_devices or 1)
-
-
-def _refuse(args: argparse.Namespace, reason: str, *names: str) -> None:
-  """Raises UserError if one of the options was given."""
-  for name in names:
-    if getattr(args, name):
-      raise UserError(f'--{name.replace("_", "-")} {reason}: remove it')
 
 
 # Name -> a function that adds the options, a function that builds the target from them, and the help.

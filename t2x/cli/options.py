@@ -1,7 +1,7 @@
 """Options of several commands."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,30 @@ def refuse_bindings(args: argparse.Namespace) -> None:
   """Raises UserError if there are `--gin.` bindings, for commands on which they have no effect."""
   if args.overrides:
     raise UserError(f'--gin.{args.overrides[0]} has no effect on this command: remove it')
+
+
+def refuse(args: argparse.Namespace, reason: str, *names: str) -> None:
+  """Raises UserError if one of the options was given.
+
+  Args:
+    args: the arguments.
+    reason: why the options have no effect.
+    *names: the options without dashes; None or False if not given.
+  """
+  for name in names:
+    if getattr(args, name) not in (None, False):
+      raise UserError(f'--{name.replace("_", "-")} {reason}: remove it')
+
+
+def assignments(option: str, texts: Iterable[str]) -> dict[str, str]:
+  """Returns the values by name of `NAME=VALUE` texts; raises UserError if one has no value."""
+  values = {}
+  for text in texts:
+    name, equals, value = text.partition('=')
+    if not equals:
+      raise UserError(f"{option} '{text}' has no value: write NAME=VALUE")
+    values[name] = value
+  return values
 
 
 def add_processes(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from t2x.cli.options import add_json
+from t2x.cli.options import add_json, refuse
 from t2x.errors import UserError
 from t2x.runs.folders import SORT_KEYS, find_runs, sort_runs, table_rows
 from t2x.text_table import text_table
@@ -39,8 +39,7 @@ def run(args: argparse.Namespace) -> int:
   """Lists runs, or writes the page that compares runs."""
   if args.paths[:1] == ['compare']:
     return _compare(args)
-  if args.out is not None:
-    raise UserError('--out has no effect without `compare`: remove it')
+  refuse(args, 'has no effect without `compare`', 'out')
   if len(args.paths) > 1:
     raise UserError('expected one folder; `t2x runs compare RUN RUN ...` compares runs')
   return _list(args)
@@ -61,9 +60,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-  for name in ('sort', 'reverse', 'json'):
-    if getattr(args, name):
-      raise UserError(f'--{name} has no effect on `compare`: remove it')
+  refuse(args, 'has no effect on `compare`', 'sort', 'reverse', 'json')
   from t2x.runs.compare import write_comparison
 
   out = Path(args.out or 'compare.html')

@@ -2,11 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t2x.cli.options import count, natural, refuse_bindings
+from t2x.cli.options import assignments, count, natural, refuse_bindings
 from t2x.errors import UserError
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     out,
     args.overrides,
     local if args.runner == 'local' else args.runner,
-    _settings(args.setting),
+    {name: _value(text) for name, text in assignments('--setting', args.setting).items()},
     retry=args.retry,
     only='show' if args.dry_run else 'plan' if args.groups else None,
     confirm=args.confirm,
@@ -139,15 +138,9 @@ def _stage(args: argparse.Namespace) -> 'StageName':
   return 'confirm' if args.confirm else args.stage or ''
 
 
-def _settings(assignments: Sequence[str]) -> dict[str, Any]:
-  """Parses NAME=VALUE; a value that is not JSON is a string."""
-  settings: dict[str, Any] = {}
-  for assignment in assignments:
-    name, equals, text = assignment.partition('=')
-    if not equals:
-      raise UserError(f"--setting '{assignment}' has no value: write NAME=VALUE")
-    try:
-      settings[name] = json.loads(text)
-    except ValueError:
-      settings[name] = text
-  return settings
+def _value(text: str) -> Any:
+  """Returns the value of JSON, or the text if it is not JSON."""
+  try:
+    return json.loads(text)
+  except ValueError:
+    return text

@@ -62,13 +62,21 @@ def words(hint: Any) -> str:
     return 'None'
   if hint in _SCALARS:
     return _SCALARS[hint][0]
-  if origin in UNIONS:
-    return ' or '.join(dict.fromkeys(map(words, args)))
-  if origin is typing.Literal:
-    return ' or '.join(map(repr, args))
+  if origin in UNIONS or origin is typing.Literal:
+    *others, last = dict.fromkeys(_alternatives(hint))
+    return f'{", ".join(others)} or {last}' if others else last
   if collections.abc.Callable in (origin, hint):
     return f'{_callable_words(args)} (@Name)'
   return _container_words(hint, origin, args)
+
+
+def _alternatives(hint: Any) -> list[str]:
+  """Describes each arm of a union and each value of a Literal."""
+  hint = plain_hint(hint)
+  args = typing.get_args(hint)
+  if typing.get_origin(hint) in UNIONS:
+    return [text for arg in args for text in _alternatives(arg)]
+  return [*map(repr, args)] if typing.get_origin(hint) is typing.Literal else [words(hint)]
 
 
 def _callable_words(args: tuple[Any, ...]) -> str:

@@ -163,9 +163,8 @@ def _stack(examples: Sequence[Mapping[str, Any]]) -> Batch:
     arrays = [np.asarray(example[name]) for example in examples]
     if len({array.shape for array in arrays}) > 1:
       shapes = collections.Counter(array.shape for array in arrays)
-      raise UserError(
-        f"rows of a batch differ in the shape of '{name}'; rows by shape: {dict(shapes)}"
-      )
+      counts = ', '.join(f'{count} of shape {shape}' for shape, count in shapes.items())
+      raise UserError(f"rows of a batch differ in the shape of '{name}': {counts}")
     batch[name] = np.stack(arrays)
   return batch
 

@@ -165,8 +165,9 @@ def _explain_write_errors(folder: Path) -> Iterator[None]:
     # array_record raises a RuntimeError that contains the system's message.
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
       if getattr(error, 'errno', None) == number or os.strerror(number) in str(error):
+        advice = 'has free space' if number in (errno.ENOSPC, errno.EDQUOT) else 'can be written'
         raise UserError(
-          f'cannot write {folder}: {os.strerror(number)}; set T2X_CACHE to a folder with free space'
+          f'cannot write {folder}: {os.strerror(number)}; set T2X_CACHE to a folder that {advice}'
         ) from error
     raise
 

@@ -113,12 +113,13 @@ def _limits(prompts, lengths, max_new_tokens, max_length, max_positions):
   by_length = np.full_like(lengths, max_new_tokens) if max_length is None else max_length - lengths
   limits = by_length if max_new_tokens is None else np.minimum(by_length, max_new_tokens)
   # The last generated token is not fed to the model, so it requires no position.
-  needed = int((lengths + limits).max()) - 1
+  longest = (lengths + limits).argmax()
+  needed = int(lengths[longest] + limits[longest]) - 1
   if max_positions is not None and needed > max_positions:
     raise UserError(
-      f'a prompt of {lengths[(lengths + limits).argmax()]} tokens and {limits.max()} new tokens '
-      f'require {needed} positions, the model has {max_positions}: shorten the prompt or '
-      f'decrease max_new_tokens'
+      f'a prompt of {lengths[longest]} tokens and {limits[longest]} new tokens '
+      f'require {needed} positions, the model has {max_positions}: '
+      + ('decrease max_length' if max_length else 'shorten the prompt or decrease max_new_tokens')
     )
   return limits
 

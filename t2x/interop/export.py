@@ -23,6 +23,7 @@ from t2x.layers import (
   Blockwise,
   Dense,
   FactorisedEmbedding,
+  PallasMHA,
   Splash,
   TokenEmbedding,
 )
@@ -37,7 +38,7 @@ IGNORED_ATTRIBUTES = {
   'stochastic_depth',
   'unroll',
 }
-KERNELS = (Auto, Blockwise, Dense, Splash, XLA)
+KERNELS = (Auto, Blockwise, Dense, PallasMHA, Splash, XLA)
 
 Build = Callable[[str], Callable[..., nnx.Module]]
 
@@ -197,13 +198,15 @@ def _describe(
   elif type(value) is functools.partial:
     yield path, functools.partial
     items = {'function': value.func, 'positional': value.args, 'named': value.keywords}
+  elif type(value) in KERNELS:
+    yield path, 'a kernel of t2x'
   elif dataclasses.is_dataclass(value) and not isinstance(value, type):
     yield path, type(value)
     items = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
   else:
     yield path, value
   for name, item in items.items():
-    if name not in IGNORED_ATTRIBUTES and type(item) not in KERNELS:
+    if name not in IGNORED_ATTRIBUTES:
       yield from _describe(item, f'{path}.{name}' if path else name, (*ancestors, value))
 
 

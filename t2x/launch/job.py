@@ -11,6 +11,8 @@ from t2x.errors import UserError, is_printable
 # Names of environment variables that hold secrets.
 _SECRET = re.compile(r'(^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$', re.IGNORECASE)
 _NAME = re.compile(r'[a-z]([-a-z0-9]*[a-z0-9])?')
+# Port of the coordinator, where the target does not choose it.
+PORT = 8476
 # Targets add suffixes, and Kubernetes limits names to 63 characters.
 _MAX_NAME = 40
 
@@ -44,8 +46,7 @@ class Job:
       if not is_printable(text):
         raise UserError(f'{text!r}: control characters and line breaks cannot be rendered')
     for name in self.variables:
-      if not re.fullmatch(r'[A-Za-z_]\w*', name, re.ASCII):
-        raise UserError(f"--env '{name}': must be the name of an environment variable")
+      check_variable('--env', name)
 
   def refuse_secrets(self, advice: str) -> None:
     """Raises UserError if a variable is named like a secret.
@@ -66,9 +67,26 @@ class Job:
     lines = [first, *(f'  {part}' for part in rest)]
     return [*(f'{line} \\' for line in lines[:-1]), lines[-1]]
 
+  def exec_lines(self, *options: str) -> list[str]:
+    """Returns the lines of `train_lines` for a shell that the command replaces."""
+    first, *rest = self.train_lines(*options)
+    return [f'exec {first}', *rest]
+
   def exports(self) -> list[str]:
     """Returns a shell line for each environment variable."""
     return [f'export {name}={shlex.quote(value)}' for name, value in self.variables.items()]
+
+  def variables_on(self, mount: str) -> dict[str, str]:
+    """Returns the environment variables, and that of the data cache, which is on a mounted volume.
+
+    Raises:
+      UserError: the run folder is outside the volume, and would be lost with the machine.
+    """
+    if not Path(self.folder).is_relative_to(mount) or '..' in Path(self.folder).parts:
+      raise UserError(
+        f'--run {self.folder}: must be inside {mount}, the volume that outlives the machines'
+      )
+    return {'T2X_CACHE': f'{mount}/cache', **self.variables}
 
 
 def refuse_secrets(option: str, text: str, advice: str) -> None:
@@ -98,12 +116,17 @@ def check_word(option: str, text: str) -> None:
     raise UserError(f'{option} {text!r}: must not be empty or have blanks or quotes')
 
 
-def check_below(option: str, folder: str, mount: str) -> None:
-  """Raises UserError if a folder is outside the mounted volume, and would be lost with the machine."""
-  if not Path(folder).is_relative_to(mount) or '..' in Path(folder).parts:
-    raise UserError(
-      f'{option} {folder}: must be inside {mount}, the volume that outlives the machines'
-    )
+def check_variable(option: str, name: str) -> None:
+  """Raises UserError unless the name can be that of an environment variable."""
+  if not re.fullmatch(r'[A-Za-z_]\w*', name, re.ASCII):
+    raise UserError(f"{option} '{name}': must be the name of an environment variable")
+
+
+def device_exports(gpus: int, cpu_devices: int) -> list[str]:
+  """Returns the shell lines that select the CPU devices of a process; none if it has GPUs."""
+  if gpus:
+    return []
+  return ['export JAX_PLATFORMS=cpu', f'export JAX_NUM_CPU_DEVICES={cpu_devices}']
 
 
 def default_name(file: str) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from t2x.errors import UserError
-from t2x.launch.job import Job, check_below, check_name, check_word
+from t2x.launch.job import PORT, Job, check_name, check_word
 from t2x.launch.template import fill, yaml_text
 
-_PORT = 8476
 # Node labels of GKE by kind of TPU.
 _TPU_LABELS = {
   'v4': 'tpu-v4-podslice',
@@ -18,7 +17,6 @@ _TPU_LABELS = {
   'v5p': 'tpu-v5p-slice',
   'v6e': 'tpu-v6e-slice',
 }
-TPU_KINDS = tuple(_TPU_LABELS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class GpuNodes:
     if self.nodes == 1:
       return ['--num-processes 1']
     return [
-      f'--coordinator {name}-workers-0-0.{name}:{_PORT}',
+      f'--coordinator {name}-workers-0-0.{name}:{PORT}',
       f'--num-processes {self.nodes} --process-id "$JOB_COMPLETION_INDEX" --wait 900',
     ]
 
@@ -172,9 +170,7 @@ class Kubernetes:
 
   def render(self, job: Job) -> str:
     """Returns the JobSet as YAML."""
-    check_below('--run', job.folder, self.mount)
-    variables = {'T2X_CACHE': f'{self.mount}/cache', **job.variables}
-    command = job.train_lines(*self.machines.processes(job.name))
+    variables = job.variables_on(self.mount)
     references = [
       line for name in self.secret for line in ('- secretRef:', f'    name: {yaml_text(name)}')
     ]
@@ -196,8 +192,8 @@ class Kubernetes:
         for line in (f'- name: {yaml_text(name)}', f'  value: {yaml_text(value)}')
       ],
       secrets=['envFrom:', *(f'  {line}' for line in references)] if references else [],
-      command=[*job.setup, f'exec {command[0]}', *command[1:]],
-      port=_PORT,
+      command=[*job.setup, *job.exec_lines(*self.machines.processes(job.name))],
+      port=PORT,
       resource=self.machines.resource,
       mount=yaml_text(self.mount),
       claim=yaml_text(self.claim),

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from t2x.launch.job import Job
+from t2x.launch.job import Job, device_exports
 from t2x.launch.template import fill
 
 
@@ -32,12 +32,11 @@ class Local:
   def render(self, job: Job) -> str:
     """Returns the script."""
     count = f'{self.processes} process{"es" * (self.processes > 1)}'
-    cpu = ['export JAX_PLATFORMS=cpu', f'export JAX_NUM_CPU_DEVICES={self.cpu_devices}']
     return fill(
       'local.sh',
       what=count,
       source=job.source,
-      setup=[*([] if self.gpus else cpu), *job.exports(), *job.setup],
+      setup=[*device_exports(self.gpus, self.cpu_devices), *job.exports(), *job.setup],
       options=f'-n {self.processes}' + (f' --gpus {self.gpus}' if self.gpus else ''),
       command=[f'  {line}' for line in job.train_lines()],
     )

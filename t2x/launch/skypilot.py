@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from t2x.errors import UserError
-from t2x.launch.job import Job, check_below, check_name, check_word
+from t2x.launch.job import PORT, Job, check_name, check_variable, check_word
 from t2x.launch.template import fill, yaml_text
-
-_PORT = 8476
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +55,7 @@ class SkyPilot:
         'a checkpoint of several nodes would be incomplete: use a volume (sky volumes apply), or --nodes 1'
       )
     for name in self.secret:
-      if not re.fullmatch(r'[A-Za-z_]\w*', name, re.ASCII):
-        raise UserError(f"--secret '{name}': must be the name of an environment variable")
+      check_variable('--secret', name)
 
   @property
   def _is_bucket(self) -> bool:
@@ -76,7 +73,6 @@ class SkyPilot:
 
   def render(self, job: Job) -> str:
     """Returns the task as YAML."""
-    check_below('--run', job.folder, self.mount)
     bucket = [
       'file_mounts:',
       f'  {self.mount}:',
@@ -84,14 +80,13 @@ class SkyPilot:
       '    mode: MOUNT_CACHED',
     ]
     volume = ['volumes:', f'  {self.mount}: {yaml_text(self.storage)}']
-    variables = {'T2X_CACHE': f'{self.mount}/cache', **job.variables}
+    variables = job.variables_on(self.mount)
     processes = ['--num-processes 1']
     if self.nodes > 1:
       processes = [
-        f'--coordinator "$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{_PORT}"',
+        f'--coordinator "$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{PORT}"',
         '--num-processes "$SKYPILOT_NUM_NODES" --process-id "$SKYPILOT_NODE_RANK"',
       ]
-    command = job.train_lines(*processes)
     return fill(
       'skypilot.yaml',
       source=job.source,
@@ -109,5 +104,5 @@ class SkyPilot:
       if self.secret
       else [],
       setup=job.setup,
-      command=[f'exec {command[0]}', *command[1:]],
+      command=job.exec_lines(*processes),
     )

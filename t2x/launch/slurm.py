@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from t2x.errors import UserError
-from t2x.launch.job import Job, check_word, quoted_binding, refuse_secrets
+from t2x.launch.job import Job, check_word, device_exports, quoted_binding, refuse_secrets
 from t2x.launch.template import fill
 
 _TIME = re.compile(r'(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?')
@@ -78,9 +78,7 @@ class Allocation:
 
   def exports(self) -> list[str]:
     """Returns the shell lines that select the devices."""
-    if self.gpus_per_node:
-      return []
-    return ['export JAX_PLATFORMS=cpu', f'export JAX_NUM_CPU_DEVICES={self.cpu_devices}']
+    return device_exports(self.gpus_per_node, self.cpu_devices)
 
   def directives(self) -> list[str]:
     """Returns the lines of the resources that depend on the allocation."""

@@ -22,7 +22,7 @@ _TYPES = {
 }
 
 
-def _parse(option: str, accelerator: str) -> tuple[int, str]:
+def _parse(accelerator: str) -> tuple[int, str]:
   """Returns the number of devices of an accelerator type ('v5litepod-64'), and its default software.
 
   Raises:
@@ -31,7 +31,7 @@ def _parse(option: str, accelerator: str) -> tuple[int, str]:
   match = re.fullmatch(r'(\w+)-([1-9]\d*)', accelerator)
   if match is None or match[1] not in _TYPES:
     raise UserError(
-      f"{option} '{accelerator}': must be one of {', '.join(_TYPES)} and a size, such as v5litepod-64"
+      f"--accelerator '{accelerator}': must be one of {', '.join(_TYPES)} and a size, such as v5litepod-64"
     )
   factor, runtime = _TYPES[match[1]]
   return max(1, int(int(match[2]) * factor)), runtime
@@ -48,16 +48,13 @@ class _Slices:
 
   accelerator: str
   slices: int = 1
+  # The script of a queued resource waits until the run ends.
+  submit: ClassVar[Sequence[str]] = ('bash',)
 
   @property
   def num_devices(self) -> int:
     """Number of devices of the run."""
-    return self.slices * _parse('--accelerator', self.accelerator)[0]
-
-  @property
-  def submit(self) -> Sequence[str]:
-    """Runs the script; that of a queued resource waits until the run ends."""
-    return ('bash',)
+    return self.slices * _parse(self.accelerator)[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,7 @@ class QueuedResource(_Slices):
   def __post_init__(self):
     check_name('--resource', self.resource)
     check_name('--zone', self.zone)
-    _parse('--accelerator', self.accelerator)
+    _parse(self.accelerator)
     if self.runtime is not None:
       check_word('--runtime', self.runtime)
 
@@ -96,12 +93,12 @@ class QueuedResource(_Slices):
       resource=self.resource,
       zone=self.zone,
       accelerator=self.accelerator,
-      runtime=self.runtime or _parse('--accelerator', self.accelerator)[1],
+      runtime=self.runtime or _parse(self.accelerator)[1],
       slices=' '.join(names) if self.slices > 1 else self.resource,
       nodes=several if self.slices > 1 else f'--node-id={self.resource}',
       spot=' --spot' if self.spot else '',
       setup=[*job.exports(), *job.setup],
-      command=[f'exec {line}' if not i else line for i, line in enumerate(job.train_lines())],
+      command=job.exec_lines(),
     )
 
 
@@ -126,7 +123,7 @@ class Xpk(_Slices):
 
   def __post_init__(self):
     check_word('--image', self.image)
-    _parse('--accelerator', self.accelerator)
+    _parse(self.accelerator)
     for option, names in (('--cluster', [self.cluster]), ('--storage', self.storage)):
       for name in names:
         check_name(option, name)
@@ -134,7 +131,7 @@ class Xpk(_Slices):
   def render(self, job: Job) -> str:
     """Returns the script."""
     # xpk inserts the command into a line of YAML.
-    train = 'exec ' + ' '.join(line.strip().removesuffix(' \\') for line in job.train_lines())
+    train = ' '.join(line.strip().removesuffix(' \\') for line in job.exec_lines())
     options = [
       f'--workload={job.name}',
       f'--cluster={self.cluster}',

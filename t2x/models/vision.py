@@ -86,11 +86,15 @@ class VisionTransformer(nnx.Module):
     return self.body(x, tokens=tokens, key=named_key(key, 'body'), record=record)
 
   def __call__(
-    self, images: Float[Array, 'batch height width channels'], *, key: Array | None = None
+    self,
+    images: Float[Array, 'batch height width channels'],
+    *,
+    key: Array | None = None,
+    record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head."""
-    out = self.hidden(images, key=key)
+    """Returns class logits [batch, classes], or pooled vectors [batch, output_dim] without a head; see `hidden`."""
+    out = self.hidden(images, key=key, record=record)
     x = self.pool(out.x)
     if self.head is not None:
       x = self.head(x, named_key(key, 'head'))
-    return Output(x, None, out.aux)
+    return Output(x, None, out.aux, out.recorded)

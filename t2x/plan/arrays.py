@@ -128,8 +128,7 @@ class Operation:
     extra: bytes of operands that are gathered from other devices.
     in_place: pairs (read, written) of arrays that can share a buffer; None: all of equal size.
     is_backward: whether it belongs to the backward pass.
-    is_loop: whether it is a loop.
-    is_counted: whether its time is counted here, not inside.
+    is_loop: whether it is a loop or a branch, whose time is counted inside.
   """
 
   reads: Sequence[Array]
@@ -140,7 +139,6 @@ class Operation:
   in_place: Sequence[tuple[Array, Array]] | None = ()
   is_backward: bool = False
   is_loop: bool = False
-  is_counted: bool = True
 
 
 # (FLOPs, bytes of memory traffic) of an operation on one device -> how often it is executed in a step.
@@ -190,7 +188,7 @@ class Frame:
       for array in operation.reads:
         for buffer in array.buffers():
           buffer.last = max(buffer.last, places[id(operation)])
-      if operation.is_counted:
+      if not operation.is_loop:
         self.work[operation.flops, self._traffic(operation)] += 1
     for array in outputs:
       for buffer in array.buffers():

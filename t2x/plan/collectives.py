@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from t2x.plan.hlo import Computation, Instruction, Program, Shape, element_index
+from t2x.plan.hlo import Computation, Instruction, Program, Shape, element_index, integers
 
 KINDS = ('all-gather', 'reduce-scatter', 'all-reduce', 'all-to-all', 'collective-permute')
 # Mesh axes of groups of devices that are not all devices along some axes.
@@ -130,17 +130,17 @@ def _group(instruction: Instruction, mesh_shape: Mapping[str, int]) -> Sequence[
   """Returns the devices of the first group; for a permutation, those along the axes in which it moves."""
   text = instruction.attributes
   if match := _IOTA.search(text):
-    groups, members, dims = int(match[1]), int(match[2]), _integers(match[3])
+    groups, members, dims = int(match[1]), int(match[2]), integers(match[3])
     ids = np.arange(math.prod(dims)).reshape(dims)
     if match[4]:
-      ids = ids.transpose(_integers(match[4]))
+      ids = ids.transpose(integers(match[4]))
     return ids.reshape(groups, members)[0].tolist()
   if match := _MESH.search(text):
     return _along_axes(match[1], match[2])
   if match := _PAIRS.search(text):
     return _moved(re.findall(r'(\d+),(\d+)', match[1] + '}'), mesh_shape)
   if match := re.search(r'replica_groups=\{\{([\d,]*)\}', text):
-    return _integers(match[1])
+    return integers(match[1])
   return range(math.prod(mesh_shape.values()))
 
 
@@ -167,10 +167,6 @@ def _moved(pairs: Iterable[tuple[str, str]], mesh_shape: Mapping[str, int]) -> l
   differs = (sources != targets).any(1)
   grid = np.arange(math.prod(shape)).reshape(shape)
   return grid[tuple(slice(None) if moved else 0 for moved in differs)].reshape(-1).tolist()
-
-
-def _integers(text: str) -> list[int]:
-  return [int(number) for number in text.split(',') if number]
 
 
 def _axes(group: Sequence[int], mesh_shape: Mapping[str, int]) -> tuple[str, ...]:

@@ -172,9 +172,7 @@ def _instruction(line: str) -> Instruction | None:
   kind = line[match.end() : end]
   start = line.index('(', end)
   close = _closing(line, start)
-  shapes = tuple(
-    Shape(name, tuple(int(n) for n in dims.split(',') if n)) for name, dims in _ARRAY.findall(kind)
-  )
+  shapes = tuple(Shape(name, tuple(integers(dims))) for name, dims in _ARRAY.findall(kind))
   operands = line[start:close]
   return Instruction(
     match[2],
@@ -199,7 +197,7 @@ def _closing(text: str, start: int) -> int:
 
 def _dimensions(name: str, attributes: str) -> list[int]:
   match = re.search(rf'\b{name}={{([\d,]*)}}', attributes)
-  return [int(n) for n in match[1].split(',') if n] if match else []
+  return integers(match[1]) if match else []
 
 
 def _multiply_adds(instruction: Instruction, computation: Computation) -> int:
@@ -220,3 +218,8 @@ def element_index(element: Instruction) -> int:
   """Returns the index that a get-tuple-element instruction reads."""
   match = re.search(r'index=(\d+)', element.attributes)
   return int(match[1]) if match else 0
+
+
+def integers(text: str) -> list[int]:
+  """Returns the numbers of a list such as '2,3'; none for an empty text."""
+  return [int(number) for number in text.split(',') if number]

@@ -7,9 +7,10 @@ from typing import Any
 from t2x.errors import UserError
 from t2x.plan.collectives import Collective
 from t2x.plan.compiled import Compiled
-from t2x.plan.cost import RunCost, collective_seconds, step_time
+from t2x.plan.cost import RunCost, StepTime, collective_seconds, step_time
 from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
+from t2x.train.speed import step_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,16 +46,16 @@ class Planned:
     variant: the variant.
     fits: whether it fits into the device; None without a device.
     compiled: its compiled program; None if it was not compiled.
+    time: seconds of a step, with the collectives of the compiled program if it was compiled; None if unknown.
     cost: cost of the run; None without a time.
-    compiled_seconds: seconds of a step with the collectives of the compiled program; None if unknown.
     error: the reason why it could not be compiled; None if it was.
   """
 
   variant: Variant
   fits: bool | None
   compiled: Compiled | None = None
+  time: StepTime | None = None
   cost: RunCost | None = None
-  compiled_seconds: float | None = None
   error: str | None = None
 
 
@@ -125,15 +126,14 @@ class _Finisher:
         if required:
           raise
         error = str(failure)
-    device, cost, seconds = request.device, None, None
+    device, cost, time = request.device, None, variant.time
     fits = None if device is None else self.planner.fits(variant)
-    if device is not None and variant.time is not None:
-      seconds = variant.time.estimate
+    if device is not None and time is not None:
       if compiled is not None:
         work, shape = variant.footprint.work, variant.mesh_shape
-        seconds = step_time(work, compiled.collectives, device, shape).estimate
-      cost = variant.run_cost(seconds, device, request.tokens, request.price)
-    return Planned(variant, fits, compiled, cost, seconds, error)
+        time = step_time(work, compiled.collectives, device, shape)
+      cost = variant.run_cost(time.estimate, device, request.tokens, request.price)
+    return Planned(variant, fits, compiled, time, cost, error)
 
 
 def communication(planned: Planned) -> Sequence[Collective]:
@@ -173,7 +173,7 @@ def _variant_json(planned: Planned, device: Device | None) -> dict[str, Any]:
     'bytes_per_device': {**traced.parts(), 'total': traced.total},
     'live_before_backward': traced.saved,
     'flops_per_device': traced.flops,
-    'model_flops': variant.program.flops.causal * variant.step_tokens,
+    'model_flops': step_flops(variant.program),
     'expected_collectives': [
       {'kind': kind, 'axes': axes, 'bytes': size}
       for (kind, axes), size in traced.collectives.items()

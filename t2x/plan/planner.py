@@ -17,6 +17,7 @@ from t2x.plan.footprint import Footprint, footprint
 from t2x.plan.hardware import Device
 from t2x.train import TrainProgram
 from t2x.train.check import check_vocabulary
+from t2x.train.speed import step_flops, step_tokens
 
 # Values of Stack.remat, from the fewest recomputed arrays to the most.
 POLICIES = (None, 'dots', 'dots_no_batch+attention', 'dots_no_batch', 'attention', 'full')
@@ -56,19 +57,14 @@ class Variant:
     modules = nnx.iter_modules(self.program.blueprint.shapes)
     return next((part.remat for _, part in modules if isinstance(part, Stack)), None)
 
-  @property
-  def step_tokens(self) -> int:
-    """Tokens of a step."""
-    return self.program.trainer.batch_size * sum(self.program.row_lengths.values())
-
   def run_cost(
     self, seconds: float, device: Device, tokens: float | None, price: float | None
   ) -> RunCost:
     """Returns the cost of `tokens`, or of all steps of the experiment, at `seconds` per step."""
-    flops = self.program.flops.causal * self.step_tokens
-    tokens = tokens or self.program.trainer.num_steps * self.step_tokens
-    size = self.program.mesh.size
-    return run_cost(seconds, flops, self.step_tokens, tokens, device, size, price)
+    program, count = self.program, step_tokens(self.program)
+    tokens = tokens or program.trainer.num_steps * count
+    size = program.mesh.size
+    return run_cost(seconds, step_flops(program), count, tokens, device, size, price)
 
 
 class Planner:
@@ -124,13 +120,6 @@ class Planner:
       time = step_time(traced.work, expected_collectives(traced, shape), self.device, shape)
     return Variant(bindings, program, traced, time)
 
-  def try_variant(self, bindings: tuple[str, ...]) -> Variant | None:
-    """Returns a variant, or None if its parts do not fit each other or the mesh."""
-    try:
-      return self.variant(bindings)
-    except UserError:
-      return None
-
   def compile(self, variant: Variant) -> Compiled:
     """Compiles a variant for fake devices.
 
@@ -139,13 +128,9 @@ class Planner:
     """
     return compile_step(self.files, [*self.overrides, *variant.bindings], variant.program.mesh.size)
 
-  def margin(self, num_bytes: int) -> float:
-    """Returns the usable bytes of the device that remain free."""
-    return math.inf if self.device is None else self.device.usable - num_bytes
-
   def fits(self, variant: Variant) -> bool:
     """Returns whether a variant fits into the memory of the device."""
-    return self.margin(variant.footprint.total) >= 0
+    return self.device is None or variant.footprint.total <= self.device.usable
 
   def nearest_changes(self) -> list[Variant]:
     """Returns the variants tried because the experiment does not fit, variants that fit first.
@@ -155,7 +140,7 @@ class Planner:
     """
     kinds: list[Iterable[tuple[str, ...]]] = [
       self._micro_batches(()),
-      self._policies(()),
+      self._policies(),
       self._strategies(),
     ]
     tried = [self._first_that_fits(bindings) for bindings in kinds]
@@ -186,11 +171,12 @@ class Planner:
     return not self.fits(variant), seconds
 
   def _first_that_fits(self, options: Iterable[tuple[str, ...]]) -> Variant | None:
-    """Returns the first variant that fits; otherwise the variant with the least memory."""
+    """Returns the first variant that fits; otherwise the valid variant with the least memory."""
     smallest: Variant | None = None
     for bindings in options:
-      variant = self.try_variant(bindings)
-      if variant is None:
+      try:
+        variant = self.variant(bindings)
+      except UserError:
         continue
       if self.fits(variant):
         return variant
@@ -211,9 +197,9 @@ class Planner:
         yield (*bindings, f'Trainer.accumulate={count}')
       count *= 2
 
-  def _policies(self, bindings: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+  def _policies(self) -> Iterator[tuple[str, ...]]:
     current = POLICIES.index(self.base.remat)
-    return (self._with_policy(bindings, policy) for policy in POLICIES[current + 1 :])
+    return (self._with_policy((), policy) for policy in POLICIES[current + 1 :])
 
   def _strategies(self) -> list[tuple[str, ...]]:
     """Returns the meshes of the usual strategies that differ from the experiment's."""

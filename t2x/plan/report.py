@@ -1,7 +1,7 @@
 """The text of a plan."""
 
 from t2x.parallel.report import format_bytes
-from t2x.plan.cost import collective_seconds, step_time
+from t2x.plan.cost import collective_seconds
 from t2x.plan.hardware import (
   LINK_EFFICIENCY,
   MEMORY_EFFICIENCY,
@@ -12,6 +12,7 @@ from t2x.plan.hardware import (
 from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import Variant, rows_per_device
 from t2x.text_table import text_table
+from t2x.train.speed import step_flops, step_tokens
 from t2x.train.summary import attention_kernels
 
 
@@ -20,14 +21,14 @@ def report(plan: Plan) -> str:
   device = plan.request.device
   parts = [_title(plan.base.variant), _memory(plan.base, device), _operations(plan.base, device)]
   if device is not None:
-    parts.append(_time(plan.base, device))
+    parts.append(_time(plan.base))
   if plan.changes:
     parts.append(
-      'changes that were tried because the step does not fit:\n' + _variants(plan.changes, device)
+      'changes that were tried because the step does not fit:\n' + _variants(plan.changes)
     )
   if plan.best:
     tried = f'the best of {plan.num_tried} variants tried, by the time of a step:\n'
-    parts.append(tried + _variants(plan.best, device))
+    parts.append(tried + _variants(plan.best))
   parts.append('assumptions:\n' + '\n'.join(f'- {line}' for line in assumptions(plan)))
   return '\n\n'.join(parts)
 
@@ -46,23 +47,27 @@ def _title(variant: Variant) -> str:
 
 def _memory(planned: Planned, device: Device | None) -> str:
   traced, compiled = planned.variant.footprint, planned.compiled
-  rows = [('memory per device', 'traced', 'compiled')]
-  arguments = '' if compiled is None else format_bytes(compiled.arguments)
-  names = {'parameters', 'optimizer state', 'averages, keys, batch'}
-  parts = traced.parts()
-  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name in names]
-  rows.append(('state and batch', format_bytes(traced.arguments), arguments))
-  rows += [(f'  {name}', format_bytes(parts[name]), '') for name in parts if name not in names]
-  rest = '' if compiled is None else format_bytes(compiled.total - compiled.arguments)
-  rows.append(('other arrays at the peak', format_bytes(sum(traced.peak.values())), rest))
-  total = '' if compiled is None else format_bytes(compiled.total)
-  rows.append(('total', format_bytes(traced.total), total))
-  saved = '' if compiled is None else format_bytes(compiled.saved)
-  rows.append(('live when the backward pass starts', format_bytes(traced.saved), saved))
-  if compiled is None:
-    rows = [(*row[:2], '') for row in rows]
-    rows[0] = ('memory per device', 'traced', '')
-  return f'{text_table(rows, "<>>")}\n{_fit(planned, device)}'.rstrip()
+  parts = [(f'  {name}', size) for name, size in traced.parts().items()]
+  sizes = [
+    *parts[:3],
+    ('state and batch', traced.arguments),
+    *parts[3:],
+    ('other arrays at the peak', traced.total - traced.arguments),
+    ('total', traced.total),
+    ('live when the backward pass starts', traced.saved),
+  ]
+  column: dict[str, str] = {}
+  if compiled is not None:
+    column = {
+      'memory per device': 'compiled',
+      'state and batch': format_bytes(compiled.arguments),
+      'other arrays at the peak': format_bytes(compiled.total - compiled.arguments),
+      'total': format_bytes(compiled.total),
+      'live when the backward pass starts': format_bytes(compiled.saved),
+    }
+  rows = [('memory per device', 'traced'), *((name, format_bytes(size)) for name, size in sizes)]
+  table = text_table([(*row, column.get(row[0], '')) for row in rows], '<>>')
+  return f'{table}\n{_fit(planned, device)}'.rstrip()
 
 
 def _fit(planned: Planned, device: Device | None) -> str:
@@ -87,7 +92,7 @@ def _fit(planned: Planned, device: Device | None) -> str:
 
 def _operations(planned: Planned, device: Device | None) -> str:
   variant, compiled = planned.variant, planned.compiled
-  flops = variant.program.flops.causal * variant.step_tokens / variant.program.mesh.size
+  flops = step_flops(variant.program) / variant.program.mesh.size
   lines = [
     f'FLOPs per device and step: model {flops:.4g} (causal attention counted half), products of the traced '
     f'step {variant.footprint.flops:.4g}'
@@ -110,20 +115,16 @@ def _operations(planned: Planned, device: Device | None) -> str:
   return '\n'.join(lines)
 
 
-def _time(planned: Planned, device: Device) -> str:
-  variant = planned.variant
-  if planned.cost is None or variant.time is None:
+def _time(planned: Planned) -> str:
+  variant, time, cost = planned.variant, planned.time, planned.cost
+  if time is None or cost is None:
     return 'time: unknown, because the peak rates are those of bfloat16 (Trainer.compute_dtype)'
-  time = variant.time
-  if planned.compiled is not None:
-    work = variant.footprint.work
-    time = step_time(work, communication(planned), device, variant.mesh_shape)
-  cost, size = planned.cost, variant.program.mesh.size
+  size = variant.program.mesh.size
   lines = [
     f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
     f'collectives {_seconds(time.exposed)}',
-    f'MFU {cost.mfu:.1%}, {variant.step_tokens / time.estimate:,.0f} tokens per second, '
+    f'MFU {cost.mfu:.1%}, {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
     f'{cost.tokens:.4g} tokens in {cost.days:.3g} days'
     + (
       ''
@@ -138,7 +139,7 @@ def _seconds(seconds: float) -> str:
   return f'{seconds:.3g} s' if seconds >= 1 else f'{1e3 * seconds:.3g} ms'
 
 
-def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
+def _variants(variants: tuple[Planned, ...]) -> str:
   rows = [('settings', 'fits', 'traced', 'compiled', 'time per step', 'MFU')]
   for planned in variants:
     compiled = '' if planned.compiled is None else format_bytes(planned.compiled.total)
@@ -148,7 +149,7 @@ def _variants(variants: tuple[Planned, ...], device: Device | None) -> str:
         'yes' if planned.fits else 'no',
         format_bytes(planned.variant.footprint.total),
         compiled or ('not compiled' if planned.error is None else 'failed'),
-        '' if planned.compiled_seconds is None else _seconds(planned.compiled_seconds),
+        '' if planned.time is None else _seconds(planned.time.estimate),
         '' if planned.cost is None else f'{planned.cost.mfu:.1%}',
       )
     )

@@ -218,7 +218,6 @@ class _FrameWalker:
         in_place=pairs,
         is_backward=is_backward,
         is_loop=True,
-        is_counted=False,
       )
     )
     work: Work = collections.Counter({key: n * length for key, n in totals.work.items()})

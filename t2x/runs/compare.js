@@ -1,15 +1,5 @@
-const data = JSON.parse(document.getElementById('data').textContent);
-const byId = (id) => document.getElementById(id);
-const DASHES = [null, '6 3', '2 3', '8 3 2 3'];
 const MOST_SHOWN = 12;
 const shown = new Set(data.runs.map((_, index) => index).slice(0, MOST_SHOWN));
-const style = (index) => ({ color: `var(--c${index % 6})`, dash: DASHES[Math.floor(index / 6) % DASHES.length] });
-
-function key(index, on = true) {
-  const { color, dash } = style(index);
-  return svg('svg', { viewBox: '0 0 22 8', 'aria-hidden': 'true' }, svg('line', {
-    x1: 0, x2: 22, y1: 4, y2: 4, stroke: on ? color : 'var(--rule)', 'stroke-width': 2.5, 'stroke-dasharray': dash }));
-}
 
 function runTable() {
   const number = (text) => html('td', { class: 'number' }, text);
@@ -18,7 +8,7 @@ function runTable() {
   byId('runs').append(html('table', {},
     html('thead', {}, html('tr', {}, ...columns.map(([name, kind]) => html('th', { class: kind, scope: 'col' }, name)))),
     html('tbody', {}, ...data.runs.map((run, index) => html('tr', {},
-      html('td', { title: run.name }, key(index), run.name),
+      html('td', { title: run.name }, legendKey(lineStyle(index)), run.name),
       html('td', { class: run.state }, run.state),
       number(isNumber(run.num_steps) ? `${count(run.step ?? 0)} of ${count(run.num_steps)}` : count(run.step)),
       html('td', {}, run.metric),
@@ -40,7 +30,7 @@ function curves() {
   const all = data.runs.map((run) => points(run, split, metric, axis));
   // The first run is drawn last, on top. A single point is a dot.
   const series = [...shown].sort((a, b) => b - a).filter((index) => all[index].length).map((index) => ({
-    label: data.runs[index].name, lit: true, ...style(index), runs: [],
+    label: data.runs[index].name, lit: true, ...lineStyle(index), runs: [],
     mean: all[index].length === 1 ? [{ ...all[index][0], dot: true }] : all[index],
   }));
   const far = Math.max(...series.flatMap((curve) => curve.mean.map((point) => point.x)));
@@ -59,17 +49,11 @@ function curves() {
 }
 
 function legend() {
-  byId('legend').replaceChildren(...data.runs.map((run, index) => {
-    const on = shown.has(index);
-    const button = html('button', { type: 'button', 'aria-pressed': String(on) }, key(index, on), run.name);
-    button.addEventListener('click', () => {
-      if (!shown.delete(index)) shown.add(index);
-      legend();
-      curves();
-      byId('legend').children[index].focus();
-    });
-    return button;
-  }));
+  fillLegend(byId('legend'), data.runs.map((run, index) => ({ index, label: run.name, lit: shown.has(index), ...lineStyle(index) })), (index) => {
+    if (!shown.delete(index)) shown.add(index);
+    legend();
+    curves();
+  });
 }
 
 /** Allows line breaks before the dots of a path. */
@@ -93,14 +77,9 @@ function differenceTable() {
 
 for (const problem of data.problems) byId('problems').append(html('p', {}, html('b', {}, 'Warning: '), problem));
 runTable();
-byId('metric').append(...data.metrics.map(([split, name], index) => html('option', { value: index }, `${name} (${split})`)));
+choices(byId('metric'), data.metrics.map(([split, name], index) => [index, `${name} (${split})`]));
 legend();
 curves();
 differenceTable();
 for (const id of ['metric', 'axis', 'late']) byId(id).addEventListener('change', curves);
-let width = document.documentElement.clientWidth;
-new ResizeObserver(() => {
-  if (document.documentElement.clientWidth === width) return;
-  width = document.documentElement.clientWidth;
-  curves();
-}).observe(document.documentElement);
+redrawOnResize(curves);

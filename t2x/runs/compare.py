@@ -1,8 +1,5 @@
 """A page that compares runs: their states, learning curves and config differences."""
 
-import html
-import json
-import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -11,13 +8,12 @@ from typing import Any
 from t2x.config import Config, differences
 from t2x.errors import UserError, first_line, printable
 from t2x.files import write_atomically
+from t2x.html_page import html_page
 from t2x.runs.folders import Run, read_run
-from t2x.sweeps.json_files import is_number, metric_lines
+from t2x.sweeps.json_files import is_number, metric_lines, rounded
 
 # Maximum number of points of a curve on the page.
 MAX_POINTS = 400
-# Larger numbers may be rounded to infinity.
-_LARGEST = 1e300
 _HIDDEN = ('step', 'split')
 
 
@@ -110,7 +106,7 @@ def _row(name: str, run: Run) -> dict[str, Any]:
     'metric': printable(run.metric),
     'best_step': run.best_step,
     'host': run.host,
-  } | {key: _rounded(value, 6) for key, value in values.items()}
+  } | {key: rounded(value, 6) for key, value in values.items()}
 
 
 def _config(name: str, folder: Path, problems: list[str]) -> Config | None:
@@ -146,7 +142,7 @@ def _curves(folder: Path, problems: list[str]) -> dict[str, Any]:
   """Returns the curves of a run by split, at most `MAX_POINTS` points each and always the last."""
   lines = metric_lines(folder / 'metrics.jsonl', problems)
   seconds = {
-    (line['step'], line['split']): _rounded(line.get('seconds'), 4)
+    (line['step'], line['split']): rounded(line.get('seconds'), 4)
     for line in metric_lines(folder / 'timing.jsonl')
   }
   splits: dict[str, list[Mapping[str, Any]]] = {}
@@ -170,14 +166,8 @@ def _sampled(lines: Sequence[Mapping[str, Any]], seconds: Sequence[float | None]
   return {
     'steps': [lines[i]['step'] for i in indices],
     'seconds': [seconds[i] for i in indices],
-    'values': {name: [_rounded(lines[i].get(name), 6) for i in indices] for name in names},
+    'values': {name: [rounded(lines[i].get(name), 6) for i in indices] for name in names},
   }
-
-
-def _rounded(value: Any, digits: int) -> float | None:
-  if not is_number(value) or abs(value) > _LARGEST:
-    return None
-  return float(f'{value:.{digits}g}')
 
 
 def _metrics(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -198,21 +188,12 @@ def _metrics(runs: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def page(data: Mapping[str, Any]) -> str:
   """Returns the HTML page for the result of `comparison`."""
-  own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps').joinpath('report')
+  own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps') / 'report'
   names = ', '.join(run['name'] for run in data['runs'])
-  # Text inside the script element cannot end it.
-  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
-  for character in '<>&':
-    text = text.replace(character, f'\\u{ord(character):04x}')
-  parts = {
-    'title': html.escape(f'Runs: {names}'),
-    'style': report.joinpath('report.css').read_text('utf-8')
-    + own.joinpath('compare.css').read_text('utf-8'),
-    'script': '\n'.join(
-      file.read_text('utf-8')
-      for file in (report / 'core.js', report / 'charts.js', own / 'compare.js')
-    ),
-    'data': text,
-  }
-  template = own.joinpath('compare.html').read_text('utf-8')
-  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template)
+  return html_page(
+    template=own / 'compare.html',
+    title=f'Runs: {names}',
+    styles=(report / 'report.css', own / 'compare.css'),
+    scripts=(report / 'core.js', report / 'charts.js', own / 'compare.js'),
+    data=data,
+  )

@@ -35,6 +35,15 @@ def is_number(value: Any) -> bool:
     return False
 
 
+def rounded(value: Any, digits: int) -> float | int | None:
+  """Returns a number with `digits` significant digits; None if the value is not a finite number."""
+  # Larger numbers may be rounded to infinity.
+  if not is_number(value) or abs(value) > 1e300:
+    return None
+  result = float(f'{value:.{digits}g}')
+  return int(result) if result.is_integer() else result
+
+
 def _is_integer(value: Any) -> bool:
   return type(value) is int and abs(value) < _LARGEST
 

@@ -14,6 +14,7 @@ from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import Output
+from t2x.tasks.text import pad_prompts
 
 Texts = str | Sequence[str]
 # Texts, or token ids int32 [batch, length].
@@ -119,18 +120,14 @@ class Inspection:
     return self.tokenizer
 
   def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    pad_id = self._text_tokenizer().pad_id
-    ids = np.full((len(rows), max(map(len, rows))), pad_id, np.int32)
-    segments = np.zeros_like(ids)
-    for i, row in enumerate(rows):
-      ids[i, : len(row)], segments[i, : len(row)] = row, 1
-    return ids, segments
+    ids, lengths = pad_prompts(rows, self._text_tokenizer().pad_id, multiple=1)
+    return ids, (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnames='record')
 def _image_outputs(model, images, *, record):
-  out = model.hidden(images, record=record)
-  return model(images).x, out.recorded
+  out: Output = model(images, record=record)
+  return out.x, out.recorded
 
 
 @functools.partial(jax.jit, static_argnames='record')

@@ -233,7 +233,7 @@ class TrainProgram(EvalProgram):
     _, task, _ = self.experiment.complete()
     return flops_per_token(task, self.blueprint.shapes)
 
-  @property
+  @functools.cached_property
   def row_lengths(self) -> dict[str, int]:
     """Tokens per row by top-level part; see `t2x.train.flops.row_lengths`."""
     _, task, _ = self.experiment.complete()

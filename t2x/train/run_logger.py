@@ -141,9 +141,10 @@ class RunLogger(contextlib.AbstractContextManager):
     """Prints the results of the run and the next commands, and sends the summary to the trackers."""
     if self.run.processes.first:
       seconds = self._seconds()
-      summary = tracker_summary(self.run, metrics, seconds)
-      for tracker in self.trackers:
-        tracker.finish(summary)
+      if self.trackers:
+        summary = tracker_summary(self.run, metrics, seconds)
+        for tracker in self.trackers:
+          tracker.finish(summary)
       self.terminal.print(end_screen(self.run, metrics, seconds, self.terminal.width))
 
   def step(self, step: int, sums: StepSums, num_units: int, log: bool) -> None:

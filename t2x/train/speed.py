@@ -53,6 +53,11 @@ def peak_flops(program: 'TrainProgram') -> float | None:
   return None if peak is None else peak * program.mesh.size
 
 
+def step_tokens(program: 'TrainProgram') -> int:
+  """Returns the tokens of a train step, padding included."""
+  return program.trainer.batch_size * sum(program.row_lengths.values())
+
+
 def step_flops(program: 'TrainProgram') -> float:
   """Returns the model FLOPs of a train step, with causal attention counted half."""
-  return program.flops.causal * program.trainer.batch_size * sum(program.row_lengths.values())
+  return program.flops.causal * step_tokens(program)

@@ -31,7 +31,7 @@ from t2x.tasks import Task
 from t2x.text_table import text_table
 from t2x.train.flops import Flops, row_lengths
 from t2x.train.params import Blueprint, ParamInfo
-from t2x.train.speed import peak_flops
+from t2x.train.speed import peak_flops, step_tokens
 from t2x.train.writers import clock, format_value
 
 if TYPE_CHECKING:
@@ -137,12 +137,11 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
   """
   model, trainer, task = run.program.blueprint.shapes, run.trainer, run.task
   flops, peak = run.program.flops, peak_flops(run.program)
-  tokens = trainer.batch_size * sum(run.program.row_lengths.values())
   epochs = trainer.num_steps * trainer.batch_size / max(len(rows), 1)
   kernels = attention_kernels(model, task, trainer.compute_dtype, run.program.layout)
   lines = {
     'model': _model(model),
-    'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * tokens)} per step'
+    'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * step_tokens(run.program))} per step'
     + (
       ''
       if peak is None

@@ -124,7 +124,7 @@ def test_missing_parameters_are_told_with_the_place_that_references_the_part(err
     ('b', '1', 'must be True or False, got 1'),
     ('s', '1', 'must be a string in quotes, got 1'),
     ('maybe', "'x'", "must be an integer or None, got 'x'"),
-    ('remat', "'ful'", "must be 'full' or 'dots' or None, got 'ful'"),
+    ('remat', "'ful'", "must be 'full', 'dots' or None, got 'ful'"),
     ('ints', '[1, 2]', 'must be a tuple of integers, got [1, 2]'),
     ('ints', '(1)', 'must be a tuple of integers, got 1'),
     ('ints', "(1, 'x')", "must be an integer, got 'x'"),

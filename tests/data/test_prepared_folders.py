@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import functools
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -186,3 +187,14 @@ def test_without_file_locks_nothing_is_removed(tmp_path, monkeypatch):
   write_folder(tmp_path / 'b', lambda folder: (folder / 'whole').touch())
   assert left.is_dir()
   assert (tmp_path / 'b' / 'whole').exists()
+
+
+@pytest.mark.parametrize(
+  ('number', 'advice'), [(errno.ENOSPC, 'has free space'), (errno.EACCES, 'can be written')]
+)
+def test_errors_of_the_system_say_what_the_folder_needs(tmp_path, number, advice):
+  def write(folder):
+    raise OSError(number, os.strerror(number))
+
+  with pytest.raises(UserError, match=f'{os.strerror(number)}; .* a folder that {advice}'):
+    prepare(tmp_path / 'data', write)

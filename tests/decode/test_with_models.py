@@ -184,3 +184,8 @@ def test_more_tokens_than_learned_positions_is_an_error(translator):
   prompts, lengths = rows([6], 6)
   with pytest.raises(UserError, match='shorten the prompt or decrease max_new_tokens'):
     generate(language_model('learned'), prompts, lengths, max_new_tokens=8, eos_id=EOS, pad_id=PAD)
+  prompts, lengths = rows([3, 8], 8)
+  limits = {'max_new_tokens': 8, 'max_length': 14}
+  message = r'a prompt of 8 tokens and 6 new tokens require 13 positions, .*: decrease max_length'
+  with pytest.raises(UserError, match=message):
+    generate(language_model('learned'), prompts, lengths, **limits, eos_id=EOS, pad_id=PAD)

@@ -104,7 +104,7 @@ def test_the_familys_own_parts_are_exported(changed, tmp_path):
   assert exported(changed('', ''), tmp_path / 'back') == 'gpt2'
 
 
-@pytest.mark.parametrize('kernel', ['Auto', 'Blockwise', 'Dense', 'Splash', 'XLA'])
+@pytest.mark.parametrize('kernel', ['Auto', 'Blockwise', 'Dense', 'PallasMHA', 'Splash', 'XLA'])
 def test_our_own_kernels_are_alike(kernel, changed, tmp_path):
   model = changed(extra=f'MultiHeadAttention.kernel = @{kernel}()\n')
   assert exported(model, tmp_path / 'back') == 'gpt2'
@@ -169,7 +169,7 @@ def test_a_part_that_the_family_lacks_is_refused(change, changed, tmp_path):
   [
     (
       OTHERS['a kernel'],
-      'body.stack.blocks.0.mixer.kernel: expected none, got my_export_parts.Loud',
+      'body.stack.blocks.0.mixer.kernel: expected a kernel of t2x, got my_export_parts.Loud',
     ),
     (
       OTHERS['an attention'],

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from halved import Halved
 
 from t2x.layers import Linear, RowLayout, Tokens, lecun_normal
 from t2x.layers.constraints import use_layout
@@ -44,19 +45,6 @@ def test_tokens_of_another_sequence_are_not_packed_with_these():
   assert Tokens.row(3).as_source().layout is RowLayout.CONTIGUOUS
 
 
-class Split:
-  """A layout that splits the length over two devices, without moving anything."""
-
-  def constrain(self, x, axes):
-    return x
-
-  def num_parts(self, axis):
-    return 2 if axis == 'length' else 1
-
-  def map_shards(self, function, in_axes, out_axes):
-    return function
-
-
 def test_a_projection_merges_rows_unless_their_length_is_split():
   linear = Linear(
     (4,), (2, 3), ('embed', 'heads', None), init=lecun_normal(), use_bias=False, rngs=nnx.Rngs(0)
@@ -71,8 +59,8 @@ def test_a_projection_merges_rows_unless_their_length_is_split():
     return [e.invars[0].aval.ndim for e in products]
 
   assert ranks(None) == [2]
-  assert ranks(Split()) == [3]
+  assert ranks(Halved('length')) == [3]
   expected = np.einsum('bld,dhk->blhk', x, linear.kernel[...])
-  for layout in (None, Split()):
+  for layout in (None, Halved('length')):
     with use_layout(layout):
       np.testing.assert_allclose(linear(x), expected, atol=1e-5)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from halved import Halved
 
 from t2x.layers import (
   FixupWiring,
@@ -233,17 +234,7 @@ def test_a_sum_of_ones_on_a_gpu_does_not_stop_at_256(gpu, monkeypatch):
 
 @pytest.mark.parametrize('axis', ['batch', 'looked_up_batch', 'length'])
 def test_rows_that_are_split_over_devices_are_not_sorted(gpu, monkeypatch, axis):
-  class Split:
-    def constrain(self, x, axes):
-      return x
-
-    def num_parts(self, name):
-      return 2 if name == axis else 1
-
-    def map_shards(self, function, in_axes, out_axes):
-      return function
-
   monkeypatch.setattr(dtypes, 'ONE_HOT_ROWS', 0)
   monkeypatch.setattr(dtypes, 'sorted_sum', None)
-  with use_layout(Split()):
+  with use_layout(Halved(axis)):
     jax.grad(lambda t: gather(t, IDS).sum())(TABLE)

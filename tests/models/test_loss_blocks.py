@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from halved import Halved
 
 from t2x.hyperparameters import Hyperparameter, bind_scalars
 from t2x.layers import TokenEmbedding, normal
@@ -144,19 +145,6 @@ def test_the_blocks_of_a_size_are_equal_and_at_most_256_mib():
   assert tokens_per_block(1, 3, 2**28) == 1
 
 
-class Eight:
-  """A layout that splits each row over two devices, and batch and vocabulary too."""
-
-  def constrain(self, x, axes):
-    return x
-
-  def num_parts(self, axis):
-    return 2
-
-  def map_shards(self, function, in_axes, out_axes):
-    return function
-
-
 def test_small_logits_are_computed_at_once_by_default(monkeypatch):
   arrays = examples(length=12, batch=4)
 
@@ -170,6 +158,6 @@ def test_small_logits_are_computed_at_once_by_default(monkeypatch):
   # Four tokens of each row are a block, of four rows or of the two of a device.
   monkeypatch.setattr(loss_blocks, 'BLOCK_BYTES', 4 * 4 * 4 * VOCAB)
   assert traced() == traced(chunk=4) != whole
-  assert traced(Eight()) == traced(Eight(), chunk=None)
+  assert traced(Halved()) == traced(Halved(), chunk=None)
   monkeypatch.setattr(loss_blocks, 'BLOCK_BYTES', 3 * 2 * 4 * 12)
-  assert traced(Eight()) == traced(Eight(), chunk=3)
+  assert traced(Halved()) == traced(Halved(), chunk=3)

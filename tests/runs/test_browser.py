@@ -34,6 +34,7 @@ def three(make_run):
 
 def test_metrics_axes_and_runs_are_chosen(visit, three):
   page = visit(three)
+  assert page.locator('#legend svg').first.bounding_box()['width'] == 22
   lines = page.locator('#curves path[stroke-width="2"]')
   assert lines.count() == 2
   assert page.locator('#without').inner_text() == (

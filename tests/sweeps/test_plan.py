@@ -339,7 +339,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}, 'a': {'MultiHeadAttention.num_heads': 3}}", (), ["variant 'a': "]),
     ("{'gelu': {}, 'a': {}, 'a': {'d_model': 8}}", (), ["study.gin:4: syntax error: the dict has the key 'a' twice"]),
     ("{'gelu': {}}\n\nimport json\n\nSweep:\n", (), ['study.gin:6: import json: imports of a sweep file have no effect on trials']),
-    ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal must be 'min' or 'max'"]),
+    ("{'gelu': {}}", ('Sweep.goal=high',), ["Sweep.goal must be 'min', 'max' or None"]),
     ("{'gelu': {}}", ('Sweep.metric=accuracy',), ["Sweep.goal is missing: set it to 'min' or 'max' for 'accuracy'"]),
     ("{'gelu': {}}", ('Sweep.match=flops',), ["Sweep.match = 'flops' needs Sweep.knob"]),
     ("{'gelu': {}}", ('Sweep.knob=d_model',), ['has no effect']),

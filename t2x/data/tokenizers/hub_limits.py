@@ -115,7 +115,7 @@ def sentencepiece_model(path: Path) -> bytes:
     raise UserError(f'{path} is not a SentencePiece model: {error}') from error
   if growth > MAX_GROWTH:
     raise UserError(
-      f'{path}: its normalisation replaces one character by {growth:,.0f}; '
+      f'{path}: its normalisation replaces one character by {growth:,.0f} characters; '
       f'the maximum is {MAX_GROWTH:,}'
     )
   return model

@@ -48,8 +48,10 @@ class Agreement:
 
   @property
   def note(self) -> str:
-    """Limits of the interval; '' without any."""
-    if self.rho is not None and self.low is None:
+    """Limits of the interval; '' without any, or without `rho`."""
+    if self.rho is None:
+      return ''
+    if self.low is None:
       return 'the order is the same in all resamples, which give no interval'
     if self.n < FEW:
       return f'fewer than {FEW} variants: the interval is wide and approximate'

@@ -25,7 +25,7 @@ function rowChart(figure, rows, range, axisName) {
 /** Shows `lines(row)` for the row under the pointer. */
 function exploreRows(figure, root, marks, step, lines) {
   const find = (x, y) => marks.find((item) => y >= item.y - step + 12 && y < item.y + 12) || null;
-  explore(figure, root, find, marks, (mark) => tip(figure, mark && lines(mark.row), mark && mark.x, mark && mark.y));
+  exploreTips(figure, root, find, marks, (mark) => lines(mark.row));
 }
 
 /** Draws differences with their intervals, one line per row. */
@@ -84,13 +84,12 @@ function drawRanks(figure, rows, options) {
 
 /**
  * Draws one point per row: quality against a cost, or against a published result.
- * `options`: {x: row -> number, xAxis, yAxis, front, intervals, named: row -> whether to prefer its name, lines, text}.
+ * `options`: {x: row -> number, xAxis, yAxis, front, intervals, lit, named: row -> whether to prefer its name, lines, empty, text}.
  */
 function drawPoints(figure, rows, options) {
   const placed = rows.filter((row) => isNumber(row.mean) && isNumber(options.x(row)));
   if (!placed.length) return show(figure, null, options.empty);
-  const width = Math.max(280, figure.clientWidth);
-  const height = Math.min(460, Math.max(300, width * 0.5));
+  const [width, height] = chartSize(figure);
   const ends = options.intervals ? placed.flatMap((row) => [row.low, row.high]) : [];
   const { root, body, X, Y, box } = frame(width, height,
     { range: extent(placed.map(options.x), 0.08), name: options.xAxis },
@@ -111,7 +110,7 @@ function drawPoints(figure, rows, options) {
   placeNames(root, marks, named.sort((a, b) => (a.row.verdict !== 'baseline') - (b.row.verdict !== 'baseline')), box, width);
   show(figure, root, options.text);
   const stops = [...marks].sort((a, b) => a.x - b.x);
-  explore(figure, root, nearest(marks, 24), stops, (mark) => tip(figure, mark && options.lines(mark.row), mark && mark.x, mark && mark.y));
+  exploreTips(figure, root, nearest(marks, 24), stops, (mark) => options.lines(mark.row));
 }
 
 /** Returns the mean and range of the runs at the steps that they have in common. */
@@ -129,7 +128,7 @@ function band(runs) {
 /**
  * Draws lines: learning curves or sensitivity curves, the lit ones in colour and with their spread.
  * `series`: [{label, color, dash, lit, mean: [{x, value, low, high}], runs: [{seed, status, points: [{x, value}]}]}],
- * in the order of drawing; `options`: {xAxis: {range, name, log}, yName, late, empty, text, lines(curve, run, point), pick(curve)}.
+ * in the order of drawing; `options`: {xAxis: {range, name, log}, yName, empty, text, lines(curve, run, point), pick(curve)}.
  */
 function drawLines(figure, series, options) {
   const lit = series.filter((curve) => curve.lit);
@@ -137,8 +136,7 @@ function drawLines(figure, series, options) {
     (point) => [point, { x: point.x, value: point.low }, { x: point.x, value: point.high }])]).filter((point) => point.x >= options.xAxis.range[0]);
   const all = values(lit.length ? lit : series);
   if (!all.length) return show(figure, null, options.empty);
-  const width = Math.max(280, figure.clientWidth);
-  const height = Math.min(480, Math.max(300, width * 0.5));
+  const [width, height] = chartSize(figure, 480);
   const labels = width > 640 && lit.length <= 12;
   const right = labels ? Math.min(200, 20 + 6.8 * Math.max(0, ...lit.map((curve) => curve.label.length))) : 12;
   const { root, body, X, Y, box } = frame(width, height, options.xAxis,

@@ -1,6 +1,8 @@
 'use strict';
 
 const SVG = 'http://www.w3.org/2000/svg';
+const data = JSON.parse(document.getElementById('data').textContent);
+const byId = (id) => document.getElementById(id);
 
 function make(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
@@ -17,6 +19,8 @@ const isNumber = (value) => typeof value === 'number' && Number.isFinite(value);
 const minus = (text) => text.replace(/-/g, '\u2212');
 const average = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + '\u2026' : text;
+const dashes = [null, '7 3', '2 3', '9 3 2 3'];
+const lineStyle = (slot) => ({ color: `var(--c${slot % 6})`, dash: dashes[Math.floor(slot / 6) % dashes.length] });
 /** Text that may be broken after underscores. */
 const breakable = (text) => text.split(/(?<=_)/).flatMap((part) => [html('wbr'), part]);
 
@@ -118,8 +122,9 @@ function frame(width, height, x, y, right) {
   return { root, body, X, Y, box };
 }
 
-/** Shows a chart with a text alternative, or a message instead of it. */
+/** Shows a chart with a text alternative, or a message instead of it, without the keys of an earlier chart. */
 function show(figure, root, text) {
+  figure.onblur = figure.onkeydown = null;
   if (root) make(root, { role: 'img', 'aria-label': text }, []);
   figure.replaceChildren(root || html('p', { class: 'soft' }, text));
 }
@@ -169,6 +174,49 @@ function explore(figure, root, find, stops, onMark) {
   };
 }
 
+/** As `explore`, and shows a tooltip with `lines(mark)` at the mark. */
+function exploreTips(figure, root, find, stops, lines) {
+  explore(figure, root, find, stops, (mark) => tip(figure, mark && lines(mark), mark && mark.x, mark && mark.y));
+}
+
+/** The line of a curve in a legend or table. */
+function legendKey({ color: stroke, dash }) {
+  return svg('svg', { viewBox: '0 0 22 8', 'aria-hidden': 'true' },
+    svg('line', { x1: 0, x2: 22, y1: 4, y2: 4, stroke, 'stroke-width': 2.5, 'stroke-dasharray': dash }));
+}
+
+/** Fills a legend with buttons that call `pick(index)`, which fills it again. `curves`: [{index, label, lit, fixed, color, dash}]. */
+function fillLegend(legend, curves, pick) {
+  legend.replaceChildren(...curves.map((curve, place) => {
+    const key = legendKey(curve.lit ? curve : { color: 'var(--faint)', dash: null });
+    const button = html('button', { type: 'button', 'aria-pressed': String(curve.lit), disabled: curve.fixed ? '' : null }, key, curve.label);
+    button.addEventListener('click', () => {
+      pick(curve.index);
+      legend.children[place].focus();
+    });
+    return button;
+  }));
+}
+
+function choices(select, pairs) {
+  select.replaceChildren(...pairs.map(([value, name]) => html('option', { value }, name)));
+}
+
+function redrawOnResize(draw) {
+  let width = document.documentElement.clientWidth;
+  new ResizeObserver(() => {
+    if (document.documentElement.clientWidth === width) return;
+    width = document.documentElement.clientWidth;
+    draw();
+  }).observe(document.documentElement);
+}
+
+/** Returns the width and the height of a chart with two axes. */
+function chartSize(figure, highest = 460) {
+  const width = Math.max(280, figure.clientWidth);
+  return [width, Math.min(highest, Math.max(300, width * 0.5))];
+}
+
 const color = (verdict) => `var(--${{ helps: 'help', hurts: 'hurt', same: 'same', baseline: 'ink' }[verdict] || 'none'})`;
 
 /** The symbol of a verdict: a triangle up or down, a square, a diamond for the baseline, else a hollow circle. */
@@ -180,7 +228,6 @@ function marker(x, y, verdict) {
     fill: shape ? color(verdict) : 'var(--paper)', stroke: color(verdict), 'stroke-width': shape ? 1 : 2,
   });
 }
-
 
 /** Writes the names of marks beside them, in order, where no other mark or name is. */
 function placeNames(root, marks, named, box, width) {

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from t2x.sweeps.json_files import is_number
+from t2x.sweeps.json_files import is_number, rounded
 from t2x.sweeps.report.results import Results, RunLines
 
 # Largest total number of values of all curves, about 8 bytes each on the page.
 MAX_NUMBERS = 250_000
 MAX_POINTS = 200
-# Larger numbers may be rounded to infinity.
-_LARGEST = 1e300
 HIDDEN = ('step', 'split', 'learning_rate', 'mfu')
 
 
@@ -40,7 +38,7 @@ def curves(results: Results) -> dict[str, Any]:
         curve['steps'] = steps.setdefault(tuple(curve['steps']), len(steps))
         metrics |= dict.fromkeys(f'{split}/{name}' for name in curve['values'])
       if splits:
-        work = _round(entry.trial.flops_per_token * entry.trial.tokens_per_step, 15)
+        work = rounded(entry.trial.flops_per_token * entry.trial.tokens_per_step, 15)
         run = {'row': index, 'seed': entry.trial.seed, 'status': entry.status, 'work': work}
         runs.append(run | {'splits': splits})
   # A single evaluation at the end is not a curve.
@@ -78,13 +76,6 @@ def _subsample(lines: list[dict[str, Any]], stride: int) -> dict[str, Any]:
   ]
   return {
     'steps': [line['step'] for line in sampled],
-    'seconds': [_round(line['seconds'], 4) for line in sampled],
-    'values': {name: [_round(line.get(name), 5) for line in sampled] for name in names},
+    'seconds': [rounded(line['seconds'], 4) for line in sampled],
+    'values': {name: [rounded(line.get(name), 5) for line in sampled] for name in names},
   }
-
-
-def _round(value: Any, digits: int) -> float | int | None:
-  if not is_number(value) or abs(value) > _LARGEST:
-    return None
-  rounded = float(f'{value:.{digits}g}')
-  return int(rounded) if rounded.is_integer() else rounded

@@ -52,11 +52,11 @@ def _differences(
   if len({item.host for item in conditions}) > 1:
     yield 'they ran on different machines'
   if len({item.cores for item in conditions}) > 1:
-    yield 'with different numbers of CPUs'
+    yield 'they had different numbers of CPUs'
   if len({entry.outcome.together for entry in entries if entry.outcome}) > 1:
     yield 'some were trained together with vmapped steps'
   if max(counts) - min(counts) > _TOLERANCE:
-    yield 'with different numbers of concurrent trials'
+    yield 'the numbers of concurrent trials differ'
   if any(max(item.load_before, item.load_after) > item.cpus + _TOLERANCE for item in conditions):
     yield 'more processes were runnable than there were CPUs'
 

@@ -77,6 +77,8 @@ class Level:
       return f'Exploratory: {self.exploratory}'
     if plan.max_seeds is None:
       return ''
+    if self.number == 1 and math.isclose(self.alpha, ALPHA):
+      return f'One look, with all {plan.max_seeds} seeds of Sweep.max_seeds: level {ALPHA:g}.'
     return (
       f'Look {self.number} of a sweep that is planned for {plan.max_seeds} seeds: level '
       f"{self.alpha:.4f} by alpha spending (O'Brien and Fleming), {ALPHA:g} for all looks together."

@@ -9,8 +9,8 @@ from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
-from t2x.sweeps.report.results import Results
-from t2x.sweeps.report.summary import label, looks, point_text, sentence, stability
+from t2x.sweeps.report.results import COSTS, Results
+from t2x.sweeps.report.summary import label, looks, lost, matched, point_text, sentence, stability
 from t2x.sweeps.report.tuning import tuning_data
 from t2x.sweeps.two_way import FEWEST
 
@@ -226,24 +226,19 @@ def _matched(results: Results) -> str:
     deviation = f'{trial.gap:+.2%}' if results.plan.matched else ''
     shape = [f'{trial.parameters:,}', f'{trial.flops_per_token:.4g}', f'{trial.num_steps:,}']
     rows.append([label(results, row), *shape, trial.knob, deviation])
-  matched = results.plan.matched
-  deviations = [abs(row.entries[0].trial.gap) for row in results.rows]
-  text = (
-    f'Matched: {matched}; largest deviation {max(deviations, default=0):.2%}.' if matched else ''
-  )
+  text = matched(results)
   header = ['variant', 'parameters', 'FLOPs / token', 'steps', 'adjusted parameter', 'deviation']
   table = _table(header, rows, 'lrrrlr')
-  return f'## What was matched\n\n{text or "No budget was matched."}\n\n{table}'
+  return f'## What was matched\n\n{text[0].upper()}{text[1:]}.\n\n{table}'
 
 
 def _costs(results: Results) -> str:
   header = ['variant', 'FLOPs', 'seconds', 's / step', 'compile (s)', 'tokens / s', 'memory (MiB)']
   header += ['load', 'concurrent trials', 'on the Pareto front by']
-  names = {'parameters': 'parameters', 'flops': 'FLOPs', 'seconds': 'seconds'}
   rows = []
   for row in results.rows:
     memory = row.costs['memory_bytes']
-    fronts = [text for name, text in names.items() if row.fronts.get(name)]
+    fronts = [text for name, text in COSTS.items() if row.fronts.get(name)]
     rows.append(
       [
         label(results, row),
@@ -266,9 +261,7 @@ def _costs(results: Results) -> str:
 def _unfinished(results: Results) -> str:
   rows = [
     [label(results, row), str(entry.trial.seed), entry.status, entry.reason]
-    for row in results.rows
-    for entry in row.entries
-    if entry.status in ('diverged', 'failed')
+    for row, entry in lost(results)
   ]
   if not rows:
     return '## Diverged and failed\n\nNone.'

@@ -1,3 +1,15 @@
+function fillHeader() {
+  byId('name').textContent = data.name;
+  byId('result').textContent = data.result;
+  const partial = data.ended < data.trials;
+  const bar = html('div', {});
+  bar.style.width = `${100 * data.ended / Math.max(1, data.trials)}%`;
+  byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'Partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
+  if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
+  for (const line of data.damaged) byId('progress').append(html('p', {}, html('b', {}, 'Damaged: '), line));
+  if (data.look) byId('progress').append(html('p', {}, html('b', {}, data.look)));
+}
+
 function fillTexts() {
   const margin = data.margin === null ? '' : ` Shaded: differences within the margin of ${data.margin}, which count as none.`;
   const texts = {
@@ -7,7 +19,7 @@ function fillTexts() {
     'forest-caption': `Differences in ${data.metric} with simultaneous ${data.confidence} confidence intervals, in the order of the table.${margin} Arrows: the interval continues. ${symbols}`,
     'scatter-caption': `Mean ${data.metric} and median cost over the finished seeds, without intervals (the table of verdicts has them). Dashed: the Pareto front${data.points.length > 1 ? ' of each point of the grid' : ''}, on which no other variant is at least as good at no higher cost. ${symbols}`,
     'costs-method': [data.costs_method, data.load].filter(Boolean).join(' '),
-    matched: `${data.budget.charAt(0).toUpperCase()}${data.budget.slice(1)}. Deviation: from the baseline, relative.`,
+    matched: `${data.budget.charAt(0).toUpperCase()}${data.budget.slice(1)}.${data.matched ? ' Deviation: from the baseline, relative.' : ''}`,
     config: data.config,
   };
   for (const [id, text] of Object.entries(texts)) byId(id).textContent = text;
@@ -42,6 +54,7 @@ function fillScaling() {
   byId('section-scaling').hidden = !data.scaling.length;
   choices(byId('law-variant'), data.scaling.map((fit, index) => [String(index), fit.variant]));
   byId('law-control').hidden = data.scaling.length < 2;
+  fillLaw();
 }
 
 function fillFailures() {
@@ -58,26 +71,17 @@ function fillProvenance() {
   }
 }
 
-function choices(select, pairs) {
-  select.replaceChildren(...pairs.map(([value, name]) => html('option', { value }, name)));
-}
-
 for (const fill of [fillHeader, fillTexts, fillTuning, fillPublished, fillScaling, fillFailures, fillProvenance]) fill();
 choices(byId('verdict'), [['', 'all'], ['helps', 'helps'], ['hurts', 'hurts'], ...(data.margin === null ? [] : [['same', 'same']]), ['inconclusive', 'inconclusive'], ['diverged', 'with diverged seeds']]);
 choices(byId('point'), [['', 'all'], ...data.points.map((name, index) => [String(index), name])]);
 byId('point-label').hidden = data.points.length < 2;
 choices(byId('curve-metric'), data.curves.metrics.map((name) => [name, `${name.slice(name.indexOf('/') + 1)} (${name.split('/', 1)[0]})`]));
-choices(byId('cost'), Object.entries(COSTS).filter(([cost]) => data.rows.some((row) => isNumber(row.costs[cost]))).map(([cost, { axis }]) => [cost, axis]));
+choices(byId('cost'), Object.entries(costAxes).filter(([cost]) => data.rows.some((row) => isNumber(row.costs[cost]))));
 byId('filter').addEventListener('input', refilter);
-const changes = { verdict: refilter, point: refilter, 'curve-metric': curves, 'curve-x': curves, 'curve-late': curves, cost: scatter, group: published, 'law-variant': scaling };
+const changes = { verdict: refilter, point: refilter, 'curve-metric': curves, 'curve-x': curves, 'curve-late': curves, cost: scatter, group: published, 'law-variant': () => { fillLaw(); scaling(); } };
 for (const [id, update] of Object.entries(changes)) byId(id).addEventListener('change', update);
 refilter();
-let width = document.documentElement.clientWidth;
-new ResizeObserver(() => {
-  if (document.documentElement.clientWidth === width) return;
-  width = document.documentElement.clientWidth;
-  draw();
-}).observe(document.documentElement);
+redrawOnResize(draw);
 // A printed page has the definitions and the differences of the variants, and charts of its width.
 addEventListener('beforeprint', () => {
   for (const item of document.querySelectorAll('details:not(.screen)')) item.open = true;

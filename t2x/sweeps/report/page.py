@@ -1,22 +1,21 @@
 """Writes report.html, a single file with data, style and script that needs no network."""
 
 import dataclasses
-import html
-import json
 import math
-import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
+from t2x.html_page import html_page
+from t2x.sweeps.comparisons import MAX_SEEDS
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.curves import curves
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.markdown import COSTS_METHOD, decimals, details, method
-from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.summary import label, looks, matched, point_text, sentence, stability
-from t2x.sweeps.report.tuning import tuning_data
+from t2x.sweeps.report.results import COSTS, Results, Row
+from t2x.sweeps.report.summary import label, looks, lost, matched, point_text, sentence, stability
+from t2x.sweeps.report.tuning import tuning_data, verdict_data
 
 _SCRIPTS = ('core.js', 'charts.js', 'scaling.js', 'tables.js', 'report.js', 'page.js')
 
@@ -44,9 +43,7 @@ def report_data(results: Results, fits: Sequence[Fit] = ()) -> dict[str, Any]:
         'status': entry.status,
         'reason': entry.reason,
       }
-      for row in results.rows
-      for entry in row.entries
-      if entry.status in ('diverged', 'failed')
+      for row, entry in lost(results)
     ],
     'versions': {name: ', '.join(values) for name, values in results.origins.items()},
     'warning': results.warning(),
@@ -79,22 +76,15 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'variant': row.variant,
     'label': label(results, row),
     'point': row.point,
-    'n': summary.n,
+    **verdict_data(row),
     'trials': len(row.entries),
-    'diverged': row.count('diverged'),
     'failed': row.count('failed'),
-    'mean': summary.mean,
     'std': summary.std,
     'low': summary.low,
     'high': summary.high,
     'pairs': comparison and comparison.pairs,
-    'difference': comparison and comparison.difference,
-    'difference_low': comparison and comparison.low,
-    'difference_high': comparison and comparison.high,
     'effect': comparison and comparison.effect,
-    'p': comparison and comparison.p_corrected,
     'p_paired': comparison and comparison.p_paired,
-    'verdict': row.verdict,
     'more_seeds': comparison and comparison.more_seeds,
     'note': row.note,
     'costs': dict(row.costs),
@@ -129,21 +119,16 @@ def page(results: Results, fits: Sequence[Fit] = ()) -> str:
     'stability': stability(results),
     'reports': looks(results),
     'costs_method': COSTS_METHOD,
+    'cost_names': COSTS,
+    'most_seeds': MAX_SEEDS,
     'config': results.plan.config,
     'curves': curves(results),
   }
   files = resources.files('t2x.sweeps.report')
-  parts = {
-    'title': html.escape(f'{results.plan.name}: sweep report'),
-    'style': files.joinpath('report.css').read_text('utf-8'),
-    'script': '\n'.join(files.joinpath(name).read_text('utf-8') for name in _SCRIPTS),
-    'data': _inside_script(data),
-  }
-  template = files.joinpath('template.html').read_text('utf-8')
-  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template)
-
-
-def _inside_script(data: Any) -> str:
-  """Returns JSON whose text cannot end the script element."""
-  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
-  return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')
+  return html_page(
+    template=files / 'template.html',
+    title=f'{results.plan.name}: sweep report',
+    styles=(files / 'report.css',),
+    scripts=(files / name for name in _SCRIPTS),
+    data=data,
+  )

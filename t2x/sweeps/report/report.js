@@ -2,7 +2,6 @@ let filtered = data.rows;
 let sorted = data.rows;
 const shown = new Map(); // Row index -> colour slot.
 const started = new Set(data.curves.runs.map((run) => run.row));
-const dashes = [null, '7 3', '2 3', '9 3 2 3'];
 const symbols = 'Triangles up: helps; triangles down: hurts; squares: same; hollow circles: inconclusive; diamonds: the baseline.';
 const baselineClass = (row) => isBaseline(row) ? 'baseline' : null;
 
@@ -33,7 +32,7 @@ function ranks() {
 function scatter() {
   const cost = byId('cost').value;
   if (!cost) return show(byId('scatter'), null, 'No finished trial has recorded its cost.');
-  const { axis } = COSTS[cost];
+  const axis = costAxes[cost];
   return drawPoints(byId('scatter'), filtered, {
     x: (row) => row.costs[cost], xAxis: axis, yAxis: `mean ${data.metric} (${better})`,
     front: (row) => row.fronts.includes(cost), named: (row) => row.fronts.includes(cost),
@@ -58,9 +57,8 @@ function published() {
 function slotStyle(index) {
   const row = data.rows[index];
   const slot = shown.get(index);
-  if (isBaseline(row)) return { color: 'var(--ink)', dash: row.point ? dashes[row.point % 4] : null };
-  if (slot === undefined) return { color: 'var(--soft)', dash: null };
-  return { color: `var(--c${slot % 6})`, dash: dashes[Math.floor(slot / 6) % 4] };
+  if (isBaseline(row)) return { color: 'var(--ink)', dash: dashes[row.point % dashes.length] };
+  return slot === undefined ? { color: 'var(--soft)', dash: null } : lineStyle(slot);
 }
 
 function toggle(index) {
@@ -92,18 +90,7 @@ function drawn() {
 
 function legends() {
   for (const legend of document.querySelectorAll('.legend')) {
-    legend.replaceChildren(...drawn().sort((a, b) => a - b).map((index) => {
-      const on = shown.has(index) || isBaseline(data.rows[index]);
-      const { color: stroke, dash } = on ? slotStyle(index) : { color: 'var(--faint)', dash: null };
-      const key = svg('svg', { viewBox: '0 0 22 8', 'aria-hidden': 'true' }, svg('line', { x1: 0, x2: 22, y1: 4, y2: 4, stroke, 'stroke-width': 2.5, 'stroke-dasharray': dash }));
-      const button = html('button', { type: 'button', 'aria-pressed': String(on), disabled: isBaseline(data.rows[index]) ? '' : null }, key, data.rows[index].label);
-      button.addEventListener('click', () => {
-        const at = [...legend.children].indexOf(button);
-        pick(index);
-        legend.children[at].focus();
-      });
-      return button;
-    }));
+    fillLegend(legend, drawn().sort((a, b) => a - b).map(series), pick);
   }
 }
 
@@ -123,7 +110,7 @@ function runPoints(run, split, metric, axis) {
   })).filter((point) => isNumber(point.value) && isNumber(point.x));
 }
 
-const series = (index) => ({ index, label: data.rows[index].label, lit: shown.has(index) || isBaseline(data.rows[index]), ...slotStyle(index) });
+const series = (index) => ({ index, label: data.rows[index].label, fixed: isBaseline(data.rows[index]), lit: shown.has(index) || isBaseline(data.rows[index]), ...slotStyle(index) });
 
 function curves() {
   const [name, axis] = [byId('curve-metric').value, byId('curve-x').value];
@@ -170,16 +157,23 @@ function sensitivity() {
   });
 }
 
+const sizeName = (size) => size.label || `${short(size.parameters)} parameters, ${short(size.tokens)} tokens`;
+const shownLaw = () => data.scaling[Number(byId('law-variant').value)];
+
 function scaling() {
-  const fit = data.scaling[Number(byId('law-variant').value)];
+  const fit = shownLaw();
   if (!fit) return;
-  byId('law').textContent = `${fit.formula}, with L: ${data.metric}, N: parameters (embeddings included), D: training tokens (padding included); fitted to ${fit.sizes.filter((size) => size.used).length} sizes with ${fit.seeds} seeds each. ${fit.note}`;
-  const sizeName = (size) => size.label || `${short(size.parameters)} parameters, ${short(size.tokens)} tokens`;
   drawScaling(byId('scaling'), fit, {
     metric: data.metric,
     lines: (size) => [sizeName(size), isNumber(size.mean) ? `measured ${fixed(size.mean)}${size.used ? '' : ', not used for the fit'}` : 'not measured',
       `predicted ${fixed(size.prediction.value)} (${interval(size.prediction.low, size.prediction.high, fixed)})`],
   });
+}
+
+function fillLaw() {
+  const fit = shownLaw();
+  if (!fit) return;
+  byId('law').textContent = `${fit.formula}, with L: ${data.metric}, N: parameters (embeddings included), D: training tokens (padding included); fitted to ${fit.sizes.filter((size) => size.used).length} sizes with ${fit.seeds} seeds each. ${fit.note}`;
   table(byId('constants'), [column('constant', (item) => item.name, null, null), column('value', (item) => item.value, (value) => short(value, 4)),
     intervalColumn('95 % interval', (item) => item.low, (item) => item.high, (value) => short(value, 4))])(fit.constants);
   table(byId('sizes'), [column('size', sizeName, null, null), column('parameters', (size) => size.parameters, integer), column('tokens', (size) => size.tokens, integer),
@@ -211,16 +205,4 @@ function refilter() {
   fillBudget(filtered);
   if (data.tuning) fillTuned(filtered.map((row) => data.tuning.rows[data.rows.indexOf(row)]));
   draw();
-}
-
-function fillHeader() {
-  byId('name').textContent = data.name;
-  byId('result').textContent = data.result;
-  const partial = data.ended < data.trials;
-  const bar = html('div', {});
-  bar.style.width = `${100 * data.ended / Math.max(1, data.trials)}%`;
-  byId('progress').append(html('p', { class: 'soft' }, `${partial ? 'Partial report: ' : ''}${data.progress}.`), partial ? html('div', { class: 'track' }, bar) : '');
-  if (data.warning) byId('progress').append(html('p', {}, html('b', {}, 'Warning: '), data.warning));
-  for (const line of data.damaged) byId('progress').append(html('p', {}, html('b', {}, 'Damaged: '), line));
-  if (data.look) byId('progress').append(html('p', {}, html('b', {}, data.look)));
 }

@@ -18,10 +18,14 @@ from t2x.sweeps.statistics import Ranking, Summary, pareto_front, ranking, summa
 from t2x.sweeps.timing import at_once, step_seconds
 
 ENDED = ('finished', 'diverged', 'failed')
-# Costs for the comparison with quality and for Pareto fronts.
-COSTS = ('parameters', 'flops_per_token', 'flops', 'seconds', 'memory_bytes')
-# Further costs. `compile_seconds` is the maximum over the seeds, as the first may compile for all.
-FURTHER = ('step_seconds', 'compile_seconds', 'tokens_per_second', 'load', 'at_once')
+# Costs for the comparison with quality and for Pareto fronts, and their names in reports.
+COSTS = {
+  'parameters': 'parameters',
+  'flops_per_token': 'FLOPs per token',
+  'flops': 'FLOPs',
+  'seconds': 'seconds',
+  'memory_bytes': 'memory',
+}
 
 Lines = list[dict[str, Any]]
 # Lines of metrics.jsonl by split.
@@ -63,8 +67,8 @@ class Row:
   Attributes:
     point: index into `Results.points`.
     comparison: comparison with the baseline at the same point; None for the baseline.
-    costs: medians over the finished seeds of `COSTS` and `FURTHER`, by name; None if unknown.
-      `seconds` is the time of all training steps, without compilation, evaluation and checkpoints.
+    costs: medians over the finished seeds by name, of `COSTS` and further costs; None if unknown. `seconds` is the
+      time of all training steps, without compilation, evaluation and checkpoints.
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
     ranks: rank at each seed of `Ranking.ranks`; None without any.
     note: remarks, such as the number of failed seeds; '' without any.
@@ -195,7 +199,7 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
   entries = [_entry(trials / trial.folder, trial, plan, damaged) for trial in plan.trials]
   lines = {entry.folder: _read_lines(entry, damaged) for entry in entries if entry.folder.name}
   entries = _add_times(entries, {folder: timing for folder, (_, timing) in lines.items()})
-  keys = list(dict.fromkeys(_key(trial.point) for trial in plan.trials))
+  keys = [*dict.fromkeys(_key(trial.point) for trial in plan.trials)]
   points = [json.loads(key) for key in keys]
   cells: dict[tuple[int, str], list[Entry]] = {}
   for entry in entries:
@@ -217,25 +221,13 @@ def _read(folder: Path, plan: Plan, level: Level) -> Results:
     )
     for point in range(len(points))
   ]
-  rows = [
-    Row(
-      variant,
-      point,
-      tuple(cells[point, variant]),
-      summarise(list(samples[point, variant].values.values())),
-      verdicts.get((point, variant)),
-      _costs(cells[point, variant]),
-      {},
-      rankings[point].ranks.get(variant),
-      _note(
-        verdicts.get((point, variant)),
-        cells[point, variant],
-        _equal_variant(variant, plan.baseline, identities[point]),
-        len(samples[point, variant].values),
-      ),
-    )
-    for point, variant in order
-  ]
+  rows = []
+  for (point, variant), sample in samples.items():
+    own, verdict = cells[point, variant], verdicts.get((point, variant))
+    equal = _equal_variant(variant, plan.baseline, identities[point])
+    note = _note(verdict, own, equal, len(sample.values))
+    summary, ranks = summarise(list(sample.values.values())), rankings[point].ranks.get(variant)
+    rows.append(Row(variant, point, tuple(own), summary, verdict, _costs(own), {}, ranks, note))
   rows = _add_fronts(rows, plan)
   curves = {folder: metrics for folder, (metrics, _) in lines.items()}
   return Results(plan, points, entries, rows, rankings, curves, [*dict.fromkeys(damaged)], level)
@@ -368,6 +360,7 @@ def _costs(entries: Sequence[Entry]) -> dict[str, float | None]:
     'seconds': [seconds * trial.num_steps for seconds in steps],
     'memory_bytes': [outcome.memory_bytes for outcome in outcomes],
     'step_seconds': steps,
+    # The first seed may compile for all.
     'compile_seconds': [max(compiled)] if compiled else [],
     'tokens_per_second': [outcome.tokens_per_second for outcome in outcomes],
     'load': [(item.load_before + item.load_after) / 2 for item in conditions],

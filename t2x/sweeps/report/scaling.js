@@ -1,8 +1,7 @@
 /** Draws a fitted law with its interval, the measured losses, and the predictions of sizes that were not fitted. */
 function drawScaling(figure, fit, options) {
   const variable = fit.variables[0];
-  const width = Math.max(280, figure.clientWidth);
-  const height = Math.min(460, Math.max(300, width * 0.5));
+  const [width, height] = chartSize(figure);
   const losses = fit.sizes.flatMap((size) => [...size.losses, size.prediction.value]);
   const labels = fit.curves.length > 1 && width > 640;
   const { root, body, X, Y, box } = frame(width, height,
@@ -10,11 +9,11 @@ function drawScaling(figure, fit, options) {
     { range: extent([...losses, ...fit.curves.flatMap((curve) => curve.value)], 0.06, true), name: `${options.metric} (log scale)`, log: true }, labels ? 150 : 16);
   const ends = [];
   fit.curves.forEach((curve, index) => {
-    const stroke = `var(--c${index % 6})`;
+    const { color: stroke, dash } = lineStyle(index);
     const line = (values) => curve.x.map((x, at) => `${X(x).toFixed(1)},${Y(Math.max(values[at], 1e-9)).toFixed(1)}`);
     body.append(
       svg('path', { d: `M${[...line(curve.high), ...line(curve.low).reverse()].join('L')}Z`, fill: stroke, 'fill-opacity': 0.13 }),
-      svg('path', { d: `M${line(curve.value).join('L')}`, fill: 'none', stroke, 'stroke-width': 2, 'stroke-dasharray': dashes[Math.floor(index / 6) % 4] }));
+      svg('path', { d: `M${line(curve.value).join('L')}`, fill: 'none', stroke, 'stroke-width': 2, 'stroke-dasharray': dash }));
     ends.push({ y: Y(curve.value[curve.value.length - 1]), curve: { label: curve.name, color: stroke } });
   });
   const marks = [];
@@ -32,5 +31,5 @@ function drawScaling(figure, fit, options) {
   }
   if (labels) nameEnds(root, ends, box);
   show(figure, root, `${options.metric} against ${variable}: ${fit.formula}, ${fit.constants.map((item) => `${item.name} ${short(item.value)}`).join(', ')}`);
-  explore(figure, root, nearest(marks, 30), [...marks].sort((a, b) => a.x - b.x), (mark) => tip(figure, mark && options.lines(mark.size), mark && mark.x, mark && mark.y));
+  exploreTips(figure, root, nearest(marks, 30), [...marks].sort((a, b) => a.x - b.x), (mark) => options.lines(mark.size));
 }

@@ -1,6 +1,6 @@
 """Describes the results of a sweep in words."""
 
-from t2x.sweeps.report.results import Results, Row
+from t2x.sweeps.report.results import Entry, Results, Row
 
 
 def label(results: Results, row: Row) -> str:
@@ -66,6 +66,16 @@ def _seeds(results: Results) -> str:
   if low == high:
     return f'{low} {"seed" if low == 1 else "seeds"} each'
   return f'{low} to {high} seeds each'
+
+
+def lost(results: Results) -> list[tuple[Row, Entry]]:
+  """Returns the trials that diverged or failed, with their rows."""
+  return [
+    (row, entry)
+    for row in results.rows
+    for entry in row.entries
+    if entry.status in ('diverged', 'failed')
+  ]
 
 
 def stability(results: Results) -> list[str]:

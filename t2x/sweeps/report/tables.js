@@ -1,5 +1,3 @@
-const data = JSON.parse(document.getElementById('data').textContent);
-const byId = (id) => document.getElementById(id);
 const lower = data.goal === 'min';
 const better = `${lower ? 'lower' : 'higher'} is better`;
 const fixed = (value) => isNumber(value) ? minus(value.toFixed(data.digits)) : '';
@@ -9,7 +7,7 @@ const probability = (p) => isNumber(p) ? (p < 0.001 ? '< 0.001' : p.toFixed(3)) 
 const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('en') : '';
 const percent = (value) => isNumber(value) ? `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %` : '';
 const tenths = (value) => isNumber(value) ? value.toFixed(1) : '';
-const more = (seeds) => !seeds ? '' : seeds > 1000 ? 'more than 1000' : String(seeds);
+const more = (seeds) => !seeds ? '' : seeds > data.most_seeds ? `more than ${data.most_seeds}` : String(seeds);
 const signs = { helps: '\u25b2', hurts: '\u25bc', same: '\u25a0', inconclusive: '\u25cb', baseline: '\u25c6' };
 const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, baseline: 4 };
 const isBaseline = (row) => row.verdict === 'baseline';
@@ -90,7 +88,7 @@ const costColumns = [
   column('memory (MiB)', (row) => row.costs.memory_bytes, integer),
   column('load', (row) => row.costs.load, tenths),
   column('concurrent trials', (row) => row.costs.at_once, tenths),
-  column('Pareto front by', (row) => row.fronts.map((name) => COSTS[name].name).join(', '), null, 'long'),
+  column('Pareto front by', (row) => row.fronts.map((name) => data.cost_names[name]).join(', '), null, 'long'),
 ];
 
 const budgetColumns = [
@@ -102,12 +100,9 @@ const budgetColumns = [
   ...(data.matched ? [column('deviation', (row) => row.gap, percent), column('adjusted parameter', (row) => row.knob, null, null)] : []),
 ];
 
-const COSTS = {
-  parameters: { name: 'parameters', axis: 'parameters' },
-  flops_per_token: { name: 'FLOPs per token', axis: 'FLOPs per token of training' },
-  flops: { name: 'FLOPs', axis: 'FLOPs of training' },
-  seconds: { name: 'seconds', axis: 'seconds of training steps' },
-  memory_bytes: { name: 'memory', axis: 'peak memory (MiB)' },
+const costAxes = {
+  parameters: 'parameters', flops_per_token: 'FLOPs per token of training', flops: 'FLOPs of training', seconds: 'seconds of training steps',
+  memory_bytes: 'peak memory (MiB)',
 };
 for (const row of data.rows) if (row.costs.memory_bytes) row.costs.memory_bytes /= 2 ** 20;
 

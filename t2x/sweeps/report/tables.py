@@ -8,23 +8,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from t2x.sweeps.report.results import Entry, Results, Row
+from t2x.sweeps.report.results import Entry, Results
 
 PLANNED = ('parameters', 'flops_per_token', 'tokens_per_step', 'num_steps', 'knob', 'gap')
 # First characters of cells that spreadsheets evaluate as formulas, including full-width ones.
 _FORMULA = ('=', '+', '-', '@', '\t', '\r', '\n', '\uff1d', '\uff0b', '\uff0d', '\uff20')
 CLOCKED = ('seconds', 'compile_seconds', 'tokens_per_second', 'memory_bytes', 'together')
 LOAD = ('host', 'cpus', 'cores', 'load_before', 'load_after')
-
-
-def label(results: Results, row: Row) -> str:
-  """Returns the name of the variant, with the values of its point if the sweep has a grid."""
-  point = results.points[row.point]
-  short = {axis: axis.split('.')[-1] for axis in results.axes}
-  if len(set(short.values())) < len(short):
-    short = {axis: axis for axis in short}
-  values = ', '.join(f'{short[axis]} = {value}' for axis, value in point.items())
-  return f'{row.variant} ({values})' if values else row.variant
 
 
 def results_csv(results: Results) -> str:

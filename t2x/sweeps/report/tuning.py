@@ -4,7 +4,7 @@ from typing import Any
 
 from t2x.sweeps.choices import Choice, Tried
 from t2x.sweeps.report.results import Results, Row
-from t2x.sweeps.report.tables import label
+from t2x.sweeps.report.summary import label
 from t2x.sweeps.statistics import summarise
 
 
@@ -36,7 +36,11 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
       same = before.get((row.variant, str(point)))
       rows.append(
         _row(row, choice)
-        | {'label': label(results, row), 'before': same and _verdict(same), 'after': _verdict(row)}
+        | {
+          'label': label(results, row),
+          'before': same and verdict_data(same),
+          'after': verdict_data(row),
+        }
       )
   return {
     'seeds': [*tuning.seeds],
@@ -73,7 +77,8 @@ def _curve_point(tried: Tried) -> dict[str, Any]:
   }
 
 
-def _verdict(row: Row) -> dict[str, Any]:
+def verdict_data(row: Row) -> dict[str, Any]:
+  """Returns the verdict on a row, and the numbers that it rests on."""
   comparison = row.comparison
   return {
     'verdict': row.verdict,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from halved import Halved
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from t2x.errors import UserError
@@ -104,22 +105,6 @@ def test_a_row_of_padding_gives_zeros():
   out = value_and_gradients(INTERPRETED, Causal(), arrays(2), packed(((), (20,))))
   assert all(np.isfinite(np.asarray(array)).all() for array in out)
   assert not any(np.asarray(array)[0].any() for array in out)
-
-
-class Halved:
-  """A layout that splits one logical axis over two devices."""
-
-  def __init__(self, axis):
-    self.axis = axis
-
-  def constrain(self, x, axes):
-    return x
-
-  def num_parts(self, axis):
-    return 2 if axis == self.axis else 1
-
-  def map_shards(self, function, in_axes, out_axes):
-    return function
 
 
 def test_pallas_mha_refuses_what_it_would_compute_wrongly(gpu):

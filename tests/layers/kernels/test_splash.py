@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from halved import Halved
 
 from t2x.errors import UserError
 from t2x.layers import (
@@ -261,21 +262,8 @@ def test_other_platforms_need_the_interpreter():
   assert KERNEL.supports(inputs()) is None
 
 
-class SplitLength:
-  """A layout that splits the length over two devices."""
-
-  def constrain(self, x, axes):
-    return x
-
-  def num_parts(self, axis):
-    return 2 if axis == 'length' else 1
-
-  def map_shards(self, function, in_axes, out_axes):
-    return function
-
-
 def test_rows_that_are_split_over_devices_are_refused():
-  with use_layout(SplitLength()):
+  with use_layout(Halved('length')):
     assert 'split over devices' in KERNEL.supports(inputs())
 
 

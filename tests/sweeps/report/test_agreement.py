@@ -60,7 +60,7 @@ def test_groups_and_missing_variants(published_sweep):
   )
   every, first, none = agreements(read_results(folder))
   assert (every.n, first.n, none.n) == (5, 3, 2)
-  assert none.rho is None and none.text() == 'not defined, n = 2'
+  assert none.rho is None and none.text() == 'not defined, n = 2' and none.note == ''
   assert 'n = 3; fewer than 10 variants: the interval is wide and approximate' in first.text()
   write_report(folder)
   text = (folder / 'report.md').read_text()

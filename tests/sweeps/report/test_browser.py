@@ -131,6 +131,15 @@ def test_the_legend_chooses_curves(visit):
   assert pressed.count() == 6
 
 
+def test_arrow_keys_tell_the_marks_of_the_chart_that_is_shown(visit):
+  page = visit()
+  page.locator('#forest').press('ArrowRight')
+  assert page.locator('#forest .tip b').inner_text() == 'geglu'
+  page.locator('#filter').fill('vanilla')
+  page.locator('#forest').press('ArrowRight')
+  assert page.locator('#forest').inner_text() == 'No comparison is available yet.'
+
+
 def test_a_grid_is_shown_whole_or_by_point(visit):
   points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
   page = visit(effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, points=points)
@@ -279,6 +288,15 @@ def all_sections(monkeypatch, change_plan):
     monkeypatch.setattr(sys.modules['t2x.sweeps.report.page'], 'report_data', with_sections)
 
   return change
+
+
+def test_tables_of_the_law_stay_sorted_when_charts_are_drawn_again(visit, all_sections):
+  page = visit(change=all_sections, effects=NAMES, diverged=('fixup', 2))
+  for name in ('constants', 'sizes'):
+    page.locator(f'#{name} th button').first.click()
+  page.set_viewport_size({'width': 800, 'height': 800})
+  page.wait_for_selector('#scaling svg[viewBox^="0 0 752"]')
+  assert page.locator('#constants [aria-sort], #sizes [aria-sort]').count() == 2
 
 
 def test_all_sections_are_shown_on_a_phone_and_a_desktop_in_light_and_dark(visit, all_sections):

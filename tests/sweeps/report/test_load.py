@@ -42,9 +42,9 @@ def test_costs_leave_compilation_out(sweep, change_trial):
   ('changes', 'why'),
   [
     ({'host': 'b'}, 'they ran on different machines'),
-    ({'cores': 1}, 'with different numbers of CPUs'),
+    ({'cores': 1}, 'they had different numbers of CPUs'),
     ({'load_after': 9.0}, 'more processes were runnable than there were CPUs'),
-    ({'began': 50.0, 'ended': 60.0}, 'with different numbers of concurrent trials'),
+    ({'began': 50.0, 'ended': 60.0}, 'the numbers of concurrent trials differ'),
   ],
 )
 def test_seconds_under_another_load_are_said_not_to_be_comparable(

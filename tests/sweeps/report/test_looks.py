@@ -93,7 +93,10 @@ def test_planned_looks_share_the_level(sweep):
   assert (first.number, last.number) == (1, 3)
   plan = plan_of(folder, range(20), 20)
   assert 'Look 3 of a sweep that is planned for 20 seeds: level 0.0444' in last.text(plan)
-  assert level_of(plan, []).alpha == pytest.approx(0.05)
+  whole = level_of(plan, [])
+  assert whole.alpha == pytest.approx(0.05)
+  assert whole.text(plan) == 'One look, with all 20 seeds of Sweep.max_seeds: level 0.05.'
+  assert 'Look 1 of a sweep that is planned for 20 seeds' in first.text(plan)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ def test_the_report_tells_verdicts_reasons_and_origin(sweep):
   assert '1 of 5 seeds failed' in verdict['| relu']
   text = '\n'.join(lines)
   assert '&lt;/script>&lt;b>loss' in text and 'step 30 \\| of 100' in text
-  assert 'Matched: parameters; largest deviation 0.80%.' in text
+  assert 'Matched parameters, largest deviation 0.80 %.' in text
+  fronts = next(line for line in lines if line.startswith('| geglu | 6'))
+  assert fronts.endswith('| parameters, FLOPs per token, FLOPs, seconds, memory |')
   assert "Kendall's tau" in text
   assert '| commit | 0123abc+ |' in text
   assert 'Block.feed_forward = @Geglu' in text

@@ -1,0 +1,37 @@
+"""HTML pages in a single file, with data, style and script, that need no network."""
+
+import html
+import json
+import re
+from collections.abc import Iterable
+from importlib.resources.abc import Traversable
+from typing import Any
+
+
+def html_page(
+  template: Traversable,
+  title: str,
+  styles: Iterable[Traversable],
+  scripts: Iterable[Traversable],
+  data: Any,
+) -> str:
+  """Returns a page.
+
+  Args:
+    template: HTML file with `{{title}}`, `{{style}}`, `{{script}}` and `{{data}}`.
+    title: title of the page, as plain text.
+    styles: CSS files, in this order.
+    scripts: JavaScript files, in this order.
+    data: values that JSON can represent, for an element with JSON inside a script element.
+  """
+  text = json.dumps(data, ensure_ascii=False, separators=(',', ':'), allow_nan=False)
+  # Text inside the script element cannot end it.
+  for character in '<>&':
+    text = text.replace(character, f'\\u{ord(character):04x}')
+  parts = {
+    'title': html.escape(title),
+    'style': ''.join(file.read_text('utf-8') for file in styles),
+    'script': '\n'.join(file.read_text('utf-8') for file in scripts),
+    'data': text,
+  }
+  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template.read_text('utf-8'))
