@@ -97,9 +97,9 @@ class Ring(Kernel):
     lengths = inputs.q_len, inputs.k_len
     blocks = self._block(lengths[0], split), self._block(lengths[1], split)
     plan, (q, k, v, sink, parameters), constants = split_inputs(inputs, *blocks)
-    marks = tuple(name for name in mark_names(inputs.pattern) if name in inputs.k_tokens.marks)
     layout = common_layout(inputs.q_tokens, inputs.k_tokens)
-    route = _route(inputs.pattern, *lengths, *blocks, layout, bool(marks), split.num_parts)
+    has_marks = bool(mark_names(inputs.pattern))
+    route = _route(inputs.pattern, *lengths, *blocks, layout, has_marks, split.num_parts)
     out = _attend(
       _RingPlan(plan, split, route, layout, *lengths),
       constrain(q, 'length', 'batch', 'kv_heads', None, None, None),
@@ -258,9 +258,9 @@ def ring_backward(plan, saved, d_out):
   queries, keys, rest = _sides((q, d_out, logsumexp, weighted), (k, v), constants)
   gradients = plan.split.map(gradients, (True, True, False, False), (True, True, True, False))
   d_q, d_k, d_v, d_parameters = gradients(queries, keys, parameters, rest)
-  found = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
+  d_inputs = d_q, d_k, d_v, sink_gradient(sink, logsumexp, weighted), d_parameters
   inputs = q, k, v, sink, parameters
-  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), found, inputs)
+  return jax.tree.map(lambda d, x: d.astype(jnp.result_type(x)), d_inputs, inputs)
 
 
 def _sides(
