@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import os
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,14 +71,15 @@ class StandardLibrary(Source):
 
 @functools.lru_cache(maxsize=1)
 def _files() -> tuple[tuple[str, str], ...]:
-  root = Path(sysconfig.get_path('stdlib'))
-  files = []
-  for path in sorted(root.rglob('*.py')):
-    name = path.relative_to(root)
-    if EXCLUDED.isdisjoint(name.parts):
-      text = path.read_bytes().decode('utf-8', errors='ignore')
-      if text:
-        files.append((name.as_posix(), text))
+  root, paths, files = Path(sysconfig.get_path('stdlib')), [], []
+  for folder, subfolders, names in os.walk(root):
+    # Not searched, because site-packages may have tens of thousands of folders.
+    subfolders[:] = set(subfolders) - EXCLUDED
+    paths += [Path(folder, name) for name in names if name.endswith('.py')]
+  for path in sorted(paths):
+    text = path.read_bytes().decode('utf-8', errors='ignore')
+    if text:
+      files.append((path.relative_to(root).as_posix(), text))
   if not files:
     raise UserError(f'no Python sources in {root}: use TextFiles with another folder')
   return tuple(files)
