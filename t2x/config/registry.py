@@ -1,6 +1,8 @@
 """Registry of the names that configs may use: exports of t2x's packages and of the user's modules."""
 
+import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -8,7 +10,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from t2x.config.parse import Import
@@ -120,9 +122,26 @@ class Registry:
 @functools.cache
 def _read(modules: tuple[str, ...]) -> Registry:
   registry = Registry()
-  for module in modules:
-    registry.add(importlib.import_module(module))
+  with _permanent_objects():
+    for module in modules:
+      registry.add(importlib.import_module(module))
   return registry
+
+
+@contextlib.contextmanager
+def _permanent_objects() -> Iterator[None]:
+  """Excludes the objects that the context creates from Python's search for reference cycles.
+
+  Modules are never freed: searching them would take an eighth of the time until the first train step.
+  """
+  enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    gc.freeze()
+    if enabled:
+      gc.enable()
 
 
 def _exported(module: types.ModuleType) -> list[str]:

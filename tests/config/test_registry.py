@@ -1,0 +1,14 @@
+"""The registry of the names that configs may use."""
+
+import gc
+
+from t2x.config.registry import Registry
+
+
+def test_imported_objects_are_not_searched_for_cycles_and_later_ones_are():
+  gc.unfreeze()
+  assert Registry.of(['t2x.ranges', 't2x.errors']).find('UserError')
+  assert gc.get_freeze_count() > 1000
+  assert gc.isenabled()
+  later = [[]]
+  assert any(entry is later for entry in gc.get_objects())
