@@ -259,7 +259,8 @@ def _convert_checkpoint(checkpoints: Any, step: int, to: Path) -> None:
 
   from t2x.arrays import named_leaves
   from t2x.files import find_damage, write_checksums
-  from t2x.train.checkpoints import FORMAT, target_of
+  from t2x.train.checkpoints import FORMAT
+  from t2x.train.orbax_files import target_of
   from t2x.train.retention import METRICS
 
   old, new = checkpoints.folder / str(step), to / str(step)

@@ -69,16 +69,19 @@ def test_unknown_command_is_bad_usage(capsys):
   assert stop.value.code == 2
 
 
-def test_no_tensorflow_in_the_process():
+def test_configs_import_neither_tensorflow_nor_torch_nor_orbax(tmp_path):
   code = """
 import json, sys
 from t2x.api import PACKAGES
 for package in PACKAGES:
   __import__(package)
-print(json.dumps('tensorflow' in sys.modules))
+from t2x.train.tensorboard import TensorBoard
+TensorBoard(sys.argv[1]).write(1, 'train', {'loss': 1.0})
+print(json.dumps(sorted({'tensorflow', 'torch', 'orbax'} & set(sys.modules))))
 """
-  done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
-  assert json.loads(done.stdout) is False
+  command = [sys.executable, '-c', code, str(tmp_path)]
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  assert json.loads(done.stdout) == []
 
 
 @pytest.mark.parametrize(

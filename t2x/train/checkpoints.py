@@ -12,18 +12,19 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
-from jax.sharding import SingleDeviceSharding
 
 from t2x.arrays import named_leaves
 from t2x.errors import UserError, first_line
 from t2x.files import find_damage, write_checksums
 from t2x.train.retention import Retention
+
+if TYPE_CHECKING:
+  from orbax.checkpoint import CheckpointManager
 
 State = TypeVar('State')
 
@@ -64,7 +65,7 @@ class Checkpoints:
       self.folder, keep_last, keep_best, keep_every, best_metric, best_mode
     )
     self.failed_saves = failed_saves
-    self._manager: ocp.CheckpointManager | None = None
+    self._manager: CheckpointManager | None = None
     self._saving, self._failures = False, 0
     self._corrupt: set[int] = set()
     # The step whose metrics are not on disk yet.
@@ -103,6 +104,8 @@ class Checkpoints:
     Raises:
       UserError: more than `failed_saves` consecutive saves failed; earlier checkpoints are intact.
     """
+    from t2x.train import orbax_files
+
     if metrics is not None:
       self.retention.check(metrics)
     named = dict(named_leaves(state))
@@ -114,11 +117,7 @@ class Checkpoints:
     try:
       if self._manager is None:
         self._manager = self._open()
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(state=ocp.args.StandardSave(named), about=ocp.args.JsonSave(about)),
-        force=True,
-      )
+      orbax_files.save(self._manager, step, named, about)
       self._saving = True
     except Exception as error:
       self._tolerate(self._save_error(error))
@@ -187,7 +186,7 @@ class Checkpoints:
     finally:
       self._pending_metrics = None
 
-  def _remove_old(self, manager: ocp.CheckpointManager) -> None:
+  def _remove_old(self, manager: 'CheckpointManager') -> None:
     """Removes checkpoints that an evaluation after their save has dropped from the best ones."""
     steps = sorted(manager.all_steps())
     for step in sorted(set(steps) - self.retention.retained(steps)):
@@ -257,15 +256,15 @@ class Checkpoints:
 
   def about(self, step: int) -> dict[str, Any]:
     """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format."""
-    reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    args = ocp.args.Composite(about=ocp.args.JsonRestore())
-    return reader.restore(self.folder / str(step), args=args).about
+    from t2x.train import orbax_files
+
+    return orbax_files.read_about(self.folder / str(step))
 
   def read(self, step: int, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
     """Reads only the arrays in `abstract`, with its dtypes and shardings."""
-    reader = ocp.Checkpointer(ocp.CompositeCheckpointHandler())
-    args = ocp.args.Composite(state=restore_args(abstract))
-    return reader.restore(self.folder / str(step), args=args).state
+    from t2x.train import orbax_files
+
+    return orbax_files.read_part(self.folder / str(step), abstract)
 
   def _candidates(self, which: int | str) -> list[int]:
     steps = self.steps()
@@ -286,8 +285,10 @@ class Checkpoints:
     """Returns the steps of checkpoints with metrics, best first, newer first among equals."""
     return self.retention.ranked({step: self.metrics(step) for step in self.steps()})
 
-  def _open(self) -> ocp.CheckpointManager:
+  def _open(self) -> 'CheckpointManager':
     """Creates the Orbax manager, which removes incomplete checkpoints; moves corrupt ones aside."""
+    from t2x.train import orbax_files
+
     if jax.process_index() == 0:
       self.folder.mkdir(parents=True, exist_ok=True)
       for step in self._corrupt.intersection(self.steps()):
@@ -298,12 +299,7 @@ class Checkpoints:
       multihost_utils.sync_global_devices('t2x checkpoints are tidied')
     saved = {step: metrics for step in self.steps() if (metrics := self.metrics(step))}
     self.retention.metrics = saved | self.retention.metrics
-    options = ocp.CheckpointManagerOptions(
-      preservation_policy=self.retention,
-      cleanup_tmp_directories=True,
-      async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
-    )
-    return ocp.CheckpointManager(self.folder, options=options)
+    return orbax_files.open_manager(self.folder, self.retention, self._write_checksums)
 
   def _write_checksums(self) -> None:
     """Writes checksums into complete checkpoints before Orbax, whose thread calls this, renames them."""
@@ -323,12 +319,12 @@ class Checkpoints:
     return problem
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:
-    about, reader = self.about(step), ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+    from t2x.train import orbax_files
+
+    about = self.about(step)
     named = dict(named_leaves(abstract))
     self.check_fit(step, about['arrays'], {name: leaf.shape for name, leaf in named.items()})
-    target = {name: target_of(leaf) for name, leaf in named.items()}
-    args = ocp.args.Composite(state=ocp.args.StandardRestore(target))
-    read = reader.restore(self.folder / str(step), args=args).state
+    read = orbax_files.read_state(self.folder / str(step), named)
     leaves = [read[name] for name in named]
     return jax.tree.unflatten(jax.tree.structure(abstract), leaves), about['extra']
 
@@ -382,16 +378,3 @@ def _not_orbax(record: logging.LogRecord) -> bool:
   raised = record.exc_info[2] if record.exc_info else None
   where = ''.join(traceback.format_tb(raised))
   return 'orbax' not in record.pathname + record.getMessage() + where
-
-
-def restore_args(abstract: Mapping[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore:
-  """Returns the arguments with which Orbax reads only the arrays in `abstract`."""
-  target = {name: target_of(leaf) for name, leaf in abstract.items()}
-  types = ocp.checkpoint_utils.construct_restore_args(target)
-  return ocp.args.PyTreeRestore(target, types, partial_restore=True)
-
-
-def target_of(leaf: Any) -> jax.ShapeDtypeStruct:
-  """Returns the shape, dtype and sharding that Orbax restores to; by default on the first local device."""
-  sharding = getattr(leaf, 'sharding', None) or SingleDeviceSharding(jax.local_devices()[0])
-  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)

@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from t2x.errors import UserError
 from t2x.files import find_damage, write_checksums
-from t2x.train.checkpoints import Checkpoints, restore_args, target_of
+from t2x.train.checkpoints import Checkpoints
 from t2x.train.params import TEACHER, Groups, Params, join_rows
 
 # For each frozen parameter: frozen indices of its stacked dimension (null for all), and its full shape.
@@ -30,8 +29,9 @@ def save_frozen(checkpoints: Checkpoints, groups: Groups, frozen: Params) -> Non
       shutil.rmtree(old, ignore_errors=True)
   if not frozen:
     return
-  with ocp.StandardCheckpointer() as writer:
-    writer.save(temporary, dict(frozen))
+  from t2x.train import orbax_files
+
+  orbax_files.write_arrays(temporary, frozen)
   if jax.process_index() == 0:
     rows = {}
     for name, array in frozen.items():
@@ -55,8 +55,9 @@ def restore_frozen(checkpoints: Checkpoints, abstract: Params) -> Params:
     raise UserError(
       f'{folder} does not have the frozen parameters of this config: use --fresh to train from the start'
     )
-  with ocp.StandardCheckpointer() as reader:
-    return reader.restore(folder, {name: target_of(leaf) for name, leaf in abstract.items()})
+  from t2x.train import orbax_files
+
+  return orbax_files.read_arrays(folder, abstract)
 
 
 def _frozen(checkpoints: Checkpoints) -> tuple[Any, dict[str, Any]]:
@@ -117,8 +118,9 @@ class SavedParams:
   def _frozen_arrays(self, abstract: Mapping[str, Any]) -> Params:
     if not abstract:
       return {}
-    reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
-    return reader.restore(self._folder, args=restore_args(abstract))
+    from t2x.train import orbax_files
+
+    return orbax_files.read_some_arrays(self._folder, abstract)
 
   def _joined(self, name: str, abstract: jax.ShapeDtypeStruct) -> jax.Array:
     """Reads a stacked parameter of which some layers are frozen."""
