@@ -283,7 +283,8 @@ def all_sections(monkeypatch, change_plan):
 
     def with_sections(results, fits=()):
       data = report_data(results, [law(QUOTES), law('b')])
-      return data | {'tuning': tuning(data['rows'])}
+      versions = data['versions'] | {f'data {"Long" * 20}': 'unknown'}
+      return data | {'tuning': tuning(data['rows']), 'versions': versions}
 
     monkeypatch.setattr(sys.modules['t2x.sweeps.report.page'], 'report_data', with_sections)
 
