@@ -141,11 +141,14 @@ def test_arrow_keys_tell_the_marks_of_the_chart_that_is_shown(visit):
 
 
 def test_a_grid_is_shown_whole_or_by_point(visit):
-  points = [{'Stack.num_layers': 2}, {'Stack.num_layers': 4}]
-  page = visit(effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, points=points)
+  rate = {'optimizers/LinearDecay.warmup_steps': 1000}
+  points = [rate | {'Stack.num_layers': 2}, rate | {'Stack.num_layers': 4}]
+  page = visit(width=375, effects={'vanilla': 0.0, 'geglu': -0.12}, seeds=3, points=points)
+  assert page.evaluate('document.documentElement.scrollWidth') == 375
   assert len(variants(page)) == 4
   page.locator('#point').select_option('1')
-  assert variants(page) == ['vanilla (num_layers = 4)', 'geglu (num_layers = 4)']
+  point = 'num_layers = 4, warmup_steps = 1000'
+  assert variants(page) == [f'vanilla ({point})', f'geglu ({point})']
 
 
 @pytest.mark.parametrize('width', [320, 375, 800])
