@@ -19,7 +19,7 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
     rows: one entry for each of `results.rows`: variant, label, point (index), parameter, own and chosen value, edge ('',
       'smallest' or 'largest' of the tried values), note; `curve` with value, mean, low, high (95 % interval), n,
       diverged and failed for each value in increasing order; `before` and `after` tuning: verdict, difference,
-      difference_low, difference_high, p, mean, n, diverged. `before` is None if unknown.
+      difference_low, difference_high, p, mean, n, diverged. `before` is None as long as no seed has ended.
   """
   tuning = results.tuning
   if tuning is None:
@@ -27,7 +27,8 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
   before = {}
   if results.untuned is not None:
     for row in results.untuned.rows:
-      before[row.variant, str(results.untuned.points[row.point])] = row
+      if row.summary.n or row.count('diverged'):
+        before[row.variant, str(results.untuned.points[row.point])] = row
   rows = []
   for row in results.rows:
     point = results.points[row.point]
