@@ -73,8 +73,8 @@ def test_a_failure_is_told_to_all(index, join):
   wait_until_joined(processes)
   processes[index].send_signal(signal.SIGUSR1)
   where = f'process {index} on {socket.gethostname()}: ' if index else ''
-  for code, _, lines in map(ended, processes):
-    assert (code, lines) == (2, [f't2x: {where}no such file'])
+  ends = [(code, lines) for code, _, lines in map(ended, processes)]
+  assert ends == [(2, [f't2x: {where}no such file'])] * 3
 
 
 @pytest.mark.parametrize(
