@@ -68,7 +68,9 @@ class Watch:
     """Ends all processes with a message and an exit code. Does not return."""
     with self._ending:
       print_final_line(f't2x: {text}')
-      sys.stdout.flush()
+      # RuntimeError: called by a signal handler that interrupted another flush.
+      with contextlib.suppress(RuntimeError, OSError, ValueError):
+        sys.stdout.flush()
       _suppress_errors(lambda: self.client.key_value_set(END, json.dumps([text, code])))
       # The other processes read the message from the coordinator, which runs in process 0.
       time.sleep(GRACE if self.index == 0 else 0)

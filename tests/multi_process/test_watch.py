@@ -14,17 +14,20 @@ SCRIPT = Path(__file__).with_name('steps.py')
 
 @pytest.fixture
 def join():
-  """`join(*indices)` starts these processes of a run and returns them."""
+  """`join(*indices, lost_after=60)` starts these processes of a run and returns them.
+
+  Heartbeats may be late on a loaded machine, so `lost_after` is short only in tests of silent processes.
+  """
   with contextlib.ExitStack() as started, socket.socket() as one:
     one.bind(('', 0))
     address = f'localhost:{one.getsockname()[1]}'
     one.close()
 
-    def start(*indices):
+    def start(*indices, lost_after=60):
       running = []
       for index in indices:
         process = subprocess.Popen(
-          [sys.executable, str(SCRIPT), address, str(max(indices) + 1), str(index)],
+          [sys.executable, str(SCRIPT), address, *map(str, (max(indices) + 1, index, lost_after))],
           stdout=subprocess.PIPE,
           stderr=subprocess.PIPE,
           text=True,
@@ -81,7 +84,7 @@ def test_a_failure_is_told_to_all(index, join):
   'number', [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)]
 )
 def test_a_process_that_is_silent_is_noticed(number, join):
-  processes = join(0, 1, 2)
+  processes = join(0, 1, 2, lost_after=3)
   wait_until_joined(processes)
   processes[1].send_signal(number)
   for process in (processes[0], processes[2]):
@@ -93,7 +96,7 @@ def test_a_process_that_is_silent_is_noticed(number, join):
 @pytest.mark.nightly
 @pytest.mark.parametrize('number', [signal.SIGSTOP, signal.SIGKILL])
 def test_a_silent_coordinator_is_noticed(number, join):
-  processes = join(0, 1)
+  processes = join(0, 1, lost_after=3)
   wait_until_joined(processes)
   processes[0].send_signal(number)
   code, _, (line,) = ended(processes[1])
@@ -103,9 +106,9 @@ def test_a_silent_coordinator_is_noticed(number, join):
 
 @pytest.mark.nightly
 def test_a_process_that_is_started_twice_ends_all(join):
-  first, second = join(0, 1)
+  first, second = join(0, 1, lost_after=3)
   wait_until_joined([first, second])
-  for process in (*join(1), first, second):
+  for process in (*join(1, lost_after=3), first, second):
     code, _, (line,) = ended(process)
     assert code == 1
     assert 'process 1' in line or 'process/1 already exists' in line
