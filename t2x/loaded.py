@@ -11,7 +11,7 @@ from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.parallel import Processes
-from t2x.tasks import Task, TextTask
+from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
@@ -178,7 +178,7 @@ def load_run(
   tokenizer = None
   if (folder / 'tokenizer').exists():
     tokenizer = load_tokenizer(folder / 'tokenizer')
-  elif isinstance(experiment.task, TextTask):
+  elif experiment.task is not None and experiment.task.tokenizes:
     raise UserError(f'{folder} has no tokenizer: train the run first')
   inference = Inference(experiment, tokenizer, processes, batch_size=batch_size)
   params, step, weights = saved_params(

@@ -19,6 +19,7 @@ from t2x.tasks import (
   ImageClassification,
   LanguageModelling,
   MaskedLM,
+  Mixture,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
@@ -67,6 +68,12 @@ TASKS = {
   'with_language_modelling': dataclasses.replace(CLASSIFICATION, auxiliary=LanguageModelling()),
   'with_token_modelling': dataclasses.replace(CLASSIFICATION, auxiliary=TokenModelling()),
   'span_prediction': SpanPrediction(**TEXT, length=8, stride=2),
+  'mixture': Mixture(
+    tasks={
+      'few': MaskedLM(**TEXT, length=16, rate=0.3),
+      'all': MaskedLM(**TEXT, length=16, rate=0.3, mask_rate=0.5),
+    }
+  ),
   'word_classification': WordClassification(**TEXT, labels=['O', 'B-X', 'I-X'], length=8),
 }
 
@@ -86,12 +93,16 @@ def batch_of(task, num_rows=8, seed=0):
       return rng.random(shape) < column
     if name.endswith('segments') or name == 'context':
       return np.arange(shape[1]) < np.ceil(column * shape[1])
+    if name == 'loss_weight':
+      return rng.uniform(0.5, 2.0, shape)
+    if name == 'task':
+      return np.arange(num_rows) % 2
     if name in ('start', 'end', 'types'):
       return np.zeros(shape)
     if name in ('label', 'word_labels'):
       return rng.integers(0, CLASSES, shape)
     if name in ('masked_positions', 'word_positions'):
-      return rng.integers(0, task.length, shape)
+      return rng.integers(0, task.spec(1)['segments'].shape[1], shape)
     if name.endswith('positions'):
       return np.broadcast_to(np.arange(shape[1]), shape)
     return rng.integers(5, 250, shape)

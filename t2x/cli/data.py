@@ -66,14 +66,13 @@ def _tokenizer(args: argparse.Namespace) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-  from t2x.data import Batches, inspect_batches
+  from t2x.data import inspect_batches
 
   experiment = _experiment(args)
   trainer, tokenizer = experiment.trainer, experiment.task.fit_tokenizer()
   task = experiment.task.bound(tokenizer)
-  batches = Batches(
+  batches = task.batches(
     task.rows(task.train_split),
-    task.transform(train=True),
     batch_size=trainer.batch_size if trainer else 8,
     seed=trainer.seed if trainer else 0,
   )

@@ -1,13 +1,22 @@
 """Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
-from t2x.data.batches import Batches, Chain, evaluation_batches
+from t2x.data.batches import Batches, Chain, InOrder, Order, evaluation_batches
 from t2x.data.cache import Rows, token_rows
-from t2x.data.corruption import CorruptSpans
+from t2x.data.corruption import CorruptSpans, FitSides
 from t2x.data.fetch import fetch
 from t2x.data.images import Augmentation, PrepareImage, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
+from t2x.data.mixtures import (
+  FixedWeights,
+  Interleaved,
+  MixtureRows,
+  MixtureTransform,
+  MixtureWeights,
+  ProportionalWeights,
+  StagedWeights,
+)
 from t2x.data.packing import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
 from t2x.data.prefetching import prefetch
 from t2x.data.rand_augment import RandAugment
@@ -21,9 +30,11 @@ from t2x.data.sources import (
   Digits,
   FactbookSpans,
   FashionMNIST,
+  Joined,
   JsonLines,
   LibreOfficeHelp,
   Part,
+  Prefixed,
   Resized,
   SentimentSnippets,
   Source,
@@ -65,18 +76,29 @@ __all__ = [
   'Digits',
   'FactbookSpans',
   'FashionMNIST',
+  'FitSides',
+  'FixedWeights',
   'FullRows',
   'HubTokenizer',
+  'InOrder',
+  'Interleaved',
+  'Joined',
   'JsonLines',
   'LabelledPlan',
   'LabelledTexts',
   'LabelledWords',
   'LibreOfficeHelp',
   'MaskTokens',
+  'MixtureRows',
+  'MixtureTransform',
+  'MixtureWeights',
+  'Order',
   'PackPairs',
   'PadPairs',
   'Part',
+  'Prefixed',
   'PrepareImage',
+  'ProportionalWeights',
   'RandAugment',
   'Resegment',
   'Resized',
@@ -88,6 +110,7 @@ __all__ = [
   'Skipping',
   'Source',
   'SpanWindows',
+  'StagedWeights',
   'StandardLibrary',
   'TextFiles',
   'Tokenizer',

@@ -9,7 +9,7 @@ row). Resuming at step s therefore needs no saved state.
 import collections
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,45 @@ class Chain:
     return row
 
 
+class Order(Protocol):
+  """The row of each number of an endless stream."""
+
+  @property
+  def identity(self) -> object:
+    """Identifies the order, apart from the seed."""
+    ...
+
+  def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epoch and the row index of consecutive numbers, int64 [len(numbers)]."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffled:
+  """Every row once per epoch; each epoch has its own order."""
+
+  size: int
+  seed: int
+  identity = True
+
+  def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epoch and the row index of consecutive numbers."""
+    return shuffled(np.arange(numbers.start, numbers.stop), self.size, self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class InOrder:
+  """Every row once per epoch, in the order of the rows."""
+
+  size: int
+  identity = False
+
+  def __call__(self, numbers: range) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the epoch and the row index of consecutive numbers."""
+    epoch, index = np.divmod(np.arange(numbers.start, numbers.stop), self.size)
+    return epoch, index
+
+
 class Batches:
   """`batches[step]` is this process's share of the global batch at any step >= 0.
 
@@ -48,7 +87,7 @@ class Batches:
     *,
     batch_size: int,
     seed: int,
-    shuffle: bool = True,
+    order: Order | None = None,
     process_index: int = 0,
     process_count: int = 1,
   ):
@@ -58,7 +97,7 @@ class Batches:
       transform: `(row, rng) -> example`, picklable if worker processes are used; None: no change.
       batch_size: number of rows in the global batch.
       seed: seed of the order and of the transform's random draws.
-      shuffle: False reads the rows of each epoch in order.
+      order: order of the rows; None: `Shuffled`.
       process_index: index of this process, which reads the share of that index.
       process_count: number of equal consecutive shares of the global batch.
 
@@ -67,29 +106,25 @@ class Batches:
     """
     if not len(rows):
       raise UserError('the data has no rows: batches need at least one')
-    self.rows, self.transform, self.seed, self.shuffle = rows, transform, seed, shuffle
-    self.batch_size = batch_size
+    self.rows, self.transform, self.seed = rows, transform, seed
+    self.batch_size, self.order = batch_size, order or Shuffled(len(rows), seed)
     self.part = _share(batch_size, process_index, process_count)
 
   @property
   def num_batches(self) -> int:
-    """Number of steps that read every row at least once."""
+    """Number of steps that read as many rows as there are."""
     return -(-len(self.rows) // self.batch_size)
 
   @property
   def fingerprint(self) -> str:
     """Identifies the global stream of batches; equal on every process."""
-    rows = getattr(self.rows, 'fingerprint', None) or _rows_fingerprint(self.rows)
-    settings = self.batch_size, self.seed, self.shuffle
-    return fingerprint(rows, len(self.rows), self.transform, *settings)
+    settings = self.batch_size, self.seed, self.order.identity
+    return fingerprint(rows_fingerprint(self.rows), len(self.rows), self.transform, *settings)
 
   def indices(self, step: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the epoch and the row index of each example in this process's share of a batch."""
-    numbers = step * self.batch_size + np.arange(self.part.start, self.part.stop)
-    if self.shuffle:
-      return shuffled(numbers, len(self.rows), self.seed)
-    epoch, index = np.divmod(numbers, len(self.rows))
-    return epoch, index
+    start = step * self.batch_size
+    return self.order(range(start + self.part.start, start + self.part.stop))
 
   def __getitem__(self, step: int) -> Batch:
     pairs = zip(*self.indices(step), strict=True)
@@ -174,8 +209,10 @@ def _pad(array: np.ndarray, size: int) -> np.ndarray:
   return np.concatenate([array, padding])
 
 
-def _rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
-  """Returns a fingerprint of the first, the middle and the last row."""
+def rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns the fingerprint of the rows, or one of the first, the middle and the last row."""
+  if own := getattr(rows, 'fingerprint', None):
+    return own
 
   def contents(row: Mapping[str, Any]) -> Iterator[object]:
     for name in sorted(row):

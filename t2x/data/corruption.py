@@ -118,6 +118,33 @@ class CorruptSpans:
     return np.where(starts, sentinels, tokens)[starts | ~replaced]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitSides:
+  """Adds ids before the source and pads both sides, so that rows of several corruptions have one shape.
+
+  Attributes:
+    prefix: ids before the source.
+    source_length: tokens of the source, with the prefix.
+    target_length: tokens of the target.
+  """
+
+  prefix: tuple[int, ...]
+  source_length: int
+  target_length: int
+
+  def __call__(self, row: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """Returns the padded sides and their segments."""
+    result = {}
+    for side, length in (('source', self.source_length), ('target', self.target_length)):
+      ids = np.asarray(row[side])[np.asarray(row[f'{side}_segments']) != 0]
+      if side == 'source':
+        ids = np.concatenate([np.array(self.prefix, np.int32), ids])
+      result[side] = np.zeros(length, np.int32)
+      result[side][: len(ids)] = ids
+      result[f'{side}_segments'] = (np.arange(length) < len(ids)).astype(np.int32)
+    return result
+
+
 def _draw_lengths(
   items: int, segments: int, rng: np.random.Generator
 ) -> Int[np.ndarray, 'segments']:

@@ -61,7 +61,8 @@ def modules(config: config_lib.Config) -> dict[str, str]:
 def data(experiment: 'Experiment') -> dict[str, str]:
   """Returns the fingerprint of each source that an experiment trains on or evaluates with, by its settings."""
   tasks = [experiment.task, *(item.task for item in experiment.evaluations.values())]
-  sources = {task.source.describe(): task.source for task in tasks if task is not None}
+  parts = [part for task in tasks if task is not None for part in task.parts.values()]
+  sources = {part.source.describe(): part.source for part in parts}
   return {f'data {name}': source.fingerprint() for name, source in sources.items()}
 
 

@@ -14,6 +14,7 @@ from t2x.tasks.evaluators import (
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.image_mixing import Mixing, MixUp
 from t2x.tasks.masked_lm import MaskedLM
+from t2x.tasks.mixture import Mixture
 from t2x.tasks.pictures import AttentionMaps, ClassifiedImages
 from t2x.tasks.sequence_classification import SequenceClassification
 from t2x.tasks.span_corruption import SpanCorruption
@@ -36,6 +37,7 @@ __all__ = [
   'MaskedLM',
   'MixUp',
   'Mixing',
+  'Mixture',
   'Samples',
   'SequenceClassification',
   'SpanCorruption',

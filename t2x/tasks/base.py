@@ -10,7 +10,16 @@ import jax
 import numpy as np
 from flax import nnx
 
-from t2x.data import Rows, SampledPieces, Source, Tokenizer, TokenizerConfig, token_rows
+from t2x.data import (
+  Batches,
+  Order,
+  Rows,
+  SampledPieces,
+  Source,
+  Tokenizer,
+  TokenizerConfig,
+  token_rows,
+)
 from t2x.data.sources.base import NoSource
 from t2x.data.tokenizers.base import Fitted, NoTokenizer
 from t2x.decode import Greedy, Strategy
@@ -79,6 +88,10 @@ class Task(abc.ABC):
   unit: ClassVar[str] = 'tokens'
   # Whether `generate` is implemented.
   answers_prompts: ClassVar[bool] = False
+  # Whether the rows are token ids of a tokenizer.
+  tokenizes: ClassVar[bool] = False
+  # Settings in which the tasks of a mixture may differ, because they change only the rows.
+  data_fields: ClassVar[frozenset[str]] = frozenset({'source', 'train_split', 'eval_split'})
   # The metric that selects the best checkpoint, and whether to minimise or maximise it.
   best_metric: ClassVar[str] = 'loss'
   best_mode: ClassVar[Literal['min', 'max']] = 'min'
@@ -92,6 +105,24 @@ class Task(abc.ABC):
   def one_segment(self) -> bool:
     """Whether every row is one segment without padding; models then get no segments."""
     return False
+
+  @property
+  def vocab_size(self) -> int | None:
+    """Minimum number of rows of the token embedding; None without text or before fitting the tokenizer."""
+    return None
+
+  @property
+  def parts(self) -> 'Mapping[str, Task]':
+    """The tasks to evaluate by name: those of a mixture, else this task with the name ''."""
+    return {'': self}
+
+  def split_of(self, part: 'Task', split: str) -> str:
+    """Returns the split of a part that stands for a split of this task."""
+    return split
+
+  def is_fitted(self) -> bool:
+    """Returns whether the tokenizer is known or cached; True for tasks without text."""
+    return True
 
   def fit_tokenizer(self) -> Tokenizer | None:
     """Returns the tokenizer, trained on the source at first use; None for tasks without text."""
@@ -123,6 +154,39 @@ class Task(abc.ABC):
   @abc.abstractmethod
   def rows(self, split: str) -> Sequence[dict[str, Any]]:
     """Returns the preprocessed rows of a split, prepared at first use and cached."""
+
+  def order(self, rows: Any, batch_size: int, seed: int) -> Order | None:
+    """Returns the order in which training reads rows; None: shuffled."""
+    return None
+
+  def batches(
+    self, rows: Any, *, batch_size: int, seed: int, process_index: int = 0, process_count: int = 1
+  ) -> Batches:
+    """Returns the train batches of rows; `batches[step]` depends only on the seed and the step."""
+    return Batches(
+      rows,
+      self.transform(train=True),
+      batch_size=batch_size,
+      seed=seed,
+      order=self.order(rows, batch_size, seed),
+      process_index=process_index,
+      process_count=process_count,
+    )
+
+  def describe_rows(self, rows: Any, num_steps: int, batch_size: int) -> str:
+    """Returns a line about the rows of the train split.
+
+    Args:
+      rows: the rows.
+      num_steps: number of training steps.
+      batch_size: rows per step.
+    """
+    info = getattr(rows, 'info', None) or {}
+    sizes = [f'{info[name]:,} {name}' for name in ('examples', 'tokens') if name in info]
+    source = str(self.source)
+    source = source if len(source) <= 60 else f'{source[:57]}...'
+    counts = ', '.join([*sizes, f'{len(rows):,} rows'])
+    return f'{counts}, {self.train_split} split of {source}'
 
   def transform(self, *, train: bool) -> Callable[..., dict] | None:
     """Returns a picklable `(row, rng) -> example`, called with a new rng in each epoch; None: identity."""
@@ -164,14 +228,23 @@ class Task(abc.ABC):
 
   @abc.abstractmethod
   def target_weights(self, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the weight of each target in the main loss term: float32 [batch, ...], 0 for padding."""
+    """Returns the weight of each target in the main loss term: float32 [batch, ...], 0 for padding.
+
+    `sums` uses `weighted_targets`, which contains the loss weights of a mixture.
+    """
+
+  def weighted_targets(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the `target_weights` times the loss weights of the rows in batches of a mixture."""
+    weights = self.target_weights(batch)
+    rows = batch.get('loss_weight')
+    return weights if rows is None else weights * rows.reshape(-1, *[1] * (weights.ndim - 1))
 
   def weights(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the weight of each loss term of `sums` by name, before the forward pass.
 
     The train step calls it with the full batch, and `sums` with each micro-batch.
     """
-    return {'loss': self.target_weights(batch).sum()}
+    return {'loss': self.weighted_targets(batch).sum()}
 
   @abc.abstractmethod
   def sums(
@@ -198,6 +271,10 @@ class Task(abc.ABC):
     """
     default = math.nan if means['loss'][1] == 0 else 0.0
     return {name: total / weight if weight else default for name, (total, weight) in means.items()}
+
+  def combine(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the metrics of an evaluation from those of the `parts` by name."""
+    return dict(metrics[''])
 
   def check_prompt(self, prompt: str) -> None:  # noqa: B027
     """Raises UserError if the prompt is invalid."""
@@ -255,6 +332,9 @@ class TextTask(Task):
 
   tokenizer: TokenizerConfig = NoTokenizer()
   pieces: SampledPieces | None = None
+
+  tokenizes: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = Task.data_fields | {'pieces'}
 
   @property
   def vocab_size(self) -> int | None:
@@ -361,7 +441,7 @@ class TokenTask(TextTask):
       model: computes the logits.
       x: hidden vectors [batch, length, d_model].
       labels: the tokens to predict, [batch, length].
-      batch: the batch, for `target_weights`.
+      batch: the batch, for `weighted_targets`.
       key: None in evaluation, without label smoothing and z-loss.
       smoothing: label smoothing in training.
       length_axis: the logical axis of the second dimension.
@@ -369,7 +449,7 @@ class TokenTask(TextTask):
     return model.cross_entropy(
       x,
       labels,
-      self.target_weights(batch),
+      self.weighted_targets(batch),
       smoothing=0.0 if key is None else smoothing,
       z_loss=0.0 if key is None else self.z_loss,
       axes=('batch', length_axis),

@@ -40,6 +40,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
   strategy: Strategy = Sampling(temperature=0.8, top_k=40)
 
   answers_prompts: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = JoinedDocuments.data_fields | {'strategy'}
 
   @property
   def default_strategy(self):
@@ -80,7 +81,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
     if teacher is None:
       return output
     logits = constrain(model.logits(out.x), 'batch', 'length', 'vocab')
-    return self.distilled(output, logits, self.target_weights(batch), teacher, batch)
+    return self.distilled(output, logits, self.weighted_targets(batch), teacher, batch)
 
   def summarise(self, means, info=None):
     """Returns loss, accuracy and perplexity; with `info` of a full split also bits_per_byte."""

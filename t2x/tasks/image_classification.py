@@ -107,7 +107,7 @@ class ImageClassification(DistillableTask):
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy (top-1) and top-5 accuracy; for mixed images the mean over both labels."""
-    images, labels, weights = batch['image'], batch['label'], self.target_weights(batch)
+    images, labels, weights = batch['image'], batch['label'], self.weighted_targets(batch)
     if key is None or self.mixing is None:
       logits, out = self.predictions(model, batch, key)
       sums = self._sums(logits, labels, weights, train=key is not None)

@@ -3,7 +3,7 @@ RoBERTa, https://arxiv.org/abs/1907.11692)."""
 
 import dataclasses
 import math
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,13 @@ class MaskedLM(DistillableTask, JoinedDocuments):
   mask_rate: Fraction = 0.8
   random_rate: Fraction = 0.1
   whole_word: bool = False
+
+  data_fields: ClassVar[frozenset[str]] = JoinedDocuments.data_fields | {
+    'rate',
+    'mask_rate',
+    'random_rate',
+    'whole_word',
+  }
 
   @property
   def max_predictions(self) -> int:
@@ -90,4 +97,4 @@ class MaskedLM(DistillableTask, JoinedDocuments):
     if teacher is None:
       return output
     logits = constrain(model.logits(out.x), 'batch', None, 'vocab')
-    return self.distilled(output, logits, self.target_weights(batch), teacher, batch)
+    return self.distilled(output, logits, self.weighted_targets(batch), teacher, batch)

@@ -82,7 +82,7 @@ class SequenceClassification(DistillableTask, LabelledTask):
     """Returns the weights of the loss terms, including the auxiliary objective."""
     weights = super().weights(batch)
     if self.auxiliary is not None:
-      weights['auxiliary'] = self.auxiliary.term_weight(batch, self.target_weights(batch))
+      weights['auxiliary'] = self.auxiliary.term_weight(batch, self.weighted_targets(batch))
     return weights
 
   def predictions(self, model, batch, key):
@@ -92,7 +92,7 @@ class SequenceClassification(DistillableTask, LabelledTask):
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and the F1 counts of each class over the examples with weight 1."""
     logits, out = _logits(model, batch, key)
-    weights = self.target_weights(batch)
+    weights = self.weighted_targets(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
     sums |= f1_sums(jnp.argmax(logits, axis=-1), batch['label'], weights, self.labels)

@@ -2,12 +2,12 @@
 (Raffel et al. 2020, https://arxiv.org/abs/1910.10683)."""
 
 import dataclasses
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans
+from t2x.data import Chain, ConcatenateAndSplit, CorruptSpans, FitSides
 from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import Inputs
@@ -31,6 +31,11 @@ class SpanCorruption(TokenTask):
     num_sentinels: number of sentinel ids.
     first_sentinel: id of the first sentinel; the following sentinels count down from it (32099 in T5's
       tokenizers). None: the sentinels follow the ids of the tokenizer, and the first has the largest id.
+    prefix: text before each source, such as the mode token of a denoiser of UL2
+      (https://arxiv.org/abs/2205.05131). With a `mean_span` of all masked tokens, one span at the end of the
+      text is masked (UL2's sequential denoiser).
+    padded_target: tokens of the target with padding, so that tasks of a mixture have rows of one shape; None:
+      without padding.
 
   Raises:
     UserError: there are more spans than sentinels, or the settings are invalid for `CorruptSpans`.
@@ -41,10 +46,18 @@ class SpanCorruption(TokenTask):
   mean_span: Annotated[float, Range('1 <= x')] = 3.0
   num_sentinels: Size = 100
   first_sentinel: Natural | None = None
+  prefix: str = ''
+  padded_target: Size | None = None
 
   inputs: ClassVar[Inputs] = 'a source and a target'
+  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'rate', 'mean_span', 'prefix'}
 
   def __post_init__(self):
+    if self.padded_target is not None and self.padded_target < self._lengths.target_length:
+      raise UserError(
+        f'SpanCorruption.padded_target = {self.padded_target}: targets have up to '
+        f'{self._lengths.target_length} tokens; set it to at least this number'
+      )
     spans = self._corruption(0, self.num_sentinels).num_spans
     if spans > self.num_sentinels:
       raise UserError(
@@ -63,10 +76,10 @@ class SpanCorruption(TokenTask):
     tokens = self.tokenizer.vocab_size
     return None if tokens is None else max(tokens, self._corruption(0, tokens).first_sentinel + 1)
 
-  def _corruption(self, eos_id: int, vocab_size: int) -> CorruptSpans:
+  def _corruption(self, eos_id: int, vocab_size: int, prefix_length: int = 0) -> CorruptSpans:
     last_id = vocab_size + self.num_sentinels - 1
     return CorruptSpans(
-      source_length=self.source_length,
+      source_length=self.source_length - prefix_length,
       eos_id=eos_id,
       first_sentinel=last_id if self.first_sentinel is None else self.first_sentinel,
       rate=self.rate,
@@ -81,19 +94,29 @@ class SpanCorruption(TokenTask):
   @property
   def target_length(self) -> int:
     """Tokens of the target, including sentinels and eos."""
-    return self._lengths.target_length
+    return self.padded_target or self._lengths.target_length
+
+  @property
+  def _prefix_ids(self) -> tuple[int, ...]:
+    return tuple(self.fitted.encode(self.prefix)) if self.prefix else ()
 
   @property
   def plan(self):
     """Rows of concatenated documents without padding."""
-    return ConcatenateAndSplit(self.planned(self._lengths.text_length))
+    corruption = self._corruption(0, 0, len(self._prefix_ids))
+    return ConcatenateAndSplit(self.planned(corruption.text_length))
 
   def transform(self, *, train):
     """Returns the transform that masks spans; evaluation uses a fixed seed and so fixed spans."""
-    tokenizer = self.fitted
-    corruption = self._corruption(tokenizer.eos_id, tokenizer.vocab_size)
-    first = self.resegment({'tokens': corruption.text_length}, train)
-    return corruption if first is None else Chain((first, corruption))
+    tokenizer, prefix = self.fitted, self._prefix_ids
+    corruption = self._corruption(tokenizer.eos_id, tokenizer.vocab_size, len(prefix))
+    transforms: list[Any] = [self.resegment({'tokens': corruption.text_length}, train), corruption]
+    if prefix or self.padded_target is not None:
+      transforms.append(
+        FitSides(prefix=prefix, source_length=self.source_length, target_length=self.target_length)
+      )
+    chosen = tuple(transform for transform in transforms if transform is not None)
+    return corruption if len(chosen) == 1 else Chain(chosen)
 
   def spec(self, batch_size):
     """Returns ids and segments of both sides: int32 [batch, source_length or target_length]."""

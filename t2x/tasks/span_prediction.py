@@ -88,7 +88,7 @@ class SpanPrediction(LabelledTask):
     """Returns the mean loss of start and end, and the fraction of windows with both correct."""
     out = hidden_of(model, batch, key)
     both = _logits(model, out.x, batch)
-    weights = self.target_weights(batch)
+    weights = self.weighted_targets(batch)
     labels = (batch['start'], batch['end'])
     losses = [cross_entropy(logits, label) for logits, label in zip(both, labels, strict=True)]
     hits = [

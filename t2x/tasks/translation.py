@@ -38,6 +38,7 @@ class Translation(TokenTask):
   inputs: ClassVar[Inputs] = 'a source and a target'
   answers_prompts: ClassVar[bool] = True
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
+  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'strategy'}
 
   @property
   def default_strategy(self):

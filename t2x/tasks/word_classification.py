@@ -73,7 +73,7 @@ class WordClassification(LabelledTask):
     """Returns loss and accuracy over words, and precision, recall and F1 of entities as pairs of counts."""
     logits, out = _logits(model, batch, key)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
-    sums = classification_sums(logits, labels, self.target_weights(batch))
+    sums = classification_sums(logits, labels, self.weighted_targets(batch))
     tags = Tags.from_labels(self.labels)
     if tags is None:
       return TaskOutput(sums, out.aux)

@@ -18,7 +18,7 @@ from t2x.layers import Pattern
 from t2x.layers.pattern_image import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
-from t2x.tasks import Task, TextTask
+from t2x.tasks import Task
 from t2x.train.program import TrainProgram, evaluation_in_errors
 from t2x.train.teacher import FrozenTeacher
 
@@ -68,10 +68,10 @@ def check_experiment(
 
 def check_vocabulary(task: Task | None) -> None:
   """Raises UserError if the vocabulary size of a task is unknown until its tokenizer is fitted."""
-  if isinstance(task, TextTask) and task.vocab_size is None and not task.is_fitted():
+  if task is not None and task.tokenizes and task.vocab_size is None and not task.is_fitted():
     raise UserError(
       'the vocabulary size is unknown until the tokenizer is fitted: run `t2x data tokenizer` with this '
-      f'config first, or set {type(task.tokenizer).__name__}.vocab_size'
+      'config first, or set the vocab_size of the tokenizer'
     )
 
 
@@ -167,10 +167,12 @@ def check_data(run: 'TrainingRun', rows: Any, batches: Batches) -> None:
   run.program.check_evaluations()
   for name, task, split in _eval_splits(run):
     with evaluation_in_errors(name):
-      rows = run.rows(split, task)
-      task.check_rows(split, rows)
-      batch = run.evaluation_batches(rows, task)[0]
-      _check_batch(task, batch, len(batches.part), split)
+      for part in task.parts.values():
+        part_split = task.split_of(part, split)
+        rows = run.rows(part_split, part)
+        part.check_rows(part_split, rows)
+        batch = run.evaluation_batches(rows, part)[0]
+        _check_batch(part, batch, len(batches.part), part_split)
       if name is not None:
         run.experiment.evaluations[name].check(task, model)
 

@@ -25,7 +25,7 @@ from t2x.ranges import (
   TrainingSteps,
   TrialSeed,
 )
-from t2x.tasks import Evaluator, Task, TextTask
+from t2x.tasks import Evaluator, Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
 from t2x.train.optimizers import AdamW, Optimizer
@@ -165,6 +165,13 @@ class Experiment:
   teacher: Teacher | None = None
   evaluations: Mapping[str, Evaluator] = dataclasses.field(default_factory=dict)
 
+  def __post_init__(self):
+    for name in self.evaluations:
+      if self.task is not None and name in self.task.parts:
+        raise UserError(
+          f"Experiment.evaluations has '{name}', which is also a task of the mixture: rename one"
+        )
+
   def complete(self) -> tuple[Callable[..., Any], Task, Trainer]:
     """Returns model, task and trainer.
 
@@ -218,7 +225,7 @@ class Experiment:
         unknown before fitting; then the tokenizer is fitted and cached.
     """
     task, evaluations = self.task, dict(self.evaluations)
-    if not isinstance(task, TextTask):
+    if task is None or not task.tokenizes:
       return self
     if tokenizer is None and task.vocab_size is None:
       tokenizer = task.fit_tokenizer()

@@ -14,7 +14,7 @@ from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.params import Params
-from t2x.train.program import EvalProgram
+from t2x.train.program import EvalProgram, EvalStep
 from t2x.train.saved_params import SavedParams
 
 if TYPE_CHECKING:
@@ -118,16 +118,33 @@ class Inference:
       split: name of a split of the task's source.
       evaluation: name in `Experiment.evaluations`, for the task of that evaluator; None for the experiment's
         task.
-      num_rows: number of rows to evaluate, spread evenly over the split; None for all rows.
+      num_rows: number of rows to evaluate, spread evenly over the split (of each task of a mixture); None for
+        all rows.
       watched: wraps the iterable of batches, so that a watchdog can time each batch.
     """
     task = self.experiment.evaluated_task(evaluation)
+    eval_step = self.program.eval_step(evaluation)
+    metrics = {
+      name: self._part_means(params, part, task.split_of(part, split), eval_step, num_rows, watched)
+      for name, part in task.parts.items()
+    }
+    return task.combine(metrics)
+
+  def _part_means(
+    self,
+    params: Params,
+    task: Task,
+    split: str,
+    eval_step: EvalStep,
+    num_rows: int | None,
+    watched: Watched,
+  ) -> dict[str, float]:
+    """Computes the metrics of a task that is not a mixture."""
     rows = self.rows(split, task)
     task.check_rows(split, rows)
     all_rows = num_rows is None or num_rows >= len(rows)
     subset = rows if num_rows is None or all_rows else Spread(rows, num_rows)
     batches = self.evaluation_batches(subset, task)
-    eval_step = self.program.eval_step(evaluation)
     totals: dict[str, np.ndarray] = {}
     pending: collections.deque[Any] = collections.deque()
     for index in watched(range(len(batches) + 1)):

@@ -147,6 +147,8 @@ class EvalProgram:
     task = self.experiment.evaluated_task(evaluation)
     key = 'evaluation' if task is self.experiment.task else f'evaluation {evaluation}'
     if key not in self._compiled:
+      # The tasks of a mixture have one loss.
+      (task, *_) = task.parts.values()
       step = make_eval_step(task, self._compute_dtype, self.blueprint, self.layout)
       self._compiled[key] = jax.jit(step)
     step, scalars = self._compiled[key], self.scalars
@@ -163,7 +165,8 @@ class EvalProgram:
       task = self.experiment.evaluated_task(name)
       with evaluation_in_errors(name):
         self._check_fit(task)
-        jax.eval_shape(self.eval_step(name), params, self.batch(task))
+        (part, *_) = task.parts.values()
+        jax.eval_shape(self.eval_step(name), params, self.batch(part))
 
 
 @contextlib.contextmanager

@@ -70,9 +70,8 @@ class TrainingRun(Inference):
 
   def batches(self, rows: Any) -> Batches:
     """Returns the train batches; `batches[step]` depends only on the seed and the step."""
-    return Batches(
+    return self.task.batches(
       rows,
-      self.task.transform(train=True),
       batch_size=self.trainer.batch_size,
       seed=self.trainer.seed,
       process_index=self.part[0],

@@ -14,7 +14,7 @@ from t2x.errors import UserError
 from t2x.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
 from t2x.models.losses import Sums
-from t2x.tasks import DistillableTask, Task, TaskOutput
+from t2x.tasks import Task, TaskOutput
 from t2x.train.layer_norms import LayerNorms
 from t2x.train.params import Blueprint, Groups, Params
 
@@ -193,9 +193,9 @@ def _loss_totals(
 
 
 def _task_output(task: Task, model: Any, batch: Batch, key: jax.Array, teacher: Any) -> TaskOutput:
-  if teacher is not None and isinstance(task, DistillableTask):
-    return task.sums(model, batch, key, teacher)
-  return task.sums(model, batch, key)
+  # `check_teacher` allows a teacher only for tasks that take one.
+  sums: Any = task.sums
+  return sums(model, batch, key) if teacher is None else sums(model, batch, key, teacher)
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -149,7 +149,7 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
     ),
     'devices': f'{_devices()}, {trainer.compute_dtype}{_mesh(run.mesh, run.experiment.mesh)}',
     'attention': '; '.join(kernels) or 'none',
-    'data': _data(task, rows),
+    'data': task.describe_rows(rows, trainer.num_steps, trainer.batch_size),
     'steps': f'{start:,} to {trainer.num_steps:,}{" (resumed)" if start else ""}, '
     f'batches of {trainer.batch_size:,} rows, {epochs:.3g} epochs',
     'evaluation': _evaluation(run),
@@ -328,15 +328,6 @@ def _mesh(mesh: jax.sharding.Mesh, settings: Mesh) -> str:
   }
   sharded = ', '.join(f'{name} over {axes}' for name, axes in split.items())
   return f'; mesh {" x ".join(sizes)}' + (f', {sharded}' if sharded else ', parameters replicated')
-
-
-def _data(task: Task, rows: Sequence[Any]) -> str:
-  info = getattr(rows, 'info', None) or {}
-  sizes = [f'{info[name]:,} {name}' for name in ('examples', 'tokens') if name in info]
-  source = str(task.source)
-  source = source if len(source) <= 60 else f'{source[:57]}...'
-  counts = ', '.join([*sizes, f'{len(rows):,} rows'])
-  return f'{counts}, {task.train_split} split of {source}'
 
 
 def _evaluation(run: 'TrainingRun') -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_source import Dying
 
-from t2x.data import Batches, Bytes, MaskTokens, evaluation_batches, prefetch
+from t2x.data import Batches, Bytes, InOrder, MaskTokens, evaluation_batches, prefetch
 from t2x.data.shuffling import shuffled
 from t2x.errors import UserError
 
@@ -126,11 +126,11 @@ def test_rows_of_different_shapes_are_told():
   rows = [{'x': np.zeros(3)}, {'x': np.zeros(4)}]
   message = re.escape("differ in the shape of 'x': 1 of shape (3,), 1 of shape (4,)")
   with pytest.raises(UserError, match=message):
-    Batches(rows, batch_size=2, seed=0, shuffle=False)[0]
+    Batches(rows, batch_size=2, seed=0, order=InOrder(len(rows)))[0]
 
 
 def test_unshuffled_batches_go_on_in_order():
-  batches = Batches(text_rows(5), batch_size=4, seed=0, shuffle=False)
+  batches = Batches(text_rows(5), batch_size=4, seed=0, order=InOrder(5))
   assert batches[1]['number'].tolist() == [4, 0, 1, 2]
 
 

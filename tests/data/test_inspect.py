@@ -10,6 +10,7 @@ from t2x.data import (
   Batches,
   Bytes,
   ConcatenateAndSplit,
+  InOrder,
   MaskTokens,
   PackPairs,
   PrepareImage,
@@ -29,7 +30,7 @@ def shown(batches, tokenizer):
 def test_masks_and_segments_are_visible(tmp_path):
   rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(64), tmp_path)
   mask = MaskTokens(tokenizer=BYTES, max_predictions=10, mask_rate=1.0, random_rate=0.0)
-  batches = Batches(rows, mask, batch_size=4, seed=0, shuffle=False)
+  batches = Batches(rows, mask, batch_size=4, seed=0, order=InOrder(len(rows)))
   text, speed = shown(batches, BYTES)
   assert '[1]' in text and '[2]' in text
   assert '{<mask> -> ' in text
@@ -39,7 +40,7 @@ def test_masks_and_segments_are_visible(tmp_path):
 
 def test_both_sides_of_pairs_and_their_padding_are_visible(tmp_path):
   rows = token_rows(Texts(), 'train', BYTES, PackPairs(64, 64), tmp_path)
-  text, _ = shown(Batches(rows, batch_size=4, seed=0, shuffle=False), BYTES)
+  text, _ = shown(Batches(rows, batch_size=4, seed=0, order=InOrder(len(rows))), BYTES)
   assert 'source: [1]number ' in text and 'target: [1]nme ' in text
   assert 'padding]' in text
 

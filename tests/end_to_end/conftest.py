@@ -102,6 +102,20 @@ SpanCorruption:
   num_sentinels = 4
 """
   + TEXT.replace('  length = 64\n', '').replace('261', '265'),
+  'mixture': """
+include '{configs}/models/small_decoder.gin'
+Experiment.task = @Mixture()
+Mixture:
+  tasks = {{'even': @CausalLM(), 'lines': @lines/CausalLM()}}
+  sampling = @StagedWeights()
+  loss_weights = {{'lines': 0.5}}
+StagedWeights.by_step = [(0, @FixedWeights()), (5, @ProportionalWeights())]
+FixedWeights.weights = {{'even': 1.0, 'lines': 2.0}}
+lines/CausalLM.source = @lines/TextFiles()
+lines/TextFiles.per_line = True
+CausalLM:
+"""
+  + TEXT,
   'sequence_classification': """
 LanguageModel.head = @SequenceClassifier
 SequenceClassifier:

@@ -17,7 +17,7 @@ NAMES = sorted(
   for name, one in vars(t2x.tasks).items()
   if isinstance(one, type) and issubclass(one, t2x.tasks.Task) and not one.__abstractmethods__
 )
-OFTEN = ['causal_lm']
+OFTEN = ['causal_lm', 'mixture']
 RARELY = [name for name in NAMES if name not in OFTEN]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from fake_models import WithLogits, spec
 
-from t2x.data import Batches, Bytes, SampledPieces, SentencePiece, TextFiles
+from t2x.data import Batches, Bytes, InOrder, SampledPieces, SentencePiece, TextFiles
 from t2x.errors import UserError
 from t2x.layers import Causal
 from t2x.models import Output
@@ -46,7 +46,7 @@ def task(source, **settings):
 def batch_of(made, tokenizer, train=True):
   bound = made.bound(tokenizer)
   rows, transform = bound.rows('train'), bound.transform(train=train)
-  return Batches(rows, transform, batch_size=4, seed=0, shuffle=False)[0]
+  return Batches(rows, transform, batch_size=4, seed=0, order=InOrder(len(rows)))[0]
 
 
 def test_a_batch_is_as_specified_and_full(text):

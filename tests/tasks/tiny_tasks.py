@@ -8,9 +8,9 @@ import t2x.tasks
 from t2x.data import (
   BPE,
   TSV,
-  Batches,
   Bytes,
   Digits,
+  FixedWeights,
   JsonLines,
   RandAugment,
   SampledPieces,
@@ -81,6 +81,13 @@ def make(folder):
       source=source(JsonLines, 'words.jsonl'), length=32, labels=('O', 'B-X', 'I-X'), **byte
     ),
     t2x.tasks.SpanPrediction(source=source(JsonLines, 'spans.jsonl'), length=48, stride=8, **byte),
+    t2x.tasks.Mixture(
+      tasks={
+        'masks': t2x.tasks.MaskedLM(source=text, length=32, **bpe),
+        'more': t2x.tasks.MaskedLM(source=text, length=32, mask_rate=0.5, **bpe),
+      },
+      sampling=FixedWeights({'masks': 1.0, 'more': 2.0}),
+    ),
   ]
   return {type(task).__name__: task for task in tasks}
 
@@ -91,7 +98,7 @@ def fingerprints(folder):
   for name, task in make(folder).items():
     bound = task.bound(task.fit_tokenizer())
     rows = bound.rows(task.train_split)
-    found[name] = Batches(rows, bound.transform(train=True), batch_size=4, seed=0).fingerprint
+    found[name] = bound.batches(rows, batch_size=4, seed=0).fingerprint
   return found
 
 

@@ -6,6 +6,7 @@ from t2x.data.sources.brown import BrownWords, brown_tags, name_spans, parts_of_
 from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
+from t2x.data.sources.fields import Joined, Prefixed
 from t2x.data.sources.files import TSV, JsonLines, TextFiles
 from t2x.data.sources.libreoffice import LibreOfficeHelp
 from t2x.data.sources.resized import Resized
@@ -23,9 +24,11 @@ __all__ = [
   'Example',
   'FactbookSpans',
   'FashionMNIST',
+  'Joined',
   'JsonLines',
   'LibreOfficeHelp',
   'Part',
+  'Prefixed',
   'Resized',
   'SentimentSnippets',
   'Source',

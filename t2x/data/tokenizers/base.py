@@ -305,6 +305,9 @@ class Fitted(TokenizerConfig):
     """Returns the tokenizer."""
     return self.tokenizer
 
+  def __repr__(self) -> str:
+    return f'Fitted({self.tokenizer.fingerprint})'
+
 
 @dataclasses.dataclass(frozen=True)
 class NoTokenizer(TokenizerConfig):

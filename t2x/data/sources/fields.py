@@ -1,0 +1,109 @@
+"""Sources that rewrite the text fields of another source's examples."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated
+
+from t2x.data.prepared_folders import fingerprint
+from t2x.data.sources.base import Example, Examples, Source, label_values
+from t2x.errors import UserError
+from t2x.ranges import NonEmpty, Text
+
+
+class _Rewritten(Examples):
+  """Examples that are rewritten when they are read."""
+
+  def __init__(self, source: 'RewritingSource', examples: Sequence[Example]):
+    self.source, self.examples = source, examples
+
+  def __len__(self) -> int:
+    return len(self.examples)
+
+  def __getitem__(self, index):
+    """Returns the example at `index`, or a list of examples for a slice."""
+    if isinstance(index, slice):
+      return [self.source.rewrite(example) for example in self.examples[index]]
+    return self.source.rewrite(self.examples[index])
+
+  def label_values(self):
+    """Returns the label values of the source."""
+    return label_values(self.examples)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RewritingSource(Source):
+  """The examples of `source`, rewritten.
+
+  Attributes:
+    source: source of the examples.
+  """
+
+  source: Source
+
+  @abc.abstractmethod
+  def rewrite(self, example: Example) -> Example:
+    """Returns the example to use in place of one of the source.
+
+    Raises:
+      UserError: the example lacks a field.
+    """
+
+  def splits(self) -> tuple[str, ...]:
+    """Returns the splits of the source."""
+    return self.source.splits()
+
+  def load(self, split: str) -> Sequence[Example]:
+    """Returns the examples of a split."""
+    return _Rewritten(self, self.source.load(split))
+
+  def fingerprint(self) -> str:
+    """Identifies the source and the settings."""
+    settings = [
+      getattr(self, field.name) for field in dataclasses.fields(self) if field.name != 'source'
+    ]
+    return fingerprint(type(self).__name__, settings, self.source.fingerprint())
+
+  def _text(self, example: Example, field: str) -> str:
+    text = example.get(field)
+    if not isinstance(text, str):
+      raise UserError(
+        f"{type(self).__name__}: the examples of {self.source.describe()} have no text '{field}': they have "
+        f'{", ".join(example)}'
+      )
+    return text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prefixed(RewritingSource):
+  """Examples with a prefix that names the task, as in T5 ('translate English to German: ').
+
+  Attributes:
+    prefix: the text before the field, with its separator.
+    field: the field to change.
+  """
+
+  prefix: Text
+  field: Text = 'source'
+
+  def rewrite(self, example):
+    """Returns the example with the prefix."""
+    return example | {self.field: self.prefix + self._text(example, self.field)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Joined(RewritingSource):
+  """Examples whose `text` is several fields, for example a sentence and its translation (translation language
+  modelling, https://arxiv.org/abs/1901.07291).
+
+  Attributes:
+    fields: the fields, in order.
+    separator: the text between two fields.
+  """
+
+  fields: Annotated[Sequence[Text], NonEmpty] = ('source', 'target')
+  separator: str = '\n'
+
+  def rewrite(self, example):
+    """Returns `text` only."""
+    return {'text': self.separator.join(self._text(example, field) for field in self.fields)}
