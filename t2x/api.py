@@ -55,6 +55,18 @@ def read_config(
     raise
 
 
+def registry(modules: Sequence[str] = ()) -> config_lib.Registry:
+  """Returns the parts that configs can name.
+
+  Args:
+    modules: modules whose parts are added, in the current folder or installed.
+
+  Raises:
+    UserError: a module cannot be imported.
+  """
+  return config_lib.registry(PACKAGES, SIDE_EFFECTS, modules)
+
+
 def read_experiment(
   files: Sequence[str | Path | config_lib.GinText], overrides: Sequence[str] = ()
 ) -> 'Experiment':

@@ -4,8 +4,9 @@ Names, types and unused bindings are checked before anything is built. No other 
 """
 
 from t2x.config.bindings import did_you_mean, split_scope
-from t2x.config.load import Config, load
+from t2x.config.load import Config, load, registry
 from t2x.config.parse import GinText, Statement, expanded, macros_in, parse_files
+from t2x.config.registry import Registry
 from t2x.config.render import (
   canonical,
   diff,
@@ -27,6 +28,7 @@ __all__ = [
   'Finding',
   'GinText',
   'Macro',
+  'Registry',
   'Statement',
   'calls',
   'canonical',
@@ -43,6 +45,7 @@ __all__ = [
   'parse_files',
   'problem',
   'raise_findings',
+  'registry',
   'render',
   'show',
   'split_scope',

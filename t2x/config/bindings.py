@@ -139,7 +139,8 @@ class Bindings:
   def _name_problem(self, name: str) -> str:
     if full := self.registry.full_names(name):
       return f"'{name}' is ambiguous: write {' or '.join(full)}"
-    return f"no part named '{name}'{did_you_mean(name, self.registry.names())}"
+    guess = did_you_mean(name, self.registry.names()) or '; `t2x parts` lists all'
+    return f"no part named '{name}'{guess}"
 
   def reference_problem(self, name: str) -> str | None:
     """Returns an error message if the name of a reference is unknown or ambiguous."""

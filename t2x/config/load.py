@@ -122,6 +122,25 @@ def load(
   return Config(tree, parsed.statements, parsed.imports, folders, bindings, tuple(replaced))
 
 
+def registry(
+  packages: Sequence[str], without: Collection[str] = (), modules: Sequence[str] = ()
+) -> Registry:
+  """Returns the parts of packages and of the user's modules in the working directory.
+
+  Args:
+    packages: packages whose exports configs may use.
+    without: exported names that configs must not use.
+    modules: the user's modules.
+
+  Raises:
+    UserError: a module cannot be imported.
+  """
+  known = Registry.of(packages, without)
+  imports = [Import(name, None, False, f'import {name}', COMMAND_LINE) for name in modules]
+  raise_findings(known.load(imports, ()))
+  return known
+
+
 def _root_value(root: str, bindings: Bindings, place: Place) -> Any:
   value = parse_value(root) if root[:1] in ('@', '%') else Reference('', root, True)
   for leaf in leaves(value):

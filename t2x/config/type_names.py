@@ -82,12 +82,13 @@ def _alternatives(hint: Any) -> list[str]:
 def _callable_words(args: tuple[Any, ...]) -> str:
   """Describes a factory of a class, or a function."""
   built = plain_hint(args[1]) if args else Any
-  if inspect.isclass(built) and not _is_array(built) and built not in (*_SCALARS, list):
+  if inspect.isclass(built) and not is_array(built) and built not in (*_SCALARS, list):
     return f'a part that builds {with_article(built.__name__)}'
   return 'a function' if isinstance(args[0] if args else None, list) else 'a part or function'
 
 
-def _is_array(hint: Any) -> bool:
+def is_array(hint: Any) -> bool:
+  """Returns whether an annotation is an array, such as Float[Array, '...']."""
   # jaxtyping: Float[Array, '...'] is an Array.
   return hasattr(hint, 'array_type') or getattr(hint, '__name__', '').endswith('Array')
 

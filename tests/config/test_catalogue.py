@@ -1,0 +1,101 @@
+"""`t2x parts` lists what configs can name, by interface."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from t2x.api import registry
+from t2x.cli import main
+from t2x.config import catalogue
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def interfaces():
+  return {one.cls.__name__: one for one in catalogue.interfaces(registry())}
+
+
+def test_parts_are_listed_under_what_takes_them(interfaces):
+  names = {name: [part.name for part in one.parts] for name, one in interfaces.items()}
+  for interface, part in {
+    'Task': 'Mixture',
+    'Source': 'TextFiles',
+    'Pattern': 'Causal',
+    'Norm': 'RMSNorm',
+    'Optimizer': 'Muon',
+    'Function': 'gelu',
+    'MetricWriter': 'WandB',
+    'TextEmbedding': 'TokenEmbedding',
+    'MixtureWeights': 'StagedWeights',
+  }.items():
+    assert part in names[interface]
+  assert not any('MaskTokens' in found or 'fetch' in found for found in names.values())
+  assert 'Experiment.task' in interfaces['Task'].places
+
+
+def test_all_parts_of_the_shipped_configs_are_listed(interfaces):
+  listed = {part.name for one in interfaces.values() for part in one.parts}
+  files = [*ROOT.glob('configs/**/*.gin')]
+  used = {
+    name
+    for file in files
+    for name in re.findall(r'@(?:\w+/)*(\w+)', re.sub('#.*', '', file.read_text()))
+  }
+  assert len(used) > 50
+  # Functions of words that only BrownWords takes.
+  assert used - {'name_spans', 'parts_of_speech'} <= listed
+
+
+def test_every_part_has_a_summary(interfaces):
+  parts = [part for one in interfaces.values() for part in one.parts]
+  assert len(parts) > 150
+  assert [part.name for part in parts if not catalogue.summary(part.obj)] == []
+  assert all(catalogue.summary(one.cls) for one in interfaces.values())
+
+
+def test_descriptions_come_from_base_classes_too(interfaces):
+  (task,) = (part for part in interfaces['Task'].parts if part.name == 'CausalLM')
+  rows = {name: (default, text) for name, _, default, text in catalogue.parameters(task)}
+  assert rows['length'] == ('required', 'tokens per row.')
+  assert rows['train_split'] == ("'train'", 'the split for training.')
+  assert rows['strategy'][0] == '@Sampling(temperature=0.8, top_k=40)'
+
+
+def test_a_part_is_described(capsys):
+  assert main(['parts', 'Cosine']) == 0
+  out = capsys.readouterr().out
+  assert 'a Schedule, taken by' in out
+  assert 'https://arxiv.org/abs/1608.03983' in out
+  assert re.search(r'Cosine\.warmup_steps = \d+', out)
+  assert main(['parts', 'Task']) == 0
+  assert 'Taken by' in capsys.readouterr().out
+
+
+def test_unknown_names_are_told(capsys):
+  assert main(['parts', 'Cosin']) == 2
+  assert "no part named 'Cosin'; did you mean 'Cosine'?" in capsys.readouterr().err
+  assert main(['parts', '--import', 'no_such_module']) == 2
+  assert "no module named 'no_such_module'" in capsys.readouterr().err
+
+
+def test_parts_of_a_module_of_the_user(tmp_path, monkeypatch, capsys):
+  (tmp_path / 'own_parts.py').write_text(
+    'import dataclasses\nfrom t2x.train import Cosine\n\n\n'
+    '@dataclasses.dataclass(frozen=True, kw_only=True)\nclass Sawtooth(Cosine):\n'
+    '  """Falls and rises.\n\n  Attributes:\n    teeth: number of teeth.\n  """\n\n  teeth: int = 3\n'
+  )
+  monkeypatch.chdir(tmp_path)
+  assert main(['parts', '--import', 'own_parts', 'Sawtooth']) == 0
+  out = capsys.readouterr().out
+  assert 'a Schedule' in out
+  assert 'Sawtooth.teeth = 3' in out and 'number of teeth' in out
+
+
+def test_pages(tmp_path, capsys):
+  assert main(['parts', '--markdown', str(tmp_path)]) == 0
+  page = (tmp_path / 'Schedule.md').read_text()
+  assert '## Cosine' in page
+  assert '| `warmup_steps` |' in page
+  assert len(list(tmp_path.glob('*.md'))) > 30
