@@ -14,6 +14,7 @@ from t2x.data.rand_augment import RandAugment
 from t2x.data.resegmenting import Resegment, SampledPieces
 from t2x.data.skipping import Skipping
 from t2x.data.sources import (
+  CSV,
   TFDS,
   TSV,
   BabelDates,
@@ -51,6 +52,7 @@ from t2x.data.tokenizers import (
 
 __all__ = [
   'BPE',
+  'CSV',
   'TFDS',
   'TSV',
   'Augmentation',

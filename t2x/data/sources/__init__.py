@@ -6,7 +6,7 @@ from t2x.data.sources.brown import BrownWords, brown_tags, name_spans, parts_of_
 from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
-from t2x.data.sources.files import TSV, JsonLines, TextFiles
+from t2x.data.sources.files import CSV, TSV, JsonLines, TextFiles
 from t2x.data.sources.libreoffice import LibreOfficeHelp
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
@@ -15,6 +15,7 @@ from t2x.data.sources.subset import Part
 from t2x.data.sources.tfds_source import TFDS
 
 __all__ = [
+  'CSV',
   'TFDS',
   'TSV',
   'BabelDates',

@@ -5,7 +5,7 @@ import dataclasses
 import sys
 import types
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from rich.progress import track
@@ -25,6 +25,31 @@ class Examples(Sequence[Example]):
   @abc.abstractmethod
   def label_values(self) -> set[Any] | None:
     """Returns the possible values of `label`; None if this would require reading all examples."""
+
+
+class BulkExamples(Examples):
+  """Examples of which several are read at once, in less time than one by one."""
+
+  # Number of examples to read at once in iteration.
+  chunk: ClassVar[int] = 256
+
+  @abc.abstractmethod
+  def read(self, indices: Sequence[int]) -> Iterable[Example]:
+    """Yields the examples at `indices`, each at least 0 and below the number of examples."""
+
+  def __getitem__(self, index):
+    """Returns the example at `index`; a negative index counts from the end. A slice is a list."""
+    if isinstance(index, slice):
+      return list(self.read(range(*index.indices(len(self)))))
+    i = int(index)
+    if not -len(self) <= i < len(self):
+      raise IndexError(f'example {i} is out of range: there are {len(self)} examples')
+    [example] = self.read([i % len(self)])
+    return example
+
+  def __iter__(self):
+    for start in range(0, len(self), self.chunk):
+      yield from self.read(range(start, min(start + self.chunk, len(self))))
 
 
 def label_values(examples: Sequence[Example]) -> set[Any] | None:
