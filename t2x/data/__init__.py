@@ -35,6 +35,7 @@ from t2x.data.sources import (
   name_spans,
   parts_of_speech,
 )
+from t2x.data.sources.digests import files_of, verify_files
 from t2x.data.spans import SpanWindows
 from t2x.data.tokenizers import (
   BPE,
@@ -99,6 +100,7 @@ __all__ = [
   'check_label',
   'evaluation_batches',
   'fetch',
+  'files_of',
   'inspect_batches',
   'label_values',
   'load_hub_tokenizer',
@@ -107,4 +109,5 @@ __all__ = [
   'parts_of_speech',
   'prefetch',
   'token_rows',
+  'verify_files',
 ]
