@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from t2x.cli import main
 from t2x.data import Part, TextFiles, files_of, verify_files
 from t2x.data.sources.digests import BLOCK, WHOLE, content_digest, keep_hashes
 
@@ -109,3 +110,40 @@ def test_files_that_cannot_be_read_and_damaged_hashes_are_told(large, tmp_path, 
   [record] = cache.glob('hashes/*/hash.json')
   record.write_text('{')
   assert f'{record} is damaged' in message(verify_files, [large])
+
+
+CONFIG = """
+Experiment.task = @CausalLM()
+CausalLM:
+  source = @TextFiles()
+  length = 8
+TextFiles.train = '{}'
+"""
+
+
+def test_the_command_tells_of_changed_files(large, tmp_path, capsys):
+  def verify():
+    code = main(['data', 'verify', str(tmp_path / 'a.gin')])
+    return code, *capsys.readouterr()
+
+  (tmp_path / 'a.gin').write_text(CONFIG.format(tmp_path / 'large*'))
+  (tmp_path / 'large-not').write_bytes(LINE)
+  assert verify()[:2] == (
+    0,
+    '1 file: at most 1 MiB: any change changes the fingerprint\n1 file: hashed for the first time\n',
+  )
+  assert '1 file: unchanged since' in verify()[1]
+  change(large, BLOCK + 1000)
+  code, _, error = verify()
+  assert code == 2
+  assert '1 of 2 files changed' in error
+  assert error.endswith(f'\n  {large}\n')
+
+
+def test_a_source_without_files_has_nothing_to_verify(tmp_path, capsys):
+  (tmp_path / 'a.gin').write_text(
+    'Experiment.task = @ImageClassification()\n'
+    'ImageClassification:\n  source = @Digits()\n  image_shape = (8, 8, 1)\n  num_classes = 10\n'
+  )
+  assert main(['data', 'verify', str(tmp_path / 'a.gin')]) == 2
+  assert 'Digits() keeps no files to verify' in capsys.readouterr().err
