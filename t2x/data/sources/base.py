@@ -4,7 +4,8 @@ import abc
 import dataclasses
 import sys
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -92,6 +93,14 @@ class Source(Protocol):
     return f'{type(self).__name__}({", ".join(settings)})'
 
 
+class FileBacked(Source):
+  """A source of which rows are prepared from local files, which `t2x data verify` compares."""
+
+  @abc.abstractmethod
+  def files(self) -> list[Path]:
+    """Returns the files of all splits."""
+
+
 def _setting_text(value: Any) -> str:
   return value.__name__ if isinstance(value, types.FunctionType) else repr(value)
 
@@ -116,6 +125,38 @@ class NoSource(Source):
   def fingerprint(self) -> str:
     """Returns a constant."""
     return 'no source'
+
+
+# Sets of fields that a record can have, identified by their first field.
+KINDS = (
+  ('source', 'target'),
+  ('question', 'context'),
+  ('words', 'labels'),
+  ('text',),
+  ('image', 'label'),
+)
+# Fields that are not text; tasks check them.
+NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts', 'image')
+
+
+def select(record: dict[str, Any], fields: Mapping[str, str], source: str) -> Example:
+  """Returns a record with its fields renamed; without `fields`, unchanged.
+
+  Raises:
+    UserError: a field is missing, or is not text.
+  """
+  required = fields
+  if not fields:
+    kind = next((names for names in KINDS if names[0] in record), ('text',))
+    required = {name: name for name in kind}
+  for ours, name in required.items():
+    if name not in record or not (ours in NO_TEXT or isinstance(record[name], str)):
+      problem = f'it has {", ".join(map(repr, record))}' if name not in record else 'it is not text'
+      what = 'a value' if ours in NO_TEXT else 'text'
+      raise UserError(
+        f"needs {what} in the field '{name}', but {problem}; {source}.fields renames fields"
+      )
+  return {ours: record[name] for ours, name in fields.items()} if fields else record
 
 
 def require_split(source: Source, split: str) -> None:

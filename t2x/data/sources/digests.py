@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
-from t2x.data.sources.base import Source, with_progress
+from t2x.data.sources.base import FileBacked, Source, with_progress
 from t2x.errors import UserError
 
 log = logging.getLogger('t2x')
@@ -72,8 +72,8 @@ def files_of(source: object) -> Iterator[Path]:
     for item in source:
       yield from files_of(item)
   elif isinstance(source, Source) and dataclasses.is_dataclass(source):
-    if (files := getattr(source, 'files', None)) is not None:
-      yield from files()
+    if isinstance(source, FileBacked):
+      yield from source.files()
     for field in dataclasses.fields(source):
       yield from files_of(getattr(source, field.name))
 

@@ -12,10 +12,10 @@ import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, ClassVar, NamedTuple
 
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
-from t2x.data.sources.base import Source
+from t2x.data.sources.base import FileBacked, Source
 from t2x.data.sources.digests import content_digest
 from t2x.errors import UserError
 from t2x.ranges import Text
@@ -54,7 +54,7 @@ class LocalSource(Source):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FileSource(LocalSource):
+class FileSource(LocalSource, FileBacked):
   """Examples in files, by split.
 
   Attributes:
@@ -62,6 +62,9 @@ class FileSource(LocalSource):
     validation: path or glob; None: no such split.
     test: path or glob; None: no such split.
   """
+
+  # Usual extension, for messages.
+  extension: ClassVar[str] = 'txt'
 
   def fingerprint(self) -> str:
     """Identifies the settings and the names and content of the files, but not their folder.
@@ -94,7 +97,8 @@ class FileSource(LocalSource):
     paths = [path for path in map(Path, matches) if path.is_file()]
     if not paths and Path(pattern).is_dir():
       raise UserError(
-        f"{setting} = '{pattern}' is a folder: set a pattern such as '{pattern}/**/*.txt'"
+        f"{setting} = '{pattern}' is a folder: set a pattern such as "
+        f"'{pattern}/**/*.{self.extension}'"
       )
     if not paths:
       raise UserError(f"{setting} = '{pattern}' matches no file (current folder: {Path.cwd()})")

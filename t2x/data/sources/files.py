@@ -5,9 +5,9 @@ import dataclasses
 import io
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from t2x.data.sources.base import Example
+from t2x.data.sources.base import Example, select
 from t2x.data.sources.file_examples import (
   TextSource,
   document_starts,
@@ -71,6 +71,8 @@ class JsonLines(LineSource):
       and `context`.
   """
 
+  extension: ClassVar[str] = 'jsonl'
+
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
   def _settings(self) -> object:
@@ -93,32 +95,6 @@ def _json(text: str) -> dict[str, Any]:
   if not isinstance(record, dict):
     raise UserError('not a JSON object: write {"text": "..."}')
   return record
-
-
-# Sets of fields that a record can have, identified by their first field.
-KINDS = (('source', 'target'), ('question', 'context'), ('words', 'labels'), ('text',))
-# Fields that are not text; tasks check them.
-NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts', 'image')
-
-
-def select(record: dict[str, Any], fields: Mapping[str, str], source: str) -> Example:
-  """Returns a record with its fields renamed; without `fields`, unchanged.
-
-  Raises:
-    UserError: a field is missing, or is not text.
-  """
-  required = fields
-  if not fields:
-    kind = next((names for names in KINDS if names[0] in record), ('text',))
-    required = {name: name for name in kind}
-  for ours, name in required.items():
-    if name not in record or not (ours in NO_TEXT or isinstance(record[name], str)):
-      problem = f'it has {", ".join(map(repr, record))}' if name not in record else 'it is not text'
-      what = 'a value' if ours in NO_TEXT else 'text'
-      raise UserError(
-        f"needs {what} in the field '{name}', but {problem}; {source}.fields renames fields"
-      )
-  return {ours: record[name] for ours, name in fields.items()} if fields else record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +137,8 @@ class CSV(TextSource):
       under their names, of which one is `text`, or two `source` and `target`.
     delimiter: one character between values, such as '\\t' or ';'.
   """
+
+  extension: ClassVar[str] = 'csv'
 
   fields: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
   delimiter: Text = ','
