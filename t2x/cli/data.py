@@ -91,7 +91,7 @@ def _verify(args: argparse.Namespace) -> None:
   source = _experiment(args).task.source
   paths = list(files_of(source))
   if not paths:
-    raise UserError(f'{source} keeps no files to verify')
+    raise UserError(f'{source} has no files that rows are prepared from: nothing to verify')
   files = verify_files(paths)
   for meaning, matches in (
     ('at most 1 MiB: any change changes the fingerprint', files.small),

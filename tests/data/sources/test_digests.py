@@ -146,4 +146,4 @@ def test_a_source_without_files_has_nothing_to_verify(tmp_path, capsys):
     'ImageClassification:\n  source = @Digits()\n  image_shape = (8, 8, 1)\n  num_classes = 10\n'
   )
   assert main(['data', 'verify', str(tmp_path / 'a.gin')]) == 2
-  assert 'Digits() keeps no files to verify' in capsys.readouterr().err
+  assert 'Digits() has no files that rows are prepared from' in capsys.readouterr().err
