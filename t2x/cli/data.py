@@ -94,7 +94,7 @@ def _verify(args: argparse.Namespace) -> None:
     raise UserError(f'{source} has no files that rows are prepared from: nothing to verify')
   files = verify_files(paths)
   for meaning, matches in (
-    ('at most 1 MiB: any change changes the fingerprint', files.small),
+    ('at most 4 MiB: any change changes the fingerprint', files.small),
     ('hashed for the first time', files.new),
     ('unchanged since they were first loaded', files.equal),
   ):

@@ -17,14 +17,14 @@ from t2x.errors import UserError
 
 log = logging.getLogger('t2x')
 
-# A file of up to SAMPLES blocks is read entirely.
+# Files of up to WHOLE bytes are read entirely, of others SAMPLES blocks.
+WHOLE = 1 << 22
 BLOCK = 1 << 16
 SAMPLES = 16
-WHOLE = SAMPLES * BLOCK
 
 
 def content_digest(path: Path) -> bytes:
-  """Returns a digest of a file's content if it has at most 1 MiB.
+  """Returns a digest of a file's content if it has at most 4 MiB.
 
   Otherwise returns a digest of its size and of 16 evenly spaced blocks of 64 KiB, with the first
   and the last. A change of equal size between the blocks is found by `verify_files` only.
@@ -83,7 +83,7 @@ class Verified:
   """Files by the result of `verify_files`.
 
   Attributes:
-    small: files of at most 1 MiB: a change of their content changes the fingerprint.
+    small: files of at most 4 MiB: a change of their content changes the fingerprint.
     equal: files whose hash equals the hash in the cache.
     new: files whose hash was not in the cache and was added.
     changed: files whose hash differs, but whose size and samples do not.

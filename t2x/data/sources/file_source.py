@@ -69,7 +69,7 @@ class FileSource(LocalSource, FileBacked):
   def fingerprint(self) -> str:
     """Identifies the settings and the names and content of the files, but not their folder.
 
-    Of a file of more than 1 MiB, the size and samples of the content are read.
+    Of a file of more than 4 MiB, the size and samples of the content are read.
     """
     digest = hashlib.sha256()
     for split in self.splits():

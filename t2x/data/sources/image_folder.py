@@ -141,7 +141,7 @@ def _image_names(folder: Path) -> np.ndarray:
       )
   if not names:
     raise UserError(f'{folder} has no images: remove this class')
-  # Fixed-width bytes take a tenth of the memory of a list of str.
+  # Fixed-width bytes take less memory than a list of str.
   return np.array(names)
 
 
