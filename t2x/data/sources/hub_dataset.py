@@ -176,6 +176,8 @@ def _load(name: str, config: str | None) -> Mapping[str, Any]:
   except ImportError as error:
     raise UserError("HubDataset needs datasets: pip install 't2x[data]'") from error
   folder = Path(name).expanduser()
+  if name.startswith(('/', '.', '~')) and not folder.is_dir():
+    raise UserError(f"HubDataset.name = '{name}' is not a folder (current folder: {Path.cwd()})")
   saved = (folder / 'dataset_dict.json').exists() or (folder / 'state.json').exists()
   if saved and config is not None:
     raise UserError(f"HubDataset.config = '{config}': the saved data set {folder} has none")

@@ -130,6 +130,7 @@ def test_data_sets_that_do_not_fit_are_told(texts, tmp_path, message):
     HubDataset(name=name, fields=RENAMED, channels=3).load, 'train'
   )
   assert 'the saved data set' in message(HubDataset(name=name, config='x').load, 'train')
+  assert 'is not a folder' in message(HubDataset(name=str(tmp_path / 'no')).load, 'train')
   (tmp_path / 'empty').mkdir()
   assert 'HubDataset.name = ' in message(HubDataset(name=str(tmp_path / 'empty')).load, 'train')
   [path] = (texts / 'train').glob('*.arrow')
