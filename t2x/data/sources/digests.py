@@ -4,6 +4,7 @@ Modification times are not part of a digest: it is the same on every host and fo
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import logging
@@ -33,17 +34,24 @@ def content_digest(path: Path) -> bytes:
     UserError: the file cannot be read.
   """
   try:
-    with path.open('rb') as file:
-      size = path.stat().st_size
-      if size <= WHOLE:
+    status = path.stat()
+    if status.st_size <= WHOLE:
+      with path.open('rb') as file:
         return hashlib.file_digest(file, 'sha256').digest()
-      digest = hashlib.sha256(f'{size} {BLOCK} {SAMPLES}\0'.encode())
-      for i in range(SAMPLES):
-        file.seek((size - BLOCK) * i // (SAMPLES - 1))
-        digest.update(file.read(BLOCK))
-      return digest.digest()
+    return _sampled_digest(path, status.st_size, status.st_mtime_ns)
   except OSError as error:
     raise UserError(f'{path} cannot be read: {error.strerror}') from error
+
+
+# Cached, because a process asks for the fingerprint of a source several times.
+@functools.lru_cache(maxsize=1 << 16)
+def _sampled_digest(path: Path, size: int, changed: int) -> bytes:
+  digest = hashlib.sha256(f'{size} {BLOCK} {SAMPLES}\0'.encode())
+  with path.open('rb') as file:
+    for i in range(SAMPLES):
+      file.seek((size - BLOCK) * i // (SAMPLES - 1))
+      digest.update(file.read(BLOCK))
+  return digest.digest()
 
 
 def digest_of(paths: Iterable[Path]) -> str:
