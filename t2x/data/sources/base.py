@@ -75,7 +75,7 @@ class Source(Protocol):
     ...
 
   def load(self, split: str) -> Sequence[Example]:
-    """Returns the examples of a split, with random access."""
+    """Returns the examples of a split: picklable, with random access and slices."""
     ...
 
   def fingerprint(self) -> str:

@@ -38,7 +38,7 @@ def content_digest(path: Path) -> bytes:
     if status.st_size <= WHOLE:
       with path.open('rb') as file:
         return hashlib.file_digest(file, 'sha256').digest()
-    return _sampled_digest(path, status.st_size, status.st_mtime_ns)
+    return _sampled_digest(path.absolute(), status.st_size, status.st_mtime_ns)
   except OSError as error:
     raise UserError(f'{path} cannot be read: {error.strerror}') from error
 
