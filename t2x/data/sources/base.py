@@ -4,8 +4,9 @@ import abc
 import dataclasses
 import sys
 import types
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from rich.progress import track
@@ -25,6 +26,38 @@ class Examples(Sequence[Example]):
   @abc.abstractmethod
   def label_values(self) -> set[Any] | None:
     """Returns the possible values of `label`; None if this would require reading all examples."""
+
+
+class BulkExamples(Examples):
+  """Examples of which several are read at once, in less time than one by one."""
+
+  # Number of examples to read at once in iteration.
+  chunk: ClassVar[int] = 256
+
+  @abc.abstractmethod
+  def read(self, indices: Sequence[int]) -> Iterable[Example]:
+    """Yields the examples at `indices`, each at least 0 and below the number of examples."""
+
+  def __getitem__(self, index):
+    """Returns the example at `index`; a negative index counts from the end. A slice is a list."""
+    if isinstance(index, slice):
+      return list(self.read(range(*index.indices(len(self)))))
+    i = int(index)
+    if not -len(self) <= i < len(self):
+      raise IndexError(f'example {i} is out of range: there are {len(self)} examples')
+    [example] = self.read([i % len(self)])
+    return example
+
+  def __iter__(self):
+    for start in range(0, len(self), self.chunk):
+      yield from self.read(range(start, min(start + self.chunk, len(self))))
+
+
+def read_at(examples: Sequence[Example], indices: Sequence[int]) -> Iterable[Example]:
+  """Returns the examples at indices, read at once where the examples can."""
+  if isinstance(examples, BulkExamples):
+    return examples.read(indices)
+  return (examples[i] for i in indices)
 
 
 def label_values(examples: Sequence[Example]) -> set[Any] | None:
@@ -49,7 +82,7 @@ class Source(Protocol):
     ...
 
   def load(self, split: str) -> Sequence[Example]:
-    """Returns the examples of a split, with random access."""
+    """Returns the examples of a split: picklable, with random access and slices."""
     ...
 
   def fingerprint(self) -> str:
@@ -65,6 +98,14 @@ class Source(Protocol):
       if getattr(self, field.name) != _default_of(field)
     ]
     return f'{type(self).__name__}({", ".join(settings)})'
+
+
+class FileBacked(Source):
+  """A source of which rows are prepared from local files, which `t2x data verify` compares."""
+
+  @abc.abstractmethod
+  def files(self) -> list[Path]:
+    """Returns the files of all splits."""
 
 
 def _setting_text(value: Any) -> str:
@@ -91,6 +132,38 @@ class NoSource(Source):
   def fingerprint(self) -> str:
     """Returns a constant."""
     return 'no source'
+
+
+# Sets of fields that a record can have, identified by their first field.
+KINDS = (
+  ('source', 'target'),
+  ('question', 'context'),
+  ('words', 'labels'),
+  ('text',),
+  ('image', 'label'),
+)
+# Fields that are not text; tasks check them.
+NO_TEXT = ('words', 'labels', 'label', 'answers', 'starts', 'image')
+
+
+def select(record: dict[str, Any], fields: Mapping[str, str], source: str) -> Example:
+  """Returns a record with its fields renamed; without `fields`, unchanged.
+
+  Raises:
+    UserError: a field is missing, or is not text.
+  """
+  required = fields
+  if not fields:
+    kind = next((names for names in KINDS if names[0] in record), ('text',))
+    required = {name: name for name in kind}
+  for ours, name in required.items():
+    if name not in record or not (ours in NO_TEXT or isinstance(record[name], str)):
+      problem = f'it has {", ".join(map(repr, record))}' if name not in record else 'it is not text'
+      what = 'a value' if ours in NO_TEXT else 'text'
+      raise UserError(
+        f"needs {what} in the field '{name}', but {problem}; {source}.fields renames fields"
+      )
+  return {ours: record[name] for ours, name in fields.items()} if fields else record
 
 
 def require_split(source: Source, split: str) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import hashlib
 import math
 import zlib
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Examples, Source, require_split
+from t2x.data.sources.digests import digest_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
@@ -74,12 +74,10 @@ class FashionMNIST(Source):
     return Images(images[..., None], labels)
 
   def fingerprint(self) -> str:
-    """Identifies the content of the files."""
-    digest = hashlib.sha256()
-    for split in self.splits():
-      for kind in ('images-idx3', 'labels-idx1'):
-        digest.update(self._file(split, kind).read_bytes())
-    return fingerprint('FashionMNIST', digest.hexdigest())
+    """Identifies the names and the content of the files."""
+    kinds = ('images-idx3', 'labels-idx1')
+    files = [self._file(split, kind) for split in self.splits() for kind in kinds]
+    return fingerprint('FashionMNIST', digest_of(files))
 
 
 def _read_idx(path: Path) -> np.ndarray:

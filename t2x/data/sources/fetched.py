@@ -1,7 +1,7 @@
 """Helpers for sources: the location of fetched data, and splits by a hash of a name."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from t2x.data.prepared_folders import cache_folder
@@ -40,11 +40,3 @@ def split_of(name: str, splits: Mapping[str, range] = SPLITS) -> str:
   """
   bucket = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], 'big') % 100
   return next(split for split, buckets in splits.items() if bucket in buckets)
-
-
-def digest_of(paths: Iterable[Path]) -> str:
-  """Returns a digest of the names and the content of files."""
-  digest = hashlib.sha256()
-  for path in paths:
-    digest.update(f'{path.name}\0'.encode() + hashlib.sha256(path.read_bytes()).digest())
-  return digest.hexdigest()

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Examples, Source, label_values
+from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
 from t2x.errors import UserError
 from t2x.ranges import NonEmpty, Text
 
 
-class _Rewritten(Examples):
+class _Rewritten(BulkExamples):
   """Examples that are rewritten when they are read."""
 
   def __init__(self, source: 'RewritingSource', examples: Sequence[Example]):
@@ -20,11 +20,9 @@ class _Rewritten(Examples):
   def __len__(self) -> int:
     return len(self.examples)
 
-  def __getitem__(self, index):
-    """Returns the example at `index`, or a list of examples for a slice."""
-    if isinstance(index, slice):
-      return [self.source.rewrite(example) for example in self.examples[index]]
-    return self.source.rewrite(self.examples[index])
+  def read(self, indices):
+    """Returns the rewritten examples at indices."""
+    return map(self.source.rewrite, read_at(self.examples, indices))
 
   def label_values(self):
     """Returns the label values of the source."""

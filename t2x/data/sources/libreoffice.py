@@ -11,6 +11,7 @@ from typing import Any
 from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
+from t2x.data.sources.digests import content_digest
 from t2x.data.sources.fetched import split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
@@ -76,8 +77,7 @@ class LibreOfficeHelp(BuiltSource):
     digest = hashlib.sha256()
     for folder in map(self._folder, languages):
       for path in sorted(folder.rglob('*.html')):
-        digest.update(f'{path.relative_to(folder)}\0'.encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(f'{path.relative_to(folder)}\0'.encode() + content_digest(path))
     return fingerprint('LibreOfficeHelp', VERSION, languages, SPLITS, digest.hexdigest())
 
   def _folder(self, language: str) -> Path:

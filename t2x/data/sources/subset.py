@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Example, Examples, Source, label_values
+from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
 from t2x.errors import UserError
 from t2x.ranges import Count, NonEmpty, Text
 
@@ -15,7 +15,7 @@ def spread(count: int, size: int) -> list[int]:
   return [i * size // count for i in range(count)]
 
 
-class Spread(Examples):
+class Spread(BulkExamples):
   """The `size` examples at the indices of `spread`."""
 
   def __init__(self, examples: Sequence[Example], size: int):
@@ -24,11 +24,10 @@ class Spread(Examples):
   def __len__(self) -> int:
     return self.size
 
-  def __getitem__(self, index):
-    """Returns the example at `index`; a negative index counts from the end."""
-    if not -self.size <= index < self.size:
-      raise IndexError(f'example {index} is out of range: there are {self.size} examples')
-    return self.examples[index % self.size * len(self.examples) // self.size]
+  def read(self, indices):
+    """Yields examples of the source."""
+    originals = [i * len(self.examples) // self.size for i in indices]
+    return read_at(self.examples, originals)
 
   def label_values(self):
     """Returns the label values of the entire source; the subset may lack some."""

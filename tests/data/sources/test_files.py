@@ -1,13 +1,16 @@
 """Text, JSON lines and tab-separated files of one's own."""
 
 import gc
+import gzip
 import json
 import pickle
 import tracemalloc
+from pathlib import Path
 
 import pytest
+import zstandard
 
-from t2x.data.sources import TSV, JsonLines, Source, TextFiles
+from t2x.data.sources import CSV, TSV, JsonLines, Source, TextFiles
 
 
 @pytest.fixture
@@ -19,6 +22,10 @@ def write(tmp_path):
     return str(path)
 
   return write
+
+
+def read(source):
+  return list(source.load('train'))
 
 
 def test_a_text_file_is_an_example_and_a_glob_is_sorted(write, tmp_path):
@@ -101,13 +108,13 @@ def test_the_fingerprint_is_of_content_and_settings_not_of_the_place(write, tmp_
 )
 def test_bad_json_lines_are_told_by_line(write, message, content, told):
   path = write('a.jsonl', content)
-  said = message(JsonLines(train=path).load, 'train')
+  said = message(read, JsonLines(train=path))
   assert said.startswith(path)
   assert told in said
 
 
 def test_a_line_with_other_columns_is_told(write, message):
-  said = message(TSV(train=write('a.tsv', 'a\tb\na\tb\tc\n')).load, 'train')
+  said = message(read, TSV(train=write('a.tsv', 'a\tb\na\tb\tc\n')))
   assert 'a.tsv:2: 3 columns, but TSV.columns names 2 (source, target)' in said
 
 
@@ -119,8 +126,12 @@ def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch
   assert 'TextFiles.test is not set' in message(TextFiles(train='x').load, 'test')
   assert "no split 'fingerprint'" in message(TextFiles(train='x').load, 'fingerprint')
 
+  usual = Path.open
+
   def refuse(path, mode):
-    raise PermissionError(13, 'Permission denied')
+    if path.suffix == '.txt':
+      raise PermissionError(13, 'Permission denied')
+    return usual(path, mode)
 
   monkeypatch.setattr('pathlib.Path.open', refuse)
   source = TextFiles(train=f'{tmp_path}/a.txt')
@@ -133,12 +144,12 @@ def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch
 )
 def test_half_of_a_surrogate_pair_is_told_with_its_line(write, message, line):
   source = JsonLines(train=write('a.jsonl', '{"text": "\\ud83d\\ude00"}\n' + line))
-  assert 'a.jsonl:2: unpaired surrogate' in message(source.load, 'train')
+  assert 'a.jsonl:2: unpaired surrogate' in message(read, source)
 
 
 def test_lines_that_are_nested_too_deep_are_told(write, message):
   source = JsonLines(train=write('a.jsonl', '[' * 100_000))
-  assert 'a.jsonl:1: not JSON' in message(source.load, 'train')
+  assert 'a.jsonl:1: not JSON' in message(source.load, 'train')  # The first line: at once.
 
 
 def test_examples_are_read_from_their_files_when_they_are_used(write, tmp_path):
@@ -157,6 +168,137 @@ def test_examples_are_read_from_their_files_when_they_are_used(write, tmp_path):
 def test_a_document_keeps_its_line_ends(write):
   text = 'one\r\n\ntwo\n'
   assert TextFiles(train=write('a.txt', text)).load('train')[0]['text'] == text
+
+
+def test_blank_lines_of_any_white_space_are_no_examples(write):
+  lines = ['a', '\u00a0\u3000', ' \x1c\u2028 ', '\u3042', '  \u3042 ', '\x85', 'b ', '']
+  source = TextFiles(train=write('a.txt', '\n'.join(lines)), per_line=True)
+  assert [e['text'] for e in source.load('train')] == [line for line in lines if line.strip()]
+
+
+def test_lines_across_blocks_are_found(write, monkeypatch):
+  monkeypatch.setattr('t2x.data.sources.file_examples.BLOCK', 7)
+  lines = ['x' * (i * 37 % 40) + f' {i}' for i in range(100)]
+  content = '\ufeff' + '\n \n'.join(lines)
+  source = TextFiles(train=write('a.txt', content), per_line=True)
+  assert [e['text'] for e in source.load('train')] == lines
+
+
+def test_slices_from_any_index_in_any_process(write, tmp_path):
+  for name in 'ab':
+    write(f'{name}.jsonl', ''.join(f'{{"text": "{name}{i}"}}\n\n' for i in range(50)))
+  examples = JsonLines(train=str(tmp_path / '*.jsonl')).load('train')
+  texts = [f'{name}{i}' for name in 'ab' for i in range(50)]
+  copy = pickle.loads(pickle.dumps(examples))
+  assert [e['text'] for e in copy[40:60]] == texts[40:60]
+  assert [e['text'] for e in copy[90:10:-7]] == texts[90:10:-7]
+  assert [copy[i]['text'] for i in (99, 0, 50, -50)] == ['b49', 'a0', 'b0', 'b0']
+
+
+def test_the_pickle_of_examples_does_not_grow_with_them(write):
+  source = TextFiles(train=write('a.txt', 'x\n' * 10_000), per_line=True)
+  examples = source.load('train')
+  assert len(list(examples)) == 10_000
+  assert len(pickle.dumps(examples)) < 1000
+
+
+def test_the_index_is_written_once_and_again_for_other_content(write, cache):
+  path = write('a.txt', 'one\ntwo\n')
+  source = TextFiles(train=path, per_line=True)
+  read(source)
+  index = [p for p in (cache / 'index').iterdir() if p.is_dir()]
+  read(source)
+  assert [p for p in (cache / 'index').iterdir() if p.is_dir()] == index
+  write('a.txt', 'one\ntwo\nthree\n')
+  assert len(read(source)) == 3
+  # Files of one layout share the index; documents have another.
+  assert len(read(TSV(train=path, columns=['text']))) == 3
+  assert len([p for p in (cache / 'index').iterdir() if p.is_dir()]) == 2
+  assert len(read(TextFiles(train=path))) == 1
+
+
+def test_a_file_that_changes_while_it_is_used_is_told(write, message):
+  path = write('a.txt', 'one\ntwo\nthree\n')
+  examples = TextFiles(train=path, per_line=True).load('train')
+  write('a.txt', 'four\nfive\nsix\n')
+  assert f'{path} was changed while it was read' in message(lambda: examples[1])
+  write('a.txt', 'one\n')
+  assert f'{path} was changed while it was read' in message(lambda: examples[2])
+
+
+def test_a_damaged_index_is_told(write, cache, message):
+  source = TextFiles(train=write('a.txt', 'one\ntwo\n'), per_line=True)
+  read(source)
+  [file] = cache.glob('index/*/starts.bin')
+  file.write_bytes(b'')
+  assert 'is damaged' in message(source.load, 'train')
+
+
+COMPRESS = {'gz': gzip.compress, 'zst': lambda data: zstandard.ZstdCompressor().compress(data)}
+
+
+@pytest.mark.parametrize('kind', COMPRESS)
+def test_compressed_files_are_read_as_others(write, cache, kind, message):
+  text = ''.join(f'{{"text": "line {i}"}}\n' for i in range(1000)).encode()
+  # Two members, as parallel compressors write them.
+  data = COMPRESS[kind](text[:5000]) + COMPRESS[kind](text[5000:])
+  source = JsonLines(train=write(f'a.jsonl.{kind}', data))
+  assert [e['text'] for e in source.load('train')] == [f'line {i}' for i in range(1000)]
+  [copy] = cache.glob('decompressed/*/a.jsonl')
+  assert copy.read_bytes() == text
+  bad = JsonLines(train=write(f'bad.jsonl.{kind}', COMPRESS[kind](text + b'{"text": 3}\n')))
+  assert message(read, bad).startswith(f'{bad.train}:1001: needs text')
+  for name, content in (('torn', data[:-20]), ('other', b'no compressed data')):
+    said = message(JsonLines(train=write(f'{name}.{kind}', content)).load, 'train')
+    assert f'{name}.{kind} is damaged' in said
+
+
+@pytest.mark.parametrize('name', ['a.parquet', 'a.jsonl.bz2', 'a.zip'])
+def test_files_that_are_not_text_are_told_by_their_names(write, message, name):
+  assert f'{name} is not a text file: ' in message(JsonLines(train=write(name, 'x')).load, 'train')
+
+
+def test_csv_with_quotes_line_ends_and_other_delimiters(write):
+  content = '\ufeffid,text,name\r\n1,"a, ""b""\nc",x\r\n\r\n2,5" pipe,é\r\n3,"",\n'
+  rows = [
+    {'id': '1', 'text': 'a, "b"\nc', 'name': 'x'},
+    {'id': '2', 'text': '5" pipe', 'name': 'é'},
+    {'id': '3', 'text': '', 'name': ''},
+  ]
+  examples = CSV(train=write('a.csv', content)).load('train')
+  assert list(examples) == rows
+  assert [examples[i] for i in (2, 0, 1)] == [rows[2], rows[0], rows[1]]
+  renamed = CSV(
+    train=write('b.csv', content.replace(',', ';')), delimiter=';', fields={'text': 'name'}
+  )
+  assert [e['text'] for e in renamed.load('train')] == ['x', 'é', '']
+
+
+def test_csv_values_may_be_long(write):
+  text = 'x' * 300_000
+  assert read(CSV(train=write('a.csv', f'text,id\n"{text}",1\n'))) == [{'text': text, 'id': '1'}]
+
+
+@pytest.mark.parametrize(
+  ('content', 'told'),
+  [
+    ('text,id\na,1\nb\n', ':3: 1 columns, but the header has 2'),
+    ('body,id\na,1\n', ":2: needs text in the field 'text', but it has 'body', 'id'; CSV.fields"),
+    ('text,id\n"a,1\nb,2\n', ':2: not CSV (unexpected end of data)'),
+    ('text,text\na,b\n', "the header repeats 'text'"),
+    ('text,id\n', 'is empty'),
+    (b'text\n\xff\n', 'is not UTF-8 text (byte 5)'),
+  ],
+)
+def test_bad_csv_is_told_by_line(write, message, content, told):
+  path = write('a.csv', content)
+  said = message(read, CSV(train=path))
+  assert said.startswith(path)
+  assert told in said
+
+
+def test_a_delimiter_is_one_character(message):
+  assert "CSV.delimiter = ', '" in message(CSV, train='a', delimiter=', ')
 
 
 def peak(function):
@@ -181,9 +323,9 @@ def test_memory_does_not_grow_with_the_text(kind, write):
   small, large = source(100), source(50_000)
   assert len(list(large.load('train'))) == 200
 
-  def read(source):
+  def use(source):
     source.fingerprint()
     for _ in source.load('train'):
       pass
 
-  assert peak(lambda: read(large)) - peak(lambda: read(small)) < 1e6
+  assert peak(lambda: use(large)) - peak(lambda: use(small)) < 5e6

@@ -3,7 +3,7 @@
 import pickle
 
 from t2x.data import Batches
-from t2x.data.sources import Digits, Part, Source
+from t2x.data.sources import Digits, Part, Source, TextFiles
 
 
 def images(split='train', **examples):
@@ -29,6 +29,15 @@ def test_it_is_a_source(message):
   assert len(Batches(rows, batch_size=5, seed=0)[3]['image']) == 5
   others = [Part(source=Digits(), examples=examples) for examples in ({'train': 11}, {'test': 10})]
   assert len({source.fingerprint() for source in (part, *others, Digits())}) == 4
+
+
+def test_slices_of_any_source(tmp_path):
+  (tmp_path / 'a.txt').write_text(''.join(f'{i}\n' for i in range(20)))
+  lines = TextFiles(train=str(tmp_path / 'a.txt'), per_line=True)
+  rows = Part(source=lines, examples={'train': 10}).load('train')
+  assert [row['text'] for row in rows[2:8:2]] == ['4', '8', '12']
+  images = Part(source=Digits(), examples={'train': 10}).load('train')
+  assert [row['label'] for row in images[1:4]] == [images[i]['label'] for i in range(1, 4)]
 
 
 def test_what_is_not_there_is_told(message):
