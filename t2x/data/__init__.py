@@ -1,6 +1,7 @@
 """Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
 from t2x.data.batches import Batches, Chain, evaluation_batches
+from t2x.data.best_fit import BestFitDocuments, BestFitPairs
 from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans
 from t2x.data.fetch import fetch
@@ -8,7 +9,15 @@ from t2x.data.images import Augmentation, PrepareImage, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
-from t2x.data.packing import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
+from t2x.data.packing import (
+  ConcatenateAndSplit,
+  DocumentPlan,
+  FullRows,
+  PackPairs,
+  PadPairs,
+  PairPlan,
+  RestartPositions,
+)
 from t2x.data.prefetching import prefetch
 from t2x.data.rand_augment import RandAugment
 from t2x.data.resegmenting import Resegment, SampledPieces
@@ -56,6 +65,8 @@ __all__ = [
   'Augmentation',
   'BabelDates',
   'Batches',
+  'BestFitDocuments',
+  'BestFitPairs',
   'BrownWords',
   'Bytes',
   'Chain',
@@ -63,6 +74,7 @@ __all__ = [
   'ConcatenateAndSplit',
   'CorruptSpans',
   'Digits',
+  'DocumentPlan',
   'FactbookSpans',
   'FashionMNIST',
   'FullRows',
@@ -75,11 +87,13 @@ __all__ = [
   'MaskTokens',
   'PackPairs',
   'PadPairs',
+  'PairPlan',
   'Part',
   'PrepareImage',
   'RandAugment',
   'Resegment',
   'Resized',
+  'RestartPositions',
   'Rows',
   'RunTokenizer',
   'SampledPieces',
