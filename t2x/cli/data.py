@@ -36,6 +36,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   inspect.add_argument(
     '--step', type=natural, default=0, metavar='N', help='step of the first batch (default: 0)'
   )
+  inspect.add_argument(
+    '--statistics',
+    action='store_true',
+    help='read all examples and print lengths, truncation, padding, unknown tokens and duplicates',
+  )
+  inspect.add_argument(
+    '--html', type=Path, metavar='FILE', help='also write the statistics to this HTML file'
+  )
   inspect.set_defaults(action=_inspect)
 
 
@@ -68,8 +76,13 @@ def _tokenizer(args: argparse.Namespace) -> None:
 def _inspect(args: argparse.Namespace) -> None:
   from t2x.data import Batches, inspect_batches
 
+  if args.html and not args.statistics:
+    raise UserError('--html has no effect without --statistics')
   experiment = _experiment(args)
   trainer, tokenizer = experiment.trainer, experiment.task.fit_tokenizer()
+  if args.statistics and tokenizer is None:
+    task = type(experiment.task).__name__
+    raise UserError(f'--statistics needs a task over text, but Experiment.task is {task}')
   task = experiment.task.bound(tokenizer)
   batches = Batches(
     task.rows(task.train_split),
@@ -78,6 +91,22 @@ def _inspect(args: argparse.Namespace) -> None:
     seed=trainer.seed if trainer else 0,
   )
   inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
+  if args.statistics:
+    _print_statistics(task, tokenizer, args)
+
+
+def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> None:
+  from t2x.data import split_statistics, write_statistics
+
+  splits = [split for split in (task.train_split, task.eval_split) if split in task.source.splits()]
+  found = []
+  for split in dict.fromkeys(splits):
+    rows, examples = task.rows(split), task.source.load(split)
+    found.append(split_statistics(split, examples, task.texts_of, tokenizer, rows))
+    print(f'\n{found[-1].text()}')
+  if args.html:
+    write_statistics(f'Data of {task.source.describe()}', found, args.html)
+    print(f'wrote {args.html}')
 
 
 def _experiment(args: argparse.Namespace) -> Any:

@@ -44,6 +44,7 @@ from t2x.data.sources import (
   parts_of_speech,
 )
 from t2x.data.spans import SpanWindows
+from t2x.data.statistics import Statistics, split_statistics, write_statistics
 from t2x.data.tokenizers import (
   BPE,
   Bytes,
@@ -103,6 +104,7 @@ __all__ = [
   'Source',
   'SpanWindows',
   'StandardLibrary',
+  'Statistics',
   'TextFiles',
   'Tokenizer',
   'TokenizerConfig',
@@ -118,5 +120,7 @@ __all__ = [
   'name_spans',
   'parts_of_speech',
   'prefetch',
+  'split_statistics',
   'token_rows',
+  'write_statistics',
 ]
