@@ -1,13 +1,16 @@
 """The command `t2x data`."""
 
 import argparse
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from t2x.cli.options import GIN, add_files, count, natural, refuse_bindings
-from t2x.errors import UserError
+from t2x.cli.options import GIN, add_files, count, in_range, natural, refuse_bindings
+from t2x.errors import UserError, printable
+from t2x.ranges import Range
 
-HELP = 'fetch sample data sets, train tokenizers and inspect batches'
+HELP = 'fetch sample data sets, train tokenizers, inspect data and find duplicates'
 TAKES_BINDINGS = True
 
 
@@ -26,6 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   tokenizer.add_argument('--text', metavar='TEXT', help='print the tokens of this text')
   tokenizer.add_argument('--out', metavar='DIR', help='save the tokenizer to this folder')
   tokenizer.set_defaults(action=_tokenizer)
+  _add_inspect(commands)
+  _add_dedup(commands)
+
+
+def _add_inspect(commands: Any) -> None:
   inspect = commands.add_parser(
     'inspect', help='print decoded batches and the throughput', epilog=GIN
   )
@@ -44,7 +52,38 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   inspect.add_argument(
     '--html', type=Path, metavar='FILE', help='also write the statistics to this HTML file'
   )
+  inspect.add_argument(
+    '--check-overlap',
+    action='store_true',
+    help='count the held-out examples with an n-gram of words that occurs in the training split',
+  )
+  inspect.add_argument(
+    '--overlap-ngram', type=count, metavar='N', help='words per n-gram (default: 13)'
+  )
   inspect.set_defaults(action=_inspect)
+
+
+def _add_dedup(commands: Any) -> None:
+  dedup = commands.add_parser(
+    'dedup',
+    help='count near-duplicates of the training split and write the other examples',
+    epilog=GIN,
+  )
+  add_files(dedup)
+  dedup.add_argument(
+    '--ngram', type=count, default=5, metavar='N', help='words per n-gram (default: 5)'
+  )
+  dedup.add_argument(
+    '--threshold',
+    type=in_range(Annotated[float, Range('0 < x <= 1')]),
+    default=0.8,
+    metavar='T',
+    help='least Jaccard similarity of duplicates (default: 0.8)',
+  )
+  dedup.add_argument(
+    '--out', type=Path, metavar='FILE', help='write the other examples to this file as JSON lines'
+  )
+  dedup.set_defaults(action=_dedup)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,11 +117,12 @@ def _inspect(args: argparse.Namespace) -> None:
 
   if args.html and not args.statistics:
     raise UserError('--html has no effect without --statistics')
+  if args.overlap_ngram and not args.check_overlap:
+    raise UserError('--overlap-ngram has no effect without --check-overlap')
   experiment = _experiment(args)
   trainer, tokenizer = experiment.trainer, experiment.task.fit_tokenizer()
-  if args.statistics and tokenizer is None:
-    task = type(experiment.task).__name__
-    raise UserError(f'--statistics needs a task over text, but Experiment.task is {task}')
+  if args.statistics or args.check_overlap:
+    _require_text(experiment.task, '--statistics' if args.statistics else '--check-overlap')
   task = experiment.task.bound(tokenizer)
   batches = Batches(
     task.rows(task.train_split),
@@ -93,6 +133,8 @@ def _inspect(args: argparse.Namespace) -> None:
   inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
   if args.statistics:
     _print_statistics(task, tokenizer, args)
+  if args.check_overlap:
+    _print_overlap(task, args.overlap_ngram or 13)
 
 
 def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> None:
@@ -107,6 +149,66 @@ def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> No
   if args.html:
     write_statistics(f'Data of {task.source.describe()}', found, args.html)
     print(f'wrote {args.html}')
+
+
+def _print_overlap(task: Any, n: int) -> None:
+  from t2x.data import find_overlap
+
+  def texts(split: str) -> Iterator[str]:
+    return ('\n'.join(task.texts_of(example).values()) for example in task.source.load(split))
+
+  for split in task.source.splits():
+    if split != task.train_split:
+      overlap = find_overlap(texts(task.train_split), texts(split), n)
+      print('\n' + printable(overlap.text(split, n), lines=True))
+
+
+def _dedup(args: argparse.Namespace) -> None:
+  from t2x.data import Deduplicated
+
+  task = _experiment(args).task
+  _require_text(task, 't2x data dedup')
+  examples = task.source.load(task.train_split)
+  fields = tuple(task.texts_of(examples[0])) if len(examples) else ('text',)
+  settings = {'ngram': args.ngram, 'threshold': args.threshold}
+  source = Deduplicated(source=task.source, fields=fields, split=task.train_split, **settings)
+  info = source.info()
+  omitted = info['examples'] - info['kept']
+  print(
+    f'{task.train_split}: {info["examples"]:,} examples, {info["bytes"] / 1e6:.1f} MB of text; '
+    f'{omitted:,} near-duplicates ({omitted / max(info["examples"], 1):.2%}), {info["kept"]:,} '
+    f'others; {info["bytes"] / 1e6 / max(info["seconds"], 1e-3):.1f} MB/s'
+  )
+  for pair in info['pairs'][:3]:
+    for index, what in zip(pair, ('omitted', 'kept'), strict=True):
+      text = ' '.join(' '.join(task.texts_of(examples[index]).values()).split())
+      print(f'  {what} example {index}: {printable(text[:120])}')
+  if args.out:
+    _write_json_lines(source.load(task.train_split), args.out)
+    print(f'wrote {args.out}')
+  else:
+    print(f'to train on the others, set {type(task).__name__}.source to {source.describe()}')
+
+
+def _write_json_lines(examples: Iterable[Any], out: Path) -> None:
+  try:
+    with out.open('w', encoding='utf-8') as file:
+      for example in examples:
+        file.write(json.dumps(example, ensure_ascii=False, default=_plain) + '\n')
+  except OSError as error:
+    raise UserError(f'{out} cannot be written: {error.strerror}') from error
+
+
+def _plain(value: Any) -> Any:
+  """Converts bytes and NumPy values to values that JSON can represent."""
+  return value.decode(errors='replace') if isinstance(value, bytes) else value.tolist()
+
+
+def _require_text(task: Any, what: str) -> None:
+  from t2x.tasks import TextTask
+
+  if not isinstance(task, TextTask):
+    raise UserError(f'{what} needs a task over text, but Experiment.task is {type(task).__name__}')
 
 
 def _experiment(args: argparse.Namespace) -> Any:

@@ -9,6 +9,7 @@ from t2x.data.images import Augmentation, PrepareImage, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
+from t2x.data.overlap import Overlap, find_overlap
 from t2x.data.packing import (
   ConcatenateAndSplit,
   DocumentPlan,
@@ -27,6 +28,7 @@ from t2x.data.sources import (
   TSV,
   BabelDates,
   BrownWords,
+  Deduplicated,
   Digits,
   FactbookSpans,
   FashionMNIST,
@@ -74,6 +76,7 @@ __all__ = [
   'Characters',
   'ConcatenateAndSplit',
   'CorruptSpans',
+  'Deduplicated',
   'Digits',
   'DocumentPlan',
   'FactbookSpans',
@@ -86,6 +89,7 @@ __all__ = [
   'LabelledWords',
   'LibreOfficeHelp',
   'MaskTokens',
+  'Overlap',
   'PackPairs',
   'PadPairs',
   'PairPlan',
@@ -113,6 +117,7 @@ __all__ = [
   'check_label',
   'evaluation_batches',
   'fetch',
+  'find_overlap',
   'inspect_batches',
   'label_values',
   'load_hub_tokenizer',
