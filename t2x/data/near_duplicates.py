@@ -53,6 +53,7 @@ class _Sets:
   """The sorted, distinct hashes of each text, in a file, and the number of texts with a hash."""
 
   def __init__(self, path: Path, texts: Iterable[str], n: int):
+    self._path = path
     self._counts = np.zeros(1 << _COUNTER_BITS, np.uint32)
     sizes = [np.zeros(0, np.int64)]
     with path.open('wb') as file:
@@ -77,7 +78,9 @@ class _Sets:
     while start < len(self.sizes):
       first = self._stops[start] - self.sizes[start]
       stop = max(int(np.searchsorted(self._stops, first + _CHUNK, 'right')), start + 1)
-      hashes = self._hashes[first : self._stops[stop - 1]]
+      # Read, because the pages of a map that is read to the end would stay in memory.
+      count = int(self._stops[stop - 1] - first)
+      hashes = np.fromfile(self._path, np.uint64, count, offset=8 * int(first))
       owner = np.repeat(np.arange(start, stop), self.sizes[start:stop])
       counts = self._counts[hashes >> _SHIFT]
       # The hashes of a text are sorted, and a stable sort keeps their order.
