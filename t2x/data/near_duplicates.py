@@ -64,11 +64,13 @@ class _Sets:
         sizes.append(distinct.sizes)
     self.sizes = np.concatenate(sizes)
     self._stops = np.cumsum(self.sizes)
-    empty = not self.sizes.any()
-    self._hashes = np.zeros(0, np.uint64) if empty else np.memmap(path, np.uint64, 'r')
 
   def __getitem__(self, i: int) -> np.ndarray:
-    return self._hashes[self._stops[i] - self.sizes[i] : self._stops[i]]
+    return self._read(self._stops[i] - self.sizes[i], self._stops[i])
+
+  def _read(self, start: np.int64, stop: np.int64) -> np.ndarray:
+    # Not mapped, because mapped pages would count as memory of the process.
+    return np.fromfile(self._path, np.uint64, int(stop - start), offset=8 * int(start))
 
   def shared_prefixes(self, threshold: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields hashes in the prefixes of texts that other texts may have, and the indices of these texts."""
@@ -78,9 +80,7 @@ class _Sets:
     while start < len(self.sizes):
       first = self._stops[start] - self.sizes[start]
       stop = max(int(np.searchsorted(self._stops, first + _CHUNK, 'right')), start + 1)
-      # Read, because the pages of a map that is read to the end would stay in memory.
-      count = int(self._stops[stop - 1] - first)
-      hashes = np.fromfile(self._path, np.uint64, count, offset=8 * int(first))
+      hashes = self._read(first, self._stops[stop - 1])
       owner = np.repeat(np.arange(start, stop), self.sizes[start:stop])
       counts = self._counts[hashes >> _SHIFT]
       # The hashes of a text are sorted, and a stable sort keeps their order.

@@ -47,6 +47,12 @@ def test_it_is_a_source(files):
   assert len({one.fingerprint() for one in (source, files, *others)}) == 6
 
 
+def test_it_is_described_by_the_settings_that_differ(files):
+  described = Deduplicated(source=files, ngram=2).describe()
+  assert described == f'Deduplicated(source={files.describe()}, ngram=2)'
+  assert 'test=None' not in described
+
+
 def test_duplicates_are_found_once(files, monkeypatch):
   source = Deduplicated(source=files)
   source.load('train')
