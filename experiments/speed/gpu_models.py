@@ -109,7 +109,7 @@ def experiment_of(size: Size, steps: int, packed: bool = False):
   """Returns the experiment: random rows from memory, whose tokens are as frequent as 1 / rank."""
   import numpy as np
 
-  from t2x.data import Bytes
+  from t2x.data import Bytes, ConcatenateAndSplit, FullRows
   from t2x.tasks import CausalLM
   from t2x.train import Cosine, Experiment, Trainer
 
@@ -137,7 +137,11 @@ def experiment_of(size: Size, steps: int, packed: bool = False):
 
   return Experiment(
     model=language_model(size),
-    task=RandomTokens(tokenizer=Bytes(), length=size.length, separate_documents=packed),
+    task=RandomTokens(
+      tokenizer=Bytes(),
+      length=size.length,
+      packing=ConcatenateAndSplit if packed else FullRows,
+    ),
     trainer=Trainer(
       num_steps=steps,
       batch_size=size.batch,

@@ -1,13 +1,16 @@
 """The command `t2x data`."""
 
 import argparse
+import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from t2x.cli.options import GIN, add_files, count, natural, refuse_bindings
-from t2x.errors import UserError
+from t2x.cli.options import GIN, add_files, count, in_range, natural, refuse_bindings
+from t2x.errors import UserError, printable
+from t2x.ranges import Range
 
-HELP = 'fetch sample data sets, train tokenizers, inspect batches and verify files'
+HELP = 'fetch sample data sets, train tokenizers, inspect and verify data, and find duplicates'
 TAKES_BINDINGS = True
 
 
@@ -26,6 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   tokenizer.add_argument('--text', metavar='TEXT', help='print the tokens of this text')
   tokenizer.add_argument('--out', metavar='DIR', help='save the tokenizer to this folder')
   tokenizer.set_defaults(action=_tokenizer)
+  _add_inspect(commands)
+  _add_dedup(commands)
+
+
+def _add_inspect(commands: Any) -> None:
   inspect = commands.add_parser(
     'inspect', help='print decoded batches and the throughput', epilog=GIN
   )
@@ -36,12 +44,51 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   inspect.add_argument(
     '--step', type=natural, default=0, metavar='N', help='step of the first batch (default: 0)'
   )
+  inspect.add_argument(
+    '--statistics',
+    action='store_true',
+    help='read all examples and print lengths, truncation, padding, unknown tokens and duplicates',
+  )
+  inspect.add_argument(
+    '--html', type=Path, metavar='FILE', help='also write the statistics to this HTML file'
+  )
+  inspect.add_argument(
+    '--check-overlap',
+    action='store_true',
+    help='count the held-out examples with an n-gram of words that occurs in the training split',
+  )
+  inspect.add_argument(
+    '--overlap-ngram', type=count, metavar='N', help='words per n-gram (default: 13)'
+  )
   inspect.set_defaults(action=_inspect)
   verify = commands.add_parser(
     'verify', help='compare the files of a config with those it was prepared from', epilog=GIN
   )
   add_files(verify)
   verify.set_defaults(action=_verify)
+
+
+def _add_dedup(commands: Any) -> None:
+  dedup = commands.add_parser(
+    'dedup',
+    help='count near-duplicates of the training split and write the other examples',
+    epilog=GIN,
+  )
+  add_files(dedup)
+  dedup.add_argument(
+    '--ngram', type=count, default=5, metavar='N', help='words per n-gram (default: 5)'
+  )
+  dedup.add_argument(
+    '--threshold',
+    type=in_range(Annotated[float, Range('0 < x <= 1')]),
+    default=0.8,
+    metavar='T',
+    help='least Jaccard similarity of duplicates (default: 0.8)',
+  )
+  dedup.add_argument(
+    '--out', type=Path, metavar='FILE', help='write the other examples to this file as JSON lines'
+  )
+  dedup.set_defaults(action=_dedup)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,8 +120,14 @@ def _tokenizer(args: argparse.Namespace) -> None:
 def _inspect(args: argparse.Namespace) -> None:
   from t2x.data import inspect_batches
 
+  if args.html and not args.statistics:
+    raise UserError('--html has no effect without --statistics')
+  if args.overlap_ngram and not args.check_overlap:
+    raise UserError('--overlap-ngram has no effect without --check-overlap')
   experiment = _experiment(args)
   trainer, tokenizer = experiment.trainer, experiment.task.fit_tokenizer()
+  if args.statistics or args.check_overlap:
+    _require_text(experiment.task, '--statistics' if args.statistics else '--check-overlap')
   task = experiment.task.bound(tokenizer)
   batches = task.batches(
     task.rows(task.train_split),
@@ -82,15 +135,113 @@ def _inspect(args: argparse.Namespace) -> None:
     seed=trainer.seed if trainer else 0,
   )
   inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
+  if args.statistics:
+    _print_statistics(task, tokenizer, args)
+  if args.check_overlap:
+    _print_overlap(task, args.overlap_ngram or 13)
+
+
+def _print_statistics(task: Any, tokenizer: Any, args: argparse.Namespace) -> None:
+  from t2x.data import split_statistics, write_statistics
+
+  found = []
+  for name, part in task.parts.items():
+    splits = [s for s in (part.train_split, part.eval_split) if s in part.source.splits()]
+    for split in dict.fromkeys(splits):
+      rows, examples = part.rows(split), part.source.load(split)
+      title = f'{name} {split}'.strip()
+      found.append(split_statistics(title, examples, part.texts_of, tokenizer, rows))
+      print(f'\n{found[-1].text()}')
+  if args.html:
+    sources = ', '.join(part.source.describe() for part in task.parts.values())
+    write_statistics(f'Data of {sources}', found, args.html)
+    print(f'wrote {args.html}')
+
+
+def _print_overlap(task: Any, n: int) -> None:
+  for name, part in task.parts.items():
+    if name:
+      print(f'\n{name}:')
+    _print_overlap_of(part, n)
+
+
+def _print_overlap_of(task: Any, n: int) -> None:
+  from t2x.data import find_overlap
+
+  def texts(split: str) -> Iterator[str]:
+    return ('\n'.join(task.texts_of(example).values()) for example in task.source.load(split))
+
+  for split in task.source.splits():
+    if split != task.train_split:
+      overlap = find_overlap(texts(task.train_split), texts(split), n)
+      print('\n' + printable(overlap.text(split, n), lines=True))
+
+
+def _dedup(args: argparse.Namespace) -> None:
+  task = _experiment(args).task
+  _require_text(task, 't2x data dedup')
+  if args.out and len(task.parts) > 1:
+    raise UserError(
+      '--out writes one file, but the task is a mixture: set Experiment.task to one of its tasks'
+    )
+  for name, part in task.parts.items():
+    if name:
+      print(f'{name}:')
+    _dedup_part(part, args)
+
+
+def _dedup_part(task: Any, args: argparse.Namespace) -> None:
+  from t2x.data import Deduplicated
+
+  examples = task.source.load(task.train_split)
+  fields = tuple(task.texts_of(examples[0])) if len(examples) else ('text',)
+  settings = {'ngram': args.ngram, 'threshold': args.threshold}
+  source = Deduplicated(source=task.source, fields=fields, split=task.train_split, **settings)
+  info = source.info()
+  omitted = info['examples'] - info['kept']
+  print(
+    f'{task.train_split}: {info["examples"]:,} examples, {info["bytes"] / 1e6:.1f} MB of text; '
+    f'{omitted:,} near-duplicates ({omitted / max(info["examples"], 1):.2%}), {info["kept"]:,} '
+    f'others; {info["bytes"] / 1e6 / max(info["seconds"], 1e-3):.1f} MB/s'
+  )
+  for pair in info['pairs'][:3]:
+    for index, what in zip(pair, ('omitted', 'kept'), strict=True):
+      text = ' '.join(' '.join(task.texts_of(examples[index]).values()).split())
+      print(f'  {what} example {index}: {printable(text[:120])}')
+  if args.out:
+    _write_json_lines(source.load(task.train_split), args.out)
+    print(f'wrote {args.out}')
+  else:
+    print(f'to train on the others, set {type(task).__name__}.source to {source.describe()}')
+
+
+def _write_json_lines(examples: Iterable[Any], out: Path) -> None:
+  try:
+    with out.open('w', encoding='utf-8') as file:
+      for example in examples:
+        file.write(json.dumps(example, ensure_ascii=False, default=_plain) + '\n')
+  except OSError as error:
+    raise UserError(f'{out} cannot be written: {error.strerror}') from error
+
+
+def _plain(value: Any) -> Any:
+  """Converts bytes and NumPy values to values that JSON can represent."""
+  return value.decode(errors='replace') if isinstance(value, bytes) else value.tolist()
+
+
+def _require_text(task: Any, what: str) -> None:
+  if not task.tokenizes:
+    raise UserError(f'{what} needs a task over text, but Experiment.task is {type(task).__name__}')
 
 
 def _verify(args: argparse.Namespace) -> None:
   from t2x.data import files_of, verify_files
 
-  source = _experiment(args).task.source
-  paths = list(files_of(source))
+  sources = [part.source for part in _experiment(args).task.parts.values()]
+  paths = list(dict.fromkeys(path for source in sources for path in files_of(source)))
   if not paths:
-    raise UserError(f'{source} has no files that rows are prepared from: nothing to verify')
+    named = ', '.join(source.describe() for source in sources)
+    raise UserError(f'no files that rows are prepared from in {named}: nothing to verify')
   files = verify_files(paths)
   for meaning, matches in (
     ('at most 4 MiB: any change changes the fingerprint', files.small),

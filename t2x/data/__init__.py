@@ -1,6 +1,7 @@
 """Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
 from t2x.data.batches import Batches, Chain, InOrder, Order, evaluation_batches
+from t2x.data.best_fit import BestFitDocuments, BestFitPairs
 from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans, FitSides
 from t2x.data.fetch import fetch
@@ -17,7 +18,16 @@ from t2x.data.mixtures import (
   ProportionalWeights,
   StagedWeights,
 )
-from t2x.data.packing import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
+from t2x.data.overlap import Overlap, find_overlap
+from t2x.data.packing import (
+  ConcatenateAndSplit,
+  DocumentPlan,
+  FullRows,
+  PackPairs,
+  PadPairs,
+  PairPlan,
+  RestartPositions,
+)
 from t2x.data.prefetching import prefetch
 from t2x.data.rand_augment import RandAugment
 from t2x.data.resegmenting import Resegment, SampledPieces
@@ -28,6 +38,7 @@ from t2x.data.sources import (
   TSV,
   BabelDates,
   BrownWords,
+  Deduplicated,
   Digits,
   FactbookSpans,
   FashionMNIST,
@@ -51,6 +62,7 @@ from t2x.data.sources import (
 )
 from t2x.data.sources.digests import files_of, verify_files
 from t2x.data.spans import SpanWindows
+from t2x.data.statistics import Statistics, split_statistics, write_statistics
 from t2x.data.tokenizers import (
   BPE,
   Bytes,
@@ -73,13 +85,17 @@ __all__ = [
   'Augmentation',
   'BabelDates',
   'Batches',
+  'BestFitDocuments',
+  'BestFitPairs',
   'BrownWords',
   'Bytes',
   'Chain',
   'Characters',
   'ConcatenateAndSplit',
   'CorruptSpans',
+  'Deduplicated',
   'Digits',
+  'DocumentPlan',
   'FactbookSpans',
   'FashionMNIST',
   'FitSides',
@@ -101,8 +117,10 @@ __all__ = [
   'MixtureTransform',
   'MixtureWeights',
   'Order',
+  'Overlap',
   'PackPairs',
   'PadPairs',
+  'PairPlan',
   'Parquet',
   'Part',
   'Prefixed',
@@ -111,6 +129,7 @@ __all__ = [
   'RandAugment',
   'Resegment',
   'Resized',
+  'RestartPositions',
   'Rows',
   'RunTokenizer',
   'SampledPieces',
@@ -121,6 +140,7 @@ __all__ = [
   'SpanWindows',
   'StagedWeights',
   'StandardLibrary',
+  'Statistics',
   'TextFiles',
   'Tokenizer',
   'TokenizerConfig',
@@ -130,6 +150,7 @@ __all__ = [
   'evaluation_batches',
   'fetch',
   'files_of',
+  'find_overlap',
   'inspect_batches',
   'label_values',
   'load_hub_tokenizer',
@@ -137,6 +158,8 @@ __all__ = [
   'name_spans',
   'parts_of_speech',
   'prefetch',
+  'split_statistics',
   'token_rows',
   'verify_files',
+  'write_statistics',
 ]

@@ -161,8 +161,13 @@ def _summary(split: str, info: Mapping[str, Any]) -> str:
   size = f'{info["bytes"] / 1e6:.1f} MB of text, ' if 'bytes' in info else ''
   line = (
     f'prepared {split}: {info["examples"]:,} examples, {size}{info["tokens"]:,} tokens in '
-    f'{info["rows"]:,} rows ({info["efficiency"]:.1%} full), {info["seconds"]:.1f} s'
+    f'{info["rows"]:,} rows ({1 - info["efficiency"]:.1%} padding), {info["seconds"]:.1f} s'
   )
-  reasons = {'empty': 'empty', 'dropped': 'dropped as too long', 'cut': 'cut as too long'}
+  reasons = {
+    'empty': 'empty',
+    'divided': 'divided between rows',
+    'dropped': 'dropped as too long',
+    'cut': 'cut as too long',
+  }
   omitted = [f'{info[name]:,} {reason}' for name, reason in reasons.items() if info.get(name)]
   return '; '.join([line, *omitted])

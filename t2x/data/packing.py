@@ -10,7 +10,7 @@ import abc
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -109,13 +109,13 @@ class PackingPlan(Plan):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConcatenateAndSplit(PackingPlan):
-  """Joins documents in order and splits them every `length` tokens; only the last row is padded.
+class DocumentPlan(PackingPlan):
+  """Packs documents into rows of `length` tokens.
 
   Each token, including the eos of each document, is in exactly one row. A causal model therefore
   reads a row shifted right within each segment (bos first) and predicts the row itself: every token
   is a target exactly once, and the summed loss is the cost of the entire text. A document that is
-  split continues in the next row as a new segment. Empty documents are omitted.
+  split continues as a new segment. Empty documents are omitted.
 
   Attributes:
     length: tokens per row.
@@ -126,30 +126,49 @@ class ConcatenateAndSplit(PackingPlan):
   fields: ClassVar[tuple[str, ...]] = ('text',)
 
   def __post_init__(self):
-    _check_positive(self, 'length')
+    check_positive(self, 'length')
 
   @property
   def lengths(self):
     """Length of the only column, `tokens`."""
     return {'tokens': self.length}
 
+  def documents(
+    self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
+  ) -> Iterator[np.ndarray]:
+    """Yields the ids of the documents that are not empty, each with eos."""
+    for example in examples:
+      if len(example['text']):
+        yield np.append(example['text'], special.eos_id)
+      else:
+        counts['empty'] += 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcatenateAndSplit(DocumentPlan):
+  """Joins documents in order and splits them every `length` tokens; only the last row is padded.
+
+  For the content of rows see `DocumentPlan`. `counts['divided']` is the number of documents in more
+  than one row.
+
+  Attributes:
+    length: tokens per row.
+  """
+
   def pack(self, examples, special, counts):
     """Yields rows in the order of the documents."""
-    row, used, segment = _empty_row(self.lengths), 0, 0
-    for example in examples:
-      if not len(example['text']):
-        counts['empty'] += 1
-        continue
-      document = np.append(example['text'], special.eos_id)
+    row, used, segment = empty_row(self.lengths), 0, 0
+    for document in self.documents(examples, special, counts):
+      counts['divided'] += used + len(document) > self.length
       start = 0
       while start < len(document):
         part = document[start : start + self.length - used]
         segment += 1
-        _put(row, 'tokens', used, part, segment)
+        put(row, 'tokens', used, part, segment)
         used, start = used + len(part), start + len(part)
         if used == self.length:
           yield row
-          row, used, segment = _empty_row(self.lengths), 0, 0
+          row, used, segment = empty_row(self.lengths), 0, 0
     if used:
       yield row
 
@@ -169,15 +188,56 @@ class FullRows(ConcatenateAndSplit):
   def pack(self, examples, special, counts):
     """Yields rows in the order of the documents."""
     for row in super().pack(examples, special, counts):
-      used = np.count_nonzero(row['segments'])
+      used = int(np.count_nonzero(row['segments']))
       if used < self.length:
         counts['cut_tokens'] += used
       else:
-        yield row | {'segments': np.ones_like(row['segments'])}
+        yield self._joined(row)
+
+  def _joined(self, row: Row) -> Row:
+    """Returns a full row, whose segments are its documents, as one segment."""
+    return row | {'segments': np.ones_like(row['segments'])}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Pairs(PackingPlan):
+class RestartPositions(FullRows):
+  """`FullRows` with positions that start at 0 in each document, as Megatron's --reset-position-ids.
+
+  Only position encodings read these positions. Tokens attend to earlier documents of the row, so
+  relative encodings get the difference of positions in two documents, which can be negative.
+
+  Attributes:
+    length: tokens per row, at least 2.
+  """
+
+  # The segments do not show where a document starts, so the positions are stored.
+  positions: ClassVar[bool] = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.length < 2:
+      raise UserError('RestartPositions.length = 1: must be at least 2')
+
+  @property
+  def columns(self):
+    """Ids, segments and positions of `tokens`."""
+    columns = super().columns
+    return columns | {'positions': columns['segments']}
+
+  def _joined(self, row):
+    return super()._joined(row) | {'positions': positions(row['segments'])}
+
+
+@dataclasses.dataclass(frozen=True)
+class PairPlan(PackingPlan):
+  """Packs pairs of texts into rows with a source and a target.
+
+  Attributes:
+    source_length: source tokens per row, including the eos of each pair.
+    target_length: target tokens per row, including the eos of each pair.
+    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
+  """
+
   source_length: int
   target_length: int
   too_long: Literal['drop', 'cut'] = 'drop'
@@ -185,7 +245,7 @@ class _Pairs(PackingPlan):
   fields: ClassVar[tuple[str, ...]] = ('source', 'target')
 
   def __post_init__(self):
-    _check_positive(self, 'source_length', 'target_length')
+    check_positive(self, 'source_length', 'target_length')
 
   @property
   def lengths(self):
@@ -219,7 +279,7 @@ class _Pairs(PackingPlan):
 
 
 @dataclasses.dataclass(frozen=True)
-class PadPairs(_Pairs):
+class PadPairs(PairPlan):
   """One pair per row.
 
   Attributes:
@@ -235,7 +295,7 @@ class PadPairs(_Pairs):
 
 
 @dataclasses.dataclass(frozen=True)
-class PackPairs(_Pairs):
+class PackPairs(PairPlan):
   """Several pairs per row: each pair is added to the first open row with room for both sides.
 
   Attributes:
@@ -249,7 +309,7 @@ class PackPairs(_Pairs):
 
   def __post_init__(self):
     super().__post_init__()
-    _check_positive(self, 'open_rows')
+    check_positive(self, 'open_rows')
 
   def pack(self, examples, special, counts):
     """Yields rows in the order in which they are closed; both sides share segment numbers."""
@@ -262,11 +322,11 @@ class PackPairs(_Pairs):
 
     for pair in self._fit_pairs(examples, special, counts):
       source, target = len(pair['source']), len(pair['target'])
-      fitting = (i for i, (s, t) in enumerate(rooms) if source <= s and target <= t)
-      i = next(fitting, -1)
-      if i < 0:
+      i = self._choose([i for i, (s, t) in enumerate(rooms) if source <= s and target <= t], rooms)
+      if i is None:
         if len(rooms) == self.open_rows:
           yield close(min(range(len(rooms)), key=lambda i: sum(rooms[i])))
+        i = len(rooms)
         rooms.append([self.source_length, self.target_length])
         waiting.append([])
       rooms[i][0] -= source
@@ -278,14 +338,23 @@ class PackPairs(_Pairs):
     while waiting:
       yield close(0)
 
+  def _choose(self, fitting: Sequence[int], rooms: Sequence[Sequence[int]]) -> int | None:
+    """Returns one of the open rows that have room for a pair, or None if there are none.
 
-def _check_positive(plan: Plan, *names: str) -> None:
+    Args:
+      fitting: indices of these rows, in the order in which the rows were opened.
+      rooms: source and target tokens that are free in each open row.
+    """
+    return fitting[0] if fitting else None
+
+
+def check_positive(plan: Plan, *names: str) -> None:
   for name in names:
     if getattr(plan, name) < 1:
       raise UserError(f'{type(plan).__name__}.{name} = {getattr(plan, name)}: must be at least 1')
 
 
-def _empty_row(lengths: dict[str, int]) -> Row:
+def empty_row(lengths: dict[str, int]) -> Row:
   row = {}
   for column, length in lengths.items():
     row[column] = np.zeros(length, np.int32)
@@ -293,16 +362,16 @@ def _empty_row(lengths: dict[str, int]) -> Row:
   return row
 
 
-def _put(row: Row, column: str, start: int, ids: np.ndarray, segment: int) -> None:
+def put(row: Row, column: str, start: int, ids: np.ndarray, segment: int) -> None:
   row[column][start : start + len(ids)] = ids
   row[segments_of(column)][start : start + len(ids)] = segment
 
 
 def _join_pairs(lengths: dict[str, int], pairs: list[Ids]) -> Row:
-  row = _empty_row(lengths)
+  row = empty_row(lengths)
   for column in lengths:
     start = 0
     for segment, pair in enumerate(pairs, 1):
-      _put(row, column, start, pair[column], segment)
+      put(row, column, start, pair[column], segment)
       start += len(pair[column])
   return row

@@ -33,7 +33,7 @@ class RowLayout(enum.Enum):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['positions', 'segments', 'coords', 'order', 'marks'],
+  data_fields=['positions', 'segments', 'coords', 'order', 'marks', 'encoded'],
   meta_fields=['layout', 'grid', 'num_extra', 'right_padded'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Tokens:
     num_extra: number of tokens before the grid (class or distillation tokens).
     right_padded: static statement that each row is one segment (1) followed by padding (0), so that kernels
       can mask with the number of tokens per row. It is set where the tokens are created.
+    encoded: index that position encodings read instead of `positions`, such as the place in a document if the
+      documents of a segment are numbered separately, or None. Patterns and kernels do not read it.
   """
 
   # Not annotated with shapes: views and stacked caches have further dimensions, and tree functions put
@@ -66,6 +68,12 @@ class Tokens:
   grid: tuple[int, ...] | None = None
   num_extra: int = 0
   right_padded: bool = False
+  encoded: Any = None
+
+  @property
+  def encoded_positions(self) -> Any:
+    """The index that position encodings read."""
+    return self.positions if self.encoded is None else self.encoded
 
   @classmethod
   def row(cls, length: int, **fields: Any) -> 'Tokens':

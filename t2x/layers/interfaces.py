@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from t2x.errors import UserError
 from t2x.layers.base import Tokens
 from t2x.layers.kernels.base import DotProduct, Logits
 from t2x.layers.patterns import Full, Pattern
@@ -127,6 +128,8 @@ class Slots(Cache):
 
   def extend(self, tokens: Tokens) -> 'Slots':
     """Writes the tokens of a call to the first free slots; absent marks are written as False."""
+    if tokens.encoded is not None:
+      raise UserError('a cache cannot hold Tokens.encoded: decode one document per row')
     length = tokens.positions.shape[1]
     one_segment, old = jnp.ones((1, length), jnp.int32), self.tokens
     segments = one_segment if tokens.segments is None else tokens.segments

@@ -110,7 +110,7 @@ class Linformer(HeadProjections):
     if tokens.layout is not RowLayout.CONTIGUOUS:
       raise UserError(
         'Linformer mixes all tokens of a row, and these rows may hold several segments: use a task '
-        'with one segment per row (separate_documents = False), or MultiHeadAttention'
+        'with one segment per row (packing = @FullRows), or MultiHeadAttention'
       )
     if self.max_length is not None and length > self.max_length:
       raise UserError(

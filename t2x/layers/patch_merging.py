@@ -72,8 +72,8 @@ def _grid(tokens: Tokens) -> tuple[int, int]:
       f'PatchMerging supports only tokens of a grid, but {tokens.num_extra} precede it (class tokens): set '
       'PatchEmbedding.class_token = False and pool with @mean_tokens'
     )
-  fields = {'segments': tokens.segments, 'coords': tokens.coords, 'order': tokens.order}
-  names = [name for name, value in fields.items() if value is not None] + sorted(tokens.marks)
+  fields = ('segments', 'coords', 'order', 'encoded')
+  names = [name for name in fields if getattr(tokens, name) is not None] + sorted(tokens.marks)
   if names:
     raise UserError(
       f'PatchMerging cannot merge the metadata {", ".join(names)} of tokens: use a task without it'

@@ -114,4 +114,4 @@ class PositionEncoding(nnx.Module):
 
 def distances(q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:
   """Returns key position - query position for each pair."""
-  return k_tokens.positions[:, None, :] - q_tokens.positions[:, :, None]
+  return k_tokens.encoded_positions[:, None, :] - q_tokens.encoded_positions[:, :, None]

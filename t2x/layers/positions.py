@@ -68,7 +68,7 @@ class Sinusoidal(PositionEncoding):
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
   ) -> Float[Array, 'batch length d_model']:
     """Adds the sinusoids to `x`; they are computed in float32 and cast to the dtype of `x`."""
-    half, positions = x.shape[-1] // 2, tokens.positions
+    half, positions = x.shape[-1] // 2, tokens.encoded_positions
     frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
     angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies[None, None]
     if self.interleaved:
@@ -116,7 +116,7 @@ class LearnedPositions(PositionEncoding):
         f'a sequence of {length} tokens is longer than LearnedPositions.max_length = '
         f'{self.max_length}: shorten the sequences or raise max_length'
       )
-    index = tokens.positions + self.offset
+    index = tokens.encoded_positions + self.offset
     rows = rows_at(self.table[...], index, 'LearnedPositions.max_length')
     return x + broadcast(rows, x.shape, x.dtype)
 
@@ -165,7 +165,10 @@ class RoPE(PositionEncoding):
     Float[Array, 'batch queries heads head_dim'], Float[Array, 'batch keys kv_heads head_dim']
   ]:
     """Returns the rotated queries and keys in their dtypes."""
-    return self._rotate(q, q_tokens.positions), self._rotate(k, k_tokens.positions)
+    return (
+      self._rotate(q, q_tokens.encoded_positions),
+      self._rotate(k, k_tokens.encoded_positions),
+    )
 
   def _rotate(self, x: Array, positions: Array) -> Array:
     size = round(x.shape[-1] * self.fraction)

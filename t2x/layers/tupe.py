@@ -66,7 +66,7 @@ class TUPE(PositionEncoding):
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any
   ) -> Float[Array, '#batch heads queries keys']:
     """Returns the positional term, times `scale`, in float32."""
-    q_positions, k_positions = q_tokens.positions, k_tokens.positions
+    q_positions, k_positions = q_tokens.encoded_positions, k_tokens.encoded_positions
     table = self.table[...].astype(jnp.float32)
     queries, keys = (
       project(rows_at(table, positions, 'TUPE.max_length'))

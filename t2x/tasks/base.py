@@ -362,11 +362,11 @@ class TextTask(Task):
 
   def _texts(self):
     for example in self.source.load(self.train_split):
-      yield from self.texts_of(example)
+      yield from self.texts_of(example).values()
 
-  def texts_of(self, example: Mapping[str, Any]) -> Sequence[str]:
-    """Returns the texts of an example that the tokenizer is trained on."""
-    return [example[name] for name in self.text_fields if name in example]
+  def texts_of(self, example: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of an example by field; the tokenizer is trained on them."""
+    return {name: example[name] for name in self.text_fields if name in example}
 
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
 

@@ -24,16 +24,17 @@ def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Arra
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CausalLM(DistillableTask, JoinedDocuments):
-  """Predicts the next token of documents that are concatenated and split into rows of `length` tokens.
+  """Predicts the next token of documents that are packed into rows of `length` tokens.
 
   Every token, including the end of a document, is a target exactly once, so `bits_per_byte` covers the
   full split.
 
   Attributes:
     length: tokens per row.
-    separate_documents: hides the documents of a row from each other. False: tokens attend to earlier
-      documents of their row. Each row is then one segment without padding; an incomplete last row is
-      dropped, and then `bits_per_byte` is not computed.
+    packing: the packing of documents, called with the tokens per row. `ConcatenateAndSplit` and
+      `BestFitDocuments` hide the documents of a row from each other. With `FullRows` and `RestartPositions`
+      tokens attend to earlier documents of their row; an incomplete last row is dropped, and then
+      `bits_per_byte` is not computed.
     strategy: decoding strategy of `generate` if the caller sets none.
   """
 

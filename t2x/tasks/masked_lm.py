@@ -23,8 +23,9 @@ class MaskedLM(DistillableTask, JoinedDocuments):
 
   Attributes:
     length: tokens per row.
-    separate_documents: hides the documents of a row from each other. False: each row is one segment without
-      padding, and an incomplete last row is dropped.
+    packing: the packing of documents, called with the tokens per row. `ConcatenateAndSplit` and
+      `BestFitDocuments` hide the documents of a row from each other. With `FullRows` and `RestartPositions`
+      they see each other, and an incomplete last row is dropped.
     rate: fraction of the tokens to predict.
     mask_rate: fraction of the predicted tokens that are replaced by the mask token.
     random_rate: fraction of the predicted tokens that are replaced by a random token; the rest is unchanged.

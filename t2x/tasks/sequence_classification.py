@@ -51,7 +51,7 @@ class SequenceClassification(DistillableTask, LabelledTask):
 
   def texts_of(self, example):
     """Returns the text fields."""
-    return [example[name] for name in self.fields if name in example]
+    return {name: example[name] for name in self.fields if name in example}
 
   @property
   def num_classes(self):

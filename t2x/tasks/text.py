@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.data import ConcatenateAndSplit, FullRows, Tokenizer
+from t2x.data import ConcatenateAndSplit, DocumentPlan, Tokenizer
 from t2x.decode import Generated
 from t2x.errors import UserError
 from t2x.layers import RowLayout, Tokens
@@ -20,33 +20,33 @@ from t2x.tasks.base import TokenTask
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JoinedDocuments(TokenTask):
-  """A task over documents that are concatenated and split into rows.
+  """A task over documents that are packed into rows.
 
   Attributes:
     length: tokens per row.
-    separate_documents: hides the documents of a row from each other. False: each row is one segment without
-      padding, so that attention kernels without segments can be used.
+    packing: the packing of documents, called with the tokens per row. `ConcatenateAndSplit` and
+      `BestFitDocuments` hide the documents of a row from each other. Rows of `FullRows` and
+      `RestartPositions` are one segment without padding, for which all attention kernels can be used.
 
   Raises:
-    UserError: `pieces` is set and `separate_documents` is False.
+    UserError: `pieces` is set and rows are one segment without padding.
   """
 
   length: Size
-  separate_documents: bool = True
+  packing: Callable[..., DocumentPlan] = ConcatenateAndSplit
 
   def __post_init__(self):
     if self.pieces is not None and self.one_segment:
       name = type(self).__name__
       raise UserError(
-        f'{name}.pieces leaves padding in each row, but {name}.separate_documents = False needs full '
-        'rows: leave one of them out'
+        f'{name}.pieces leaves padding in each row, but {name}.packing = @{type(self.plan).__name__} '
+        'needs full rows: leave one of them out'
       )
 
   @property
   def plan(self):
     """The packing of documents into rows."""
-    plan = ConcatenateAndSplit if self.separate_documents else FullRows
-    return plan(self.planned(self.length))
+    return self.packing(self.planned(self.length))
 
   @property
   def one_segment(self):
@@ -56,7 +56,8 @@ class JoinedDocuments(TokenTask):
   def row_tokens(self, batch: Mapping[str, jax.Array]) -> Tokens:
     """Returns the token metadata of a batch: packed documents or plain rows."""
     if self.one_segment:
-      return Tokens.row(self.length)
+      stored = 'positions' in self.plan.columns
+      return Tokens.row(self.length, encoded=batch['positions'] if stored else None)
     return Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
 
 

@@ -2,13 +2,14 @@
 https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import PackPairs
+from t2x.data import PackPairs, PairPlan
 from t2x.decode import Beam, Generated, Strategy, generate
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
@@ -26,12 +27,15 @@ class Translation(TokenTask):
     source_length: tokens per row on the source side, including eos. Longer examples are dropped and
       longer prompts truncated.
     target_length: tokens per row on the target side, including eos.
+    packing: the packing of pairs, called with both lengths: `PackPairs` (first fit), `BestFitPairs`, or
+      `PadPairs` (one pair per row).
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     strategy: decoding strategy of `generate` if the caller sets none.
   """
 
   source_length: Size
   target_length: Size
+  packing: Callable[..., PairPlan] = PackPairs
   label_smoothing: TunableRate = 0.1
   strategy: Strategy = Beam(width=4)
 
@@ -47,8 +51,8 @@ class Translation(TokenTask):
 
   @property
   def plan(self):
-    """First-fit packing of pairs."""
-    return PackPairs(self.planned(self.source_length), self.planned(self.target_length))
+    """The packing of pairs into rows."""
+    return self.packing(self.planned(self.source_length), self.planned(self.target_length))
 
   def transform(self, *, train):
     """Returns the transform that samples segmentations, if `pieces` is set."""

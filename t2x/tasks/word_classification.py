@@ -43,7 +43,7 @@ class WordClassification(LabelledTask):
 
   def texts_of(self, example):
     """Returns the sentence, with spaces between the words."""
-    return [' '.join(map(str, example['words']))] if 'words' in example else []
+    return {'words': ' '.join(map(str, example['words']))} if 'words' in example else {}
 
   @property
   def num_classes(self):

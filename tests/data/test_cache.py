@@ -16,6 +16,7 @@ import pytest
 from tiny_source import Texts
 
 from t2x.data import (
+  BestFitDocuments,
   Bytes,
   Characters,
   ConcatenateAndSplit,
@@ -63,6 +64,17 @@ def test_rows_hold_the_text_of_the_split(tmp_path):
   assert rows.info['efficiency'] == pytest.approx((size + 60) / (32 * len(rows)), abs=1e-5)
   assert list(rows[-1]) == ['tokens', 'segments', 'positions']
   assert all(a.shape == (32,) and a.dtype == np.int32 for a in rows[-1].values())
+
+
+def test_padding_and_divided_documents_are_logged(tmp_path, caplog):
+  with caplog.at_level('INFO', 't2x'):
+    rows = token_rows(Texts(), 'train', BYTES, BestFitDocuments(64), tmp_path)
+  assert rows.info['divided'] == 0 and rows.info['split'] == 'train'
+  padding = 1 - rows.info['tokens'] / (64 * len(rows))
+  assert f'rows ({padding:.1%} padding)' in caplog.text and 'divided' not in caplog.text
+  with caplog.at_level('INFO', 't2x'):
+    rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(64), tmp_path)
+  assert f'; {rows.info["divided"]} divided between rows' in caplog.text
 
 
 def test_pairs_have_their_columns_and_counts(tmp_path):

@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from halved import Halved
 
-from t2x.layers import Linear, RowLayout, Tokens, lecun_normal
+from t2x.errors import UserError
+from t2x.layers import Linear, RowLayout, Slots, Tokens, lecun_normal
 from t2x.layers.constraints import use_layout
 
 
@@ -64,3 +66,11 @@ def test_a_projection_merges_rows_unless_their_length_is_split():
   for layout in (None, Halved('length')):
     with use_layout(layout):
       np.testing.assert_allclose(linear(x), expected, atol=1e-5)
+
+
+def test_a_cache_refuses_positions_that_only_encodings_read():
+  slots = Slots.empty(1, 4)
+  place = jnp.arange(2)[None]
+  assert slots.extend(Tokens(place)).next == 2
+  with pytest.raises(UserError, match=r'a cache cannot hold Tokens\.encoded'):
+    slots.extend(Tokens(place, encoded=place))

@@ -9,13 +9,29 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.data import Bytes, SampledPieces, TextFiles
+from t2x.data import (
+  Batches,
+  BestFitDocuments,
+  Bytes,
+  FullRows,
+  RestartPositions,
+  SampledPieces,
+  TextFiles,
+)
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  TUPE,
+  ALiBi,
+  Blockwise,
+  Dense,
   LearnedPositions,
   MultiHeadAttention,
+  RoPE,
   RowLayout,
+  ShawPositions,
+  Sinusoidal,
+  T5Bias,
   TokenEmbedding,
   named_key,
 )
@@ -29,19 +45,19 @@ BODIES = {'causal': Decoder, 'masked': Encoder}
 
 
 def one_segment(name):
-  return dataclasses.replace(TASKS[name], separate_documents=False)
+  return dataclasses.replace(TASKS[name], packing=FullRows)
 
 
-def model_of(name):
+def model_of(name, encoding=None, kernel=None):
   block = functools.partial(
     Block,
-    mixer=functools.partial(MultiHeadAttention, num_heads=2),
+    mixer=functools.partial(MultiHeadAttention, num_heads=2, kernel=kernel or Dense()),
     feed_forward=functools.partial(MLP, hidden_dim=16),
   )
   body = functools.partial(
     BODIES[name],
     stack=functools.partial(Stack, num_layers=1, blocks=[block]),
-    encoding=functools.partial(LearnedPositions, max_length=LENGTH),
+    encoding=encoding or functools.partial(LearnedPositions, max_length=LENGTH),
   )
   embedding = functools.partial(TokenEmbedding, vocab_size=VOCAB)
   return LanguageModel(d_model=8, embedding=embedding, body=body, rngs=nnx.Rngs(0))
@@ -112,5 +128,72 @@ def test_bits_per_byte_is_left_out_where_tokens_of_the_split_are():
 
 
 def test_rows_with_room_for_other_pieces_are_not_full():
-  with pytest.raises(UserError, match=r'CausalLM\.separate_documents = False needs full rows'):
-    CausalLM(**TEXT, pieces=SampledPieces(), separate_documents=False)
+  with pytest.raises(UserError, match=r'CausalLM\.packing = @FullRows needs full rows'):
+    CausalLM(**TEXT, pieces=SampledPieces(), packing=FullRows)
+
+
+ENCODINGS = {
+  'learned': functools.partial(LearnedPositions, max_length=LENGTH),
+  'sinusoidal': Sinusoidal,
+  'rope': RoPE,
+  't5': functools.partial(T5Bias, num_heads=2, bidirectional=False),
+  'alibi': functools.partial(ALiBi, num_heads=2),
+  'shaw': functools.partial(ShawPositions, head_dim=4, max_distance=4),
+  'tupe': functools.partial(TUPE, num_heads=2, max_length=LENGTH),
+}
+
+
+@pytest.fixture(scope='module')
+def documents(tmp_path_factory):
+  """The rows of a task whose documents, of 7 tokens with eos, see each other."""
+  folder = tmp_path_factory.mktemp('documents')
+  (folder / 'text.txt').write_text('\n'.join(f'text {i}' for i in range(10, 30)))
+  source = TextFiles(train=str(folder / 'text.txt'), per_line=True)
+  task = CausalLM(source=source, tokenizer=Bytes(), length=LENGTH, packing=RestartPositions)
+  task = task.bound(task.fit_tokenizer())
+  return task, Batches(task.rows('train'), batch_size=ROWS, seed=0, shuffle=False)[0]
+
+
+def test_positions_restart_at_each_document_in_rows_of_one_segment(documents):
+  _, batch = documents
+  assert {name: value.shape for name, value in batch.items()} == dict.fromkeys(
+    ('tokens', 'segments', 'positions'), (ROWS, LENGTH)
+  )
+  assert (batch['segments'] == 1).all()
+  place = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 8
+  place[1] = [*range(4), *range(8)]  # The second part of a document is numbered from 0 again.
+  np.testing.assert_array_equal(batch['positions'][:2], [[*range(8), *range(4)], place[1]])
+
+
+@pytest.mark.parametrize(
+  ('name', 'kernel'),
+  [*((name, Dense()) for name in ENCODINGS), *((n, Blockwise(4, 4)) for n in ('rope', 'alibi'))],
+)
+def test_documents_that_see_each_other_are_encoded_by_their_own_positions(documents, name, kernel):
+  task, batch = documents
+  batch = {name: jnp.asarray(array) for name, array in batch.items()}
+  model = model_of('causal', ENCODINGS[name], kernel)
+
+  def hidden(tokens, positions):
+    out = task._hidden(model, batch | {'tokens': tokens, 'positions': positions}, None)
+    return np.asarray(out.x)
+
+  x = hidden(batch['tokens'], batch['positions'])
+  plain = dataclasses.replace(task, packing=FullRows)._hidden(model, batch, None).x
+  slots = jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH))
+  np.testing.assert_allclose(hidden(batch['tokens'], slots), plain, atol=1e-5)
+  # The first document is the same; the second has other positions.
+  np.testing.assert_allclose(x[0, :8], plain[0, :8], atol=1e-5)
+  assert np.abs(x[0, 8:] - plain[0, 8:]).max() > 1e-4
+  # A token changes the vectors of all later tokens, also of the next document, and of no earlier ones.
+  changed = hidden(batch['tokens'].at[0, 3].set(99), batch['positions'])
+  moved = np.abs(changed[0] - x[0]).max(axis=-1)
+  assert (moved[4:] > 1e-7).all() and (moved[:4] == 0).all()
+
+
+def test_documents_are_packed_by_the_plan_of_the_config(documents):
+  task = dataclasses.replace(documents[0], packing=functools.partial(BestFitDocuments, window=2))
+  assert task.plan == BestFitDocuments(LENGTH, window=2)
+  assert not task.one_segment
+  tokens = task.row_tokens(documents[1])
+  assert tokens.layout is RowLayout.PACKED and tokens.encoded is None

@@ -10,7 +10,7 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.data import Bytes, TextFiles
+from t2x.data import Bytes, FullRows, TextFiles
 from t2x.layers import (
   MLP,
   Dense,
@@ -124,7 +124,7 @@ def test_the_kernel_is_chosen_for_rows_with_segments_or_without(monkeypatch):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   task = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
   assert 'Blockwise' in attention_kernels(decoder(), task, 'bfloat16')[0]
-  task = dataclasses.replace(task, separate_documents=False)
+  task = dataclasses.replace(task, packing=FullRows)
   assert attention_kernels(decoder(), task, 'bfloat16')[0].startswith("XLA(implementation='cudnn')")
 
 

@@ -3,6 +3,7 @@
 from t2x.data.sources.babel_dates import BabelDates
 from t2x.data.sources.base import Example, Source, label_values
 from t2x.data.sources.brown import BrownWords, brown_tags, name_spans, parts_of_speech
+from t2x.data.sources.deduplicated import Deduplicated
 from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
@@ -24,6 +25,7 @@ __all__ = [
   'TSV',
   'BabelDates',
   'BrownWords',
+  'Deduplicated',
   'Digits',
   'Example',
   'FactbookSpans',

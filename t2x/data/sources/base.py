@@ -109,6 +109,8 @@ class FileBacked(Source):
 
 
 def _setting_text(value: Any) -> str:
+  if isinstance(value, Source):
+    return value.describe()
   return value.__name__ if isinstance(value, types.FunctionType) else repr(value)
 
 

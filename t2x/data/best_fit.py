@@ -1,0 +1,103 @@
+"""Best-fit packing: a text is added to the row with the least free room in which it fits."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from t2x.data.packing import DocumentPlan, PackPairs, check_positive, empty_row, put
+from t2x.data.plans import Row
+
+
+@dataclasses.dataclass(frozen=True)
+class BestFitDocuments(DocumentPlan):
+  """Splits only documents that are longer than a row, and leaves padding in the rows instead.
+
+  A longer document is split every `length` tokens. The pieces of a window are packed by decreasing
+  length, each into the row with the least room that fits (best-fit decreasing; Ding et al. 2024,
+  https://arxiv.org/abs/2404.10830). For the content of rows see `DocumentPlan`. `counts['divided']` is
+  the number of documents in more than one row.
+
+  Attributes:
+    length: tokens per row.
+    window: number of rows that are packed together. Larger windows leave less padding; their tokens
+      are in memory.
+  """
+
+  window: int = 4096
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_positive(self, 'window')
+
+  def pack(self, examples, special, counts):
+    """Yields the rows of each window in the order of their longest piece, the longest first."""
+    pieces: list[np.ndarray] = []
+    size = 0
+    for document in self.documents(examples, special, counts):
+      counts['divided'] += len(document) > self.length
+      for start in range(0, len(document), self.length):
+        pieces.append(document[start : start + self.length])
+      size += len(document)
+      if size >= self.window * self.length:
+        yield from self._rows(pieces)
+        pieces, size = [], 0
+    yield from self._rows(pieces)
+
+  def _rows(self, pieces: Sequence[np.ndarray]) -> Iterator[Row]:
+    for indices in best_fit_decreasing([len(piece) for piece in pieces], self.length):
+      row, used = empty_row(self.lengths), 0
+      for segment, i in enumerate(indices, 1):
+        put(row, 'tokens', used, pieces[i], segment)
+        used += len(pieces[i])
+      yield row
+
+
+def best_fit_decreasing(sizes: Sequence[int], capacity: int) -> list[list[int]]:
+  """Packs items into bins: by decreasing size, each into the bin with the least room that fits.
+
+  The rooms in use are the bits of an integer, so an item costs O(capacity / 64) operations.
+
+  Args:
+    sizes: size of each item, from 1 to `capacity`.
+    capacity: size of a bin.
+
+  Returns:
+    The indices of the items of each bin.
+  """
+  bins: list[list[int]] = []
+  bins_by_room: dict[int, list[int]] = collections.defaultdict(list)
+  rooms = 0  # Bit r is set if a bin has room r.
+  for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+    fitting = rooms >> sizes[i]
+    if fitting:
+      # The lowest set bit is the least room.
+      room = sizes[i] + (fitting & -fitting).bit_length() - 1
+      number = bins_by_room[room].pop()
+      if not bins_by_room[room]:
+        rooms ^= 1 << room
+    else:
+      room, number = capacity, len(bins)
+      bins.append([])
+    bins[number].append(i)
+    if room > sizes[i]:
+      bins_by_room[room - sizes[i]].append(number)
+      rooms |= 1 << room - sizes[i]
+  return bins
+
+
+@dataclasses.dataclass(frozen=True)
+class BestFitPairs(PackPairs):
+  """`PackPairs` that adds each pair to the open row with the least free room, over both sides.
+
+  Attributes:
+    source_length: source tokens per row, including the eos of each pair.
+    target_length: target tokens per row, including the eos of each pair.
+    too_long: 'drop' to drop pairs that do not fit, 'cut' to truncate them (they keep their eos).
+    open_rows: maximum number of open rows, which are searched for each pair; beyond it, the fullest
+      row is closed.
+  """
+
+  def _choose(self, fitting, rooms):
+    return min(fitting, key=lambda i: sum(rooms[i]), default=None)

@@ -1,0 +1,142 @@
+"""A source without near-duplicates."""
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from t2x.data.near_duplicates import near_duplicates
+from t2x.data.ngrams import joined_text
+from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
+from t2x.data.sources.base import Example, Examples, Source, label_values, require_split
+from t2x.ranges import NonEmpty, Range, Size, Text
+
+log = logging.getLogger('t2x')
+
+# Increment when the same source has other duplicates.
+VERSION = 1
+# Number of pairs of duplicates in info.json.
+PAIRS = 100
+
+
+class Selected(Examples):
+  """The examples at increasing indices."""
+
+  def __init__(self, examples: Sequence[Example], indices: np.ndarray):
+    self.examples, self.indices = examples, indices
+
+  def __len__(self) -> int:
+    return len(self.indices)
+
+  def __getitem__(self, index):
+    """Returns the example at `index`; a negative index counts from the end."""
+    if not -len(self) <= index < len(self):
+      raise IndexError(f'example {index} is out of range: there are {len(self)} examples')
+    return self.examples[int(self.indices[index])]
+
+  def __iter__(self) -> Iterator[Example]:
+    # Iteration over all examples lets a source read many at once.
+    following = iter(self.indices)
+    index = next(following, None)
+    for i, example in enumerate(self.examples):
+      if i == index:
+        yield example
+        index = next(following, None)
+
+  def label_values(self):
+    """Returns the label values of the entire source; the examples may lack some."""
+    return label_values(self.examples)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deduplicated(Source):
+  """The examples of `source` without those that are similar to an earlier example.
+
+  Examples are similar if the Jaccard similarity of their sets of word n-grams is at least `threshold` (Lee et
+  al. 2022, https://arxiv.org/abs/2107.06499). They are found exactly, once, and the indices of the others are
+  cached in $T2X_CACHE/deduplicated. Case and punctuation are ignored: see `t2x.data.ngrams`. The other splits
+  are complete.
+
+  Attributes:
+    source: source of the examples.
+    fields: fields with text or lists of words, which are compared together.
+    split: the split to deduplicate.
+    ngram: words per n-gram.
+    threshold: the least similarity of duplicates; 1: equal sets of n-grams.
+  """
+
+  source: Source
+  fields: Annotated[Sequence[Text], NonEmpty] = ('text',)
+  split: Text = 'train'
+  ngram: Size = 5
+  threshold: Annotated[float, Range('0 < x <= 1')] = 0.8
+
+  def __post_init__(self):
+    require_split(self.source, self.split)
+    # A tuple, so that equal settings compare and hash equal.
+    object.__setattr__(self, 'fields', tuple(self.fields))
+
+  def splits(self) -> tuple[str, ...]:
+    """Returns the splits of the source."""
+    return self.source.splits()
+
+  def load(self, split: str) -> Sequence[Example]:
+    """Returns a split; finds its duplicates at first use."""
+    examples = self.source.load(split)
+    if split != self.split:
+      return examples
+    return Selected(examples, np.load(self._prepared() / 'kept.npy', mmap_mode='r'))
+
+  def fingerprint(self) -> str:
+    """Identifies the source and the settings."""
+    settings = self.fields, self.split, self.ngram, self.threshold
+    return fingerprint('Deduplicated', VERSION, self.source.fingerprint(), *settings)
+
+  def info(self) -> dict[str, Any]:
+    """Returns the statistics of the deduplicated split.
+
+    Returns:
+      `examples`, `kept`, `bytes` (of UTF-8 text), `seconds`, and the first `pairs` of an omitted example and
+      the kept example that it is similar to.
+    """
+    return json.loads((self._prepared() / 'info.json').read_text())
+
+  def _prepared(self) -> Path:
+    folder = cache_folder() / 'deduplicated' / self.fingerprint()
+    prepare(folder, self._write)
+    return folder
+
+  def _write(self, folder: Path) -> None:
+    start, size = time.monotonic(), 0
+
+    def texts() -> Iterator[str]:
+      nonlocal size
+      for number, example in enumerate(self.source.load(self.split)):
+        text = joined_text(example, self.fields, number)
+        size += len(text.encode())
+        yield text
+
+    similar = near_duplicates(texts(), self.ngram, self.threshold, folder)
+    kept, omitted = np.flatnonzero(similar < 0), np.flatnonzero(similar >= 0)
+    np.save(folder / 'kept.npy', kept)
+    info = {
+      'examples': len(similar),
+      'kept': len(kept),
+      'bytes': size,
+      'seconds': round(time.monotonic() - start, 3),
+      'pairs': np.stack([omitted, similar[omitted]], axis=1)[:PAIRS].tolist(),
+    }
+    (folder / 'info.json').write_text(json.dumps(info) + '\n')
+    log.info(
+      'deduplicated %s: %s of %s examples are near-duplicates (%.2f%%), %.1f MB/s',
+      self.split,
+      f'{len(omitted):,}',
+      f'{len(similar):,}',
+      100 * len(omitted) / max(len(similar), 1),
+      size / 1e6 / max(info['seconds'], 1e-3),
+    )
