@@ -7,6 +7,7 @@ from t2x.data.sources.digits import Digits
 from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.files import TSV, JsonLines, TextFiles
+from t2x.data.sources.held_out import HeldOut
 from t2x.data.sources.libreoffice import LibreOfficeHelp
 from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
@@ -23,6 +24,7 @@ __all__ = [
   'Example',
   'FactbookSpans',
   'FashionMNIST',
+  'HeldOut',
   'JsonLines',
   'LibreOfficeHelp',
   'Part',

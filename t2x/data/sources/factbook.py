@@ -9,7 +9,8 @@ from typing import Any
 
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.fetched import SPLITS, digest_of, find_data, split_of
+from t2x.data.sources.fetched import digest_of, find_data
+from t2x.data.sources.held_out import SPLITS, split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 

@@ -11,7 +11,7 @@ from typing import Any
 from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
-from t2x.data.sources.fetched import split_of
+from t2x.data.sources.held_out import split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
