@@ -67,6 +67,7 @@ def _tokenizer(args: argparse.Namespace) -> None:
 
 def _inspect(args: argparse.Namespace) -> None:
   from t2x.data import Batches, inspect_batches
+  from t2x.tasks import ImageClassification
 
   experiment = _experiment(args)
   trainer, tokenizer = experiment.trainer, experiment.task.fit_tokenizer()
@@ -78,6 +79,8 @@ def _inspect(args: argparse.Namespace) -> None:
     seed=trainer.seed if trainer else 0,
   )
   inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
+  if isinstance(task, ImageClassification):
+    print(task.statistics())
 
 
 def _experiment(args: argparse.Namespace) -> Any:

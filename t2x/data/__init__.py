@@ -3,8 +3,9 @@
 from t2x.data.batches import Batches, Chain, evaluation_batches
 from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans
+from t2x.data.crops import CentralCrop, Crop, CropAndResize, RandomResizedCrop
 from t2x.data.fetch import fetch
-from t2x.data.images import Augmentation, PrepareImage, check_label
+from t2x.data.images import Augmentation, PrepareImage, channel_statistics, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
@@ -59,10 +60,13 @@ __all__ = [
   'Batches',
   'BrownWords',
   'Bytes',
+  'CentralCrop',
   'Chain',
   'Characters',
   'ConcatenateAndSplit',
   'CorruptSpans',
+  'Crop',
+  'CropAndResize',
   'Digits',
   'FactbookSpans',
   'FashionMNIST',
@@ -80,6 +84,7 @@ __all__ = [
   'Part',
   'PrepareImage',
   'RandAugment',
+  'RandomResizedCrop',
   'Resegment',
   'Resized',
   'Rows',
@@ -96,6 +101,7 @@ __all__ = [
   'TokenizerConfig',
   'WordPiece',
   'brown_tags',
+  'channel_statistics',
   'check_label',
   'evaluation_batches',
   'fetch',
