@@ -64,7 +64,8 @@ class PrepareImage:
     if self.crop_padding:
       image = random_crop(image, self.crop_padding, rng)
     if self.flip and rng.random() < 0.5:
-      image = image[:, ::-1]
+      # Faster to compute with than the view image[:, ::-1].
+      image = image.take(np.arange(image.shape[1])[::-1], axis=1)
     return {
       'image': normalise(image, self.mean, self.std),
       'label': np.int32(row['label']),
