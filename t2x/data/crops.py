@@ -118,7 +118,8 @@ def _centred(height: int, width: int, aspect: float, fraction: float) -> Box:
   columns = fraction * min(width, height * aspect)
   rows = fraction * min(height, width / aspect)
   left, top = (width - columns) / 2, (height - rows) / 2
-  return Box(left, top, left + columns, top + rows)
+  # Not left + columns, which can exceed the width by a rounding error.
+  return Box(left, top, width - left, height - top)
 
 
 @dataclasses.dataclass(frozen=True)

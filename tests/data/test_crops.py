@@ -86,6 +86,14 @@ def test_the_central_crop_has_the_proportions_of_the_input(size, new, expected):
   assert right - left == size[1] or bottom - top == size[0]
 
 
+def test_central_crops_of_every_size_are_inside():
+  crop = CentralCrop(fraction=1.0)
+  for height, width in itertools.product(range(1, 120), repeat=2):
+    left, top, right, bottom = crop.box(height, width, 160, 224, rng)
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+
+
 def boxes(crop, height, width, count=2000):
   generator = rng(1)
   drawn = [crop.box(height, width, 224, 224, generator) for _ in range(count)]

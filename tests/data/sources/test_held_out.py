@@ -3,11 +3,13 @@
 import hashlib
 import json
 import pickle
+import re
 
 import numpy as np
 import pytest
 from tiny_sources import Listed
 
+from t2x.api import read_experiment
 from t2x.data import Batches
 from t2x.data.sources import (
   Digits,
@@ -58,14 +60,14 @@ def test_a_source_divided_by_name_equals_a_source_with_its_own_splits():
 
 
 def test_splits_are_disjoint_complete_and_of_their_shares():
-  source = HeldOut(source=Listed(texts(4000)), validation=0.1, test=0.025)
+  source = HeldOut(source=Listed(texts(4000)), validation=0.1, test=0.005)
   assert isinstance(source, Source)
   assert source.splits() == ('train', 'validation', 'test')
   found = ids(source)
   assert sorted(i for part in found.values() for i in part) == list(range(4000))
   assert all(part == sorted(part) for part in found.values())
   assert len(found['validation']) / 4000 == pytest.approx(0.1, abs=0.02)
-  assert len(found['test']) / 4000 == pytest.approx(0.025, abs=0.01)
+  assert len(found['test']) / 4000 == pytest.approx(0.005, abs=0.002)
 
 
 def test_other_examples_and_another_order_move_no_example():
@@ -180,3 +182,35 @@ def test_settings_that_cannot_be_are_refused(message, tmp_path):
   renamed = JsonLines(train=str(tmp_path / 'a.jsonl'), fields={'question': 'body'})
   said = message(HeldOut(source=renamed, test=0.1).load, 'train')
   assert 'none of the fields text, source, context, words, image, but question' in said
+
+
+CONFIG = """
+Experiment.task = @CausalLM()
+CausalLM:
+  source = @HeldOut()
+  tokenizer = @Characters()
+  length = 16
+HeldOut:
+  source = @TextFiles()
+  validation = 0.2
+TextFiles:
+  train = '{file}'
+  per_line = True
+"""
+
+
+def test_rows_of_a_config_are_prepared_from_the_parts(tmp_path):
+  lines = [f'line {i:03}' for i in range(100)]
+  (tmp_path / 'lines.txt').write_text('\n'.join(lines))
+  (tmp_path / 'config.gin').write_text(CONFIG.format(file=tmp_path / 'lines.txt'))
+  task = read_experiment([tmp_path / 'config.gin'], []).task
+  task = task.bound(task.fit_tokenizer())
+  texts = {}
+  for split in ('train', 'validation'):
+    rows = task.rows(split)
+    assert rows.info['examples'] == len(task.source.load(split))
+    tokens = [t for row in rows for t in row['tokens'][row['segments'] > 0].tolist()]
+    texts[split] = set(re.findall(r'line \d+', task.fitted.decode(tokens)))
+  assert sorted(texts['train'] | texts['validation']) == lines
+  assert not texts['train'] & texts['validation']
+  assert 10 < len(texts['validation']) < 30
