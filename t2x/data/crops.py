@@ -118,7 +118,6 @@ def _centred(height: int, width: int, aspect: float, fraction: float) -> Box:
   columns = fraction * min(width, height * aspect)
   rows = fraction * min(height, width / aspect)
   left, top = (width - columns) / 2, (height - rows) / 2
-  # Not left + columns, which can exceed the width by a rounding error.
   return Box(left, top, width - left, height - top)
 
 

@@ -75,8 +75,8 @@ class ImageClassification(DistillableTask):
         object.__setattr__(self, name, tuple(value))
         if len(value) != self.image_shape[-1]:
           raise UserError(
-            f'ImageClassification.{name} = {tuple(value)}: must be a number, or one number for each of '
-            f'the {self.image_shape[-1]} channels of ImageClassification.image_shape'
+            f'ImageClassification.{name} = {tuple(value)}: must be a number, or one number for each '
+            f'channel of ImageClassification.image_shape = {self.image_shape}'
           )
 
   @property

@@ -104,7 +104,9 @@ def test_a_value_per_channel_fits_the_channels():
   task = dataclasses.replace(TASK, mean=[0.1, 0.2, 0.3], std=(1.0, 2.0, 3.0))
   assert hash(task) == hash(dataclasses.replace(TASK, mean=(0.1, 0.2, 0.3), std=[1.0, 2.0, 3.0]))
   for name in ('mean', 'std'):
-    with pytest.raises(UserError, match=rf'ImageClassification.{name} = .* each of the 3 channels'):
+    with pytest.raises(
+      UserError, match=rf'ImageClassification.{name} = .* each channel of .* = \(8, 6, 3\)'
+    ):
       dataclasses.replace(TASK, **{name: (0.5, 0.5)})
   find = types.SimpleNamespace().__getattribute__
   hint = ImageClassification.__dataclass_fields__['std'].type
@@ -125,4 +127,7 @@ def test_crops_and_statistics_in_a_config(tmp_path, capsys):
   assert f'1,000 training images: mean = ({mean:.4f},), std = ({std:.4f},)' in out
   file.write_text(PHOTOGRAPHS.replace('std = (0.4,)', 'std = (0.4, 0.4, 0.4)'))
   assert main(['data', 'inspect', str(file)]) == 2
-  assert 'each of the 1 channels' in capsys.readouterr().err
+  assert (
+    'one number for each channel of ImageClassification.image_shape = (6, 6, 1)'
+    in capsys.readouterr().err
+  )
