@@ -1,4 +1,4 @@
-"""Configuration of glibc's memory allocator for training on CPUs.
+"""Configuration of glibc's memory allocator for training on CPUs and for the workers that prepare data.
 
 The settings avoid page faults at every step: training is 1.2 to 1.25 times as fast and needs about twice the
 resident memory.
@@ -18,10 +18,21 @@ SETTINGS = {
 
 
 def set_allocator() -> str:
-  """Configures the allocator of this process.
+  """Configures the allocator of this process, unless jax will run on an accelerator.
 
-  Does nothing if T2X_ALLOCATOR=off, without glibc, with another allocator (LD_PRELOAD), on an accelerator, or
-  after jax was imported, because its threads already have their own arenas.
+  Returns:
+    One line for the log.
+  """
+  if not _runs_on_cpu():
+    return 'allocator: unchanged (not on a CPU)'
+  return set_worker_allocator()
+
+
+def set_worker_allocator() -> str:
+  """Configures the allocator of this process, which prepares data for any device.
+
+  Does nothing if T2X_ALLOCATOR=off, without glibc, with another allocator (LD_PRELOAD), or after jax was
+  imported, because its threads already have their own arenas.
 
   Returns:
     One line for the log.
@@ -44,8 +55,6 @@ def _skip_reason() -> str | None:
   preloaded = os.environ.get('LD_PRELOAD', '')
   if 'malloc' in preloaded:
     return f'LD_PRELOAD={preloaded}'
-  if not _runs_on_cpu():
-    return 'not on a CPU'
   if 'jax' in sys.modules:
     return 'jax is already imported'
   return None

@@ -119,6 +119,7 @@ def _tokenizer(args: argparse.Namespace) -> None:
 
 def _inspect(args: argparse.Namespace) -> None:
   from t2x.data import inspect_batches
+  from t2x.tasks import ImageClassification
 
   if args.html and not args.statistics:
     raise UserError('--html has no effect without --statistics')
@@ -135,6 +136,9 @@ def _inspect(args: argparse.Namespace) -> None:
     seed=trainer.seed if trainer else 0,
   )
   inspect_batches(batches, tokenizer, start=args.step, num_batches=args.batches)
+  for part in task.parts.values():
+    if isinstance(part, ImageClassification):
+      print(part.statistics())
   if args.statistics:
     _print_statistics(task, tokenizer, args)
   if args.check_overlap:

@@ -4,8 +4,9 @@ from t2x.data.batches import Batches, Chain, InOrder, Order, evaluation_batches
 from t2x.data.best_fit import BestFitDocuments, BestFitPairs
 from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans, FitSides
+from t2x.data.crops import CentralCrop, Crop, CropAndResize, RandomResizedCrop
 from t2x.data.fetch import fetch
-from t2x.data.images import Augmentation, PrepareImage, check_label
+from t2x.data.images import Augmentation, PrepareImage, channel_statistics, check_label
 from t2x.data.inspect import inspect_batches
 from t2x.data.labelled import LabelledPlan, LabelledTexts, LabelledWords
 from t2x.data.masking import MaskTokens
@@ -42,6 +43,7 @@ from t2x.data.sources import (
   Digits,
   FactbookSpans,
   FashionMNIST,
+  HeldOut,
   HubDataset,
   ImageFolder,
   Joined,
@@ -89,10 +91,13 @@ __all__ = [
   'BestFitPairs',
   'BrownWords',
   'Bytes',
+  'CentralCrop',
   'Chain',
   'Characters',
   'ConcatenateAndSplit',
   'CorruptSpans',
+  'Crop',
+  'CropAndResize',
   'Deduplicated',
   'Digits',
   'DocumentPlan',
@@ -101,6 +106,7 @@ __all__ = [
   'FitSides',
   'FixedWeights',
   'FullRows',
+  'HeldOut',
   'HubDataset',
   'HubTokenizer',
   'ImageFolder',
@@ -127,6 +133,7 @@ __all__ = [
   'PrepareImage',
   'ProportionalWeights',
   'RandAugment',
+  'RandomResizedCrop',
   'Resegment',
   'Resized',
   'RestartPositions',
@@ -146,6 +153,7 @@ __all__ = [
   'TokenizerConfig',
   'WordPiece',
   'brown_tags',
+  'channel_statistics',
   'check_label',
   'evaluation_batches',
   'fetch',

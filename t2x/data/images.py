@@ -3,7 +3,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,14 +64,57 @@ class PrepareImage:
     if self.crop_padding:
       image = random_crop(image, self.crop_padding, rng)
     if self.flip and rng.random() < 0.5:
-      image = image[:, ::-1]
-    scale = 255.0 if image.dtype == np.uint8 else 1.0
-    scaled = image.astype(np.float32) / np.float32(scale)
+      # Faster to compute with than the view image[:, ::-1].
+      image = image.take(np.arange(image.shape[1])[::-1], axis=1)
     return {
-      'image': (scaled - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32),
+      'image': normalise(image, self.mean, self.std),
       'label': np.int32(row['label']),
       'weight': np.float32(1.0),
     }
+
+
+def normalise(
+  image: np.ndarray, mean: float | Sequence[float], std: float | Sequence[float]
+) -> np.ndarray:
+  """Returns (pixels - mean) / std, float32 [height, width, channels].
+
+  Args:
+    image: uint8, or float from 0 to 1, [height, width, channels].
+    mean: of pixels in [0, 1]; a number, or a number per channel.
+    std: likewise.
+  """
+  height, width, channels = image.shape
+  # In whole rows and in place: several times as fast as operations on three channels.
+  pixels = image.reshape(height, -1).astype(np.float32)
+  if image.dtype == np.uint8:
+    pixels /= np.float32(255.0)
+  for operation, values in ((np.subtract, mean), (np.divide, std)):
+    of_channels = np.broadcast_to(np.asarray(values, np.float32), channels)
+    operation(pixels, np.tile(of_channels, width), out=pixels)
+  return pixels.reshape(image.shape)
+
+
+def channel_statistics(images: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+  """Returns mean and standard deviation of each channel, of pixels scaled to [0, 1].
+
+  Images have equal weights, whatever their sizes.
+
+  Args:
+    images: uint8, or float from 0 to 1, [height, width] or [height, width, channels].
+
+  Raises:
+    UserError: the images differ in the number of channels.
+  """
+  moments = []
+  for image in images:
+    pixels = np.asarray(image, np.float64) / (255 if image.dtype == np.uint8 else 1)
+    pixels = pixels.reshape(-1, image.shape[2] if image.ndim == 3 else 1)
+    moments.append(np.stack([pixels.mean(0), (pixels**2).mean(0)]))
+  numbers = sorted({moment.shape[1] for moment in moments})
+  if len(numbers) > 1:
+    raise UserError(f'images differ in the number of channels: {", ".join(map(str, numbers))}')
+  mean, square = np.mean(moments, axis=0)
+  return mean, np.sqrt(np.maximum(square - mean**2, 0.0))
 
 
 def random_crop(image: np.ndarray, padding: int, rng: np.random.Generator) -> np.ndarray:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, Protocol, runtime_checkable
 
+from t2x.allocator import set_worker_allocator
 from t2x.data.batches import Batch
 from t2x.errors import UserError
 
@@ -121,6 +122,8 @@ def _work(batches: ByStep, steps: range, connection: Connection) -> None:
   """Main function of a worker. The main process handles signals to the process group."""
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
+  # Batches of images are large: without it, their memory is mapped and faulted in anew for each.
+  set_worker_allocator()
   for step in steps:
     message: tuple[Batch | None, str | None, str | None]
     try:

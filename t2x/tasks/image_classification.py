@@ -1,13 +1,25 @@
 """Image classification (ViT, https://arxiv.org/abs/2010.11929)."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import Augmentation, Chain, PrepareImage, check_label, label_values
+from t2x.data import (
+  Augmentation,
+  Chain,
+  Crop,
+  CropAndResize,
+  PrepareImage,
+  channel_statistics,
+  check_label,
+  label_values,
+)
+from t2x.data.batches import Transform
+from t2x.data.sources.subset import spread
 from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.models import Inputs, OutputKind
@@ -23,14 +35,17 @@ class ImageClassification(DistillableTask):
   """Predicts the class of an image.
 
   Attributes:
-    image_shape: height, width and channels of the source's images.
+    image_shape: height, width and channels of the model's input.
     num_classes: number of classes.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     crop_padding: padding in pixels on each side before a random crop, in training only; 0: no crops.
     flip: mirrors half of the training images.
-    mean: subtracted from the pixels, which are scaled to 0..1.
-    std: divisor of the centred pixels.
-    augmentation: augments training images before the other steps; None: no augmentation.
+    mean: subtracted from the pixels, which are scaled to 0..1; a number, or a number per channel.
+      `t2x data inspect` prints the statistics of the training images.
+    std: divisor of the centred pixels; a number, or a number per channel.
+    train_crop: part of a training image that is resized to `image_shape`; None: all images have that shape.
+    eval_crop: part of an image that is resized to `image_shape` in evaluation; None: all images have that shape.
+    augmentation: augments training images before padded crops and flips; None: no augmentation.
     mixing: mixes the images and the labels of a training batch; None: no mixing.
   """
 
@@ -39,8 +54,10 @@ class ImageClassification(DistillableTask):
   label_smoothing: TunableRate = 0.0
   crop_padding: Natural = 0
   flip: bool = False
-  mean: Finite = 0.5
-  std: Positive = 0.5
+  mean: Finite | Sequence[Finite] = 0.5
+  std: Positive | Sequence[Positive] = 0.5
+  train_crop: Crop | None = None
+  eval_crop: Crop | None = None
   augmentation: Augmentation | None = None
   mixing: Mixing | None = None
   eval_split: Text = 'test'
@@ -49,6 +66,18 @@ class ImageClassification(DistillableTask):
   outputs: ClassVar[OutputKind] = 'class logits'
   head: ClassVar[str] = 'Classifier'
   unit: ClassVar[str] = 'examples'
+
+  def __post_init__(self):
+    for name in ('mean', 'std'):
+      value = getattr(self, name)
+      if isinstance(value, Sequence):
+        # A tuple, so that equal settings compare and hash equal.
+        object.__setattr__(self, name, tuple(value))
+        if len(value) != self.image_shape[-1]:
+          raise UserError(
+            f'ImageClassification.{name} = {tuple(value)}: must be a number, or one number for each '
+            f'channel of ImageClassification.image_shape = {self.image_shape}'
+          )
 
   @property
   def one_segment(self):
@@ -67,7 +96,7 @@ class ImageClassification(DistillableTask):
       check_label(label, self.num_classes, f"the split '{split}' of {self.source}")
 
   def transform(self, *, train):
-    """Returns the transform that normalises images and, in training, augments, crops and mirrors them."""
+    """Returns the transform that crops, resizes and normalises images and, in training, augments and mirrors them."""
     prepare = PrepareImage(
       num_classes=self.num_classes,
       mean=self.mean,
@@ -75,9 +104,26 @@ class ImageClassification(DistillableTask):
       crop_padding=self.crop_padding if train else 0,
       flip=self.flip and train,
     )
-    if self.augmentation is None or not train:
-      return prepare
-    return Chain((self.augmentation, prepare))
+    crop, (height, width, _) = self.train_crop if train else self.eval_crop, self.image_shape
+    steps: list[Transform] = [] if crop is None else [CropAndResize(crop, height, width)]
+    if self.augmentation is not None and train:
+      steps.append(self.augmentation)
+    return Chain((*steps, prepare)) if steps else prepare
+
+  def statistics(self, num_examples: int = 1000) -> str:
+    """Returns the `mean` and `std` of the channels of training images, as settings.
+
+    Args:
+      num_examples: number of images to read, evenly spaced.
+    """
+    rows = self.rows(self.train_split)
+    indices = spread(min(num_examples, len(rows)), len(rows))
+    mean, std = channel_statistics(rows[i]['image'] for i in indices)
+    settings = [
+      f'{name} = {tuple(round(float(value), 4) for value in values)}'
+      for name, values in (('mean', mean), ('std', std))
+    ]
+    return f'channels of {len(indices):,} training images: {", ".join(settings)}'
 
   def spec(self, batch_size):
     """Returns image: float32 [batch, height, width, channels]; label: int32 and weight: float32 [batch]."""

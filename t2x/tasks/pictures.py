@@ -117,7 +117,8 @@ class ClassifiedImages(_Pictures, TaskEvaluator):
       labels = [int(row['label']) for row in rows]
       logits, _ = Inspection(evaluated.model(), None).outputs(images)
       predictions = [int(best) for best in logits.argmax(axis=-1)]
-    pixels = np.clip((images * task.std + task.mean) * 255, 0, 255).astype(np.uint8)
+    mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
+    pixels = np.clip((images * std + mean) * 255, 0, 255).astype(np.uint8)
     framed = [
       _framed(image, (0, 160, 0) if label == prediction else (220, 0, 0))
       for image, label, prediction in zip(pixels, labels, predictions, strict=True)

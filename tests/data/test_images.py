@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t2x.data import Batches, PrepareImage
+from t2x.data import Batches, PrepareImage, channel_statistics
 from t2x.errors import UserError
 
 IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
@@ -57,3 +57,35 @@ def test_a_label_that_is_no_class_names_the_row(label):
   with pytest.raises(UserError, match=rf'row 1: an image has the label {label!r}: .* from 0 to 4'):
     batches[0]
   assert batches.fingerprint == Batches(rows, PrepareImage(), batch_size=2, seed=0).fingerprint
+
+
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_normalisation_is_bitwise_that_of_plain_operations(dtype, channels):
+  # Runs are resumed, and results recorded, on these bits.
+  generator = np.random.default_rng(0)
+  image = generator.integers(0, 256, (9, 7, channels)).astype(dtype)
+  if dtype != np.uint8:
+    image /= 255
+  mean, std = generator.random(channels), 0.1 + generator.random(channels)
+  scale = np.float32(255 if dtype == np.uint8 else 1)
+  for m, s in ((0.5, 0.5), (0.3, 0.7), (mean, std)):
+    expected = (image.astype(np.float32) / scale - np.float32(m)) / np.float32(s)
+    for view in (np.s_[:], np.s_[:, ::-1], np.s_[::2]):
+      actual = prepare(image=image[view], mean=m, std=s)['image']
+      np.testing.assert_array_equal(actual, expected[view])
+
+
+def test_statistics_weigh_images_equally_and_channels_apart():
+  images = [np.full((2, 3, 3), 255, np.uint8), np.zeros((40, 50, 3)), IMAGE]
+  mean, std = channel_statistics(images)
+  pixels = [
+    np.asarray(i, float).reshape(-1, 3) / (255 if i.dtype == np.uint8 else 1) for i in images
+  ]
+  np.testing.assert_allclose(mean, np.mean([p.mean(0) for p in pixels], 0))
+  squares = np.mean([((p - mean) ** 2).mean(0) for p in pixels], 0)
+  np.testing.assert_allclose(std, np.sqrt(squares))
+  mean, std = channel_statistics([IMAGE[..., 0], IMAGE[..., :1]])
+  assert (mean.shape, std.shape) == ((1,), (1,))
+  with pytest.raises(UserError, match='number of channels: 1, 3'):
+    channel_statistics([IMAGE, IMAGE[..., 0]])

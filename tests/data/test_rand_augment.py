@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from t2x.data import Batches, Chain, PrepareImage, RandAugment
-from t2x.data.rand_augment import operations
+from t2x.data.rand_augment import operations, smoothed
 
 rng = np.random.default_rng(0)
 # A photograph's greys are seldom all of 0..255: these go from 20 to 220.
@@ -60,6 +60,13 @@ def test_magnitudes_are_those_of_autoaugment(part, sign):
   for index, (operation, function) in enumerate(zip(OPERATIONS, theirs, strict=True)):
     ours, expected = applied(operation, COLOURED, part, sign, 128), applied(function, COLOURED)
     np.testing.assert_array_equal(ours, expected, str(index))
+
+
+@pytest.mark.parametrize('shape', [(24, 32, 3), (7, 9), (3, 3), (2, 5, 3), (1, 9), (1, 1, 3)])
+def test_smoothing_is_bitwise_that_of_pillow(shape):
+  for top in (256, 3):
+    image = Image.fromarray(rng.integers(0, top, shape).astype(np.uint8))
+    np.testing.assert_array_equal(smoothed(image), image.filter(ImageFilter.SMOOTH))
 
 
 def test_flat_images_stay_in_operations_without_a_strength():

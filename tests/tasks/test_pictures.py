@@ -1,5 +1,6 @@
 """Pictures show what the model computes: attention probabilities and predicted classes."""
 
+import dataclasses
 import functools
 import types
 
@@ -146,6 +147,16 @@ def test_classified_images_have_labels_predictions_and_frames():
     corner = image[i // 2 * (size + 2), i % 2 * (size + 2)]
     is_green = corner[1] > corner[0]
     assert is_green == (sample['label'] == sample['output'])
+
+
+@pytest.mark.parametrize('settings', [{'mean': 0.3, 'std': 0.2}, {'mean': (0.3,), 'std': [0.2]}])
+def test_classified_images_are_those_of_the_source(settings):
+  task = dataclasses.replace(image_task(), **settings)
+  result = ClassifiedImages(num_examples=2)(evaluated(task, vision_model()))
+  (image,) = result.images.values()
+  size = (image.shape[1] - 2) // 2
+  middle = image[size // 2, size + 2 + size // 2]
+  np.testing.assert_allclose(middle, ROWS[5]['image'][0, 0], atol=1)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from t2x.data.sources.factbook import FactbookSpans
 from t2x.data.sources.fashion_mnist import FashionMNIST
 from t2x.data.sources.fields import Joined, Prefixed
 from t2x.data.sources.files import CSV, TSV, JsonLines, TextFiles
+from t2x.data.sources.held_out import HeldOut
 from t2x.data.sources.hub_dataset import HubDataset
 from t2x.data.sources.image_folder import ImageFolder
 from t2x.data.sources.libreoffice import LibreOfficeHelp
@@ -30,6 +31,7 @@ __all__ = [
   'Example',
   'FactbookSpans',
   'FashionMNIST',
+  'HeldOut',
   'HubDataset',
   'ImageFolder',
   'Joined',

@@ -13,44 +13,16 @@ import numpy as np
 from t2x.data.near_duplicates import near_duplicates
 from t2x.data.ngrams import joined_text
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
-from t2x.data.sources.base import Example, Examples, Source, label_values, require_split
+from t2x.data.sources.base import Example, Source, require_split
+from t2x.data.sources.subset import Selected
 from t2x.ranges import NonEmpty, Range, Size, Text
 
 log = logging.getLogger('t2x')
 
 # Increment when the same source has other duplicates.
-VERSION = 1
+VERSION = 2
 # Number of pairs of duplicates in info.json.
 PAIRS = 100
-
-
-class Selected(Examples):
-  """The examples at increasing indices."""
-
-  def __init__(self, examples: Sequence[Example], indices: np.ndarray):
-    self.examples, self.indices = examples, indices
-
-  def __len__(self) -> int:
-    return len(self.indices)
-
-  def __getitem__(self, index):
-    """Returns the example at `index`; a negative index counts from the end."""
-    if not -len(self) <= index < len(self):
-      raise IndexError(f'example {index} is out of range: there are {len(self)} examples')
-    return self.examples[int(self.indices[index])]
-
-  def __iter__(self) -> Iterator[Example]:
-    # Iteration over all examples lets a source read many at once.
-    following = iter(self.indices)
-    index = next(following, None)
-    for i, example in enumerate(self.examples):
-      if i == index:
-        yield example
-        index = next(following, None)
-
-  def label_values(self):
-    """Returns the label values of the entire source; the examples may lack some."""
-    return label_values(self.examples)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,7 +62,7 @@ class Deduplicated(Source):
     examples = self.source.load(split)
     if split != self.split:
       return examples
-    return Selected(examples, np.load(self._prepared() / 'kept.npy', mmap_mode='r'))
+    return Selected(examples, self._prepared() / 'kept')
 
   def fingerprint(self) -> str:
     """Identifies the source and the settings."""
@@ -123,7 +95,7 @@ class Deduplicated(Source):
 
     similar = near_duplicates(texts(), self.ngram, self.threshold, folder)
     kept, omitted = np.flatnonzero(similar < 0), np.flatnonzero(similar >= 0)
-    np.save(folder / 'kept.npy', kept)
+    kept.astype('<i8').tofile(folder / 'kept')
     info = {
       'examples': len(similar),
       'kept': len(kept),

@@ -12,7 +12,7 @@ from t2x.data.prepared_folders import cache_folder, fingerprint
 from t2x.data.sources.base import Example, with_progress
 from t2x.data.sources.built import BuiltSource
 from t2x.data.sources.digests import content_digest
-from t2x.data.sources.fetched import split_of
+from t2x.data.sources.held_out import split_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import UInt8
 
+from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Examples, Source, label_values
 from t2x.ranges import Size
@@ -23,7 +23,9 @@ class Images(Examples):
   def __getitem__(self, index):
     """Returns the example at `index`, its `image` uint8 [height, width, channels]."""
     example = self.examples[index]
-    return example | {'image': resize(example['image'], self.height, self.width)}
+    # In floats, so that only the result is rounded.
+    image = resize(example['image'].astype(np.float32), self.height, self.width)
+    return example | {'image': np.rint(image).astype(np.uint8)}
 
   def label_values(self):
     """Returns the label values of the source."""
@@ -32,7 +34,9 @@ class Images(Examples):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resized(Source):
-  """The examples of a source, with `image` resized bilinearly.
+  """The examples of a source, with `image` resized bilinearly, with antialiasing if it is reduced.
+
+  Changes the proportions of images that have others; `CentralCrop` keeps them.
 
   Attributes:
     source: source whose examples have `image` uint8 [old height, old width, channels].
@@ -53,25 +57,5 @@ class Resized(Source):
     return Images(self.source.load(split), self.height, self.width)
 
   def fingerprint(self) -> str:
-    """Identifies the source and the size."""
-    return fingerprint('Resized', self.source.fingerprint(), self.height, self.width)
-
-
-def resize(
-  image: UInt8[np.ndarray, 'old_height old_width channels'], height: int, width: int
-) -> UInt8[np.ndarray, 'height width channels']:
-  """Interpolates bilinearly between pixel centres; beyond them, border pixels are repeated.
-
-  No filter is applied when an image is reduced: reduce it by large factors in several steps.
-  """
-  from PIL import Image
-
-  # Pillow's `resize` would filter. In floats, because Pillow truncates bytes instead of rounding.
-  matrix = (image.shape[1] / width, 0, 0, 0, image.shape[0] / height, 0)
-  channels = [
-    Image.fromarray(channel).transform(
-      (width, height), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
-    )
-    for channel in np.moveaxis(image.astype(np.float32), -1, 0)
-  ]
-  return np.rint(np.dstack([np.asarray(channel) for channel in channels])).astype(np.uint8)
+    """Identifies the source, the size and the filter."""
+    return fingerprint('Resized, antialiased', self.source.fingerprint(), self.height, self.width)

@@ -9,7 +9,8 @@ from typing import Annotated
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
 from t2x.data.sources.digests import digest_of
-from t2x.data.sources.fetched import SPLITS, find_data, split_of
+from t2x.data.sources.fetched import find_data
+from t2x.data.sources.held_out import SPLITS, split_of
 from t2x.errors import UserError
 from t2x.ranges import Fraction, NonEmpty, Text
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Example, Source, require_split
-from t2x.data.sources.fetched import split_of
+from t2x.data.sources.held_out import split_of
 from t2x.errors import UserError
 
 # Third-party code, tests (large and repetitive) and generated files.

@@ -1,8 +1,12 @@
-"""A subset of another source's examples."""
+"""Subsets of another source's examples."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
+
+import numpy as np
 
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import BulkExamples, Example, Source, label_values, read_at
@@ -31,6 +35,32 @@ class Spread(BulkExamples):
 
   def label_values(self):
     """Returns the label values of the entire source; the subset may lack some."""
+    return label_values(self.examples)
+
+
+class Selected(BulkExamples):
+  """The examples at the ascending indices in a file of int64, which is memory-mapped."""
+
+  def __init__(self, examples: Sequence[Example], path: Path):
+    self.examples, self.path = examples, path
+
+  def __reduce__(self):
+    return type(self), (self.examples, self.path)
+
+  @functools.cached_property
+  def indices(self) -> np.ndarray:
+    """The indices, ascending."""
+    return np.asarray(np.memmap(self.path, '<i8', 'r'))
+
+  def __len__(self) -> int:
+    return len(self.indices)
+
+  def read(self, indices):
+    """Returns selected examples."""
+    return read_at(self.examples, self.indices[list(indices)].tolist())
+
+  def label_values(self):
+    """Returns the label values of all examples; the selection may lack some."""
     return label_values(self.examples)
 
 

@@ -16,7 +16,7 @@ from t2x.data.sources import (
   name_spans,
   parts_of_speech,
 )
-from t2x.data.sources.fetched import split_of
+from t2x.data.sources.held_out import split_of
 from t2x.data.sources.sentiment import FILES
 
 

@@ -1,0 +1,133 @@
+"""Image classification: photographs of any size, statistics of channels."""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from t2x.cli import main
+from t2x.config import problem
+from t2x.data import (
+  Batches,
+  CentralCrop,
+  Chain,
+  CropAndResize,
+  Digits,
+  PrepareImage,
+  RandAugment,
+  RandomResizedCrop,
+  Source,
+)
+from t2x.errors import UserError
+from t2x.tasks import ImageClassification
+
+PHOTOGRAPHS = """
+Experiment.task = @ImageClassification()
+ImageClassification:
+  source = @Digits()
+  image_shape = (6, 6, 1)
+  num_classes = 10
+  train_crop = @RandomResizedCrop()
+  eval_crop = @CentralCrop()
+  mean = [0.3]
+  std = (0.4,)
+RandomResizedCrop.area = (0.25, 1.0)
+CentralCrop.fraction = 1.0
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Photographs(Source):
+  """Random images of different sizes, dark in the first channel."""
+
+  def splits(self):
+    return ('train', 'test')
+
+  def load(self, split):
+    draw = np.random.default_rng(3)
+    sizes = draw.integers(9, 60, (12, 2))
+    images = [draw.integers(0, 256, (*size, 3)).astype(np.uint8) for size in sizes]
+    return [{'image': image // np.uint8([4, 1, 1]), 'label': i} for i, image in enumerate(images)]
+
+  def fingerprint(self):
+    return 'photographs'
+
+
+TASK = ImageClassification(
+  source=Photographs(),
+  image_shape=(8, 6, 3),
+  num_classes=12,
+  train_crop=RandomResizedCrop(area=(0.3, 1.0)),
+  eval_crop=CentralCrop(),
+  flip=True,
+)
+
+
+def test_crops_give_images_of_any_size_the_shape_of_the_model():
+  for train, split in ((True, 'train'), (False, 'test')):
+    rows, transform = TASK.rows(split), TASK.transform(train=train)
+    batch = Batches(rows, transform, batch_size=12, seed=0, shuffle=False)[0]
+    spec = TASK.spec(12)
+    assert {name: array.shape for name, array in batch.items()} == {
+      name: field.shape for name, field in spec.items()
+    }
+  expected = CropAndResize(CentralCrop(), 8, 6)(rows[3], np.random.default_rng())['image']
+  np.testing.assert_allclose(batch['image'][3], expected / 127.5 - 1, atol=1e-6)
+
+
+def test_augmentations_follow_the_crop():
+  task = dataclasses.replace(TASK, augmentation=RandAugment(), crop_padding=1)
+  prepare = PrepareImage(crop_padding=1, flip=True)
+  crop = CropAndResize(TASK.train_crop, 8, 6)
+  assert task.transform(train=True) == Chain((crop, RandAugment(), prepare))
+  assert task.transform(train=False) == Chain((CropAndResize(CentralCrop(), 8, 6), PrepareImage()))
+
+
+def test_statistics_as_settings_standardise_each_channel():
+  said = TASK.statistics()
+  prefix, _, settings = said.partition(': ')
+  assert prefix == 'channels of 12 training images'
+  values = eval(f'dict({settings})')
+  assert values['mean'][0] == pytest.approx(0.125, abs=0.01)
+  assert values['std'] == pytest.approx((0.0724, 0.289, 0.289), abs=0.01)
+  whole = dataclasses.replace(TASK, train_crop=None, flip=False, **values)
+  prepared = [whole.transform(train=True)(r, np.random.default_rng()) for r in whole.rows('train')]
+  means = np.array([row['image'].mean((0, 1)) for row in prepared])
+  squares = np.array([(row['image'] ** 2).mean((0, 1)) for row in prepared])
+  np.testing.assert_allclose(means.mean(0), 0, atol=2e-3)
+  np.testing.assert_allclose(squares.mean(0), 1, atol=5e-3)
+  assert '5 training' in TASK.statistics(num_examples=5)
+
+
+def test_a_value_per_channel_fits_the_channels():
+  task = dataclasses.replace(TASK, mean=[0.1, 0.2, 0.3], std=(1.0, 2.0, 3.0))
+  assert hash(task) == hash(dataclasses.replace(TASK, mean=(0.1, 0.2, 0.3), std=[1.0, 2.0, 3.0]))
+  for name in ('mean', 'std'):
+    with pytest.raises(
+      UserError, match=rf'ImageClassification.{name} = .* each channel of .* = \(8, 6, 3\)'
+    ):
+      dataclasses.replace(TASK, **{name: (0.5, 0.5)})
+  find = types.SimpleNamespace().__getattribute__
+  hint = ImageClassification.__dataclass_fields__['std'].type
+  assert problem((0.5, 0.1), hint, find) is None
+  for bad in (0.0, (0.5, 0.0), ('a',)):
+    assert 'must' in problem(bad, hint, find)
+
+
+def test_crops_and_statistics_in_a_config(tmp_path, capsys):
+  file = tmp_path / 'photographs.gin'
+  file.write_text(PHOTOGRAPHS)
+  assert main(['data', 'inspect', str(file), '--batches', '1']) == 0
+  out = capsys.readouterr().out
+  assert 'image float32[8, 6, 6, 1]' in out
+  rows = Digits().load('train')
+  images = [rows[i * len(rows) // 1000]['image'] / 255 for i in range(1000)]
+  mean, std = np.mean(images), np.std(images)
+  assert f'1,000 training images: mean = ({mean:.4f},), std = ({std:.4f},)' in out
+  file.write_text(PHOTOGRAPHS.replace('std = (0.4,)', 'std = (0.4, 0.4, 0.4)'))
+  assert main(['data', 'inspect', str(file)]) == 2
+  assert (
+    'one number for each channel of ImageClassification.image_shape = (6, 6, 1)'
+    in capsys.readouterr().err
+  )
