@@ -14,6 +14,7 @@ from t2x.data import (
   BestFitDocuments,
   Bytes,
   FullRows,
+  InOrder,
   RestartPositions,
   SampledPieces,
   TextFiles,
@@ -151,7 +152,8 @@ def documents(tmp_path_factory):
   source = TextFiles(train=str(folder / 'text.txt'), per_line=True)
   task = CausalLM(source=source, tokenizer=Bytes(), length=LENGTH, packing=RestartPositions)
   task = task.bound(task.fit_tokenizer())
-  return task, Batches(task.rows('train'), batch_size=ROWS, seed=0, shuffle=False)[0]
+  rows = task.rows('train')
+  return task, Batches(rows, batch_size=ROWS, seed=0, order=InOrder(len(rows)))[0]
 
 
 def test_positions_restart_at_each_document_in_rows_of_one_segment(documents):

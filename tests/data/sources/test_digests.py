@@ -149,4 +149,4 @@ def test_a_source_without_files_has_nothing_to_verify(tmp_path, capsys):
     'ImageClassification:\n  source = @Digits()\n  image_shape = (8, 8, 1)\n  num_classes = 10\n'
   )
   assert main(['data', 'verify', str(tmp_path / 'a.gin')]) == 2
-  assert 'Digits() has no files that rows are prepared from' in capsys.readouterr().err
+  assert 'no files that rows are prepared from in Digits()' in capsys.readouterr().err
