@@ -121,9 +121,11 @@ def token_rows(
   )
 
   def encode(counts: collections.Counter[str]) -> Iterator[Item]:
-    if len(ranges) > 1:
-      return encoded.items(counts)
-    return plan.encode(enumerate(_with_progress(examples)), tokenizer, counts)
+    with _progress('preparing' if len(ranges) < 2 else 'packing', len(examples)) as update:
+      if len(ranges) < 2:
+        yield from plan.encode(_numbered(examples, update), tokenizer, counts)
+      else:
+        yield from encoded.items(counts, update)
 
   def write(temporary: Path) -> None:
     info: dict[str, Any] = {
@@ -135,7 +137,6 @@ def token_rows(
     info |= _write(encode, tokenizer, plan, temporary)
     info |= {'examples': len(examples), 'seconds': round(time.monotonic() - start, 3)}
     (temporary / 'info.json').write_text(json.dumps(info, indent=2) + '\n')
-    log.info('%s', _summary(split, info))
 
   with explain_write_errors(folder), encoded.ignore_removal():
     if len(ranges) > 1:
@@ -143,7 +144,10 @@ def token_rows(
         encode_split(encoded, workers, update)
     prepare(folder, write)
   encoded.remove()
-  return Rows(folder)
+  rows = Rows(folder)
+  # Also if another process has packed them.
+  log.info('%s', _summary(split, rows.info))
+  return rows
 
 
 def _write(
@@ -171,7 +175,7 @@ def _write(
       counts['tokens'] += sum(int(np.count_nonzero(row[segments_of(n)])) for n in plan.texts)
   capacity = counts['rows'] * sum(plan.columns[name].length for name in plan.texts)
   return {
-    **counts,
+    **{name: int(count) for name, count in counts.items()},
     'efficiency': round(counts['tokens'] / max(capacity, 1), 6),
     'vocab_size': tokenizer.vocab_size,
     'columns': record.dtype.descr,
@@ -190,13 +194,12 @@ def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
     yield lambda completed: bar.update(task, completed=completed)
 
 
-def _with_progress(examples: Sequence[Any]) -> Iterator[Any]:
-  """Yields the examples, with a progress bar."""
-  with _progress('preparing', len(examples)) as update:
-    # Iteration lets a source read many examples at once.
-    for number, example in enumerate(itertools.islice(examples, len(examples)), 1):
-      yield example
-      update(number)
+def _numbered(examples: Sequence[Any], update: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+  """Yields the examples with their numbers. Calls `update` with the number of examples."""
+  # Iteration lets a source read many examples at once.
+  for number, example in enumerate(itertools.islice(examples, len(examples))):
+    yield number, example
+    update(number + 1)
 
 
 def _summary(split: str, info: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ import random
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -115,14 +115,22 @@ class EncodedSplit:
     """Returns whether all ranges are encoded, or the rows exist."""
     return self.num_encoded() == len(self.examples)
 
-  def items(self, counts: collections.Counter[str]) -> Iterator[Item]:
-    """Yields the items of all examples in order. Adds the counts of all ranges to `counts`."""
+  def items(
+    self, counts: collections.Counter[str], update: Callable[[int], object]
+  ) -> Iterator[Item]:
+    """Yields the items of all examples in order.
+
+    Args:
+      counts: the counts of each range are added to it.
+      update: called with the number of examples whose items were read.
+    """
     for part in self.ranges:
       try:
         info = json.loads(self._path(part, 'json').read_bytes())
         counts.update(info['counts'])
         with self._path(part, 'items').open('rb') as file:
           yield from read_items(file, info['names'])
+        update(part.stop)
       except (ValueError, EOFError, KeyError) as error:
         raise UserError(f'{self._path(part, "items")} is damaged: remove {self.folder}') from error
 
@@ -150,7 +158,7 @@ class EncodedSplit:
         names = write_items(file, self.plan.encode(numbered, self.tokenizer, counts))
         file.flush()
         os.fsync(file.fileno())
-      info = json.dumps({'names': names, 'counts': counts})
+      info = json.dumps({'names': names, 'counts': {name: int(n) for name, n in counts.items()}})
       write_atomically(self._path(part, 'json'), info.encode())
       temporary.rename(self._path(part, 'items'))
     except BaseException:

@@ -77,6 +77,8 @@ class Task(abc.ABC):
   head: ClassVar[str] = 'TiedHead'
   # The unit of throughput: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
+  # Whether the processes of a run may call `rows` at the same time; they then share the work.
+  shares_preparation: ClassVar[bool] = False
   # Whether `generate` is implemented.
   answers_prompts: ClassVar[bool] = False
   # The metric that selects the best checkpoint, and whether to minimise or maximise it.
@@ -289,6 +291,7 @@ class TextTask(Task):
     return [example[name] for name in self.text_fields if name in example]
 
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
+  shares_preparation: ClassVar[bool] = True
 
   @property
   @abc.abstractmethod
