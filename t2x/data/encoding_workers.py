@@ -74,8 +74,11 @@ def encode_split(split: EncodedSplit, workers: int, update: Callable[[int], obje
     while not split.is_complete():
       for _ in split.encode_free_ranges():
         update(split.num_encoded())
+      # Other hosts may still be encoding.
+      update(split.num_encoded())
       if not split.is_complete():
         time.sleep(INTERVAL)
+    update(split.num_encoded())
 
 
 def _encode_in_workers(split: EncodedSplit, workers: int, update: Callable[[int], object]) -> None:

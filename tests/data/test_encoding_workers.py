@@ -15,7 +15,8 @@ from tiny_source import InWorkers, Texts
 
 from t2x.data import Bytes, ConcatenateAndSplit, encoding_workers, token_rows
 from t2x.data import encoded_split as encoded_module
-from t2x.data.encoding_workers import num_workers
+from t2x.data.encoded_split import EncodedSplit
+from t2x.data.encoding_workers import encode_split, num_workers
 from t2x.errors import UserError
 from t2x.files import try_lock
 
@@ -87,6 +88,18 @@ def test_rows_do_not_depend_on_the_number_of_workers(prepare, caplog):
   assert 'tokenising in 2 worker processes (to change: T2X_WORKERS)' in caplog.text
   assert 'tokenising in 4 worker processes' in caplog.text
   assert 'tokens/s' in caplog.text
+
+
+@pytest.mark.parametrize('workers', [1, 2])
+def test_progress_counts_the_examples_that_all_workers_have_encoded(tmp_path, workers):
+  examples, numbers = Texts().load('train'), []
+  ranges = encoded_module.split_into_ranges(examples)
+  split = EncodedSplit(tmp_path / 'work', tmp_path / 'rows', examples, BYTES, PLAN, ranges)
+  encode_split(split, workers, numbers.append)
+  assert numbers == sorted(numbers)
+  assert numbers[-1] == 60
+  if workers == 1:
+    assert len(set(numbers)) == len(ranges)
 
 
 def test_small_data_starts_no_process(prepare, monkeypatch):
