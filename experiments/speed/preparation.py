@@ -6,12 +6,14 @@ python experiments/speed/preparation.py --megabytes 2000 --workers 4           #
 Each preparation runs in a new process with an empty cache, and each reading in a new process. Memory in MB, highest of
 samples taken every 0.2 s: `main` and `worker` are the allocated memory (anonymous pages) of the main process and of the
 largest worker, `RSS` and `PSS` the sums over all processes. They include pages of memory-mapped files, which the system
-can evict; PSS counts a page of several processes once.
+can evict; PSS counts a page of several processes once. `main CPU` and `workers CPU` are CPU seconds, which depend less on
+the load than `seconds`: workers divide theirs among them, the main process packs.
 """
 
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -66,21 +68,24 @@ def tokenizer_of(folder: Path, kind: str) -> Any:
   )
 
 
-def prepared(folder: Path, kind: str) -> tuple[Any, float]:
-  """Returns the rows of the text in a folder, and the seconds of their preparation."""
+def prepared(folder: Path, kind: str) -> tuple[Any, float, float]:
+  """Returns the rows of the text in a folder; seconds and this process's CPU seconds of their preparation."""
   from t2x.data import ConcatenateAndSplit, token_rows
 
   tokenizer, plan = tokenizer_of(folder, kind), ConcatenateAndSplit(LENGTH)
-  began = time.perf_counter()
+  began, cpu = time.perf_counter(), time.process_time()
   rows = token_rows(source_of(folder), 'train', tokenizer, plan, folder / 'cache')
-  return rows, time.perf_counter() - began
+  return rows, time.perf_counter() - began, time.process_time() - cpu
 
 
 def prepare(folder: Path, kind: str) -> dict:
   """Returns the rate of the preparation with $T2X_WORKERS workers."""
-  rows, seconds = prepared(folder, kind)
+  rows, seconds, cpu = prepared(folder, kind)
+  children = resource.getrusage(resource.RUSAGE_CHILDREN)
   return {
     'seconds': round(seconds, 1),
+    'main CPU': round(cpu, 1),
+    'workers CPU': round(children.ru_utime + children.ru_stime, 1),
     'MB/s': round(rows.info['bytes'] / 1e6 / seconds, 2),
     'tokens/s': round(rows.info['tokens'] / seconds),
   }
@@ -90,7 +95,7 @@ def read(folder: Path, kind: str, workers: int, batches: int) -> dict:
   """Returns the rate at which shuffled batches of prepared rows are read by loader workers."""
   from t2x.data import Batches, prefetch
 
-  rows, _ = prepared(folder, kind)
+  rows, _, _ = prepared(folder, kind)
   stream = prefetch(
     Batches(rows, batch_size=BATCH_SIZE, seed=0), 0, batches + 2 * (workers or 1), workers
   )

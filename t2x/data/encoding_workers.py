@@ -169,20 +169,20 @@ def work() -> None:
   # Libraries may print to stdout.
   channel = os.fdopen(os.dup(1), 'w')
   os.dup2(2, 1)
-  stdin = sys.stdin.buffer
-  job = stdin.read(int.from_bytes(stdin.read(8), 'big'))
-  threading.Thread(target=_exit_with_parent, daemon=True).start()
-  json.dump(_encode(job), channel)
+  json.dump(_encode(), channel)
   channel.flush()
   # Skips the wait for the thread, which holds the lock of stdin.
   os._exit(0)
 
 
-def _encode(job: bytes) -> dict[str, str]:
+def _encode() -> dict[str, str]:
+  """Reads a split from stdin and encodes its free ranges. Returns the error, if any."""
+  stdin = sys.stdin.buffer
   try:
-    split: EncodedSplit = pickle.loads(job)
+    split: EncodedSplit = pickle.loads(stdin.read(int.from_bytes(stdin.read(8), 'big')))
   except Exception as error:
     return {'unreadable': f'cannot be read by another process ({error_line(error)})'}
+  threading.Thread(target=_exit_with_parent, daemon=True).start()
   try:
     collections.deque(split.encode_free_ranges(), maxlen=0)
     return {}
