@@ -1,7 +1,7 @@
 """Rate and memory of the preparation of generated text, and of reading batches of it, by size and number of workers.
 
 python experiments/speed/preparation.py                                        # 50 MB, 1, 2 and 4 workers
-python experiments/speed/preparation.py --megabytes 2000 --workers 4           # needs 7 GB of disk
+python experiments/speed/preparation.py --megabytes 2000 --workers 4           # rows take 4 bytes per token
 
 Each preparation runs in a new process with an empty cache, and each reading in a new process. Memory in MB, highest of
 samples taken every 0.2 s: `main` and `worker` are the allocated memory (anonymous pages) of the main process and of the
