@@ -53,6 +53,23 @@ def file_lock(path: Path, busy: Callable[[], None]) -> Iterator[None]:
     yield
 
 
+@contextlib.contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+  """Holds a file lock if no other process does; yields False otherwise.
+
+  Yields True without a lock on a file system without locks.
+  """
+  with path.open('w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      yield False
+      return
+    except OSError:
+      pass
+    yield True
+
+
 def _lock_soon(file: IO[str]) -> None:
   """Locks a file; raises BlockingIOError if another process holds the lock for longer than `is_locked` does."""
   for pause in (0.02, 0.1, 0.3):

@@ -1,10 +1,11 @@
 """Files that several write at once are whole."""
 
+import errno
 import threading
 
 import pytest
 
-from t2x.files import write_atomically
+from t2x.files import try_lock, write_atomically
 
 
 def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
@@ -40,3 +41,17 @@ def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
     write_atomically(path, b'new')
   assert [one.name for one in tmp_path.iterdir()] == ['file']
   assert path.read_bytes() == b'old'
+
+
+def test_a_lock_is_held_by_one_at_a_time(tmp_path, monkeypatch):
+  path = tmp_path / 'lock'
+  for _ in range(2):
+    with try_lock(path) as first, try_lock(path) as second:
+      assert (first, second) == (True, False)
+
+  def flock(*_):
+    raise OSError(errno.ENOLCK, 'No locks available')
+
+  monkeypatch.setattr('t2x.files.fcntl.flock', flock)
+  with try_lock(path) as first, try_lock(path) as second:
+    assert (first, second) == (True, True)

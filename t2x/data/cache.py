@@ -5,22 +5,25 @@ folder named by the fingerprint of the source, the split, the tokenizer and the 
 """
 
 import collections
+import contextlib
 import functools
 import itertools
 import json
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from t2x.data.encoded_split import EncodedSplit, split_into_ranges
+from t2x.data.encoding_workers import encode_split, num_workers
 from t2x.data.packing import add_positions
-from t2x.data.plans import Plan, segments_of
-from t2x.data.prepared_folders import cache_folder, fingerprint, prepare
+from t2x.data.plans import Item, Plan, segments_of
+from t2x.data.prepared_folders import cache_folder, explain_write_errors, fingerprint, prepare
 from t2x.data.tokenizers import Tokenizer
 from t2x.errors import UserError
 from t2x.terminal import console
@@ -109,23 +112,62 @@ def token_rows(
   """
   key = fingerprint(source.fingerprint(), split, tokenizer.fingerprint, plan, CONTENT)
   folder = (cache or cache_folder()) / 'rows' / f'{key}-{LAYOUT}'
+  if folder.exists():
+    return Rows(folder)
+  workers, examples, start = num_workers(), source.load(split), time.monotonic()
+  ranges = split_into_ranges(examples)
+  encoded = EncodedSplit(
+    folder.with_name(f'{folder.name}.ranges'), folder, examples, tokenizer, plan, ranges
+  )
+
+  def encode(counts: collections.Counter[str]) -> Iterator[Item]:
+    with _progress('preparing' if len(ranges) < 2 else 'packing', len(examples)) as update:
+      if len(ranges) < 2:
+        yield from plan.encode(_numbered(examples, update), tokenizer, counts)
+      else:
+        yield from encoded.items(counts, update)
 
   def write(temporary: Path) -> None:
-    info = {'fingerprint': key, 'source': repr(source), 'split': split, 'plan': repr(plan)}
-    info |= _write(source.load(split), tokenizer, plan, temporary)
+    info: dict[str, Any] = {
+      'fingerprint': key,
+      'source': repr(source),
+      'split': split,
+      'plan': repr(plan),
+    }
+    info |= _write(encode, tokenizer, plan, temporary)
+    info |= {'examples': len(examples), 'seconds': round(time.monotonic() - start, 3)}
     (temporary / 'info.json').write_text(json.dumps(info, indent=2) + '\n')
-    log.info('%s', _summary(split, info))
 
-  prepare(folder, write)
-  return Rows(folder)
+  with explain_write_errors(folder), encoded.ignore_removal():
+    if len(ranges) > 1:
+      with _progress('tokenising', len(examples)) as update:
+        encode_split(encoded, workers, update)
+    prepare(folder, write)
+  encoded.remove()
+  rows = Rows(folder)
+  # Also if another process has packed them.
+  log.info('%s', _summary(split, rows.info))
+  return rows
 
 
-def _write(examples: Sequence[Any], tokenizer: Tokenizer, plan: Plan, folder: Path) -> dict:
-  """Writes the file of rows. Returns the statistics for info.json."""
-  counts, start = collections.Counter[str](rows=0, tokens=0), time.monotonic()
+def _write(
+  encode: Callable[[collections.Counter[str]], Iterable[Item]],
+  tokenizer: Tokenizer,
+  plan: Plan,
+  folder: Path,
+) -> dict:
+  """Writes the file of rows. Returns the statistics for info.json.
+
+  Args:
+    encode: returns the items of all examples and adds to the counts while they are read.
+    tokenizer: the tokenizer of the items.
+    plan: packs the items.
+    folder: folder of the file.
+  """
+  counts = collections.Counter[str](rows=0, tokens=0)
   record = np.zeros((), plan.dtype(tokenizer.vocab_size))
   with (folder / FILE).open('wb') as file:
-    for row in plan.rows(_with_progress(examples), tokenizer, counts):
+    for row in plan.pack(encode(counts), tokenizer, counts):
       for name in plan.columns:
         record[name] = row[name]
       file.write(record.tobytes())
@@ -133,27 +175,31 @@ def _write(examples: Sequence[Any], tokenizer: Tokenizer, plan: Plan, folder: Pa
       counts['tokens'] += sum(int(np.count_nonzero(row[segments_of(n)])) for n in plan.texts)
   capacity = counts['rows'] * sum(plan.columns[name].length for name in plan.texts)
   return {
-    **counts,
-    'examples': len(examples),
+    **{name: int(count) for name, count in counts.items()},
     'efficiency': round(counts['tokens'] / max(capacity, 1), 6),
-    'seconds': round(time.monotonic() - start, 3),
     'vocab_size': tokenizer.vocab_size,
     'columns': record.dtype.descr,
     'positions': plan.texts if plan.positions else [],
   }
 
 
-def _with_progress(examples: Sequence[Any]) -> Iterator[Any]:
-  """Yields the examples, with a progress bar if stderr is a terminal."""
-  columns = (TextColumn('preparing'), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+@contextlib.contextmanager
+def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
+  """Shows a progress bar if stderr is a terminal. Yields a function that sets the completed number."""
+  columns = (TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
   with Progress(
     *columns, console=console(), transient=True, disable=not sys.stderr.isatty()
   ) as bar:
-    task = bar.add_task('preparing', total=len(examples))
-    # Iteration lets a source read many examples at once.
-    for example in itertools.islice(examples, len(examples)):
-      yield example
-      bar.advance(task)
+    task = bar.add_task(description, total=total)
+    yield lambda completed: bar.update(task, completed=completed)
+
+
+def _numbered(examples: Sequence[Any], update: Callable[[int], None]) -> Iterator[tuple[int, Any]]:
+  """Yields the examples with their numbers. Calls `update` with the number of examples."""
+  # Iteration lets a source read many examples at once.
+  for number, example in enumerate(itertools.islice(examples, len(examples))):
+    yield number, example
+    update(number + 1)
 
 
 def _summary(split: str, info: Mapping[str, Any]) -> str:
@@ -161,7 +207,8 @@ def _summary(split: str, info: Mapping[str, Any]) -> str:
   size = f'{info["bytes"] / 1e6:.1f} MB of text, ' if 'bytes' in info else ''
   line = (
     f'prepared {split}: {info["examples"]:,} examples, {size}{info["tokens"]:,} tokens in '
-    f'{info["rows"]:,} rows ({1 - info["efficiency"]:.1%} padding), {info["seconds"]:.1f} s'
+    f'{info["rows"]:,} rows ({1 - info["efficiency"]:.1%} padding), {info["seconds"]:.1f} s '
+    f'({info["tokens"] / max(info["seconds"], 1e-3):,.0f} tokens/s)'
   )
   reasons = {
     'empty': 'empty',

@@ -108,11 +108,11 @@ class LabelledTexts(LabelledPlan):
     """Adds a label per row."""
     return super().columns | {'label': Column(1, np.int32), 'weight': Column(1, np.uint8)}
 
-  def rows(self, examples, tokenizer, counts):
+  def encode(self, examples, tokenizer, counts):
     """Yields one row per example."""
     ids, pair = label_ids(self.labels), len(self.fields) == 2
     room = self.room(tokenizer, pair)
-    for number, example in enumerate(examples):
+    for number, example in examples:
       texts = [tokenizer.locate(text_of(example, field, number)) for field in self.fields]
       counts['cut'] += sum(map(len, texts)) > room
       label = _label_id(ids, example.get('label'), number)
@@ -149,10 +149,10 @@ class LabelledWords(LabelledPlan):
     added = {'word_positions': small, 'word_labels': np.uint16, 'word_weights': np.uint8}
     return super().columns | {name: Column(self.length, dtype) for name, dtype in added.items()}
 
-  def rows(self, examples, tokenizer, counts):
+  def encode(self, examples, tokenizer, counts):
     """Yields one row for each part of a sentence that fits in a row."""
     ids, room = label_ids(self.labels), self.room(tokenizer)
-    for number, example in enumerate(examples):
+    for number, example in examples:
       words, labels = _words_of(example, number)
       if not words:
         counts['empty'] += 1

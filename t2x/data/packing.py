@@ -70,25 +70,24 @@ class PackingPlan(Plan):
       columns[segments_of(name)] = Column(length, np.uint16 if length < 1 << 16 else np.int32)
     return columns
 
-  def rows(self, examples, tokenizer, counts):
-    """Tokenises and packs the examples. Also adds `bytes` (of UTF-8 text) to the counts."""
-    counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
-    return self.pack(self._tokenise(examples, tokenizer, counts), tokenizer, counts)
-
   @abc.abstractmethod
   def pack(
     self, examples: Iterable[Ids], special: SpecialIds, counts: collections.Counter[str]
   ) -> Iterator[Row]:
     """Yields the rows. Adds `empty`, `dropped` and `cut` examples and `cut_tokens` to `counts`."""
 
-  def _tokenise(
+  def encode(
     self, examples: Examples, tokenizer: Tokenizer, counts: collections.Counter[str]
   ) -> Iterator[Ids]:
-    """Yields the ids of each example's fields; encodes many examples at once."""
+    """Yields the ids of each example's fields; encodes many examples at once.
+
+    Also adds `bytes` (of UTF-8 text) to the counts.
+    """
+    counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
     waiting: dict[str, list[str]] = {field: [] for field in self.fields}
     size = 0
 
-    def encode() -> Iterator[Ids]:
+    def encode_waiting() -> Iterator[Ids]:
       sides = [tokenizer.target if field == 'target' else tokenizer for field in waiting]
       columns = [
         side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
@@ -96,16 +95,16 @@ class PackingPlan(Plan):
       for ids in zip(*columns, strict=True):
         yield {field: np.array(side, np.int32) for field, side in zip(waiting, ids, strict=True)}
 
-    for number, example in enumerate(examples):
+    for number, example in examples:
       for field in self.fields:
         text = text_of(example, field, number)
         counts['bytes'] += len(text.encode())
         size += len(text)
         waiting[field].append(text)
       if size >= BATCH:
-        yield from encode()
+        yield from encode_waiting()
         waiting, size = {field: [] for field in self.fields}, 0
-    yield from encode()
+    yield from encode_waiting()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,11 +7,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from t2x.data.tokenizers import Tokenizer
+from t2x.data.tokenizers import SpecialIds, Tokenizer
 from t2x.errors import UserError
 
 Row = dict[str, Any]
-Examples = Iterable[Mapping[str, Any]]
+# Examples with their numbers in the split.
+Examples = Iterable[tuple[int, Mapping[str, Any]]]
+# The values of an encoded example, or of a part of it, by name: integers or arrays [values].
+Item = dict[str, Any]
 
 
 class Column(NamedTuple):
@@ -22,7 +25,11 @@ class Column(NamedTuple):
 
 
 class Plan(abc.ABC):
-  """Converts examples to rows of one shape. Its `repr` is part of the cache's fingerprint."""
+  """Converts examples to rows of one shape. Its `repr` is part of the cache's fingerprint.
+
+  `encode` takes most of the time; several processes encode different examples. `pack` then reads
+  all items in the order of the examples, in one process.
+  """
 
   # True if, for any data, every row is one segment without padding: models then need no segments.
   one_segment: ClassVar[bool] = False
@@ -35,10 +42,28 @@ class Plan(abc.ABC):
     """Name -> length and type. Every column of token ids has a column of segments."""
 
   @abc.abstractmethod
-  def rows(
+  def encode(
     self, examples: Examples, tokenizer: Tokenizer, counts: collections.Counter[str]
+  ) -> Iterator[Item]:
+    """Yields items while it reads the examples, each of which is encoded independently of the others.
+
+    Adds counts such as `cut` examples to `counts`. Every item has the same names.
+    """
+
+  def pack(
+    self, items: Iterable[Item], special: SpecialIds, counts: collections.Counter[str]
+  ) -> Iterator[Row]:
+    """Yields the rows of the items of all examples. Adds to `counts`."""
+    yield from items
+
+  def rows(
+    self,
+    examples: Iterable[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    counts: collections.Counter[str],
   ) -> Iterator[Row]:
     """Yields rows while it reads the examples. Adds counts such as `cut` examples to `counts`."""
+    return self.pack(self.encode(enumerate(examples), tokenizer, counts), tokenizer, counts)
 
   @property
   def texts(self) -> list[str]:

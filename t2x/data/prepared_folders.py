@@ -88,7 +88,7 @@ def prepare(folder: Path, write: Callable[[Path], object]) -> None:
   """
   if folder.exists():
     return
-  with _explain_write_errors(folder):
+  with explain_write_errors(folder):
     folder.parent.mkdir(parents=True, exist_ok=True)
     with file_lock(
       folder.with_name(f'{folder.name}.lock'),
@@ -158,7 +158,8 @@ def _remove_leftovers(parent: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explain_write_errors(folder: Path) -> Iterator[None]:
+def explain_write_errors(folder: Path) -> Iterator[None]:
+  """Converts errors of a full or read-only disk to UserErrors that advise to set T2X_CACHE."""
   try:
     yield
   except (OSError, RuntimeError) as error:

@@ -50,12 +50,12 @@ class SpanWindows(LabelledPlan):
       | {name: Column(1, dtype) for name, dtype in by_window.items()}
     )
 
-  def rows(self, examples, tokenizer, counts):
+  def encode(self, examples, tokenizer, counts):
     """Yields at least one row per example. Examples with several rows count as `windowed`."""
     room = self.room(tokenizer, pair=True)
     _check_class_token(tokenizer)
     cached = ('', Located(np.zeros(0, np.int32), np.zeros((0, 2), np.int32)))
-    for number, example in enumerate(examples):
+    for number, example in examples:
       question = tokenizer.locate(text_of(example, 'question', number))[: self.question_length]
       if len(question) >= room:
         raise UserError(

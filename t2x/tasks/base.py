@@ -86,6 +86,8 @@ class Task(abc.ABC):
   head: ClassVar[str] = 'TiedHead'
   # The unit of throughput: 'tokens' or 'examples'.
   unit: ClassVar[str] = 'tokens'
+  # Whether the processes of a run may call `rows` at the same time; they then share the work.
+  shares_preparation: ClassVar[bool] = False
   # Whether `generate` is implemented.
   answers_prompts: ClassVar[bool] = False
   # Whether the rows are token ids of a tokenizer.
@@ -369,6 +371,7 @@ class TextTask(Task):
     return {name: example[name] for name in self.text_fields if name in example}
 
   text_fields: ClassVar[tuple[str, ...]] = ('text',)
+  shares_preparation: ClassVar[bool] = True
 
   @property
   @abc.abstractmethod

@@ -67,14 +67,23 @@ class Inference:
     return self.experiment.evaluated_task()
 
   def rows(self, split: str, task: Task | None = None) -> Any:
-    """Returns the prepared rows of a split, which the first process prepares and caches.
+    """Returns the prepared rows of a split, which are prepared at first use and cached.
+
+    The first process prepares them, or all processes together if the task shares its preparation.
 
     Args:
       split: name of the split.
       task: None for the task of the experiment.
     """
+    task = task or self.task
     with self.processes.process_zero_first():
-      return (task or self.task).rows(split)
+      if not task.shares_preparation:
+        return task.rows(split)
+      # A source may download its data when it is first used.
+      task.check_split(split)
+      for part in task.parts.values():
+        part.source.fingerprint()
+    return task.rows(split)
 
   def evaluation_batches(self, rows: Any, task: Task) -> Sequence[dict[str, np.ndarray]]:
     """Returns this process's part of batches that contain every row once."""

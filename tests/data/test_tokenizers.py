@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from t2x.data import BPE, Bytes, Characters, SentencePiece, WordPiece, load_tokenizer
 from t2x.data.text_sample import sample
+from t2x.data.tokenizers.base import num_threads
 from t2x.errors import UserError
 
 
@@ -47,6 +48,16 @@ def test_code_comes_back_unchanged(config_and_tokenizer, library):
   for text in library:
     assert tokenizer.decode(tokenizer.encode(text)) == text
   assert tokenizer.encode_batch(library) == [tokenizer.encode(text) for text in library]
+
+
+def test_workers_can_limit_the_threads(monkeypatch):
+  monkeypatch.setattr('os.cpu_count', lambda: 7)
+  for value, threads in ((None, 7), ('3', 3), ('0', 7), ('many', 7)):
+    if value is None:
+      monkeypatch.delenv('RAYON_NUM_THREADS', raising=False)
+    else:
+      monkeypatch.setenv('RAYON_NUM_THREADS', value)
+    assert num_threads() == threads
 
 
 AWKWARD = '\t\n\r  \u2581\u2585\u2047\0\x05 ab<mask><pad><0x0A>\u00e9\u4e2d\U0001f600'

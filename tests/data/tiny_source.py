@@ -64,3 +64,52 @@ class Places:
       heaps = [line.split()[0].split('-') for line in file if line.endswith('[heap]\n')]
     on_heap = any(int(start, 16) <= place < int(stop, 16) for start, stop in heaps)
     return {'on_heap': np.array(on_heap)}
+
+
+@dataclasses.dataclass(frozen=True)
+class InWorkers:
+  """`Texts` whose 50th example does something in processes other than `main`; see `_act`."""
+
+  action: str
+  main: int
+  place: str = ''
+
+  def fingerprint(self):
+    return Texts().fingerprint()
+
+  def load(self, split):
+    return _InWorkersExamples(self)
+
+
+class _InWorkersExamples(_Examples):
+  def __init__(self, source):
+    object.__setattr__(self, 'source', source)
+
+  def __len__(self):
+    return 60
+
+  def __getitem__(self, i):
+    source = self.source
+    if i == 50 and os.getpid() != source.main:
+      _act(source.action, source.place)
+    return Texts().load('train')[i] | ({'text': 0} if i == 50 and source.action == 'bad' else {})
+
+  def __reduce__(self):
+    return (_unpickle, (self.source,)) if self.source.action == 'unpickle' else super().__reduce__()
+
+
+def _unpickle(source):
+  raise ModuleNotFoundError('no module of yours')
+
+
+def _act(action, place):
+  if action == 'die':
+    os._exit(9)
+  if action == 'raise':
+    raise ValueError('this is no good')
+  if action == 'print':
+    print('a library prints')
+  if action == 'sleep':
+    with open(place, 'a') as file:
+      file.write(f'{os.getpid()}\n')
+    time.sleep(60)

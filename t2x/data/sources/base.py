@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -53,7 +53,13 @@ class BulkExamples(Examples):
       yield from self.read(range(start, min(start + self.chunk, len(self))))
 
 
-def read_at(examples: Sequence[Example], indices: Sequence[int]) -> Iterable[Example]:
+def in_range(examples: Sequence[Any], part: range) -> Iterator[Any]:
+  """Yields the examples of a range, several read at once where the examples can."""
+  for start in range(part.start, part.stop, BulkExamples.chunk):
+    yield from read_at(examples, range(start, min(start + BulkExamples.chunk, part.stop)))
+
+
+def read_at(examples: Sequence[Any], indices: Sequence[int]) -> Iterable[Any]:
   """Returns the examples at indices, read at once where the examples can."""
   if isinstance(examples, BulkExamples):
     return examples.read(indices)

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex
@@ -362,6 +363,15 @@ def check_ids(tokenizer: Tokenizer, where: str) -> None:
         f'{where}: {role} = {i} is not in the vocabulary, which has the ids 0 to '
         f'{tokenizer.vocab_size - 1}'
       )
+
+
+def num_threads() -> int:
+  """Returns the number of threads for a batch of texts: RAYON_NUM_THREADS, or one per core.
+
+  Hugging Face's library reads the same variable.
+  """
+  value = os.environ.get('RAYON_NUM_THREADS', '')
+  return (int(value) if value.isdecimal() else 0) or os.cpu_count() or 1
 
 
 def trim_spans(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int]]) -> Located:

@@ -4,7 +4,6 @@ https://arxiv.org/abs/1508.07909) and unigram (Kudo 2018, https://arxiv.org/abs/
 import dataclasses
 import functools
 import io
-import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ import numpy as np
 import sentencepiece
 
 from t2x.data.text_sample import CHUNK, sample
-from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, trim_spans
+from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, num_threads, trim_spans
 from t2x.data.tokenizers.bpe_dropout import apply_merges
 from t2x.data.tokenizers.characters import look_up_pieces
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
@@ -51,7 +50,7 @@ class SentencePieceTokenizer(Tokenizer):
     """Encodes in one thread per core."""
     if any(SPACE in text for text in texts):
       return super().encode_batch(texts)
-    return self._processor.encode(list(texts), num_threads=os.cpu_count() or 1)
+    return self._processor.encode(list(texts), num_threads=num_threads())
 
   def sample(self, text, rate, rng):
     """Samples a segmentation.
