@@ -2,6 +2,7 @@
 
 from t2x.data.batches import Batches, Chain, InOrder, Order, evaluation_batches
 from t2x.data.best_fit import BestFitDocuments, BestFitPairs
+from t2x.data.buckets import Buckets, ByLength, CutToBucket, bucket_lengths
 from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans, FitSides
 from t2x.data.crops import CentralCrop, Crop, CropAndResize, RandomResizedCrop
@@ -90,6 +91,8 @@ __all__ = [
   'BestFitDocuments',
   'BestFitPairs',
   'BrownWords',
+  'Buckets',
+  'ByLength',
   'Bytes',
   'CentralCrop',
   'Chain',
@@ -98,6 +101,7 @@ __all__ = [
   'CorruptSpans',
   'Crop',
   'CropAndResize',
+  'CutToBucket',
   'Deduplicated',
   'Digits',
   'DocumentPlan',
@@ -153,6 +157,7 @@ __all__ = [
   'TokenizerConfig',
   'WordPiece',
   'brown_tags',
+  'bucket_lengths',
   'channel_statistics',
   'check_label',
   'evaluation_batches',

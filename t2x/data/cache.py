@@ -83,6 +83,10 @@ class Rows(Sequence):
       return add_positions(row, self._positions)
     return {name: array if len(array) > 1 else array[0] for name, array in row.items()}
 
+  def lengths(self, column: str, start: int, stop: int) -> np.ndarray:
+    """Returns the numbers of tokens without padding of a column, int64 [rows], for rows start to stop."""
+    return np.count_nonzero(self._records[segments_of(column)][start:stop], axis=1)
+
   @functools.cached_property
   def _records(self) -> np.ndarray:
     """All rows, memory-mapped."""

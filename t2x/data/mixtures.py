@@ -8,7 +8,6 @@ seed and the step. The phases spread the first rows of sources with equal weight
 
 import bisect
 import dataclasses
-import hashlib
 import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 
 from t2x.data.batches import Transform, rows_fingerprint
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.shuffling import shuffled
+from t2x.data.shuffling import seed_of, shuffled
 from t2x.errors import UserError
 from t2x.ranges import Count, Natural, NonEmpty, NonNegative, Positive, Text
 
@@ -196,7 +195,7 @@ class Interleaved:
       (step * batch_size, [_units(weights, name) for name in self.names])
       for step, weights in stages
     ]
-    self.seeds = [_seed_of(seed, name) for name in self.names]
+    self.seeds = [seed_of(seed, name) for name in self.names]
     for number, (name, size) in enumerate(zip(self.names, self.sizes, strict=True)):
       if not any(weights[number] for _, weights in self.stages):
         raise UserError(f"the weight of '{name}' is 0 in the entire mixture: remove '{name}'")
@@ -240,11 +239,17 @@ class Interleaved:
       stop = self.stages[stage + 1][0] if stage + 1 < len(self.stages) else numbers.stop
       stop = min(stop, numbers.stop)
       before = self.counts(start)
-      taken = _counts(weights, number - start)
-      for source in itertools.islice(_merged(weights, taken), stop - number):
-        yield source, before[source] + taken[source]
-        taken[source] += 1
+      for source, place in interleaved(weights, range(number - start, stop - start)):
+        yield source, before[source] + place
       number = stop
+
+
+def interleaved(weights: Sequence[int], numbers: range) -> Iterator[tuple[int, int]]:
+  """Yields (source, place within the source) of consecutive numbers of a stream with constant weights."""
+  taken = _counts(weights, numbers.start)
+  for source in itertools.islice(_merged(weights, taken), len(numbers)):
+    yield source, taken[source]
+    taken[source] += 1
 
 
 def _names(names: Mapping[str, Any]) -> str:
@@ -255,12 +260,6 @@ def _units(weights: Mapping[str, float], name: str) -> int:
   """Returns the share of a source in units; at least one for a weight above 0."""
   share = weights[name] / sum(weights.values())
   return max(round(share * _UNITS), int(share > 0))
-
-
-def _seed_of(seed: int, name: str) -> int:
-  """Returns the seed of a source, which does not depend on the other sources."""
-  digest = hashlib.sha256(f'{seed} {name}'.encode()).digest()
-  return int.from_bytes(digest[:7], 'little')
 
 
 def _phase(source: int) -> int:

@@ -5,6 +5,7 @@ Rogaway 2002, "Ciphers with Arbitrary Finite Domains"). It needs no table: any e
 is located in constant time, and the order depends neither on a buffer size nor on library versions.
 """
 
+import hashlib
 import math
 
 import numpy as np
@@ -32,6 +33,12 @@ def permute(index: np.ndarray, size: int, keys: np.ndarray) -> np.ndarray:
     result[outside] = left * side + right
     outside = outside[result[outside] >= size]
   return result.astype(np.int64)
+
+
+def seed_of(seed: int, name: str) -> int:
+  """Returns the seed of a named part of the data, which does not depend on the other parts."""
+  digest = hashlib.sha256(f'{seed} {name}'.encode()).digest()
+  return int.from_bytes(digest[:7], 'little')
 
 
 def shuffled(numbers: np.ndarray, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -114,6 +114,11 @@ class Task(abc.ABC):
     return None
 
   @property
+  def row_lengths(self) -> Sequence[int]:
+    """The lengths of rows in training, if batches differ in length; else empty."""
+    return ()
+
+  @property
   def parts(self) -> 'Mapping[str, Task]':
     """The tasks to evaluate by name: those of a mixture, else this task with the name ''."""
     return {'': self}

@@ -70,6 +70,10 @@ class Mixture(Task):
     first, first_name = self.first, next(iter(self.tasks))
     if isinstance(task, Mixture):
       raise UserError(f"Mixture.tasks['{name}'] is a mixture: list its tasks instead")
+    if task.row_lengths:
+      raise UserError(
+        f"Mixture.tasks['{name}'] has length buckets: rows of a mixture have one length"
+      )
     if type(task) is not type(first):
       raise UserError(
         f"Mixture.tasks['{name}'] is @{type(task).__name__}, but '{first_name}' is "

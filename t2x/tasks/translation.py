@@ -2,15 +2,16 @@
 https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.data import PackPairs, PairPlan
+from t2x.data import Buckets, ByLength, CutToBucket, PackPairs, PadPairs, PairPlan, bucket_lengths
 from t2x.decode import Beam, Generated, Strategy, generate
+from t2x.errors import UserError
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.ranges import Size, TunableRate
@@ -29,6 +30,9 @@ class Translation(TokenTask):
     target_length: tokens per row on the target side, including eos.
     packing: the packing of pairs, called with both lengths: `PackPairs` (first fit), `BestFitPairs`, or
       `PadPairs` (one pair per row).
+    buckets: lengths of rows in training, on both sides, in addition to the maximum lengths. Each batch has pairs of
+      one bucket and its shape, for which the step is compiled once. FLOPs and tokens with padding are
+      those of the maximum lengths. Needs `PadPairs`; empty: all rows have the maximum lengths.
     label_smoothing: label smoothing as in `cross_entropy`, in training only.
     strategy: decoding strategy of `generate` if the caller sets none.
   """
@@ -36,6 +40,7 @@ class Translation(TokenTask):
   source_length: Size
   target_length: Size
   packing: Callable[..., PairPlan] = PackPairs
+  buckets: Sequence[Size] = ()
   label_smoothing: TunableRate = 0.1
   strategy: Strategy = Beam(width=4)
 
@@ -43,6 +48,16 @@ class Translation(TokenTask):
   answers_prompts: ClassVar[bool] = True
   text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
   data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'strategy'}
+
+  def __post_init__(self):
+    if self.buckets and (not isinstance(self.plan, PadPairs) or self.pieces is not None):
+      raise UserError(
+        'Translation.buckets needs one pair per row, of constant length: set Translation.packing = @PadPairs, and '
+        'leave out Translation.pieces'
+      )
+    longest = max(self.source_length, self.target_length)
+    if self.buckets and not bucket_lengths(self.buckets, longest):
+      raise UserError(f'Translation.buckets = {list(self.buckets)}: one must be below {longest}')
 
   @property
   def default_strategy(self):
@@ -54,8 +69,29 @@ class Translation(TokenTask):
     """The packing of pairs into rows."""
     return self.packing(self.planned(self.source_length), self.planned(self.target_length))
 
+  @property
+  def _buckets(self) -> Buckets:
+    columns = {'source': self.source_length, 'target': self.target_length}
+    return Buckets(columns, bucket_lengths(self.buckets, max(columns.values())))
+
+  @property
+  def row_lengths(self):
+    """The lengths of the buckets on both sides."""
+    if not self.buckets:
+      return ()
+    buckets = self._buckets
+    return [size for number in range(len(buckets)) for size in buckets.sizes(number).values()]
+
+  def order(self, rows, batch_size, seed):
+    """Returns the order by length, if there are buckets."""
+    if not self.buckets:
+      return None
+    return ByLength(self._buckets.buckets_of(rows), batch_size, seed)
+
   def transform(self, *, train):
-    """Returns the transform that samples segmentations, if `pieces` is set."""
+    """Returns the transform that samples segmentations or cuts padding in training, or None."""
+    if self.buckets and train:
+      return CutToBucket(self._buckets)
     lengths = {'source': self.source_length, 'target': self.target_length}
     return self.resegment(lengths, train)
 

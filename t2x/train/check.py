@@ -189,6 +189,10 @@ def _check_batch(task: Task, batch: Mapping[str, np.ndarray], batch_size: int, s
   """Raises UserError if a batch does not have the shapes and dtypes of `task.spec(batch_size)`."""
   spec = {name: (field.dtype, field.shape) for name, field in task.spec(batch_size).items()}
   actual = {name: (array.dtype, array.shape) for name, array in batch.items()}
+  for name, (dtype, shape) in actual.items() if split == task.train_split else ():
+    # A batch of a bucket is shorter.
+    if len(shape) > 1 and shape[1] in task.row_lengths:
+      actual[name] = dtype, (shape[0], spec[name][1][1], *shape[2:])
   for name in sorted({*spec, *actual}):
     if actual.get(name) != spec.get(name):
       raise UserError(

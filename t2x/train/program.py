@@ -108,6 +108,9 @@ class EvalProgram:
     for part, length in row_lengths(task, shapes).items():
       name = f'a row of the {part or "model"}'
       check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
+    for length in task.row_lengths:
+      name = f'a bucket of {type(task).__name__}.buckets'
+      check_length(self.mesh, self.experiment.mesh.activation_rules, length, name)
 
   def _with_shardings(self, infos: Mapping[str, ParamInfo], tree: Any) -> Any:
     """Adds shardings to the shapes in `tree`, whose dicts have parameter names as keys."""
