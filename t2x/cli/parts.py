@@ -39,48 +39,52 @@ def run(args: argparse.Namespace) -> int:
   from t2x.config import catalogue, did_you_mean
   from t2x.errors import UserError
 
-  known = registry(args.modules)
-  interfaces = catalogue.interfaces(known)
+  parts = registry(args.modules)
+  interfaces = catalogue.interfaces(parts)
   width = shutil.get_terminal_size((100, 24)).columns
   if args.name is not None:
     refuse(args, 'has no effect with a NAME', 'markdown')
-    chosen = [one for one in interfaces if one.cls.__name__ == args.name.lstrip('@')]
-    found = known.find(args.name.lstrip('@'))
-    if not found and not chosen:
-      names = [*known.names(), *(one.cls.__name__ for one in interfaces)]
+    chosen = [
+      interface for interface in interfaces if interface.cls.__name__ == args.name.lstrip('@')
+    ]
+    matches = parts.find(args.name.lstrip('@'))
+    if not matches and not chosen:
+      names = [*parts.names(), *(interface.cls.__name__ for interface in interfaces)]
       raise UserError(
         f"no part named '{args.name}'{did_you_mean(args.name, names)}; `t2x parts` lists all"
       )
-    for one in chosen:
-      print('\n'.join(_listed(one, width)))
-    for part in found if not chosen else ():
+    for interface in chosen:
+      print('\n'.join(_listed(interface, width)))
+    for part in matches if not chosen else ():
       print('\n'.join(_described(part, interfaces, width)))
   elif args.markdown is not None:
     folder = Path(args.markdown)
     folder.mkdir(parents=True, exist_ok=True)
-    for one in interfaces:
-      (folder / f'{one.cls.__name__}.md').write_text(_page(one))
+    for interface in interfaces:
+      (folder / f'{interface.cls.__name__}.md').write_text(_page(interface))
     print(f'wrote {len(interfaces)} pages to {folder}')
   else:
-    for one in interfaces:
-      print('\n'.join([*_listed(one, width), '']))
+    for interface in interfaces:
+      print('\n'.join([*_listed(interface, width), '']))
     print('t2x parts NAME describes a part and its parameters')
   return 0
 
 
-def _places(one: Any, most: int = 4) -> str:
-  shown = ', '.join(one.places[:most])
-  return shown + (f' and {len(one.places) - most} more' if len(one.places) > most else '')
+def _places(interface: Any, most: int = 4) -> str:
+  shown = ', '.join(interface.places[:most])
+  return shown + (
+    f' and {len(interface.places) - most} more' if len(interface.places) > most else ''
+  )
 
 
-def _listed(one: Any, width: int) -> Iterator[str]:
+def _listed(interface: Any, width: int) -> Iterator[str]:
   """Yields the lines of an interface and its parts."""
   from t2x.config import catalogue
 
-  head = f'{one.cls.__name__}: {catalogue.summary(one.cls)}'
-  yield from textwrap.wrap(f'{head} Taken by {_places(one)}.', width, subsequent_indent='  ')
-  longest = max(len(part.name) for part in one.parts)
-  for part in one.parts:
+  head = f'{interface.cls.__name__}: {catalogue.summary(interface.cls)}'
+  yield from textwrap.wrap(f'{head} Taken by {_places(interface)}.', width, subsequent_indent='  ')
+  longest = max(len(part.name) for part in interface.parts)
+  for part in interface.parts:
     start = f'  {part.name:{longest}}  '
     yield _cut(start + catalogue.summary(part.obj), width)
 
@@ -94,9 +98,9 @@ def _described(part: Any, interfaces: Any, width: int) -> Iterator[str]:
   from t2x.config import catalogue
 
   yield f'@{part.name}: {part.obj.__module__}.{part.name}'
-  for one in interfaces:
-    if part in one.parts:
-      yield f'a {one.cls.__name__}, taken by {_places(one)}'
+  for interface in interfaces:
+    if part in interface.parts:
+      yield f'a {interface.cls.__name__}, taken by {_places(interface)}'
   yield ''
   yield from textwrap.wrap(catalogue.summary(part.obj), width)
   yield from catalogue.papers(part.obj)
@@ -108,19 +112,19 @@ def _described(part: Any, interfaces: Any, width: int) -> Iterator[str]:
     )
 
 
-def _page(one: Any) -> str:
+def _page(interface: Any) -> str:
   """Returns the Markdown page of an interface."""
   from t2x.config import catalogue
 
   lines = [
-    f'# {one.cls.__name__}',
+    f'# {interface.cls.__name__}',
     '',
-    catalogue.summary(one.cls),
+    catalogue.summary(interface.cls),
     '',
-    f'Taken by {_places(one, 12)}.',
+    f'Taken by {_places(interface, 12)}.',
     '',
   ]
-  for part in one.parts:
+  for part in interface.parts:
     lines += [f'## {part.name}', '', catalogue.summary(part.obj), '']
     lines += [f'Paper: <{paper}>' for paper in catalogue.papers(part.obj)]
     rows = catalogue.parameters(part)

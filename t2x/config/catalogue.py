@@ -59,11 +59,11 @@ def interfaces(registry: Registry, root: str = 'Experiment') -> list[Interface]:
         todo += fitting[slot]
   chosen: dict[Any, set[Part]] = collections.defaultdict(set)
   for part in reached:
-    # Of several interfaces, the one that fewest parts implement says most.
+    # Of several interfaces, the interface with the fewest parts is the most specific.
     candidates = sorted(
-      (len(found), cls.__name__, is_factory)
-      for (cls, is_factory), found in fitting.items()
-      if part in found
+      (len(members), cls.__name__, is_factory)
+      for (cls, is_factory), members in fitting.items()
+      if part in members
     )
     if candidates:
       name = candidates[0][1]
@@ -74,9 +74,9 @@ def interfaces(registry: Registry, root: str = 'Experiment') -> list[Interface]:
       tuple(
         sorted({place for slot, places in slots.items() if slot[0] is cls for place in places})
       ),
-      tuple(sorted(found, key=lambda part: part.name)),
+      tuple(sorted(members, key=lambda part: part.name)),
     )
-    for cls, found in sorted(chosen.items(), key=lambda item: item[0].__name__)
+    for cls, members in sorted(chosen.items(), key=lambda item: item[0].__name__)
   ]
 
 
@@ -137,18 +137,18 @@ def summary(obj: Any) -> str:
 def papers(obj: Any) -> list[str]:
   """Returns the addresses of papers in an object's documentation, or in that of its module."""
   for text in (inspect.getdoc(obj), inspect.getdoc(inspect.getmodule(obj))):
-    if found := list(dict.fromkeys(_PAPER.findall(text or ''))):
-      return found
+    if addresses := list(dict.fromkeys(_PAPER.findall(text or ''))):
+      return addresses
   return []
 
 
 def descriptions(obj: Any) -> dict[str, str]:
   """Returns parameter -> description, from the documentation of an object and its base classes."""
-  found: dict[str, str] = {}
+  entries: dict[str, str] = {}
   for owner in reversed(getattr(obj, '__mro__', (obj,))):
     for documented in (owner, vars(owner).get('__init__') if isinstance(owner, type) else None):
-      found |= _entries(inspect.cleandoc(getattr(documented, '__doc__', None) or ''))
-  return found
+      entries |= _entries(inspect.cleandoc(getattr(documented, '__doc__', None) or ''))
+  return entries
 
 
 def _entries(text: str) -> dict[str, str]:
@@ -157,9 +157,9 @@ def _entries(text: str) -> dict[str, str]:
   entries: dict[str, str] = {}
   for title, body in zip(parts[1::2], parts[2::2], strict=True):
     if title in ('Args', 'Attributes'):
-      found = _ENTRY.split(body.split('\n\n')[0])
+      fields = _ENTRY.split(body.split('\n\n')[0])
       entries |= {
-        name: ' '.join(text.split()) for name, text in zip(found[1::2], found[2::2], strict=True)
+        name: ' '.join(text.split()) for name, text in zip(fields[1::2], fields[2::2], strict=True)
       }
   return entries
 

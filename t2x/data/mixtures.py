@@ -39,7 +39,7 @@ class MixtureWeights(Protocol):
       sizes: name -> number of rows of each source.
 
     Raises:
-      UserError: the names of the weights are not those of the sources.
+      UserError: the names of the weights and of the sources differ.
     """
     ...
 
@@ -288,7 +288,7 @@ def _counts(weights: Sequence[int], number: int) -> list[int]:
 
 
 def _merged(weights: Sequence[int], taken: Sequence[int]) -> Iterator[int]:
-  """Yields the sources in the order in which their next rows are due, after those that are `taken`."""
+  """Yields the sources in the order in which their next rows are due, after the `taken` rows."""
   taken = list(taken)
   heap = [(_due(weight, i, taken[i]), i) for i, weight in enumerate(weights) if weight]
   heapq.heapify(heap)

@@ -80,20 +80,20 @@ def find_overlap(train: Iterable[str], held_out: Iterable[str], n: int) -> Overl
   for batch in hashed_batches(held_out, n):
     texts += batch.texts
     hashes += batch.split()
-  known = np.unique(np.concatenate(hashes)) if hashes else np.zeros(0, np.uint64)
-  first_example = np.full(len(known), -1)
+  unique = np.unique(np.concatenate(hashes)) if hashes else np.zeros(0, np.uint64)
+  first_example = np.full(len(unique), -1)
   first = 0
   for batch in hashed_batches(train, n):
     examples = first + np.repeat(np.arange(len(batch.texts)), batch.sizes)
     first += len(batch.texts)
-    if len(known):
-      places = np.minimum(np.searchsorted(known, batch.hashes), len(known) - 1)
-      new = np.flatnonzero((known[places] == batch.hashes) & (first_example[places] < 0))
+    if len(unique):
+      places = np.minimum(np.searchsorted(unique, batch.hashes), len(unique) - 1)
+      new = np.flatnonzero((unique[places] == batch.hashes) & (first_example[places] < 0))
       # The last value of a repeated index is assigned, which is the first example in reverse order.
       first_example[places[new[::-1]]] = examples[new[::-1]]
   matches, short = [], 0
   for i, (text, ngrams) in enumerate(zip(texts, hashes, strict=True)):
-    origins = first_example[np.searchsorted(known, ngrams)]
+    origins = first_example[np.searchsorted(unique, ngrams)]
     words = words_of(text)
     short += len(words) < n
     if (origins >= 0).any():

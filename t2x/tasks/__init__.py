@@ -1,7 +1,7 @@
 """Learning tasks: model inputs from raw examples, losses, metrics and evaluators. One file per task."""
 
 from t2x.tasks.auxiliary import Auxiliary, LanguageModelling
-from t2x.tasks.base import Task, TaskOutput, TextTask
+from t2x.tasks.base import Task, TaskOutput
 from t2x.tasks.causal_lm import CausalLM
 from t2x.tasks.distillation import DistillableTask, Distillation
 from t2x.tasks.evaluators import (
@@ -19,6 +19,7 @@ from t2x.tasks.pictures import AttentionMaps, ClassifiedImages
 from t2x.tasks.sequence_classification import SequenceClassification
 from t2x.tasks.span_corruption import SpanCorruption
 from t2x.tasks.span_prediction import SpanPrediction
+from t2x.tasks.text import TextTask
 from t2x.tasks.translation import Translation
 from t2x.tasks.word_classification import WordClassification
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from t2x.models import TextModel
 from t2x.models.losses import Sums
 from t2x.ranges import NonNegative
-from t2x.tasks.base import check_causal
+from t2x.tasks.text import check_causal
 
 
 @runtime_checkable

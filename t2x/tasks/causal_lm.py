@@ -10,9 +10,9 @@ import numpy as np
 
 from t2x.decode import Generated, Sampling, Strategy, generate
 from t2x.layers.constraints import constrain
-from t2x.tasks.base import TaskOutput, check_causal
+from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.text import JoinedDocuments, answers, check_shapes, pad_prompts
+from t2x.tasks.text import JoinedDocuments, answers, check_causal, check_shapes, pad_prompts
 
 
 def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:

@@ -14,7 +14,8 @@ from t2x.data import LabelledPlan, token_rows
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.ranges import Size
-from t2x.tasks.base import Task, TextTask
+from t2x.tasks.base import Task
+from t2x.tasks.text import TextTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ import numpy as np
 from t2x.data.sources.subset import spread
 from t2x.errors import UserError
 from t2x.ranges import Count, Text
-from t2x.tasks.base import Task, TextTask
+from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.inspection import Inspection
+from t2x.tasks.text import TextTask
 
 # Minimum width in pixels of one attention map or image; smaller ones are enlarged.
 _MIN_PIXELS = 96

@@ -12,8 +12,9 @@ from t2x.errors import UserError
 from t2x.layers import Tokens
 from t2x.models import Inputs
 from t2x.ranges import Natural, Range, Size
-from t2x.tasks.base import TaskOutput, TokenTask, check_causal
+from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
+from t2x.tasks.text import TokenTask, check_causal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

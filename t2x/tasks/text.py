@@ -1,21 +1,185 @@
-"""Helpers of text tasks: rows of concatenated documents, encoded examples, prompts and answers."""
+"""Base classes and helpers of text tasks: token rows, prediction of tokens, packed documents, prompts and answers."""
 
+import abc
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.data import ConcatenateAndSplit, DocumentPlan, Tokenizer
+from t2x.data import (
+  ConcatenateAndSplit,
+  DocumentPlan,
+  SampledPieces,
+  Tokenizer,
+  TokenizerConfig,
+  token_rows,
+)
+from t2x.data.tokenizers.base import Fitted, NoTokenizer
 from t2x.decode import Generated
 from t2x.errors import UserError
-from t2x.layers import RowLayout, Tokens
-from t2x.models import Output, TextModel
-from t2x.ranges import Size
-from t2x.tasks.base import TokenTask
+from t2x.hyperparameters import Tunable
+from t2x.layers import Causal, RowLayout, Tokens
+from t2x.models import Model, Output, TextModel
+from t2x.models.losses import Sums
+from t2x.ranges import Size, TunableNonNegative
+from t2x.tasks.base import Task
+
+
+def check_causal(model: Model, length: int, task: str) -> None:
+  """Raises UserError if a block of the model attends to later tokens.
+
+  Args:
+    model: the model or its shapes.
+    length: number of predicted tokens per row.
+    task: name of the task, for the message.
+  """
+  for pattern in model.spec.patterns:
+    if not pattern.is_causal(length):
+      raise UserError(
+        f'{task} predicts the next token, but the attention pattern {pattern} attends to later tokens: '
+        f'use {Causal() & pattern} (Decoder.pattern = @Causal() and the other pattern as Block.pattern)'
+      )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTask(Task):
+  """A task over token rows.
+
+  Attributes:
+    tokenizer: the tokenizer's settings; by default the tokenizer of the run folder, for generation.
+    pieces: samples another segmentation of the training text in each epoch; None: always the same.
+  """
+
+  tokenizer: TokenizerConfig = NoTokenizer()
+  pieces: SampledPieces | None = None
+
+  tokenizes: ClassVar[bool] = True
+  data_fields: ClassVar[frozenset[str]] = Task.data_fields | {'pieces'}
+
+  @property
+  def vocab_size(self) -> int | None:
+    """Minimum number of rows of the token embedding; None if it depends on the fitted tokenizer."""
+    return self.tokenizer.vocab_size
+
+  def is_fitted(self) -> bool:
+    """Returns whether the cache holds the trained tokenizer."""
+    return self.tokenizer.is_fitted(self.source.fingerprint())
+
+  def fit_tokenizer(self) -> Tokenizer:
+    """Returns the tokenizer, trained on the training split at first use and then read from the cache."""
+    return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
+
+  def bound(self, tokenizer):
+    """Returns the task with the fitted tokenizer in place of the tokenizer's settings."""
+    return dataclasses.replace(self, tokenizer=Fitted(tokenizer))
+
+  @property
+  def fitted(self) -> Tokenizer:
+    """The tokenizer that the task is bound to."""
+    if not isinstance(self.tokenizer, Fitted):
+      raise RuntimeError(f'{type(self).__name__} is not bound to a tokenizer: use task.bound(...)')
+    return self.tokenizer.tokenizer
+
+  def _texts(self):
+    for example in self.source.load(self.train_split):
+      yield from self.texts_of(example).values()
+
+  def texts_of(self, example: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of an example by field; the tokenizer is trained on them."""
+    return {name: example[name] for name in self.text_fields if name in example}
+
+  text_fields: ClassVar[tuple[str, ...]] = ('text',)
+  shares_preparation: ClassVar[bool] = True
+
+  @property
+  @abc.abstractmethod
+  def plan(self) -> Any:
+    """The packing of tokenised examples into rows of one shape."""
+
+  def planned(self, length: int) -> int:
+    """Returns the number of tokens in a cached row; below `length` if segmentations are sampled."""
+    return length if self.pieces is None else self.pieces.planned(length)
+
+  def resegment(self, lengths: Mapping[str, int], train: bool) -> Callable[..., dict] | None:
+    """Returns the transform that samples segmentations of cached rows; None without sampling.
+
+    Args:
+      lengths: column -> length of the returned row.
+      train: False keeps the cached segmentation.
+    """
+    if self.pieces is None:
+      return None
+    return self.pieces.transform(self.fitted, lengths, train)
+
+  def rows(self, split):
+    """Returns rows from the token cache."""
+    self.check_split(split)
+    # Segmentations are sampled only in training, so other splits need no room for longer ones.
+    task = self if split == self.train_split else dataclasses.replace(self, pieces=None)
+    return token_rows(self.source, split, self.fitted, task.plan)
+
+  def check_model(self, model):
+    """Also raises UserError if the token embedding is smaller than the vocabulary."""
+    super().check_model(model)
+    size, tokens = model.spec.vocab_size, self.tokenizer.vocab_size
+    if tokens is not None and (size is None or size < tokens):
+      raise UserError(
+        f'the token embedding of the model has {size} rows, but the tokenizer has {tokens} tokens: '
+        f'set TokenEmbedding.vocab_size to at least {tokens}, or leave it out'
+      )
+
+  def summarise(self, means, info=None):
+    """Returns the metrics with perplexity."""
+    metrics = super().summarise(means, info)
+    metrics['perplexity'] = math.exp(min(metrics['loss'], 700.0))
+    return metrics
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenTask(TextTask):
+  """A task that predicts tokens of the vocabulary.
+
+  Attributes:
+    z_loss: coefficient of logsumexp(logits)^2, added to the loss of each token in training only (PaLM,
+      https://arxiv.org/abs/2204.02311, uses 1e-4).
+  """
+
+  z_loss: TunableNonNegative = 0.0
+
+  def token_sums(
+    self,
+    model: TextModel,
+    x: jax.Array,
+    labels: jax.Array,
+    batch: Mapping[str, jax.Array],
+    key: jax.Array | None,
+    smoothing: Tunable = 0.0,
+    length_axis: str | None = 'length',
+  ) -> Sums:
+    """Returns the metrics loss and accuracy as (sum, weight).
+
+    Args:
+      model: computes the logits.
+      x: hidden vectors [batch, length, d_model].
+      labels: the tokens to predict, [batch, length].
+      batch: the batch, for `weighted_targets`.
+      key: None in evaluation, without label smoothing and z-loss.
+      smoothing: label smoothing in training.
+      length_axis: the logical axis of the second dimension.
+    """
+    return model.cross_entropy(
+      x,
+      labels,
+      self.weighted_targets(batch),
+      smoothing=0.0 if key is None else smoothing,
+      z_loss=0.0 if key is None else self.z_loss,
+      axes=('batch', length_axis),
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,9 @@ from t2x.errors import UserError
 from t2x.layers import RowLayout, Tokens
 from t2x.models import Inputs
 from t2x.ranges import Size, TunableRate
-from t2x.tasks.base import TaskOutput, TokenTask, check_causal
+from t2x.tasks.base import TaskOutput
 from t2x.tasks.causal_lm import shift_right
-from t2x.tasks.text import answers, check_shapes, pad_prompts
+from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_prompts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
