@@ -2,7 +2,7 @@
 
     python experiments/reliability/chaos.py [--experiments NAME ...] [--kills 25] [--terms 8]
 
-Each of four tiny experiments is run without interruption, and then under faults: killed (SIGKILL) and
+Each of five tiny experiments is run without interruption, and then under faults: killed (SIGKILL) and
 restarted by the same command many times, stopped by SIGTERM, with a checkpoint file truncated or one of
 its bits flipped, and on a full disk. Every run must end with a bitwise identical state and the same
 metrics. Prints a table; exits with code 1 on any difference.
@@ -28,7 +28,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 
 from t2x.errors import EXIT_INTERRUPTED
 
-EXPERIMENTS = ['causal_lm', 'masked_lm', 'translation', 'image_classification']
+EXPERIMENTS = ['causal_lm', 'mixture', 'masked_lm', 'translation', 'image_classification']
 TARGETS = ['start-up', 'data', 'restoring', 'steps', 'evaluation', 'saving', 'any']
 # Seconds after the start of a process before which Python may not handle SIGTERM yet.
 HANDLER_READY = 1.0
