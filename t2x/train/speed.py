@@ -45,11 +45,13 @@ PEAK_FLOPS = {
 def peak_flops(program: 'TrainProgram') -> float | None:
   """Returns the peak FLOPs per second of all devices of a program; None if it is unknown.
 
-  It is known for bfloat16 on the devices of `PEAK_FLOPS`. With length buckets the FLOPs of a step are not constant, so
-  that None is returned.
+  It is known for bfloat16 on the devices of `PEAK_FLOPS`. None is also returned for batches of different lengths, for
+  which the FLOPs of a step are not constant.
   """
+  if program.trainer.compute_dtype != 'bfloat16':
+    return None
   task = program.experiment.task
-  if program.trainer.compute_dtype != 'bfloat16' or (task is not None and task.row_lengths):
+  if task is None or task.row_lengths:
     return None
   peak = PEAK_FLOPS.get(program.mesh.devices.flat[0].device_kind)
   return None if peak is None else peak * program.mesh.size

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_source import Drawing
 
 from t2x.data import (
   Batches,
@@ -146,13 +147,9 @@ def test_rows_of_all_sources_with_their_transforms():
     data[5]
 
 
-def double(row, rng):
-  return row | {'draw': rng.random()}
-
-
 @pytest.mark.parametrize('num_workers', [0, 2])
 def test_any_number_of_processes_and_workers_reads_the_same(num_workers):
-  data, transform = rows(a=5, b=3), MixtureTransform((double, double), (1.0, 1.0))
+  data, transform = rows(a=5, b=3), MixtureTransform((Drawing(), Drawing()), (1.0, 1.0))
 
   def batches(index, count):
     mixed = order(ProportionalWeights(temperature=3.0), batch_size=4, a=5, b=3)

@@ -41,6 +41,13 @@ class _Examples(Sequence):
     return {'text': text, 'source': text, 'target': text[::2]}
 
 
+class Drawing:
+  """Transform that adds a random number to a row."""
+
+  def __call__(self, row, rng):
+    return row | {'draw': rng.random()}
+
+
 class Dying:
   """Batches of which one ends its process, or raises."""
 

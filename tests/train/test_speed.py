@@ -52,6 +52,7 @@ def test_mfu_is_left_out_without_a_known_peak(known_peak, tmp_path, monkeypatch)
 def test_causal_attention_is_counted_half_and_all_devices_count():
   devices = types.SimpleNamespace(flat=[types.SimpleNamespace(device_kind='NVIDIA H200')] * 8)
   program = types.SimpleNamespace(
+    experiment=types.SimpleNamespace(task=types.SimpleNamespace(row_lengths=())),
     flops=Flops(full=100.0, causal=70.0),
     row_lengths={'encoder': 5, 'decoder': 3},
     trainer=types.SimpleNamespace(batch_size=BATCH, compute_dtype='bfloat16'),
@@ -59,6 +60,9 @@ def test_causal_attention_is_counted_half_and_all_devices_count():
   )
   assert step_flops(program) == 70 * BATCH * 8
   assert peak_flops(program) == 8 * 989e12
+  # The FLOPs of steps of different lengths differ from those of the longest rows.
+  program.experiment.task.row_lengths = (16, 32)
+  assert peak_flops(program) is None
 
 
 def test_the_start_screen_names_the_peak_and_the_convention(known_peak, tmp_path):
