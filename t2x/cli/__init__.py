@@ -22,6 +22,7 @@ from t2x.cli import (
   launch,
   parts,
   plan,
+  prune,
   report,
   runs,
   show,
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Any] = {
   'runs': runs,
   'launch': launch,
   'convert': convert,
+  'prune': prune,
   'data': data,
   'test-part': test_part,
 }
