@@ -15,6 +15,7 @@ from typing import Any
 from t2x.allocator import set_allocator
 from t2x.cli import (
   check,
+  completion,
   convert,
   data,
   diff,
@@ -54,6 +55,7 @@ COMMANDS: dict[str, Any] = {
   'prune': prune,
   'data': data,
   'test-part': test_part,
+  'completion': completion,
 }
 # Commands that run the same programs again and again.
 CACHED = ('train', 'eval', 'generate', 'sweep')
