@@ -36,7 +36,7 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
   from t2x.data.prepared_folders import write_folder
   from t2x.interop.streaming import save_streamed
 
-  _check_free(out, '--out')
+  check_free(out, '--out')
   imported = ModelFolder(model, overrides)
   source, tokenizer, notes = imported.source, imported.tokenizer, imported.notes
   arrays, unused = source.arrays(imported.shapes)
@@ -65,7 +65,7 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
   print(f"wrote {out}; to initialise from it: include '{out}/model.gin', InitFrom.run = '{out}'")
 
 
-def _check_free(folder: Path, flag: str) -> None:
+def check_free(folder: Path, flag: str) -> None:
   """Raises UserError if the folder exists and is not empty."""
   if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
     raise UserError(f'{folder} already exists: remove it or use another {flag}')
@@ -82,7 +82,7 @@ class ModelFolder:
     source: the files.
     shapes: the model with abstract parameters.
     tokenizer: the tokenizer; None if the folder has no supported one.
-    config: the model, and a task if the model generates text.
+    config: the model, and a task if the model generates text or fills masks.
     notes: remarks for the user, such as ignored settings.
 
   Raises:
@@ -120,7 +120,8 @@ def _tokenizer(folder: Path, notes: list[str]) -> Any:
 
 
 def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) -> str:
-  """Returns the gin text of a task and a decoding strategy; '' for models that do not generate text."""
+  """Returns the gin text of a task and its decoding strategy; '' for models that neither generate text nor fill
+  masks."""
   from t2x.decode.generation_config import strategy_of
 
   spec = model.spec
@@ -129,6 +130,9 @@ def _generation_gin(folder: Path, model: Any, tokenizer: Any, notes: list[str]) 
     lengths = {'source_length': spec.max_source_length, 'target_length': spec.max_length}
   elif 'token logits' in spec.outputs and spec.is_causal(LENGTH):
     task, lengths = 'CausalLM', {'length': spec.max_length}
+  elif 'token logits' in spec.outputs and tokenizer.mask_id is not None:
+    length = min(LENGTH, spec.max_length or LENGTH)
+    return f'Experiment.task = @MaskedLM()\nMaskedLM.length = {length}\n'
   else:
     return ''
   fields = {'eos_token_id': _eos_ids(folder, spec.vocab_size)} | _read_json(folder / GENERATION)
@@ -183,7 +187,7 @@ def export_run(
   from t2x.train.checkpoints import Checkpoints
   from t2x.train.saved_params import SavedParams
 
-  _check_free(to, '--to')
+  check_free(to, '--to')
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
   experiment = read_experiment([run / 'config.gin']).bound(tokenizer)
   task = experiment.task
@@ -232,7 +236,7 @@ def convert_run(run: Path, to: Path) -> None:
   from t2x.data.prepared_folders import write_folder
   from t2x.train.checkpoints import FORMAT, Checkpoints
 
-  _check_free(to, '--to')
+  check_free(to, '--to')
   checkpoints = Checkpoints(run / 'checkpoints')
   formats = {step: checkpoints.about(step).get('format', 1) for step in checkpoints.steps()}
   if not formats:

@@ -11,7 +11,7 @@ from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
 from t2x.errors import UserError
 from t2x.parallel import Processes
-from t2x.tasks import Task
+from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
@@ -91,6 +91,30 @@ class Loaded:
       {'prompt': text} | best | ({'others': others} if others else {})
       for text, (best, *others) in zip(texts, completions, strict=True)
     ]
+
+  @property
+  def fills_masks(self) -> bool:
+    """Whether the run is a masked language model."""
+    return all(isinstance(task, MaskedLM) for task in self.task.parts.values())
+
+  def fill_masks(self, prompts: Texts, *, top_k: int = 5) -> list[dict[str, Any]]:
+    """Ranks the tokens for each mask of prompts such as 'imp<mask> os'.
+
+    Args:
+      prompts: one or several texts with masks, spelled `<mask>` or as the tokenizer does.
+      top_k: number of tokens per mask.
+
+    Returns:
+      One dict per prompt with `prompt`, `text` (with the likeliest tokens) and `masks`: for each mask a list
+      of dicts with `id`, `token` and `probability`, likeliest first.
+
+    Raises:
+      UserError: the model is not a masked language model, or a prompt has no mask.
+    """
+    (task, *_) = self.task.parts.values()
+    if not isinstance(task, MaskedLM):
+      raise UserError(f'{type(task).__name__} does not fill masks: load a run of MaskedLM')
+    return task.fill_masks(self.model, as_list(prompts), top_k)
 
   def encode(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Converts texts to token ids and segments (1 for tokens, 0 for padding), int32 [batch, length].

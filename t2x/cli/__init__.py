@@ -15,6 +15,7 @@ from typing import Any
 from t2x.allocator import set_allocator
 from t2x.cli import (
   check,
+  completion,
   convert,
   data,
   diff,
@@ -22,6 +23,7 @@ from t2x.cli import (
   launch,
   parts,
   plan,
+  prune,
   report,
   runs,
   show,
@@ -50,8 +52,10 @@ COMMANDS: dict[str, Any] = {
   'runs': runs,
   'launch': launch,
   'convert': convert,
+  'prune': prune,
   'data': data,
   'test-part': test_part,
+  'completion': completion,
 }
 # Commands that run the same programs again and again.
 CACHED = ('train', 'eval', 'generate', 'sweep')

@@ -1,6 +1,7 @@
 """The command `t2x data`."""
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -27,6 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   tokenizer = commands.add_parser('tokenizer', help='train the tokenizer of a config', epilog=GIN)
   add_files(tokenizer)
   tokenizer.add_argument('--text', metavar='TEXT', help='print the tokens of this text')
+  tokenizer.add_argument(
+    '--trace',
+    type=count,
+    metavar='N',
+    help='print the first N merges of a BPE tokenizer, replayed on its training text: pair, number of places, '
+    'new token, size of the vocabulary and number of tokens of the text after it',
+  )
   tokenizer.add_argument('--out', metavar='DIR', help='save the tokenizer to this folder')
   tokenizer.set_defaults(action=_tokenizer)
   _add_inspect(commands)
@@ -115,6 +123,22 @@ def _tokenizer(args: argparse.Namespace) -> None:
     print(f'wrote {args.out}')
   if args.text is not None:
     print(' '.join(repr(piece) for piece in tokenizer.pieces(tokenizer.encode(args.text))))
+  if args.trace:
+    _print_trace(task, tokenizer, args.trace)
+
+
+def _print_trace(task: Any, tokenizer: Any, num_steps: int) -> None:
+  from t2x.data.text_sample import sample
+  from t2x.text_table import text_table
+
+  chunks = sample(task.tokenizer_texts(), task.tokenizer.sample_megabytes)
+  merges = itertools.islice(tokenizer.trace(chunks), num_steps)
+  rows = [('step', 'pair', 'count', 'new token', 'vocabulary', 'tokens')]
+  for step, merge in enumerate(merges, 1):
+    pair = ' + '.join(map(repr, merge.pair))
+    sizes = f'{merge.vocab_size:,}', f'{merge.num_tokens:,}'
+    rows.append((f'{step:,}', pair, f'{merge.count:,}', repr(merge.token), *sizes))
+  print(text_table(rows, '><><>>'))
 
 
 def _inspect(args: argparse.Namespace) -> None:

@@ -16,21 +16,41 @@ from t2x.cli.options import (
   join,
   natural,
   positive,
+  refuse,
   run_folder,
   seed,
 )
 from t2x.cli.prompts import Prompt, check_output, output_file, prompts_from_texts, read_prompts
-from t2x.errors import UserError
+from t2x.errors import UserError, printable
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
 
-HELP = 'generate completions, translations or classes of texts with a run'
+HELP = 'generate completions, translations or classes of texts, or fill masks, with a run'
 TAKES_BINDINGS = True
+
+# Options without effect where masks are filled.
+_OF_COMPLETIONS = (
+  *(
+    'max_new_tokens',
+    'num_return',
+    'seed',
+    'greedy',
+    'beam',
+    'length_penalty',
+    'average_length',
+    'stop',
+  ),
+  *('temperature', 'top_p', 'repetition_penalty', 'no_repeat_ngram', 'min_new_tokens', 'suppress'),
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of the command."""
+  parser.description = (
+    'Continues, translates or classifies prompts. A run of MaskedLM ranks the tokens for each <mask> of a prompt: '
+    "t2x generate RUN --prompt 'imp<mask> os' --top-k 5."
+  )
   add_checkpoint(parser)
   add_json(parser)
   add_processes(parser)
@@ -44,17 +64,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--max-new-tokens',
     type=count,
-    default=128,
     metavar='N',
     help='maximum number of generated tokens per completion (default: 128)',
   )
   parser.add_argument(
-    '--num-return', type=count, default=1, metavar='N', help='completions per prompt (default: 1)'
+    '--num-return', type=count, metavar='N', help='completions per prompt (default: 1)'
   )
   _add_strategy(parser)
-  parser.add_argument(
-    '--seed', type=seed, default=0, metavar='N', help='random seed of sampling (default: 0)'
-  )
+  parser.add_argument('--seed', type=seed, metavar='N', help='random seed of sampling (default: 0)')
   parser.add_argument(
     '--batch-size', type=count, default=32, metavar='N', help='prompts per batch (default: 32)'
   )
@@ -85,7 +102,10 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
   )
   group.add_argument('--temperature', type=positive, metavar='T', help='sampling temperature')
   group.add_argument(
-    '--top-k', type=count, metavar='K', help='sample from the K most likely tokens'
+    '--top-k',
+    type=count,
+    metavar='K',
+    help='sample from the K most likely tokens; MaskedLM: tokens per mask (default: 5)',
   )
   group.add_argument(
     '--top-p', type=fraction, metavar='P', help='nucleus sampling with probability mass P'
@@ -139,6 +159,10 @@ def run(args: argparse.Namespace) -> int:
       continue
     for completion in [answer, *answer.get('others', [])]:
       print(f'{answer["prompt"]!r} -> {completion["text"]}')
+    for number, tokens in enumerate(answer.get('masks', []), 1):
+      print(f'  mask {number}:')
+      for token in tokens:
+        print(f'    {token["probability"]:.4f}  {printable(token["token"])}')
   return 0
 
 
@@ -152,14 +176,20 @@ def _answers(
   args: argparse.Namespace, loaded: 'Loaded', prompts: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
   """Yields the completions of the prompts in order, batch by batch."""
+  batches = range(0, len(prompts), args.batch_size)
+  if loaded.fills_masks:
+    refuse(args, 'has no effect on a masked language model', *_OF_COMPLETIONS)
+    for start in batches:
+      yield from loaded.fill_masks(prompts[start : start + args.batch_size], top_k=args.top_k or 5)
+    return
   strategy = decoding_strategy(args, loaded.task)
-  for start in range(0, len(prompts), args.batch_size):
+  for start in batches:
     yield from loaded.generate(
       prompts[start : start + args.batch_size],
       strategy=strategy,
-      max_new_tokens=args.max_new_tokens,
-      num_return=args.num_return,
-      seed=args.seed + start,
+      max_new_tokens=args.max_new_tokens or 128,
+      num_return=args.num_return or 1,
+      seed=(args.seed or 0) + start,
     )
 
 

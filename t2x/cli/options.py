@@ -105,7 +105,8 @@ def refuse(args: argparse.Namespace, reason: str, *names: str) -> None:
     *names: the options without dashes; None or False if not given.
   """
   for name in names:
-    if getattr(args, name) not in (None, False):
+    value = getattr(args, name)
+    if value is not None and value is not False:
       raise UserError(f'--{name.replace("_", "-")} {reason}: remove it')
 
 

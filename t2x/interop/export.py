@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,15 @@ def _without_padding(model: nnx.Module) -> nnx.Module:
   return copy
 
 
+def _heads_differ(model: nnx.Module) -> bool:
+  """Returns whether layers of one stack have different numbers of heads."""
+  counts: dict[tuple[str, str], set[int]] = {}
+  for name, leaf in named_leaves(model):
+    if match := re.fullmatch(r'(.*)\.blocks\.\d+\.(.*)\.out\.kernel', name):
+      counts.setdefault((match[1], match[2]), set()).add(leaf.shape[1])
+  return any(len(numbers) > 1 for numbers in counts.values())
+
+
 def _match_family(
   model: nnx.Module, build: Build, model_type: str | None
 ) -> tuple[Family, dict[str, Any]]:
@@ -151,6 +161,11 @@ def _match_family(
       return family, fields | {'dtype': 'float32'}
     if nearest is None or len(differences) < len(nearest[1]):
       nearest = family.model_type, differences
+  if _heads_differ(model):
+    raise UserError(
+      'the model cannot be exported: its layers have different numbers of heads (t2x prune), which no '
+      'family supports'
+    )
   if nearest is None:
     raise UserError(
       f'the model cannot be exported: no family has its layers, only {", ".join(sorted(FAMILIES))} '

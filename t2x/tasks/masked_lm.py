@@ -3,17 +3,21 @@ RoBERTa, https://arxiv.org/abs/1907.11692)."""
 
 import dataclasses
 import math
-from typing import Annotated, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from t2x.data import Chain, MaskTokens
+from t2x.errors import UserError
 from t2x.layers.constraints import constrain
 from t2x.models.language_model import select
 from t2x.ranges import Fraction, Range
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
+from t2x.tasks.fill_mask import check_masks, fill_masks
 from t2x.tasks.text import JoinedDocuments
 
 
@@ -99,3 +103,17 @@ class MaskedLM(DistillableTask, JoinedDocuments):
       return output
     logits = constrain(model.logits(out.x), 'batch', None, 'vocab')
     return self.distilled(output, logits, self.weighted_targets(batch), teacher, batch)
+
+  def check_prompt(self, prompt):
+    """Raises UserError if the prompt has no mask."""
+    check_masks(self.fitted, prompt)
+
+  def fill_masks(
+    self, model: nnx.Module, prompts: Sequence[str], top_k: int
+  ) -> list[dict[str, Any]]:
+    """Ranks the tokens for each mask of each prompt; see `t2x.tasks.fill_mask.fill_masks`."""
+    return fill_masks(model, self.fitted, prompts, top_k)
+
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """Raises UserError: a masked language model fills masks."""
+    raise UserError('a masked language model does not continue texts: use fill_masks')

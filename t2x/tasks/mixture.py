@@ -142,10 +142,11 @@ class Mixture(Task):
     """Returns the tokenizer, trained on the train splits of all sources in turns."""
     if self.tokenizer is None:
       return None
-    return self.tokenizer.fit(self._texts, source_fingerprint=self._source_fingerprint)
+    return self.tokenizer.fit(self.tokenizer_texts, source_fingerprint=self._source_fingerprint)
 
-  def _texts(self) -> Iterator[str]:
-    texts: list[Iterable[str]] = [task._texts() for task in self.tasks.values()]  # type: ignore[attr-defined]
+  def tokenizer_texts(self) -> Iterator[str]:
+    """Yields the texts of all sources in turns."""
+    texts: list[Iterable[str]] = [task.tokenizer_texts() for task in self.tasks.values()]  # type: ignore[attr-defined]
     return (text for group in itertools.zip_longest(*texts) for text in group if text is not None)
 
   def bound(self, tokenizer):

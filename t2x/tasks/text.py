@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -72,7 +72,7 @@ class TextTask(Task):
 
   def fit_tokenizer(self) -> Tokenizer:
     """Returns the tokenizer, trained on the training split at first use and then read from the cache."""
-    return self.tokenizer.fit(self._texts, source_fingerprint=self.source.fingerprint())
+    return self.tokenizer.fit(self.tokenizer_texts, source_fingerprint=self.source.fingerprint())
 
   def bound(self, tokenizer):
     """Returns the task with the fitted tokenizer in place of the tokenizer's settings."""
@@ -85,7 +85,8 @@ class TextTask(Task):
       raise RuntimeError(f'{type(self).__name__} is not bound to a tokenizer: use task.bound(...)')
     return self.tokenizer.tokenizer
 
-  def _texts(self):
+  def tokenizer_texts(self) -> Iterator[str]:
+    """Yields the texts that the tokenizer is trained on."""
     for example in self.source.load(self.train_split):
       yield from self.texts_of(example).values()
 

@@ -110,7 +110,7 @@ def test_metrics_are_combined_without_the_sizes():
 
 def test_the_tokenizer_is_trained_on_all_sources(text):
   only = {'few': text['few']}
-  texts = list(mixture(text)._texts())
+  texts = list(mixture(text).tokenizer_texts())
   assert [one.split()[0] for one in texts[:4]] == ['few', 'many', 'few', 'many']
   assert len(texts) == 32
   tokenizers = []

@@ -8,7 +8,7 @@ import itertools
 import json
 import operator
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, SupportsIndex
 
@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from t2x.data.prepared_folders import cache_folder, fingerprint, prepare, write_folder
+from t2x.data.tokenizers.trace import Merge
 from t2x.errors import UserError, error_line
 from t2x.external_files import LARGE, read_json
 
@@ -123,6 +124,13 @@ class Tokenizer(SpecialIds, abc.ABC):
     raise UserError(
       f'tokenizers of kind {self.kind} cannot sample segmentations: use BPE or SentencePiece, or '
       "leave out the task's 'pieces'"
+    )
+
+  def trace(self, chunks: Iterable[str]) -> Iterator[Merge]:
+    """Yields the merges of BPE in order, replayed on parts of a training text; other kinds raise UserError."""
+    raise UserError(
+      f'tokenizers of kind {self.kind} have no merges to trace: use BPE, or SentencePiece with '
+      "model_type = 'bpe'"
     )
 
   @abc.abstractmethod
@@ -243,10 +251,12 @@ class TokenizerConfig(abc.ABC):
   Attributes:
     kinds: the classes of tokenizers that `train` returns and that `fit` loads from the cache.
     vocab_size: number of ids of the fitted tokenizer; None if it depends on the training texts.
+    sample_megabytes: size of the training text, sampled evenly from the source.
   """
 
   kinds: ClassVar[tuple[type[Tokenizer], ...]]
   vocab_size: int | None
+  sample_megabytes: float = 5.0
 
   @property
   def ids(self) -> SpecialIds:

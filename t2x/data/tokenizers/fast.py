@@ -1,5 +1,6 @@
 """Tokenizers that run in Hugging Face's `tokenizers` library, from model folders or trained by t2x."""
 
+import collections
 import dataclasses
 import functools
 import json
@@ -13,6 +14,7 @@ from t2x.data.tokenizers.base import Tokenizer, trim_spans
 from t2x.data.tokenizers.bpe_dropout import apply_merges
 from t2x.data.tokenizers.hub_limits import check_limits
 from t2x.data.tokenizers.special_tokens import SpecialTokens, Unsupported
+from t2x.data.tokenizers.trace import trace_merges
 from t2x.data.tokenizers.word_starts import WordBoundaries
 from t2x.external_files import read_text
 
@@ -81,6 +83,18 @@ class FastTokenizer(Tokenizer):
     model = json.loads(self._json)['model']
     pairs = [tuple(pair.split(' ') if isinstance(pair, str) else pair) for pair in model['merges']]
     return model['vocab'], {(first, last): i for i, (first, last) in enumerate(pairs)}
+
+  def trace(self, chunks):
+    """Replays the merges of byte-level BPE."""
+    if self._word_marker != 'bytes':
+      return super().trace(chunks)
+    backend, (vocab, ranks) = self._backend, self._merges
+    words: collections.Counter[str] = collections.Counter()
+    for chunk in chunks:
+      text = chunk if backend.normalizer is None else backend.normalizer.normalize_str(chunk)
+      words.update(word for word, _ in backend.pre_tokenizer.pre_tokenize_str(text))
+    merges = [[pair] for pair in ranks]
+    return trace_merges(words, merges, len(vocab) - len(merges), _decode_bytes)
 
   def locate(self, text):
     """Returns the ids with the offsets of the library."""

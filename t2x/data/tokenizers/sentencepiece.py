@@ -1,6 +1,7 @@
 """SentencePiece (Kudo and Richardson 2018, https://arxiv.org/abs/1808.06226): BPE (Sennrich et al. 2016,
 https://arxiv.org/abs/1508.07909) and unigram (Kudo 2018, https://arxiv.org/abs/1804.10959)."""
 
+import collections
 import dataclasses
 import functools
 import io
@@ -16,6 +17,7 @@ from t2x.data.tokenizers.base import Tokenizer, TokenizerConfig, num_threads, tr
 from t2x.data.tokenizers.bpe_dropout import apply_merges
 from t2x.data.tokenizers.characters import look_up_pieces
 from t2x.data.tokenizers.hub_limits import sentencepiece_model
+from t2x.data.tokenizers.trace import trace_merges
 from t2x.data.tokenizers.word_starts import WordBoundaries
 from t2x.errors import UserError
 from t2x.ranges import Positive, Range, Size
@@ -73,8 +75,7 @@ class SentencePieceTokenizer(Tokenizer):
 
   def _sample_bpe(self, text: str, rate: float, rng: np.random.Generator) -> list[int]:
     ids: list[int] = []
-    # No piece crosses the end of a word.
-    for word in re.findall(f'{SPACE}*[^{SPACE}]+|{SPACE}+$', text.replace(' ', SPACE)):
+    for word in _words(text):
       for piece in apply_merges(word, self._ranks, rate, rng):
         piece_id = self._processor.piece_to_id(piece)
         piece_ids = [piece_id] if piece_id != self.unk_id else self._byte_ids(piece)
@@ -82,6 +83,20 @@ class SentencePieceTokenizer(Tokenizer):
         if piece_ids != [self.unk_id] or ids[-1:] != [self.unk_id]:
           ids += piece_ids
     return ids
+
+  def trace(self, chunks):
+    """Replays the merges of BPE; a character outside of the vocabulary counts as one token."""
+    if not self._is_bpe:
+      raise UserError(
+        "unigram models have no merges to trace: set SentencePiece.model_type = 'bpe', or use BPE"
+      )
+    words: collections.Counter[str] = collections.Counter()
+    for chunk in chunks:
+      words.update(_words(chunk.replace(SPACE, ' ')))
+    by_rank: dict[int, list[tuple[str, str]]] = {}
+    for pair, rank in sorted(self._ranks.items(), key=lambda item: item[1]):
+      by_rank.setdefault(rank, []).append(pair)
+    return trace_merges(words, by_rank.values(), self.vocab_size - len(by_rank), str)
 
   def _byte_ids(self, character: str) -> list[int]:
     """Returns the ids of the bytes of a character, or unk if the vocabulary has no bytes."""
@@ -215,6 +230,11 @@ class SentencePiece(TokenizerConfig):
     except (RuntimeError, ValueError, OSError) as error:
       raise _vocabulary_error(self.vocab_size, str(error)) from error
     return SentencePieceTokenizer(model.getvalue())
+
+
+def _words(text: str) -> list[str]:
+  """Splits a text into words, each with the spaces before it; no piece crosses the end of a word."""
+  return re.findall(f'{SPACE}*[^{SPACE}]+|{SPACE}+$', text.replace(' ', SPACE))
 
 
 def fill_byte_spans(

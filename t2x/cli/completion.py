@@ -1,0 +1,105 @@
+"""The command `t2x completion`, which prints a script that completes command lines."""
+
+import argparse
+import importlib.resources
+import shlex
+
+from t2x.errors import UserError
+
+HELP = 'print a script for bash or zsh that completes commands, options, files and --gin. names'
+TAKES_BINDINGS = False
+
+# The last lines of shtab's scripts, which register its function, and what replaces them.
+_BASH_END = 'complete -o bashdefault -F _shtab_t2x t2x'
+_ZSH_ENDS = {
+  'compdef _shtab_t2x -N t2x': 'compdef _t2x -N t2x',
+  '  _shtab_t2x "$@"\nfi': '  _t2x "$@"\nfi',
+}
+# What completes an argument, by its name in the help.
+_FILES = {'bash': '_shtab_compgen_files', 'zsh': '_files'}
+_FOLDERS = {'bash': '_shtab_compgen_dirs', 'zsh': '_files -/'}
+_COMPLETED = {
+  'FILE': _FILES,
+  'DIR_OR_FILE': _FILES,
+  'DIR': _FOLDERS,
+  'FOLDER': _FOLDERS,
+  'RUN': _FOLDERS,
+}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  parser.epilog = (
+    'bash: t2x completion bash > ~/.local/share/bash-completion/completions/t2x\n'
+    'zsh:  t2x completion zsh > ~/.local/share/zsh/site-functions/_t2x   # a folder of $fpath\n'
+    'Names of --gin. are those of `t2x parts` and those that the gin files on the command line set. Run the '
+    'command again after an update of t2x.'
+  )
+  parser.add_argument('shell', choices=('bash', 'zsh'), help='the shell')
+
+
+def run(args: argparse.Namespace) -> int:
+  """Prints the script."""
+  print(script(args.shell))
+  return 0
+
+
+def script(shell: str) -> str:
+  """Returns the script of a shell.
+
+  The script is static: a completion starts no Python.
+
+  Raises:
+    UserError: shtab is not installed.
+  """
+  try:
+    import shtab
+  except ImportError as error:
+    raise UserError(
+      "t2x completion needs the package 'shtab': pip install 't2x[completion]'"
+    ) from error
+  from t2x.cli import COMMANDS, parser
+
+  top = parser()
+  _set_completed(top)
+  text = shtab.complete(top, shell=shell)
+  bound = ' '.join(name for name, command in COMMANDS.items() if command.TAKES_BINDINGS)
+  values = {'names': '\n'.join(gin_names()), 'awk': _file('completion.awk'), 'bound': bound}
+  own = ''.join(f'_t2x_{name}={shlex.quote(value)}\n' for name, value in values.items())
+  own += _file('completion.sh') + _file(f'completion.{shell}')
+  if shell == 'bash':
+    return _replaced(text, _BASH_END, own)
+  for old, new in _ZSH_ENDS.items():
+    text = _replaced(text, old, new)
+  return _replaced(text, 'typeset -A opt_args\n', f'{own}\ntypeset -A opt_args\n')
+
+
+def gin_names() -> list[str]:
+  """Returns PART.PARAMETER of all parameters that a config can set, sorted."""
+  from t2x.api import registry
+  from t2x.config import catalogue
+
+  parts_by_name = registry()
+  parts = {part for interface in catalogue.interfaces(parts_by_name) for part in interface.parts}
+  parts |= set(parts_by_name.find('Experiment'))
+  return sorted(f'{part.name}.{name}' for part in parts for name, *_ in catalogue.parameters(part))
+
+
+def _set_completed(parser: argparse.ArgumentParser) -> None:
+  """Sets what completes the files and folders of a parser and of its commands."""
+  for action in parser._actions:
+    if isinstance(action, argparse._SubParsersAction):
+      for command in action.choices.values():
+        _set_completed(command)
+    elif isinstance(action.metavar, str) and action.metavar in _COMPLETED:
+      action.complete = _COMPLETED[action.metavar]  # type: ignore[attr-defined]
+
+
+def _file(name: str) -> str:
+  return (importlib.resources.files('t2x.cli') / name).read_text()
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+  if text.count(old) != 1:
+    raise RuntimeError(f'the script of shtab has changed: {old!r} is not in it once')
+  return text.replace(old, new)

@@ -1,0 +1,132 @@
+"""Filling of masks in prompts with a masked language model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.data import Tokenizer
+from t2x.decode.generate import spread_over
+from t2x.errors import UserError
+from t2x.models.language_model import select
+from t2x.tasks.text import hidden_of, pad_prompts
+
+# Stands for the mask token of every tokenizer.
+MASK = '<mask>'
+
+
+def mask_spelling(tokenizer: Tokenizer) -> str:
+  """Returns the tokenizer's own spelling of the mask token, such as '[MASK]'.
+
+  Raises:
+    UserError: the tokenizer has no mask token.
+  """
+  if tokenizer.mask_id is None:
+    raise UserError('the tokenizer has no mask token: masks cannot be filled')
+  return tokenizer.pieces([tokenizer.mask_id])[0]
+
+
+def check_masks(tokenizer: Tokenizer, prompt: str) -> None:
+  """Raises UserError if the prompt has no mask."""
+  own = mask_spelling(tokenizer)
+  if MASK not in prompt and own not in prompt:
+    spellings = MASK if own == MASK else f'{MASK} or {own}'
+    raise UserError(
+      f'the prompt has no mask to fill: write {spellings} in place of each missing token'
+    )
+
+
+def encode_masked(tokenizer: Tokenizer, prompt: str) -> list[int]:
+  """Converts a text with masks to token ids.
+
+  Tokenizers of model folders add their special tokens ([CLS] and [SEP]); those that t2x trains add the end of
+  the text, as in the rows of training.
+  """
+  own, mask_id = mask_spelling(tokenizer), tokenizer.mask_id
+  assert mask_id is not None  # `mask_spelling` raises without one.
+  prompt = prompt.replace(MASK, own)
+  if tokenizer.encode(own) == [mask_id]:
+    # The tokenizer reads special tokens in texts, and knows which spaces belong to them.
+    ids = tokenizer.encode(prompt)
+  else:
+    ids, *rest = map(tokenizer.encode, prompt.split(own))
+    for part in rest:
+      ids += [mask_id, *part]
+  if tokenizer.single == Tokenizer.single:
+    return [*ids, tokenizer.eos_id]
+  return [j for item, _ in tokenizer.single for j in (ids if item == 'A' else [int(item)])]
+
+
+def fill_masks(
+  model: nnx.Module, tokenizer: Tokenizer, prompts: Sequence[str], top_k: int
+) -> list[dict[str, Any]]:
+  """Ranks the tokens for each mask of each prompt. The masks of a prompt are predicted independently.
+
+  Args:
+    model: a language model whose tokens attend to both sides.
+    tokenizer: its tokenizer.
+    prompts: texts with masks, spelled `<mask>` or as the tokenizer does.
+    top_k: number of tokens per mask.
+
+  Returns:
+    For each prompt, `prompt`, `text` (with the likeliest tokens) and `masks`: for each mask in the order of
+    the text, `top_k` dicts with `id`, `token` and `probability`, likeliest first.
+
+  Raises:
+    UserError: a prompt has no mask.
+  """
+  for prompt in prompts:
+    check_masks(tokenizer, prompt)
+  rows = [encode_masked(tokenizer, prompt) for prompt in prompts]
+  ids, lengths = pad_prompts(rows, tokenizer.pad_id, longest=_longest(model, rows))
+  segments = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int32)
+  places = [np.flatnonzero(np.array(row) == tokenizer.mask_id) for row in rows]
+  picked, _ = pad_prompts([p.tolist() for p in places], 0, multiple=1)
+  spread, gathered = spread_over(model, len(rows))
+  batch = {'tokens': ids, 'segments': segments, 'types': np.zeros_like(ids)}
+  arrays = {name: spread(array) for name, array in batch.items()}
+  log_probs = np.asarray(jax.device_get(gathered(_log_probs(model, arrays, spread(picked)))))
+  return [
+    _answer(tokenizer, prompt, row, place, scores, top_k)
+    for prompt, row, place, scores in zip(prompts, rows, places, log_probs, strict=True)
+  ]
+
+
+def _longest(model: Any, rows: Sequence[Sequence[int]]) -> int | None:
+  limit, longest = model.spec.max_length, max(map(len, rows))
+  if limit is not None and longest > limit:
+    raise UserError(f'a prompt has {longest} tokens, but the model supports {limit}: shorten it')
+  return limit
+
+
+@jax.jit
+def _log_probs(
+  model: Any, batch: dict[str, Array], positions: Int[Array, 'batch masks']
+) -> Float[Array, 'batch masks vocab']:
+  x = hidden_of(model, batch, None).x
+  return jax.nn.log_softmax(model.logits(select(x, positions)).astype(jnp.float32))
+
+
+def _answer(
+  tokenizer: Tokenizer,
+  prompt: str,
+  row: Sequence[int],
+  places: np.ndarray,
+  log_probs: np.ndarray,
+  top_k: int,
+) -> dict[str, Any]:
+  order = np.argsort(-log_probs[: len(places)], axis=1, kind='stable')[:, :top_k]
+  filled = np.array(row)
+  filled[places] = order[:, 0]
+  masks = [
+    [
+      {'id': int(i), 'token': token, 'probability': float(np.exp(scores[i]))}
+      for i, token in zip(ids, tokenizer.pieces(ids.tolist()), strict=True)
+    ]
+    for ids, scores in zip(order, log_probs, strict=False)
+  ]
+  return {'prompt': prompt, 'text': tokenizer.decode(filled.tolist()), 'masks': masks}
