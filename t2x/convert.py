@@ -202,23 +202,39 @@ def export_run(
   def write(folder: Path) -> None:
     extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
+    if tokenizer is not None:
+      strategy = task.strategy if isinstance(task, (CausalLM, Translation)) else None
+      ends = list(strategy.eos_ids) if strategy else []
+      ids = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
+      roles = {f'{role}_token_id': value for role, value in ids.items()}
+      extra = roles | extra
+      if strategy and not generation:
+        generation = roles | _generation_fields(strategy)
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
-    if tokenizer is not None:
-      ends = list(task.strategy.eos_ids) if isinstance(task, (CausalLM, Translation)) else []
-      ids = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
-      extra = {f'{role}_token_id': value for role, value in ids.items()} | extra
     family = export(model, build, folder, array, model_type, extra)
     print(f'{run}, step {step}: {family.model_type}')
     if tokenizer is not None:
       try:
-        for name, contents in tokenizer.hub_files().items():
+        # transformers and vLLM would append the end token of training documents to prompts.
+        written = tokenizer.prompts_only() if isinstance(task, CausalLM) else tokenizer
+        for name, contents in written.hub_files().items():
           (folder / name).write_bytes(contents)
       except UserError as error:
         print(f'no tokenizer written: {error}')
 
   write_folder(to, write)
   print(f'wrote {to}')
+
+
+def _generation_fields(strategy: Any) -> dict[str, Any]:
+  """Returns a strategy as fields of generation_config.json; prints which settings it does not have there."""
+  from t2x.decode.generation_config import fields_of
+
+  fields, missing = fields_of(strategy)
+  if missing:
+    print(f'not in {GENERATION}: {", ".join(missing)}')
+  return fields
 
 
 def convert_run(run: Path, to: Path) -> None:
