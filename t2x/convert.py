@@ -179,7 +179,7 @@ def export_run(
   from t2x.data import load_tokenizer
   from t2x.data.prepared_folders import write_folder
   from t2x.interop import export
-  from t2x.tasks import CausalLM, Translation
+  from t2x.tasks import CausalLM
   from t2x.train.checkpoints import Checkpoints
   from t2x.train.saved_params import SavedParams
 
@@ -203,13 +203,8 @@ def export_run(
     extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
     if tokenizer is not None:
-      strategy = task.strategy if isinstance(task, (CausalLM, Translation)) else None
-      ends = list(strategy.eos_ids) if strategy else []
-      ids = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
-      roles = {f'{role}_token_id': value for role, value in ids.items()}
-      extra = roles | extra
-      if strategy and not generation:
-        generation = roles | _generation_fields(strategy)
+      ids, fields = _token_fields(task, tokenizer)
+      extra, generation = ids | extra, generation or fields
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
     family = export(model, build, folder, array, model_type, extra)
@@ -227,14 +222,24 @@ def export_run(
   print(f'wrote {to}')
 
 
-def _generation_fields(strategy: Any) -> dict[str, Any]:
-  """Returns a strategy as fields of generation_config.json; prints which settings it does not have there."""
-  from t2x.decode.generation_config import fields_of
+def _token_fields(task: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the special ids for config.json, and generation_config.json, {} for tasks that do not generate.
 
+  Prints the settings of the task's strategy that generation_config.json does not have.
+  """
+  from t2x.decode.generation_config import fields_of
+  from t2x.tasks import CausalLM, Translation
+
+  strategy = task.strategy if isinstance(task, (CausalLM, Translation)) else None
+  ends = list(strategy.eos_ids) if strategy else []
+  roles = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
+  ids = {f'{role}_token_id': value for role, value in roles.items()}
+  if strategy is None:
+    return ids, {}
   fields, missing = fields_of(strategy)
   if missing:
     print(f'not in {GENERATION}: {", ".join(missing)}')
-  return fields
+  return ids, ids | fields
 
 
 def convert_run(run: Path, to: Path) -> None:

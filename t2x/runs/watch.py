@@ -95,7 +95,7 @@ def _claimed(folder: Path, settings: str) -> Iterator[None]:
 
 
 def _follow(folder: Path, watcher: 'Watcher') -> None:
-  said = ''
+  logged = ''
   while True:
     # Read before the checkpoints: those of a run that is done are complete.
     run = read_run(folder)
@@ -106,9 +106,9 @@ def _follow(folder: Path, watcher: 'Watcher') -> None:
     if run.state == 'failed':
       raise UserError(f'the run has failed: {run.reason}', 1)
     message = f'the run is {run.state}: waiting for checkpoints'
-    if message != said:
+    if message != logged:
       log.info(message)
-    said = message
+    logged = message
     time.sleep(POLL)
 
 
@@ -190,7 +190,7 @@ class Watcher:
       writer.write(step, name, metrics)
     # Written last: an interrupted evaluation is repeated.
     self._append('metrics', step, name, [{**metrics, 'checkpoint': identity}])
-    self.evaluated = {s: known for s, known in self.evaluated.items() if s < step}
+    self.evaluated = {s: saved for s, saved in self.evaluated.items() if s < step}
     self.report({'step': step, 'split': split, **metrics}, samples)
 
   def _append(self, name: str, step: int, split: str, records: Sequence[Mapping]) -> None:
