@@ -183,7 +183,7 @@ def export_run(
   from t2x.data import load_tokenizer
   from t2x.data.prepared_folders import write_folder
   from t2x.interop import export
-  from t2x.tasks import CausalLM, Translation
+  from t2x.tasks import CausalLM
   from t2x.train.checkpoints import Checkpoints
   from t2x.train.saved_params import SavedParams
 
@@ -206,23 +206,44 @@ def export_run(
   def write(folder: Path) -> None:
     extra, generation = (_read_json(run / 'hub' / name) for name in (CONFIG, GENERATION))
     Fields(extra, {'id2label': Object(None)}, str(run / 'hub' / CONFIG))
+    if tokenizer is not None:
+      ids, fields = _token_fields(task, tokenizer)
+      extra, generation = ids | extra, generation or fields
     if generation:
       (folder / GENERATION).write_text(json.dumps(generation, indent=2) + '\n')
-    if tokenizer is not None:
-      ends = list(task.strategy.eos_ids) if isinstance(task, (CausalLM, Translation)) else []
-      ids = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
-      extra = {f'{role}_token_id': value for role, value in ids.items()} | extra
     family = export(model, build, folder, array, model_type, extra)
     print(f'{run}, step {step}: {family.model_type}')
     if tokenizer is not None:
       try:
-        for name, contents in tokenizer.hub_files().items():
+        # transformers and vLLM would append the end token of training documents to prompts.
+        written = tokenizer.prompts_only() if isinstance(task, CausalLM) else tokenizer
+        for name, contents in written.hub_files().items():
           (folder / name).write_bytes(contents)
       except UserError as error:
         print(f'no tokenizer written: {error}')
 
   write_folder(to, write)
   print(f'wrote {to}')
+
+
+def _token_fields(task: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Returns the special ids for config.json, and generation_config.json, {} for tasks that do not generate.
+
+  Prints the settings of the task's strategy that generation_config.json does not have.
+  """
+  from t2x.decode.generation_config import fields_of
+  from t2x.tasks import CausalLM, Translation
+
+  strategy = task.strategy if isinstance(task, (CausalLM, Translation)) else None
+  ends = list(strategy.eos_ids) if strategy else []
+  roles = {'bos': tokenizer.bos_id, 'eos': ends or tokenizer.eos_id, 'pad': tokenizer.pad_id}
+  ids = {f'{role}_token_id': value for role, value in roles.items()}
+  if strategy is None:
+    return ids, {}
+  fields, missing = fields_of(strategy)
+  if missing:
+    print(f'not in {GENERATION}: {", ".join(missing)}')
+  return ids, ids | fields
 
 
 def convert_run(run: Path, to: Path) -> None:

@@ -190,6 +190,11 @@ class Loaded:
       results = self.inference.evaluators(params, names, **settings)
     return {**metrics, **results.metrics, **self.weights}, [dict(row) for row in results.samples]
 
+  def with_checkpoint(self, checkpoints: Checkpoints, step: int) -> 'Loaded':
+    """Returns the model with the parameters of another checkpoint of its run."""
+    params, step, weights = saved_params(self.inference.program, checkpoints, step)
+    return dataclasses.replace(self, model=self.inference.model(params), step=step, weights=weights)
+
 
 def load_run(
   folder: Path,

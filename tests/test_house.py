@@ -19,8 +19,8 @@ MAY_IMPORT = {
   'decode': {'models', 'layers'},
   'tasks': {'data', 'models', 'layers', 'decode'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
-  'runs': {'config', 'sweeps'},
-  'interop': {'train', 'models', 'layers'},
+  'runs': {'config', 'sweeps', 'train'},
+  'interop': {'train', 'tasks', 'decode', 'models', 'layers'},
   'plan': {'train', 'models', 'parallel'},
   'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
 }

@@ -2,10 +2,14 @@
 
 import argparse
 import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from t2x.cli.options import add_checkpoint, add_json, add_processes, count, join, run_folder
+from t2x.errors import UserError
 
-HELP = 'evaluate a run on a split'
+HELP = 'evaluate a run on a split, once or each new checkpoint'
 TAKES_BINDINGS = True
 
 
@@ -24,12 +28,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help='examples for each of Experiment.evaluations, evenly spaced in the split (default: all)',
   )
   parser.add_argument(
+    '--watch',
+    action='store_true',
+    help='evaluate each checkpoint beside a running training, until the run is done; writes to RUN/watch; '
+    'run the same command to resume',
+  )
+  parser.add_argument(
     '--batch-size', type=count, metavar='N', help="rows per batch (default: the trainer's, or 32)"
   )
 
 
 def run(args: argparse.Namespace) -> int:
   """Prints the metrics, and samples of generated texts."""
+  if args.watch:
+    return _watch(args)
   from t2x.api import load
 
   folder = run_folder(args.run)
@@ -40,18 +52,40 @@ def run(args: argparse.Namespace) -> int:
     processes=join(args),
     batch_size=args.batch_size,
   )
-  from t2x.train.writers import json_value
-
   split = args.split or loaded.task.eval_split
   metrics, samples = loaded.evaluate(split, num_examples=args.limit)
-  if not args.processes.first:
-    return 0
-  values = {'step': loaded.step, 'split': split, **metrics}
-  if args.json:
-    print(json.dumps({name: json_value(value) for name, value in values.items()}))
-    return 0
+  if args.processes.first:
+    _print({'step': loaded.step, 'split': split, **metrics}, samples, args.json)
+  return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+  """Evaluates each new checkpoint until the run is done."""
+  if args.checkpoint != 'last':
+    raise UserError('--checkpoint has no effect on --watch, which evaluates all: remove it')
+  if join(args).count > 1:
+    raise UserError('--watch evaluates in one process: start it once')
+  from t2x.runs.watch import watch
+
+  watch(
+    Path(args.run),
+    lambda values, samples: _print(values, samples, args.json),
+    overrides=args.overrides,
+    split=args.split,
+    num_examples=args.limit,
+    batch_size=args.batch_size,
+  )
+  return 0
+
+
+def _print(values: Mapping[str, Any], samples: Sequence[Mapping[str, str]], as_json: bool) -> None:
+  from t2x.train.writers import json_value
+
+  if as_json:
+    print(json.dumps({name: json_value(value) for name, value in values.items()}), flush=True)
+    return
   for name, value in values.items():
     print(f'{name:20} {value if isinstance(value, str) else f"{value:.6g}"}')
   for sample in samples:
     print('\n' + '\n'.join(f'{name:8} {text}' for name, text in sample.items()))
-  return 0
+  print(end='', flush=True)

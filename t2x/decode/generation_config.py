@@ -1,4 +1,4 @@
-"""Import of Hugging Face's generation_config.json as a decoding strategy."""
+"""Hugging Face's generation_config.json as a decoding strategy, and the reverse."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -155,3 +155,28 @@ def _processors(fields: Fields) -> tuple[list[Processor], list[str]]:
   if suppressed := (*short, *fields['suppress_tokens']):
     processors.append(SuppressTokens(suppressed))
   return processors, unsupported
+
+
+def fields_of(strategy: Strategy) -> tuple[dict[str, Any], list[str]]:
+  """Returns the fields of generation_config.json that give transformers' `generate` this strategy.
+
+  Args:
+    strategy: the strategy; its end tokens are not in the fields.
+
+  Returns:
+    The fields, and the settings that have none, as text.
+  """
+  missing = [str(processor) for processor in strategy.processors]
+  if isinstance(strategy, Sampling):
+    # Without top_k, transformers keeps the 50 likeliest tokens.
+    fields = {'do_sample': True, 'temperature': strategy.temperature, 'top_k': strategy.top_k or 0}
+    return fields | ({'top_p': strategy.top_p} if strategy.top_p else {}), missing
+  if isinstance(strategy, Beam):
+    fields = {'do_sample': False, 'num_beams': strategy.width}
+    if isinstance(strategy.length_penalty, AverageLength):
+      fields['length_penalty'] = strategy.length_penalty.power
+    else:
+      missing.append(str(strategy.length_penalty))
+    stopping = [name for name, value in STOPPING.items() if value == strategy.stopping]
+    return fields | {'early_stopping': stopping[0]} if stopping else fields, missing
+  return {'do_sample': False}, missing

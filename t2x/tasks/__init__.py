@@ -11,6 +11,7 @@ from t2x.tasks.evaluators import (
   Samples,
   Translations,
 )
+from t2x.tasks.few_shot import ExactMatch, FewShot, LikeliestAnswer, LikeliestLabel, Scoring
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.image_mixing import Mixing, MixUp
 from t2x.tasks.masked_lm import MaskedLM
@@ -32,14 +33,19 @@ __all__ = [
   'DistillableTask',
   'Distillation',
   'Evaluator',
+  'ExactMatch',
+  'FewShot',
   'ImageClassification',
   'LanguageModelling',
+  'LikeliestAnswer',
+  'LikeliestLabel',
   'Losses',
   'MaskedLM',
   'MixUp',
   'Mixing',
   'Mixture',
   'Samples',
+  'Scoring',
   'SequenceClassification',
   'SpanCorruption',
   'SpanPrediction',

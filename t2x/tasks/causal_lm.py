@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2x.decode import Generated, Sampling, Strategy, generate
+from t2x.decode import Generated, Sampling, Strategy
 from t2x.layers.constraints import constrain
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
-from t2x.tasks.text import JoinedDocuments, answers, check_causal, check_shapes, pad_prompts
+from t2x.tasks.text import JoinedDocuments, answers, check_causal, check_shapes, continued
 
 
 def shift_right(tokens: jax.Array, segments: jax.Array, bos_id: int) -> jax.Array:
@@ -97,17 +97,8 @@ class CausalLM(DistillableTask, JoinedDocuments):
     return answers(self._generate(model, prompts, seed, **settings), self.fitted)
 
   def _generate(self, model, prompts, seed=0, **settings) -> Generated:
-    tokenizer = self.fitted
-    ids, lengths = pad_prompts([tokenizer.prompt(prompt) for prompt in prompts], tokenizer.pad_id)
-    return generate(
-      model,
-      ids,
-      lengths,
-      eos_id=tokenizer.eos_id,
-      pad_id=tokenizer.pad_id,
-      key=jax.random.key(seed),
-      **settings,
-    )
+    rows = [self.fitted.prompt(prompt) for prompt in prompts]
+    return continued(model, rows, self.fitted, seed=seed, **settings)
 
   def check_generate(
     self, model: Any, prompts: Sequence[str], strategy: Strategy, max_new_tokens: int

@@ -20,11 +20,11 @@ from t2x.data import (
   token_rows,
 )
 from t2x.data.tokenizers.base import Fitted, NoTokenizer
-from t2x.decode import Generated
+from t2x.decode import Generated, generate
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import Causal, RowLayout, Tokens
-from t2x.models import Model, Output, TextModel
+from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
 from t2x.ranges import Size, TunableNonNegative
 from t2x.tasks.base import Task
@@ -266,6 +266,35 @@ def pad_prompts(
   for row, prompt in zip(ids, prompts, strict=True):
     row[: len(prompt)] = prompt
   return ids, lengths
+
+
+def continued(
+  model: DecodingModel,
+  rows: Sequence[Sequence[int]],
+  tokenizer: Tokenizer,
+  *,
+  seed: int = 0,
+  **settings: Any,
+) -> Generated:
+  """Continues rows of token ids.
+
+  Args:
+    model: the language model.
+    rows: ids of each prompt, at least one.
+    tokenizer: the tokenizer, for its end and padding ids.
+    seed: random seed of sampling.
+    **settings: further arguments of `t2x.decode.generate`, such as `strategy` and `max_new_tokens`.
+  """
+  ids, lengths = pad_prompts(rows, tokenizer.pad_id)
+  return generate(
+    model,
+    ids,
+    lengths,
+    eos_id=tokenizer.eos_id,
+    pad_id=tokenizer.pad_id,
+    key=jax.random.key(seed),
+    **settings,
+  )
 
 
 def check_shapes(generate: Callable[[Any], Generated], model: nnx.Module) -> None:

@@ -45,7 +45,9 @@ class Tracker(abc.ABC):
 
   def __init__(self, folder: Path | str, file: str):
     self.folder = Path(folder)
-    self.name = self.folder.resolve().name
+    path = self.folder.resolve()
+    # `t2x eval --watch` writes to a subfolder of the run.
+    self.name = f'{path.parent.name}-{path.name}' if _is_run(path.parent) else path.name
     self._file = self.folder / file
     self.state: dict[str, Any] = {'id': None, 'steps': {}, 'calls': 0}
     if self._file.exists():
@@ -93,6 +95,10 @@ class Tracker(abc.ABC):
   @abc.abstractmethod
   def _end(self, finished: bool) -> None:
     """Ends the run of the tracker, which a resumed run may open again."""
+
+
+def _is_run(folder: Path) -> bool:
+  return (folder / 'config.gin').exists()
 
 
 class WandB(Tracker):

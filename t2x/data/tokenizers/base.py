@@ -210,6 +210,10 @@ class Tokenizer(SpecialIds, abc.ABC):
       saved: the fields of its tokenizer.json, except the kind.
     """
 
+  def prompts_only(self) -> 'Tokenizer':
+    """Returns the tokenizer whose `hub_files` encode a text as a prompt of a causal language model."""
+    return self
+
   def hub_files(self) -> dict[str, bytes]:
     """Returns the tokenizer's files in Hugging Face's layout: name -> contents.
 

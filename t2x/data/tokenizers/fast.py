@@ -180,6 +180,18 @@ class FastTokenizer(Tokenizer):
     contents = json.dumps(config, indent=2).encode()
     return {'tokenizer.json': self._json.encode(), 'tokenizer_config.json': contents}
 
+  def prompts_only(self):
+    """Returns a copy for which the library encodes one text as `prompt` does, without an end token."""
+    description = json.loads(self._json)
+    processor = description.get('post_processor')
+    if not processor or processor['type'] != 'TemplateProcessing':
+      return self
+    texts = [i for i, item in enumerate(processor['single']) if 'Sequence' in item]
+    processor['single'] = processor['single'][: texts[-1] + 1]
+    text = self.single.index(('A', 0))
+    special_tokens = dataclasses.replace(self.special_tokens, single=self.single[: text + 1])
+    return FastTokenizer(json.dumps(description, ensure_ascii=False), special_tokens)
+
 
 def _decode_bytes(piece: str) -> str:
   """Returns the text of a byte-level piece, or <0x..> for each byte if it is not UTF-8."""
