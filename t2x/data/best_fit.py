@@ -114,12 +114,12 @@ class JoinedPairs(PairPlan):
   Attributes:
     source_length: maximum number of source tokens of a pair, including eos.
     target_length: maximum number of target tokens of a pair, including eos.
-    too_long: 'drop' to drop longer pairs, 'cut' to truncate them (they keep their eos).
     length: tokens per row, at least `source_length + target_length`.
+    too_long: 'drop' to drop longer pairs, 'cut' to truncate them (they keep their eos).
     window: number of rows that are packed together.
   """
 
-  length: int = dataclasses.field(kw_only=True)
+  length: int
   window: int = dataclasses.field(default=1024, kw_only=True)
 
   def __post_init__(self):

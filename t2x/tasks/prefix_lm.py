@@ -46,7 +46,7 @@ class PrefixLM(PairTask):
   @property
   def plan(self):
     """The packing of pairs into rows."""
-    return self.packing(self.source_length, self.target_length, length=self.length)
+    return self.packing(self.source_length, self.target_length, self.length)
 
   def spec(self, batch_size):
     """tokens, segments, positions, in_source: int32 [batch, length]."""

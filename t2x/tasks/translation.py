@@ -53,8 +53,15 @@ class PairTask(TokenTask):
     before = tokenizer.before
     limit = self.source_length - len(before) - 1
     sources = [[*before, *tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
-    settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return answers(self._generate(model, sources, seed, **settings), tokenizer)
+    generated = self._generate(
+      model,
+      sources,
+      seed,
+      strategy=strategy,
+      max_new_tokens=max_new_tokens,
+      num_return=num_return,
+    )
+    return answers(generated, tokenizer)
 
   @abc.abstractmethod
   def _generate(
@@ -71,8 +78,10 @@ class PairTask(TokenTask):
       batch_size: sources per batch.
     """
     sources = [[self.fitted.eos_id] * self.source_length] * batch_size
-    settings = {'strategy': strategy, 'max_new_tokens': self.target_length}
-    check_shapes(lambda m: self._generate(m, sources, **settings), model)
+    check_shapes(
+      lambda m: self._generate(m, sources, strategy=strategy, max_new_tokens=self.target_length),
+      model,
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -118,7 +118,7 @@ def test_a_window_without_rows_is_an_error():
   window=st.integers(1, 4),
 )
 def test_joined_pairs_are_segments_with_the_source_first(pairs, source, target, room, window):
-  plan = JoinedPairs(source, target, length=source + target + room, window=window)
+  plan = JoinedPairs(source, target, source + target + room, window=window)
   arrays = [{name: np.array(side, np.int32) for name, side in pair.items()} for pair in pairs]
   special = type('Special', (SpecialIds,), {'before': (50,)})()
   rows = [
@@ -148,4 +148,4 @@ def test_joined_pairs_are_segments_with_the_source_first(pairs, source, target, 
 
 def test_rows_must_have_room_for_the_longest_pair():
   with pytest.raises(UserError, match='set the length to at least 9'):
-    JoinedPairs(4, 5, length=8)
+    JoinedPairs(4, 5, 8)
