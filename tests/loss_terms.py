@@ -20,6 +20,7 @@ from t2x.tasks import (
   LanguageModelling,
   MaskedLM,
   Mixture,
+  PrefixLM,
   SequenceClassification,
   SpanCorruption,
   SpanPrediction,
@@ -61,6 +62,9 @@ TASKS = {
   'translation': Translation(
     source=BabelDates(), tokenizer=Bytes(), source_length=8, target_length=6
   ),
+  'prefix_lm': PrefixLM(
+    source=BabelDates(), tokenizer=Bytes(), source_length=4, target_length=4, length=10
+  ),
   'image_classification': ImageClassification(
     source=Digits(), image_shape=(4, 4, 1), num_classes=CLASSES, label_smoothing=0.1
   ),
@@ -97,6 +101,8 @@ def batch_of(task, num_rows=8, seed=0):
       return rng.uniform(0.5, 2.0, shape)
     if name == 'task':
       return np.arange(num_rows) % 2
+    if name == 'in_source':
+      return np.broadcast_to(np.arange(shape[1]) < 2, shape)
     if name in ('start', 'end', 'types'):
       return np.zeros(shape)
     if name in ('label', 'word_labels'):

@@ -4,7 +4,17 @@ import numpy as np
 from hypothesis import strategies as st
 
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window
+from t2x.layers.patterns import (
+  Blocks,
+  Causal,
+  Fixed,
+  Full,
+  Global,
+  Marked,
+  Prefix,
+  Strided,
+  Window,
+)
 from t2x.layers.tiles import FULL, PARTIAL, SKIP
 
 small = st.integers(1, 9)
@@ -13,6 +23,8 @@ leaves = st.one_of(
   st.builds(Window, small, st.integers(1, 4)),
   st.builds(Global, small),
   st.builds(Blocks, small),
+  st.builds(Strided, small),
+  st.builds(lambda last, more: Fixed(last + more, last), small, small),
 )
 patterns = st.recursive(
   leaves,

@@ -1,7 +1,7 @@
 """Data pipeline in NumPy: sources, tokenizers, token cache, packing, transforms and batches."""
 
 from t2x.data.batches import Batches, Chain, InOrder, Order, evaluation_batches
-from t2x.data.best_fit import BestFitDocuments, BestFitPairs
+from t2x.data.best_fit import BestFitDocuments, BestFitPairs, JoinedPairs
 from t2x.data.buckets import Buckets, ByLength, CutToBucket, bucket_lengths
 from t2x.data.cache import Rows, token_rows
 from t2x.data.corruption import CorruptSpans, FitSides
@@ -117,6 +117,7 @@ __all__ = [
   'InOrder',
   'Interleaved',
   'Joined',
+  'JoinedPairs',
   'JsonLines',
   'LabelledPlan',
   'LabelledTexts',

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from t2x.data.packing import DocumentPlan, PackPairs, check_positive, empty_row, put
-from t2x.data.plans import Row
+from t2x.data.packing import DocumentPlan, PackPairs, PairPlan, check_positive, empty_row, put
+from t2x.data.plans import Column, Row
+from t2x.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,3 +102,66 @@ class BestFitPairs(PackPairs):
 
   def _choose(self, fitting, rooms):
     return min(fitting, key=lambda i: sum(rooms[i]), default=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class JoinedPairs(PairPlan):
+  """Rows of `length` tokens with several pairs, each a segment: source, eos, target, eos.
+
+  The column `in_source` is 1 for the tokens of sources and their eos. Pairs are packed as in
+  `BestFitDocuments`.
+
+  Attributes:
+    source_length: maximum number of source tokens of a pair, including eos.
+    target_length: maximum number of target tokens of a pair, including eos.
+    length: tokens per row, at least `source_length + target_length`.
+    too_long: 'drop' to drop longer pairs, 'cut' to truncate them (they keep their eos).
+    window: number of rows that are packed together.
+  """
+
+  length: int
+  window: int = dataclasses.field(default=1024, kw_only=True)
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_positive(self, 'window')
+    longest = self.source_length + self.target_length
+    if self.length < longest:
+      raise UserError(
+        f'rows of {self.length} tokens are too short for a source of {self.source_length} and a target '
+        f'of {self.target_length}: set the length to at least {longest}'
+      )
+
+  @property
+  def columns(self):
+    """Ids, segments and `in_source`."""
+    segment = np.uint16 if self.length < 1 << 16 else np.int32
+    return {
+      'tokens': Column(self.length, None),
+      'segments': Column(self.length, segment),
+      'in_source': Column(self.length, np.uint8),
+    }
+
+  def pack(self, examples, special, counts):
+    """Yields the rows of each window in the order of their longest pair, the longest first."""
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    size = 0
+    for pair in self._fit_pairs(examples, special, counts):
+      # One text begins with the prefix ids of the model: that of the source.
+      pairs.append((pair['source'], pair['target'][len(special.before) :]))
+      size += sum(map(len, pairs[-1]))
+      if size >= self.window * self.length:
+        yield from self._rows(pairs)
+        pairs, size = [], 0
+    yield from self._rows(pairs)
+
+  def _rows(self, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> Iterator[Row]:
+    sizes = [len(source) + len(target) for source, target in pairs]
+    for indices in best_fit_decreasing(sizes, self.length):
+      row, used = empty_row({'tokens': self.length}), 0
+      row['in_source'] = np.zeros(self.length, np.uint8)
+      for segment, i in enumerate(indices, 1):
+        put(row, 'tokens', used, np.concatenate(pairs[i]), segment)
+        row['in_source'][used : used + len(pairs[i][0])] = 1
+        used += sizes[i]
+      yield row

@@ -239,7 +239,7 @@ class PairPlan(PackingPlan):
 
   source_length: int
   target_length: int
-  too_long: Literal['drop', 'cut'] = 'drop'
+  too_long: Literal['drop', 'cut'] = dataclasses.field(default='drop', kw_only=True)
 
   fields: ClassVar[tuple[str, ...]] = ('source', 'target')
 

@@ -87,6 +87,7 @@ from t2x.layers.patterns import (
   And,
   Blocks,
   Causal,
+  Fixed,
   Full,
   Global,
   Marked,
@@ -94,6 +95,7 @@ from t2x.layers.patterns import (
   Or,
   Pattern,
   Prefix,
+  Strided,
   Window,
 )
 from t2x.layers.position_encoding import PositionEncoding, Projections
@@ -155,6 +157,7 @@ __all__ = [
   'FactorizedDenseScores',
   'FactorizedRandomScores',
   'FeedForward',
+  'Fixed',
   'FixupWiring',
   'Full',
   'GatedMLP',
@@ -213,6 +216,7 @@ __all__ = [
   'Source',
   'SourceCache',
   'Splash',
+  'Strided',
   'Sublayer',
   'SwitchFeedForward',
   'Synthesizer',

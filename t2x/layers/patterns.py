@@ -269,6 +269,56 @@ class Blocks(Pattern):
     return Tiles((q_last < k_first) | (k_last < q_first), one_block)
 
 
+@dataclasses.dataclass(frozen=True)
+class Strided(Pattern):
+  """Every query sees the keys at distances that are multiples of `stride`.
+
+  Sparse Transformer's strided attention (https://arxiv.org/abs/1904.10509) is
+  `Causal() & (Window(stride) | Strided(stride))`.
+  """
+
+  stride: Size
+  relative = True
+
+  def __post_init__(self):
+    _require(self.stride >= 1, f'Strided.stride must be at least 1, not {self.stride}')
+
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    return (q.positions - k.positions) % self.stride == 0
+
+  def offsets(self) -> Interval | None:
+    return (None, None) if self.stride == 1 else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Pattern):
+  """Every query sees its own block of `stride` positions and the `last` positions of all blocks.
+
+  Sparse Transformer's fixed attention (https://arxiv.org/abs/1904.10509) is `Causal() & Fixed(stride, last)`.
+  """
+
+  stride: Size
+  last: Size
+
+  def __post_init__(self):
+    _require(
+      1 <= self.last < self.stride,
+      f'Fixed.last must be at least 1 and below the stride, not {self.last} of {self.stride}',
+    )
+
+  def allows(self, q: Tokens, k: Tokens) -> Any:
+    is_last = k.positions % self.stride >= self.stride - self.last
+    return Blocks(self.stride).allows(q, k) | is_last
+
+  def tile(self, q: Bounds, k: Bounds) -> Tiles:
+    own = Blocks(self.stride).tile(q, k)
+    first, final = k.low.positions, k.high.positions
+    one_block = first // self.stride == final // self.stride
+    has_last = ~one_block | (final % self.stride >= self.stride - self.last)
+    only_last = one_block & (first % self.stride >= self.stride - self.last)
+    return Tiles(own.empty & ~has_last, own.full | only_last)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class And(Pattern):
   """Every query sees the keys that both patterns allow."""

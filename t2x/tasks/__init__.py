@@ -17,6 +17,7 @@ from t2x.tasks.image_mixing import Mixing, MixUp
 from t2x.tasks.masked_lm import MaskedLM
 from t2x.tasks.mixture import Mixture
 from t2x.tasks.pictures import AttentionMaps, ClassifiedImages
+from t2x.tasks.prefix_lm import PrefixLM
 from t2x.tasks.sequence_classification import SequenceClassification
 from t2x.tasks.span_corruption import SpanCorruption
 from t2x.tasks.span_prediction import SpanPrediction
@@ -44,6 +45,7 @@ __all__ = [
   'MixUp',
   'Mixing',
   'Mixture',
+  'PrefixLM',
   'Samples',
   'Scoring',
   'SequenceClassification',

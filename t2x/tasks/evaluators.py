@@ -16,9 +16,10 @@ from t2x.errors import UserError
 from t2x.ranges import Count, Natural, Size, Text
 from t2x.tasks.base import Task
 from t2x.tasks.causal_lm import CausalLM
+from t2x.tasks.prefix_lm import PrefixLM
 from t2x.tasks.span_prediction import SpanPrediction
 from t2x.tasks.squad import exact_match, word_f1
-from t2x.tasks.translation import Translation
+from t2x.tasks.translation import PairTask, Translation
 
 # Yields the items of an iterable and monitors the time spent on each.
 Watched = Callable[[Iterable], Iterable]
@@ -119,16 +120,15 @@ class Losses(Evaluator):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaskEvaluator(Evaluator):
-  """Evaluates one class of tasks."""
+  """Evaluates tasks of some classes."""
 
-  kind: ClassVar[type[Task]]
+  kinds: ClassVar[tuple[type[Task], ...]]
 
   def check(self, task: Task, model: Any) -> None:
     """Raises UserError if the task is of another class."""
-    if not isinstance(task, self.kind):
-      raise UserError(
-        f'{type(self).__name__} evaluates @{self.kind.__name__}, not @{type(task).__name__}'
-      )
+    if not isinstance(task, self.kinds):
+      kinds = ' and '.join(f'@{kind.__name__}' for kind in self.kinds)
+      raise UserError(f'{type(self).__name__} evaluates {kinds}, not @{type(task).__name__}')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ class Samples(TaskEvaluator):
   num_tokens: Size = 64
   strategy: Strategy | None = None
 
-  kind: ClassVar[type[Task]] = CausalLM
+  kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
 
   def __post_init__(self):
     if self.split is not None or self.num_examples is not None:
@@ -195,12 +195,12 @@ class Translations(TaskEvaluator):
   strategy: Strategy | None = None
   batch_size: Size = 64
 
-  kind: ClassVar[type[Task]] = Translation
+  kinds: ClassVar[tuple[type[Task], ...]] = (Translation, PrefixLM)
 
   def check(self, task, model):
     """Also raises UserError if the language is unknown or the model cannot translate the longest source."""
     super().check(task, model)
-    assert isinstance(task, Translation)
+    assert isinstance(task, PairTask)
     self._bleu()
     task.check_generate(model, self.strategy or task.strategy, self.batch_size)
 
@@ -215,7 +215,7 @@ class Translations(TaskEvaluator):
   def __call__(self, evaluated):
     """Translates the examples of the split and returns the metrics."""
     task = evaluated.task
-    assert isinstance(task, Translation)
+    assert isinstance(task, PairTask)
     examples = self._examples(task)
     pairs = [examples[i] for i in range(len(examples))]
     # Batches of similar length have little padding.
@@ -260,7 +260,7 @@ class Translations(TaskEvaluator):
 class Answers(TaskEvaluator):
   """Computes exact match and F1 of answers to questions as SQuAD's script does, as fractions."""
 
-  kind: ClassVar[type[Task]] = SpanPrediction
+  kinds: ClassVar[tuple[type[Task], ...]] = (SpanPrediction,)
 
   def __call__(self, evaluated):
     """Answers the questions of the split and returns the metrics."""

@@ -204,7 +204,7 @@ class FewShot(TaskEvaluator):
   seed: Seed = 0
   batch_size: Size = 32
 
-  kind: ClassVar[type[Task]] = CausalLM
+  kinds: ClassVar[tuple[type[Task], ...]] = (CausalLM,)
 
   def __post_init__(self):
     if self.split is not None:

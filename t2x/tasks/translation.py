@@ -1,6 +1,7 @@
 """Translation and other text-to-text tasks, by teacher forcing with label smoothing (Vaswani et al. 2017,
 https://arxiv.org/abs/1706.03762)."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -21,7 +22,70 @@ from t2x.tasks.text import TokenTask, answers, check_causal, check_shapes, pad_p
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Translation(TokenTask):
+class PairTask(TokenTask):
+  """Predicts the `target` text of an example from its `source` text.
+
+  Attributes:
+    source_length: maximum number of source tokens, including eos. Longer examples are dropped and longer
+      prompts truncated.
+    target_length: maximum number of target tokens, including eos. Longer examples are dropped.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    strategy: decoding strategy of `generate` if the caller sets none.
+  """
+
+  source_length: Size
+  target_length: Size
+  label_smoothing: TunableRate = 0.1
+  strategy: Strategy = Beam(width=4)
+
+  answers_prompts: ClassVar[bool] = True
+  text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
+  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'strategy'}
+
+  @property
+  def default_strategy(self):
+    """The `strategy` of the config."""
+    return self.strategy
+
+  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
+    """Generates the target of each source."""
+    tokenizer = self.fitted
+    before = tokenizer.before
+    limit = self.source_length - len(before) - 1
+    sources = [[*before, *tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
+    generated = self._generate(
+      model,
+      sources,
+      seed,
+      strategy=strategy,
+      max_new_tokens=max_new_tokens,
+      num_return=num_return,
+    )
+    return answers(generated, tokenizer)
+
+  @abc.abstractmethod
+  def _generate(
+    self, model: Any, sources: Sequence[Sequence[int]], seed: int = 0, **settings: Any
+  ) -> Generated:
+    """Generates the targets of sources, given as token ids with eos."""
+
+  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
+    """Raises UserError if the model cannot generate for a batch of sources of the maximum length.
+
+    Args:
+      model: the model's shapes.
+      strategy: decoding strategy.
+      batch_size: sources per batch.
+    """
+    sources = [[self.fitted.eos_id] * self.source_length] * batch_size
+    check_shapes(
+      lambda m: self._generate(m, sources, strategy=strategy, max_new_tokens=self.target_length),
+      model,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Translation(PairTask):
   """Predicts the `target` text of an example from its `source` text; rows pack several examples.
 
   Attributes:
@@ -37,17 +101,10 @@ class Translation(TokenTask):
     strategy: decoding strategy of `generate` if the caller sets none.
   """
 
-  source_length: Size
-  target_length: Size
   packing: Callable[..., PairPlan] = PackPairs
   buckets: Sequence[Size] = ()
-  label_smoothing: TunableRate = 0.1
-  strategy: Strategy = Beam(width=4)
 
   inputs: ClassVar[Inputs] = 'a source and a target'
-  answers_prompts: ClassVar[bool] = True
-  text_fields: ClassVar[tuple[str, ...]] = ('source', 'target')
-  data_fields: ClassVar[frozenset[str]] = TokenTask.data_fields | {'strategy'}
 
   def __post_init__(self):
     if self.buckets and (not isinstance(self.plan, PadPairs) or self.pieces is not None):
@@ -58,11 +115,6 @@ class Translation(TokenTask):
     longest = max(self.source_length, self.target_length)
     if self.buckets and not bucket_lengths(self.buckets, longest):
       raise UserError(f'Translation.buckets = {list(self.buckets)}: one must be below {longest}')
-
-  @property
-  def default_strategy(self):
-    """The `strategy` of the config."""
-    return self.strategy
 
   @property
   def plan(self):
@@ -128,15 +180,6 @@ class Translation(TokenTask):
     sums = self.token_sums(model, out.x, target, batch, key, self.label_smoothing)
     return TaskOutput(sums, out.aux)
 
-  def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
-    """Translates each prompt."""
-    tokenizer = self.fitted
-    before = tokenizer.before
-    limit = self.source_length - len(before) - 1
-    sources = [[*before, *tokenizer.encode(prompt)[:limit], tokenizer.eos_id] for prompt in prompts]
-    settings = {'strategy': strategy, 'max_new_tokens': max_new_tokens, 'num_return': num_return}
-    return answers(self._generate(model, sources, seed, **settings), tokenizer)
-
   def _generate(self, model, sources, seed=0, **settings) -> Generated:
     tokenizer = self.fitted
     ids, lengths = pad_prompts(sources, tokenizer.pad_id, longest=self.source_length)
@@ -153,15 +196,3 @@ class Translation(TokenTask):
       source_tokens=Tokens.row(ids.shape[1], segments=jnp.asarray(segments), right_padded=True),
       **settings,
     )
-
-  def check_generate(self, model: Any, strategy: Strategy, batch_size: int) -> None:
-    """Raises UserError if the model cannot translate a batch of sources of the maximum length.
-
-    Args:
-      model: the model's shapes.
-      strategy: decoding strategy.
-      batch_size: sources per batch.
-    """
-    sources = [[self.fitted.eos_id] * self.source_length] * batch_size
-    settings = {'strategy': strategy, 'max_new_tokens': self.target_length}
-    check_shapes(lambda m: self._generate(m, sources, **settings), model)

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_packing import EOS, check_row, ids, pack, pair, pairs_of
 
-from t2x.data import BestFitDocuments, BestFitPairs, ConcatenateAndSplit, PackPairs
+from t2x.data import BestFitDocuments, BestFitPairs, ConcatenateAndSplit, JoinedPairs, PackPairs
 from t2x.data.best_fit import best_fit_decreasing
+from t2x.data.packing import add_positions
+from t2x.data.tokenizers import SpecialIds
 from t2x.errors import UserError
 
 
@@ -106,3 +108,44 @@ def test_a_pair_is_added_to_the_row_with_the_least_room():
 def test_a_window_without_rows_is_an_error():
   with pytest.raises(UserError, match=r'BestFitDocuments\.window = 0: must be at least 1'):
     BestFitDocuments(8, window=0)
+
+
+@given(
+  pairs=st.lists(pair, max_size=30),
+  source=st.integers(3, 12),
+  target=st.integers(3, 12),
+  room=st.integers(0, 20),
+  window=st.integers(1, 4),
+)
+def test_joined_pairs_are_segments_with_the_source_first(pairs, source, target, room, window):
+  plan = JoinedPairs(source, target, source + target + room, window=window)
+  arrays = [{name: np.array(side, np.int32) for name, side in pair.items()} for pair in pairs]
+  special = type('Special', (SpecialIds,), {'before': (50,)})()
+  rows = [
+    add_positions(row, ['tokens']) for row in plan.pack(arrays, special, collections.Counter())
+  ]
+  segments = []
+  for row in rows:
+    check_row(row, 'tokens', plan.length)
+    assert not row['in_source'][row['segments'] == 0].any()
+    for segment in range(1, row['segments'].max() + 1):
+      tokens, in_source = (
+        row[name][row['segments'] == segment] for name in ('tokens', 'in_source')
+      )
+      size = np.count_nonzero(in_source)
+      assert in_source[:size].all()
+      segments.append((tuple(tokens[:size].tolist()), tuple(tokens[size:].tolist())))
+  assert collections.Counter(segments) == collections.Counter(
+    ((50, *pair['source'], EOS), (*pair['target'], EOS))
+    for pair in pairs
+    if pair['source']
+    and pair['target']
+    # Both sides are measured with the ids before a text, as in pairs with two columns.
+    and len(pair['source']) + 2 <= source
+    and len(pair['target']) + 2 <= target
+  )
+
+
+def test_rows_must_have_room_for_the_longest_pair():
+  with pytest.raises(UserError, match='set the length to at least 9'):
+    JoinedPairs(4, 5, 8)

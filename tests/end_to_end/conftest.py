@@ -88,6 +88,28 @@ TSV:
   validation = '{data}/validation.tsv'
 vocab_size = 261
 """,
+  'prefix_lm': """
+include '{configs}/models/small_decoder.gin'
+Experiment.task = @PrefixLM()
+PrefixLM:
+  source = @TSV()
+  tokenizer = @Bytes()
+  source_length = 32
+  target_length = 32
+  length = 96
+  strategy = @Greedy()
+Decoder.pattern = @Or()
+Or.left = @Causal()
+Or.right = @Prefix()
+Experiment.evaluations = {{'translations': @Translations()}}
+Translations:
+  num_examples = 4
+  batch_size = 4
+TSV:
+  train = '{data}/train.tsv'
+  validation = '{data}/validation.tsv'
+vocab_size = 261
+""",
   'image_classification': """
 include '{configs}/models/small_vit.gin'
 include '{configs}/tasks/digits.gin'

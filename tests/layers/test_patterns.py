@@ -15,16 +15,19 @@ from t2x.layers.masks import attention_mask, check_reads
 from t2x.layers.patterns import (
   Blocks,
   Causal,
+  Fixed,
   Full,
   Global,
   Marked,
   Pattern,
   Prefix,
+  Strided,
   Window,
 )
 from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
 lengths = st.integers(1, 40)
+PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Strided, Fixed)
 
 
 def assert_never_wrong(schedule, mask, q_block, k_block):
@@ -102,6 +105,18 @@ def test_predicates_by_hand():
   assert Full().mask(2, 3).shape == (2, 3)
 
 
+@pytest.mark.parametrize(('stride', 'last'), [(4, 1), (5, 3)])
+def test_patterns_of_sparse_transformer_equal_their_loops(stride, last):
+  """arXiv:1904.10509, section 4.3: the two heads of each factorisation, merged."""
+  strided = (Causal() & (Window(stride) | Strided(stride))).mask(17, 17)
+  fixed = (Causal() & Fixed(stride, last)).mask(17, 17)
+  for i in range(17):
+    for j in range(17):
+      assert strided[i, j] == (j <= i and (i - j < stride or (i - j) % stride == 0))
+      summary = stride - last <= j % stride
+      assert fixed[i, j] == (j <= i and (j // stride == i // stride or summary))
+
+
 def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
   prefix = np.array([[True, True, False, False]])
   mask = (Causal() | Prefix()).mask(4, Tokens(np.arange(4)[None], marks={'prefix': prefix}))
@@ -112,7 +127,7 @@ def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
 @settings(max_examples=50)
 @given(patterns)
 def test_patterns_are_values_that_print_as_python(pattern):
-  names = {c.__name__: c for c in (Full, Causal, Prefix, Window, Global, Blocks, Marked)}
+  names = {c.__name__: c for c in PATTERNS}
   again = eval(repr(pattern), names)
   assert again == pattern and hash(again) == hash(pattern)
 
@@ -251,7 +266,15 @@ def test_no_mask_where_all_see_all():
 
 
 @pytest.mark.parametrize(
-  'build', [lambda: Window(0), lambda: Window(4, 0), lambda: Global(0), lambda: Blocks(-1)]
+  'build',
+  [
+    lambda: Window(0),
+    lambda: Window(4, 0),
+    lambda: Global(0),
+    lambda: Blocks(-1),
+    lambda: Strided(0),
+    lambda: Fixed(4, 0),
+  ],
 )
 def test_sizes_without_sense_are_refused(build):
   with pytest.raises(UserError, match='at least 1'):

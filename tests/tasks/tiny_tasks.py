@@ -67,6 +67,13 @@ def make(folder):
     t2x.tasks.Translation(
       source=source(TSV, 'pairs.tsv'), source_length=48, target_length=48, **bpe
     ),
+    t2x.tasks.PrefixLM(
+      source=source(TSV, 'pairs.tsv'),
+      source_length=48,
+      target_length=48,
+      length=96,
+      tokenizer=BPE(280),
+    ),
     t2x.tasks.ImageClassification(
       source=Digits(),
       image_shape=(8, 8, 1),

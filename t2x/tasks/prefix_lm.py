@@ -1,0 +1,100 @@
+"""Prefix language modelling: a source and its target in one row of a decoder (Liu et al. 2018,
+https://arxiv.org/abs/1801.10198; Raffel et al. 2020, https://arxiv.org/abs/1910.10683)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t2x.data import JoinedPairs
+from t2x.decode import generate
+from t2x.errors import UserError
+from t2x.layers import RowLayout, Tokens
+from t2x.ranges import Size
+from t2x.tasks.base import TaskOutput
+from t2x.tasks.causal_lm import shift_right
+from t2x.tasks.text import check_causal, pad_prompts
+from t2x.tasks.translation import PairTask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefixLM(PairTask):
+  """Predicts the `target` of an example after its `source` in the same row; rows pack several examples.
+
+  With the pattern `Causal() | Prefix()` (`@Or()` in a config) the tokens of a source see each other; with
+  `Causal()` they see only earlier tokens. The loss covers the target and its eos.
+
+  Attributes:
+    source_length: maximum number of source tokens, including eos. Longer examples are dropped and longer
+      prompts truncated.
+    target_length: maximum number of target tokens, including eos. Longer examples are dropped.
+    length: tokens per row, at least the sum of both.
+    packing: the packing of pairs, called with both lengths and `length`.
+    label_smoothing: label smoothing as in `cross_entropy`, in training only.
+    strategy: decoding strategy of `generate` if the caller sets none.
+  """
+
+  length: Size
+  packing: Callable[..., JoinedPairs] = JoinedPairs
+
+  def __post_init__(self):
+    if self.pieces is not None:
+      raise UserError('PrefixLM does not sample segmentations: leave out PrefixLM.pieces')
+
+  @property
+  def plan(self):
+    """The packing of pairs into rows."""
+    return self.packing(self.source_length, self.target_length, self.length)
+
+  def spec(self, batch_size):
+    """tokens, segments, positions, in_source: int32 [batch, length]."""
+    shape = jax.ShapeDtypeStruct((batch_size, self.length), jnp.int32)
+    return dict.fromkeys(('tokens', 'segments', 'positions', 'in_source'), shape)
+
+  def check_model(self, model):
+    """Also raises UserError if a block attends to later tokens outside the source."""
+    super().check_model(model)
+    check_causal(model, self.length, 'PrefixLM')
+
+  def target_weights(self, batch):
+    """Returns weight 1 for each target token that is not padding."""
+    return ((batch['segments'] != 0) & (batch['in_source'] == 0)).astype(jnp.float32)
+
+  def sums(self, model, batch, key):
+    """Returns loss and accuracy over the target tokens, including eos."""
+    tokens, segments = batch['tokens'], batch['segments']
+    # The inputs are shifted by one, so the eos of the source, which predicts the target, is in the prefix.
+    prefix = (shift_right(batch['in_source'], segments, 1) != 0) & (segments != 0)
+    out = model.hidden(
+      shift_right(tokens, segments, self.tokenizer.ids.bos_id),
+      tokens=Tokens(
+        batch['positions'],
+        segments,
+        marks={'prefix': prefix} if reads_prefix(model) else {},
+        layout=RowLayout.PACKED,
+      ),
+      key=key,
+    )
+    sums = self.token_sums(model, out.x, tokens, batch, key, self.label_smoothing)
+    return TaskOutput(sums, out.aux)
+
+  def _generate(self, model, sources, seed=0, **settings):
+    tokenizer = self.fitted
+    prompts = [[tokenizer.bos_id, *source] for source in sources]
+    ids, lengths = pad_prompts(prompts, tokenizer.pad_id, longest=self.source_length + 1)
+    return generate(
+      model,
+      ids,
+      lengths,
+      eos_id=tokenizer.eos_id,
+      pad_id=tokenizer.pad_id,
+      key=jax.random.key(seed),
+      **settings,
+    )
+
+
+def reads_prefix(model: Any) -> bool:
+  """Returns whether an attention pattern of the model reads the mark 'prefix'."""
+  return any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
