@@ -71,7 +71,12 @@ def run(tmp_path_factory):
   folder = tmp_path_factory.mktemp('harness')
   texts = [f'{a}{b} = {b}{a}\n' for a in 'abcdefgh' for b in 'abcdefgh']
   rows = [
-    {'text': t.rstrip(), 'prompt': t[:5], 'answer': t[5:7], 'choices': [t[5:7], t[:2][::-1] + 'x', 'zz']}
+    {
+      'text': t.rstrip(),
+      'prompt': t[:5],
+      'answer': t[5:7],
+      'choices': [t[5:7], t[:2][::-1] + 'x', 'zz'],
+    }
     for t in texts
   ]
   data = folder / 'data.jsonl'
