@@ -102,21 +102,18 @@ class MultiHeadAttention(nnx.Module):
     self.dropout_rate = dropout_rate
 
     def project(heads: int, name: str, init: Initializer = kernel_init) -> Linear:
-      axes = ('embed', name, 'head_dim')
-      shape = (heads, head_dim)
+      axes, shape = ('embed', name, 'head_dim'), (heads, head_dim)
       return Linear((d_model,), shape, axes, init=init, use_bias=use_bias, rngs=rngs)
 
     self.q = project(num_heads, 'heads') if 'q' in reads else None
     self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
     self.v = project(num_kv_heads, 'kv_heads', value_init or kernel_init)
-    self.out = Linear(
+    shape, axes, init = (
       (num_heads, head_dim),
-      (d_model,),
       ('heads', 'head_dim', 'embed'),
-      init=out_init or kernel_init,
-      use_bias=out_bias,
-      rngs=rngs,
+      out_init or kernel_init,
     )
+    self.out = Linear(shape, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = joint_qk_norm is not None
 
     def norm(projection: Linear | None, heads: int) -> Norm | None:

@@ -49,13 +49,18 @@ class HyperConnections(nnx.Module):
     def weights(init, *shape):
       return param(init, shape, [None] * len(shape), rngs, keep_float32=True)
 
-    self.num_streams = num_streams
+    self._num_streams = num_streams
     self.norm = norm(d_model, rngs=rngs)
     self.read = weights(one_hot, num_streams)
     # A_r minus the identity, so that weight decay does not shrink the streams.
     self.mix = weights(zeros(), num_streams, num_streams)
     self.write = weights(ones(), num_streams)
     self.dropout_rate = dropout_rate
+
+  @property
+  def num_streams(self) -> int:
+    """Number of residual streams."""
+    return self._num_streams
 
   def weights(self, x: Float[Array, 'batch length streams d_model']) -> tuple[Any, Any, Any]:
     """Returns A_m [#batch, #length, streams], A_r [#batch, #length, streams, streams] and B as A_m, in float32."""

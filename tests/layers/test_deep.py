@@ -14,11 +14,13 @@ from t2x.errors import UserError
 from t2x.layers import (
   MLP,
   Admin,
+  Call,
   DeepNorm,
   MultiHeadAttention,
   NoNorm,
   PostNorm,
   Result,
+  Tokens,
   deep_norm_init,
   normal,
   sub_ln_init,
@@ -154,7 +156,7 @@ def test_admin_takes_one_value_per_branch_of_the_stack():
 
 def first_change(wiring, init, num_layers):
   """RMS change of a stack's output after one step of gradient descent on all matrices."""
-  init = functools.partial(init) if init else xavier_uniform
+  init = xavier_uniform if init is None else init
   block = functools.partial(
     Block,
     mixer=functools.partial(MultiHeadAttention, num_heads=2, value_init=init(), out_init=init()),
@@ -170,12 +172,11 @@ def first_change(wiring, init, num_layers):
 
 
 def run(stack, target):
-  from t2x.layers import Call, Tokens
-
   y = stack(X, Call(Tokens.row(X.shape[1]))).x
   return y, jnp.square(y - target).mean()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
   ('wiring', 'init'), [(DeepNorm, deep_norm_init), (Admin, None), (NoNorm, t_fixup_encoder)]
 )
