@@ -3,7 +3,7 @@ https://arxiv.org/abs/2409.19606)."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -14,7 +14,7 @@ from t2x.layers.initializers import branch_index, ones, zeros
 from t2x.layers.interfaces import Norm, Result
 from t2x.layers.norms import LayerNorm
 from t2x.layers.wiring import apply_rates, float32
-from t2x.ranges import Count, Positive, TunableRate
+from t2x.ranges import Positive, Range, TunableRate
 
 
 class HyperConnections(nnx.Module):
@@ -25,7 +25,7 @@ class HyperConnections(nnx.Module):
 
   Args:
     d_model: width of a residual stream.
-    num_streams: number of residual streams.
+    num_streams: number of residual streams, at least 2.
     norm: builds the norm before the sublayer.
     dropout_rate: dropout on the sublayer's output.
   """
@@ -36,7 +36,7 @@ class HyperConnections(nnx.Module):
     self,
     d_model: int,
     *,
-    num_streams: Count = 4,
+    num_streams: Annotated[int, Range('2 <= x <= 1024')] = 4,
     norm: Callable[..., Norm] = LayerNorm,
     dropout_rate: TunableRate = 0.0,
     rngs: nnx.Rngs,
@@ -91,7 +91,7 @@ class DynamicHyperConnections(HyperConnections):
 
   Args:
     d_model: width of a residual stream.
-    num_streams: number of residual streams.
+    num_streams: number of residual streams, at least 2.
     norm: builds the norm before the sublayer and that of the streams.
     scale: initial value of s_a and s_b.
     dropout_rate: dropout on the sublayer's output.
@@ -101,7 +101,7 @@ class DynamicHyperConnections(HyperConnections):
     self,
     d_model: int,
     *,
-    num_streams: Count = 4,
+    num_streams: Annotated[int, Range('2 <= x <= 1024')] = 4,
     norm: Callable[..., Norm] = LayerNorm,
     scale: Positive = 0.01,
     dropout_rate: TunableRate = 0.0,

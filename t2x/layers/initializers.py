@@ -27,7 +27,7 @@ class BuildContext:
     vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
     num_layers: number of layers of the stack.
     num_branches: number of residual branches per layer.
-    layer: index of the layer in its stack; traced, because layers are built together.
+    layer: index in its stack of the first layer with the parameters; traced, because layers are built together.
     branch: index of the residual branch in its layer.
   """
 

@@ -142,10 +142,12 @@ class Stack(nnx.Module):
     self.remat = remat
     self.stochastic_depth = stochastic_depth
 
-    def repeat(index, keys):
+    layers_per_group = num_layers // num_groups
+
+    def repeat(group, keys):
       built = []
       for place, block in enumerate(blocks):
-        with building(layer=index * len(blocks) + place):
+        with building(layer=group * layers_per_group + place):
           built.append(block(d_model, rngs=keys))
       return nnx.List(built)
 
