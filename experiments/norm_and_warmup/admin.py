@@ -30,6 +30,7 @@ def measured_omega(model, ids, tokens) -> list[float]:
   body = model.body
   x, tokens = model.embedding(ids, tokens)
   x = body.encoding.embed(x, tokens)
+  x = x if body.input_norm is None else body.input_norm(x)
   call = Call(tokens, body.pattern, body.encoding if body.encoding.acts_in_layers else None)
   omega = [1.0]
   for layer in body.stack.unstacked().layers:
