@@ -10,19 +10,26 @@ from t2x.layers import (
   DenseScores,
   DotProductScores,
   DynamicConvolution,
+  GatedHeads,
   GatedMLP,
+  LayerNorm,
   LearnedValueResidual,
   LightweightConvolution,
   LinearAttention,
   Linformer,
   MultiHeadAttention,
+  NormedHeads,
   Plus,
   RMSNorm,
   RoPE,
+  ScalarGatedHeads,
   ShawPositions,
   SwitchFeedForward,
   Synthesizer,
   T5Bias,
+  TalkingHeads,
+  TokenShift,
+  zeros,
 )
 
 part = functools.partial
@@ -44,7 +51,7 @@ PARTS = {
   },
   'attention with cosine scores': {'build': part(attention, scores=CosineScores)},
   'attention with a soft cap and sinks': {
-    'build': part(attention, scores=part(DotProductScores, soft_cap=2.0, sink=True))
+    'build': part(attention, scores=part(DotProductScores, soft_cap=2.0, sink=zeros()))
   },
   'synthesizer': {
     'build': part(Synthesizer, num_heads=4, scores=part(DenseScores, max_length=16), mix=Plus)
@@ -54,11 +61,25 @@ PARTS = {
   'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
+  'attention with talking heads': {
+    'build': part(attention, num_kv_heads=2, scores=TalkingHeads),
+    'encoding': part(T5Bias, num_heads=4, bidirectional=True),
+  },
+  'attention with gated heads': {'build': part(attention, head_outputs=GatedHeads)},
+  'attention with a gate per head': {'build': part(attention, head_outputs=ScalarGatedHeads)},
+  'attention with a norm of the heads': {'build': part(attention, head_outputs=NormedHeads)},
+  'token shift of attention': {
+    'build': part(TokenShift, sublayer=part(attention, num_kv_heads=2)),
+    'encoding': RoPE,
+  },
+  'token shift of an MLP': {'build': part(TokenShift, sublayer=part(MLP, hidden_dim=24))},
   'attention with TUPE': {'build': attention, 'encoding': part(TUPE, num_heads=4, max_length=16)},
   'mixture of experts': {
     'build': part(SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0)
   },
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
+  'MLP with a norm': {'build': part(MLP, hidden_dim=24, norm=LayerNorm)},
+  'gated MLP with a norm': {'build': part(GatedMLP, hidden_dim=24, norm=RMSNorm)},
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24)},
 }
 # The contracts for which a part refuses the call, with a UserError.

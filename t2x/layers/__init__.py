@@ -29,9 +29,19 @@ from t2x.layers.base import (
 )
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
+from t2x.layers.deep import (
+  Admin,
+  DeepNorm,
+  deep_norm_init,
+  sub_ln_init,
+  t_fixup_decoder,
+  t_fixup_encoder,
+)
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
+from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
+from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
 from t2x.layers.initializers import (
   depth_scaled,
@@ -108,7 +118,7 @@ from t2x.layers.positions import (
   T5Bias,
 )
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
-from t2x.layers.scores import CosineScores, DotProductScores
+from t2x.layers.scores import CosineScores, DotProductScores, TalkingHeads
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -117,12 +127,14 @@ from t2x.layers.synthetic_scores import (
   FactorizedRandomScores,
   RandomScores,
 )
+from t2x.layers.token_shift import TokenShift
 from t2x.layers.tupe import TUPE
 from t2x.layers.value_residual import LearnedValueResidual, ValueResidual
 from t2x.layers.wiring import (
   BranchNorm,
   FixupWiring,
   LayerScale,
+  NoNorm,
   PostNorm,
   PreNorm,
   ReZero,
@@ -135,6 +147,7 @@ __all__ = [
   'TUPE',
   'XLA',
   'ALiBi',
+  'Admin',
   'And',
   'AttentionInputs',
   'Auto',
@@ -147,11 +160,13 @@ __all__ = [
   'Causal',
   'CosineScores',
   'CrossSublayer',
+  'DeepNorm',
   'Dense',
   'DenseScores',
   'DotProduct',
   'DotProductScores',
   'DynamicConvolution',
+  'DynamicHyperConnections',
   'ExtrasSublayer',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
@@ -160,9 +175,12 @@ __all__ = [
   'Fixed',
   'FixupWiring',
   'Full',
+  'GatedHeads',
   'GatedMLP',
   'Global',
   'GridPositions',
+  'HeadOutputs',
+  'HyperConnections',
   'Initializer',
   'Kernel',
   'KeyValueCache',
@@ -182,8 +200,10 @@ __all__ = [
   'Marked',
   'Merge',
   'MultiHeadAttention',
+  'NoNorm',
   'NoPositions',
   'Norm',
+  'NormedHeads',
   'Not',
   'Or',
   'PallasMHA',
@@ -208,6 +228,7 @@ __all__ = [
   'RoPEScaling',
   'RowLayout',
   'Sandwich',
+  'ScalarGatedHeads',
   'Scores',
   'ShawPositions',
   'Sinusoidal',
@@ -221,12 +242,15 @@ __all__ = [
   'SwitchFeedForward',
   'Synthesizer',
   'T5Bias',
+  'TalkingHeads',
   'TokenEmbedding',
+  'TokenShift',
   'Tokens',
   'ValueResidual',
   'Window',
   'Wiring',
   'attention_mask',
+  'deep_norm_init',
   'depth_scaled',
   'dropout',
   'elu',
@@ -250,7 +274,10 @@ __all__ = [
   'silu',
   'softplus',
   'stacked',
+  'sub_ln_init',
   'swish',
+  't_fixup_decoder',
+  't_fixup_encoder',
   'tanh',
   'truncated_normal',
   'variance_scaling',

@@ -13,6 +13,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.cache import KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
+from t2x.layers.head_outputs import HeadOutputs
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
 from t2x.layers.kernels import (
@@ -53,7 +54,9 @@ class MultiHeadAttention(nnx.Module):
     dropout_rate: dropout of the attention probabilities.
     values: builds the module that mixes the layer's values with those of the first layer, as
       `values(num_kv_heads, head_dim, rngs=rngs)`. None: no mixing.
+    head_outputs: builds the part between the heads and the output projection, such as a gate. None: no part.
     kernel_init: initialiser of the query, key and value projections.
+    value_init: initialiser of the value projection. None: `kernel_init`.
     out_init: initialiser of the output projection. None: `kernel_init`.
 
   Raises:
@@ -77,7 +80,9 @@ class MultiHeadAttention(nnx.Module):
     scale: Positive | None = None,
     dropout_rate: TunableRate = 0.0,
     values: Callable[..., ValueResidual] | None = None,
+    head_outputs: Callable[..., HeadOutputs] | None = None,
     kernel_init: Initializer = xavier_uniform(),
+    value_init: Initializer | None = None,
     out_init: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
@@ -96,22 +101,19 @@ class MultiHeadAttention(nnx.Module):
     self.scale = head_dim**-0.5 if scale is None else scale
     self.dropout_rate = dropout_rate
 
-    def project(heads: int, name: str) -> Linear:
-      axes = ('embed', name, 'head_dim')
-      shape = (heads, head_dim)
-      return Linear((d_model,), shape, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+    def project(heads: int, name: str, init: Initializer = kernel_init) -> Linear:
+      axes, shape = ('embed', name, 'head_dim'), (heads, head_dim)
+      return Linear((d_model,), shape, axes, init=init, use_bias=use_bias, rngs=rngs)
 
     self.q = project(num_heads, 'heads') if 'q' in reads else None
     self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
-    self.v = project(num_kv_heads, 'kv_heads')
-    self.out = Linear(
+    self.v = project(num_kv_heads, 'kv_heads', value_init or kernel_init)
+    shape, axes, init = (
       (num_heads, head_dim),
-      (d_model,),
       ('heads', 'head_dim', 'embed'),
-      init=out_init or kernel_init,
-      use_bias=out_bias,
-      rngs=rngs,
+      out_init or kernel_init,
     )
+    self.out = Linear(shape, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = joint_qk_norm is not None
 
     def norm(projection: Linear | None, heads: int) -> Norm | None:
@@ -121,6 +123,7 @@ class MultiHeadAttention(nnx.Module):
     self.q_norm = norm(self.q, num_heads)
     self.k_norm = norm(self.k, num_kv_heads)
     self.values = values and values(num_kv_heads, head_dim, rngs=rngs)
+    self.head_outputs = head_outputs and head_outputs(d_model, num_heads, head_dim, rngs=rngs)
 
   @property
   def reads(self) -> frozenset[str]:
@@ -189,6 +192,8 @@ class MultiHeadAttention(nnx.Module):
       source = cache or self.source_cache(call.source)
       inputs = self._source_inputs(x, source, call, call.source.tokens)
     y = self.kernel(inputs).reshape(*x.shape[:2], self.num_heads, -1)
+    if self.head_outputs is not None:
+      y = self.head_outputs(y, x)
     y = self.out(constrain(y, 'batch', 'length', 'heads', None))
     recorded = {}
     if 'probabilities' in call.record:

@@ -106,12 +106,12 @@ class _Convolution(nnx.Module):
     tokens: Tokens,
     pattern: Pattern,
   ) -> Float[Array, 'batch length d_model']:
-    before = _taps_before(pattern, self.kernel_size)
+    before = taps_before(pattern, self.kernel_size)
     by_head = (*source.shape[:2], self.num_heads, -1)
     y = jnp.zeros_like(source).reshape(by_head)
     for tap in range(self.kernel_size):
       value = jnp.roll(source, before - tap, axis=1)
-      visible = _is_visible(tap - before, source.shape[1], tokens, pattern)
+      visible = is_visible(tap - before, source.shape[1], tokens, pattern)
       weight = jnp.where(visible, kernels[..., tap], 0)
       value = value.reshape(by_head)
       y += broadcast(weight[..., None], value.shape, value.dtype) * value
@@ -165,7 +165,7 @@ class DynamicConvolution(_Convolution):
     return self.kernel(x)
 
 
-def _is_visible(
+def is_visible(
   offset: int, length: int, tokens: Tokens, pattern: Pattern
 ) -> Bool[Array, '#batch length 1']:
   """Returns whether each token sees the token `offset` indices after it."""
@@ -255,7 +255,7 @@ class RecentTokens(Cache):
 
 
 @functools.cache
-def _taps_before(pattern: Pattern, kernel_size: int) -> int:
+def taps_before(pattern: Pattern, kernel_size: int) -> int:
   """Number of taps before the token: all but one if the pattern hides all later positions, else half."""
   length = 2 * kernel_size
   positions = np.arange(length)[None]

@@ -11,7 +11,7 @@ from t2x.layers.activations import gelu, silu
 from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Result
+from t2x.layers.interfaces import Call, Norm, Result
 from t2x.ranges import Size, TunableRate
 
 
@@ -33,6 +33,8 @@ class MLP(FeedForward):
     hidden_dim: width between the two projections.
     activation: elementwise function.
     use_bias: whether both projections have biases.
+    norm: builds a norm of the hidden features, before the second projection (Sub-LN,
+      https://arxiv.org/abs/2210.06423). None: no norm.
     dropout_rate: dropout after the activation.
     kernel_init: initialiser of the first projection.
     out_init: initialiser of the second projection; None: `kernel_init`.
@@ -45,6 +47,7 @@ class MLP(FeedForward):
     hidden_dim: Size,
     activation: Callable[[Array], Array] = gelu,
     use_bias: bool = True,
+    norm: Callable[..., Norm] | None = None,
     dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
@@ -52,6 +55,7 @@ class MLP(FeedForward):
   ):
     self.activation = activation
     self.dropout_rate = dropout_rate
+    self.norm = norm and norm(hidden_dim, rngs=rngs)
     self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
     self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
 
@@ -60,7 +64,8 @@ class MLP(FeedForward):
   ) -> Result:
     """Transforms each token."""
     hidden = constrain(self.activation(self.up(x)), ..., 'mlp')
-    return Result(self.down(dropout(hidden, self.dropout_rate, call.key)))
+    hidden = dropout(hidden, self.dropout_rate, call.key)
+    return Result(self.down(hidden if self.norm is None else self.norm(hidden)))
 
 
 class GatedMLP(FeedForward):
@@ -78,6 +83,7 @@ class GatedMLP(FeedForward):
     hidden_dim: Size,
     activation: Callable[[Array], Array] = silu,
     use_bias: bool = False,
+    norm: Callable[..., Norm] | None = None,
     dropout_rate: TunableRate = 0.0,
     kernel_init: Initializer = xavier_uniform(),
     out_init: Initializer | None = None,
@@ -85,6 +91,7 @@ class GatedMLP(FeedForward):
   ):
     self.activation = activation
     self.dropout_rate = dropout_rate
+    self.norm = norm and norm(hidden_dim, rngs=rngs)
     self.gate = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
     self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
     self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
@@ -94,7 +101,8 @@ class GatedMLP(FeedForward):
   ) -> Result:
     """Transforms each token."""
     hidden = constrain(self.activation(self.gate(x)) * self.up(x), ..., 'mlp')
-    return Result(self.down(dropout(hidden, self.dropout_rate, call.key)))
+    hidden = dropout(hidden, self.dropout_rate, call.key)
+    return Result(self.down(hidden if self.norm is None else self.norm(hidden)))
 
 
 def _up(d_model: int, hidden_dim: int, init: Initializer, use_bias: bool, rngs: nnx.Rngs) -> Linear:

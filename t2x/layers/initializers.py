@@ -27,12 +27,16 @@ class BuildContext:
     vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
     num_layers: number of layers of the stack.
     num_branches: number of residual branches per layer.
+    layer: index in its stack of the first layer with the parameters; traced, because layers are built together.
+    branch: index of the residual branch in its layer.
   """
 
   vocab_size: int | None = None
   vocab_multiple: int | None = None
   num_layers: int | None = None
   num_branches: int | None = None
+  layer: Any = None
+  branch: int | None = None
 
 
 _CONTEXT: contextvars.ContextVar[BuildContext] = contextvars.ContextVar('build_context')
@@ -44,7 +48,7 @@ def build_context() -> BuildContext:
 
 
 @contextlib.contextmanager
-def building(**fields: int | None) -> Iterator[None]:
+def building(**fields: Any) -> Iterator[None]:
   """Sets these fields of the `BuildContext` for the construction of parts inside the context."""
   token = _CONTEXT.set(dataclasses.replace(build_context(), **fields))
   try:
@@ -53,8 +57,8 @@ def building(**fields: int | None) -> Iterator[None]:
     _CONTEXT.reset(token)
 
 
-def _residual_branches(name: str) -> int:
-  """Returns the number of residual branches of the stack under construction.
+def residual_branches(name: str) -> int:
+  """Returns the number of residual branches of the stack under construction, for the part `name`.
 
   Raises:
     UserError: no stack is under construction.
@@ -63,6 +67,14 @@ def _residual_branches(name: str) -> int:
   if num_layers is None or num_branches is None:
     raise UserError(f'{name} depends on the depth of a stack: use it in the sublayers of a Block')
   return num_layers * num_branches
+
+
+def branch_index() -> Any:
+  """Returns the index in its stack of the residual branch under construction; 0 outside of a stack."""
+  context = build_context()
+  if context.layer is None or context.num_branches is None or context.branch is None:
+    return 0
+  return context.layer * context.num_branches + context.branch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +187,7 @@ class depth_scaled:
   init: Callable[..., Array] = normal(0.02)
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return self.init(key, shape, dtype) * _residual_branches('depth_scaled') ** -0.5
+    return self.init(key, shape, dtype) * residual_branches('depth_scaled') ** -0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +215,6 @@ class fixup:
       )
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    num_branches = self.num_branches or _residual_branches('fixup')
+    num_branches = self.num_branches or residual_branches('fixup')
     scale = num_branches ** (-1 / (2 * self.branch_layers - 2))
     return self.init(key, shape, dtype) * scale

@@ -197,7 +197,8 @@ class Result:
   """Result of a sublayer.
 
   Attributes:
-    x: the output, [batch, length, d_model].
+    x: the output, [batch, length, d_model], of a block with several residual streams
+      [batch, length, streams, d_model].
     cache: the new cache; None if the call had no cache.
     aux: auxiliary losses and metrics.
     recorded: the intermediate arrays requested by `Call.record` that the part has, by name.
@@ -205,7 +206,7 @@ class Result:
     extras: new values of the entries of `Call.extras` that the part changes.
   """
 
-  x: Float[Array, 'batch length d_model']
+  x: Float[Array, 'batch length *streams d_model']
   cache: Any = None
   aux: Aux = NO_AUX
   recorded: Mapping[str, Array] = dataclasses.field(default_factory=dict)
@@ -319,9 +320,15 @@ class Wiring(Protocol):
     """True if the residual stream is normalised after the sublayer."""
     ...
 
+  @property
+  def num_streams(self) -> int:
+    """Number of residual streams. If it is above 1, `x` is [batch, length, streams, d_model]; the stack
+    starts with copies of its input and returns the sum of the streams."""
+    ...
+
   def __call__(
     self,
-    x: Float[Array, 'batch length d_model'],
+    x: Float[Array, 'batch length *streams d_model'],
     sublayer: Callable[[Array], Result],
     key: Array | None = None,
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,

@@ -69,21 +69,22 @@ class NamedRngs(nnx.Rngs):
     return init(key, shape, jnp.float32), {}
 
 
-def stacked(build: Callable[[nnx.Rngs], Part], num: int, rngs: nnx.Rngs) -> Part:
+def stacked(build: Callable[[Array, nnx.Rngs], Part], num: int, rngs: nnx.Rngs) -> Part:
   """Builds `num` copies of a part as one part whose arrays are stacked along a leading axis.
 
   The construction is traced once. The values of copy i do not depend on `num`.
 
   Args:
-    build: builds one copy.
+    build: builds one copy from its index, a traced integer, and its keys.
     num: number of copies.
     rngs: random keys of all copies.
   """
-  key = rngs.params()
+  key, indices = rngs.params(), jnp.arange(num)
   if not isinstance(rngs, NamedRngs):
-    return jax.vmap(lambda key: build(nnx.Rngs(key)))(jax.random.split(key, num))
+    keys = jax.random.split(key, num)
+    return jax.vmap(lambda i, key: build(i, nnx.Rngs(key)))(indices, keys)
   fold, named, draws = jax.random.fold_in, rngs.named.key[...], rngs.draws
-  return jax.vmap(lambda i: build(NamedRngs(fold(named, i), fold(key, i), draws)))(jnp.arange(num))
+  return jax.vmap(lambda i: build(i, NamedRngs(fold(named, i), fold(key, i), draws)))(indices)
 
 
 def initialized(build: Callable[..., Part], key: Array) -> Part:

@@ -1,15 +1,13 @@
-"""Attention scores of queries and keys: dot products and cosines."""
+"""Attention scores of queries and keys: dot products, cosines and talking heads."""
 
-import functools
 import math
 
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers.base import Tokens, param
-from t2x.layers.initializers import zeros
-from t2x.layers.kernels.base import DotProduct
+from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.kernels.base import DotProduct, Logits, softmax_dtype
 from t2x.ranges import Positive, Size
 
 
@@ -21,8 +19,8 @@ class DotProductScores(nnx.Module):
     head_dim: ignored.
     soft_cap: replaces scores s by soft_cap * tanh(s / soft_cap) (Gemma 2, https://arxiv.org/abs/2408.00118).
       None: no cap.
-    sink: whether the softmax of each head includes a learned logit without a value (gpt-oss; attention
-      sinks, https://arxiv.org/abs/2309.17453).
+    sink: initialiser of a learned logit without a value in the softmax of each head (gpt-oss; attention
+      sinks, https://arxiv.org/abs/2309.17453). None: no such logit.
   """
 
   reads = frozenset({'q', 'k', 'scale'})
@@ -34,12 +32,11 @@ class DotProductScores(nnx.Module):
     head_dim: Size,
     *,
     soft_cap: Positive | None = None,
-    sink: bool = False,
+    sink: Initializer | None = None,
     rngs: nnx.Rngs,
   ):
     self.soft_cap = soft_cap
-    logits = functools.partial(param, zeros(), (num_heads,), ('heads',), rngs, keep_float32=True)
-    self.sink = logits() if sink else None
+    self.sink = sink and param(sink, (num_heads,), ('heads',), rngs, keep_float32=True)
 
   def __call__(
     self,
@@ -99,6 +96,50 @@ class CosineScores(nnx.Module):
     factor = jnp.exp(jnp.minimum(self.logit[...].astype(jnp.float32), math.log(self.max_factor)))
     q = (_normalize(q) * factor[None, None, :, None]).astype(q.dtype)
     return DotProduct(q, _normalize(k).astype(k.dtype), 1.0)
+
+
+class TalkingHeads(nnx.Module):
+  """Scaled dot products with learned mixtures of heads before and after the softmax (Shazeer et al. 2020,
+  https://arxiv.org/abs/2003.02436).
+
+  Head h has the scores sum_g S_g before[g, h], and its probabilities are sum_g P_g after[g, h]. Both matrices are
+  initially the identity. Terms of position encodings are added to the mixed scores. The full matrix of scores is
+  kept in memory.
+
+  Args:
+    num_heads: number of query heads.
+    head_dim: ignored.
+  """
+
+  reads = frozenset({'q', 'k', 'scale'})
+  max_length: Size | None = None
+
+  def __init__(self, num_heads: Size, head_dim: Size, *, rngs: nnx.Rngs):
+    def identity(key, shape, dtype):
+      return jnp.eye(num_heads, dtype=dtype)
+
+    def mixture():
+      return param(identity, (num_heads, num_heads), (None, 'heads'), rngs, keep_float32=True)
+
+    self.before, self.after = mixture(), mixture()
+
+  def __call__(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+  ) -> Logits:
+    """Returns the mixed scores as `Logits`."""
+    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
+    dtype = softmax_dtype(q)
+    grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
+    dots = jnp.einsum('bqkge,bske->bkgqs', grouped, k, preferred_element_type=dtype) * scale
+    dots = dots.reshape(len(q), q.shape[2], q.shape[1], k.shape[1])
+    mixed = jnp.einsum('bgqs,gh->bhqs', dots, self.before[...].astype(dtype))
+    return Logits(mixed, self.after[...].astype(dtype))
 
 
 def _normalize(x: Array) -> Array:

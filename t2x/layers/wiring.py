@@ -25,6 +25,7 @@ class _Residual(nnx.Module):
   """Base class: x + dropout(after(sublayer(before(x)))); subclasses define before and after."""
 
   ends_with_norm = False
+  num_streams = 1
   dropout_rate: TunableRate
 
   def _before(self, x: Array) -> Array:
@@ -44,8 +45,20 @@ class _Residual(nnx.Module):
   ) -> Result:
     """See `Wiring.__call__`."""
     result = sublayer(self._before(x))
-    y = _branch(self._after(result.x), self.dropout_rate, key, keep)
+    y = apply_rates(self._after(result.x), self.dropout_rate, key, keep)
     return dataclasses.replace(result, x=x + y)
+
+
+class NoNorm(_Residual):
+  """No norm: x + dropout(sublayer(x)), for initialisations that make norms unnecessary (`t_fixup_encoder`).
+
+  Args:
+    d_model: width of the residual stream.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
+    self.dropout_rate = dropout_rate
 
 
 class PreNorm(_Residual):
@@ -79,6 +92,7 @@ class PostNorm(nnx.Module):
   """
 
   ends_with_norm = True
+  num_streams = 1
 
   def __init__(
     self,
@@ -100,8 +114,12 @@ class PostNorm(nnx.Module):
   ) -> Result:
     """See `Wiring.__call__`."""
     result = sublayer(x)
-    y = self.norm(x + _branch(result.x, self.dropout_rate, key, keep))
+    y = self.norm(self._shortcut(x) + apply_rates(result.x, self.dropout_rate, key, keep))
     return dataclasses.replace(result, x=y)
+
+  def _shortcut(self, x: Array) -> Array:
+    """Returns what is added to the sublayer's output."""
+    return x
 
 
 class BranchNorm(_Residual):
@@ -129,6 +147,8 @@ class BranchNorm(_Residual):
 class Sandwich(_Residual):
   """Norms before and after the sublayer: x + dropout(branch_norm(sublayer(norm(x)))), as in CogView
   (https://arxiv.org/abs/2105.13290, section 2.4) and Gemma 2 (https://arxiv.org/abs/2408.00118).
+
+  With `Decoder.input_norm` and `Decoder.final_norm` it is Peri-LN (https://arxiv.org/abs/2502.02737).
 
   Args:
     d_model: width of the residual stream.
@@ -187,7 +207,7 @@ class LayerScale(_Residual):
     return self.norm(x)
 
   def _after(self, y: Array) -> Array:
-    return (y * with_rank(_float32(self.gamma), y.ndim)).astype(y.dtype)
+    return (y * with_rank(float32(self.gamma), y.ndim)).astype(y.dtype)
 
 
 class ReZero(_Residual):
@@ -219,7 +239,7 @@ class ReZero(_Residual):
     return x if self.norm is None else self.norm(x)
 
   def _after(self, y: Array) -> Array:
-    return (y * _float32(self.alpha)).astype(y.dtype)
+    return (y * float32(self.alpha)).astype(y.dtype)
 
 
 class FixupWiring(_Residual):
@@ -242,17 +262,18 @@ class FixupWiring(_Residual):
     self.dropout_rate = dropout_rate
 
   def _before(self, x: Array) -> Array:
-    return (x + _float32(self.before)).astype(x.dtype)
+    return (x + float32(self.before)).astype(x.dtype)
 
   def _after(self, y: Array) -> Array:
-    return (y * _float32(self.scale) + _float32(self.after)).astype(y.dtype)
+    return (y * float32(self.scale) + float32(self.after)).astype(y.dtype)
 
 
-def _float32(parameter: nnx.Param) -> Float[Array, '*shape']:
+def float32(parameter: nnx.Param) -> Float[Array, '*shape']:
   """Returns the parameter in float32."""
   return parameter[...].astype(Dtypes.reductions)
 
 
-def _branch(y: Array, rate: Tunable, key: Array | None, keep: Array | None) -> Array:
+def apply_rates(y: Array, rate: Tunable, key: Array | None, keep: Array | None) -> Array:
+  """Applies dropout and stochastic depth to the output of a sublayer."""
   y = dropout(y, rate, key)
   return y if keep is None else y * keep.astype(y.dtype)

@@ -58,10 +58,11 @@ class _Block(nnx.Module):
   ):
     self.pattern = pattern
     self.names = tuple(sublayers)
-    for name, build in sublayers.items():
-      setattr(self, name, build(d_model, rngs=rngs))
-      if wiring is not None:
-        setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
+    for index, (name, build) in enumerate(sublayers.items()):
+      with building(branch=index):
+        setattr(self, name, build(d_model, rngs=rngs))
+        if wiring is not None:
+          setattr(self, f'{name}_wiring', wiring(d_model, rngs=rngs))
     self.encoding = encoding and encoding(d_model, rngs=rngs)
     reads = frozenset().union(*(part.reads for part in self.sublayers.values()))
     kind = type(self).__name__
@@ -184,9 +185,14 @@ class SublayerBlock(_Block):
     """True if the block's output is normalised."""
     return vars(self)[f'{self.names[-1]}_wiring'].ends_with_norm
 
+  @property
+  def num_streams(self) -> int:
+    """Number of residual streams."""
+    return vars(self)[f'{self.names[-1]}_wiring'].num_streams
+
   def __call__(
     self,
-    x: Float[Array, 'batch length d_model'],
+    x: Float[Array, 'batch length *streams d_model'],
     call: Call,
     cache: Mapping[str, Cache] | None = None,
   ) -> Result:
@@ -275,6 +281,7 @@ class ParallelBlock(_Block):
   """
 
   ends_with_norm = False
+  num_streams = 1
 
   def __init__(
     self,

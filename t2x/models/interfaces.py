@@ -60,6 +60,11 @@ class Layer(Protocol):
     """True if the layer's output is normalised."""
     ...
 
+  @property
+  def num_streams(self) -> int:
+    """Number of residual streams; if it is above 1, inputs and outputs are [batch, length, streams, d_model]."""
+    ...
+
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> dict[str, Cache]:
     """Returns empty caches by sublayer."""
     ...

@@ -33,7 +33,7 @@ class Stream:
   """The values that each layer of a stack passes to the next.
 
   Attributes:
-    x: the residual stream, [batch, length, d_model].
+    x: the residual stream, [batch, length, d_model], or several streams, [batch, length, streams, d_model].
     extras: arrays that parts pass from layer to layer, by name; see `ExtrasSublayer`.
   """
 
@@ -43,8 +43,27 @@ class Stream:
 
   @staticmethod
   def initial(x: Array, layers: Iterable[Layer]) -> 'Stream':
-    """Returns the stream before the first layer."""
-    return Stream(x, initial_extras(layers, x))
+    """Returns the stream before the first layer; with several streams, each is a copy of `x`.
+
+    Raises:
+      UserError: the layers have different numbers of streams.
+    """
+    layers = list(layers)
+    numbers = {layer.num_streams for layer in layers}
+    if len(numbers) > 1:
+      raise UserError(
+        f'layers of one stack have {" and ".join(map(str, sorted(numbers)))} residual streams: use the same '
+        'wiring in all of its blocks'
+      )
+    extras, num_streams = initial_extras(layers, x), max(numbers)
+    if num_streams > 1:
+      x = jnp.broadcast_to(x[:, :, None], (*x.shape[:2], num_streams, x.shape[2]))
+    return Stream(x, extras)
+
+  @property
+  def output(self) -> Any:
+    """The sum of the residual streams, [batch, length, d_model]."""
+    return _summed(self.x)
 
   def apply(self, layer: Layer, call: Call, cache: Any) -> tuple['Stream', Result]:
     """Applies a layer. Returns the stream after it, and the layer's result.
@@ -61,8 +80,14 @@ class Stream:
         f'{type(layer).__name__} returned the extras {", ".join(unknown)}, which no part of this stack '
         "initialises: return them from the part's init_extras too"
       )
-    x = constrain(result.x, 'batch', 'length', 'embed')
+    streams = [None] * (result.x.ndim - 3)
+    x = constrain(result.x, 'batch', 'length', *streams, 'embed')
     return Stream(x, {**self.extras, **result.extras}), result
+
+
+def _summed(x: Array) -> Array:
+  """Returns the sum of residual streams; a single stream is unchanged."""
+  return x if x.ndim == 3 else x.sum(axis=2)
 
 
 class Stack(nnx.Module):
@@ -117,8 +142,14 @@ class Stack(nnx.Module):
     self.remat = remat
     self.stochastic_depth = stochastic_depth
 
-    def repeat(keys):
-      return nnx.List([block(d_model, rngs=keys) for block in blocks])
+    layers_per_group = num_layers // num_groups
+
+    def repeat(group, keys):
+      built = []
+      for place, block in enumerate(blocks):
+        with building(layer=group * layers_per_group + place):
+          built.append(block(d_model, rngs=keys))
+      return nnx.List(built)
 
     with building(num_layers=num_layers):
       self.blocks = stacked(repeat, num_groups, rngs)
@@ -247,7 +278,7 @@ class Stack(nnx.Module):
         for name, value in result.recorded.items()
       }
       if 'hidden' in call.record:
-        recorded |= {f'blocks.{i}.hidden': result.x for i, result in enumerate(results)}
+        recorded |= {f'blocks.{i}.hidden': _summed(result.x) for i, result in enumerate(results)}
       return stream, (new, aux, recorded)
 
     if self.remat is not None:
@@ -266,7 +297,7 @@ class Stack(nnx.Module):
       )
     else:
       stream, (cache, aux, recorded) = self._scan_groups(repeat, stream, per_repeat)
-    return Result(stream.x, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
+    return Result(stream.output, cache, jax.tree.map(lambda a: a.sum(axis=0), aux), recorded)
 
   def _scan_groups(self, repeat, stream, per_repeat):
     """Scans over groups, and within each group over the repeats that share its parameters."""
@@ -337,7 +368,7 @@ class Layers(nnx.Module):
       layer_call = dataclasses.replace(call, place=place, repeat=repeat)
       stream, result = stream.apply(layer, layer_call, own)
       new.append(result.cache)
-    return Result(stream.x, new)
+    return Result(stream.output, new)
 
 
 def restrict_call(call: Call, layer: Layer) -> Call:

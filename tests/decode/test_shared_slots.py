@@ -39,6 +39,7 @@ from t2x.layers import (
   TokenEmbedding,
   Window,
   normal,
+  zeros,
 )
 from t2x.layers.cache import MAX_COPIES, KeyValueCache, SharedKeyValueCache
 from t2x.layers.kernels import XLA
@@ -120,7 +121,7 @@ GROUPED = mixing(ATTENTION, num_kv_heads=2)
 ALIBI, LEARNED = part(ALiBi, num_heads=4), part(LearnedPositions, max_length=16)
 T5 = part(T5Bias, num_heads=4, bidirectional=False, num_buckets=8, max_distance=16)
 SHAW = part(ShawPositions, head_dim=4, max_distance=3, values=True)
-CAPPED = part(DotProductScores, soft_cap=2.0, sink=True)
+CAPPED = part(DotProductScores, soft_cap=2.0, sink=zeros())
 TILES = Blockwise(q_block=2, k_block=5)
 CASES = {
   'grouped heads, rotary positions, windows': ([GROUPED, part(GROUPED, pattern=Window(3))], {}),

@@ -17,11 +17,13 @@ SWEEPS = {
   'positions/causal_lm': (7, 8),
   'positions/masked_lm': (7, 8),
   'norm_and_warmup/sweep': (4, 6),
+  'norm_and_warmup/deep': (9, 3),
   'vit_regularisation/sweep': (7, 8),
   'attention_basics/scale': (2, 8),
   'attention_basics/heads': (6, 8),
   'attention_basics/mask_rate': (5, 8),
   'scaling/sweep': (5, 3),
+  'switches/sweep': (14, 5),
 }
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {

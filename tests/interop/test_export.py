@@ -151,6 +151,8 @@ OTHERS = {
   'a model': ('LanguageModel', 'Whole', ''),
   'a pattern': ('', '', 'Decoder.pattern = @Past()\n'),
   'a pattern of t2x': ('', '', 'Decoder.pattern = @Window()\nWindow.size = 3\n'),
+  'a gate of the heads': ('', '', 'MultiHeadAttention.head_outputs = @GatedHeads\n'),
+  'a norm of hidden features': ('', '', 'MLP.norm = @LayerNorm\n'),
   'a tied head with a scale': ('', '', 'TiedHead.scaled = True\n'),
 }
 

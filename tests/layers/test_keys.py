@@ -35,7 +35,7 @@ class Model(nnx.Module):
 
 
 def layers(num, part=Leaf):
-  return lambda rngs: stacked(lambda keys: part(rngs=keys), num, rngs)
+  return lambda rngs: stacked(lambda _, keys: part(rngs=keys), num, rngs)
 
 
 def own(rngs):

@@ -29,6 +29,7 @@ from t2x.layers import (
   RMSNorm,
   Source,
   Tokens,
+  zeros,
 )
 
 BATCH, LENGTH, WIDTH, HEADS, KV_HEADS, SIZE = 2, 9, 16, 4, 2, 4
@@ -102,7 +103,7 @@ def test_soft_cap_equals_transformers_gemma2(kernel):
 
 @pytest.mark.parametrize('kernel', KERNELS, ids=str)
 def test_sinks_equal_transformers_gpt_oss(kernel):
-  attention = build(kernel, scores=functools.partial(DotProductScores, sink=True))
+  attention = build(kernel, scores=functools.partial(DotProductScores, sink=zeros()))
   module = Eager(torch.tensor(double(attention.scores.sink[...])))
   expected, _ = eager(modeling_gpt_oss.eager_attention_forward, attention, module, dropout=0.0)
   np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
@@ -148,7 +149,7 @@ def test_a_learned_temperature_learns():
 
 
 @pytest.mark.parametrize(
-  'scores', [CosineScores, functools.partial(DotProductScores, soft_cap=2.0, sink=True)]
+  'scores', [CosineScores, functools.partial(DotProductScores, soft_cap=2.0, sink=zeros())]
 )
 def test_cached_decoding_equals_the_whole_row(scores):
   attention = build(scores=scores)

@@ -59,9 +59,12 @@ class Logits:
 
   Attributes:
     array: scaled scores [#batch, heads, q_len, k_len].
+    mixture: [heads, heads]; head h attends with the sum over g of mixture[g, h] times the softmax of head g.
+      None: each head attends with its own softmax.
   """
 
   array: Any
+  mixture: Any = None
 
 
 @functools.partial(

@@ -14,6 +14,7 @@ from t2x.layers.kernels.base import (
   AttentionInputs,
   DotProduct,
   Kernel,
+  Logits,
   apply_soft_cap,
   softmax_dtype,
   zero_masked_queries,
@@ -89,6 +90,10 @@ class Dense(Kernel):
     mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
     if mask is not None:
       scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
+    if isinstance(inputs.scores, Logits) and inputs.scores.mixture is not None:
+      mixture = inputs.scores.mixture.astype(dtype)
+      mixed = jnp.einsum('bgqk,gh->bhqk', _by_head(softmax(scores), inputs), mixture)
+      return group(mixed), mask
     if sink is None:
       return softmax(scores), mask
     column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), q_len)[None, :, :, None]

@@ -1,0 +1,122 @@
+"""Parts between the heads of an attention layer and its output projection: gates and norms."""
+
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import jax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers.base import Initializer, Linear
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Norm
+from t2x.layers.norms import LayerNorm
+from t2x.ranges import Size
+
+
+@runtime_checkable
+class HeadOutputs(Protocol):
+  """Transforms the outputs of the heads. Built as `HeadOutputs(d_model, num_heads, head_dim, rngs=rngs)`."""
+
+  def __call__(
+    self,
+    y: Float[Array, 'batch length heads head_dim'],
+    x: Float[Array, 'batch length d_model'],
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """Returns the input of the output projection.
+
+    Args:
+      y: outputs of the heads.
+      x: input of the attention layer; its tokens are the queries.
+    """
+    ...
+
+
+class GatedHeads(nnx.Module):
+  """Multiplies each feature of the heads by a gate: y * sigmoid(x W) (Qiu et al. 2025,
+  https://arxiv.org/abs/2505.06708).
+
+  Args:
+    d_model: width of the attention layer's input.
+    num_heads: number of query heads.
+    head_dim: features per head.
+    kernel_init: initialiser of W.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    num_heads: Size,
+    head_dim: Size,
+    *,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    axes, shape = ('embed', 'heads', 'head_dim'), (num_heads, head_dim)
+    self.gate = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
+
+  def __call__(
+    self,
+    y: Float[Array, 'batch length heads head_dim'],
+    x: Float[Array, 'batch length d_model'],
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """Returns the gated outputs."""
+    return y * jax.nn.sigmoid(self.gate(x))
+
+
+class ScalarGatedHeads(nnx.Module):
+  """Multiplies each head by one gate: y_h * sigmoid(x w_h), the head-wise gate of https://arxiv.org/abs/2505.06708.
+
+  Arguments are those of `GatedHeads`; W is [d_model, num_heads].
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    num_heads: Size,
+    head_dim: Size,
+    *,
+    kernel_init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    axes = ('embed', 'heads')
+    self.gate = Linear((d_model,), (num_heads,), axes, init=kernel_init, use_bias=False, rngs=rngs)
+
+  def __call__(
+    self,
+    y: Float[Array, 'batch length heads head_dim'],
+    x: Float[Array, 'batch length d_model'],
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """Returns the gated outputs."""
+    return y * jax.nn.sigmoid(self.gate(x))[..., None]
+
+
+class NormedHeads(nnx.Module):
+  """Normalises the features of all heads together, as Sub-LN (https://arxiv.org/abs/2210.06423) before the output
+  projection.
+
+  Args:
+    d_model: ignored.
+    num_heads: number of query heads.
+    head_dim: features per head.
+    norm: builds the norm over num_heads * head_dim features.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    num_heads: Size,
+    head_dim: Size,
+    *,
+    norm: Callable[..., Norm] = LayerNorm,
+    rngs: nnx.Rngs,
+  ):
+    self.norm = norm(num_heads * head_dim, rngs=rngs)
+
+  def __call__(
+    self,
+    y: Float[Array, 'batch length heads head_dim'],
+    x: Float[Array, 'batch length d_model'],
+  ) -> Float[Array, 'batch length heads head_dim']:
+    """Returns the normalised outputs."""
+    return self.norm(y.reshape(*y.shape[:2], -1)).reshape(y.shape)

@@ -1,0 +1,138 @@
+"""Hyper-connections: several residual streams, mixed by learned weights around each sublayer (Zhu et al. 2024,
+https://arxiv.org/abs/2409.19606)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.layers.base import param
+from t2x.layers.initializers import branch_index, ones, zeros
+from t2x.layers.interfaces import Norm, Result
+from t2x.layers.norms import LayerNorm
+from t2x.layers.wiring import apply_rates, float32
+from t2x.ranges import Positive, Range, TunableRate
+
+
+class HyperConnections(nnx.Module):
+  """Static hyper-connections: H' = A_r' H + B' sublayer(norm(A_m' H)) for the streams H [streams, d_model].
+
+  At initialisation A_r is the identity, B is 1, and branch k of the stack reads stream k mod streams, which equals
+  `PreNorm` up to a factor of the output.
+
+  Args:
+    d_model: width of a residual stream.
+    num_streams: number of residual streams, at least 2.
+    norm: builds the norm before the sublayer.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  ends_with_norm = False
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_streams: Annotated[int, Range('2 <= x <= 1024')] = 4,
+    norm: Callable[..., Norm] = LayerNorm,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    stream = branch_index() % num_streams
+
+    def one_hot(key, shape, dtype):
+      return (jnp.arange(num_streams) == stream).astype(dtype)
+
+    def weights(init, *shape):
+      return param(init, shape, [None] * len(shape), rngs, keep_float32=True)
+
+    self._num_streams = num_streams
+    self.norm = norm(d_model, rngs=rngs)
+    self.read = weights(one_hot, num_streams)
+    # A_r minus the identity, so that weight decay does not shrink the streams.
+    self.mix = weights(zeros(), num_streams, num_streams)
+    self.write = weights(ones(), num_streams)
+    self.dropout_rate = dropout_rate
+
+  @property
+  def num_streams(self) -> int:
+    """Number of residual streams."""
+    return self._num_streams
+
+  def weights(self, x: Float[Array, 'batch length streams d_model']) -> tuple[Any, Any, Any]:
+    """Returns A_m [#batch, #length, streams], A_r [#batch, #length, streams, streams] and B as A_m, in float32."""
+    mix = jnp.eye(self.num_streams) + float32(self.mix)
+    return float32(self.read)[None, None], mix[None, None], float32(self.write)[None, None]
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length streams d_model'],
+    sublayer: Callable[[Array], Result],
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> Result:
+    """See `Wiring.__call__`."""
+    read, mix, write = self.weights(x)
+    wide = x.astype(read.dtype)
+    h = (wide * read[..., None]).sum(axis=-2).astype(x.dtype)
+    result = sublayer(self.norm(h))
+    y = apply_rates(result.x, self.dropout_rate, key, keep).astype(wide.dtype)
+    mixed = jnp.einsum('...nm,...nd->...md', mix, wide)
+    x = (mixed + write[..., None] * y[..., None, :]).astype(x.dtype)
+    return dataclasses.replace(result, x=x)
+
+
+class DynamicHyperConnections(HyperConnections):
+  """Hyper-connections whose weights depend on the streams: A_m + s_a tanh(norm(H) W_m), A_r + s_a tanh(norm(H) W_r)
+  and B + s_b tanh(norm(H) W_b), with W = 0 at initialisation.
+
+  Args:
+    d_model: width of a residual stream.
+    num_streams: number of residual streams, at least 2.
+    norm: builds the norm before the sublayer and that of the streams.
+    scale: initial value of s_a and s_b.
+    dropout_rate: dropout on the sublayer's output.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_streams: Annotated[int, Range('2 <= x <= 1024')] = 4,
+    norm: Callable[..., Norm] = LayerNorm,
+    scale: Positive = 0.01,
+    dropout_rate: TunableRate = 0.0,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model, num_streams=num_streams, norm=norm, dropout_rate=dropout_rate, rngs=rngs
+    )
+
+    def projection(*outputs):
+      axes = ('embed', *[None] * len(outputs))
+      return param(zeros(), (d_model, *outputs), axes, rngs, keep_float32=True)
+
+    def factor():
+      return param(nnx.initializers.constant(scale), (), (), rngs, keep_float32=True)
+
+    self.stream_norm = norm(d_model, rngs=rngs)
+    self.read_projection = projection()
+    self.mix_projection = projection(num_streams)
+    self.write_projection = projection()
+    self.width_scale = factor()
+    self.depth_scale = factor()
+
+  def weights(self, x: Float[Array, 'batch length streams d_model']) -> tuple[Any, Any, Any]:
+    """Returns A_m, A_r and B of each token; see `HyperConnections.weights`."""
+    read, mix, write = super().weights(x)
+    h = self.stream_norm(x).astype(read.dtype)
+
+    def added(scale, projection):
+      return float32(scale) * jnp.tanh(h @ float32(projection))
+
+    read = read + added(self.width_scale, self.read_projection)
+    mix = mix + added(self.width_scale, self.mix_projection)
+    return read, mix, write + added(self.depth_scale, self.write_projection)

@@ -1,0 +1,122 @@
+"""Token shift: part of a sublayer's input comes from the neighbouring tokens (RWKV, https://arxiv.org/abs/2305.13048;
+in this form from x-transformers)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.errors import UserError
+from t2x.layers.base import Tokens
+from t2x.layers.convolutions import RecentTokens, is_visible, take_tokens, taps_before
+from t2x.layers.interfaces import Cache, Call, ExtrasSublayer, Result, Sublayer
+from t2x.layers.masks import check_reads
+from t2x.layers.patterns import Full, Pattern
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ShiftCache(Cache):
+  """Cache of `TokenShift`.
+
+  Attributes:
+    recent: the last input token of each row.
+    own: cache of the sublayer, or None.
+  """
+
+  recent: RecentTokens
+  own: Any
+
+  def repeat(self, copies: int) -> 'ShiftCache':
+    return ShiftCache(self.recent.repeat(copies), self.own and self.own.repeat(copies))
+
+  def take(self, rows: Int[Array, ' batch']) -> 'ShiftCache':
+    return ShiftCache(self.recent.take(rows), self.own and self.own.take(rows))
+
+  def share(self, copies: int, num_slots: int) -> 'ShiftCache | None':
+    own = self.own and self.own.share(copies, num_slots)
+    if own is None and self.own is not None:
+      return None
+    return ShiftCache(self.recent.share(copies, num_slots), own)
+
+
+class TokenShift(nnx.Module):
+  """Applies a sublayer to an input whose second half of the features is that of the previous token.
+
+  If the pattern also shows later tokens, the first third of the features is that of the next token, the second
+  that of the token itself and the third that of the previous token. Features of neighbours that are masked, in
+  another segment or padding are zero. Has no parameters of its own.
+
+  Args:
+    d_model: width of the input and output.
+    sublayer: builds the token mixer or feed-forward layer.
+
+  Raises:
+    UserError: when called with a source.
+  """
+
+  def __init__(self, d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rngs):
+    self.d_model = d_model
+    self.sublayer: Any = sublayer(d_model, rngs=rngs)
+
+  @property
+  def reads(self) -> frozenset[str]:
+    """See `Sublayer.reads`."""
+    return (self.sublayer.reads | {'pattern'}) - {'source'}
+
+  @property
+  def max_length(self) -> int | None:
+    """Maximum sequence length of the sublayer; None: no limit."""
+    return self.sublayer.max_length
+
+  def init_extras(self, x: Float[Array, 'batch length d_model']) -> dict[str, Array]:
+    """Returns the extras of the sublayer; see `ExtrasSublayer`."""
+    sublayer: ExtrasSublayer = self.sublayer
+    return sublayer.init_extras(x)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> ShiftCache:
+    """Returns an empty cache for the previous token, with that of the sublayer."""
+    recent = RecentTokens.empty(batch, 1, self.d_model, dtype)
+    return ShiftCache(recent, self.sublayer.init_cache(batch, num_slots, dtype))
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: ShiftCache | None = None
+  ) -> Result:
+    """Applies the sublayer to the shifted input."""
+    if call.source is not None:
+      raise UserError(
+        'TokenShift cannot attend to a source: use MultiHeadAttention for Block.cross'
+      )
+    own = call if 'pattern' in self.sublayer.reads else dataclasses.replace(call, pattern=Full())
+    if cache is None:
+      check_reads(call.pattern, call.tokens, call.tokens)
+      return self.sublayer(shifted(x, call.tokens, call.pattern), own)
+    # The cached token precedes those of the call, without padding between them.
+    both, tokens, permutation = cache.recent.concatenate(x, call.tokens)
+    check_reads(call.pattern, tokens, tokens)
+    y = take_tokens(shifted(both, tokens, call.pattern), permutation.inverse)[:, -x.shape[1] :]
+    result = self.sublayer(y, own, cache.own)
+    new = ShiftCache(cache.recent.keep_last(both, tokens), result.cache)
+    return dataclasses.replace(result, cache=new)
+
+
+def shifted(
+  x: Float[Array, 'batch length d_model'], tokens: Tokens, pattern: Pattern
+) -> Float[Array, 'batch length d_model']:
+  """Returns `x` with parts of its features from neighbouring tokens; see `TokenShift`."""
+  # A kernel of three taps is centred if the pattern shows later tokens.
+  is_causal = taps_before(pattern, 3) == 2
+  offsets = (0, -1) if is_causal else (1, 0, -1)
+  size = x.shape[2] // len(offsets)
+  parts = []
+  for index, offset in enumerate(offsets):
+    part = x[..., index * size : (index + 1) * size]
+    if offset:
+      visible = is_visible(offset, x.shape[1], tokens, pattern)
+      part = jnp.where(visible, jnp.roll(part, -offset, axis=1), 0)
+    parts.append(part)
+  return jnp.concatenate([*parts, x[..., size * len(offsets) :]], axis=-1)
