@@ -27,8 +27,10 @@ from t2x.layers.base import (
   dropout,
   param,
 )
-from t2x.layers.cache import KeyValueCache, SourceCache
+from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
+from t2x.layers.cope import CoPE
+from t2x.layers.disentangled import Disentangled
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
@@ -100,6 +102,7 @@ from t2x.layers.patterns import (
 )
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
+  AddressPositions,
   ALiBi,
   LearnedPositions,
   NoPositions,
@@ -107,8 +110,9 @@ from t2x.layers.positions import (
   Sinusoidal,
   T5Bias,
 )
+from t2x.layers.relative_sinusoids import RelativeSinusoids, XLPositions
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
-from t2x.layers.scores import CosineScores, DotProductScores
+from t2x.layers.scores import AdditiveScores, BilinearScores, CosineScores, DotProductScores
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -135,20 +139,25 @@ __all__ = [
   'TUPE',
   'XLA',
   'ALiBi',
+  'AdditiveScores',
+  'AddressPositions',
   'And',
   'AttentionInputs',
   'Auto',
   'Aux',
+  'BilinearScores',
   'Blocks',
   'Blockwise',
   'BranchNorm',
   'Cache',
   'Call',
   'Causal',
+  'CoPE',
   'CosineScores',
   'CrossSublayer',
   'Dense',
   'DenseScores',
+  'Disentangled',
   'DotProduct',
   'DotProductScores',
   'DynamicConvolution',
@@ -164,6 +173,7 @@ __all__ = [
   'Global',
   'GridPositions',
   'Initializer',
+  'InputMemory',
   'Kernel',
   'KeyValueCache',
   'LayerNorm',
@@ -201,6 +211,7 @@ __all__ = [
   'RMSNorm',
   'RandomScores',
   'ReZero',
+  'RelativeSinusoids',
   'Replace',
   'Result',
   'Ring',
@@ -226,6 +237,7 @@ __all__ = [
   'ValueResidual',
   'Window',
   'Wiring',
+  'XLPositions',
   'attention_mask',
   'depth_scaled',
   'dropout',
