@@ -9,11 +9,10 @@ from flax import nnx
 
 from t2x.arrays import named_leaves
 from t2x.layers import (
+  MLP,
   AddressPositions,
-  Causal,
   CoPE,
   LayerNorm,
-  MLP,
   MultiHeadAttention,
   PostNorm,
   Sinusoidal,
@@ -143,3 +142,82 @@ def test_transformer_xl_equals_the_xlnet_of_transformers_with_memory(memory):
   for name, gradient in named_leaves(gradients):
     wanted = theirs_gradients[name].detach().numpy()
     np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max(), err_msg=name)
+
+
+X = RNG.normal(size=(2, 9, WIDTH)).astype(np.float32)
+PADDED = np.arange(9) < np.array([9, 6])[:, None]
+
+
+def split_heads(weight):
+  return jnp.asarray(weight.detach().numpy().T.reshape(WIDTH, HEADS, SIZE))
+
+
+def test_addresses_equal_the_attention_of_detr():
+  from transformers.models.detr import modeling_detr
+
+  torch.manual_seed(0)
+  config = transformers.DetrConfig(attn_implementation='eager')
+  theirs = modeling_detr.DetrSelfAttention(config, WIDTH, HEADS).eval()
+  ours = MultiHeadAttention(WIDTH, num_heads=HEADS, rngs=nnx.Rngs(0))
+  for name, linear in (('q', theirs.q_proj), ('k', theirs.k_proj), ('v', theirs.v_proj)):
+    getattr(ours, name).kernel[...] = split_heads(linear.weight)
+    getattr(ours, name).bias[...] = jnp.asarray(linear.bias.detach().numpy()).reshape(HEADS, SIZE)
+  ours.out.kernel[...] = jnp.asarray(
+    theirs.o_proj.weight.detach().numpy().T.reshape(HEADS, SIZE, -1)
+  )
+  ours.out.bias[...] = jnp.asarray(theirs.o_proj.bias.detach().numpy())
+
+  encoding = AddressPositions(WIDTH, rngs=nnx.Rngs(0))
+  tokens = Tokens.row(9, segments=jnp.asarray(PADDED, jnp.int32))
+  y, _ = applied(ours, jnp.asarray(X), tokens=tokens, encoding=encoding)
+  table = np.asarray(Sinusoidal(WIDTH, rngs=nnx.Rngs(0)).embed(jnp.zeros_like(X), Tokens.row(9)))
+  mask = torch.where(torch.tensor(PADDED)[:, None, None], 0.0, -1e30)
+  expected, _ = theirs(torch.tensor(X), mask, torch.tensor(table))
+  np.testing.assert_allclose(np.asarray(y)[PADDED], expected.detach().numpy()[PADDED], atol=1e-5)
+
+
+def published_cope(query, attn_logits, pos_emb):
+  """The code in appendix A of https://arxiv.org/abs/2405.18719; `pos_emb` is [head_dim, positions]."""
+  gates = torch.sigmoid(attn_logits)
+  pos = gates.flip(-1).cumsum(dim=-1).flip(-1)
+  pos = pos.clamp(max=pos_emb.shape[-1] - 1)
+  pos_ceil = pos.ceil().long()
+  pos_floor = pos.floor().long()
+  logits_int = torch.matmul(query, pos_emb)
+  logits_ceil = logits_int.gather(-1, pos_ceil)
+  logits_floor = logits_int.gather(-1, pos_floor)
+  w = pos - pos_floor
+  return logits_ceil * w + logits_floor * (1 - w)
+
+
+# More positions than keys, and fewer, where positions are clipped.
+@pytest.mark.parametrize('positions', [12, 3])
+def test_cope_equals_its_published_code(positions):
+  """The terms of the scores, and the gradients of queries, keys and vectors."""
+  q, k = (RNG.normal(size=(2, 9, HEADS, SIZE)).astype(np.float32) for _ in range(2))
+  table = RNG.normal(size=(positions, SIZE)).astype(np.float32)
+  weights = RNG.normal(size=(2, HEADS, 9, 9)).astype(np.float32)
+  mask = np.tril(np.ones((9, 9), bool))
+  leaves = [torch.tensor(a, requires_grad=True) for a in (q, k, table)]
+  queries, keys = (a.transpose(1, 2) for a in leaves[:2])
+  logits = queries @ keys.transpose(2, 3) / SIZE**0.5
+  logits = logits.masked_fill(~torch.tensor(mask), -torch.inf)
+  expected = published_cope(queries, logits, leaves[2].T)
+  (expected * torch.tensor(weights * mask)).sum().backward()
+
+  encoding = CoPE(WIDTH, head_dim=SIZE, max_positions=positions, rngs=nnx.Rngs(0))
+  row = Tokens.row(9)
+
+  def terms(q, k, table):
+    encoding.table[...] = table
+    visible = jnp.asarray(mask)[None, None]
+    return encoding.scores(q, k, row, row, scale=SIZE**-0.5, visible=visible)
+
+  arrays = [jnp.asarray(a) for a in (q, k, table)]
+  ours = np.asarray(terms(*arrays))
+  difference = np.abs(ours - expected.detach().numpy())[:, :, mask]
+  assert difference.max() < 1e-5
+  gradients = jax.grad(lambda *a: (terms(*a) * weights * mask).sum(), (0, 1, 2))(*arrays)
+  for gradient, leaf in zip(gradients, leaves, strict=True):
+    wanted = leaf.grad.numpy()
+    np.testing.assert_allclose(gradient, wanted, atol=1e-5 * np.abs(wanted).max())
