@@ -16,6 +16,8 @@ STUDIES = Path(__file__).parents[2] / 'experiments'
 SWEEPS = {
   'positions/causal_lm': (7, 8),
   'positions/masked_lm': (7, 8),
+  'positions/more_causal_lm': (11, 8),
+  'positions/more_masked_lm': (10, 8),
   'norm_and_warmup/sweep': (4, 6),
   'vit_regularisation/sweep': (7, 8),
   'attention_basics/scale': (2, 8),
@@ -29,6 +31,10 @@ OTHER_METRICS = {
   'positions/causal_lm_4x': 'positions/causal_lm',
   'positions/masked_lm_2x': 'positions/masked_lm',
   'positions/masked_lm_4x': 'positions/masked_lm',
+  'positions/more_causal_lm_2x': 'positions/more_causal_lm',
+  'positions/more_causal_lm_4x': 'positions/more_causal_lm',
+  'positions/more_masked_lm_2x': 'positions/more_masked_lm',
+  'positions/more_masked_lm_4x': 'positions/more_masked_lm',
   'attention_basics/mask_rate_at_40': 'attention_basics/mask_rate',
 }
 
