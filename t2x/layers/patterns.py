@@ -267,11 +267,9 @@ class Blocks(Pattern):
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
     # The bounds of the visible keys grow with the position of the query.
-    (low_first, low_last), (high_first, high_last) = (
-      self._visible(tokens.positions) for tokens in (q.low, q.high)
-    )
-    full = (high_first <= k.low.positions) & (k.high.positions <= low_last)
-    return Tiles((k.high.positions < low_first) | (high_last < k.low.positions), full)
+    low, high = self._visible(q.low.positions), self._visible(q.high.positions)
+    empty = (k.high.positions < low[0]) | (high[1] < k.low.positions)
+    return Tiles(empty, (high[0] <= k.low.positions) & (k.high.positions <= low[1]))
 
   def _visible(self, positions: Any) -> tuple[Any, Any]:
     """Returns the first and the last position that queries see."""
