@@ -1,5 +1,5 @@
 """Sinusoids of relative distances in the scores: Transformer-XL (Dai et al. 2019,
-https://arxiv.org/abs/1901.02860) and fixed sinusoids in the place of Shaw's learned vectors."""
+https://arxiv.org/abs/1901.02860) and Shaw's scores with fixed sinusoids."""
 
 from typing import Any
 

@@ -33,14 +33,14 @@ class Segments(nnx.Module):
   """Applies a stack to segments of `length` tokens of each row in turn; every attention layer also attends to
   the `memory` tokens before the segment.
 
-  The memory of a layer holds the inputs of its attention (after a norm before it), without gradients. It is
-  the carry of a scan over the segments, so that it begins empty in every row: a row holds several segments of
-  the paper's data stream. Tokens of the memory are masked by segment ids and patterns as all other tokens,
-  and absolute positions continue from one segment to the next. Segments are cut by the place in the row. A
-  document that begins in the middle of a segment is therefore cut at other positions than alone in a row.
+  The memory of a layer holds the inputs of its attention (the output of a norm before it), through which no
+  gradient flows. It is the carry of a scan over the segments of a row and starts empty in every row. Tokens of
+  the memory are masked by their segment ids and by the pattern, as all tokens are, and positions continue from
+  one segment to the next. Segments start at multiples of `length` in the row: a document that starts inside of
+  a segment is cut at other positions than in a row of its own.
 
-  Decoding uses the key/value cache of the stack with the pattern `Blocks(length, memory)`, which gives the
-  same output for a document at the start of its row.
+  Decoding uses the key/value caches of the stack with the pattern `Blocks(length, memory)`, which gives the
+  output of a row that starts with the document.
 
   Args:
     d_model: width of the residual stream.
@@ -151,7 +151,7 @@ class Segments(nnx.Module):
     return Result(y.swapaxes(0, 1).reshape(batch, row, -1), aux=aux)
 
   def _memories(self, x: Float[Array, 'batch length d_model']) -> Any:
-    """Returns empty memories in the place of the key/value caches of the layers."""
+    """Returns the caches of the stack, with an empty memory for each key/value cache."""
 
     def memory(cache: Cache) -> InputMemory:
       if type(cache) is not KeyValueCache:

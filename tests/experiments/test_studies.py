@@ -25,6 +25,8 @@ SWEEPS = {
   'attention_basics/mask_rate': (5, 8),
   'scaling/sweep': (5, 3),
 }
+# The variants of `more_causal_lm` in another model.
+NIGHTLY = {'positions/more_masked_lm'}
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {
   'positions/causal_lm_2x': 'positions/causal_lm',
@@ -80,7 +82,11 @@ def test_the_pre_norm_sweep_reuses_trials():
 # The smallest point of the grid: the others have more of the same layers, or of the same images.
 @pytest.mark.parametrize(
   ('name', 'variant'),
-  [(name, variant) for name in SWEEPS for variant in sweep_of(name).variants],
+  [
+    pytest.param(name, variant, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
+    for name in SWEEPS
+    for variant in sweep_of(name).variants
+  ],
 )
 def test_every_variant_shapes(name, variant):
   arm = next(arm for arm in sweep_of(name).arms() if arm.variant == variant)

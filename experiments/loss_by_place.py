@@ -2,7 +2,7 @@
 
     t2x train configs/runs/stdlib_xl.gin
     t2x train configs/runs/stdlib_xl.gin --out runs/stdlib_xl_alone --gin.Segments.memory=0
-    python experiments/segment_memory/by_place.py runs/stdlib_xl runs/stdlib_xl_alone
+    python experiments/loss_by_place.py runs/stdlib_xl runs/stdlib_xl_alone
 
 The first segment of each row, which has no memory, has a line of its own.
 """
