@@ -70,7 +70,9 @@ def test_a_memory_of_the_whole_row_gives_the_output_of_the_plain_stack():
   np.testing.assert_allclose(y[valid], plain[valid], atol=1e-5)
 
 
-@pytest.mark.parametrize('memory', [0, 3, 4, 6])
+@pytest.mark.parametrize(
+  'memory', [0, 6, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))]
+)
 def test_segments_equal_the_stack_with_their_pattern(memory):
   segments = segments_of(memory=memory)
   call = Call(Tokens.row(ROW), Causal() & Blocks(LENGTH, memory))
@@ -96,7 +98,7 @@ def test_no_gradient_flows_into_the_memory_but_into_projections_of_it():
     assert jnp.abs(ours - alone).max() > 1e-3
 
 
-@pytest.mark.parametrize('encoding', [XL, RoPE])
+@pytest.mark.parametrize('encoding', [XL, pytest.param(RoPE, marks=pytest.mark.nightly)])
 def test_decoding_equals_the_forward_pass(encoding):
   """Greedy decoding over two borders of segments, from prompts of different lengths."""
   model = LanguageModel(
