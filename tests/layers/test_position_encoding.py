@@ -12,6 +12,7 @@ from flax import nnx
 from t2x.errors import UserError
 from t2x.layers import (
   XLA,
+  AddressPositions,
   ALiBi,
   Blockwise,
   Causal,
@@ -170,3 +171,16 @@ def test_kernels_without_probabilities_refuse_values():
   for kernel in (XLA(), Blockwise(4, 4)):
     with pytest.raises(UserError, match='ShawPositions'):
       applied(build(kernel=kernel), X, encoding=encoding)
+
+
+@pytest.mark.parametrize('positions', [RoPE, NoPositions])
+def test_addresses_need_an_encoding_that_adds_vectors(positions):
+  with pytest.raises(UserError, match=f'@{positions.__name__} is not an encoding that adds'):
+    AddressPositions(WIDTH, positions=positions, rngs=nnx.Rngs(0))
+
+
+def test_addresses_limit_the_length_like_the_positions_that_they_add():
+  learned = functools.partial(LearnedPositions, max_length=4)
+  encoding = AddressPositions(WIDTH, positions=learned, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match='6 tokens is longer than the 4 positions'):
+    applied(build(), X, encoding=encoding)
