@@ -6,8 +6,13 @@ import json
 from t2x.layers import (
   MLP,
   TUPE,
+  AdditiveScores,
+  AddressPositions,
+  BilinearScores,
+  CoPE,
   CosineScores,
   DenseScores,
+  Disentangled,
   DotProductScores,
   DynamicConvolution,
   GatedHeads,
@@ -20,6 +25,7 @@ from t2x.layers import (
   MultiHeadAttention,
   NormedHeads,
   Plus,
+  RelativeSinusoids,
   RMSNorm,
   RoPE,
   ScalarGatedHeads,
@@ -29,6 +35,7 @@ from t2x.layers import (
   T5Bias,
   TalkingHeads,
   TokenShift,
+  XLPositions,
   zeros,
 )
 
@@ -74,6 +81,26 @@ PARTS = {
   },
   'token shift of an MLP': {'build': part(TokenShift, sublayer=part(MLP, hidden_dim=24))},
   'attention with TUPE': {'build': attention, 'encoding': part(TUPE, num_heads=4, max_length=16)},
+  'attention with the positions of Transformer-XL': {
+    'build': part(attention, num_kv_heads=2),
+    'encoding': part(XLPositions, num_heads=4),
+  },
+  'attention with relative sinusoids': {'build': attention, 'encoding': RelativeSinusoids},
+  'attention with disentangled positions': {
+    'build': part(attention, num_kv_heads=2),
+    'encoding': part(Disentangled, num_buckets=4, max_distance=8),
+  },
+  'attention with contextual positions': {
+    'build': part(attention, num_kv_heads=2),
+    'encoding': part(CoPE, head_dim=4, max_positions=6),
+  },
+  'attention with addresses': {'build': attention, 'encoding': AddressPositions},
+  'attention with additive scores': {
+    'build': part(attention, num_kv_heads=2, scores=AdditiveScores)
+  },
+  'attention with bilinear scores': {
+    'build': part(attention, num_kv_heads=2, scores=BilinearScores)
+  },
   'mixture of experts': {
     'build': part(SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0)
   },

@@ -22,7 +22,7 @@ leaves = st.one_of(
   st.sampled_from([Full(), Causal(), Prefix(), Marked('global')]),
   st.builds(Window, small, st.integers(1, 4)),
   st.builds(Global, small),
-  st.builds(Blocks, small),
+  st.builds(Blocks, small, st.integers(0, 5)),
   st.builds(Strided, small),
   st.builds(lambda last, more: Fixed(last + more, last), small, small),
 )

@@ -27,8 +27,9 @@ from t2x.layers.base import (
   dropout,
   param,
 )
-from t2x.layers.cache import KeyValueCache, SourceCache
+from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
+from t2x.layers.cope import CoPE
 from t2x.layers.deep import (
   Admin,
   DeepNorm,
@@ -37,6 +38,7 @@ from t2x.layers.deep import (
   t_fixup_decoder,
   t_fixup_encoder,
 )
+from t2x.layers.disentangled import Disentangled
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
@@ -110,6 +112,7 @@ from t2x.layers.patterns import (
 )
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.positions import (
+  AddressPositions,
   ALiBi,
   LearnedPositions,
   NoPositions,
@@ -117,8 +120,15 @@ from t2x.layers.positions import (
   Sinusoidal,
   T5Bias,
 )
+from t2x.layers.relative_sinusoids import RelativeSinusoids, XLPositions
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
-from t2x.layers.scores import CosineScores, DotProductScores, TalkingHeads
+from t2x.layers.scores import (
+  AdditiveScores,
+  BilinearScores,
+  CosineScores,
+  DotProductScores,
+  TalkingHeads,
+)
 from t2x.layers.shaw import ShawPositions
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -147,22 +157,27 @@ __all__ = [
   'TUPE',
   'XLA',
   'ALiBi',
+  'AdditiveScores',
+  'AddressPositions',
   'Admin',
   'And',
   'AttentionInputs',
   'Auto',
   'Aux',
+  'BilinearScores',
   'Blocks',
   'Blockwise',
   'BranchNorm',
   'Cache',
   'Call',
   'Causal',
+  'CoPE',
   'CosineScores',
   'CrossSublayer',
   'DeepNorm',
   'Dense',
   'DenseScores',
+  'Disentangled',
   'DotProduct',
   'DotProductScores',
   'DynamicConvolution',
@@ -182,6 +197,7 @@ __all__ = [
   'HeadOutputs',
   'HyperConnections',
   'Initializer',
+  'InputMemory',
   'Kernel',
   'KeyValueCache',
   'LayerNorm',
@@ -221,6 +237,7 @@ __all__ = [
   'RMSNorm',
   'RandomScores',
   'ReZero',
+  'RelativeSinusoids',
   'Replace',
   'Result',
   'Ring',
@@ -249,6 +266,7 @@ __all__ = [
   'ValueResidual',
   'Window',
   'Wiring',
+  'XLPositions',
   'attention_mask',
   'deep_norm_init',
   'depth_scaled',

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens
-from t2x.layers.cache import KeyValueCache, SourceCache
+from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.head_outputs import HeadOutputs
 from t2x.layers.initializers import xavier_uniform
@@ -179,12 +179,14 @@ class MultiHeadAttention(nnx.Module):
       x: the input; it provides the queries.
       call: its source, if any, provides the keys and values; it then must have no position encoding.
       cache: a KeyValueCache, which is extended by the keys and values of `x` at `call.slots` before
-        attending to it, or a SourceCache with the keys and values of the source.
+        attending to it, an InputMemory, whose tokens are attended to before those of `x`, or a SourceCache
+        with the keys and values of the source.
 
     Returns:
-      The output and the new cache: the extended KeyValueCache, the unchanged SourceCache, or None.
+      The output and the new cache: the extended KeyValueCache or InputMemory, the unchanged SourceCache, or
+      None.
     """
-    self._check(x.shape[1], call)
+    self._check(x.shape[1], call, cache)
     extras: dict[str, Array] = {}
     if call.source is None:
       inputs, cache, extras = self._own_inputs(x, call, cache)
@@ -201,20 +203,24 @@ class MultiHeadAttention(nnx.Module):
     return Result(y, cache, recorded=recorded, extras=extras)
 
   def _own_inputs(
-    self, x: Array, call: Call, cache: KeyValueCache | None
-  ) -> tuple[AttentionInputs, KeyValueCache | None, dict[str, Array]]:
-    encoding = call.encoding
+    self, x: Array, call: Call, cache: KeyValueCache | InputMemory | None
+  ) -> tuple[AttentionInputs, KeyValueCache | InputMemory | None, dict[str, Array]]:
+    encoding, slots = call.encoding, call.slots
     q = None if self.q is None else self._queries(_with_addresses(x, call.tokens, encoding))
-    k, v = self._keys_and_values(x, call.tokens, encoding)
+    k_tokens = call.tokens
+    if isinstance(cache, InputMemory):
+      assert slots is not None  # They hold the metadata of the memory.
+      x, cache = cache.extend(x)
+      k_tokens = slots.tokens
+    k, v = self._keys_and_values(x, k_tokens, encoding)
     extras: dict[str, Array] = {}
     if self.values is not None:
       v, extras = self.values(v, call.extras)
     rotated = q
     if encoding is not None and 'rotate' in encoding.hooks:
       assert q is not None and k is not None  # `_check` requires them.
-      rotated, k = encoding.rotate(q, k, call.tokens, call.tokens)
-    k_tokens, slots = call.tokens, call.slots
-    if cache is not None and slots is not None:
+      rotated, k = encoding.rotate(q, k, call.tokens, k_tokens)
+    if isinstance(cache, KeyValueCache) and slots is not None:
       q, rotated, k, v = (_group_rows(a, len(cache.v)) for a in (q, rotated, k, v))
       tokens, pattern = slots.queries(call.tokens, call.pattern)
       call = dataclasses.replace(call, tokens=tokens, pattern=pattern)
@@ -314,7 +320,7 @@ class MultiHeadAttention(nnx.Module):
     )
     return PositionTerms(encoding, scale, content)
 
-  def _check(self, length: int, call: Call) -> None:
+  def _check(self, length: int, call: Call, cache: Any) -> None:
     """Raises UserError if the scores or the encoding do not support this call."""
     name, scores, encoding = type(self).__name__, type(self.scores).__name__, call.encoding
     if call.source is not None and 'positions' in self.score_inputs:
@@ -326,6 +332,11 @@ class MultiHeadAttention(nnx.Module):
       raise UserError(
         f'{name}.values cannot mix the values of a source, because only values of the same tokens can be '
         'mixed across layers: leave it out of Block.cross'
+      )
+    if isinstance(cache, InputMemory) and self.values is not None:
+      raise UserError(
+        f'{name}.values cannot mix the values of a memory, because the first layer has other tokens in its '
+        'memory: leave it out'
       )
     _check_length(self.scores, length)
     if encoding is None:

@@ -107,6 +107,34 @@ class SourceCache(_KeysAndValues):
     return self
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class InputMemory(Cache):
+  """Inputs of an attention layer for the tokens before those of a call, from which it computes further keys and
+  values (Transformer-XL, https://arxiv.org/abs/1901.02860). No gradient flows into them.
+
+  The tokens of `Call.slots` are those of the memory, then those of the call.
+
+  Attributes:
+    x: inputs, [batch, tokens, d_model].
+  """
+
+  x: Any
+
+  def extend(
+    self, x: Float[Array, 'batch length d_model']
+  ) -> tuple[Float[Array, 'batch keys d_model'], 'InputMemory']:
+    """Returns the inputs of the memory and of a call, and the memory of the next call: the last of them."""
+    both = jnp.concatenate([jax.lax.stop_gradient(self.x).astype(x.dtype), x], axis=1)
+    return both, InputMemory(both[:, x.shape[1] :].astype(self.x.dtype))
+
+  def repeat(self, copies: int) -> 'InputMemory':
+    return jax.tree.map(lambda a: jnp.repeat(a, copies, axis=0), self)
+
+  def take(self, rows: Int[Array, ' batch']) -> 'InputMemory':
+    return jax.tree.map(lambda a: a[rows], self)
+
+
 # Mark of tokens: bit i is set if the token belongs to sequence i of its row.
 _COPIES = '_copies'
 MAX_COPIES = 32  # bits

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int8
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.tiles import SKIP, Bounds, Interval, Tiles, complement, intersection, union, within
-from t2x.ranges import Size, Text
+from t2x.ranges import Natural, Size, Text
 
 
 class Pattern(abc.ABC):
@@ -252,21 +252,29 @@ class Global(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class Blocks(Pattern):
-  """Every query sees the keys of its own block of `size` positions."""
+  """Every query sees the keys of its own block of `size` positions and of the `before` positions before it."""
 
   size: Size
+  before: Natural = 0
 
   def __post_init__(self):
     _require(self.size >= 1, f'Blocks.size must be at least 1, not {self.size}')
+    _require(self.before >= 0, f'Blocks.before must be at least 0, not {self.before}')
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
-    return q.positions // self.size == k.positions // self.size
+    first, last = self._visible(q.positions)
+    return (first <= k.positions) & (k.positions <= last)
 
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
-    q_first, q_last = q.low.positions // self.size, q.high.positions // self.size
-    k_first, k_last = k.low.positions // self.size, k.high.positions // self.size
-    one_block = (q_first == q_last) & (k_first == k_last) & (q_first == k_first)
-    return Tiles((q_last < k_first) | (k_last < q_first), one_block)
+    # The bounds of the visible keys grow with the position of the query.
+    low, high = self._visible(q.low.positions), self._visible(q.high.positions)
+    empty = (k.high.positions < low[0]) | (high[1] < k.low.positions)
+    return Tiles(empty, (high[0] <= k.low.positions) & (k.high.positions <= low[1]))
+
+  def _visible(self, positions: Any) -> tuple[Any, Any]:
+    """Returns the first and the last position that queries see."""
+    start = positions // self.size * self.size
+    return start - self.before, start + self.size - 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -115,3 +116,8 @@ class PositionEncoding(nnx.Module):
 def distances(q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:
   """Returns key position - query position for each pair."""
   return k_tokens.encoded_positions[:, None, :] - q_tokens.encoded_positions[:, :, None]
+
+
+def frequencies(num: int, divisor: int, base: float) -> Float[np.ndarray, ' num']:
+  """Returns base^(-j / divisor) for j = 0 .. num - 1, computed in float64 and rounded to float32."""
+  return (float(base) ** (-np.arange(num) / max(divisor, 1))).astype(np.float32)

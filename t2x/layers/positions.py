@@ -6,6 +6,7 @@ Sinusoidal positions are from Vaswani et al. 2017 (https://arxiv.org/abs/1706.03
 """
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, Tokens, param, rows_at
 from t2x.layers.dtypes import Dtypes, broadcast, gather
 from t2x.layers.initializers import normal
-from t2x.layers.position_encoding import PositionEncoding, distances
+from t2x.layers.position_encoding import PositionEncoding, distances, frequencies
 from t2x.layers.rope_scaling import RoPEScaling
 from t2x.ranges import Natural, Positive, Range, Size
 
@@ -69,8 +70,8 @@ class Sinusoidal(PositionEncoding):
   ) -> Float[Array, 'batch length d_model']:
     """Adds the sinusoids to `x`; they are computed in float32 and cast to the dtype of `x`."""
     half, positions = x.shape[-1] // 2, tokens.encoded_positions
-    frequencies = _frequencies(half, half - self.exponent_shift, self.max_wavelength)
-    angles = (positions + self.offset)[..., None].astype(jnp.float32) * frequencies[None, None]
+    radians = frequencies(half, half - self.exponent_shift, self.max_wavelength)
+    angles = (positions + self.offset)[..., None].astype(jnp.float32) * radians[None, None]
     if self.interleaved:
       table = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
       table = table.reshape(*positions.shape, -1)
@@ -119,6 +120,42 @@ class LearnedPositions(PositionEncoding):
     index = tokens.encoded_positions + self.offset
     rows = rows_at(self.table[...], index, 'LearnedPositions.max_length')
     return x + broadcast(rows, x.shape, x.dtype)
+
+
+class AddressPositions(PositionEncoding):
+  """Absolute positions added to the input of the query and key projections in every layer, not to values.
+
+  Queries and keys are computed from x + p and values from x, as in DETR (https://arxiv.org/abs/2005.12872).
+  Nothing is added to the embedded tokens.
+
+  Args:
+    d_model: width of the tokens.
+    positions: builds the encoding that adds p (`Sinusoidal`, `LearnedPositions`), which all layers share.
+
+  Raises:
+    UserError: `positions` does not add vectors to its input, or has other hooks.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    positions: Callable[..., PositionEncoding] = Sinusoidal,
+    rngs: nnx.Rngs,
+  ):
+    self.positions = positions(d_model, rngs=rngs)
+    if self.positions.hooks != {'embed'}:
+      raise UserError(
+        f'AddressPositions.positions = @{type(self.positions).__name__} is not an encoding that adds '
+        'vectors to tokens: use @Sinusoidal or @LearnedPositions'
+      )
+    self.max_length = self.positions.max_length
+
+  def address(
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns `x` plus the position vectors."""
+    return self.positions.embed(x, tokens)
 
 
 class RoPE(PositionEncoding):
@@ -177,11 +214,11 @@ class RoPE(PositionEncoding):
         f'RoPE.fraction = {self.fraction} rotates {size} of {x.shape[-1]} features per head: the number '
         'must be even and at least 2'
       )
-    frequencies = _frequencies(size // 2, size // 2, self.base)
+    radians = frequencies(size // 2, size // 2, self.base)
     if self.scaling is not None:
-      frequencies = self.scaling(frequencies)
+      radians = self.scaling(radians)
     # [batch, length, 1, size / 2]
-    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies[None, None, None]
+    angles = positions[:, :, None, None].astype(jnp.float32) * radians[None, None, None]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     rotated = x[..., :size].astype(jnp.float32)
     if self.interleaved:
@@ -276,11 +313,6 @@ class ALiBi(PositionEncoding):
     """Returns the bias of each pair, in float32."""
     distance = jnp.abs(distances(q_tokens, k_tokens))[:, None]
     return distance.astype(jnp.float32) * -self.slopes[None, :, None, None]
-
-
-def _frequencies(num: int, divisor: int, base: float) -> Float[np.ndarray, ' num']:
-  """Returns base^(-j / divisor) for j = 0 .. num - 1, computed in float64 and rounded to float32."""
-  return (float(base) ** (-np.arange(num) / max(divisor, 1))).astype(np.float32)
 
 
 def _t5_buckets(num_buckets: int, max_distance: int) -> Int[np.ndarray, ' distances']:

@@ -1,12 +1,14 @@
-"""Attention scores of queries and keys: dot products, cosines and talking heads."""
+"""Attention scores of queries and keys: dot products, cosines, talking heads, additive and bilinear scores."""
 
 import math
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.kernels.base import DotProduct, Logits, softmax_dtype
 from t2x.ranges import Positive, Size
 
@@ -140,6 +142,96 @@ class TalkingHeads(nnx.Module):
     dots = dots.reshape(len(q), q.shape[2], q.shape[1], k.shape[1])
     mixed = jnp.einsum('bgqs,gh->bhqs', dots, self.before[...].astype(dtype))
     return Logits(mixed, self.after[...].astype(dtype))
+
+
+class AdditiveScores(nnx.Module):
+  """Additive scores w tanh(q + k)' with a learned vector w for each head (Bahdanau et al. 2014,
+  https://arxiv.org/abs/1409.0473, section A.1.2).
+
+  The projections of the attention layer are the paper's W_a and U_a. Each pair of tokens needs an array of
+  all features, so memory grows with length^2 d_model, and the kernel must be `Dense` or `Auto`. The
+  scores do not read `MultiHeadAttention.scale`.
+
+  Args:
+    num_heads: number of query heads.
+    head_dim: features per head.
+    init: initialiser of w [num_heads, head_dim].
+  """
+
+  reads = frozenset({'q', 'k'})
+  max_length: Size | None = None
+
+  def __init__(
+    self,
+    num_heads: Size,
+    head_dim: Size,
+    *,
+    init: Initializer = variance_scaling(1.0, 'fan_out', 'normal'),
+    rngs: nnx.Rngs,
+  ):
+    self.w = param(init, (num_heads, head_dim), ('heads', 'head_dim'), rngs)
+
+  def __call__(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+  ) -> Logits:
+    """Returns the scores of all pairs, in float32 or wider."""
+    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
+    k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
+    pairs = jnp.tanh(q[:, :, None] + k[:, None])
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    w = self.w[...].astype(q.dtype)
+    return Logits(jnp.einsum('bqkhd,hd->bhqk', pairs, w, preferred_element_type=dtype))
+
+
+class BilinearScores(nnx.Module):
+  """Bilinear scores q W k' with a learned matrix W for each head (`general` in Luong et al. 2015,
+  https://arxiv.org/abs/1508.04025, equation 8).
+
+  q W is the query of a dot product, so that every kernel supports these scores. They do not read
+  `MultiHeadAttention.scale`.
+
+  Args:
+    num_heads: number of query heads.
+    head_dim: features per head.
+    init: initialiser of each W [head_dim, head_dim].
+  """
+
+  reads = frozenset({'q', 'k'})
+  max_length: Size | None = None
+
+  def __init__(
+    self,
+    num_heads: Size,
+    head_dim: Size,
+    *,
+    init: Initializer = xavier_uniform(),
+    rngs: nnx.Rngs,
+  ):
+    def init_heads(key, shape, dtype):
+      keys = jax.random.split(key, shape[0])
+      return jax.vmap(lambda key: init(key, shape[1:], dtype))(keys)
+
+    shape, axes = (num_heads, head_dim, head_dim), ('heads', None, 'head_dim')
+    self.w = param(init_heads, shape, axes, rngs)
+
+  def __call__(
+    self,
+    q: Float[Array, 'batch queries heads head_dim'] | None,
+    k: Float[Array, 'batch keys kv_heads head_dim'] | None,
+    q_tokens: Tokens,
+    k_tokens: Tokens,
+    *,
+    scale: float,
+  ) -> DotProduct:
+    """Returns q W and the keys as `DotProduct`; the kernel computes the products."""
+    assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
+    return DotProduct(jnp.einsum('bqhd,hde->bqhe', q, self.w[...].astype(q.dtype)), k, 1.0)
 
 
 def _normalize(x: Array) -> Array:

@@ -26,6 +26,7 @@ from t2x.models.interfaces import (
 )
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
+from t2x.models.segments import Segments
 from t2x.models.spec import Inputs, ModelSpec, OutputKind
 from t2x.models.stack import Stack
 from t2x.models.stages import Stages
@@ -54,6 +55,7 @@ __all__ = [
   'ParallelBlock',
   'PooledClassifier',
   'Pooler',
+  'Segments',
   'SequenceClassifier',
   'Stack',
   'Stages',

@@ -28,6 +28,7 @@ from t2x.layers import (
   Result,
   Source,
   Sublayer,
+  Tokens,
   Wiring,
   dropout,
   named_key,
@@ -41,7 +42,8 @@ class _Block(nnx.Module):
 
   Attributes:
     pattern: narrows the pattern of the body.
-    encoding: replaces the position encoding of the body; None: the body's.
+    encoding: replaces the position encoding of the body inside the block; vectors that it adds to tokens are
+      added to the input of the block. None: the body's.
     names: names of the sublayers in the order of application. The sublayer is the attribute NAME, its
       wiring, if each sublayer has one, NAME_wiring.
   """
@@ -68,7 +70,8 @@ class _Block(nnx.Module):
     kind = type(self).__name__
     if pattern != Full() and 'pattern' not in reads:
       raise UserError(f'{kind}.pattern = {pattern}, but no sublayer reads a pattern: leave it out')
-    if encoding is not None and 'encoding' not in reads:
+    acts = self.encoding is not None and self.encoding.acts_in_layers
+    if acts and 'encoding' not in reads:
       raise UserError(f'{kind}.encoding is set, but no sublayer reads positions: leave it out')
 
   @property
@@ -117,6 +120,12 @@ class _Block(nnx.Module):
     cross: CrossSublayer = self.sublayers['cross']
     return {'cross': cross.source_cache(source)}
 
+  def embed(
+    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
+  ) -> Float[Array, 'batch length d_model']:
+    """Returns the input of the block with the position vectors of the block's own encoding."""
+    return x if self.encoding is None else self.encoding.embed(x, tokens)
+
   def calls(self, call: Call) -> dict[str, Call]:
     """Returns the `Call` of each sublayer.
 
@@ -162,7 +171,8 @@ class SublayerBlock(_Block):
       reads the source.
     wiring: builds the residual connection and norm of each sublayer.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
-    encoding: builds a position encoding for this block (T5's bias in every layer). None: the body's.
+    encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
+      input of every layer). None: the body's.
   """
 
   def __init__(
@@ -207,6 +217,7 @@ class SublayerBlock(_Block):
     """
     old = cache or {}
     new, aux = dict(old), NO_AUX
+    x = self.embed(x, call.tokens)
     recorded: dict[str, Array] = {}
     extras = dict(call.extras)
     for name, without_extras in self.calls(call).items():
@@ -236,7 +247,8 @@ class Block(SublayerBlock):
     cross: builds the cross-attention to a source (for the decoder of an encoder-decoder); None: none.
     wiring: builds the residual connection and norm of each sublayer.
     pattern: narrows the pattern of the body (`Window(256)` for a local block).
-    encoding: builds a position encoding for this block (T5's bias in every layer). None: the body's.
+    encoding: builds a position encoding for this block (T5's bias in every layer; sinusoids added to the
+      input of every layer). None: the body's.
   """
 
   def __init__(
@@ -317,6 +329,7 @@ class ParallelBlock(_Block):
       UserError: `call` has a source, or an encoding that no sublayer reads.
     """
     old = cache or {}
+    x = self.embed(x, call.tokens)
     h, new = self.norm(x), dict(old)
     inputs = {'mixer': h, 'feed_forward': h}
     if self.feed_forward_norm is not None:

@@ -16,6 +16,8 @@ STUDIES = Path(__file__).parents[2] / 'experiments'
 SWEEPS = {
   'positions/causal_lm': (7, 8),
   'positions/masked_lm': (7, 8),
+  'positions/more_causal_lm': (11, 8),
+  'positions/more_masked_lm': (10, 8),
   'norm_and_warmup/sweep': (4, 6),
   'norm_and_warmup/deep': (9, 3),
   'vit_regularisation/sweep': (7, 8),
@@ -25,12 +27,18 @@ SWEEPS = {
   'scaling/sweep': (5, 3),
   'switches/sweep': (14, 5),
 }
+# The variants of `more_causal_lm` in another model.
+NIGHTLY = {'positions/more_masked_lm'}
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {
   'positions/causal_lm_2x': 'positions/causal_lm',
   'positions/causal_lm_4x': 'positions/causal_lm',
   'positions/masked_lm_2x': 'positions/masked_lm',
   'positions/masked_lm_4x': 'positions/masked_lm',
+  'positions/more_causal_lm_2x': 'positions/more_causal_lm',
+  'positions/more_causal_lm_4x': 'positions/more_causal_lm',
+  'positions/more_masked_lm_2x': 'positions/more_masked_lm',
+  'positions/more_masked_lm_4x': 'positions/more_masked_lm',
   'attention_basics/mask_rate_at_40': 'attention_basics/mask_rate',
 }
 
@@ -76,7 +84,11 @@ def test_the_pre_norm_sweep_reuses_trials():
 # The smallest point of the grid: the others have more of the same layers, or of the same images.
 @pytest.mark.parametrize(
   ('name', 'variant'),
-  [(name, variant) for name in SWEEPS for variant in sweep_of(name).variants],
+  [
+    pytest.param(name, variant, marks=[pytest.mark.nightly] if name in NIGHTLY else [])
+    for name in SWEEPS
+    for variant in sweep_of(name).variants
+  ],
 )
 def test_every_variant_shapes(name, variant):
   arm = next(arm for arm in sweep_of(name).arms() if arm.variant == variant)

@@ -31,7 +31,7 @@ def test_an_encoder_decoder_trains_as_recorded():
 
 @pytest.mark.nightly
 def test_a_tiny_model_of_every_family_trains_as_recorded():
-  assert len(FAMILIES) == 14
+  assert len(FAMILIES) == 15
   check(*FAMILIES)
 
 

@@ -36,6 +36,14 @@ CONFIGS = {
   'albert': BERT | {'embedding_size': 4},
   'bart': SIDES | {'vocab_size': 20, 'max_position_embeddings': 6},
   'bert': BERT | {'architectures': ['BertForSequenceClassification'], 'num_labels': 3},
+  'deberta-v2': BERT
+  | {
+    'norm_rel_ebd': 'layer_norm',
+    'pos_att_type': ['p2c', 'c2p'],
+    'position_biased_input': False,
+    'relative_attention': True,
+    'share_att_key': True,
+  },
   'fsmt': SIDES | {'src_vocab_size': 20, 'tgt_vocab_size': 10},
   'gpt2': GPT,
   'gpt_neo': {

@@ -71,7 +71,7 @@ def test_schedule_of_a_packed_row_holds_within_segments(pattern, sizes, q_block,
     st.builds(Window, small, st.integers(1, 4)),
     st.builds(lambda n: Causal() & Window(n), small),
     st.builds(lambda n: Causal() & ~Window(n, 2), small),
-    st.builds(Blocks, small),
+    st.builds(Blocks, small, st.integers(0, 4)),
     st.builds(Global, small),
     st.sampled_from([Full(), Causal(), ~Causal()]),
   ),
@@ -100,6 +100,7 @@ def test_predicates_by_hand():
   assert np.flatnonzero((Causal() & Window(3, dilation=2)).mask(8, 8)[7]).tolist() == [3, 5, 7]
   assert np.flatnonzero(Window(2).mask(8, 8)[4]).tolist() == [3, 4, 5]
   assert np.flatnonzero(Blocks(3).mask(8, 8)[4]).tolist() == [3, 4, 5]
+  assert np.flatnonzero(Blocks(3, 2).mask(8, 8)[4]).tolist() == [1, 2, 3, 4, 5]
   assert (Causal() | Global(2)).mask(5, 5)[0].all()
   assert np.flatnonzero((~Causal()).mask(4, 4)[1]).tolist() == [2, 3]
   assert Full().mask(2, 3).shape == (2, 3)

@@ -12,10 +12,12 @@ from flax import nnx
 from t2x.errors import UserError
 from t2x.layers import (
   XLA,
+  AddressPositions,
   ALiBi,
   Blockwise,
   Causal,
   Dense,
+  Disentangled,
   LearnedPositions,
   MultiHeadAttention,
   NoPositions,
@@ -93,39 +95,14 @@ def test_an_address_is_added_once_per_side_and_cached():
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), whole, atol=1e-5)
 
 
-class Disentangled(PositionEncoding):
-  """DeBERTa's content-to-position and position-to-content terms (https://arxiv.org/abs/2006.03654):
-  relative positions projected by the layer's own projections."""
-
-  num_terms = 3
-  reads_content = True
-
-  def __init__(self, reach, table):
-    self.reach = reach
-    self.table = nnx.Param(table)
-
-  def scores(self, q, k, q_tokens, k_tokens, *, scale, project, visible):
-    groups = q.shape[2] // k.shape[2]
-    k, relative_k = (jnp.repeat(a, groups, -2) for a in (k, project.k(self.table[...])))
-    relative_q = project.q(self.table[...])
-    row = jnp.clip(
-      q_tokens.positions[:, :, None] - k_tokens.positions[:, None], -self.reach, self.reach - 1
-    )
-    row = (row + self.reach)[:, None]
-    back = 2 * self.reach - 1 - row
-    to_position = jnp.einsum('bqhd,rhd->bhqr', q, relative_k)
-    to_content = jnp.einsum('bkhd,rhd->bhkr', k, relative_q).swapaxes(2, 3)
-    to_position = jnp.take_along_axis(to_position, jnp.broadcast_to(row, (2, 1, LENGTH, LENGTH)), 3)
-    to_content = jnp.take_along_axis(to_content, jnp.broadcast_to(back, (2, 1, LENGTH, LENGTH)), 2)
-    return (to_position + to_content) * scale
-
-
 @pytest.mark.parametrize('kernel', [Dense(), XLA()], ids=str)
 def test_terms_of_content_read_projections_and_share_the_scale(kernel):
   """DeBERTa's scores, pair by pair in float64."""
   attention, reach = build(kernel=kernel, qk_norm=RMSNorm), 3
-  table = jax.random.normal(jax.random.key(0), (2 * reach, WIDTH))
-  y, _ = applied(attention, X, pattern=Causal(), encoding=Disentangled(reach, table))
+  settings = {'max_distance': reach, 'num_buckets': None, 'norm': None, 'init': normal(1.0)}
+  encoding = Disentangled(WIDTH, rngs=nnx.Rngs(0), **settings)
+  table = encoding.table[...]
+  y, _ = applied(attention, X, pattern=Causal(), encoding=encoding)
 
   def project(linear, norm, x):
     out = np.einsum('...d,dhe->...he', np.asarray(x, np.float64), np.asarray(linear.kernel[...]))
@@ -152,10 +129,8 @@ def test_terms_of_content_read_projections_and_share_the_scale(kernel):
     group, scores = head // 2, []
     for j in range(i + 1):
       at = min(max(i - j, -reach), reach - 1) + reach
-      back = min(max(j - i, -reach), reach - 1) + reach if i != j else 2 * reach - 1 - at
-      back = 2 * reach - 1 - at
       score = q[row, i, head] @ k[row, j, group] + q[row, i, head] @ of_k[at, group]
-      scores.append((score + k[row, j, group] @ of_q[back, head]) / np.sqrt(3 * SIZE))
+      scores.append((score + k[row, j, group] @ of_q[at, head]) / np.sqrt(3 * SIZE))
     weights = np.exp(scores)
     read = weights / weights.sum() @ v[row, : i + 1, group]
     expected[row, i] += read @ np.asarray(attention.out.kernel[...], np.float64)[head]
@@ -196,3 +171,16 @@ def test_kernels_without_probabilities_refuse_values():
   for kernel in (XLA(), Blockwise(4, 4)):
     with pytest.raises(UserError, match='ShawPositions'):
       applied(build(kernel=kernel), X, encoding=encoding)
+
+
+@pytest.mark.parametrize('positions', [RoPE, NoPositions])
+def test_addresses_need_an_encoding_that_adds_vectors(positions):
+  with pytest.raises(UserError, match=f'@{positions.__name__} is not an encoding that adds'):
+    AddressPositions(WIDTH, positions=positions, rngs=nnx.Rngs(0))
+
+
+def test_addresses_limit_the_length_like_the_positions_that_they_add():
+  learned = functools.partial(LearnedPositions, max_length=4)
+  encoding = AddressPositions(WIDTH, positions=learned, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match='6 tokens is longer than the 4 positions'):
+    applied(build(), X, encoding=encoding)

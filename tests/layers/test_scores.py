@@ -16,7 +16,9 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 
 from t2x.errors import UserError
 from t2x.layers import (
+  AdditiveScores,
   Auto,
+  BilinearScores,
   Blockwise,
   Causal,
   CosineScores,
@@ -228,3 +230,45 @@ def test_joint_norm_equals_transformers_olmo2(kernel):
 def test_two_norms_of_queries_are_refused():
   with pytest.raises(UserError, match='both set'):
     build(qk_norm=RMSNorm, joint_qk_norm=LayerNorm)
+
+
+def weighted_mean(attention, score, mask):
+  """The attention layer with `score(q, k, head)` for each pair, in float64."""
+  q, k, v = projected(attention)
+  read = np.zeros((BATCH, LENGTH, HEADS, SIZE))
+  for row, head, i in np.ndindex(BATCH, HEADS, LENGTH):
+    keys, group = np.flatnonzero(mask[i]), head // (HEADS // KV_HEADS)
+    weights = np.exp([score(q[row, i, head], k[row, j, group], head) for j in keys])
+    read[row, i, head] = weights / weights.sum() @ v[row, keys, group]
+  return output(attention, read)
+
+
+def test_additive_scores_are_their_formula():
+  attention = build(scores=AdditiveScores)
+  w = double(attention.scores.w[...])
+  expected = weighted_mean(
+    attention, lambda q, k, head: w[head] @ np.tanh(q + k), Causal().mask(LENGTH, LENGTH)
+  )
+  np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
+
+
+@pytest.mark.parametrize('kernel', KERNELS, ids=str)
+def test_bilinear_scores_are_their_formula(kernel):
+  attention = build(kernel, scores=BilinearScores)
+  w = double(attention.scores.w[...])
+  expected = weighted_mean(
+    attention, lambda q, k, head: q @ w[head] @ k, Causal().mask(LENGTH, LENGTH)
+  )
+  np.testing.assert_allclose(attend(attention, X), expected, atol=5e-6)
+
+
+@pytest.mark.parametrize('scores', [AdditiveScores, BilinearScores])
+def test_scores_of_a_source_read_its_keys_and_no_scale(scores):
+  attention = build(scores=scores)
+  source = X[:, :5] + 1.0
+  call = {'source': Source(source, Tokens.row(5))}
+  whole, _ = applied(attention, X, **call)
+  changed, _ = applied(attention, X, source=Source(source.at[:, 2].add(1.0), Tokens.row(5)))
+  assert jnp.abs(whole - changed).max() > 1e-3
+  with pytest.raises(UserError, match='scale is not read'):
+    build(scores=scores, scale=0.5)

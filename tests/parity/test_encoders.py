@@ -183,6 +183,55 @@ def test_albert_without_heads(agree):
   agree('ALBERT, pooler alone', lambda: transformers.AlbertModel(config), their_pooled, our_pooled)
 
 
+DEBERTA = BERT | {
+  'norm_rel_ebd': 'layer_norm',
+  'pos_att_type': ['p2c', 'c2p'],
+  'position_biased_input': False,
+  'relative_attention': True,
+  'share_att_key': True,
+}
+
+
+def their_deberta(model):
+  known = tensors(input_ids=IDS, attention_mask=VALID.astype(int), token_type_ids=TYPES)
+  return (model(**known)[0][torch.tensor(VALID)],)
+
+
+@on_tokens
+def our_deberta(model):
+  tokens = Tokens.row(IDS.shape[1], segments=jnp.asarray(VALID, jnp.int32))
+  types = jnp.asarray(TYPES) if model.spec.num_types else None
+  return (model(jnp.asarray(IDS), tokens=tokens, types=types).x,)
+
+
+def test_deberta_v2_with_buckets_of_distances(agree, gradients):
+  config = transformers.DebertaV2Config(
+    **DEBERTA, position_buckets=6, max_relative_positions=9, type_vocab_size=2
+  )
+
+  def make():
+    return transformers.DebertaV2ForMaskedLM(config)
+
+  def their_loss(model):
+    known = tensors(input_ids=IDS, attention_mask=VALID.astype(int), token_type_ids=TYPES)
+    return model(**known, labels=torch.tensor(np.where(VALID, IDS, -100))).loss
+
+  def our_loss(model):
+    tokens = Tokens.row(IDS.shape[1], segments=jnp.asarray(VALID, jnp.int32))
+    logits = model(jnp.asarray(IDS), tokens=tokens, types=jnp.asarray(TYPES)).x
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return loss(logits, jnp.asarray(IDS)).mean(where=jnp.asarray(VALID))
+
+  model, mine = agree('DeBERTa-v2', make, their_deberta, our_deberta)
+  # A key bias has a gradient here: relative positions share the projections.
+  gradients('DeBERTa-v2', model, mine, their_loss, our_loss)
+
+
+def test_deberta_v3_with_its_own_head(agree):
+  config = transformers.DebertaV2Config(**DEBERTA, legacy=False, layer_norm_eps=1e-3)
+  agree('DeBERTa-v3', lambda: transformers.DebertaV2ForMaskedLM(config), their_deberta, our_deberta)
+
+
 XLM = {
   'emb_dim': 24,
   'n_layers': 3,

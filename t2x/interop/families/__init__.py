@@ -9,6 +9,7 @@ from t2x.external_files import shown
 from t2x.interop.families.albert import ALBERT
 from t2x.interop.families.bart import BART
 from t2x.interop.families.bert import BERT
+from t2x.interop.families.deberta_v2 import DEBERTA_V2
 from t2x.interop.families.fsmt import FSMT
 from t2x.interop.families.gpt1 import GPT1
 from t2x.interop.families.gpt2 import GPT2
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Family] = {
     ALBERT,
     BART,
     BERT,
+    DEBERTA_V2,
     FSMT,
     GPT1,
     GPT2,

@@ -1,0 +1,178 @@
+"""Segment-level recurrence (Transformer-XL: Dai et al. 2019, https://arxiv.org/abs/1901.02860)."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers import (
+  Blocks,
+  Cache,
+  Call,
+  InputMemory,
+  KeyValueCache,
+  Pattern,
+  Result,
+  RowLayout,
+  Slots,
+  Source,
+  Tokens,
+)
+from t2x.models.bodies import replace_parts
+from t2x.models.interfaces import LayerStack
+from t2x.models.stack import Stack
+from t2x.ranges import Natural, Size
+
+
+class Segments(nnx.Module):
+  """Applies a stack to segments of `length` tokens of each row in turn; every attention layer also attends to
+  the `memory` tokens before the segment.
+
+  The memory of a layer holds the inputs of its attention (the output of a norm before it), through which no
+  gradient flows. It is the carry of a scan over the segments of a row and starts empty in every row. Tokens of
+  the memory are masked by their segment ids and by the pattern, as all tokens are, and positions continue from
+  one segment to the next. Segments start at multiples of `length` in the row: a document that starts inside of
+  a segment is cut at other positions than in a row of its own.
+
+  Decoding uses the key/value caches of the stack with the pattern `Blocks(length, memory)`, which gives the
+  output of a row that starts with the document.
+
+  Args:
+    d_model: width of the residual stream.
+    stack: builds the layers, whose token mixers must be attention.
+    length: tokens per segment; rows must be a multiple of it.
+    memory: tokens of the memory; 0: segments are independent.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    stack: Callable[..., LayerStack] = Stack,
+    length: Size,
+    memory: Natural,
+    rngs: nnx.Rngs,
+  ):
+    self.length = length
+    self.memory = memory
+    self.stack = stack(d_model, rngs=rngs)
+
+  @property
+  def output_dim(self) -> int:
+    """Width of the output."""
+    return self.stack.output_dim
+
+  @property
+  def ends_with_norm(self) -> bool:
+    """True if the output is normalised."""
+    return self.stack.ends_with_norm
+
+  @property
+  def max_length(self) -> int | None:
+    """Maximum length in tokens; None: unlimited."""
+    return self.stack.max_length
+
+  def patterns(self, pattern: Pattern) -> list[Pattern]:
+    """Returns the pattern of each kind of layer in a row of one document."""
+    return self.stack.patterns(pattern & self._visible)
+
+  @property
+  def _visible(self) -> Pattern:
+    return Blocks(self.length, self.memory)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> Any:
+    """Returns empty key/value caches of the layers, for decoding."""
+    return self.stack.init_cache(batch, num_slots, dtype)
+
+  def source_cache(self, source: Source) -> Any:
+    """Returns the keys and values of the source, computed once per generation."""
+    return self.stack.source_cache(source)
+
+  def unstacked(self) -> 'Segments':
+    """Returns the layers separately, for decoding token by token."""
+    return replace_parts(self, stack=self.stack.unstacked())
+
+  def unstacked_cache(self, cache: Any) -> Any:
+    """Returns the caches of the layers that `unstacked` returns."""
+    return self.stack.unstacked_cache(cache)
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Applies the stack to all segments, or to the tokens of a call with key/value caches.
+
+    Returns:
+      The outputs of all segments, auxiliary losses averaged and metrics summed over the segments. Nothing is
+      recorded.
+
+    Raises:
+      UserError: rows are not a multiple of `length`, `call.record` is not empty, or a layer has no memory.
+    """
+    if cache is not None:
+      return self.stack(x, dataclasses.replace(call, pattern=call.pattern & self._visible), cache)
+    if call.record:
+      raise UserError(
+        f'Segments records nothing ({", ".join(sorted(call.record))}): use a plain Stack with the pattern '
+        f'{self._visible}, which has the same outputs'
+      )
+    batch, row = x.shape[:2]
+    if row % self.length:
+      raise UserError(
+        f'rows of {row} tokens cannot be cut into segments of Segments.length = {self.length}: use a '
+        'multiple of it'
+      )
+    number = row // self.length
+    tokens = _arbitrary(call.tokens, batch)
+
+    def cut(a):
+      return a.reshape(batch, number, self.length, *a.shape[2:]).swapaxes(0, 1)
+
+    def segment(memory, inputs):
+      number, x, tokens = inputs
+      key = None if call.key is None else jax.random.fold_in(call.key, number)
+      caches, earlier = memory
+      keys = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), earlier, tokens)
+      slots = Slots(keys, jnp.int32(self.memory), jnp.int32(self.memory + self.length))
+      own = dataclasses.replace(call, tokens=tokens, slots=slots, key=key)
+      result = self.stack(x, own, caches)
+      earlier = jax.tree.map(lambda a: a[:, self.length :], keys)
+      return (result.cache, earlier), (result.x, result.aux)
+
+    empty = jax.tree.map(lambda a: jnp.zeros((batch, self.memory, *a.shape[2:]), a.dtype), tokens)
+    inputs = jnp.arange(number), cut(x), jax.tree.map(cut, tokens)
+    _, (y, aux) = jax.lax.scan(segment, (self._memories(x), empty), inputs)
+    losses = {name: values.mean(axis=0) for name, values in aux.losses.items()}
+    aux = dataclasses.replace(jax.tree.map(lambda a: a.sum(axis=0), aux), losses=losses)
+    return Result(y.swapaxes(0, 1).reshape(batch, row, -1), aux=aux)
+
+  def _memories(self, x: Float[Array, 'batch length d_model']) -> Any:
+    """Returns the caches of the stack, with an empty memory for each key/value cache."""
+
+    def memory(cache: Cache) -> InputMemory:
+      if type(cache) is not KeyValueCache:
+        raise UserError(
+          f'Segments needs attention layers, but a layer has the state {type(cache).__name__}: use a plain Stack'
+        )
+      # A stack adds a leading dimension for its layers.
+      leading = cache.v.shape[:-4]
+      return InputMemory(jnp.zeros((*leading, len(x), self.memory, x.shape[-1]), x.dtype))
+
+    caches = jax.eval_shape(lambda: self.stack.init_cache(len(x), 1, x.dtype))
+    return jax.tree.map(memory, caches, is_leaf=lambda leaf: isinstance(leaf, Cache))
+
+
+def _arbitrary(tokens: Tokens, batch: int) -> Tokens:
+  """Returns the tokens with segments and complete arrays [batch, length, ...], as ARBITRARY keys."""
+  if tokens.grid is not None:
+    raise UserError('Segments needs rows of text, not of a grid: use a plain Stack')
+  positions = tokens.positions
+  segments = jnp.ones_like(positions) if tokens.segments is None else tokens.segments
+  tokens = dataclasses.replace(
+    tokens, segments=segments, layout=RowLayout.ARBITRARY, right_padded=False
+  )
+  return jax.tree.map(lambda a: jnp.broadcast_to(a, (batch, *a.shape[1:])), tokens)
