@@ -5,16 +5,14 @@ from hypothesis import strategies as st
 
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.patterns import (
-  Blocks,
   Causal,
-  Fixed,
   Full,
   Global,
   Marked,
   Prefix,
-  Strided,
   Window,
 )
+from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
 from t2x.layers.tiles import FULL, PARTIAL, SKIP
 
 small = st.integers(1, 9)

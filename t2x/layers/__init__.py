@@ -97,9 +97,7 @@ from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patch_merging import PatchMerging
 from t2x.layers.patterns import (
   And,
-  Blocks,
   Causal,
-  Fixed,
   Full,
   Global,
   Marked,
@@ -107,7 +105,6 @@ from t2x.layers.patterns import (
   Or,
   Pattern,
   Prefix,
-  Strided,
   Window,
 )
 from t2x.layers.position_encoding import PositionEncoding, Projections
@@ -130,6 +127,7 @@ from t2x.layers.scores import (
   TalkingHeads,
 )
 from t2x.layers.shaw import ShawPositions
+from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
   DenseScores,

@@ -2,9 +2,8 @@
 
 A pattern such as `Causal() & Window(256)` or `Window(64, dilation=2) | Global(16)` defines the dense mask
 (the reference), the schedule of tiles that blockwise kernels skip, and the picture of the pattern. Windows
-and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), strided and banded patterns
-from Sparse Transformer (Child et al. 2019, arXiv:1904.10509), the prefix from T5's prefix LM (Raffel et al.
-2020, arXiv:1910.10683), marked tokens from ETC (Ainslie et al. 2020, arXiv:2004.08483).
+and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), the prefix from T5's prefix LM
+(Raffel et al. 2020, arXiv:1910.10683), marked tokens from ETC (Ainslie et al. 2020, arXiv:2004.08483).
 """
 
 import abc
@@ -19,7 +18,7 @@ from jaxtyping import Bool, Int8
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.tiles import SKIP, Bounds, Interval, Tiles, complement, intersection, union, within
-from t2x.ranges import Natural, Size, Text
+from t2x.ranges import Size, Text
 
 
 class Pattern(abc.ABC):
@@ -184,8 +183,8 @@ class Window(Pattern):
   relative = True
 
   def __post_init__(self):
-    _require(self.size >= 1, f'Window.size must be at least 1, not {self.size}')
-    _require(self.dilation >= 1, f'Window.dilation must be at least 1, not {self.dilation}')
+    require(self.size >= 1, f'Window.size must be at least 1, not {self.size}')
+    require(self.dilation >= 1, f'Window.dilation must be at least 1, not {self.dilation}')
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     offset = q.positions - k.positions
@@ -240,7 +239,7 @@ class Global(Pattern):
   n: Size
 
   def __post_init__(self):
-    _require(self.n >= 1, f'Global.n must be at least 1, not {self.n}')
+    require(self.n >= 1, f'Global.n must be at least 1, not {self.n}')
 
   def allows(self, q: Tokens, k: Tokens) -> Any:
     return (q.positions < self.n) | (k.positions < self.n)
@@ -248,83 +247,6 @@ class Global(Pattern):
   def tile(self, q: Bounds, k: Bounds) -> Tiles:
     full = (q.high.positions < self.n) | (k.high.positions < self.n)
     return Tiles((q.low.positions >= self.n) & (k.low.positions >= self.n), full)
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks(Pattern):
-  """Every query sees the keys of its own block of `size` positions and of the `before` positions before it."""
-
-  size: Size
-  before: Natural = 0
-
-  def __post_init__(self):
-    _require(self.size >= 1, f'Blocks.size must be at least 1, not {self.size}')
-    _require(self.before >= 0, f'Blocks.before must be at least 0, not {self.before}')
-
-  def allows(self, q: Tokens, k: Tokens) -> Any:
-    first, last = self._visible(q.positions)
-    return (first <= k.positions) & (k.positions <= last)
-
-  def tile(self, q: Bounds, k: Bounds) -> Tiles:
-    # The bounds of the visible keys grow with the position of the query.
-    low, high = self._visible(q.low.positions), self._visible(q.high.positions)
-    empty = (k.high.positions < low[0]) | (high[1] < k.low.positions)
-    return Tiles(empty, (high[0] <= k.low.positions) & (k.high.positions <= low[1]))
-
-  def _visible(self, positions: Any) -> tuple[Any, Any]:
-    """Returns the first and the last position that queries see."""
-    start = positions // self.size * self.size
-    return start - self.before, start + self.size - 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Strided(Pattern):
-  """Every query sees the keys at distances that are multiples of `stride`.
-
-  Sparse Transformer's strided attention (https://arxiv.org/abs/1904.10509) is
-  `Causal() & (Window(stride) | Strided(stride))`.
-  """
-
-  stride: Size
-  relative = True
-
-  def __post_init__(self):
-    _require(self.stride >= 1, f'Strided.stride must be at least 1, not {self.stride}')
-
-  def allows(self, q: Tokens, k: Tokens) -> Any:
-    return (q.positions - k.positions) % self.stride == 0
-
-  def offsets(self) -> Interval | None:
-    return (None, None) if self.stride == 1 else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Fixed(Pattern):
-  """Every query sees its own block of `stride` positions and the `last` positions of all blocks.
-
-  Sparse Transformer's fixed attention (https://arxiv.org/abs/1904.10509) is `Causal() & Fixed(stride, last)`.
-  """
-
-  stride: Size
-  last: Size
-
-  def __post_init__(self):
-    _require(
-      1 <= self.last < self.stride,
-      f'Fixed.last must be at least 1 and below the stride, not {self.last} of {self.stride}',
-    )
-
-  def allows(self, q: Tokens, k: Tokens) -> Any:
-    is_last = k.positions % self.stride >= self.stride - self.last
-    return Blocks(self.stride).allows(q, k) | is_last
-
-  def tile(self, q: Bounds, k: Bounds) -> Tiles:
-    own = Blocks(self.stride).tile(q, k)
-    first, final = k.low.positions, k.high.positions
-    one_block = first // self.stride == final // self.stride
-    has_last = ~one_block | (final % self.stride >= self.stride - self.last)
-    only_last = one_block & (first % self.stride >= self.stride - self.last)
-    return Tiles(own.empty & ~has_last, own.full | only_last)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -444,6 +366,7 @@ def _exact_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
   return Tiles(count == 0, count == last - first + 1)
 
 
-def _require(condition: bool, message: str) -> None:
+def require(condition: bool, message: str) -> None:
+  """Raises UserError unless the condition holds."""
   if not condition:
     raise UserError(message)

@@ -9,7 +9,8 @@ from matplotlib.colors import to_rgb
 
 from t2x.errors import UserError
 from t2x.layers.pattern_image import EDGE, KINDS, cells, draw
-from t2x.layers.patterns import Blocks, Causal, Global, Marked, Prefix, Window
+from t2x.layers.patterns import Causal, Global, Marked, Prefix, Window
+from t2x.layers.sparse_patterns import Blocks
 from t2x.layers.tiles import PARTIAL, SKIP
 
 

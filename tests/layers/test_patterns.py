@@ -13,17 +13,15 @@ from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
 from t2x.layers.masks import attention_mask, check_reads
 from t2x.layers.patterns import (
-  Blocks,
   Causal,
-  Fixed,
   Full,
   Global,
   Marked,
   Pattern,
   Prefix,
-  Strided,
   Window,
 )
+from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
 from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
 lengths = st.integers(1, 40)

@@ -128,10 +128,7 @@ class Tokenizer(SpecialIds, abc.ABC):
 
   def trace(self, chunks: Iterable[str]) -> Iterator[Merge]:
     """Yields the merges of BPE in order, replayed on parts of a training text; other kinds raise UserError."""
-    raise UserError(
-      f'tokenizers of kind {self.kind} have no merges to trace: use BPE, or SentencePiece with '
-      "model_type = 'bpe'"
-    )
+    raise UserError(f'{self.kind} has no merges to trace: use BPE, or SentencePiece of type bpe')
 
   @abc.abstractmethod
   def locate(self, text: str) -> Located:

@@ -20,8 +20,9 @@ from t2x.layers.kernels import (
   PositionTerms,
 )
 from t2x.layers.kernels.tile_loops import tile_dropout
-from t2x.layers.patterns import Blocks, Causal, Full, Global, Marked, Prefix, Window, mark_names
+from t2x.layers.patterns import Causal, Full, Global, Marked, Prefix, Window, mark_names
 from t2x.layers.position_encoding import PositionEncoding
+from t2x.layers.sparse_patterns import Blocks
 
 SCALE = 0.3
 LEAVES = [
