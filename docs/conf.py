@@ -11,7 +11,7 @@ from pygments.lexers import PythonLexer
 DOCS = Path(__file__).parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent)]
 
-import generate
+import generate  # noqa: E402 (needs the path above)
 
 project = 't2x'
 html_title = 't2x'

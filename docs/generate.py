@@ -112,7 +112,11 @@ def notebook_page(path: Path) -> str:
 def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
   """Returns a Markdown table."""
   titles = list(titles)
-  lines = [titles, ['---'] * len(titles), *([cell.replace('|', '\\|') for cell in row] for row in rows)]
+  lines = [
+    titles,
+    ['---'] * len(titles),
+    *([cell.replace('|', '\\|') for cell in row] for row in rows),
+  ]
   return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
 
 

@@ -91,7 +91,9 @@ def run_page(page: Path, folder: Path, printed: Callable[[], str], short: bool =
       assert 'Traceback' not in output, f'{page.name}: {command}\n{output}'
     for line in block.printed:
       pattern = '.*'.join(map(re.escape, line.split('...')))
-      assert re.search(pattern, output), f'{page.name}: {command} does not print\n{line}\nbut\n{output}'
+      assert re.search(pattern, output), (
+        f'{page.name}: {command} does not print\n{line}\nbut\n{output}'
+      )
 
 
 def run_command(command: str, short: bool) -> int:
@@ -107,8 +109,12 @@ def run_command(command: str, short: bool) -> int:
     return 0
   program = f'{shlex.quote(sys.executable)} -m t2x '
   done = subprocess.run(
-    re.sub(r'(?<!\S)t2x ', lambda _: program, command), shell=True, check=False,
-    capture_output=True, text=True, env=os.environ | {'PYTHONPATH': str(ROOT)},
+    re.sub(r'(?<!\S)t2x ', lambda _: program, command),
+    shell=True,
+    check=False,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(ROOT)},
   )
   print(done.stdout, done.stderr)
   return done.returncode
@@ -139,13 +145,20 @@ def shortened(words: list[str]) -> list[str]:
   if words[1] == 'sweep':
     # Sweeps have no samples.
     text = text.replace('Samples', '')
-  bindings = [one for name, group in SHORT.items() if re.search(rf'\b{name}\b', text) for one in group]
+  bindings = [
+    one for name, group in SHORT.items() if re.search(rf'\b{name}\b', text) for one in group
+  ]
   own = {word.partition('=')[0] for word in words}
   arguments = [f'--gin.{one}' for one in bindings if f'--gin.{one.partition("=")[0]}' not in own]
   if words[1] == 'train':
     return arguments
   only = [f'--gin.{ONLY[word]}' for word in files if word in ONLY]
-  return ['--gin.Sweep.seeds=2', *only, *arguments, *([] if '--dry-run' in words else ['--processes', '1'])]
+  return [
+    '--gin.Sweep.seeds=2',
+    *only,
+    *arguments,
+    *([] if '--dry-run' in words else ['--processes', '1']),
+  ]
 
 
 def with_includes(file: Path) -> str:

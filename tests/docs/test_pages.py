@@ -1,8 +1,6 @@
 """The commands of the README and of the pages in docs/ work, and print what the pages show."""
 
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 from pages import ROOT, blocks, run_page
@@ -39,3 +37,9 @@ def run(page, tmp_path, monkeypatch, capsys, **settings):
 @pytest.mark.parametrize('page', RUN, ids=lambda page: page.stem)
 def test_commands_of_a_page_work(page, tmp_path, monkeypatch, capsys):
   run(page, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('page', RUN, ids=lambda page: page.stem)
+def test_commands_work_as_they_are_written(page, tmp_path, monkeypatch, capsys):
+  run(page, tmp_path, monkeypatch, capsys, short=False)

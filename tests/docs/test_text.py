@@ -3,7 +3,6 @@
 import ast
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from pages import ROOT
@@ -34,7 +33,9 @@ def test_parameters_exist(page):
 
 @each_page
 def test_files_exist(page):
-  for name in re.findall(r'`((?:t2x|configs|experiments|launch|tests|\.ci)/[\w./-]+)`', page.read_text()):
+  for name in re.findall(
+    r'`((?:t2x|configs|experiments|launch|tests|\.ci)/[\w./-]+)`', page.read_text()
+  ):
     assert (ROOT / name).exists() or name == 't2x/layers/maxout.py', name
 
 
