@@ -128,7 +128,9 @@ def _page(interface: Any) -> str:
   ]
   for part in interface.parts:
     lines += [f'## {part.name}', '', catalogue.summary(part.obj), '']
-    lines += [f'Paper: <{paper}>' for paper in catalogue.papers(part.obj)]
+    if addresses := catalogue.papers(part.obj):
+      links = ', '.join(f'<{address}>' for address in addresses)
+      lines.append(f'Paper{"s" * (len(addresses) > 1)}: {links}')
     rows = catalogue.parameters(part)
     if rows:
       lines += ['', '| parameter | type | default | |', '|---|---|---|---|']
