@@ -53,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
       raise UserError(
         f"no part named '{args.name}'{did_you_mean(args.name, names)}; `t2x parts` lists all"
       )
-    for interface in chosen:
+    # An interface without subclasses, such as Trainer, is itself the part.
+    listed = [interface for interface in chosen if [*interface.parts] != matches]
+    for interface in listed:
       print('\n'.join(_listed(interface, width)))
-    for part in matches if not chosen else ():
+    for part in matches if not listed else ():
       print('\n'.join(_described(part, interfaces, width)))
   elif args.markdown is not None:
     folder = Path(args.markdown)
@@ -126,7 +128,9 @@ def _page(interface: Any) -> str:
   ]
   for part in interface.parts:
     lines += [f'## {part.name}', '', catalogue.summary(part.obj), '']
-    lines += [f'Paper: <{paper}>' for paper in catalogue.papers(part.obj)]
+    if addresses := catalogue.papers(part.obj):
+      links = ', '.join(f'<{address}>' for address in addresses)
+      lines.append(f'Paper{"s" * (len(addresses) > 1)}: {links}')
     rows = catalogue.parameters(part)
     if rows:
       lines += ['', '| parameter | type | default | |', '|---|---|---|---|']

@@ -193,6 +193,8 @@ def default_text(value: Any) -> str:
   """Returns a default as a config would write it."""
   if isinstance(value, type) or inspect.isfunction(value):
     return f'@{value.__name__}'
+  if isinstance(value, tuple) and value:
+    return f'[{", ".join(map(default_text, value))}]'
   if dataclasses.is_dataclass(value):
     changed = [
       f'{field.name}={default_text(getattr(value, field.name))}'

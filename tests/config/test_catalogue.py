@@ -71,6 +71,10 @@ def test_a_part_is_described(capsys):
   assert re.search(r'Cosine\.warmup_steps = \d+', out)
   assert main(['parts', 'Task']) == 0
   assert 'Taken by' in capsys.readouterr().out
+  assert main(['parts', 'Trainer']) == 0
+  assert 'Trainer.num_steps = required' in capsys.readouterr().out
+  assert main(['parts', 'Stack']) == 0
+  assert 'Stack.blocks = [@Block]' in capsys.readouterr().out
 
 
 def test_unknown_names_are_told(capsys):

@@ -1,0 +1,125 @@
+"""Writes the pages of parts, recipes and the notebook, from the code, the configs and the studies."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from t2x.cli import main
+
+ROOT = Path(__file__).parents[1]
+
+
+def write(docs: Path) -> None:
+  """Writes `parts/`, `recipes/` and `notebook.md` into the folder of the pages."""
+  for name in ('parts', 'recipes'):
+    shutil.rmtree(docs / name, ignore_errors=True)
+  write_parts(docs / 'parts')
+  write_recipes(docs / 'recipes')
+  (docs / 'notebook.md').write_text(notebook_page(docs / 'run_folder.ipynb'))
+
+
+def write_parts(folder: Path) -> None:
+  """Writes a page for each interface with `t2x parts --markdown`, and their index."""
+  with contextlib.redirect_stdout(io.StringIO()):
+    code = main(['parts', '--markdown', str(folder)])
+  if code:
+    raise SystemExit(code)
+  rows, names = [], []
+  for path in sorted(folder.glob('*.md')):
+    text = path.read_text()
+    summary, parts = text.split('\n\n')[1], re.findall(r'^## (\w+)', text, re.MULTILINE)
+    rows.append((f'[{path.stem}]({path.name})', summary, ', '.join(f'`{part}`' for part in parts)))
+    names.append(path.stem)
+  (folder / 'index.md').write_text(
+    '# Parts\n\nWhat gin files can name, by interface; `t2x parts NAME` prints the same. Written from the code when '
+    f'these pages are built.\n\n{table(("interface", "", "parts"), rows)}\n{toc(names)}'
+  )
+
+
+def write_recipes(folder: Path) -> None:
+  """Writes the index of the configs with the measured results in their headers, and a page for each study."""
+  folder.mkdir()
+  studies = sorted((ROOT / 'experiments').glob('*/README.md'))
+  rows = []
+  for study in studies:
+    name, text = study.parent.name, study.read_text()
+    # Pictures lie beside the README.
+    text = re.sub(r'\]\((results/[^)]+)\)', rf'](../../experiments/{name}/\1)', text)
+    (folder / f'{name}.md').write_text(text)
+    title, question = text.split('\n\n')[:2]
+    rows.append((f'[{name}]({name}.md)', title.removeprefix('# '), ' '.join(question.split())))
+  sections = [
+    '# Recipes',
+    'Configs and studies with their measured results, from the headers of the files. Every number has its date, its '
+    'hardware and the command that computes it.',
+    '## Studies',
+    table(('folder of `experiments/`', '', 'question'), rows),
+    '## Runs',
+    *(run_section(path) for path in sorted((ROOT / 'configs/runs').glob('*.gin'))),
+    *plain_section('Models', (ROOT / 'configs/models').glob('*.gin')),
+    *plain_section('Tasks', (ROOT / 'configs/tasks').glob('*.gin')),
+    *plain_section('Meshes', (ROOT / 'configs/meshes').glob('*.gin')),
+    toc(study.parent.name for study in studies),
+  ]
+  (folder / 'index.md').write_text('\n\n'.join(sections))
+
+
+def run_section(path: Path) -> str:
+  """Returns the description, the commands and the result in the header of a config."""
+  blocks = [f'### {path.name}']
+  for paragraph in header(path):
+    indented = all(line.startswith('  ') for line in paragraph)
+    text = textwrap.dedent('\n'.join(paragraph))
+    blocks.append(f'```sh\n{text}\n```' if indented else text)
+  return '\n\n'.join(blocks)
+
+
+def plain_section(title: str, paths: Iterable[Path]) -> Iterator[str]:
+  """Yields the heading and the table of the first paragraph of each header."""
+  yield f'## {title}'
+  yield table(
+    ('file', ''), [(f'`{path.name}`', ' '.join(header(path)[0])) for path in sorted(paths)]
+  )
+
+
+def header(path: Path) -> list[list[str]]:
+  """Returns the paragraphs of the comment at the head of a gin file, as lines without the comment sign."""
+  paragraphs: list[list[str]] = [[]]
+  for line in path.read_text().splitlines():
+    if not line.startswith('#'):
+      break
+    if text := line[1:].removeprefix(' '):
+      paragraphs[-1].append(text)
+    elif paragraphs[-1]:
+      paragraphs.append([])
+  return paragraphs
+
+
+def notebook_page(path: Path) -> str:
+  """Returns the cells of a notebook as a page; its outputs are those of the reader's run."""
+  cells = []
+  for cell in json.loads(path.read_text())['cells']:
+    text = ''.join(cell['source'])
+    cells.append(text if cell['cell_type'] == 'markdown' else f'```python\n{text}\n```')
+  return '\n\n'.join([*cells, f'{{download}}`The notebook <{path.name}>`']) + '\n'
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+  """Returns a Markdown table."""
+  titles = list(titles)
+  lines = [
+    titles,
+    ['---'] * len(titles),
+    *([cell.replace('|', '\\|') for cell in row] for row in rows),
+  ]
+  return ''.join('| ' + ' | '.join(line) + ' |\n' for line in lines)
+
+
+def toc(names: Iterable[str]) -> str:
+  """Returns the hidden table of contents of pages."""
+  return '\n'.join(['', '```{toctree}', ':hidden:', '', *names, '```', ''])

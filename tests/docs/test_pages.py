@@ -1,0 +1,45 @@
+"""The commands of the README and of the pages in docs/ work, and print what the pages show."""
+
+import sys
+
+import pytest
+from pages import ROOT, blocks, run_page
+
+from t2x.data import inspect
+
+PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
+RUN = [page for page in PAGES if any(block.commands for block in blocks(page))]
+
+
+def run(page, tmp_path, monkeypatch, capsys, **settings):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.setenv('T2X_CACHE', str(tmp_path / 'cache'))
+  # `t2x data inspect` measures the throughput for two seconds.
+  measure = inspect._speed
+  monkeypatch.setattr(inspect, '_speed', lambda batches, start, _: measure(batches, start, 0.0))
+  before = set(sys.modules)
+
+  def printed():
+    captured = capsys.readouterr()
+    return captured.out + captured.err
+
+  try:
+    run_page(page, tmp_path, printed, **settings)
+  finally:
+    # The next page may have a module of the same name.
+    for name in set(sys.modules) - before:
+      if str(getattr(sys.modules[name], '__file__', None)).startswith(str(tmp_path)):
+        del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', RUN, ids=lambda page: page.stem)
+def test_commands_of_a_page_work(page, tmp_path, monkeypatch, capsys):
+  run(page, tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize('page', RUN, ids=lambda page: page.stem)
+def test_commands_work_as_they_are_written(page, tmp_path, monkeypatch, capsys):
+  run(page, tmp_path, monkeypatch, capsys, short=False)

@@ -1,0 +1,64 @@
+"""Names, messages and files that the pages mention exist."""
+
+import ast
+import re
+import tomllib
+
+import pytest
+from pages import ROOT
+
+from t2x.api import registry
+
+PAGES = [ROOT / 'README.md', ROOT / 'CONTRIBUTING.md', *sorted((ROOT / 'docs').glob('*.md'))]
+PAGES = [page for page in PAGES if page.name != 'notebook.md']
+each_page = pytest.mark.parametrize('page', PAGES, ids=lambda page: page.stem)
+# Rows of tables whose first cell is a message of t2x.
+MESSAGE = re.compile(r'^\| `([^`]{25,})`.* \|', re.MULTILINE)
+
+
+def test_extras_that_commands_install_exist():
+  extras = tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['optional-dependencies']
+  for page in PAGES:
+    for names in re.findall(r"pip install -e '\.\[(.+?)\]'", page.read_text()):
+      assert {*names.split(',')} <= {*extras}, page.name
+
+
+@each_page
+def test_parameters_exist(page):
+  parts = registry()
+  for name, member in re.findall(r'`(?:\w+/)?([A-Z]\w+)\.([a-z]\w+)', page.read_text()):
+    for part in parts.find(name):
+      assert member in part.parameters or hasattr(part.obj, member), f'{name}.{member}'
+
+
+@each_page
+def test_files_exist(page):
+  for name in re.findall(
+    r'`((?:t2x|configs|experiments|launch|tests|\.ci)/[\w./-]+)`', page.read_text()
+  ):
+    assert (ROOT / name).exists() or name == 't2x/layers/maxout.py', name
+
+
+def test_messages_are_those_of_the_code():
+  """A quarter of the sequences of three words of a message are in one text of the code; the others have values."""
+  texts = [*code_texts()]
+  tables = re.split(r'^\n', (ROOT / 'docs' / 'troubleshooting.md').read_text(), flags=re.MULTILINE)
+  messages = MESSAGE.findall(''.join(t for t in tables if t.startswith('| message |')))
+  assert len(messages) > 12
+  for message in messages:
+    threes = triples(message)
+    assert max(len(threes & text) for text in texts) >= 0.25 * len(threes), message
+
+
+def code_texts():
+  """Yields the sequences of three words of each string in t2x."""
+  for path in (ROOT / 't2x').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text())):
+      values = node.values if isinstance(node, ast.JoinedStr) else [node]
+      texts = [value.value for value in values if isinstance(value, ast.Constant)]
+      yield set().union(*(triples(text) for text in texts if isinstance(text, str)))
+
+
+def triples(text):
+  words = re.findall(r'[\w`-]+', text)
+  return {*zip(words, words[1:], words[2:], strict=False)}
