@@ -31,6 +31,9 @@ _LEFTOVERS = (
   'wandb.json',
 )
 
+# Settings in which a config may differ from that of the run that it resumes: they do not change results.
+_IGNORED = ('Experiment.trainer.max_minutes: ',)
+
 _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or another --out'
 
 
@@ -38,9 +41,9 @@ _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or
 def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterator[None]:
   """Locks a run folder for training; creates the folder if it does not exist.
 
-  A folder belongs to the resolved values of its config.gin, which different texts may share. A folder
-  without a checkpoint and without training metrics belongs to no config: the files of its failed run are
-  removed.
+  A folder belongs to the resolved values of its config.gin, which different texts may share; the time limit
+  `Trainer.max_minutes` may change. A folder without a checkpoint and without training metrics belongs to no
+  config: the files of its failed run are removed.
 
   Args:
     folder: the run folder.
@@ -86,7 +89,8 @@ def _check_same(folder: Path, config: config_lib.Config) -> None:
     raise UserError(
       f'{folder} belongs to a config that can no longer be read: {first}{more}; {_ADVICE}'
     ) from error
-  if differences := config_lib.diff(before, config):
+  differences = [line for line in config_lib.diff(before, config) if not line.startswith(_IGNORED)]
+  if differences:
     lines = '\n  '.join(differences)
     raise UserError(f'{folder} belongs to another config:\n  {lines}\n{_ADVICE}')
 

@@ -58,6 +58,11 @@ def test_a_changed_value_is_refused_with_its_difference_once_a_step_was_done(wri
     start(tmp_path / 'run', write(CONFIG.replace('10', '11')))
 
 
+def test_a_resumed_run_may_have_another_time_limit(write, tmp_path):
+  start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
+  start(tmp_path / 'run', write(CONFIG + '  max_minutes = 5\n'))
+
+
 def test_a_start_that_failed_before_its_first_step_leaves_nothing_to_the_corrected_config(
   write, tmp_path
 ):

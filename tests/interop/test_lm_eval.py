@@ -146,7 +146,7 @@ def test_numbers_equal_t2x_eval_and_a_direct_computation(run, python):
     for row in rows
   ]
   assert results['own_choices']['acc,none'] == pytest.approx(np.mean(np.array(chosen) == 0))
-  questions = [row['prompt'].rstrip() for row in rows]
+  questions = [row['prompt'] for row in rows]
   outputs = loaded.generate(questions, strategy=Greedy(), max_new_tokens=8)
   texts = [output['text'].partition('\n')[0] for output in outputs]
   [samples] = run.glob('out/**/samples_own_answers_*.jsonl')
