@@ -140,10 +140,7 @@ def look_at_pair(
   predicted = np.array([*before[1:], *labels], np.int32)
   parts, notes = _parts(model)
   logits, recorded = _outputs(inspection, parts, notes, ids[None], read[None])
-  names, target_names = (
-    Names(tokenizer),
-    Names(None if tokenizer is None else tokenizer.target),
-  )
+  names, target_names = Names(tokenizer), Names(tokenizer and tokenizer.target)
   lens = None
   if 'decoder' in parts:
     hidden = in_order_of_row(recorded, 'hidden', 'decoder')
@@ -201,7 +198,7 @@ def look_at_image(
   _, recorded = _outputs(Inspection(model, None), parts, notes, image[None])
   grid = None
   if row is not None and row.grid is not None and len(row.grid) == 2:
-    grid = Grid(*row.grid, row.num_extra)
+    grid = Grid(row.grid[0], row.grid[1], row.num_extra)
   lens = None
   if '' in parts and class_logits(model) is not None:
     hidden, names = in_order_of_row(recorded, 'hidden'), Names(None, classes)

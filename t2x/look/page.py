@@ -1,0 +1,121 @@
+"""The HTML page of a `Look`, in one file without external resources."""
+
+import base64
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from t2x.errors import printable
+from t2x.html_page import html_page
+from t2x.look.attention import Attention
+from t2x.look.look import Look
+
+STATISTICS = ('entropy', 'distance', 'previous', 'first', 'separator')
+
+
+def page(look: Look, title: str, facts: Mapping[str, str]) -> str:
+  """Returns the page.
+
+  Args:
+    look: what to draw.
+    title: title of the page.
+    facts: further facts by name, such as the run and the input.
+  """
+  own, report = resources.files('t2x.look'), resources.files('t2x.sweeps') / 'report'
+  return html_page(
+    template=own / 'look.html',
+    title=title,
+    styles=(report / 'report.css', own / 'look.css'),
+    scripts=(report / 'core.js', own / 'look.js'),
+    data=page_data(look, facts),
+  )
+
+
+def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
+  """Returns the content of the page as values that JSON can represent."""
+  lens, losses = look.lens, look.losses
+  return {
+    'facts': [[name, printable(value)] for name, value in facts.items()],
+    'notes': list(look.notes),
+    'attention': [_attention(one) for one in look.attention],
+    'lens': lens
+    and {
+      'positions': _texts(lens.positions),
+      'targets': _texts(lens.targets),
+      'ids': lens.ids.tolist(),
+      'probabilities': np.round(lens.probabilities.astype(float), 4).tolist(),
+      'names': {str(i): printable(name) for i, name in lens.names.items()},
+    },
+    'losses': losses
+    and {
+      'tokens': _texts(losses.tokens),
+      'losses': np.round(losses.losses, 4).tolist(),
+      'ranks': losses.ranks.tolist(),
+      'context': losses.context,
+    },
+    'neighbours': [
+      {
+        'name': one.name,
+        'rows': [
+          [printable(token), [[printable(n.token), round(n.cosine, 3)] for n in nearest]]
+          for token, nearest in zip(one.tokens, one.nearest, strict=True)
+        ],
+      }
+      for one in look.neighbours
+    ],
+    'maps': [
+      *(
+        {'title': f'Cosine similarity: {one.name}', 'signed': True, **_packed(one.similarity[None])}
+        for one in look.positions
+      ),
+      *(
+        {'title': f'Values: {one.name}', 'signed': True, **_packed(one.values[None])}
+        for one in look.positions
+        if not one.is_learned
+      ),
+      *(
+        {'title': f'{one.title}: {one.pattern}', **_packed(one.mask[None].astype(np.float32))}
+        for one in look.matrices
+      ),
+    ],
+    'pixels': None if look.pixels is None else _packed(np.moveaxis(look.pixels, -1, 0) / 255.0),
+  }
+
+
+def _texts(texts: Sequence[str]) -> list[str]:
+  return [printable(text) for text in texts]
+
+
+def _attention(one: Attention) -> dict[str, Any]:
+  statistics = {}
+  for name in STATISTICS:
+    values = [getattr(layer, name) for layer in one.statistics]
+    if all(value is not None for value in values):
+      statistics[name] = [np.round(value, 4).tolist() for value in values]
+  grid = one.grid and [one.grid.rows, one.grid.columns, one.grid.num_extra]
+  return {
+    'name': one.name,
+    'queries': _texts(one.queries),
+    'keys': _texts(one.keys),
+    'grid': grid,
+    'layers': [_packed(layer) for layer in one.layers],
+    'statistics': statistics,
+  }
+
+
+def _packed(maps: Float[np.ndarray, 'maps rows columns']) -> dict[str, Any]:
+  """Returns maps as compressed bytes in base64: byte b of map i is low[i] + b / 255 * (high[i] - low[i])."""
+  low = np.minimum(maps.min(axis=(1, 2)), 0.0)
+  high = maps.max(axis=(1, 2))
+  width = np.where(high > low, high - low, 1.0)[:, None, None]
+  codes = np.rint(255 * (maps - low[:, None, None]) / width).astype(np.uint8)
+  return {
+    'shape': list(maps.shape),
+    'low': [float(f'{v:.6g}') for v in low],
+    'high': [float(f'{v:.6g}') for v in high],
+    'bytes': base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode(),
+  }
