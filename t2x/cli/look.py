@@ -32,6 +32,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     '--out', metavar='FILE', default='look.html', help='page to write (default: look.html)'
   )
+  parser.add_argument(
+    '--png',
+    metavar='FOLDER',
+    help="also write the pictures as PNG files (needs matplotlib: pip install 't2x[report]')",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,6 +59,11 @@ def run(args: argparse.Namespace) -> int:
   except OSError as error:
     raise UserError(f'--out {args.out} cannot be written: {error.strerror}') from error
   print(args.out)
+  if args.png is not None:
+    from t2x.look.pictures import write_pictures
+
+    for path in write_pictures(look, args.png):
+      print(path)
   return 0
 
 

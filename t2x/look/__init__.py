@@ -1,6 +1,6 @@
 """What a trained model does with one input: attention, predictions of each layer, losses, embeddings, positions.
 
-`look_at_text`, `look_at_pair` and `look_at_image` compute a `Look`; `page` and `pictures` draw it.
+`look_at_text`, `look_at_pair` and `look_at_image` compute a `Look`; `t2x.look.page` and `t2x.look.pictures` draw it.
 """
 
 from t2x.look.attention import Attention, Grid, HeadStatistics

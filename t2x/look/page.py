@@ -67,23 +67,19 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
       }
       for one in look.neighbours
     ],
-    'maps': [
-      *(
-        {'title': f'Cosine similarity: {one.name}', 'signed': True, **_packed(one.similarity[None])}
-        for one in look.positions
-      ),
-      *(
-        {'title': f'Values: {one.name}', 'signed': True, **_packed(one.values[None])}
-        for one in look.positions
-        if not one.is_learned
-      ),
-      *(
-        {'title': f'{one.title}: {one.pattern}', **_packed(one.mask[None].astype(np.float32))}
-        for one in look.matrices
-      ),
-    ],
+    'maps': [{'title': title, **_packed(values[None])} for title, values in maps(look)],
     'pixels': None if look.pixels is None else _packed(np.moveaxis(look.pixels, -1, 0) / 255.0),
   }
+
+
+def maps(look: Look) -> list[tuple[str, Float[np.ndarray, 'rows columns']]]:
+  """Returns the pictures of positions and patterns with their titles; position encodings that are not parameters
+  also have their values."""
+  return [
+    *((f'Cosine similarity: {one.name}', one.similarity) for one in look.positions),
+    *((f'Values: {one.name}', one.values) for one in look.positions if not one.is_learned),
+    *((f'{one.title}: {one.pattern}', one.mask.astype(np.float32)) for one in look.matrices),
+  ]
 
 
 def _texts(texts: Sequence[str]) -> list[str]:
@@ -102,7 +98,10 @@ def _attention(one: Attention) -> dict[str, Any]:
     'queries': _texts(one.queries),
     'keys': _texts(one.keys),
     'grid': grid,
-    'layers': [_packed(layer) for layer in one.layers],
+    # The mean over heads comes first.
+    'layers': [
+      _packed(np.concatenate([layer.mean(0, keepdims=True), layer])) for layer in one.layers
+    ],
     'statistics': statistics,
   }
 
