@@ -2,14 +2,14 @@ const variable = (name) => getComputedStyle(document.documentElement).getPropert
 const channels = (hex) => (hex.length === 4 ? [...hex.slice(1)].map((d) => d + d) : hex.slice(1).match(/../g)).map((d) => parseInt(d, 16));
 const shade = (part, name = '--help') => `color-mix(in srgb, var(${name}) ${Math.round(50 * Math.max(0, Math.min(1, part)))}%, transparent)`;
 
-/** Decodes maps {shape, low, high, bytes} into `value(map, row, column)`. */
+/** Decodes maps {shape, low, high, numbers} into `value(map, row, column)`. */
 async function unpack(packed) {
-  const raw = Uint8Array.from(atob(packed.bytes), (character) => character.charCodeAt(0));
+  const raw = Uint8Array.from(atob(packed.numbers), (character) => character.charCodeAt(0));
   const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream('deflate'));
-  const codes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const codes = new Uint16Array(await new Response(stream).arrayBuffer());
   const [, rows, columns] = packed.shape;
   packed.value = (map, row, column) => packed.low[map]
-    + codes[(map * rows + row) * columns + column] / 255 * (packed.high[map] - packed.low[map]);
+    + codes[(map * rows + row) * columns + column] / 65535 * (packed.high[map] - packed.low[map]);
 }
 
 /** Paints a map on a canvas, one pixel per value; negative values in another colour. */

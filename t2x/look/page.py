@@ -107,14 +107,14 @@ def _attention(one: Attention) -> dict[str, Any]:
 
 
 def _packed(maps: Float[np.ndarray, 'maps rows columns']) -> dict[str, Any]:
-  """Returns maps as compressed bytes in base64: byte b of map i is low[i] + b / 255 * (high[i] - low[i])."""
+  """Returns maps as compressed 16-bit numbers in base64: n of map i is low[i] + n / 65535 * (high[i] - low[i])."""
   low = np.minimum(maps.min(axis=(1, 2)), 0.0)
   high = maps.max(axis=(1, 2))
   width = np.where(high > low, high - low, 1.0)[:, None, None]
-  codes = np.rint(255 * (maps - low[:, None, None]) / width).astype(np.uint8)
+  codes = np.rint(65535 * (maps - low[:, None, None]) / width).astype('<u2')
   return {
     'shape': list(maps.shape),
     'low': [float(f'{v:.6g}') for v in low],
     'high': [float(f'{v:.6g}') for v in high],
-    'bytes': base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode(),
+    'numbers': base64.b64encode(zlib.compress(codes.tobytes(), 9)).decode(),
   }
