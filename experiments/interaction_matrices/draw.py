@@ -2,8 +2,8 @@
 
   python experiments/interaction_matrices/draw.py [GIN_FILE]
 
-The gin file defines `patterns`, a dict of patterns by title. Rows are queries, columns are keys. The prefix is the first
-quarter of the row.
+The gin file defines `patterns`, a dict of patterns by title. Rows are queries, columns are keys. The prefix is
+the first quarter of the row.
 """
 
 import argparse
@@ -24,7 +24,9 @@ def main():
   parser.add_argument('--out', type=Path, default='runs/interaction_matrices', metavar='FOLDER')
   args = parser.parse_args()
   patterns = config.load(args.config, registry_modules=['t2x.layers'], root='%patterns').build()
-  matrices = [interaction_matrix(title, one, args.length) for title, one in patterns.items()]
+  matrices = [
+    interaction_matrix(title, pattern, args.length) for title, pattern in patterns.items()
+  ]
   look = Look(matrices=tuple(matrices))
   draw_panels(maps(look), args.out / 'matrices.png')
   visible = {matrix.title: f'{matrix.share:.0%} of the pairs' for matrix in matrices}

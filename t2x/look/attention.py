@@ -97,19 +97,19 @@ def text_statistics(
 ) -> HeadStatistics:
   """Returns the statistics of self-attention between the tokens of a text."""
   p = probabilities.astype(np.float64)
-  seen = p.sum(-1) > 0
+  sees_keys = p.sum(-1) > 0
   positions = np.arange(p.shape[1])
   offset = np.abs(positions[:, None] - positions[None, :])
-  after_first = seen & (positions > 0)
+  after_first = sees_keys & (positions > 0)
   before = np.concatenate(
     [np.zeros((len(p), 1)), np.diagonal(p, offset=-1, axis1=1, axis2=2)], axis=1
   )
   return HeadStatistics(
-    entropy=_mean(_entropy(p), seen),
-    distance=_mean((p * offset).sum(-1), seen),
+    entropy=_mean(_entropy(p), sees_keys),
+    distance=_mean((p * offset).sum(-1), sees_keys),
     previous=_mean(before, after_first) if len(positions) > 1 else None,
     first=_mean(p[:, :, 0], after_first) if len(positions) > 1 else None,
-    separator=_share(p, separators, seen),
+    separator=_share(p, separators, sees_keys),
   )
 
 
@@ -119,9 +119,13 @@ def cross_statistics(
 ) -> HeadStatistics:
   """Returns the statistics of cross-attention, in which positions are not comparable."""
   p = probabilities.astype(np.float64)
-  seen = p.sum(-1) > 0
+  sees_keys = p.sum(-1) > 0
   return HeadStatistics(
-    _mean(_entropy(p), seen), None, None, _mean(p[:, :, 0], seen), _share(p, separators, seen)
+    _mean(_entropy(p), sees_keys),
+    None,
+    None,
+    _mean(p[:, :, 0], sees_keys),
+    _share(p, separators, sees_keys),
   )
 
 
@@ -130,16 +134,16 @@ def grid_statistics(
 ) -> HeadStatistics:
   """Returns the statistics of self-attention between patches; distances are between patches only."""
   p = probabilities.astype(np.float64)
-  seen = p.sum(-1) > 0
+  sees_keys = p.sum(-1) > 0
   places = np.indices((grid.rows, grid.columns)).reshape(2, -1).T
   distances = np.linalg.norm(places[:, None] - places[None, :], axis=-1)
   patches = p[:, grid.num_extra :, grid.num_extra :]
   weight = patches.sum(-1)
   total = (patches * distances).sum(-1)
   distance = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
-  after_first = seen & (np.arange(p.shape[1]) > 0)
+  after_first = sees_keys & (np.arange(p.shape[1]) > 0)
   return HeadStatistics(
-    entropy=_mean(_entropy(p), seen),
+    entropy=_mean(_entropy(p), sees_keys),
     distance=_mean(distance, weight > 0),
     previous=None,
     first=_mean(p[:, :, 0], after_first) if grid.num_extra else None,
@@ -151,8 +155,8 @@ def _entropy(p: np.ndarray) -> np.ndarray:
   return -(p * np.log2(np.where(p > 0, p, 1.0))).sum(-1)
 
 
-def _share(p: np.ndarray, separators: np.ndarray, seen: np.ndarray) -> np.ndarray | None:
-  return _mean(p[:, :, separators].sum(-1), seen) if separators.any() else None
+def _share(p: np.ndarray, separators: np.ndarray, sees_keys: np.ndarray) -> np.ndarray | None:
+  return _mean(p[:, :, separators].sum(-1), sees_keys) if separators.any() else None
 
 
 def _mean(values: np.ndarray, where: np.ndarray) -> np.ndarray:

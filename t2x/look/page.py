@@ -41,7 +41,7 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
   return {
     'facts': [[name, printable(value)] for name, value in facts.items()],
     'notes': list(look.notes),
-    'attention': [_attention(one) for one in look.attention],
+    'attention': [_attention(attention) for attention in look.attention],
     'lens': lens
     and {
       'positions': _texts(lens.positions),
@@ -59,13 +59,13 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
     },
     'neighbours': [
       {
-        'name': one.name,
+        'name': table.name,
         'rows': [
           [printable(token), [[printable(n.token), round(n.cosine, 3)] for n in nearest]]
-          for token, nearest in zip(one.tokens, one.nearest, strict=True)
+          for token, nearest in zip(table.tokens, table.nearest, strict=True)
         ],
       }
-      for one in look.neighbours
+      for table in look.neighbours
     ],
     'maps': [{'title': title, **_packed(values[None])} for title, values in maps(look)],
     'pixels': None if look.pixels is None else _packed(np.moveaxis(look.pixels, -1, 0) / 255.0),
@@ -73,12 +73,18 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def maps(look: Look) -> list[tuple[str, Float[np.ndarray, 'rows columns']]]:
-  """Returns the pictures of positions and patterns with their titles; position encodings that are not parameters
-  also have their values."""
+  """Returns the maps of positions and patterns with titles; vectors that are not learned are drawn, too."""
   return [
-    *((f'Cosine similarity: {one.name}', one.similarity) for one in look.positions),
-    *((f'Values: {one.name}', one.values) for one in look.positions if not one.is_learned),
-    *((f'{one.title}: {one.pattern}', one.mask.astype(np.float32)) for one in look.matrices),
+    *((f'Cosine similarity: {vectors.name}', vectors.similarity) for vectors in look.positions),
+    *(
+      (f'Values: {vectors.name}', vectors.values)
+      for vectors in look.positions
+      if not vectors.is_learned
+    ),
+    *(
+      (f'{matrix.title}: {matrix.pattern}', matrix.mask.astype(np.float32))
+      for matrix in look.matrices
+    ),
   ]
 
 
@@ -86,21 +92,21 @@ def _texts(texts: Sequence[str]) -> list[str]:
   return [printable(text) for text in texts]
 
 
-def _attention(one: Attention) -> dict[str, Any]:
+def _attention(attention: Attention) -> dict[str, Any]:
   statistics = {}
   for name in STATISTICS:
-    values = [getattr(layer, name) for layer in one.statistics]
+    values = [getattr(layer, name) for layer in attention.statistics]
     if all(value is not None for value in values):
       statistics[name] = [np.round(value, 4).tolist() for value in values]
-  grid = one.grid and [one.grid.rows, one.grid.columns, one.grid.num_extra]
+  grid = attention.grid and [attention.grid.rows, attention.grid.columns, attention.grid.num_extra]
   return {
-    'name': one.name,
-    'queries': _texts(one.queries),
-    'keys': _texts(one.keys),
+    'name': attention.name,
+    'queries': _texts(attention.queries),
+    'keys': _texts(attention.keys),
     'grid': grid,
     # The mean over heads comes first.
     'layers': [
-      _packed(np.concatenate([layer.mean(0, keepdims=True), layer])) for layer in one.layers
+      _packed(np.concatenate([layer.mean(0, keepdims=True), layer])) for layer in attention.layers
     ],
     'statistics': statistics,
   }

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from t2x.errors import UserError, printable
-from t2x.look.attention import Attention
+from t2x.look.attention import Attention, Grid
 from t2x.look.look import Look
 from t2x.look.page import maps
 
@@ -34,15 +34,22 @@ def write_pictures(look: Look, folder: str | Path) -> list[Path]:
   """
   folder = Path(folder)
   paths = []
-  for one in look.attention:
-    if one.is_cross:
-      means = [(f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(one.layers)]
-      paths.append(_write(folder / 'alignment.png', means, _labels(one)))
-    name = re.sub(r'\W+', '_', one.name).strip('_')
-    for i, layer in enumerate(one.layers):
-      heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
+  for attention in look.attention:
+    if attention.is_cross:
+      means = [
+        (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
+      ]
+      paths.append(_write(folder / 'alignment.png', means, _labels(attention)))
+    name = re.sub(r'\W+', '_', attention.name).strip('_')
+    for i, layer in enumerate(attention.layers):
       path = folder / f'{name}_layer_{i + 1}.png'
-      paths.append(_write(path, heads, _overlay(look.pixels, one) or _labels(one)))
+      heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
+      if attention.grid is not None and look.pixels is not None:
+        query = attention.queries[0] if attention.grid.num_extra else 'mean over queries'
+        heads = [(f'{title}, {query}', p) for title, p in heads]
+        paths.append(_write(path, heads, _overlay(look.pixels, attention.grid)))
+      else:
+        paths.append(_write(path, heads, _labels(attention)))
   if panels := maps(look):
     paths.append(_write(folder / 'maps.png', panels))
   return paths
@@ -96,12 +103,15 @@ def _map(axes: Any, values: np.ndarray) -> None:
   axes.tick_params(labelsize='x-small')
 
 
-def _labels(one: Attention) -> Callable[[Any, np.ndarray], None]:
+def _labels(attention: Attention) -> Callable[[Any, np.ndarray], None]:
   """Returns a function that draws a map with the tokens on both axes."""
 
   def draw(axes, values):
     _map(axes, values)
-    for axis, labels, rotation in ((axes.xaxis, one.keys, 90), (axes.yaxis, one.queries, 0)):
+    for axis, labels, rotation in (
+      (axes.xaxis, attention.keys, 90),
+      (axes.yaxis, attention.queries, 0),
+    ):
       if len(labels) <= _MAX_LABELS:
         # A dollar sign would start a formula.
         texts = [printable(label).replace('$', r'\$') for label in labels]
@@ -110,11 +120,10 @@ def _labels(one: Attention) -> Callable[[Any, np.ndarray], None]:
   return draw
 
 
-def _overlay(pixels: np.ndarray | None, one: Attention) -> Callable[[Any, np.ndarray], None] | None:
-  """Returns a function that draws the attention of the first extra token, or else of all queries, over the picture."""
-  if pixels is None or one.grid is None:
-    return None
-  grid = one.grid
+def _overlay(
+  pixels: UInt8[np.ndarray, 'height width channels'], grid: Grid
+) -> Callable[[Any, np.ndarray], None]:
+  """Returns a function that draws the attention of the first extra token, or the mean over queries, over the picture."""
 
   def draw(axes, values):
     weights = values[0] if grid.num_extra else values.mean(0)
