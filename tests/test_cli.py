@@ -46,6 +46,7 @@ main(['train', 'some.gin'])
     'train',
     'eval',
     'generate',
+    'look',
     'check',
     'plan',
     'show',

@@ -18,6 +18,7 @@ MAY_IMPORT = {
   'parallel': {'layers'},
   'decode': {'models', 'layers'},
   'tasks': {'data', 'models', 'layers', 'decode'},
+  'look': {'tasks', 'data', 'models', 'layers'},
   'train': {'tasks', 'data', 'models', 'layers', 'decode', 'parallel'},
   'runs': {'config', 'sweeps', 'train'},
   'interop': {'train', 'tasks', 'decode', 'models', 'layers'},

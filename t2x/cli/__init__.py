@@ -21,6 +21,7 @@ from t2x.cli import (
   diff,
   generate,
   launch,
+  look,
   parts,
   plan,
   prune,
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Any] = {
   'train': train,
   'eval': evaluate,
   'generate': generate,
+  'look': look,
   'check': check,
   'plan': plan,
   'show': show,
@@ -58,7 +60,7 @@ COMMANDS: dict[str, Any] = {
   'completion': completion,
 }
 # Commands that run the same programs again and again.
-CACHED = ('train', 'eval', 'generate', 'sweep')
+CACHED = ('train', 'eval', 'generate', 'look', 'sweep')
 
 
 class _Command(argparse.ArgumentParser):

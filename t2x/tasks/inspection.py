@@ -136,6 +136,8 @@ def _text_outputs(model, ids, segments, *, record):
   out: Output = model.hidden(ids, tokens=tokens, record=record)
   if 'class logits' in model.spec.outputs:
     return model.head.classify(out.x, segments, None), out.recorded
+  if 'vectors' in model.spec.outputs:
+    return model.head(out.x, model.embedding), out.recorded
   return model.logits(out.x), out.recorded
 
 

@@ -1,0 +1,130 @@
+"""The command `t2x look`."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t2x.cli.options import add_checkpoint, count
+from t2x.errors import UserError
+
+if TYPE_CHECKING:
+  from t2x.loaded import Loaded
+  from t2x.look import Look
+
+HELP = 'draw the attention, predictions and embeddings of a run for one input'
+TAKES_BINDINGS = True
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of the command."""
+  add_checkpoint(parser)
+  given = parser.add_mutually_exclusive_group(required=True)
+  given.add_argument('--prompt', metavar='TEXT', help='a text')
+  given.add_argument(
+    '--input', metavar='FILE', help='a text file; for images, a file or the index of an example'
+  )
+  parser.add_argument(
+    '--target', metavar='TEXT', help="target of an encoder-decoder (default: the run's output)"
+  )
+  parser.add_argument(
+    '--max-tokens', type=count, metavar='N', help='maximum length (default: 128; images: 256)'
+  )
+  parser.add_argument(
+    '--out', metavar='FILE', default='look.html', help='page to write (default: look.html)'
+  )
+  parser.add_argument(
+    '--png',
+    metavar='FOLDER',
+    help="also write the pictures as PNG files (needs matplotlib: pip install 't2x[report]')",
+  )
+
+
+def run(args: argparse.Namespace) -> int:
+  """Writes the page and prints its path."""
+  from t2x.api import load
+  from t2x.files import write_atomically
+  from t2x.look.page import page
+
+  loaded = load(Path(args.run), checkpoint=args.checkpoint, overrides=args.overrides)
+  is_pair = loaded.model.spec.inputs == 'a source and a target'
+  if args.target is not None and not is_pair:
+    raise UserError('--target has no effect: the model is not an encoder-decoder; remove it')
+  facts = {'run': args.run, 'step': str(loaded.step), 'input': args.prompt or args.input}
+  settings = {} if args.max_tokens is None else {'max_tokens': args.max_tokens}
+  look = _image(args, loaded, settings, facts) if loaded.model.spec.inputs == 'images' else None
+  if look is None:
+    look = _text(args, loaded, settings, facts, is_pair)
+  try:
+    write_atomically(Path(args.out), page(look, f'Inside {Path(args.run).name}', facts).encode())
+  except OSError as error:
+    raise UserError(f'--out {args.out} cannot be written: {error.strerror}') from error
+  print(args.out)
+  if args.png is not None:
+    from t2x.look.pictures import write_pictures
+
+    for path in write_pictures(look, args.png):
+      print(path)
+  return 0
+
+
+def _text(
+  args: argparse.Namespace,
+  loaded: 'Loaded',
+  settings: dict[str, Any],
+  facts: dict[str, str],
+  is_pair: bool,
+) -> 'Look':
+  from t2x.look import look_at_pair, look_at_text
+
+  if loaded.tokenizer is None:
+    raise UserError(f'{args.run} has no tokenizer, so that it cannot read texts')
+  text = args.prompt
+  if text is None:
+    try:
+      text = Path(args.input).read_text('utf-8').rstrip('\n')
+    except (OSError, UnicodeDecodeError) as error:
+      raise UserError(f'--input {args.input} cannot be read as UTF-8 text: {error}') from error
+  if not is_pair:
+    return look_at_text(loaded.model, loaded.tokenizer, text, **settings)
+  target: Any = args.target
+  if target is None:
+    (answer,) = loaded.generate(text)
+    target, facts['output'] = answer['tokens'], answer['text']
+    if not target:
+      raise UserError('the run generates an empty output: give a --target')
+  return look_at_pair(loaded.model, loaded.tokenizer, text, target, **settings)
+
+
+def _image(
+  args: argparse.Namespace, loaded: 'Loaded', settings: dict[str, Any], facts: dict[str, str]
+) -> 'Look':
+  import numpy as np
+
+  from t2x.data.sources.image_folder import decode_image
+  from t2x.look import look_at_image
+  from t2x.tasks import ImageClassification
+
+  task = loaded.task
+  if args.input is None or not isinstance(task, ImageClassification):
+    raise UserError('a model of images needs an ImageClassification task and --input FILE_OR_INDEX')
+  channels = task.image_shape[-1]
+  if args.input.isdigit():
+    rows = task.rows(task.eval_split)
+    if int(args.input) >= len(rows):
+      raise UserError(f"--input {args.input}: '{task.eval_split}' has {len(rows)} examples, from 0")
+    row = rows[int(args.input)]
+    facts['label'] = str(row['label'])
+  else:
+    try:
+      row = {'image': decode_image(Path(args.input).read_bytes(), channels), 'label': 0}
+    except OSError as error:
+      raise UserError(f'--input {args.input} cannot be read: {error.strerror}') from error
+  transform = task.transform(train=False)
+  image = row['image'] if transform is None else transform(row, np.random.default_rng(0))['image']
+  if image.shape != task.image_shape:
+    raise UserError(
+      f'the image is {image.shape}, but the model reads {task.image_shape}: resize it'
+    )
+  mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
+  pixels = np.clip((image * std + mean) * 255, 0, 255).astype(np.uint8)
+  return look_at_image(loaded.model, image, pixels, label=facts.get('label', ''), **settings)

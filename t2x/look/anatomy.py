@@ -1,0 +1,89 @@
+"""The bodies, embeddings and position encodings inside a model."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from t2x.layers import PositionEncoding, Tokens
+from t2x.models import (
+  Decoder,
+  Encoder,
+  EncoderDecoder,
+  LanguageModel,
+  Stack,
+  Stages,
+  VisionTransformer,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+  """An encoder or decoder with the parts around it.
+
+  Attributes:
+    name: 'encoder' or 'decoder' of an encoder-decoder, else ''.
+    body: the body.
+    embedding: embeds its inputs.
+    encodings: position encodings outside of the blocks.
+  """
+
+  name: str
+  body: Encoder | Decoder
+  embedding: Any
+  encodings: tuple[PositionEncoding, ...]
+
+  def embedded(self, inputs: Array) -> tuple[jax.ShapeDtypeStruct, Tokens]:
+    """Returns the shape of the embedded inputs of one row, and the metadata of its tokens."""
+    tokens = self.embedding(inputs)[1]
+    return jax.eval_shape(lambda: self.embedding(inputs)[0]), tokens
+
+  def normalised(self, x: Float[Array, '*rest width']) -> Float[Array, '*rest width']:
+    """Returns the input of the head for the residual stream `x` after a layer."""
+    norm = self.body.final_norm
+    return x if norm is None else norm(x)
+
+
+def sides(model: Any) -> dict[str, Side]:
+  """Returns the sides of a model by name; empty for model classes that are not part of t2x."""
+  parts: list[tuple[str, Any, Any, tuple[PositionEncoding, ...]]] = []
+  if isinstance(model, LanguageModel):
+    parts = [('', model.body, model.embedding, ())]
+  elif isinstance(model, VisionTransformer):
+    parts = [('', model.body, model.embedding, (model.positions,))]
+  elif isinstance(model, EncoderDecoder):
+    target = model.embedding if model.target_embedding is None else model.target_embedding
+    parts = [
+      ('encoder', model.encoder, model.embedding, ()),
+      ('decoder', model.decoder, target, ()),
+    ]
+  return {
+    name: Side(name, body, embedding, (*encodings, body.encoding))
+    for name, body, embedding, encodings in parts
+    if isinstance(body, Encoder | Decoder)
+  }
+
+
+def class_logits(model: Any) -> Callable[[Array], Array] | None:
+  """Returns the function from normalised hidden vectors [batch, length, width] to class logits [batch, classes];
+  None if the model has no such classes."""
+  if isinstance(model, VisionTransformer):
+    head = model.head
+    return None if head is None else lambda x: head(model.pool(x))
+  if 'class logits' in model.spec.outputs:
+    # A text model.
+    return lambda x: model.head.classify(x, jnp.ones(x.shape[:2], jnp.int32))
+  return None
+
+
+def records_attention(body: Encoder | Decoder) -> bool:
+  """Returns whether the layers of a body can return attention probabilities."""
+  stack = body.stack
+  stacks = stack.stages if isinstance(stack, Stages) else [stack]
+  return all(
+    not isinstance(one, Stack) or any('record.probabilities' in b.reads for b in one.blocks)
+    for one in stacks
+  )

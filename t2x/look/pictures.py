@@ -1,0 +1,147 @@
+"""PNG files of a `Look`; requires the extra `report`."""
+
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from t2x.errors import UserError, printable
+from t2x.look.attention import Attention, Grid
+from t2x.look.look import Look
+from t2x.look.page import maps
+
+# Maximum number of tokens on an axis with labels.
+_MAX_LABELS = 64
+_MAX_COLUMNS = 4
+
+
+def write_pictures(look: Look, folder: str | Path) -> list[Path]:
+  """Writes the pictures of a page as PNG files and returns their paths.
+
+  The files are `alignment.png` (cross-attention, mean over heads of each layer), `NAME_layer_N.png` (all heads of
+  a layer) and `maps.png` (positions and patterns).
+
+  Args:
+    look: what to draw.
+    folder: folder of the files.
+
+  Raises:
+    UserError: matplotlib is not installed, or a file cannot be written.
+  """
+  folder = Path(folder)
+  paths = []
+  for attention in look.attention:
+    if attention.is_cross:
+      means = [
+        (f'layer {i + 1}, mean over heads', p.mean(0)) for i, p in enumerate(attention.layers)
+      ]
+      paths.append(_write(folder / 'alignment.png', means, _labels(attention)))
+    name = re.sub(r'\W+', '_', attention.name).strip('_')
+    for i, layer in enumerate(attention.layers):
+      path = folder / f'{name}_layer_{i + 1}.png'
+      heads = [(f'layer {i + 1}, head {h + 1}', p) for h, p in enumerate(layer)]
+      if attention.grid is not None and look.pixels is not None:
+        query = attention.queries[0] if attention.grid.num_extra else 'mean over queries'
+        heads = [(f'{title}, {query}', p) for title, p in heads]
+        paths.append(_write(path, heads, _overlay(look.pixels, attention.grid)))
+      else:
+        paths.append(_write(path, heads, _labels(attention)))
+  if panels := maps(look):
+    paths.append(_write(folder / 'maps.png', panels))
+  return paths
+
+
+def draw_panels(
+  panels: Sequence[tuple[str, Float[np.ndarray, 'rows columns']]],
+  path: str | Path,
+) -> None:
+  """Draws maps with titles, four in a row, and writes them to a PNG file; negative values are orange.
+
+  Raises:
+    UserError: matplotlib is not installed, or the file cannot be written.
+  """
+  _write(Path(path), panels)
+
+
+def _write(
+  path: Path,
+  panels: Sequence[tuple[str, np.ndarray]],
+  draw: Callable[[Any, np.ndarray], None] | None = None,
+) -> Path:
+  try:
+    from matplotlib.figure import Figure
+  except ImportError as error:
+    raise UserError("pictures need matplotlib: pip install 't2x[report]'") from error
+  columns = min(_MAX_COLUMNS, len(panels))
+  rows = -(-len(panels) // columns)
+  figure = Figure(figsize=(3.6 * columns, 3.8 * rows), dpi=120, layout='constrained')
+  for i, (title, values) in enumerate(panels):
+    axes = figure.add_subplot(rows, columns, i + 1)
+    axes.set_title(textwrap.fill(title, 36), fontsize='small')
+    (draw or _map)(axes, values)
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format='png')
+  except OSError as error:
+    raise UserError(f'{path}: the picture cannot be written: {error.strerror}') from error
+  return path
+
+
+def _map(axes: Any, values: np.ndarray) -> None:
+  from matplotlib.colors import LinearSegmentedColormap
+
+  colours = LinearSegmentedColormap.from_list('t2x', ['#b84a00', '#f6f7f8', '#0072b2'])
+  most = float(np.abs(values).max()) or 1.0
+  axes.imshow(values, cmap=colours, vmin=-most, vmax=most, interpolation='nearest', aspect='auto')
+  axes.set_box_aspect(
+    values.shape[0] / values.shape[1] if max(values.shape) < 2 * min(values.shape) else 1
+  )
+  axes.tick_params(labelsize='x-small')
+
+
+def _labels(attention: Attention) -> Callable[[Any, np.ndarray], None]:
+  """Returns a function that draws a map with the tokens on both axes."""
+
+  def draw(axes, values):
+    _map(axes, values)
+    for axis, labels, rotation in (
+      (axes.xaxis, attention.keys, 90),
+      (axes.yaxis, attention.queries, 0),
+    ):
+      if len(labels) <= _MAX_LABELS:
+        # A dollar sign would start a formula.
+        texts = [printable(label).replace('$', r'\$') for label in labels]
+        axis.set_ticks(range(len(labels)), texts, rotation=rotation)
+
+  return draw
+
+
+def _overlay(
+  pixels: UInt8[np.ndarray, 'height width channels'], grid: Grid
+) -> Callable[[Any, np.ndarray], None]:
+  """Returns a function that draws the attention of the first extra token, or the mean over queries, over the picture."""
+
+  def draw(axes, values):
+    weights = values[0] if grid.num_extra else values.mean(0)
+    weights = weights[grid.num_extra :].reshape(grid.rows, grid.columns)
+    extent = (0, grid.columns, grid.rows, 0)
+    # Darkened, so that the weights stay visible on white.
+    picture = np.broadcast_to(pixels * 0.6 / 255, (*pixels.shape[:2], 3))
+    axes.imshow(picture, extent=extent, interpolation='nearest')
+    alpha = 0.8 * weights / (weights.max() or 1.0)
+    axes.imshow(
+      np.full_like(weights, 1.0),
+      extent=extent,
+      interpolation='nearest',
+      cmap='autumn',
+      vmin=0,
+      vmax=2,
+      alpha=alpha,
+    )
+    axes.set_axis_off()
+
+  return draw

@@ -1,0 +1,79 @@
+"""`t2x look` on runs: one page without external resources, pictures, and refusals in one line."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture(scope='module')
+def runs(write_experiment, tmp_path_factory):
+  """A folder with the runs `causal_lm` and `image_classification` of three steps."""
+  from t2x.cli import main
+
+  folder = tmp_path_factory.mktemp('look')
+  for name in ('causal_lm', 'image_classification'):
+    settings = 'Trainer.num_steps = 3\nExperiment.evaluations = {}\n'
+    (folder / name).mkdir()
+    config = write_experiment(folder / name, name, settings)
+    assert main(['train', str(config), '--out', str(folder / name / 'run')]) == 0
+  return folder
+
+
+def data_of(page):
+  """The data of a page."""
+  text = page.read_text('utf-8')
+  assert not re.search(r'(src|href)="(?!data:)', text)
+  return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text)[1])
+
+
+def test_a_text_gives_a_page_and_pictures(runs, t2x, tmp_path):
+  out = tmp_path / 'page.html'
+  run = runs / 'causal_lm' / 'run'
+  code, stdout, err = t2x('look', run, '--prompt', 'a <b>', '--out', out, '--png', tmp_path / 'png')
+  assert code == 0, err
+  pictures = [tmp_path / 'png' / f'self_attention_layer_{n}.png' for n in (1, 2)]
+  pictures.append(tmp_path / 'png' / 'maps.png')
+  assert stdout.split() == [str(path) for path in (out, *pictures)]
+  assert all(Image.open(path).size[0] > 400 for path in pictures)
+  data = data_of(out)
+  (attention,) = data['attention']
+  # The mean over heads comes before the two heads.
+  assert [layer['shape'] for layer in attention['layers']] == [[3, 6, 6]] * 2
+  assert ''.join(attention['keys'][1:]) == 'a <b>'
+  assert len(data['losses']['losses']) == 5
+  assert ['step', '3'] in data['facts']
+
+
+def test_an_image_gives_a_page_with_the_picture(runs, t2x, tmp_path):
+  out = tmp_path / 'page.html'
+  code, _, err = t2x('look', runs / 'image_classification' / 'run', '--input', '0', '--out', out)
+  assert code == 0, err
+  data = data_of(out)
+  assert data['pixels']['shape'] == [1, 8, 8]
+  (attention,) = data['attention']
+  assert attention['grid'][:2] == [4, 4]
+  assert dict(data['facts'])['label'].isdigit()
+
+
+def test_bad_requests_are_refused_in_one_line(runs, t2x, tmp_path):
+  image = tmp_path / 'large.png'
+  Image.fromarray(np.zeros((9, 9), np.uint8)).save(image)
+  texts, images = runs / 'causal_lm' / 'run', runs / 'image_classification' / 'run'
+  for run, arguments, message in (
+    (texts, ('--prompt', 'a' * 40, '--max-tokens', 20), 'more than the maximum of 20: shorten it'),
+    (texts, ('--input', tmp_path / 'none.txt'), 'cannot be read'),
+    (texts, ('--prompt', 'a', '--target', 'b'), '--target has no effect'),
+    (images, ('--prompt', 'a'), '--input FILE_OR_INDEX'),
+    (images, ('--input', image), 'the image is (9, 9, 1), but the model reads (8, 8, 1)'),
+    (images, ('--input', 100000), 'examples, from 0'),
+  ):
+    out = tmp_path / 'page.html'
+    code, stdout, err = t2x('look', run, *arguments, '--out', out)
+    assert (code, stdout, err.count('\n'), out.exists()) == (2, '', 1, False), err
+    assert message in err
+  code, _, err = t2x('look', texts)
+  assert code == 2
+  assert 'one of the arguments --prompt --input is required' in err
