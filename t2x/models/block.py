@@ -2,9 +2,11 @@
 connection (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -121,10 +123,13 @@ class _Block(nnx.Module):
     return {'cross': cross.source_cache(source)}
 
   def embed(
-    self, x: Float[Array, 'batch length d_model'], tokens: Tokens
-  ) -> Float[Array, 'batch length d_model']:
-    """Returns the input of the block with the position vectors of the block's own encoding."""
-    return x if self.encoding is None else self.encoding.embed(x, tokens)
+    self, x: Float[Array, 'batch length *streams d_model'], tokens: Tokens
+  ) -> Float[Array, 'batch length *streams d_model']:
+    """Returns the input of the block with the position vectors of the block's own encoding, added to each stream."""
+    if self.encoding is None:
+      return x
+    add = functools.partial(self.encoding.embed, tokens=tokens)
+    return add(x) if x.ndim == 3 else jax.vmap(add, 2, 2)(x)
 
   def calls(self, call: Call) -> dict[str, Call]:
     """Returns the `Call` of each sublayer.

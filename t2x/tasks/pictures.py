@@ -107,7 +107,7 @@ class ClassifiedImages(_Pictures, TaskEvaluator):
 
   num_examples: Count | None = 16
 
-  kind: ClassVar[type[Task]] = ImageClassification
+  kinds: ClassVar[tuple[type[Task], ...]] = (ImageClassification,)
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the picture, and a sample for each image in its order."""

@@ -32,7 +32,7 @@ PLANS = [
   ConcatenateAndSplit(32),
   FullRows(32),
   PackPairs(40, 40),
-  PadPairs(64, 64, 'cut'),
+  PadPairs(64, 64, too_long='cut'),
   LabelledTexts(length=40, labels=LABELS, fields=('source', 'target')),
   LabelledWords(length=40, labels=LABELS),
   SpanWindows(length=48, stride=8, question_length=16),

@@ -108,10 +108,10 @@ def test_generate_needs_a_prompt(experiment, t2x, tmp_path):
   refused(t2x('generate', out, '--input', bad), 'in.jsonl:2')
 
 
-def test_masked_lm_does_not_generate(experiment, t2x, tmp_path):
+def test_a_masked_lm_needs_a_mask_in_the_prompt(experiment, t2x, tmp_path):
   out = tmp_path / 'run'
   assert t2x('train', experiment('masked_lm'), '--out', out)[0] == 0
-  refused(t2x('generate', out, '--prompt', 'a'), 'MaskedLM')
+  refused(t2x('generate', out, '--prompt', 'a'), 'has no mask to fill')
 
 
 def test_traceback_flag_shows_where(t2x, tmp_path):

@@ -19,6 +19,7 @@ from t2x.layers import (
   MultiHeadAttention,
   PreNorm,
   Result,
+  Sinusoidal,
   TokenEmbedding,
   Tokens,
   initialized,
@@ -70,6 +71,15 @@ def test_equals_the_algorithm_of_the_paper(kind):
   part = moved(kind(WIDTH, num_streams=STREAMS, rngs=nnx.Rngs(0)))
   y = part(X, lambda h: Result(h @ WEIGHT)).x
   np.testing.assert_allclose(y, by_hand(part, np.asarray(X, np.float64)), rtol=1e-5, atol=1e-5)
+
+
+def test_positions_of_a_block_are_added_to_each_stream():
+  layer = block(functools.partial(HyperConnections, num_streams=STREAMS))
+  layer = layer(WIDTH, rngs=nnx.Rngs(0), encoding=functools.partial(Sinusoidal))
+  tokens = Tokens.row(LENGTH)
+  plain = layer.embed(jnp.zeros((2, LENGTH, WIDTH)), tokens)
+  assert np.abs(plain).max() > 0.5
+  np.testing.assert_array_equal(layer.embed(X, tokens) - X, (X + plain[:, :, None]) - X)
 
 
 def block(wiring):
