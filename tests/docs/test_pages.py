@@ -9,6 +9,8 @@ from t2x.data import inspect
 
 PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 RUN = [page for page in PAGES if any(block.commands for block in blocks(page))]
+# Pages of which each takes more than ten seconds of both cores.
+LONG = ('ablation', 'devices')
 
 
 def run(page, tmp_path, monkeypatch, capsys, **settings):
@@ -34,7 +36,11 @@ def run(page, tmp_path, monkeypatch, capsys, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+  'page',
+  [pytest.param(page, marks=pytest.mark.nightly) if page.stem in LONG else page for page in RUN],
+  ids=lambda page: page.stem,
+)
 def test_commands_of_a_page_work(page, tmp_path, monkeypatch, capsys):
   run(page, tmp_path, monkeypatch, capsys)
 
