@@ -75,7 +75,7 @@ def page_data(look: Look, facts: Mapping[str, str]) -> dict[str, Any]:
 def maps(look: Look) -> list[tuple[str, Float[np.ndarray, 'rows columns']]]:
   """Returns the maps of positions and patterns with titles; vectors that are not learned are drawn, too."""
   return [
-    *((f'Cosine similarity: {vectors.name}', vectors.similarity) for vectors in look.positions),
+    *((f'Cosine similarity: {vectors.name}', vectors.similarity_map) for vectors in look.positions),
     *(
       (f'Values: {vectors.name}', vectors.values)
       for vectors in look.positions

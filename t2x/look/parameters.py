@@ -58,6 +58,15 @@ class PositionVectors:
   is_learned: bool
   grid: Grid | None = None
 
+  @property
+  def similarity_map(self) -> Float[np.ndarray, 'rows columns']:
+    """The similarities as a picture: for a grid, a map over the grid for each patch, at the place of the patch."""
+    if self.grid is None:
+      return self.similarity
+    rows, columns, extra = self.grid.rows, self.grid.columns, self.grid.num_extra
+    maps = self.similarity[extra:, extra:].reshape(rows, columns, rows, columns)
+    return maps.transpose(0, 2, 1, 3).reshape(rows * rows, columns * columns)
+
 
 def neighbours(
   name: str,
