@@ -48,8 +48,8 @@ def write_recipes(folder: Path) -> None:
   rows = []
   for study in studies:
     name, text = study.parent.name, study.read_text()
-    # Pictures lie beside the README.
-    text = re.sub(r'\]\((results/[^)]+)\)', rf'](../../experiments/{name}/\1)', text)
+    # Links of a README are relative to its folder.
+    text = re.sub(r'\]\((?!https?:|#)([^)]+)\)', rf'](../../experiments/{name}/\1)', text)
     (folder / f'{name}.md').write_text(text)
     title, question = text.split('\n\n')[:2]
     rows.append((f'[{name}]({name}.md)', title.removeprefix('# '), ' '.join(question.split())))
