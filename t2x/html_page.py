@@ -4,12 +4,13 @@ import html
 import json
 import re
 from collections.abc import Iterable
+from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
 
 def html_page(
-  template: Traversable,
+  body: Traversable,
   title: str,
   styles: Iterable[Traversable],
   scripts: Iterable[Traversable],
@@ -18,7 +19,7 @@ def html_page(
   """Returns a page.
 
   Args:
-    template: HTML file with `{{title}}`, `{{style}}`, `{{script}}` and `{{data}}`.
+    body: HTML file with what stands between the body tags, without scripts; `{{title}}` is the title.
     title: title of the page, as plain text.
     styles: CSS files, in this order.
     scripts: JavaScript files, in this order.
@@ -34,4 +35,6 @@ def html_page(
     'script': '\n'.join(file.read_text('utf-8') for file in scripts),
     'data': text,
   }
-  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], template.read_text('utf-8'))
+  frame = (resources.files('t2x') / 'page.html').read_text('utf-8')
+  page = frame.replace('{{body}}', body.read_text('utf-8').rstrip())
+  return re.sub(r'\{\{(\w+)\}\}', lambda match: parts[match[1]], page)

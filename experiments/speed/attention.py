@@ -7,11 +7,12 @@ time and memory are fitted to the three longest rows. Writes a CSV file and a pl
 """
 
 import argparse
-import csv
 import os
 import statistics
 import time
 from pathlib import Path
+
+from rows import write
 
 from t2x.allocator import set_allocator
 
@@ -117,12 +118,7 @@ def main() -> None:
       flush=True,
     )
   if args.out:
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    rows = [row for rows in table.values() for row in rows]
-    with args.out.with_suffix('.csv').open('w', newline='') as file:
-      writer = csv.DictWriter(file, rows[0])
-      writer.writeheader()
-      writer.writerows(rows)
+    write([row for rows in table.values() for row in rows], args.out.with_suffix('.csv'))
     plot(table, args.out.with_suffix('.png'))
 
 

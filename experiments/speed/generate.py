@@ -7,12 +7,12 @@ greedy and beam search of width 4. Both must generate the same tokens. Needs the
 """
 
 import argparse
-import csv
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from rows import show
 from workers import Worker, compare, serve
 
 PROMPT, NEW = 32, 128
@@ -104,6 +104,19 @@ def work(contender: str, folder: str, case: str) -> None:
   serve(take, tokens=run().reshape(-1).tolist())
 
 
+def measure(case: str, folder: str, rounds: int) -> list[dict]:
+  """Returns a row for each contender."""
+  workers = {
+    name: Worker([__file__, '--work', name, folder, case]) for name in ('t2x', 'transformers')
+  }
+  tokens = [worker.ready['tokens'] for worker in workers.values()]
+  same = sum(a == b for a, b in zip(*tokens, strict=True)) / len(tokens[0])
+  return [
+    {'case': case, 'contender': name, **row, 'equal_tokens': round(same, 3)}
+    for name, row in compare(workers, rounds).items()
+  ]
+
+
 def main() -> None:
   """Prints and writes a row for each case and contender."""
   if sys.argv[1:2] == ['--work']:
@@ -113,24 +126,9 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--out', type=Path, metavar='FILE', help='CSV file to write')
   args = parser.parse_args()
-  rows = []
   with tempfile.TemporaryDirectory() as folder:
     save_model(folder)
-    for case in args.cases:
-      workers = {
-        name: Worker([__file__, '--work', name, folder, case]) for name in ('t2x', 'transformers')
-      }
-      tokens = [worker.ready['tokens'] for worker in workers.values()]
-      same = sum(a == b for a, b in zip(*tokens, strict=True)) / len(tokens[0])
-      for name, row in compare(workers, args.rounds).items():
-        rows.append({'case': case, 'contender': name, **row, 'equal_tokens': round(same, 3)})
-        print('  '.join(f'{key} {value}' for key, value in rows[-1].items()), flush=True)
-  if args.out:
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open('w', newline='') as file:
-      writer = csv.DictWriter(file, rows[0])
-      writer.writeheader()
-      writer.writerows(rows)
+    show((row for case in args.cases for row in measure(case, folder, args.rounds)), args.out)
   return None
 
 

@@ -17,7 +17,6 @@ mixup     MixUp of a batch in float32
 """
 
 import argparse
-import csv
 import io
 import sys
 import time
@@ -25,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from rows import show
 from workers import Worker, compare, serve
 
 CASES = ('decode', 'evaluate', 'train', 'augment', 'mixup')
@@ -195,17 +195,9 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--out', type=Path, metavar='FILE', help='CSV file to write')
   args = parser.parse_args()
-  rows = []
-  for case in args.cases:
-    for row in measure(case, args.rounds, args.contenders):
-      print('  '.join(f'{key} {value}' for key, value in row.items()), flush=True)
-      rows.append(row)
-  if args.out:
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open('w', newline='') as file:
-      writer = csv.DictWriter(file, rows[0])
-      writer.writeheader()
-      writer.writerows(rows)
+  show(
+    (row for case in args.cases for row in measure(case, args.rounds, args.contenders)), args.out
+  )
   return None
 
 

@@ -9,11 +9,11 @@ the numbers of parameters, which are compared. Needs the extra `parity` for PyTo
 """
 
 import argparse
-import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from rows import show
 from workers import Worker, compare, serve
 
 HERE = Path(__file__).parent
@@ -119,18 +119,13 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--out', type=Path, metavar='FILE', help='CSV file to write')
   args = parser.parse_args()
-  rows = []
-  for precision in args.precisions:
-    for name in args.models:
-      for row in measure(name, precision, args.rounds, args.contenders):
-        print('  '.join(f'{key} {value}' for key, value in row.items()), flush=True)
-        rows.append(row)
-  if args.out:
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open('w', newline='') as file:
-      writer = csv.DictWriter(file, rows[0])
-      writer.writeheader()
-      writer.writerows(rows)
+  rows = (
+    row
+    for precision in args.precisions
+    for name in args.models
+    for row in measure(name, precision, args.rounds, args.contenders)
+  )
+  show(rows, args.out)
   return None
 
 

@@ -27,7 +27,7 @@ def page(look: Look, title: str, facts: Mapping[str, str]) -> str:
   """
   own, report = resources.files('t2x.look'), resources.files('t2x.sweeps') / 'report'
   return html_page(
-    template=own / 'look.html',
+    body=own / 'look.html',
     title=title,
     styles=(report / 'report.css', own / 'look.css'),
     scripts=(report / 'core.js', own / 'look.js'),

@@ -191,7 +191,7 @@ def page(data: Mapping[str, Any]) -> str:
   own, report = resources.files('t2x.runs'), resources.files('t2x.sweeps') / 'report'
   names = ', '.join(run['name'] for run in data['runs'])
   return html_page(
-    template=own / 'compare.html',
+    body=own / 'compare.html',
     title=f'Runs: {names}',
     styles=(report / 'report.css', own / 'compare.css'),
     scripts=(report / 'core.js', report / 'charts.js', own / 'compare.js'),

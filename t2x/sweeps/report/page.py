@@ -126,7 +126,7 @@ def page(results: Results, fits: Sequence[Fit] = ()) -> str:
   }
   files = resources.files('t2x.sweeps.report')
   return html_page(
-    template=files / 'template.html',
+    body=files / 'report.html',
     title=f'{results.plan.name}: sweep report',
     styles=(files / 'report.css',),
     scripts=(files / name for name in _SCRIPTS),
