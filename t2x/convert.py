@@ -192,6 +192,7 @@ def export_run(
   experiment = read_experiment([run / 'config.gin']).bound(tokenizer)
   task = experiment.task
   model = experiment.shapes()
+  _check_mup(experiment)
   shapes = dict(named_leaves(model))
   checkpoints = Checkpoints(run / 'checkpoints')
   step = checkpoints.intact_step(which)
@@ -224,6 +225,16 @@ def export_run(
 
   write_folder(to, write)
   print(f'wrote {to}')
+
+
+def _check_mup(experiment: Any) -> None:
+  """Raises UserError if logits or embeddings have factors of `MuP`, which other libraries lack."""
+  scaling = experiment.scaling()
+  if scaling is not None and scaling.width_ratio != 1:
+    raise UserError(
+      f'Experiment.mup divides the logits of tied heads by {scaling.width_ratio:g}, which no Hugging Face model '
+      'does: only runs with the width of MuP.base can be exported'
+    )
 
 
 def _token_fields(task: Any, tokenizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.constraints import num_parts
-from t2x.layers.dtypes import Dtypes, broadcast, gather
-from t2x.layers.keys import NamedRngs
+from t2x.layers.dtypes import broadcast, gather
+from t2x.layers.keys import NamedRngs, initial_value
 
 Initializer = Callable[..., Array]
 Key = Array
@@ -102,6 +102,7 @@ def param(
   axes: Sequence[str | None],
   rngs: nnx.Rngs,
   *,
+  matrix: tuple[int, int] | None = None,
   keep_float32: bool = False,
 ) -> nnx.Param:
   """Creates a float32 parameter annotated with its logical axes.
@@ -115,6 +116,8 @@ def param(
     shape: shape of the parameter.
     axes: logical name of each dimension, or None.
     rngs: random keys.
+    matrix: (inputs, outputs) of a matrix that multiplies hidden vectors, with which the initialiser is called. If
+      the parameter is larger, it is several matrices, each with a key of its own. None: not such a matrix.
     keep_float32: whether a step computes with the parameter in float32 instead of casting it to the compute
       dtype (see `Dtypes`).
   """
@@ -122,9 +125,9 @@ def param(
     raise ValueError(f'axes {tuple(axes)} must name each dimension of the shape {tuple(shape)}')
   metadata: dict[str, Any] = {}
   if isinstance(rngs, NamedRngs):
-    value, metadata = rngs.draw(init, tuple(shape))
+    value, metadata = rngs.draw(init, tuple(shape), tuple(axes), matrix)
   else:
-    value = init(rngs.params(), tuple(shape), Dtypes.parameters)
+    value = initial_value(init, rngs.params(), tuple(shape), matrix)
   return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32, **metadata)
 
 
@@ -195,11 +198,8 @@ class Linear(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.num_inputs = len(inputs)
-
-    def init_matrix(key, shape, dtype):
-      return init(key, (math.prod(inputs), math.prod(outputs)), dtype).reshape(shape)
-
-    self.kernel = param(init_matrix, (*inputs, *outputs), axes, rngs)
+    matrix = math.prod(inputs), math.prod(outputs)
+    self.kernel = param(init, (*inputs, *outputs), axes, rngs, matrix=matrix)
     zeros = nnx.initializers.zeros
     self.bias = param(zeros, outputs, axes[len(inputs) :], rngs) if use_bias else None
 

@@ -27,6 +27,7 @@ from t2x.layers.initializers import (
   branch_index,
   build_context,
   residual_branches,
+  std_of,
   xavier_uniform,
 )
 from t2x.layers.interfaces import Norm
@@ -136,6 +137,9 @@ class _DepthFactor:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return self.init(key, shape, dtype) * self.factor()
+
+  def std(self, shape: Sequence[int]) -> float:
+    return std_of(self.init, shape) * self.factor()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ class TokenEmbedding(nnx.Module):
     self.vocab_multiple = vocab_multiple
     num_rows = round_up(self.vocab_size, vocab_multiple)
     self.num_types = num_types
-    self.scale = math.sqrt(d_model) if scaled else 1.0
+    self.scale, self.logit_scale = _scales(d_model, scaled)
     self.table = param(init, (num_rows, d_model), ('vocab', 'embed'), rngs)
     self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
 
@@ -76,6 +76,7 @@ class TokenEmbedding(nnx.Module):
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Computes the logits x table^T in float32."""
+    x = x * self.logit_scale
     return float32_logits(x, self.table[...].astype(x.dtype))[..., : self.vocab_size]
 
 
@@ -109,7 +110,7 @@ class FactorisedEmbedding(nnx.Module):
     self.vocab_multiple = vocab_multiple
     num_rows = round_up(self.vocab_size, vocab_multiple)
     self.num_types = num_types
-    self.scale = math.sqrt(d_model) if scaled else 1.0
+    self.scale, self.logit_scale = _scales(d_model, scaled)
     self.table = param(init, (num_rows, factor_dim), ('vocab', None), rngs)
     self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None
     self.projection = Linear(
@@ -134,7 +135,7 @@ class FactorisedEmbedding(nnx.Module):
 
   def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
     """Computes the logits in float32, with the transposed projection and table."""
-    narrow = x @ self.projection.kernel[...].astype(x.dtype).T
+    narrow = x * self.logit_scale @ self.projection.kernel[...].astype(x.dtype).T
     return float32_logits(narrow, self.table[...].astype(x.dtype))[..., : self.vocab_size]
 
 
@@ -217,6 +218,12 @@ class PatchEmbedding(nnx.Module):
 def round_up(size: int, multiple: int) -> int:
   """Returns the smallest multiple of `multiple` that is at least `size`."""
   return -(-size // multiple) * multiple
+
+
+def _scales(d_model: int, scaled: bool) -> tuple[float, float]:
+  """Returns the factors of vectors and of logits; with `MuP` they depend on the width of its base."""
+  ratio = build_context().width_ratio
+  return math.sqrt(d_model / ratio) if scaled else 1.0, 1 / ratio
 
 
 def _task_vocab_size(name: str) -> int:

@@ -65,12 +65,16 @@ class SwitchFeedForward(FeedForward):
     self.balance = balance
     self.activation = activation
     self.dropout_rate = dropout_rate
-    up, down = _per_expert(kernel_init), _per_expert(out_init or kernel_init)
     # The router is not split over experts: its softmax needs the scores of all of them.
     router_shape, router_axes = (d_model, num_experts), ('embed', None)
-    self.router = param(kernel_init, router_shape, router_axes, rngs, keep_float32=True)
-    self.up = param(up, (num_experts, d_model, hidden_dim), ('experts', 'embed', 'mlp'), rngs)
-    self.down = param(down, (num_experts, hidden_dim, d_model), ('experts', 'mlp', 'embed'), rngs)
+    self.router = param(
+      kernel_init, router_shape, router_axes, rngs, matrix=router_shape, keep_float32=True
+    )
+    # Fan-in and fan-out of the initialisers are those of one expert.
+    up, down = (d_model, hidden_dim), (hidden_dim, d_model)
+    init, axes = out_init or kernel_init, ('experts', 'mlp', 'embed')
+    self.up = param(kernel_init, (num_experts, *up), ('experts', 'embed', 'mlp'), rngs, matrix=up)
+    self.down = param(init, (num_experts, *down), axes, rngs, matrix=down)
 
   def capacity(self, length: int) -> int:
     """Returns the maximum number of tokens per expert in a row of `length` tokens."""
@@ -129,16 +133,6 @@ class SwitchFeedForward(FeedForward):
     fraction = chosen.sum(axis=1) / num_tokens
     mean = (probabilities * present[..., None]).sum(axis=1) / num_tokens
     return scalar(self.balance) * self.num_experts * (fraction * mean).sum(axis=-1)
-
-
-def _per_expert(init: Initializer) -> Initializer:
-  """Draws the matrix of each expert separately, so that fan-in and fan-out are those of one expert."""
-
-  def init_experts(key, shape, dtype):
-    keys = jax.random.split(key, shape[0])
-    return jax.vmap(lambda key: init(key, shape[1:], dtype))(keys)
-
-  return init_experts
 
 
 def _tokens_of_slots(slot: Int[Array, 'batch length'], num_slots: int) -> Int[Array, 'batch slots']:

@@ -2,6 +2,7 @@
 https://arxiv.org/abs/2409.19606)."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -112,8 +113,8 @@ class DynamicHyperConnections(HyperConnections):
     )
 
     def projection(*outputs):
-      axes = ('embed', *[None] * len(outputs))
-      return param(zeros(), (d_model, *outputs), axes, rngs, keep_float32=True)
+      axes, matrix = ('embed', *[None] * len(outputs)), (d_model, math.prod(outputs))
+      return param(zeros(), (d_model, *outputs), axes, rngs, matrix=matrix, keep_float32=True)
 
     def factor():
       return param(nnx.initializers.constant(scale), (), (), rngs, keep_float32=True)

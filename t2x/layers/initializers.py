@@ -1,4 +1,4 @@
-"""Parameter initialisers: frozen dataclasses called with (key, shape, dtype).
+"""Parameter initialisers: frozen dataclasses called with (key, shape, dtype); `std(shape)` is the standard deviation.
 
 Projections pass the shape of their two-dimensional matrix [inputs, outputs], so fan-in and fan-out are
 those of the matrix. Initialisers that depend on depth read it from the `BuildContext`.
@@ -7,7 +7,8 @@ those of the matrix. Initialisers that depend on depth read it from the `BuildCo
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -29,6 +30,8 @@ class BuildContext:
     num_branches: number of residual branches per layer.
     layer: index in its stack of the first layer with the parameters; traced, because layers are built together.
     branch: index of the residual branch in its layer.
+    width_ratio: width of the model divided by that of its base (`MuP`), or 1.
+    init_factors: factors of initial values by parameter name; others have factor 1.
   """
 
   vocab_size: int | None = None
@@ -37,6 +40,8 @@ class BuildContext:
   num_branches: int | None = None
   layer: Any = None
   branch: int | None = None
+  width_ratio: float = 1.0
+  init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 _CONTEXT: contextvars.ContextVar[BuildContext] = contextvars.ContextVar('build_context')
@@ -77,6 +82,12 @@ def branch_index() -> Any:
   return context.layer * context.num_branches + context.branch
 
 
+def std_of(init: Callable[..., Array], shape: Sequence[int]) -> float:
+  """Returns the standard deviation of the values of an initialiser; NaN if it has no method `std`."""
+  std = getattr(init, 'std', None)
+  return math.nan if std is None else float(std(tuple(shape)))
+
+
 @dataclasses.dataclass(frozen=True)
 class normal:
   """Normal distribution with mean 0 and standard deviation `stddev`."""
@@ -85,6 +96,9 @@ class normal:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jax.random.normal(key, tuple(shape), dtype) * self.stddev
+
+  def std(self, shape: Sequence[int]) -> float:
+    return self.stddev
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +115,9 @@ class width_normal:
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return normal(self.width**-0.5)(key, shape, dtype)
 
+  def std(self, shape: Sequence[int]) -> float:
+    return self.width**-0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class truncated_normal:
@@ -112,6 +129,9 @@ class truncated_normal:
     # The standard deviation of a standard normal truncated to (-2, 2).
     scale = self.stddev / 0.87962566103423978
     return jax.random.truncated_normal(key, -2.0, 2.0, tuple(shape), dtype) * scale
+
+  def std(self, shape: Sequence[int]) -> float:
+    return self.stddev
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +152,15 @@ class variance_scaling:
     init = jax.nn.initializers.variance_scaling(self.scale, self.mode, self.distribution)
     return init(key, tuple(shape), dtype)
 
+  def std(self, shape: Sequence[int]) -> float:
+    if len(shape) < 2:
+      return math.nan
+    # As in JAX, leading dimensions are those of a convolution.
+    receptive = math.prod(shape[:-2])
+    fan_in, fan_out = receptive * shape[-2], receptive * shape[-1]
+    fan = {'fan_in': fan_in, 'fan_out': fan_out, 'fan_avg': (fan_in + fan_out) / 2}[self.mode]
+    return (self.scale / fan) ** 0.5
+
 
 @dataclasses.dataclass(frozen=True)
 class xavier_uniform:
@@ -139,6 +168,9 @@ class xavier_uniform:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return variance_scaling(1.0, 'fan_avg', 'uniform')(key, shape, dtype)
+
+  def std(self, shape: Sequence[int]) -> float:
+    return variance_scaling(1.0, 'fan_avg', 'uniform').std(shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +180,9 @@ class lecun_normal:
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return variance_scaling(1.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
 
+  def std(self, shape: Sequence[int]) -> float:
+    return variance_scaling(1.0, 'fan_in', 'truncated_normal').std(shape)
+
 
 @dataclasses.dataclass(frozen=True)
 class he_normal:
@@ -155,6 +190,9 @@ class he_normal:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return variance_scaling(2.0, 'fan_in', 'truncated_normal')(key, shape, dtype)
+
+  def std(self, shape: Sequence[int]) -> float:
+    return variance_scaling(2.0, 'fan_in', 'truncated_normal').std(shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +202,9 @@ class zeros:
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jnp.zeros(tuple(shape), dtype)
 
+  def std(self, shape: Sequence[int]) -> float:
+    return 0.0
+
 
 @dataclasses.dataclass(frozen=True)
 class ones:
@@ -171,6 +212,9 @@ class ones:
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
     return jnp.ones(tuple(shape), dtype)
+
+  def std(self, shape: Sequence[int]) -> float:
+    return 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +231,13 @@ class depth_scaled:
   init: Callable[..., Array] = normal(0.02)
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
-    return self.init(key, shape, dtype) * residual_branches('depth_scaled') ** -0.5
+    return self.init(key, shape, dtype) * self._factor()
+
+  def std(self, shape: Sequence[int]) -> float:
+    return std_of(self.init, shape) * self._factor()
+
+  def _factor(self) -> float:
+    return residual_branches('depth_scaled') ** -0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +265,11 @@ class fixup:
       )
 
   def __call__(self, key: Array, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+    return self.init(key, shape, dtype) * self._factor()
+
+  def std(self, shape: Sequence[int]) -> float:
+    return std_of(self.init, shape) * self._factor()
+
+  def _factor(self) -> float:
     num_branches = self.num_branches or residual_branches('fixup')
-    scale = num_branches ** (-1 / (2 * self.branch_layers - 2))
-    return self.init(key, shape, dtype) * scale
+    return num_branches ** (-1 / (2 * self.branch_layers - 2))

@@ -2,6 +2,7 @@
 on the seed and its name."""
 
 import dataclasses
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
@@ -12,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array
 
 from t2x.arrays import named_variables
+from t2x.layers.initializers import build_context, std_of
 
 Part = TypeVar('Part')
 
@@ -30,6 +32,36 @@ def named_key(key: Array | None, name: str) -> Array | None:
   return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
+def initial_value(
+  init: Callable[..., Array], key: Array, shape: tuple[int, ...], matrix: tuple[int, int] | None
+) -> Array:
+  """Returns the float32 value of a parameter; see `t2x.layers.param`."""
+  if matrix is None:
+    return init(key, shape, jnp.float32)
+  copies = math.prod(shape) // math.prod(matrix)
+  if copies == 1:
+    return init(key, matrix, jnp.float32).reshape(shape)
+  keys = jax.random.split(key, copies)
+  return jax.vmap(lambda key: init(key, matrix, jnp.float32))(keys).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+  """How a parameter is initialised.
+
+  Attributes:
+    shape: its shape, without the axis of stacked layers.
+    axes: logical axis of each dimension.
+    matrix: (inputs, outputs) of a matrix that multiplies hidden vectors; None for other parameters.
+    std: standard deviation of the initial values; NaN if the initialiser does not define it.
+  """
+
+  shape: tuple[int, ...]
+  axes: tuple[str | None, ...]
+  matrix: tuple[int, int] | None
+  std: float
+
+
 @dataclasses.dataclass(eq=False)
 class _Draws:
   """Parameters created by `param` during one construction of a model, numbered in order of creation.
@@ -37,10 +69,12 @@ class _Draws:
   Attributes:
     names: the name of each parameter by number; None during the construction that determines the names.
     count: number of parameters created so far.
+    drawn: the parameters by number, in the construction that determines the names.
   """
 
   names: Mapping[int, str] | None = None
   count: int = 0
+  drawn: dict[int, Drawn] = dataclasses.field(default_factory=dict)
 
 
 class NamedRngs(nnx.Rngs):
@@ -57,16 +91,23 @@ class NamedRngs(nnx.Rngs):
     self.draws = draws
 
   def draw(
-    self, init: Callable[..., Array], shape: tuple[int, ...]
+    self,
+    init: Callable[..., Array],
+    shape: tuple[int, ...],
+    axes: tuple[str | None, ...],
+    matrix: tuple[int, int] | None,
   ) -> tuple[Array, dict[str, Any]]:
     """Returns the float32 value of the next parameter and the metadata of its variable."""
     number = self.draws.count
     self.draws.count += 1
     if self.draws.names is None:
+      self.draws.drawn[number] = Drawn(shape, axes, matrix, std_of(init, matrix or shape))
       return jnp.zeros(shape, jnp.float32), {'draw': number}
     name = self.draws.names.get(number)
     key = self.params() if name is None else named_key(self.named.key[...], name)
-    return init(key, shape, jnp.float32), {}
+    value = initial_value(init, key, shape, matrix)
+    factor = build_context().init_factors.get(name or '', 1.0)
+    return value if factor == 1.0 else value * factor, {}
 
 
 def stacked(build: Callable[[Array, nnx.Rngs], Part], num: int, rngs: nnx.Rngs) -> Part:
@@ -104,12 +145,29 @@ def initialized(build: Callable[..., Part], key: Array) -> Part:
     key: a `jax.random.key`.
   """
 
-  def construct(key: Array, draws: _Draws) -> Part:
-    return build(rngs=NamedRngs(key, named_key(key, '(unnamed)'), draws))
+  names, _ = _traced(build)
+  return _construct(build, key, _Draws(names))
 
-  # Parameters get their names when they are assigned to attributes, after their creation.
-  shapes = jax.eval_shape(lambda: construct(jax.random.key(0), _Draws()))
-  return construct(key, _Draws(_names(shapes)))
+
+def drawn(build: Callable[..., Any]) -> dict[str, Drawn]:
+  """Returns how the parameters of a model are initialised, by name.
+
+  Args:
+    build: as in `initialized`.
+  """
+  names, draws = _traced(build)
+  return {name: draws.drawn[number] for number, name in names.items() if number >= 0}
+
+
+def _construct(build: Callable[..., Part], key: Array, draws: _Draws) -> Part:
+  return build(rngs=NamedRngs(key, named_key(key, '(unnamed)'), draws))
+
+
+def _traced(build: Callable[..., Any]) -> tuple[Mapping[int, str], _Draws]:
+  """Returns the names of the parameters, which they get when they are assigned to attributes, by number."""
+  draws = _Draws()
+  shapes = jax.eval_shape(lambda: _construct(build, jax.random.key(0), draws))
+  return _names(shapes), draws
 
 
 def _names(model: Any) -> Mapping[int, str]:

@@ -2,7 +2,6 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -213,12 +212,8 @@ class BilinearScores(nnx.Module):
     init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    def init_heads(key, shape, dtype):
-      keys = jax.random.split(key, shape[0])
-      return jax.vmap(lambda key: init(key, shape[1:], dtype))(keys)
-
     shape, axes = (num_heads, head_dim, head_dim), ('heads', None, 'head_dim')
-    self.w = param(init_heads, shape, axes, rngs)
+    self.w = param(init, shape, axes, rngs, matrix=(head_dim, head_dim))
 
   def __call__(
     self,

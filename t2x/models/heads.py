@@ -138,7 +138,7 @@ class TiedHead(LogitHead):
     rngs: nnx.Rngs,
   ):
     self.soft_cap, self.chunk = soft_cap, chunk
-    self.scale = d_model**-0.5 if scaled else 1.0
+    self.scale = (d_model / build_context().width_ratio) ** -0.5 if scaled else 1.0
     self.bias = param(zeros(), (padded_size(vocab_size),), ('vocab',), rngs) if use_bias else None
 
   def logits(self, x, embedding):

@@ -12,6 +12,7 @@ from t2x.train.init_from import (
   ResizeVocabulary,
 )
 from t2x.train.loop import train
+from t2x.train.mup import MuP
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, Optimizer, build_optimizer
 from t2x.train.params import Group, LayerDecay, LayerRate
 from t2x.train.program import TrainProgram
@@ -44,6 +45,7 @@ __all__ = [
   'LinearDecay',
   'Lion',
   'MLflow',
+  'MuP',
   'Muon',
   'Optimizer',
   'ReciprocalSqrt',

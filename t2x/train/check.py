@@ -19,12 +19,12 @@ from t2x.layers.pattern_image import draw
 from t2x.models import Decoder, Encoder
 from t2x.parallel import MESH_AXES, as_tuple, sharding_table
 from t2x.tasks import Task
+from t2x.train.mup import check_same
 from t2x.train.program import TrainProgram, evaluation_in_errors
 from t2x.train.teacher import FrozenTeacher
 
 if TYPE_CHECKING:
   from t2x.train.experiment import Experiment
-  from t2x.train.init_from import InitFrom
   from t2x.train.run import TrainingRun
 
 
@@ -53,7 +53,7 @@ def check_experiment(
   if program.teacher is not None:
     report += f'; {_check_teacher(program.teacher, program.frozen)}'
   if experiment.init_from is not None:
-    report += f'; {_check_init_from(experiment.init_from, program.params_abstract())}'
+    report += f'; {_check_init_from(experiment, program.params_abstract())}'
   if experiment.task is None or experiment.trainer is None:
     return report
   program.check_step()
@@ -63,6 +63,8 @@ def check_experiment(
   report += f', train state {size / 2**30:.2f} GiB'
   if experiment.trainer.groups:
     report += f'\n{program.groups.table()}'
+  if program.scaling is not None:
+    report += f'\n{program.scaling.table()}'
   return report
 
 
@@ -84,10 +86,13 @@ def _check_teacher(teacher: FrozenTeacher, frozen: Mapping[str, Any]) -> str:
   return f'{size}, {source}'
 
 
-def _check_init_from(init_from: 'InitFrom', params: Mapping[str, Any]) -> str:
+def _check_init_from(experiment: 'Experiment', params: Mapping[str, Any]) -> str:
   """Describes the parameters that would be loaded from the other run, which may not exist yet."""
+  init_from = experiment.init_from
+  assert init_from is not None
   if not Path(init_from.run).is_dir():
     return f'InitFrom.run {init_from.run} does not exist yet'
+  check_same(Path(init_from.run), experiment.mup)
   _, table = init_from.plan(params)
   return table.splitlines()[0]
 

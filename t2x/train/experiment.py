@@ -28,6 +28,7 @@ from t2x.ranges import (
 from t2x.tasks import Evaluator, Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
+from t2x.train.mup import MuP, Scaling
 from t2x.train.optimizers import AdamW, Optimizer
 from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
@@ -150,6 +151,7 @@ class Experiment:
     model: constructor of the model, called with `rngs`.
     task: data, loss and metrics.
     trainer: settings of training.
+    mup: scales initial values, steps and tied logits with the width of the model; None: no scaling.
     mesh: layout of the devices.
     init_from: another run whose parameters initialise a new run; a resumed run ignores it.
     teacher: a trained model to distil from; None without distillation.
@@ -160,6 +162,7 @@ class Experiment:
   model: Callable[..., Model] | None = None
   task: Task | None = None
   trainer: Trainer | None = None
+  mup: MuP | None = None
   mesh: Mesh = Mesh()
   init_from: InitFrom | None = None
   teacher: Teacher | None = None
@@ -220,10 +223,28 @@ class Experiment:
   def bound(self, tokenizer: Tokenizer | None = None) -> 'Experiment':
     """Returns the experiment with a fitted tokenizer and, where the config sets none, the vocabulary size.
 
+    The constructor of the model then applies `mup`, too.
+
     Args:
       tokenizer: the fitted tokenizer of the run. None binds no tokenizer, unless the vocabulary size is
         unknown before fitting; then the tokenizer is fitted and cached.
     """
+    bound = self._with_vocabulary(tokenizer)
+    scaling = bound.scaling()
+    if scaling is None:
+      return bound
+    model = functools.partial(_build_scaled, bound.complete_model(), scaling)
+    return dataclasses.replace(bound, model=model)
+
+  def scaling(self) -> Scaling | None:
+    """Returns the factors of `mup` for the model; None without a model or `mup`."""
+    if self.mup is None or self.model is None:
+      return None
+    task = self.task
+    vocab_size = task.vocab_size if task is not None and task.tokenizes else None
+    return self.mup.scaling(self.model, vocab_size)
+
+  def _with_vocabulary(self, tokenizer: Tokenizer | None) -> 'Experiment':
     task, evaluations = self.task, dict(self.evaluations)
     if task is None or not task.tokenizes:
       return self
@@ -259,4 +280,9 @@ class Experiment:
 
 def _build(model: Callable[..., Model], vocab_size: int | None, *, rngs: nnx.Rngs) -> Model:
   with building(vocab_size=vocab_size):
+    return model(rngs=rngs)
+
+
+def _build_scaled(model: Callable[..., Model], scaling: Scaling, *, rngs: nnx.Rngs) -> Model:
+  with building(width_ratio=scaling.width_ratio, init_factors=scaling.inits):
     return model(rngs=rngs)

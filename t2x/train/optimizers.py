@@ -7,13 +7,14 @@ Each optimizer defines a direction. `Optimizer.build` adds decoupled weight deca
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from t2x.errors import UserError
 from t2x.hyperparameters import scalar
 from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
 from t2x.train.params import ParamInfo
@@ -46,6 +47,10 @@ class Optimizer(abc.ABC):
 
   weight_decay: TunableNonNegative = 0.0
 
+  # Whether the size of a direction's elements does not depend on the size of the gradient, as the rules of
+  # `MuP` assume.
+  elementwise: ClassVar[bool] = False
+
   @abc.abstractmethod
   def direction(self, infos: Infos) -> optax.GradientTransformation:
     """Returns the transformation of gradients into a direction, without weight decay and learning rate.
@@ -57,7 +62,11 @@ class Optimizer(abc.ABC):
     """
 
   def build(
-    self, schedule: ScheduleFn, infos: Infos, rates: Mapping[str, Any] | None = None
+    self,
+    schedule: ScheduleFn,
+    infos: Infos,
+    rates: Mapping[str, Any] | None = None,
+    scales: Mapping[str, float] | None = None,
   ) -> optax.GradientTransformation:
     """Builds the update rule: direction, weight decay, learning rate.
 
@@ -65,8 +74,20 @@ class Optimizer(abc.ABC):
       schedule: step -> learning rate.
       infos: metadata of the trained parameters; axes and names decide which ones have weight decay.
       rates: factor of the learning rate by name, or a function that replaces `schedule`.
+      scales: factor of the direction by name, without weight decay (`MuP`).
+
+    Raises:
+      UserError: there are `scales`, and the rule is not elementwise.
     """
     steps = [self.direction(infos)]
+    if scales is not None:
+      if not self.elementwise:
+        raise UserError(
+          f'Experiment.mup has no rule for the steps of {type(self).__name__}: use AdamW or Lion'
+        )
+      steps.append(
+        optax.stateless(lambda updates, _: {name: u * scales[name] for name, u in updates.items()})
+      )
     if self.weight_decay != 0.0:
 
       def decayed(updates, params):
@@ -111,6 +132,8 @@ class AdamW(Optimizer):
   b2: Rate = 0.999
   eps: Epsilon = 1e-8
   weight_decay: TunableNonNegative = 0.01
+
+  elementwise = True
 
   def direction(self, infos):
     return optax.scale_by_adam(self.b1, self.b2, self.eps)
@@ -183,6 +206,8 @@ class Lion(Optimizer):
   b2: Rate = 0.99
   weight_decay: TunableNonNegative = 0.1
 
+  elementwise = True
+
   def direction(self, infos):
     return optax.scale_by_lion(self.b1, self.b2)
 
@@ -249,6 +274,7 @@ def build_optimizer(
   num_steps: int,
   infos: Infos,
   rates: Mapping[str, Any] | None = None,
+  scales: Mapping[str, float] | None = None,
 ) -> optax.GradientTransformation:
   """Builds the optimizer of a run: clips the global norm of the gradient, then applies the update rule.
 
@@ -259,10 +285,11 @@ def build_optimizer(
     num_steps: number of steps of the run.
     infos: metadata of the trained parameters.
     rates: as `Groups.rates`.
+    scales: as in `Optimizer.build`.
   """
   built = {
     name: rate.build(num_steps) if isinstance(rate, Schedule) else rate
     for name, rate in (rates or {}).items()
   }
-  rule = optimizer.build(schedule.build(num_steps), infos, built)
+  rule = optimizer.build(schedule.build(num_steps), infos, built, scales)
   return rule if clip_norm is None else optax.chain(optax.clip_by_global_norm(clip_norm), rule)

@@ -194,6 +194,7 @@ class TrainProgram(EvalProgram):
 
   Attributes:
     groups: trained and frozen parameters, and their learning rate factors.
+    scaling: factors of `Experiment.mup`; None without it.
     optimizer: update rule with its learning rate.
     abstract: shapes and shardings of the train state.
     teacher: the model to distil from; None without distillation.
@@ -211,6 +212,7 @@ class TrainProgram(EvalProgram):
     self.trainer: Trainer = experiment.trainer
     super().__init__(experiment, values, mesh)
     self.groups = Groups(self.trainer.groups, self.blueprint.infos)
+    self.scaling = experiment.scaling()
     self.optimizer = build_optimizer(
       self.trainer.optimizer,
       self.trainer.schedule,
@@ -218,6 +220,7 @@ class TrainProgram(EvalProgram):
       num_steps=self.trainer.num_steps,
       infos=self.groups.trained,
       rates=self.groups.rates,
+      scales=None if self.scaling is None else self.scaling.steps,
     )
     size, count = self.trainer.batch_size, self.trainer.accumulate
     if count > 1:

@@ -16,6 +16,7 @@ from t2x.tasks import Task
 from t2x.tasks.evaluators import Evaluation, Watched
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference
+from t2x.train.mup import check_same
 from t2x.train.params import Params
 from t2x.train.program import TrainProgram, TrainStep
 from t2x.train.saved_params import restore_frozen, save_frozen
@@ -106,6 +107,7 @@ class TrainingRun(Inference):
     state, frozen = self.program.init(self.trainer.seed)
     init_from, groups = self.experiment.init_from, self.program.groups
     if init_from is not None:
+      check_same(Path(init_from.run), self.experiment.mup)
       load, table = init_from.plan(groups.join(state.params, frozen))
       if self.processes.first:
         table += init_from.tokenizer_note(self.tokenizer)

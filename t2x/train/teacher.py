@@ -10,6 +10,7 @@ from flax import nnx
 
 from t2x.data import load_tokenizer
 from t2x.errors import UserError
+from t2x.train.mup import check_same
 from t2x.train.params import TEACHER, Blueprint, Params
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class FrozenTeacher:
     """
     source = self.teacher.init_from
     try:
+      check_same(Path(source.run), None)
       load, table = source.plan(
         {name: frozen[TEACHER + name] for name in self.blueprint.infos}, True
       )
