@@ -18,12 +18,14 @@ from t2x.data.sources.resized import Resized
 from t2x.data.sources.sentiment import SentimentSnippets
 from t2x.data.sources.standard_library import StandardLibrary
 from t2x.data.sources.subset import Part
+from t2x.data.sources.synthetic import AssociativeRecall, ListOps, Pathfinder, PixelText
 from t2x.data.sources.tfds_source import TFDS
 
 __all__ = [
   'CSV',
   'TFDS',
   'TSV',
+  'AssociativeRecall',
   'BabelDates',
   'BrownWords',
   'Deduplicated',
@@ -37,8 +39,11 @@ __all__ = [
   'Joined',
   'JsonLines',
   'LibreOfficeHelp',
+  'ListOps',
   'Parquet',
   'Part',
+  'Pathfinder',
+  'PixelText',
   'Prefixed',
   'Resized',
   'SentimentSnippets',

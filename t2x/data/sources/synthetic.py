@@ -1,0 +1,331 @@
+"""Sources for long sequences whose examples are computed: nested lists, recall, paths; and images as text.
+
+They follow Long Range Arena (Tay et al. 2021, https://arxiv.org/abs/2011.04006). An example depends only on the settings, the
+split and its index.
+"""
+
+import abc
+import dataclasses
+import random
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from t2x.data.prepared_folders import fingerprint
+from t2x.data.sources.base import Example, Examples, Source, label_values, require_split
+from t2x.errors import UserError
+from t2x.ranges import Count, NonEmpty, Range, Seed, Size
+
+SIZES = {'train': 20000, 'validation': 1000, 'test': 1000}
+Levels = Annotated[int, Range('2 <= x <= 64')]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Synthetic(Source):
+  """Base class; subclasses define `labels` and `example`.
+
+  Attributes:
+    examples: number of examples of each split.
+    seed: random seed.
+  """
+
+  examples: Annotated[Mapping[str, Count], NonEmpty] = dataclasses.field(
+    default_factory=lambda: dict(SIZES)
+  )
+  seed: Seed = 0
+
+  @property
+  @abc.abstractmethod
+  def labels(self) -> Sequence[Any]:
+    """The possible labels."""
+
+  @abc.abstractmethod
+  def example(self, rng: np.random.Generator) -> Example:
+    """Returns a random example."""
+
+  def splits(self) -> tuple[str, ...]:
+    """Returns the names in `examples`."""
+    return tuple(self.examples)
+
+  def load(self, split: str) -> 'SyntheticExamples':
+    """Returns a split, whose examples are computed when they are read."""
+    require_split(self, split)
+    return SyntheticExamples(self, split)
+
+  def fingerprint(self) -> str:
+    """Identifies the settings."""
+    return fingerprint(self)
+
+
+class SyntheticExamples(Examples):
+  """Examples of a split; each is a function of the settings, the split and the index."""
+
+  def __init__(self, source: Synthetic, split: str):
+    self.source, self.split = source, split
+
+  def __len__(self) -> int:
+    return self.source.examples[self.split]
+
+  def __getitem__(self, index):
+    """Returns the example at `index`."""
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    i = range(len(self))[index]
+    key = (self.source.seed, zlib.crc32(self.split.encode()), i)
+    return self.source.example(np.random.default_rng(key))
+
+  def label_values(self):
+    """Returns the labels of the source."""
+    return set(self.source.labels)
+
+
+# Symbol -> function of the arguments.
+_OPERATORS = {
+  'x': max,
+  'n': min,
+  'd': lambda values: int(np.median(values)),
+  's': lambda values: sum(values) % 10,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListOps(Synthetic):
+  """Nested lists of digits with `text` and `label`, the value as one digit (Nangia and Bowman 2018,
+  https://arxiv.org/abs/1804.06028).
+
+  A list is an operator and its arguments in parentheses: `x(43n(52)0)` is max(4, 3, min(5, 2), 0). Operators: `x`
+  maximum, `n` minimum, `d` median (rounded down), `s` sum modulo 10. Every character is a token of `Bytes`.
+
+  Attributes:
+    max_depth: maximum depth of the lists.
+    max_arguments: maximum number of arguments; the minimum is 2.
+    min_length: minimum number of characters.
+    max_length: maximum number of characters.
+  """
+
+  max_depth: Size = 10
+  max_arguments: Size = 10
+  min_length: Size = 100
+  max_length: Size = 500
+
+  def __post_init__(self):
+    if self.min_length > self.max_length:
+      raise UserError(
+        f'ListOps.min_length = {self.min_length} is more than ListOps.max_length = {self.max_length}'
+      )
+    if self.max_arguments < 2:
+      raise UserError(f'ListOps.max_arguments = {self.max_arguments}: must be at least 2')
+
+  @property
+  def labels(self):
+    """The digits."""
+    return [str(digit) for digit in range(10)]
+
+  def example(self, rng):
+    """Returns the first random list of a suitable length."""
+    # Scalars of the standard library's generator take a tenth of the time.
+    scalars = random.Random(int(rng.integers(2**63)))
+    for _ in range(100_000):
+      found = self._list(scalars, 1, self.max_length)
+      if found is not None and len(found[0]) >= self.min_length:
+        return {'text': found[0], 'label': str(found[1])}
+    raise UserError(
+      f'ListOps: no list of {self.min_length} to {self.max_length} characters in 100,000 attempts: raise max_depth or '
+      'max_arguments, or widen the range of lengths'
+    )
+
+  def _list(self, rng: random.Random, depth: int, room: int) -> tuple[str, int] | None:
+    """Returns a list and its value, or None if it has more than `room` characters."""
+    operator, texts, values = rng.choice('xnds'), list[str](), list[int]()
+    room -= 3
+    for _ in range(rng.randint(2, self.max_arguments)):
+      # A quarter of the arguments are lists, as in Long Range Arena.
+      if depth < self.max_depth and rng.random() < 0.25:
+        found = self._list(rng, depth + 1, room)
+      else:
+        digit = rng.randrange(10)
+        found = str(digit), digit
+      if found is None or len(found[0]) > room:
+        return None
+      room -= len(found[0])
+      texts.append(found[0])
+      values.append(found[1])
+    return f'{operator}({"".join(texts)})', _OPERATORS[operator](values)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AssociativeRecall(Synthetic):
+  """Pairs of a letter and a digit, then one of the letters; `label` is its digit.
+
+  The text is `length` characters: pairs such as `k7`, filler `.`, and the last character, the letter to look up. All letters
+  are distinct.
+
+  Attributes:
+    length: number of characters.
+    num_pairs: number of pairs.
+    distance: number of characters between the pair to recall and the last character; the other pairs are anywhere.
+  """
+
+  length: Size = 256
+  num_pairs: Annotated[int, Range('1 <= x <= 26')] = 8
+  distance: Size = 200
+
+  def __post_init__(self):
+    if self.distance + 3 > self.length:
+      raise UserError(
+        f'AssociativeRecall.distance = {self.distance}: must be at most length - 3 = {self.length - 3}'
+      )
+    # Any position of the pair to recall leaves room for the others.
+    if 4 * self.num_pairs + 3 > self.length:
+      raise UserError(
+        f'AssociativeRecall.num_pairs = {self.num_pairs}: must be at most (length - 3) / 4 = {(self.length - 3) // 4}'
+      )
+
+  @property
+  def labels(self):
+    """The digits."""
+    return [str(digit) for digit in range(10)]
+
+  def example(self, rng):
+    """Returns random pairs at random places that do not overlap."""
+    letters = rng.permutation(26)[: self.num_pairs]
+    digits = rng.integers(10, size=self.num_pairs)
+    text = ['.'] * self.length
+    first = self.length - 3 - self.distance
+    free = np.ones(self.length - 2, bool)  # Where a pair can begin.
+    for i, (letter, digit) in enumerate(zip(letters, digits, strict=True)):
+      place = first if i == 0 else int(rng.choice(np.flatnonzero(free)))
+      free[max(place - 1, 0) : place + 2] = False
+      text[place : place + 2] = chr(97 + letter), str(digit)
+    text[-1] = chr(97 + letters[0])
+    return {'text': ''.join(text), 'label': str(digits[0])}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pathfinder(Synthetic):
+  """Images with dashed paths and two dots; `label` is 1 if the dots are the ends of one path (Linsley et al. 2018,
+  https://arxiv.org/abs/1805.08315), otherwise 0.
+
+  Every image has two long paths and `num_distractors` short ones; paths do not touch. `image` is uint8 [side, side, 1].
+
+  Attributes:
+    side: height and width in pixels.
+    path_length: length of the long paths in pixels.
+    num_distractors: number of short paths, of a third of the length.
+  """
+
+  side: Annotated[int, Range('16 <= x <= 512')] = 32
+  path_length: Annotated[int, Range('9 <= x <= 512')] = 24
+  num_distractors: Annotated[int, Range('0 <= x <= 64')] = 3
+
+  @property
+  def labels(self):
+    """0 and 1."""
+    return [0, 1]
+
+  def example(self, rng):
+    """Returns the first image whose paths fit."""
+    for _ in range(200):
+      paths = self._paths(rng)
+      if paths is not None:
+        label = int(rng.integers(2))
+        dots = (paths[0][0], paths[0][-1]) if label else (paths[0][0], paths[1][-1])
+        return {'image': self._draw(paths, dots), 'label': label}
+    raise UserError(
+      f'Pathfinder: no room for the paths in 200 attempts: raise side = {self.side}, or decrease path_length = '
+      f'{self.path_length} or num_distractors = {self.num_distractors}'
+    )
+
+  def _paths(self, rng: np.random.Generator) -> list[np.ndarray] | None:
+    """Returns paths of points one pixel apart, or None if one does not fit."""
+    rows, columns = np.mgrid[: self.side, : self.side]
+    taken = np.zeros((self.side, self.side), bool)
+    paths = []
+    for i in range(2 + self.num_distractors):
+      length = self.path_length if i < 2 else max(self.path_length // 3, 3)
+      for _ in range(50):
+        path = _curve(rng, length, self.side)
+        inside = (path >= 2).all() and (path <= self.side - 3).all()
+        if inside and not taken[tuple(np.rint(path).astype(int).T)].any():
+          break
+      else:
+        return None
+      paths.append(path)
+      for row, column in path:
+        taken |= np.hypot(rows - row, columns - column) < 4.5
+    return paths
+
+  def _draw(self, paths: Sequence[np.ndarray], dots: Sequence[np.ndarray]) -> np.ndarray:
+    image = np.zeros((self.side, self.side, 1), np.uint8)
+    for path in paths:
+      for i, (row, column) in enumerate(np.rint(path).astype(int)):
+        if i % 4 < 3:  # Dashes of three pixels.
+          image[row, column] = 160
+    rows, columns = np.mgrid[: self.side, : self.side]
+    for row, column in dots:
+      image[np.hypot(rows - row, columns - column) < 1.6] = 255
+    return image
+
+
+def _curve(rng: np.random.Generator, length: int, side: int) -> np.ndarray:
+  """Returns points [length, 2], one pixel apart, of a curve whose direction changes slowly."""
+  turns = rng.normal(0, 0.25, length - 1).cumsum() * 0.5
+  angles = rng.uniform(0, 2 * np.pi) + turns
+  steps = np.stack([np.sin(angles), np.cos(angles)], axis=1)
+  start = rng.uniform(2, side - 3, 2)
+  return np.concatenate([start[None], start + steps.cumsum(axis=0)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PixelText(Source):
+  """Images of a source as `text`, row by row with one character per pixel, and `label` as text.
+
+  The character of grey level g of 0 .. levels - 1 is chr(48 + g), so that every pixel is a token of `Bytes`.
+
+  Attributes:
+    source: source whose examples have `image` uint8 [height, width, 1] and `label`.
+    levels: number of grey levels.
+  """
+
+  source: Source
+  levels: Levels = 16
+
+  def splits(self) -> tuple[str, ...]:
+    """Returns the splits of the source."""
+    return self.source.splits()
+
+  def load(self, split: str) -> 'PixelTexts':
+    """Returns a split of the source as texts."""
+    return PixelTexts(self.source.load(split), self.levels)
+
+  def fingerprint(self) -> str:
+    """Identifies the source and the number of levels."""
+    return fingerprint('PixelText', self.source.fingerprint(), self.levels)
+
+
+class PixelTexts(Examples):
+  """Examples whose images are converted to text when they are read."""
+
+  def __init__(self, examples: Sequence, levels: int):
+    self.examples, self.levels = examples, levels
+
+  def __len__(self) -> int:
+    return len(self.examples)
+
+  def __getitem__(self, index):
+    """Returns `text` and `label` of the example at `index`."""
+    if isinstance(index, slice):
+      return [self[i] for i in range(*index.indices(len(self)))]
+    example = self.examples[index]
+    image = example['image']
+    if image.shape[-1] != 1:
+      raise UserError(f'PixelText needs images with one channel, got {image.shape[-1]}')
+    levels = image[..., 0].astype(int) * self.levels // 256
+    return {'text': ''.join(map(chr, 48 + levels.ravel())), 'label': str(example['label'])}
+
+  def label_values(self):
+    """Returns the label values of the source, as text."""
+    values = label_values(self.examples)
+    return None if values is None else {str(value) for value in values}
