@@ -28,7 +28,7 @@ from t2x.ranges import (
 from t2x.tasks import Evaluator, Task
 from t2x.train.faults import OnNonFinite, Rollback, Stop
 from t2x.train.init_from import InitFrom
-from t2x.train.mup import MuP, Scaling
+from t2x.train.mup import MuP, Scaled, Scaling
 from t2x.train.optimizers import AdamW, Optimizer
 from t2x.train.params import Group
 from t2x.train.schedules import Cosine, Schedule
@@ -229,17 +229,20 @@ class Experiment:
       tokenizer: the fitted tokenizer of the run. None binds no tokenizer, unless the vocabulary size is
         unknown before fitting; then the tokenizer is fitted and cached.
     """
+    if isinstance(self.model, Scaled) and tokenizer is None:
+      return self
     bound = self._with_vocabulary(tokenizer)
     scaling = bound.scaling()
     if scaling is None:
       return bound
-    model = functools.partial(_build_scaled, bound.complete_model(), scaling)
-    return dataclasses.replace(bound, model=model)
+    return dataclasses.replace(bound, model=Scaled(bound.complete_model(), scaling))
 
   def scaling(self) -> Scaling | None:
     """Returns the factors of `mup` for the model; None without a model or `mup`."""
     if self.mup is None or self.model is None:
       return None
+    if isinstance(self.model, Scaled):
+      return self.model.scaling
     task = self.task
     vocab_size = task.vocab_size if task is not None and task.tokenizes else None
     return self.mup.scaling(self.model, vocab_size)
@@ -280,9 +283,4 @@ class Experiment:
 
 def _build(model: Callable[..., Model], vocab_size: int | None, *, rngs: nnx.Rngs) -> Model:
   with building(vocab_size=vocab_size):
-    return model(rngs=rngs)
-
-
-def _build_scaled(model: Callable[..., Model], scaling: Scaling, *, rngs: nnx.Rngs) -> Model:
-  with building(width_ratio=scaling.width_ratio, init_factors=scaling.inits):
     return model(rngs=rngs)

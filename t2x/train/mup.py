@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from flax import nnx
+
 from t2x.errors import UserError
 from t2x.layers.initializers import building
 from t2x.layers.keys import Drawn, drawn
@@ -20,8 +22,8 @@ _WIDTHS = frozenset({'embed', 'mlp', 'heads', 'kv_heads', None})
 class MuP:
   """Scales initial values, steps and tied logits with the width of a model, relative to a base of another width.
 
-  A model with the width of its base trains as without muP. For another width, a parameter whose inputs are m times
-  as many as in the base is scaled as follows (https://arxiv.org/abs/2203.03466, table 3), for optimizers whose
+  A model with the width of its base trains as without muP. For another width, a parameter with m times the
+  inputs of the base is scaled as follows (https://arxiv.org/abs/2203.03466, table 3), for optimizers whose
   steps have the same size in all elements:
 
   | parameter | standard deviation of initial values | step |
@@ -99,6 +101,23 @@ class Scaling:
       shown = ', '.join(names[:2]) + (f' and {len(names) - 2} more' if len(names) > 2 else '')
       rows.append((*row, shown))
     return text_table(rows, '<<<<')
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+  """Constructor of a model with the factors of muP.
+
+  Attributes:
+    model: constructor of the model.
+    scaling: its factors.
+  """
+
+  model: Callable[..., Model]
+  scaling: Scaling
+
+  def __call__(self, *, rngs: nnx.Rngs) -> Model:
+    with building(width_ratio=self.scaling.width_ratio, init_factors=self.scaling.inits):
+      return self.model(rngs=rngs)
 
 
 def _width_ratios(own: Drawn, base: Drawn) -> set[float]:

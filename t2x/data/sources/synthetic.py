@@ -128,9 +128,9 @@ class ListOps(Synthetic):
     # Scalars of the standard library's generator take a tenth of the time.
     scalars = random.Random(int(rng.integers(2**63)))
     for _ in range(100_000):
-      found = self._list(scalars, 1, self.max_length)
-      if found is not None and len(found[0]) >= self.min_length:
-        return {'text': found[0], 'label': str(found[1])}
+      item = self._list(scalars, 1, self.max_length)
+      if item is not None and len(item[0]) >= self.min_length:
+        return {'text': item[0], 'label': str(item[1])}
     raise UserError(
       f'ListOps: no list of {self.min_length} to {self.max_length} characters in 100,000 attempts: raise max_depth or '
       'max_arguments, or widen the range of lengths'
@@ -143,15 +143,15 @@ class ListOps(Synthetic):
     for _ in range(rng.randint(2, self.max_arguments)):
       # A quarter of the arguments are lists, as in Long Range Arena.
       if depth < self.max_depth and rng.random() < 0.25:
-        found = self._list(rng, depth + 1, room)
+        item = self._list(rng, depth + 1, room)
       else:
         digit = rng.randrange(10)
-        found = str(digit), digit
-      if found is None or len(found[0]) > room:
+        item = str(digit), digit
+      if item is None or len(item[0]) > room:
         return None
-      room -= len(found[0])
-      texts.append(found[0])
-      values.append(found[1])
+      room -= len(item[0])
+      texts.append(item[0])
+      values.append(item[1])
     return f'{operator}({"".join(texts)})', _OPERATORS[operator](values)
 
 
@@ -165,7 +165,7 @@ class AssociativeRecall(Synthetic):
   Attributes:
     length: number of characters.
     num_pairs: number of pairs.
-    distance: number of characters between the pair to recall and the last character; the other pairs are anywhere.
+    distance: number of characters between the pair to recall and the last character; further pairs are anywhere.
   """
 
   length: Size = 256
@@ -177,7 +177,7 @@ class AssociativeRecall(Synthetic):
       raise UserError(
         f'AssociativeRecall.distance = {self.distance}: must be at most length - 3 = {self.length - 3}'
       )
-    # Any position of the pair to recall leaves room for the others.
+    # Any position of the pair to recall leaves room for all pairs.
     if 4 * self.num_pairs + 3 > self.length:
       raise UserError(
         f'AssociativeRecall.num_pairs = {self.num_pairs}: must be at most (length - 3) / 4 = {(self.length - 3) // 4}'
