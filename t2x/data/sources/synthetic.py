@@ -8,7 +8,7 @@ import abc
 import dataclasses
 import random
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class SyntheticExamples(Examples):
 
 
 # Symbol -> function of the arguments.
-_OPERATORS = {
+_OPERATORS: Mapping[str, Callable[[Sequence[int]], int]] = {
   'x': max,
   'n': min,
   'd': lambda values: int(np.median(values)),
