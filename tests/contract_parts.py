@@ -15,6 +15,7 @@ from t2x.layers import (
   Disentangled,
   DotProductScores,
   DynamicConvolution,
+  FavorPlus,
   GatedHeads,
   GatedMLP,
   LayerNorm,
@@ -67,6 +68,9 @@ PARTS = {
   'dynamic convolution': {'build': part(DynamicConvolution, num_heads=4, kernel_size=3)},
   'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
+  'linear attention with random features': {
+    'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
+  },
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),

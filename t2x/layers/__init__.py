@@ -41,6 +41,7 @@ from t2x.layers.deep import (
 from t2x.layers.disentangled import Disentangled
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.experts import SwitchFeedForward
+from t2x.layers.feature_maps import EluPlusOne, FavorPlus, FeatureMap, ReluFeatures
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
 from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
@@ -180,10 +181,13 @@ __all__ = [
   'DotProductScores',
   'DynamicConvolution',
   'DynamicHyperConnections',
+  'EluPlusOne',
   'ExtrasSublayer',
   'FactorisedEmbedding',
   'FactorizedDenseScores',
   'FactorizedRandomScores',
+  'FavorPlus',
+  'FeatureMap',
   'FeedForward',
   'Fixed',
   'FixupWiring',
@@ -236,6 +240,7 @@ __all__ = [
   'RandomScores',
   'ReZero',
   'RelativeSinusoids',
+  'ReluFeatures',
   'Replace',
   'Result',
   'Ring',

@@ -17,6 +17,7 @@ from t2x.layers import (
   DynamicConvolution,
   FactorizedDenseScores,
   FactorizedRandomScores,
+  FavorPlus,
   Full,
   LightweightConvolution,
   LinearAttention,
@@ -57,10 +58,13 @@ MIXERS = {
   'dynamic': functools.partial(DynamicConvolution, num_heads=2, kernel_size=3),
   'shaw': functools.partial(MultiHeadAttention, num_heads=2),
   'linear': functools.partial(LinearAttention, num_heads=2, chunk=3),
+  'performer': functools.partial(
+    LinearAttention, num_heads=2, chunk=3, features=functools.partial(FavorPlus, num_features=16)
+  ),
 }
 # Mixers that follow only the patterns Full() and Causal(), and mixers without probabilities to drop.
-ONLY_CAUSAL_OR_FULL = {'linear'}
-WITHOUT_DROPOUT = {'linear'}
+ONLY_CAUSAL_OR_FULL = {'linear', 'performer'}
+WITHOUT_DROPOUT = ONLY_CAUSAL_OR_FULL
 ENCODINGS = {
   'shaw': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),
   'dense': functools.partial(T5Bias, num_heads=2, bidirectional=True),

@@ -1,12 +1,15 @@
 """Mixers against the PyTorch code of their authors or of other projects."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.layers import Causal, Full, LinearAttention, Linformer
+from t2x.layers import Causal, FavorPlus, Full, LinearAttention, Linformer, ReluFeatures
+from t2x.layers.feature_maps import orthogonal_normal
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
@@ -58,4 +61,34 @@ def test_linear_attention_equals_the_package_performer_pytorch(pattern):
     y = package.linear_attention(q, k, v)
   expected = ours.out(jnp.asarray(y.numpy().swapaxes(1, 2)))
   y, _ = applied(ours, jnp.asarray(3 * X), pattern=pattern)
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('features', [FavorPlus, ReluFeatures])
+@pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
+def test_random_features_equal_the_package_performer_pytorch(pattern, features, monkeypatch):
+  package = pytest.importorskip(
+    'performer_pytorch.performer_pytorch', reason="the extra 'parity' is not installed"
+  )
+  # The package adds 1e-4 to the features, after dividing those of the keys by the largest of the row.
+  exact = functools.partial(package.softmax_kernel, eps=0.0)
+  monkeypatch.setattr(package, 'softmax_kernel', exact)
+  theirs = package.FastAttention(
+    WIDTH // HEADS,
+    nb_features=20,
+    causal=pattern == Causal(),
+    generalized_attention=features is ReluFeatures,
+  )
+  theirs.projection_matrix.copy_(torch.tensor(orthogonal_normal(20, WIDTH // HEADS, 0)))
+  theirs.causal_linear_fn = functools.partial(package.causal_linear_attention_noncuda, eps=0.0)
+  ours = LinearAttention(
+    WIDTH,
+    num_heads=HEADS,
+    features=functools.partial(features, num_features=20),
+    chunk=4,
+    rngs=nnx.Rngs(0),
+  )
+  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(X)))
+  expected = ours.out(jnp.asarray(theirs(q, k, v).numpy().swapaxes(1, 2)))
+  y, _ = applied(ours, jnp.asarray(X), pattern=pattern)
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

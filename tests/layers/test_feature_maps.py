@@ -1,0 +1,189 @@
+"""Feature maps of linear attention: random features against the sum over all pairs and against softmax attention."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import applied, empty
+from flax import nnx
+
+from t2x.layers import Causal, FavorPlus, Full, LinearAttention, ReluFeatures, Tokens
+from t2x.layers.feature_maps import orthogonal_normal
+
+WIDTH, HEADS, LENGTH, FEATURES = 12, 2, 11, 20
+DIM = WIDTH // HEADS
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
+# All products of features of the second row underflow in float32: their logarithms are below -190.
+LARGE = X.at[1].multiply(20.0)
+SEGMENTS = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 3, 0, 0, 0], [0, 1, 1, 0, 1, 2, 2, 2, 0, 2, 0]])
+TOKENS = {
+  'plain': Tokens.row(LENGTH),
+  'packed': Tokens(jnp.arange(LENGTH)[None], SEGMENTS),
+}
+PATTERNS = [Causal(), Full()]
+
+run = jax.jit(applied, static_argnames='pattern')
+
+
+def build(features=FavorPlus, num_features=FEATURES, chunk=4, seed=3):
+  """A mixer with queries and keys of about unit variance."""
+  features = functools.partial(features, num_features=num_features, seed=seed)
+  mixer = LinearAttention(WIDTH, num_heads=HEADS, features=features, chunk=chunk, rngs=nnx.Rngs(0))
+  rng = np.random.default_rng(1)
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(0.1 * rng.normal(size=leaf.shape), leaf.dtype), mixer
+  )
+
+
+def seen(tokens, pattern):
+  """Which keys each query sees, [2, queries, keys]."""
+  segments = np.ones((2, LENGTH), int) if tokens.segments is None else np.asarray(tokens.segments)
+  pairs = (segments[:, :, None] == segments[:, None]) & (segments != 0)[:, None]
+  return np.tril(pairs) if pattern == Causal() else pairs
+
+
+def log_weights(q, k):
+  """log(phi(q) phi(k)') of FAVOR+ for all pairs, from the formula of the paper."""
+  omega = orthogonal_normal(FEATURES, DIM, 3)
+
+  def log_phi(x):
+    x = x / DIM**0.25
+    squares = (x**2).sum(axis=-1, keepdims=True)
+    return np.einsum('bnhd,fd->bnhf', x, omega) - squares / 2 - np.log(FEATURES) / 2
+
+  return np.logaddexp.reduce(log_phi(q)[:, :, None] + log_phi(k)[:, None], axis=-1)
+
+
+def over_pairs(mixer, x, pairs, log_weights):
+  """Attention with these weights over all pairs of tokens, in float64; zeros for queries that see nothing."""
+
+  def double(leaf):
+    return np.asarray(leaf[...], np.float64)
+
+  def project(linear):
+    return np.einsum('bnm,mhd->bnhd', x, double(linear.kernel)) + double(linear.bias)
+
+  x = np.asarray(x, np.float64)
+  logs = np.where(pairs[..., None], log_weights(project(mixer.q), project(mixer.k)), -np.inf)
+  top = logs.max(axis=2, keepdims=True)
+  weights = np.exp(logs - np.where(np.isfinite(top), top, 0))
+  total = weights.sum(axis=2, keepdims=True)
+  weights = np.divide(weights, total, where=total > 0, out=np.zeros_like(weights))
+  y = np.einsum('bijh,bjhd->bihd', weights, project(mixer.v))
+  return np.einsum('bihd,hdm->bim', y, double(mixer.out.kernel)) + double(mixer.out.bias)
+
+
+@pytest.mark.parametrize('tokens', TOKENS)
+@pytest.mark.parametrize('pattern', PATTERNS, ids=str)
+def test_random_features_equal_the_sum_over_all_pairs(pattern, tokens):
+  mixer, tokens = build(), TOKENS[tokens]
+  y, _ = run(mixer, LARGE, pattern=pattern, tokens=tokens)
+  expected = over_pairs(mixer, LARGE, seen(tokens, pattern), log_weights)
+  np.testing.assert_allclose(y[0], expected[0], rtol=1e-5, atol=1e-5)
+  # Logarithms of features of about 500 are rounded to 3e-5.
+  np.testing.assert_allclose(y[1], expected[1], rtol=1e-3, atol=1e-3 * np.abs(expected[1]).max())
+
+
+def test_the_size_of_later_keys_and_of_other_segments_changes_no_output():
+  mixer = build(chunk=64)
+  for pattern, tokens, place, same in (
+    (Causal(), TOKENS['plain'], 7, slice(0, 7)),
+    (Full(), TOKENS['packed'], 7, slice(0, 7)),
+  ):
+    one, other = (
+      run(mixer, x, pattern=pattern, tokens=tokens)[0][0, same]
+      for x in (X, X.at[0, place].multiply(100.0))
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+def test_decoding_rescales_the_state_to_larger_keys():
+  mixer = build()
+  x = X * jnp.linspace(0.1, 20.0, LENGTH)[None, :, None]
+  whole, _ = run(mixer, x, pattern=Causal())
+  state, outputs = empty(mixer, 2, LENGTH), []
+  assert state.cache.sums.shape == (2, HEADS, FEATURES, DIM + 1)
+  for i in range(LENGTH):
+    y, state = run(mixer, x[:, i : i + 1], pattern=Causal(), state=state)
+    outputs.append(y)
+  scale = jnp.abs(whole).max()
+  np.testing.assert_allclose(jnp.concatenate(outputs, 1) / scale, whole / scale, atol=1e-4)
+
+
+@pytest.mark.parametrize('pattern', PATTERNS, ids=str)
+def test_gradients_are_those_of_the_formula(pattern):
+  mixer, tokens = build(), TOKENS['packed']
+  pairs = jnp.asarray(seen(tokens, pattern))
+
+  def formula(mixer, x):
+    q, k, v = mixer.project(x)
+    phi_q, phi_k = (
+      jnp.exp(mixer.features.project(a) - (a**2).sum(axis=-1, keepdims=True) / 2)
+      for a in map(mixer.features.scaled, (q, k))
+    )
+    weights = jnp.einsum('bihf,bjhf->bhij', phi_q, phi_k) * pairs[:, None]
+    total = weights.sum(axis=-1, keepdims=True)
+    y = jnp.einsum('bhij,bjhd->bihd', weights / jnp.where(total == 0, 1, total), v)
+    return mixer.output(y)
+
+  def gradients(function):
+    return jax.jit(jax.grad(lambda mixer, x: (function(mixer, x) ** 2).sum(), (0, 1)))(mixer, X)
+
+  actual = gradients(lambda mixer, x: applied(mixer, x, pattern=pattern, tokens=tokens)[0])
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(gradients(formula)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_error_against_softmax_attention_falls_as_the_root_of_the_number_of_features():
+  def softmax_weights(q, k):
+    return np.einsum('bihd,bjhd->bijh', q, k) / np.sqrt(DIM)
+
+  x, pairs = X / 2, seen(TOKENS['plain'], Full())
+  expected = over_pairs(build(), x, pairs, softmax_weights)
+
+  def error(num_features):
+    mixers = (build(num_features=num_features, seed=seed) for seed in range(8))
+    outputs = np.stack([applied(mixer, x)[0] for mixer in mixers])
+    return np.sqrt(np.mean((outputs - expected) ** 2))
+
+  # Sixteen times the features: a quarter of the error.
+  assert 2.5 < error(256) / error(4096) < 6 and error(4096) < 0.01
+
+
+def test_directions_are_normal_and_orthogonal_in_blocks():
+  omega = orthogonal_normal(2 * DIM + 2, DIM, 0)
+  for rows in (slice(0, DIM), slice(DIM, 2 * DIM), slice(2 * DIM, None)):
+    products = omega[rows] @ omega[rows].T
+    np.testing.assert_allclose(products, np.diag(np.diag(products)), atol=1e-12)
+  many = orthogonal_normal(6000, DIM, 1)
+  np.testing.assert_allclose(many.T @ many / 6000, np.eye(DIM), atol=0.06)
+  assert not np.allclose(omega, orthogonal_normal(2 * DIM + 2, DIM, 1))
+
+
+def test_relu_features_equal_the_formula():
+  mixer, omega = build(ReluFeatures), orthogonal_normal(FEATURES, DIM, 3)
+
+  def log_relu_weights(q, k):
+    phi_q, phi_k = (
+      np.maximum(np.einsum('bnhd,fd->bnhf', a / DIM**0.25, omega), 0) + 1e-3 for a in (q, k)
+    )
+    return np.log(np.einsum('bihf,bjhf->bijh', phi_q, phi_k))
+
+  y, _ = applied(mixer, X)
+  expected = over_pairs(mixer, X, seen(TOKENS['plain'], Full()), log_relu_weights)
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_memory_is_linear_in_the_length():
+  mixer = build(chunk=16)
+
+  def bytes_at(length):
+    def loss(x):
+      return (applied(mixer, x, pattern=Causal())[0] ** 2).sum()
+
+    compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, WIDTH))).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert bytes_at(2048) < 2.2 * bytes_at(1024)
