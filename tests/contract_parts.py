@@ -16,6 +16,7 @@ from t2x.layers import (
   DotProductScores,
   DynamicConvolution,
   FavorPlus,
+  FlowAttention,
   GatedHeads,
   GatedMLP,
   LayerNorm,
@@ -71,6 +72,7 @@ PARTS = {
   'linear attention with random features': {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
   },
+  'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),

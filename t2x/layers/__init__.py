@@ -43,6 +43,7 @@ from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbe
 from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feature_maps import EluPlusOne, FavorPlus, FeatureMap, ReluFeatures
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
+from t2x.layers.flow_attention import FlowAttention, FlowState
 from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
 from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
@@ -191,6 +192,8 @@ __all__ = [
   'FeedForward',
   'Fixed',
   'FixupWiring',
+  'FlowAttention',
+  'FlowState',
   'Full',
   'GatedHeads',
   'GatedMLP',

@@ -18,6 +18,7 @@ from t2x.layers import (
   FactorizedDenseScores,
   FactorizedRandomScores,
   FavorPlus,
+  FlowAttention,
   Full,
   LightweightConvolution,
   LinearAttention,
@@ -61,9 +62,10 @@ MIXERS = {
   'performer': functools.partial(
     LinearAttention, num_heads=2, chunk=3, features=functools.partial(FavorPlus, num_features=16)
   ),
+  'flow': functools.partial(FlowAttention, num_heads=2, chunk=3),
 }
 # Mixers that follow only the patterns Full() and Causal(), and mixers without probabilities to drop.
-ONLY_CAUSAL_OR_FULL = {'linear', 'performer'}
+ONLY_CAUSAL_OR_FULL = {'linear', 'performer', 'flow'}
 WITHOUT_DROPOUT = ONLY_CAUSAL_OR_FULL
 ENCODINGS = {
   'shaw': functools.partial(ShawPositions, head_dim=WIDTH // 2, max_distance=2),

@@ -18,10 +18,13 @@ from t2x.layers import (
   FactorisedEmbedding,
   FactorizedDenseScores,
   FactorizedRandomScores,
+  FavorPlus,
+  FlowAttention,
   Full,
   LearnedGrid,
   LearnedPositions,
   LightweightConvolution,
+  LinearAttention,
   MultiHeadAttention,
   PatchEmbedding,
   Plus,
@@ -194,6 +197,14 @@ def synthesizer(scores, **settings):
   return functools.partial(Synthesizer, num_heads=2, scores=scores, **settings)
 
 
+def sums(num_features, num_values):
+  """Products of 2 heads with a chunk of 8 tokens, with the state, and into the state."""
+  return 2 * (8 * (num_features + num_values) + 2 * num_features * num_values)
+
+
+linear = functools.partial(LinearAttention, num_heads=2, chunk=8)
+performer = functools.partial(linear, features=functools.partial(FavorPlus, num_features=24))
+flow = functools.partial(FlowAttention, num_heads=2, chunk=8)
 random = functools.partial(RandomScores, max_length=64)
 dense = functools.partial(DenseScores, max_length=64)
 # Multiply-adds for a token: 2 heads of 8 features, 32 tokens. Taps are elementwise work.
@@ -221,6 +232,11 @@ MIXERS = {
     functools.partial(DynamicConvolution, num_heads=4, kernel_size=5),
     2 * 16 * 16 + 16 * 4 * 5 + 16 * 16,
   ),
+  'linear': (linear, 4 * 16 * 16 + sums(8, 8 + 1)),
+  # The queries and the keys meet 24 directions.
+  'performer': (performer, 4 * 16 * 16 + 2 * 16 * 24 + sums(24, 8 + 1)),
+  # Sums of keys, queries and ones; of keys and queries; of the competition; of keys times values.
+  'flow': (flow, 4 * 16 * 16 + sums(1, 17) + sums(1, 16) + sums(1, 1) + sums(8, 8)),
   # The router, and 10 slots of each of 4 experts for 32 tokens.
   'switch': (
     functools.partial(SwitchFeedForward, num_experts=4, hidden_dim=32),
@@ -234,6 +250,13 @@ MIXERS = {
 def test_other_mixers_cost_what_they_multiply(name, num_groups):
   mixer, products = MIXERS[name]
   assert flops(mixer=mixer, num_groups=num_groups) == 6 * (3 * (products + FEED_FORWARD) + TABLE)
+
+
+@pytest.mark.parametrize('mixer', [linear, performer, flow], ids=['linear', 'performer', 'flow'])
+def test_linear_mixers_cost_the_same_per_token_at_any_length(mixer):
+  short, long = (CausalLM(**TEXT, length=length) for length in (32, 64))
+  assert flops(short, mixer=mixer) == flops(long, mixer=mixer)
+  assert flops(short) < flops(long)
 
 
 def test_relative_keys_meet_the_queries_of_every_head_and_layer():

@@ -1,0 +1,145 @@
+"""Flow attention (Flowformer, Wu et al. 2022, https://arxiv.org/abs/2202.06258): linear attention in which keys
+compete for a conserved flow from keys to queries."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer
+from t2x.layers.head_projections import HeadProjections
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Result
+from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.linear_attention import LinearState, RecurrentState, visible_sums
+from t2x.layers.patterns import Causal, Full
+from t2x.ranges import Size
+
+# Added to features and their sums, as in the authors' code; also the lower bound of a sum that is 0 for padding.
+EPSILON = 1e-6
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FlowState(RecurrentState):
+  """Sums over the earlier tokens of the last segment of each row.
+
+  Attributes:
+    stages: the `LinearState` of each of the four sums, in the order in which they are computed.
+  """
+
+  stages: tuple[Any, ...]
+
+
+class FlowAttention(HeadProjections):
+  """Linear attention in which keys compete for a conserved flow (https://arxiv.org/abs/2202.06258).
+
+  With features q_i and k_j, the sigmoids of queries and keys, the incoming flow of a query is
+  I_i = q_i sum_j k_j', and the outgoing flow of a key is O_j = k_j sum_i q_i'. Conserved flows are
+  S_i = q_i sum_j k_j' / O_j and T_j = k_j sum_i q_i' / I_i. The output is sigmoid(S_i) (q_i / I_i) sum_j k_j' w_j v_j,
+  where w = n softmax(T) with T limited to [-1, 1]. The sums are over the n tokens that the token itself sees.
+  Under Causal() n depends on the token; I and O are therefore divided by n, and S and T as well, as in the authors'
+  code.
+
+  The pattern must be Full() or Causal(), tokens must be in the order of their positions, and the tokens of
+  a segment must be contiguous except for padding. Time and memory are linear in the length, as in
+  `LinearAttention`. Decoding, under Causal(), caches sums of a fixed size.
+
+  Args:
+    d_model: width of the input and output.
+    num_heads: number of heads.
+    head_dim: features per head. None: d_model / num_heads.
+    chunk: tokens per chunk.
+    use_bias: whether the query, key and value projections have biases.
+    out_bias: whether the output projection has a bias.
+    kernel_init: initialiser of the query, key and value projections.
+    out_init: initialiser of the output projection. None: `kernel_init`.
+
+  Raises:
+    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
+      pattern other than Full() and Causal(), or a cache under Full().
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    head_dim: Size | None = None,
+    chunk: Size = 64,
+    use_bias: bool = True,
+    out_bias: bool = True,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model,
+      num_heads=num_heads,
+      head_dim=head_dim,
+      use_bias=use_bias,
+      out_bias=out_bias,
+      kernel_init=kernel_init,
+      out_init=out_init,
+      rngs=rngs,
+    )
+    self.chunk = chunk
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> FlowState:
+    """Returns an empty state, in float32 and of a size that does not depend on `num_slots`."""
+    dim = self.head_dim
+    # Keys, queries and their number; keys and queries divided by flows; competition; keys times values.
+    sizes = (1, 2 * dim + 1), (1, 2 * dim), (1, 1), (dim, dim)
+    return FlowState(tuple(LinearState.empty(batch, self.num_heads, *size) for size in sizes))
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: FlowState | None = None,
+  ) -> Result:
+    """Attends to the tokens of `x` and to the earlier tokens summarised in the cache.
+
+    For tokens that see no token (padding) the input of the output projection is zero.
+    """
+    self.check_call(call, Full(), Causal())
+    if cache is not None and call.pattern.offsets() != Causal().offsets():
+      raise UserError(
+        'FlowAttention decodes only under Causal(), because its flows depend on all visible tokens: use the '
+        'pattern Causal(), or LinearAttention'
+      )
+    dtype = softmax_dtype(x)
+    q, k, v = (a.astype(dtype) for a in self.project(x))
+    q, k = jax.nn.sigmoid(q), jax.nn.sigmoid(k)
+    ones = jnp.ones_like(q[..., :1])
+    old = (None,) * 4 if cache is None else cache.stages
+
+    def total(x: Array, state: LinearState | None) -> tuple[Array, LinearState | None]:
+      return visible_sums(ones, ones, x, call, self.chunk, state=state)
+
+    sums, one = total(jnp.concatenate([k, q, ones], axis=-1), old[0])
+    keys, queries, count = jnp.split(sums, [self.head_dim, 2 * self.head_dim], axis=-1)
+    count = jnp.maximum(count, 1)
+    incoming, outgoing = _flow(q, keys) / count, _flow(k, queries) / count
+    sums, two = total(jnp.concatenate([k / outgoing, q / incoming], axis=-1), old[1])
+    keys, queries = jnp.split(sums, 2, axis=-1)
+    allocation = jax.nn.sigmoid(_flow(q, keys) / count)
+    competition = jnp.exp(jnp.clip(_flow(k, queries) / count, -1, 1))
+    sums, three = total(competition, old[2])
+    weights = count * competition / jnp.maximum(sums, EPSILON)
+    q = q / (incoming * count)
+    y, four = visible_sums(q, k, weights * v, call, self.chunk, state=old[3])
+    if cache is not None:
+      cache = FlowState((one, two, three, four))
+    return Result(self.output((allocation * y).astype(x.dtype)), cache)
+
+
+def _flow(
+  a: Float[Array, 'batch length heads head_dim'], sums: Float[Array, 'batch length heads head_dim']
+) -> Float[Array, 'batch length heads 1']:
+  """Returns the flow between the features of each token and a sum of features."""
+  return ((a + EPSILON) * (sums + EPSILON)).sum(axis=-1, keepdims=True)
