@@ -3,8 +3,9 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
-from t2x.layers import Cache, Call, Full, Slots, Tokens
+from t2x.layers import Cache, Call, Causal, Full, Slots, Tokens
 
 
 @jax.tree_util.register_dataclass
@@ -40,3 +41,13 @@ def applied(part, x, *, tokens=None, pattern=Full(), state=None, cache=None, **f
   slots = state.slots.extend(tokens)
   result = part(x, Call(tokens, pattern, slots=slots, **fields), state.cache)
   return result.x, State(result.cache, slots)
+
+
+def gradient_bytes(part, width, length):
+  """Temporary memory of the compiled gradient of a causal call with one row."""
+
+  def loss(x):
+    return (applied(part, x, pattern=Causal())[0] ** 2).sum()
+
+  compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, width))).compile()
+  return compiled.memory_analysis().temp_size_in_bytes

@@ -115,27 +115,27 @@ class FlowAttention(HeadProjections):
     dtype = softmax_dtype(x)
     q, k, v = (a.astype(dtype) for a in self.project(x))
     q, k = jax.nn.sigmoid(q), jax.nn.sigmoid(k)
-    ones = jnp.ones_like(q[..., :1])
-    old = (None,) * 4 if cache is None else cache.stages
+    unit = jnp.ones_like(q[..., :1])
+    stages: list[Any] = [None] * 4 if cache is None else list(cache.stages)
 
-    def total(x: Array, state: LinearState | None) -> tuple[Array, LinearState | None]:
-      return visible_sums(ones, ones, x, call, self.chunk, state=state)
+    def visible(stage: int, q: Array, k: Array, v: Array) -> Array:
+      y, stages[stage] = visible_sums(q, k, v, call, self.chunk, state=stages[stage])
+      return y
 
-    sums, one = total(jnp.concatenate([k, q, ones], axis=-1), old[0])
+    sums = visible(0, unit, unit, jnp.concatenate([k, q, unit], axis=-1))
     keys, queries, count = jnp.split(sums, [self.head_dim, 2 * self.head_dim], axis=-1)
+    # Padding sees no token.
     count = jnp.maximum(count, 1)
     incoming, outgoing = _flow(q, keys) / count, _flow(k, queries) / count
-    sums, two = total(jnp.concatenate([k / outgoing, q / incoming], axis=-1), old[1])
+    sums = visible(1, unit, unit, jnp.concatenate([k / outgoing, q / incoming], axis=-1))
     keys, queries = jnp.split(sums, 2, axis=-1)
     allocation = jax.nn.sigmoid(_flow(q, keys) / count)
     competition = jnp.exp(jnp.clip(_flow(k, queries) / count, -1, 1))
-    sums, three = total(competition, old[2])
+    sums = visible(2, unit, unit, competition)
     weights = count * competition / jnp.maximum(sums, EPSILON)
-    q = q / (incoming * count)
-    y, four = visible_sums(q, k, weights * v, call, self.chunk, state=old[3])
-    if cache is not None:
-      cache = FlowState((one, two, three, four))
-    return Result(self.output((allocation * y).astype(x.dtype)), cache)
+    y = visible(3, q / (incoming * count), k, weights * v)
+    new = None if cache is None else FlowState(tuple(stages))
+    return Result(self.output((allocation * y).astype(x.dtype)), new)
 
 
 def _flow(

@@ -23,8 +23,8 @@ from t2x.ranges import Size
 
 # Lower bound of the normaliser, a sum of positive features that is 0 for padding or when they underflow.
 EPSILON = 1e-6
-# Lower bound of the normaliser of features with a scale, whose reciprocal has finite gradients.
-TINY = 1e-30
+# Normalisers of features with a scale are used down to this value, whose reciprocal has finite gradients.
+TINY = 1e-25
 # Scale of an empty sum: finite, because differences of scales are computed.
 EMPTY = -1e30
 
@@ -148,7 +148,8 @@ class LinearAttention(HeadProjections):
     y, cache = visible_sums(q, k, v, call, self.chunk, scale, cache)
     if scale is not None:
       # Numerators and denominators have a common factor, with which denominators can be below EPSILON.
-      y = y / jax.lax.stop_gradient(jnp.maximum(y[..., -1:], TINY))
+      total = jax.lax.stop_gradient(y[..., -1:])
+      y = y / jnp.where(total > TINY, total, 1)
     return Result(self._normalize(y, x.dtype), cache)
 
   def _normalize(

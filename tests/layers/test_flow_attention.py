@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, gradient_bytes
 from flax import nnx
 
 from t2x.errors import UserError
@@ -94,15 +94,7 @@ def test_equals_the_authors_formulas_in_each_segment(pattern, attend, tokens, ch
 
 def test_memory_is_linear_in_the_length():
   mixer = build(chunk=16)
-
-  def bytes_at(length):
-    def loss(x):
-      return (applied(mixer, x, pattern=Causal())[0] ** 2).sum()
-
-    compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, WIDTH))).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-  assert bytes_at(2048) < 2.2 * bytes_at(1024)
+  assert gradient_bytes(mixer, WIDTH, 2048) < 2.2 * gradient_bytes(mixer, WIDTH, 1024)
 
 
 def test_the_state_does_not_grow_with_the_slots():
