@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.big_bird import BigBird
 from t2x.layers.patterns import (
   Causal,
   Full,
@@ -23,6 +24,7 @@ leaves = st.one_of(
   st.builds(Blocks, small, st.integers(0, 5)),
   st.builds(Strided, small),
   st.builds(lambda last, more: Fixed(last + more, last), small, small),
+  st.builds(lambda block, seed: BigBird(640, block, 9, seed=seed), small, st.integers(0, 3)),
 )
 patterns = st.recursive(
   leaves,

@@ -27,6 +27,7 @@ from t2x.layers.base import (
   dropout,
   param,
 )
+from t2x.layers.big_bird import BigBird
 from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
 from t2x.layers.convolutions import DynamicConvolution, LightweightConvolution
 from t2x.layers.cope import CoPE
@@ -164,6 +165,7 @@ __all__ = [
   'AttentionInputs',
   'Auto',
   'Aux',
+  'BigBird',
   'BilinearScores',
   'Blocks',
   'Blockwise',

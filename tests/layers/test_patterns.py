@@ -11,6 +11,7 @@ from random_patterns import marked, patterns, small, true_verdicts
 
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
+from t2x.layers.big_bird import BigBird
 from t2x.layers.masks import attention_mask, check_reads
 from t2x.layers.patterns import (
   Causal,
@@ -25,7 +26,7 @@ from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
 from t2x.layers.tiles import FULL, PARTIAL, SKIP, Bounds
 
 lengths = st.integers(1, 40)
-PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Strided, Fixed)
+PATTERNS = (Full, Causal, Prefix, Window, Global, Blocks, Marked, Strided, Fixed, BigBird)
 
 
 def assert_never_wrong(schedule, mask, q_block, k_block):

@@ -1,0 +1,79 @@
+"""Attention for long rows against transformers and the PyTorch code of other projects, with copied weights."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import applied
+from flax import nnx
+
+from t2x.layers import BigBird, Dense, MultiHeadAttention, Tokens
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+
+WIDTH, HEADS = 12, 2
+HEAD_DIM = WIDTH // HEADS
+# The difference relative to the largest output.
+TOLERANCE = 1e-5
+
+
+def copied(tensor, *shape):
+  """A PyTorch tensor as a JAX array, reshaped."""
+  return jnp.asarray(np.array(tensor.detach().numpy()).reshape(shape or tensor.shape))
+
+
+def copy_projection(ours, theirs):
+  """Copies a torch.nn.Linear into the projection of a head."""
+  ours.kernel[...] = copied(theirs.weight.T, WIDTH, HEADS, HEAD_DIM)
+  ours.bias[...] = copied(theirs.bias, HEADS, HEAD_DIM)
+
+
+def remove_output_projection(ours):
+  """Makes the output projection the identity: modules of transformers return the joined heads."""
+  ours.out.kernel[...] = jnp.eye(WIDTH).reshape(HEADS, HEAD_DIM, WIDTH)
+
+
+def perturb(module):
+  """Moves all parameters of a PyTorch module away from their initial values, which would hide errors."""
+  torch.manual_seed(0)
+  with torch.no_grad():
+    for parameter in module.parameters():
+      parameter.add_(0.3 * torch.randn_like(parameter))
+
+
+def inputs(length, rows=2):
+  return np.random.default_rng(1).normal(size=(rows, length, WIDTH)).astype(np.float32)
+
+
+def assert_close(actual, expected):
+  expected = expected.detach().numpy()
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_big_bird_equals_block_sparse_attention_of_transformers():
+  """With the random blocks of the pattern, in training mode: in evaluation mode all of theirs are block 0."""
+  from transformers.models.big_bird import modeling_big_bird
+
+  length, block = 44, 4
+  pattern = BigBird(length, block, 2)
+  config = transformers.BigBirdConfig(
+    hidden_size=WIDTH, num_attention_heads=HEADS, block_size=block, num_random_blocks=2
+  )
+  theirs = modeling_big_bird.BigBirdBlockSparseAttention(config).train()
+  perturb(theirs)
+  theirs._bigbird_block_rand_mask_with_head = lambda **_: [pattern.random_blocks()[1:-1]] * HEADS
+  ours = MultiHeadAttention(WIDTH, num_heads=HEADS, kernel=Dense(), rngs=nnx.Rngs(0))
+  for name, projection in (('query', ours.q), ('key', ours.k), ('value', ours.v)):
+    copy_projection(projection, getattr(theirs, name))
+  remove_output_projection(ours)
+  x, is_token = inputs(length), np.ones((2, length), np.float32)
+  is_token[1, 35:] = 0
+  masks = modeling_big_bird.BigBirdModel.create_masks_for_block_sparse_attn(
+    torch.tensor(is_token), block
+  )
+  blocked, band, from_mask, to_mask = masks
+  expected = theirs(torch.tensor(x), band, from_mask, to_mask, blocked, blocked)[0]
+  tokens = Tokens.row(length, segments=jnp.asarray(is_token, jnp.int32))
+  y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=pattern)
+  assert_close(y[0], expected[0])
+  assert_close(y[1, :35], expected[1, :35])
