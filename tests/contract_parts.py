@@ -19,6 +19,7 @@ from t2x.layers import (
   FlowAttention,
   GatedHeads,
   GatedMLP,
+  GlobalLocalAttention,
   LayerNorm,
   LearnedValueResidual,
   LightweightConvolution,
@@ -68,6 +69,7 @@ PARTS = {
   'lightweight convolution': {'build': part(LightweightConvolution, num_heads=4, kernel_size=3)},
   'dynamic convolution': {'build': part(DynamicConvolution, num_heads=4, kernel_size=3)},
   'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
+  'global and local attention': {'build': part(GlobalLocalAttention, num_heads=4)},
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
   'linear attention with random features': {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
@@ -121,6 +123,12 @@ REFUSED = {
   'Linformer': (
     'outputs ignore later tokens',
     'packed rows equal separate rows',
+    'decoding equals the forward pass',
+    'prompts of different lengths decode',
+    'copies follow their parents',
+  ),
+  # It has no cache: language models of long rows use windows without global tokens.
+  'global and local attention': (
     'decoding equals the forward pass',
     'prompts of different lengths decode',
     'copies follow their parents',

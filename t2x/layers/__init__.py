@@ -45,6 +45,7 @@ from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feature_maps import EluPlusOne, FavorPlus, FeatureMap, ReluFeatures
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.flow_attention import FlowAttention, FlowState
+from t2x.layers.global_local import GlobalLocalAttention
 from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
 from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
@@ -200,6 +201,7 @@ __all__ = [
   'GatedHeads',
   'GatedMLP',
   'Global',
+  'GlobalLocalAttention',
   'GridPositions',
   'HeadOutputs',
   'HyperConnections',

@@ -11,6 +11,14 @@ from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
 
+def head_projection(
+  d_model: int, heads: tuple[int, int], init: Initializer, use_bias: bool, rngs: nnx.Rngs
+) -> Linear:
+  """Returns a projection of d_model features to `heads`, (num_heads, head_dim)."""
+  axes = ('embed', 'heads', 'head_dim')
+  return Linear((d_model,), heads, axes, init=init, use_bias=use_bias, rngs=rngs)
+
+
 class HeadProjections(nnx.Module):
   """Base class of mixers with query, key, value and output projections.
 
@@ -52,8 +60,7 @@ class HeadProjections(nnx.Module):
     self.num_heads, self.head_dim = heads
 
     def project() -> Linear:
-      axes = ('embed', 'heads', 'head_dim')
-      return Linear((d_model,), heads, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+      return head_projection(d_model, heads, kernel_init, use_bias, rngs)
 
     self.q = project()
     self.k = project()
@@ -85,11 +92,17 @@ class HeadProjections(nnx.Module):
     """Projects the outputs of the heads to d_model."""
     return self.out(constrain(y, 'batch', 'length', 'heads', None))
 
+  def check_source(self, call: Call) -> None:
+    """Raises UserError if the call has a source."""
+    if call.source is not None:
+      raise UserError(
+        f'{type(self).__name__} cannot attend to a source: use MultiHeadAttention for Block.cross'
+      )
+
   def check_call(self, call: Call, *patterns: Pattern) -> None:
     """Raises UserError if the call has a source or a pattern other than `patterns`."""
+    self.check_source(call)
     name = type(self).__name__
-    if call.source is not None:
-      raise UserError(f'{name} cannot attend to a source: use MultiHeadAttention for Block.cross')
     if call.pattern.offsets() not in {pattern.offsets() for pattern in patterns}:
       raise UserError(
         f'{name} does not support the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '

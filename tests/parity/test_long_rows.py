@@ -6,7 +6,15 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.layers import BigBird, Dense, MultiHeadAttention, Tokens
+from t2x.layers import (
+  BigBird,
+  Dense,
+  GlobalLocalAttention,
+  Marked,
+  MultiHeadAttention,
+  Tokens,
+  Window,
+)
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 transformers = pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
@@ -77,3 +85,37 @@ def test_big_bird_equals_block_sparse_attention_of_transformers():
   y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=pattern)
   assert_close(y[0], expected[0])
   assert_close(y[1, :35], expected[1, :35])
+
+
+def test_global_local_attention_equals_longformer_of_transformers():
+  """A window of 4 shows 2 tokens on each side, in rows of a multiple of it; padding and marked global tokens."""
+  from transformers.models.longformer import modeling_longformer
+
+  length = 16
+  config = transformers.LongformerConfig(
+    hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[4]
+  )
+  theirs = modeling_longformer.LongformerSelfAttention(config, layer_id=0).eval()
+  perturb(theirs)
+  ours = GlobalLocalAttention(
+    WIDTH, num_heads=HEADS, global_tokens=Marked('global'), rngs=nnx.Rngs(0)
+  )
+  for name, short in (('query', 'q'), ('key', 'k'), ('value', 'v')):
+    copy_projection(getattr(ours, short), getattr(theirs, name))
+    copy_projection(getattr(ours, f'{short}_global'), getattr(theirs, f'{name}_global'))
+  remove_output_projection(ours)
+  x, mask = inputs(length), np.zeros((2, length), np.float32)
+  mask[0, [0, 7, 12]] = mask[1, 3] = 10000
+  mask[1, 13:] = -10000
+  expected = theirs(
+    torch.tensor(x),
+    attention_mask=torch.tensor(mask),
+    is_index_masked=torch.tensor(mask < 0),
+    is_index_global_attn=torch.tensor(mask > 0),
+    is_global_attn=True,
+  )[0]
+  segments, marks = jnp.asarray(mask >= 0, jnp.int32), {'global': jnp.asarray(mask > 0)}
+  tokens = Tokens.row(length, segments=segments, marks=marks)
+  y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=Window(3) | Marked('global'))
+  assert_close(y[0], expected[0])
+  assert_close(y[1, :13], expected[1, :13])
