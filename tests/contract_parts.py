@@ -27,6 +27,7 @@ from t2x.layers import (
   Linformer,
   MultiHeadAttention,
   NormedHeads,
+  NystromAttention,
   Plus,
   RelativeSinusoids,
   RMSNorm,
@@ -70,6 +71,7 @@ PARTS = {
   'dynamic convolution': {'build': part(DynamicConvolution, num_heads=4, kernel_size=3)},
   'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
   'global and local attention': {'build': part(GlobalLocalAttention, num_heads=4)},
+  'Nystrom attention': {'build': part(NystromAttention, num_heads=4, num_landmarks=4, conv_size=3)},
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
   'linear attention with random features': {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
@@ -119,13 +121,16 @@ PARTS = {
 }
 # The contracts for which a part refuses the call, with a UserError.
 REFUSED = {
-  # Its keys are mixtures of all tokens of a row, later ones and those of other segments included.
-  'Linformer': (
-    'outputs ignore later tokens',
-    'packed rows equal separate rows',
-    'decoding equals the forward pass',
-    'prompts of different lengths decode',
-    'copies follow their parents',
+  # Their keys are mixtures of all tokens of a row, later ones and those of other segments included.
+  **dict.fromkeys(
+    ('Linformer', 'Nystrom attention'),
+    (
+      'outputs ignore later tokens',
+      'packed rows equal separate rows',
+      'decoding equals the forward pass',
+      'prompts of different lengths decode',
+      'copies follow their parents',
+    ),
   ),
   # It has no cache: language models of long rows use windows without global tokens.
   'global and local attention': (

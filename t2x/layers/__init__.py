@@ -98,6 +98,7 @@ from t2x.layers.linear_attention import LinearAttention, LinearState
 from t2x.layers.linformer import Linformer
 from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
+from t2x.layers.nystrom import NystromAttention
 from t2x.layers.patch_merging import PatchMerging
 from t2x.layers.patterns import (
   And,
@@ -230,6 +231,7 @@ __all__ = [
   'Norm',
   'NormedHeads',
   'Not',
+  'NystromAttention',
   'Or',
   'PallasMHA',
   'PatchEmbedding',

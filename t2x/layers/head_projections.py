@@ -1,10 +1,11 @@
 """Query, key, value and output projections, for mixers that replace softmax attention."""
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear
+from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call
 from t2x.layers.patterns import Pattern
@@ -108,3 +109,22 @@ class HeadProjections(nnx.Module):
         f'{name} does not support the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '
         'MultiHeadAttention for other patterns'
       )
+
+  def check_one_segment(self, tokens: Tokens) -> None:
+    """Raises UserError if the rows may hold several segments; see `nan_for_several_segments`."""
+    if tokens.layout is not RowLayout.CONTIGUOUS:
+      raise UserError(
+        f'{type(self).__name__} mixes all tokens of a row, and these rows may hold several segments: use a '
+        'task with one segment per row (packing = @FullRows), or MultiHeadAttention'
+      )
+
+
+def nan_for_several_segments(
+  y: Float[Array, 'batch length heads head_dim'], tokens: Tokens
+) -> Float[Array, 'batch length heads head_dim']:
+  """Returns NaN for rows with several segments, which are only available at run time."""
+  if tokens.segments is None:
+    return y
+  last = tokens.segments.max(axis=1, keepdims=True)
+  is_one = ((tokens.segments == 0) | (tokens.segments == last)).all(axis=1)
+  return jnp.where(is_one[:, None, None, None], y, jnp.nan)

@@ -12,6 +12,7 @@ from t2x.layers import (
   GlobalLocalAttention,
   Marked,
   MultiHeadAttention,
+  NystromAttention,
   Tokens,
   Window,
 )
@@ -119,3 +120,29 @@ def test_global_local_attention_equals_longformer_of_transformers():
   y, _ = applied(ours, jnp.asarray(x), tokens=tokens, pattern=Window(3) | Marked('global'))
   assert_close(y[0], expected[0])
   assert_close(y[1, :13], expected[1, :13])
+
+
+def test_nystrom_attention_equals_nystromformer_of_transformers():
+  """Without a mask, with which transformers 5 fails, and with a starting point of its iteration per head."""
+  from transformers.models.nystromformer import modeling_nystromformer
+
+  length = 20
+  config = transformers.NystromformerConfig(
+    hidden_size=WIDTH,
+    num_attention_heads=HEADS,
+    num_landmarks=5,
+    segment_means_seq_len=length,
+    conv_kernel_size=7,
+  )
+  theirs = modeling_nystromformer.NystromformerSelfAttention(config).eval()
+  perturb(theirs)
+  # Their default divides by a maximum over the batch and all heads, so that rows depend on each other.
+  theirs.init_option = 'exact'
+  ours = NystromAttention(WIDTH, num_heads=HEADS, num_landmarks=5, conv_size=7, rngs=nnx.Rngs(0))
+  for name, projection in (('query', ours.q), ('key', ours.k), ('value', ours.v)):
+    copy_projection(projection, getattr(theirs, name))
+  remove_output_projection(ours)
+  ours.conv[...] = copied(theirs.conv.weight, HEADS, 7).T
+  x = inputs(length)
+  y, _ = applied(ours, jnp.asarray(x))
+  assert_close(y, theirs(torch.tensor(x))[0])
