@@ -25,6 +25,7 @@ from t2x.layers import (
   LightweightConvolution,
   LinearAttention,
   Linformer,
+  MemoryCompressedAttention,
   MultiHeadAttention,
   NormedHeads,
   NystromAttention,
@@ -72,6 +73,7 @@ PARTS = {
   'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
   'global and local attention': {'build': part(GlobalLocalAttention, num_heads=4)},
   'Nystrom attention': {'build': part(NystromAttention, num_heads=4, num_landmarks=4, conv_size=3)},
+  'memory-compressed attention': {'build': part(MemoryCompressedAttention, num_heads=4)},
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
   'linear attention with random features': {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
@@ -132,6 +134,8 @@ REFUSED = {
       'copies follow their parents',
     ),
   ),
+  # Its blocks of tokens start at the start of a row.
+  'memory-compressed attention': ('packed rows equal separate rows',),
   # It has no cache: language models of long rows use windows without global tokens.
   'global and local attention': (
     'decoding equals the forward pass',

@@ -97,6 +97,7 @@ from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.linear_attention import LinearAttention, LinearState
 from t2x.layers.linformer import Linformer
 from t2x.layers.masks import attention_mask
+from t2x.layers.memory_compressed import CompressedMemory, MemoryCompressedAttention
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.nystrom import NystromAttention
 from t2x.layers.patch_merging import PatchMerging
@@ -176,6 +177,7 @@ __all__ = [
   'Call',
   'Causal',
   'CoPE',
+  'CompressedMemory',
   'CosineScores',
   'CrossSublayer',
   'DeepNorm',
@@ -224,6 +226,7 @@ __all__ = [
   'Llama3Scaling',
   'Logits',
   'Marked',
+  'MemoryCompressedAttention',
   'Merge',
   'MultiHeadAttention',
   'NoNorm',

@@ -8,9 +8,12 @@ from flax import nnx
 
 from t2x.layers import (
   BigBird,
+  Causal,
   Dense,
+  Full,
   GlobalLocalAttention,
   Marked,
+  MemoryCompressedAttention,
   MultiHeadAttention,
   NystromAttention,
   Tokens,
@@ -146,3 +149,35 @@ def test_nystrom_attention_equals_nystromformer_of_transformers():
   x = inputs(length)
   y, _ = applied(ours, jnp.asarray(x))
   assert_close(y, theirs(torch.tensor(x))[0])
+
+
+@pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
+def test_memory_compressed_attention_equals_its_package(pattern):
+  """Their scores are divided by the root of the width; other lengths are padded on the other side."""
+  package = pytest.importorskip(
+    'memory_compressed_attention', reason="the extra 'parity' is not installed"
+  )
+  theirs = package.MemoryCompressedAttention(
+    WIDTH, heads=HEADS, causal=pattern == Causal(), compression_factor=4
+  )
+  perturb(theirs)
+  ours = MemoryCompressedAttention(
+    WIDTH, num_heads=HEADS, ratio=4, use_bias=False, rngs=nnx.Rngs(0)
+  )
+  weights = (theirs.to_qkv.weight[i * WIDTH : (i + 1) * WIDTH] for i in range(3))
+  for projection, weight in zip((ours.q, ours.k, ours.v), weights, strict=True):
+    projection.kernel[...] = copied(weight.T, WIDTH, HEADS, HEAD_DIM)
+  ours.q.kernel[...] *= (HEAD_DIM / WIDTH) ** 0.5
+  conv = theirs.compress_fn.conv
+  for ours_conv in (ours.k_conv, ours.v_conv):
+    filters = copied(conv.weight, HEADS, HEAD_DIM, HEAD_DIM, 4)
+    ours_conv.kernel[...] = filters.transpose(0, 3, 2, 1)
+    ours_conv.bias[...] = copied(conv.bias, HEADS, HEAD_DIM)
+  ours.k_null[...], ours.v_null[...] = (
+    copied(null, HEADS, HEAD_DIM) for null in (theirs.null_k, theirs.null_v)
+  )
+  ours.out.kernel[...] = copied(theirs.to_out.weight.T, HEADS, HEAD_DIM, WIDTH)
+  ours.out.bias[...] = copied(theirs.to_out.bias)
+  x = inputs(20)
+  y, _ = applied(ours, jnp.asarray(x), pattern=pattern)
+  assert_close(y, theirs(torch.tensor(x)))

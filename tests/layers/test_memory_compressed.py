@@ -1,0 +1,147 @@
+"""MemoryCompressedAttention: the formula by loops, decoding, cost, padding, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from applying import applied, empty
+from flax import nnx
+
+from t2x.contracts import perturbed
+from t2x.errors import UserError
+from t2x.layers import (
+  Blockwise,
+  Causal,
+  Dense,
+  Full,
+  MemoryCompressedAttention,
+  MultiHeadAttention,
+  RowLayout,
+  Source,
+  Tokens,
+  Window,
+)
+from t2x.train.flops import _multiply_adds
+
+WIDTH, HEADS, LENGTH, RATIO = 12, 2, 11, 3
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
+
+run = jax.jit(applied, static_argnames='pattern')
+
+
+def build(ratio=RATIO, **settings):
+  return perturbed(
+    MemoryCompressedAttention(WIDTH, num_heads=HEADS, ratio=ratio, rngs=nnx.Rngs(0), **settings)
+  )
+
+
+def formula(mixer, x, is_causal):
+  """Section 4.2.3 of the paper in float64 for one row without padding, query by query."""
+
+  def double(leaf):
+    return np.asarray(leaf[...], np.float64)
+
+  def compressed(values, conv, null, head):
+    blocks, filters = [double(null)[head]], double(conv.kernel)[head]
+    for start in range(0, len(values), RATIO):
+      taps = zip(values[start : start + RATIO], filters, strict=False)
+      blocks.append(double(conv.bias)[head] + sum(value @ tap for value, tap in taps))
+    return np.stack(blocks)
+
+  x, total = np.asarray(x, np.float64), double(mixer.out.bias)
+  for head in range(HEADS):
+    q, k, v = (
+      x @ double(linear.kernel)[:, head] + double(linear.bias)[head]
+      for linear in (mixer.q, mixer.k, mixer.v)
+    )
+    k = compressed(k, mixer.k_conv, mixer.k_null, head)
+    v = compressed(v, mixer.v_conv, mixer.v_null, head)
+    y = []
+    for place, query in enumerate(q):
+      # A query sees the null key and the blocks whose last token is not after it.
+      end = 1 + (place + 1) // RATIO if is_causal else len(k)
+      weights = np.exp(k[:end] @ query / np.sqrt(WIDTH // HEADS))
+      y.append(weights @ v[:end] / weights.sum())
+    total = total + np.stack(y) @ double(mixer.out.kernel)[head]
+  return total
+
+
+@pytest.mark.parametrize('kernel', [Dense(), Blockwise(4, 2)], ids=str)
+@pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
+def test_equals_the_formula(pattern, kernel):
+  mixer = build(kernel=kernel)
+  y, _ = run(mixer, X, pattern=pattern)
+  np.testing.assert_allclose(y[0], formula(mixer, X[0], pattern == Causal()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
+def test_padding_is_not_read(pattern):
+  mixer, segments = build(), (jnp.arange(LENGTH) < 7).astype(int)[None]
+  y, _ = run(mixer, X, tokens=Tokens.row(LENGTH, segments=segments), pattern=pattern)
+  expected = formula(mixer, X[0, :7], pattern == Causal())
+  np.testing.assert_allclose(y[0, :7], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_in_calls_of_any_length_equals_the_row():
+  """Calls of 4, 1, 2 and 4 tokens, and 2 tokens of padding in the second row, before its last tokens."""
+  mixer = build()
+  whole, _ = run(mixer, X, pattern=Causal())
+  state = empty(mixer, 2, LENGTH)
+  for start, stop in ((0, 4), (4, 5), (5, 7)):
+    tokens = Tokens(jnp.arange(start, stop)[None])
+    y, state = run(mixer, X[:, start:stop], tokens=tokens, pattern=Causal(), state=state)
+    np.testing.assert_allclose(y, whole[:, start:stop], rtol=1e-5, atol=1e-5)
+  assert state.cache.count.tolist() == [7, 7]
+  is_token = jnp.asarray([[1, 1, 1, 1], [0, 1, 0, 1]])
+  tokens = Tokens(jnp.asarray([[7, 8, 9, 10], [0, 7, 0, 8]]), is_token)
+  x = X[:, 7:].at[1, jnp.asarray([1, 3])].set(X[1, 7:9])
+  y, state = run(mixer, x, tokens=tokens, pattern=Causal(), state=state)
+  np.testing.assert_allclose(y[0], whole[0, 7:], rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(y[1, 1::2], whole[1, 7:9], rtol=1e-5, atol=1e-5)
+  assert state.cache.count.tolist() == [11, 9]
+
+
+def test_scores_and_the_cache_are_smaller_by_the_ratio():
+  """FLOPs of the products of queries, keys and values; temporary memory of a compiled program; cached arrays."""
+
+  def cost(mixer, length):
+    @jax.grad
+    def gradient(x):
+      return (applied(mixer, x, pattern=Causal())[0] ** 2).sum()
+
+    x = jnp.zeros((1, length, WIDTH))
+    flops, _ = _multiply_adds(jax.make_jaxpr(gradient)(x).jaxpr)
+    compiled = jax.jit(gradient).lower(x).compile()
+    return np.asarray([flops, compiled.memory_analysis().temp_size_in_bytes])
+
+  full = MultiHeadAttention(WIDTH, num_heads=HEADS, kernel=Dense(), rngs=nnx.Rngs(0))
+  compressed = build(8, kernel=Dense())
+  flops, memory = cost(full, 2048) / cost(compressed, 2048)
+  assert 6 < flops < 8.5 and 6 < memory < 10
+  few, many = (compressed.init_cache(3, slots, jnp.bfloat16) for slots in (80, 800))
+  assert few.k.shape == (3, 10, HEADS, WIDTH // HEADS) and many.k.shape[1] == 100
+  assert few.k.dtype == jnp.bfloat16 and few.k_tail.shape == many.k_tail.shape
+
+
+def test_rows_of_several_segments_give_nan():
+  segments = jnp.asarray([[1] * 6 + [2] * 5, [3] * 9 + [0] * 2])
+  y, _ = run(build(), X, tokens=Tokens.row(LENGTH, segments=segments))
+  assert jnp.isnan(y[0]).all() and jnp.isfinite(y[1]).all()
+
+
+def test_dropout_needs_a_key():
+  mixer = build(dropout_rate=0.5)
+  y, _ = run(mixer, X)
+  np.testing.assert_array_equal(y, run(build(), X)[0])
+  assert not np.allclose(y, run(mixer, X, key=jax.random.key(0))[0])
+
+
+def test_other_patterns_a_source_and_packed_rows_are_refused():
+  mixer = build()
+  with pytest.raises(UserError, match='MemoryCompressedAttention does not support the pattern'):
+    applied(mixer, X, pattern=Window(3))
+  with pytest.raises(UserError, match='MemoryCompressedAttention cannot attend to a source'):
+    applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))
+  tokens = Tokens(jnp.arange(LENGTH)[None], layout=RowLayout.PACKED)
+  with pytest.raises(UserError, match='may hold several segments'):
+    applied(mixer, X, tokens=tokens)
