@@ -8,7 +8,9 @@ from t2x.layers import (
   TUPE,
   AdditiveScores,
   AddressPositions,
+  AttentionFree,
   BilinearScores,
+  ConvBias,
   CoPE,
   CosineScores,
   DenseScores,
@@ -17,6 +19,8 @@ from t2x.layers import (
   DynamicConvolution,
   FavorPlus,
   FlowAttention,
+  FullBias,
+  GatedDeltaNet,
   GatedHeads,
   GatedMLP,
   GlobalLocalAttention,
@@ -25,8 +29,10 @@ from t2x.layers import (
   LightweightConvolution,
   LinearAttention,
   Linformer,
+  LocalBias,
   MemoryCompressedAttention,
   MultiHeadAttention,
+  NoBias,
   NormedHeads,
   NystromAttention,
   Plus,
@@ -79,6 +85,15 @@ PARTS = {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
   },
   'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
+  'gated DeltaNet': {'build': part(GatedDeltaNet, num_heads=4, chunk=5)},
+  'AFT-simple': {'build': part(AttentionFree, bias=NoBias, num_heads=4)},
+  'AFT-local': {
+    'build': part(AttentionFree, bias=part(LocalBias, max_length=12, window=3), num_heads=2)
+  },
+  'AFT-conv': {'build': part(AttentionFree, bias=part(ConvBias, window=3), num_heads=4)},
+  'AFT-full': {
+    'build': part(AttentionFree, bias=part(FullBias, max_length=12, chunk=5), num_heads=2)
+  },
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),
@@ -121,6 +136,11 @@ PARTS = {
   'gated MLP with a norm': {'build': part(GatedMLP, hidden_dim=24, norm=RMSNorm)},
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24)},
 }
+DECODING = (
+  'decoding equals the forward pass',
+  'prompts of different lengths decode',
+  'copies follow their parents',
+)
 # The contracts for which a part refuses the call, with a UserError.
 REFUSED = {
   # Their keys are mixtures of all tokens of a row, later ones and those of other segments included.
@@ -129,19 +149,17 @@ REFUSED = {
     (
       'outputs ignore later tokens',
       'packed rows equal separate rows',
-      'decoding equals the forward pass',
-      'prompts of different lengths decode',
-      'copies follow their parents',
+      *DECODING,
     ),
   ),
   # Its blocks of tokens start at the start of a row.
   'memory-compressed attention': ('packed rows equal separate rows',),
   # It has no cache: language models of long rows use windows without global tokens.
-  'global and local attention': (
-    'decoding equals the forward pass',
-    'prompts of different lengths decode',
-    'copies follow their parents',
-  ),
+  'global and local attention': DECODING,
+  # Their biases depend on the distances of cached tokens, or on positions in the row.
+  'AFT-local': DECODING,
+  'AFT-conv': DECODING,
+  'AFT-full': ('packed rows equal separate rows', *DECODING),
 }
 
 

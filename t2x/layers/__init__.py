@@ -19,6 +19,14 @@ from t2x.layers.activations import (
   tanh,
 )
 from t2x.layers.attention import MultiHeadAttention
+from t2x.layers.attention_free import (
+  AttentionFree,
+  ConvBias,
+  LocalBias,
+  NoBias,
+  PositionBias,
+)
+from t2x.layers.attention_free_full import FactorizedBias, FullBias
 from t2x.layers.base import (
   Initializer,
   Linear,
@@ -45,6 +53,7 @@ from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feature_maps import EluPlusOne, FavorPlus, FeatureMap, ReluFeatures
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.flow_attention import FlowAttention, FlowState
+from t2x.layers.gated_delta import GatedDeltaNet
 from t2x.layers.global_local import GlobalLocalAttention
 from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
 from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
@@ -165,6 +174,7 @@ __all__ = [
   'AddressPositions',
   'Admin',
   'And',
+  'AttentionFree',
   'AttentionInputs',
   'Auto',
   'Aux',
@@ -178,6 +188,7 @@ __all__ = [
   'Causal',
   'CoPE',
   'CompressedMemory',
+  'ConvBias',
   'CosineScores',
   'CrossSublayer',
   'DeepNorm',
@@ -191,6 +202,7 @@ __all__ = [
   'EluPlusOne',
   'ExtrasSublayer',
   'FactorisedEmbedding',
+  'FactorizedBias',
   'FactorizedDenseScores',
   'FactorizedRandomScores',
   'FavorPlus',
@@ -201,6 +213,8 @@ __all__ = [
   'FlowAttention',
   'FlowState',
   'Full',
+  'FullBias',
+  'GatedDeltaNet',
   'GatedHeads',
   'GatedMLP',
   'Global',
@@ -224,11 +238,13 @@ __all__ = [
   'LinearState',
   'Linformer',
   'Llama3Scaling',
+  'LocalBias',
   'Logits',
   'Marked',
   'MemoryCompressedAttention',
   'Merge',
   'MultiHeadAttention',
+  'NoBias',
   'NoNorm',
   'NoPositions',
   'Norm',
@@ -242,6 +258,7 @@ __all__ = [
   'Pattern',
   'Plus',
   'PlusAlpha',
+  'PositionBias',
   'PositionEncoding',
   'PositionTerms',
   'PostNorm',

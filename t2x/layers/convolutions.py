@@ -65,7 +65,7 @@ class _Convolution(nnx.Module):
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> 'RecentTokens':
     """Returns an empty cache for the tokens within reach of the kernel."""
-    return RecentTokens.empty(batch, self.kernel_size - 1, self.d_model, dtype)
+    return RecentTokens.empty(batch, self.kernel_size - 1, (self.d_model,), dtype)
 
   def __call__(
     self, x: Float[Array, 'batch length d_model'], call: Call, cache: 'RecentTokens | None' = None
@@ -199,7 +199,7 @@ class RecentTokens(Cache):
   """Cache of the last tokens of each row, without padding; the newest token is the last.
 
   Attributes:
-    x: inputs of the convolution, [batch, size, d_model].
+    x: inputs of the convolution, [batch, size, *features].
     tokens: positions, segments and the mark 'prefix', [batch, size]; segment 0: no token yet.
   """
 
@@ -207,11 +207,11 @@ class RecentTokens(Cache):
   tokens: Tokens
 
   @staticmethod
-  def empty(batch: int, size: int, width: int, dtype: Any) -> 'RecentTokens':
+  def empty(batch: int, size: int, features: tuple[int, ...], dtype: Any) -> 'RecentTokens':
     """Returns a cache without tokens."""
     zeros = jnp.zeros((batch, size), jnp.int32)
     return RecentTokens(
-      jnp.zeros((batch, size, width), dtype),
+      jnp.zeros((batch, size, *features), dtype),
       Tokens(zeros, zeros, marks={'prefix': zeros.astype(bool)}),
     )
 

@@ -238,18 +238,13 @@ def causal_sums(
   """
   length = q.shape[1]
   chunk = min(chunk, length)
-  padding = -length % chunk
   before = jnp.tril(jnp.ones((chunk, chunk), bool), 0 if includes_own else -1)
-
-  def split(a: Array) -> Array:
-    a = jnp.pad(a, ((0, 0), (0, padding), *[(0, 0)] * (a.ndim - 2)))
-    return jnp.moveaxis(a.reshape(len(a), -1, chunk, *a.shape[2:]), 1, 0)
 
   def join(a: Array) -> Array:
     a = jnp.moveaxis(a, 0, 1)
     return a.reshape(len(q), -1, *a.shape[3:])[:, :length]
 
-  chunks = jax.tree.map(split, (q, k, v, segments, scale))
+  chunks = jax.tree.map(lambda a: chunked(a, chunk), (q, k, v, segments, scale))
   state, outputs = jax.lax.scan(functools.partial(_chunk, before), state, chunks)
   y, top = jax.tree.map(join, outputs)
   return y, top, state
@@ -274,9 +269,7 @@ def _chunk(
   visible = before[None] & (segments[:, :, None] == segments[:, None, :]) & is_token[:, None, :]
   # The first tokens may continue the segment of the preceding chunks.
   continues = is_token & (segments == state.segment[:, None])
-  index = jnp.max(jnp.where(is_token, jnp.arange(segments.shape[1]), -1), axis=1)
-  last = jnp.take_along_axis(segments, jnp.maximum(index, 0)[:, None], axis=1)[:, 0]
-  last = jnp.where(index < 0, state.segment, last)
+  last = last_segment(segments, state.segment)
   stays, own = last == state.segment, is_token & (segments == last[:, None])
 
   factors = _Factors()
@@ -342,3 +335,18 @@ def _weighted(x: Array, mask: Bool[Array, '...'], log_factor: Array | None) -> A
   """Returns x exp(log_factor) where the mask holds, and 0 elsewhere."""
   x = jnp.where(mask, x, 0)
   return x if log_factor is None else x * jnp.exp(jnp.where(mask, log_factor, -jnp.inf))
+
+
+def chunked(a: Array, chunk: int) -> Array:
+  """Pads `a` [batch, length, ...] with zeros and splits it to [chunks, batch, chunk, ...]."""
+  a = jnp.pad(a, ((0, 0), (0, -a.shape[1] % chunk), *[(0, 0)] * (a.ndim - 2)))
+  return jnp.moveaxis(a.reshape(len(a), -1, chunk, *a.shape[2:]), 1, 0)
+
+
+def last_segment(
+  segments: Int[Array, 'batch length'], default: Int[Array, ' batch']
+) -> Int[Array, ' batch']:
+  """Returns the segment of the last token of each row; `default` for rows of padding."""
+  index = jnp.max(jnp.where(segments != 0, jnp.arange(segments.shape[1]), -1), axis=1)
+  last = jnp.take_along_axis(segments, jnp.maximum(index, 0)[:, None], axis=1)[:, 0]
+  return jnp.where(index < 0, default, last)

@@ -80,7 +80,7 @@ class TokenShift(nnx.Module):
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> ShiftCache:
     """Returns an empty cache for the previous token, with that of the sublayer."""
-    recent = RecentTokens.empty(batch, 1, self.d_model, dtype)
+    recent = RecentTokens.empty(batch, 1, (self.d_model,), dtype)
     return ShiftCache(recent, self.sublayer.init_cache(batch, num_slots, dtype))
 
   def __call__(

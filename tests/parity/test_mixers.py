@@ -2,13 +2,27 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied
+from applying import applied, empty
 from flax import nnx
 
-from t2x.layers import Causal, FavorPlus, Full, LinearAttention, Linformer, ReluFeatures
+from t2x.layers import (
+  AttentionFree,
+  Causal,
+  FavorPlus,
+  Full,
+  FullBias,
+  GatedDeltaNet,
+  LinearAttention,
+  Linformer,
+  LocalBias,
+  NoBias,
+  ReluFeatures,
+  Tokens,
+)
 from t2x.layers.feature_maps import orthogonal_normal
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -91,4 +105,91 @@ def test_random_features_equal_the_package_performer_pytorch(pattern, features, 
   q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(X)))
   expected = ours.out(jnp.asarray(theirs(q, k, v).numpy().swapaxes(1, 2)))
   y, _ = applied(ours, jnp.asarray(X), pattern=pattern)
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gated_delta_net_equals_qwen3_next_in_transformers():
+  qwen = pytest.importorskip(
+    'transformers.models.qwen3_next.modeling_qwen3_next',
+    reason="the extra 'parity' is not installed",
+  )
+  dim = WIDTH // HEADS
+  config = qwen.Qwen3NextConfig(
+    hidden_size=WIDTH,
+    linear_num_value_heads=HEADS,
+    linear_num_key_heads=HEADS,
+    linear_key_head_dim=dim,
+    linear_value_head_dim=dim,
+  )
+  torch.manual_seed(0)
+  theirs = qwen.Qwen3NextGatedDeltaNet(config, 0)
+  run = jax.jit(applied, static_argnames='pattern')
+  ours = GatedDeltaNet(WIDTH, num_heads=HEADS, chunk=4, rngs=nnx.Rngs(0))
+
+  def split(weight, sizes):
+    """The parts of a projection that is grouped by head."""
+    weight = weight.detach().numpy().T.reshape(WIDTH, HEADS, -1)
+    return [jnp.asarray(a) for a in np.split(weight, np.cumsum(sizes)[:-1], axis=-1)]
+
+  with torch.no_grad():
+    for parameter in theirs.parameters():
+      parameter.add_(0.2 * torch.randn_like(parameter))
+  parts = split(theirs.in_proj_qkvz.weight, [dim] * 4)
+  for linear, kernel in zip((ours.q, ours.k, ours.v, ours.gate), parts, strict=True):
+    linear.kernel[...] = kernel
+  for linear, kernel in zip(
+    (ours.beta, ours.alpha), split(theirs.in_proj_ba.weight, [1, 1]), strict=True
+  ):
+    linear.kernel[...] = kernel[..., 0]
+  taps = theirs.conv1d.weight.detach().numpy()[:, 0].T
+  ours.taps[...] = jnp.asarray(taps.reshape(-1, 3, HEADS, dim))
+  ours.decay[...] = jnp.asarray(theirs.A_log.detach().numpy())
+  ours.step[...] = jnp.asarray(theirs.dt_bias.detach().numpy())
+  ours.norm.scale[...] = jnp.asarray(theirs.norm.weight.detach().numpy())
+  out = theirs.out_proj.weight.detach().numpy().T
+  ours.out.kernel[...] = jnp.asarray(out.reshape(HEADS, dim, WIDTH))
+  expected = theirs(torch.tensor(X)).detach().numpy()
+  y, _ = run(ours, jnp.asarray(X), pattern=Causal())
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+  # Their single-token form, with a cache.
+  cache = qwen.DynamicCache(config=config)
+  theirs(torch.tensor(X[:, :-1]), cache_params=cache)
+  expected = theirs(torch.tensor(X[:, -1:]), cache_params=cache).detach().numpy()
+  _, state = run(ours, jnp.asarray(X[:, :-1]), pattern=Causal(), state=empty(ours, 2, LENGTH))
+  tokens = Tokens(jnp.full((2, 1), LENGTH - 1))
+  y, _ = run(ours, jnp.asarray(X[:, -1:]), pattern=Causal(), tokens=tokens, state=state)
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('name', ['AFTFull', 'AFTSimple', 'AFTLocal'])
+def test_attention_free_equals_the_package_aft_pytorch(name):
+  package = pytest.importorskip('aft_pytorch', reason="the extra 'parity' is not installed")
+  torch.manual_seed(0)
+  settings = {'s': 4} if name == 'AFTLocal' else {}
+  theirs = getattr(package, name)(max_seqlen=LENGTH, dim=WIDTH, hidden_dim=16, **settings)
+  bias = {
+    'AFTFull': functools.partial(FullBias, max_length=LENGTH),
+    'AFTSimple': NoBias,
+    'AFTLocal': functools.partial(LocalBias, max_length=LENGTH, window=4),
+  }[name]
+  ours = AttentionFree(WIDTH, bias=bias, head_dim=16, rngs=nnx.Rngs(0))
+  for linear, other in (
+    (ours.q, theirs.to_q),
+    (ours.k, theirs.to_k),
+    (ours.v, theirs.to_v),
+    (ours.out, theirs.project),
+  ):
+    weight = other.weight.detach().numpy().T
+    linear.kernel[...] = jnp.asarray(weight.reshape(linear.kernel.shape))
+    linear.bias[...] = jnp.asarray(other.bias.detach().numpy().reshape(linear.bias.shape))
+  if name != 'AFTSimple':
+    table = theirs.wbias.detach().numpy()
+    if name == 'AFTLocal':
+      # The diagonals from -3 to 3, a column each.
+      index = np.arange(LENGTH)[:, None] + np.arange(-3, 4)
+      inside = (index >= 0) & (index < LENGTH)
+      table = np.where(inside, table[np.arange(LENGTH)[:, None], index % LENGTH], 0)
+    ours.bias.table[...] = jnp.asarray(table.reshape(ours.bias.table.shape))
+  expected = theirs(torch.tensor(X)).detach().numpy()
+  y, _ = jax.jit(applied)(ours, jnp.asarray(X))
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)

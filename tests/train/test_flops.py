@@ -6,12 +6,14 @@ import jax
 import pytest
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, TextFiles
+from t2x.data import BabelDates, Bytes, FullRows, TextFiles
 from t2x.layers import (
   MLP,
   XLA,
+  AttentionFree,
   Auto,
   Blockwise,
+  ConvBias,
   Dense,
   DenseScores,
   DynamicConvolution,
@@ -21,6 +23,8 @@ from t2x.layers import (
   FavorPlus,
   FlowAttention,
   Full,
+  FullBias,
+  GatedDeltaNet,
   LearnedGrid,
   LearnedPositions,
   LightweightConvolution,
@@ -237,6 +241,13 @@ MIXERS = {
   'performer': (performer, 4 * 16 * 16 + 2 * 16 * 24 + sums(24, 8 + 1)),
   # Sums of keys, queries and ones; of keys and queries; of the competition; of keys times values.
   'flow': (flow, 4 * 16 * 16 + sums(1, 17) + sums(1, 16) + sums(1, 1) + sums(8, 8)),
+  # Only the four projections: windows and running sums are elementwise work.
+  'aft': (functools.partial(AttentionFree, bias=ConvBias, num_heads=2), 4 * 16 * 16),
+  # In a chunk: k k', q k', the triangular system for v and k, the sum of values; of the state: two reads, one write.
+  'gated delta': (
+    functools.partial(GatedDeltaNet, num_heads=2, chunk=8),
+    5 * 16 * 16 + 2 * 16 * 2 + (1 + 1 + 1 + 1) * 8 * 16 + 3 * 8 * 16,
+  ),
   # The router, and 10 slots of each of 4 experts for 32 tokens.
   'switch': (
     functools.partial(SwitchFeedForward, num_experts=4, hidden_dim=32),
@@ -257,6 +268,14 @@ def test_linear_mixers_cost_the_same_per_token_at_any_length(mixer):
   short, long = (CausalLM(**TEXT, length=length) for length in (32, 64))
   assert flops(short, mixer=mixer) == flops(long, mixer=mixer)
   assert flops(short) < flops(long)
+
+
+def test_full_position_biases_multiply_all_pairs():
+  # Numerators and denominators of 16 features are sums over all tokens of the row.
+  mixer = functools.partial(AttentionFree, bias=functools.partial(FullBias, max_length=64))
+  products = 4 * 16 * 16 + 2 * 16 * 32 + FEED_FORWARD
+  task = CausalLM(**TEXT, length=32, packing=FullRows)
+  assert flops(task, mixer=mixer) == 6 * (3 * products + TABLE)
 
 
 def test_relative_keys_meet_the_queries_of_every_head_and_layer():

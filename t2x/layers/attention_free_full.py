@@ -1,0 +1,184 @@
+"""Position biases of `AttentionFree` for all pairs of positions (AFT-full, https://arxiv.org/abs/2105.14103)."""
+
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from t2x.errors import UserError
+from t2x.layers.attention_free import LOWEST, Sums
+from t2x.layers.base import Initializer, RowLayout, param
+from t2x.layers.initializers import normal
+from t2x.layers.interfaces import Call
+from t2x.layers.patterns import Causal
+from t2x.ranges import Size
+
+
+class FullBias(nnx.Module):
+  """AFT-full: a learned w_tt' for each pair of positions.
+
+  Time and the size of w are quadratic in the length, the activations of a row linear. A row must be one segment with positions from 0 (`Tokens.row`). Under Causal() the biases of later keys are not
+  used: queries are processed chunk by chunk, because the largest visible key differs.
+
+  Args:
+    num_heads: number of groups of features.
+    max_length: maximum sequence length.
+    chunk: queries per chunk, under Causal().
+    init: initialiser of the biases [num_heads, max_length, max_length].
+  """
+
+  def __init__(
+    self,
+    num_heads: Size,
+    *,
+    max_length: Size,
+    chunk: Size = 32,
+    init: Initializer = normal(0.01),
+    rngs: nnx.Rngs,
+  ):
+    self.max_length: int | None = max_length
+    self.chunk = chunk
+    shape, axes = (num_heads, max_length, max_length), ('heads', 'length', None)
+    self.table = param(init, shape, axes, rngs, keep_float32=True)
+
+  def init_cache(self, batch: int, heads: int, head_dim: int) -> NoReturn:
+    """Raises UserError, because every average weights all tokens anew."""
+    raise UserError(
+      f'AttentionFree with {type(self).__name__} cannot decode token by token: use NoBias, or an Encoder'
+    )
+
+  def biases(self, length: int) -> Float[Array, 'heads length length']:
+    """Returns the biases of the first positions."""
+    return self.table[:, :length, :length]
+
+  def __call__(self, k: Array, v: Array, call: Call, cache: None) -> tuple[Array, None]:
+    """See `PositionBias`. The output is NaN for rows with several segments, which are only known at run time."""
+    length, tokens = k.shape[1], call.tokens
+    name = type(self).__name__
+    if tokens.layout is not RowLayout.CONTIGUOUS:
+      raise UserError(
+        f'{name} has biases for positions of a row, and these rows may hold several segments: use a task with one '
+        'segment per row (packing = @FullRows), ConvBias or LocalBias'
+      )
+    if self.max_length is not None and length > self.max_length:
+      raise UserError(
+        f'a row of {length} tokens is longer than {name}.max_length = {self.max_length}: shorten the rows or '
+        'raise max_length'
+      )
+    segments = jnp.ones((1, length), jnp.int32) if tokens.segments is None else tokens.segments
+    w = self.biases(length).astype(k.dtype)
+    if call.pattern.offsets() == Causal().offsets():
+      y = _causal_average(w, k, v, jnp.broadcast_to(segments != 0, k.shape[:2]), self.chunk)
+    else:
+      is_token = (segments != 0)[..., None, None]
+      maximum = jnp.where(is_token, jax.lax.stop_gradient(k), LOWEST).max(axis=1, keepdims=True)
+      sums = Sums(maximum, *_weighted(_exp(w), k, v, is_token, maximum), segments)
+      y = sums.average()
+    last = segments.max(axis=1, keepdims=True)
+    is_one = ((segments == 0) | (segments == last)).all(axis=1)
+    return jnp.where(is_one[:, None, None, None], y, jnp.nan), None
+
+
+class FactorizedBias(FullBias):
+  """`FullBias` whose biases are products of learned vectors, w_tt' = a_t b_t', as in the paper.
+
+  Args:
+    num_heads: number of groups of features.
+    max_length: maximum sequence length.
+    rank: size of the vectors.
+    chunk: queries per chunk, under Causal().
+    init: initialiser of the vectors [num_heads, max_length, rank]. The biases have the product of their variances,
+      times rank.
+  """
+
+  def __init__(
+    self,
+    num_heads: Size,
+    *,
+    max_length: Size,
+    rank: Size = 128,
+    chunk: Size = 32,
+    init: Initializer = normal(0.01),
+    rngs: nnx.Rngs,
+  ):
+    self.max_length = max_length
+    self.chunk = chunk
+    shape, axes = (num_heads, max_length, rank), ('heads', 'length', None)
+    self.a = param(init, shape, axes, rngs, keep_float32=True)
+    self.b = param(init, shape, axes, rngs, keep_float32=True)
+
+  def biases(self, length: int) -> Float[Array, 'heads length length']:
+    """Returns the biases of the first positions."""
+    return jnp.einsum('hir,hjr->hij', self.a[:, :length], self.b[:, :length])
+
+
+def _exp(w: Float[Array, 'heads queries keys']) -> Float[Array, 'heads queries keys']:
+  """Returns exponentials relative to the largest bias of each query."""
+  return jnp.exp(w - jax.lax.stop_gradient(w.max(axis=-1, keepdims=True)))
+
+
+def _weighted(
+  weights: Float[Array, 'heads queries keys'],
+  k: Array,
+  v: Array,
+  visible: Bool[Array, '#batch keys 1 1'],
+  maximum: Array,
+) -> tuple[Array, Array]:
+  """Returns the weighted sums of exp(k - maximum) and exp(k - maximum) v over the visible keys."""
+  own = jnp.exp(jnp.where(visible, k - maximum, -jnp.inf))
+  denominator = jnp.einsum('hij,bjhd->bihd', weights, own)
+  return denominator, jnp.einsum('hij,bjhd->bihd', weights, own * v)
+
+
+def _causal_average(
+  w: Float[Array, 'heads length length'],
+  k: Float[Array, 'batch length heads head_dim'],
+  v: Float[Array, 'batch length heads head_dim'],
+  is_token: Bool[Array, 'batch length'],
+  chunk: int,
+) -> Float[Array, 'batch length heads head_dim']:
+  """Averages under Causal(): a matrix product for the keys before each chunk of queries, relative to their largest key,
+  and all pairs within the chunk."""
+  length = k.shape[1]
+  chunk = min(chunk, length)
+  padding = -length % chunk
+  k, v = (jnp.pad(a, ((0, 0), (0, padding), (0, 0), (0, 0))) for a in (k, v))
+  is_token = jnp.pad(is_token, ((0, 0), (0, padding)))
+  w = jnp.pad(w, ((0, 0), (0, padding), (0, padding)))
+  # The average does not depend on what exponentials are relative to.
+  constant = jax.lax.stop_gradient(k)
+  largest = jax.lax.cummax(jnp.where(is_token[..., None, None], constant, LOWEST), axis=1)
+  index = jnp.arange(length + padding)
+
+  @jax.checkpoint
+  def average(_: None, start: Array) -> tuple[None, Array]:
+    def rows(a: Array, axis: int) -> Array:
+      return jax.lax.dynamic_slice_in_dim(a, start, chunk, axis)
+
+    own_w = rows(w, 1)
+    before = index[None, None] <= rows(index, 0)[None, :, None]
+    own_w = own_w - jax.lax.stop_gradient(
+      jnp.where(before, own_w, LOWEST).max(axis=-1, keepdims=True)
+    )
+    earlier = index < start
+    maximum = jax.lax.dynamic_slice_in_dim(largest, jnp.maximum(start - 1, 0), 1, 1)
+    maximum = jnp.where(start > 0, maximum, LOWEST)
+    weights = jnp.exp(jnp.where(before, own_w, -jnp.inf))
+    visible = (is_token & earlier[None])[..., None, None]
+    segment = jnp.ones((1, 1), jnp.int32)
+    far = Sums(maximum, *_weighted(weights, k, v, visible, maximum), segment)
+    # [batch, queries, keys, heads, head_dim]
+    visible = jnp.tril(jnp.ones((chunk, chunk), bool))[None] & rows(is_token, 1)[:, None]
+    scores = jnp.moveaxis(rows(own_w, 2), 0, 2)[None, ..., None] + rows(k, 1)[:, None]
+    scores = jnp.where(visible[..., None, None], scores, -jnp.inf)
+    maximum = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=2), LOWEST))
+    weights = jnp.exp(scores - maximum[:, :, None])
+    values = (weights * rows(v, 1)[:, None]).sum(axis=2)
+    near = Sums(maximum, weights.sum(axis=2), values, segment)
+    return None, far.then(near).average()
+
+  _, y = jax.lax.scan(average, None, jnp.arange(0, length + padding, chunk))
+  y = jnp.moveaxis(y, 0, 1)
+  return y.reshape(len(k), -1, *k.shape[2:])[:, :length]

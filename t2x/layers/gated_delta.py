@@ -1,0 +1,268 @@
+"""Gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464): a linear recurrence whose state forgets by a
+gate and replaces the value stored under a key (the delta rule)."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.layers.base import Initializer, Linear, Tokens, param
+from t2x.layers.convolutions import RecentTokens, is_visible, take_tokens
+from t2x.layers.dtypes import Dtypes, broadcast
+from t2x.layers.head_projections import HeadProjections
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Result
+from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.linear_attention import RecurrentState, chunked, last_segment
+from t2x.layers.norms import RMSNorm
+from t2x.layers.patterns import Causal
+from t2x.ranges import Size
+
+# Added to the squared norms of queries and keys, as in the authors' code.
+EPSILON = 1e-6
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DeltaState(RecurrentState):
+  """State of the delta rule after the last token of each row.
+
+  Attributes:
+    sums: the transposed state S', [batch, heads, head_dim, v_dim], in float32 or wider.
+    segment: the segment of the last token, int32 [batch]; 0: no token yet.
+  """
+
+  # Not annotated with shapes: a stack adds a leading dimension for its layers.
+  sums: Any
+  segment: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DeltaCache(RecurrentState):
+  """Cache of `GatedDeltaNet`.
+
+  Attributes:
+    recent: queries, keys and values of the last tokens before the convolution, [batch, taps - 1, 3, heads,
+      head_dim].
+    state: the state after the last token.
+  """
+
+  recent: RecentTokens
+  state: DeltaState
+
+
+class GatedDeltaNet(HeadProjections):
+  """Gated delta rule: S_t = alpha_t S_{t-1} (I - beta_t k_t k_t') + beta_t v_t k_t', with the output S_t q_t.
+
+  Queries, keys and values pass a short causal depthwise convolution and SiLU; queries and keys are then
+  normalised to length 1, and queries divided by sqrt(head_dim). The gates of each head are
+  beta = sigmoid(x w_b) and, as in Mamba-2, alpha = exp(-exp(a) softplus(x w_a + b)). Outputs are normalised per
+  head and multiplied by SiLU(x W_g) before the output projection. No projection has a bias. In the paper's models
+  values have twice the features of keys; here they have the same.
+
+  The pattern must be Causal(), tokens must be in the order of their positions, and the tokens of a segment
+  must be contiguous except for padding. Time and memory are linear in the length: within a chunk the recurrence is
+  one triangular system of equations (the WY representation, section 3.3), and the state is passed between
+  chunks. Decoding caches the state and the inputs of the convolution.
+
+  Args:
+    d_model: width of the input and output.
+    num_heads: number of heads.
+    head_dim: features per head. None: d_model / num_heads.
+    kernel_size: taps of the convolution.
+    chunk: tokens per chunk.
+    kernel_init: initialiser of the projections, except the output projection.
+    out_init: initialiser of the output projection. None: `kernel_init`.
+
+  Raises:
+    UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or
+      a pattern other than Causal().
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    head_dim: Size | None = None,
+    kernel_size: Size = 4,
+    chunk: Size = 64,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    rngs: nnx.Rngs,
+  ):
+    super().__init__(
+      d_model,
+      num_heads=num_heads,
+      head_dim=head_dim,
+      use_bias=False,
+      out_bias=False,
+      kernel_init=kernel_init,
+      out_init=out_init,
+      rngs=rngs,
+    )
+    self.kernel_size = kernel_size
+    self.chunk = chunk
+    linear = functools.partial(Linear, (d_model,), init=kernel_init, use_bias=False, rngs=rngs)
+    heads = self.num_heads, self.head_dim
+    self.gate = linear(heads, ('embed', 'heads', 'head_dim'))
+    self.beta = linear(heads[:1], ('embed', 'heads'))
+    self.alpha = linear(heads[:1], ('embed', 'heads'))
+    self.decay = param(_decay_rates, heads[:1], ('heads',), rngs, keep_float32=True)
+    self.step = param(_step_sizes, heads[:1], ('heads',), rngs, keep_float32=True)
+    axes = 'taps', None, 'heads', 'head_dim'
+    self.taps = param(_uniform_taps, (kernel_size, 3, *heads), axes, rngs)
+    self.norm = RMSNorm(self.head_dim, rngs=rngs)
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> DeltaCache:
+    """Returns an empty cache, of a size that does not depend on `num_slots`; the state is in float32."""
+    features = 3, self.num_heads, self.head_dim
+    recent = RecentTokens.empty(batch, self.kernel_size - 1, features, dtype)
+    return DeltaCache(recent, self._empty(batch, Dtypes.reductions))
+
+  def _empty(self, batch: int, dtype: Any) -> DeltaState:
+    sums = jnp.zeros((batch, self.num_heads, self.head_dim, self.head_dim), dtype)
+    return DeltaState(sums, jnp.zeros(batch, jnp.int32))
+
+  def __call__(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    call: Call,
+    cache: DeltaCache | None = None,
+  ) -> Result:
+    """Reads from the state of the tokens of `x` and of the cache; padding leaves the state unchanged."""
+    self.check_call(call, Causal())
+    dtype, tokens = softmax_dtype(x), call.tokens
+    inputs = jnp.stack(self.project(x), axis=2)
+    if cache is None:
+      state = self._empty(len(x), dtype)
+      mixed = self._convolve(inputs, tokens)
+    else:
+      state = dataclasses.replace(cache.state, sums=cache.state.sums.astype(dtype))
+      # Cached tokens precede those of the call, without padding between them.
+      inputs, moved, permutation = cache.recent.concatenate(inputs, tokens)
+      mixed = self._convolve(inputs, moved)
+      mixed = take_tokens(mixed, permutation.inverse)[:, -x.shape[1] :]
+    q, k, v = jnp.moveaxis(jax.nn.silu(mixed), 2, 0)
+    q, k = normalized(q.astype(dtype)) * self.head_dim**-0.5, normalized(k.astype(dtype))
+    beta = jax.nn.sigmoid(self.beta(x).astype(dtype))
+    rate, step = (a[...].astype(dtype)[None, None] for a in (self.decay, self.step))
+    log_alpha = -jnp.exp(rate) * jax.nn.softplus(self.alpha(x).astype(dtype) + step)
+    segments = jnp.asarray(1 if tokens.segments is None else tokens.segments, jnp.int32)
+    segments = jnp.broadcast_to(segments, x.shape[:2])
+    y, state = gated_delta_rule(q, k, v.astype(dtype), log_alpha, beta, segments, state, self.chunk)
+    y = self.norm(y) * jax.nn.silu(self.gate(x).astype(dtype))
+    if cache is not None:
+      state = dataclasses.replace(state, sums=state.sums.astype(cache.state.sums.dtype))
+      cache = DeltaCache(cache.recent.keep_last(inputs, moved), state)
+    return Result(self.output(y.astype(x.dtype)), cache)
+
+  def _convolve(
+    self, x: Float[Array, 'batch length 3 heads head_dim'], tokens: Tokens
+  ) -> Float[Array, 'batch length 3 heads head_dim']:
+    y = jnp.zeros_like(x)
+    for tap in range(self.kernel_size):
+      offset = tap - self.kernel_size + 1
+      visible = is_visible(offset, x.shape[1], tokens, Causal())[..., None, None]
+      kernel = broadcast(self.taps[tap][None, None], x.shape, x.dtype)
+      y += jnp.where(visible, jnp.roll(x, -offset, axis=1), 0) * kernel
+    return y
+
+
+def gated_delta_rule(
+  q: Float[Array, 'batch length heads head_dim'],
+  k: Float[Array, 'batch length heads head_dim'],
+  v: Float[Array, 'batch length heads v_dim'],
+  log_alpha: Float[Array, 'batch length heads'],
+  beta: Float[Array, 'batch length heads'],
+  segments: Int[Array, 'batch length'],
+  state: DeltaState,
+  chunk: int,
+) -> tuple[Float[Array, 'batch length heads v_dim'], DeltaState]:
+  """Computes the recurrence of `GatedDeltaNet` from a zero state at the start of each segment, chunk by chunk.
+
+  Within a chunk, S_t' = exp(G_t) S_0' + sum_j exp(G_t - G_j) k_j u_j' with G the sums of log_alpha, where u
+  solves u_i + beta_i sum_{j<i} exp(G_i - G_j) (k_i k_j) u_j = beta_i (v_i - exp(G_i) S_0 k_i).
+
+  Args:
+    q: queries.
+    k: keys.
+    v: values.
+    log_alpha: logarithms of the decays, at most 0.
+    beta: strengths of the updates.
+    segments: segments of the tokens; 0 is padding.
+    state: state before the first token.
+    chunk: tokens per chunk.
+
+  Returns:
+    S_t q_t, zero for padding, and the state after the last token.
+  """
+  length = q.shape[1]
+  chunk = min(chunk, length)
+  is_token = (segments != 0)[..., None]
+  log_alpha, beta = jnp.where(is_token, log_alpha, 0), jnp.where(is_token, beta, 0)
+  segments = chunked(segments, chunk)
+  # [chunks, batch, heads, chunk, ...]
+  q, k, v, log_alpha, beta = (
+    jnp.moveaxis(chunked(a, chunk), 3, 2) for a in (q, k, v, log_alpha, beta)
+  )
+  total = jnp.cumsum(log_alpha, axis=-1)
+  visible = (segments[..., :, None] == segments[..., None, :]) & (segments != 0)[..., None]
+  visible = jnp.tril(visible)[:, :, None]
+  # Differences for later tokens may overflow: masked before the exponential.
+  decays = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
+  system = beta[..., None] * jnp.tril(decays, -1) * jnp.einsum('nbhid,nbhjd->nbhij', k, k)
+  reads = jnp.exp(total)[..., None]
+  sides = beta[..., None] * jnp.concatenate([v, reads * k], axis=-1)
+  solved = jax.lax.linalg.triangular_solve(
+    system, sides, left_side=True, lower=True, unit_diagonal=True
+  )
+  u, w = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+  scores = decays * jnp.einsum('nbhid,nbhjd->nbhij', q, k)
+  decay = total[..., -1:]
+  k = k * jnp.exp(decay - total)[..., None]
+  inputs = segments, q * reads, scores, u, w, k, jnp.exp(decay)[..., None]
+  state, y = jax.lax.scan(_chunk, state, inputs)
+  y = jnp.moveaxis(y, (0, 2), (1, 3))
+  return y.reshape(len(y), -1, *y.shape[3:])[:, :length], state
+
+
+def _chunk(state: DeltaState, inputs: tuple[Array, ...]) -> tuple[DeltaState, Array]:
+  """Adds the part of the state before a chunk to its outputs, and returns the state after it."""
+  segments, q, scores, u, w, k, decay = inputs
+  # The first tokens may continue the segment of the preceding chunks.
+  continues = ((segments != 0) & (segments == state.segment[:, None]))[:, None, :, None]
+  u = u - jnp.where(continues, w @ state.sums, 0)
+  y = scores @ u + jnp.where(continues, q @ state.sums, 0)
+  last = last_segment(segments, state.segment)
+  own = ((segments != 0) & (segments == last[:, None]))[:, None, :, None]
+  sums = jnp.where((last == state.segment)[:, None, None, None], decay * state.sums, 0)
+  return DeltaState(sums + jnp.where(own, k, 0).swapaxes(-1, -2) @ u, last), y
+
+
+def normalized(x: Float[Array, '*rest head_dim']) -> Float[Array, '*rest head_dim']:
+  """Divides vectors by their length."""
+  return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + EPSILON)
+
+
+def _decay_rates(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+  """Logarithms of numbers between 1 and 16, as in Mamba-2 (https://arxiv.org/abs/2405.21060)."""
+  return jnp.log(jax.random.uniform(key, shape, dtype, 1.0, 16.0))
+
+
+def _step_sizes(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+  """Biases whose softplus is log-uniform between 0.001 and 0.1, as in Mamba-2."""
+  steps = jnp.exp(jax.random.uniform(key, shape, dtype, math.log(0.001), math.log(0.1)))
+  return steps + jnp.log(-jnp.expm1(-steps))
+
+
+def _uniform_taps(key: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+  """Uniform between -1 / sqrt(taps) and 1 / sqrt(taps), PyTorch's default of a depthwise convolution."""
+  limit = shape[0] ** -0.5
+  return jax.random.uniform(key, shape, dtype, -limit, limit)
