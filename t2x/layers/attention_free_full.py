@@ -19,8 +19,9 @@ from t2x.ranges import Size
 class FullBias(nnx.Module):
   """AFT-full: a learned w_tt' for each pair of positions.
 
-  Time and the size of w are quadratic in the length, the activations of a row linear. A row must be one segment with positions from 0 (`Tokens.row`). Under Causal() the biases of later keys are not
-  used: queries are processed chunk by chunk, because the largest visible key differs.
+  Time and the size of w are quadratic in the length, the activations of a row linear. A row must be one segment with
+  positions from 0 (`Tokens.row`). Under Causal() the biases of later keys are not used: queries are processed chunk by
+  chunk, because the largest visible key differs.
 
   Args:
     num_heads: number of groups of features.
