@@ -94,6 +94,7 @@ from t2x.layers.kernels import (
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.linear_attention import LinearAttention, LinearState
 from t2x.layers.linformer import Linformer
+from t2x.layers.lsh_attention import LSHAttention
 from t2x.layers.masks import attention_mask
 from t2x.layers.norms import LayerNorm, RMSNorm
 from t2x.layers.patch_merging import PatchMerging
@@ -205,6 +206,7 @@ __all__ = [
   'InputMemory',
   'Kernel',
   'KeyValueCache',
+  'LSHAttention',
   'LayerNorm',
   'LayerScale',
   'LearnedGrid',

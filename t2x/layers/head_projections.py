@@ -29,6 +29,11 @@ class HeadProjections(nnx.Module):
 
   reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
+  # Names of the input projections, which a subclass may reduce.
+  projections: tuple[str, ...] = ('q', 'k', 'v')
+  q: Linear
+  k: Linear
+  v: Linear
 
   def __init__(
     self,
@@ -51,13 +56,10 @@ class HeadProjections(nnx.Module):
     heads = num_heads, head_dim or d_model // num_heads
     self.num_heads, self.head_dim = heads
 
-    def project() -> Linear:
-      axes = ('embed', 'heads', 'head_dim')
-      return Linear((d_model,), heads, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
-
-    self.q = project()
-    self.k = project()
-    self.v = project()
+    axes = ('embed', 'heads', 'head_dim')
+    for name in self.projections:
+      projection = Linear((d_model,), heads, axes, init=kernel_init, use_bias=use_bias, rngs=rngs)
+      setattr(self, name, projection)
     self.out = Linear(
       heads,
       (d_model,),
