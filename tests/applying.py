@@ -56,11 +56,15 @@ def gradient_bytes(part, width, length):
 def growth(part, width, pattern, short, long):
   """Ratios of FLOPs and of temporary memory of the gradient at two lengths, from the compiled program."""
 
+
+def growth(parts, width, pattern):
+  """Ratios of FLOPs and of temporary memory of the gradient of parts by length, from the compiled programs."""
+
   def loss(part, x):
     return (applied(part, x, pattern=pattern)[0] ** 2).sum()
 
   costs = []
-  for length in (short, long):
+  for length, part in parts.items():
     x = jax.ShapeDtypeStruct((1, length, width), jnp.float32)
     compiled = jax.jit(jax.grad(loss, (0, 1))).lower(part, x).compile()
     costs.append((compiled.cost_analysis()['flops'], compiled.memory_analysis().temp_size_in_bytes))

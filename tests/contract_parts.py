@@ -33,6 +33,7 @@ from t2x.layers import (
   RoPE,
   ScalarGatedHeads,
   ShawPositions,
+  SinkhornAttention,
   SwitchFeedForward,
   Synthesizer,
   T5Bias,
@@ -78,6 +79,7 @@ PARTS = {
   'LSH attention': {
     'build': part(LSHAttention, num_heads=4, num_buckets=2, chunk=4, seed=3, dropout_rate=0.1)
   },
+  'Sinkhorn attention': {'build': part(SinkhornAttention, num_heads=4, block=4, dropout_rate=0.1)},
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),
@@ -136,6 +138,8 @@ REFUSED = {
   ),
   # They sort the tokens of a row.
   'LSH attention': DECODING,
+  # Its matched keys are mixtures of the tokens of a row.
+  'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }
 
 

@@ -130,6 +130,7 @@ from t2x.layers.scores import (
   TalkingHeads,
 )
 from t2x.layers.shaw import ShawPositions
+from t2x.layers.sinkhorn_attention import SinkhornAttention
 from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -256,6 +257,7 @@ __all__ = [
   'ScalarGatedHeads',
   'Scores',
   'ShawPositions',
+  'SinkhornAttention',
   'Sinusoidal',
   'SinusoidalGrid',
   'Slots',

@@ -1,10 +1,10 @@
 """Query, key, value and output projections, for mixers that replace softmax attention."""
 
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, Linear
+from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
 from t2x.layers.constraints import constrain
 from t2x.layers.interfaces import Call
 from t2x.layers.patterns import Pattern
@@ -97,3 +97,17 @@ class HeadProjections(nnx.Module):
         f'{name} does not support the pattern {call.pattern}: use {" or ".join(map(str, patterns))}, or '
         'MultiHeadAttention for other patterns'
       )
+
+  def check_one_segment(self, tokens: Tokens) -> None:
+    """Raises UserError if the rows may hold several segments."""
+    if tokens.layout is not RowLayout.CONTIGUOUS:
+      raise UserError(
+        f'{type(self).__name__} mixes all tokens of a row, and these rows may hold several segments: use a '
+        'task with one segment per row (packing = @FullRows), or MultiHeadAttention'
+      )
+
+
+def has_one_segment(segments: Int[Array, '#batch length']) -> Bool[Array, '#batch 1 1 1']:
+  """Returns whether all tokens of a row have the same segment, ignoring padding."""
+  last = segments.max(axis=1, keepdims=True)
+  return ((segments == 0) | (segments == last)).all(axis=1)[:, None, None, None]

@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, RowLayout, Tokens, dropout, param
-from t2x.layers.head_projections import HeadProjections
+from t2x.layers.base import Initializer, dropout, param
+from t2x.layers.head_projections import HeadProjections, has_one_segment
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import softmax_dtype
@@ -90,7 +90,8 @@ class Linformer(HeadProjections):
     The output is NaN for rows with several segments, because segments are only available at run time.
     """
     self.check_call(call, Full())
-    self._check_tokens(call.tokens, x.shape[1])
+    self.check_one_segment(call.tokens)
+    self._check_length(x.shape[1])
     tokens = call.tokens
     q, k, v = self.project(x)
     if tokens.segments is not None:
@@ -103,23 +104,12 @@ class Linformer(HeadProjections):
     probabilities = dropout(probabilities, self.dropout_rate, call.key)
     y = jnp.einsum('bhqk,bkhd->bqhd', probabilities, v)
     if tokens.segments is not None:
-      y = jnp.where(_has_one_segment(tokens.segments), y, jnp.nan)
+      y = jnp.where(has_one_segment(tokens.segments), y, jnp.nan)
     return Result(self.output(y))
 
-  def _check_tokens(self, tokens: Tokens, length: int) -> None:
-    if tokens.layout is not RowLayout.CONTIGUOUS:
-      raise UserError(
-        'Linformer mixes all tokens of a row, and these rows may hold several segments: use a task '
-        'with one segment per row (packing = @FullRows), or MultiHeadAttention'
-      )
+  def _check_length(self, length: int) -> None:
     if self.max_length is not None and length > self.max_length:
       raise UserError(
         f'a row of {length} tokens is longer than Linformer.max_length = {self.max_length}: shorten '
         'the rows or raise max_length'
       )
-
-
-def _has_one_segment(segments: Int[Array, '#batch length']) -> Bool[Array, '#batch 1 1 1']:
-  """Returns whether all tokens of a row have the same segment, ignoring padding."""
-  last = segments.max(axis=1, keepdims=True)
-  return ((segments == 0) | (segments == last)).all(axis=1)[:, None, None, None]

@@ -6,7 +6,8 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.layers import Causal, Full, LSHAttention, Tokens
+from t2x.layers import Causal, Full, LSHAttention, SinkhornAttention, Tokens
+from t2x.layers.sinkhorn_attention import sinkhorn
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
@@ -117,3 +118,37 @@ def test_lsh_attention_equals_unchanged_transformers_if_all_tokens_have_one_hash
   ours = copied_lsh(theirs, rotations, monkeypatch, chunk=LENGTH, num_buckets=2, rounds=1)
   y, _ = applied(ours, jnp.asarray(x, jnp.float32), pattern=pattern)
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=2e-6)
+
+
+def sinkhorn_package():
+  return pytest.importorskip(
+    'sinkhorn_transformer.sinkhorn_transformer', reason="the extra 'parity' is not installed"
+  )
+
+
+def test_sinkhorn_normalisation_equals_the_package_sinkhorn_transformer():
+  scores = np.random.default_rng(1).normal(size=(2, 3, 6, 6)).astype(np.float32)
+  theirs = sinkhorn_package().sinkhorn_sorting_operator(torch.tensor(scores[:, 0]), 5)
+  ours = sinkhorn(jnp.asarray(scores), jnp.ones((2, 1, 6, 6), bool), 5, is_causal=False)
+  np.testing.assert_allclose(ours[:, 0], theirs.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch):
+  """Without its noise and its relu, and with equal keys and values, as it takes the matched values from the
+  keys."""
+  package = sinkhorn_package()
+  monkeypatch.setattr(package.F, 'relu', lambda x: x)
+  monkeypatch.setattr(
+    package, 'gumbel_sinkhorn', lambda r, n, t: package.sinkhorn_sorting_operator(r / t, n)
+  )
+  theirs = package.SinkhornAttention(
+    4, WIDTH, HEAD_DIM, HEADS, LENGTH, temperature=0.3, non_permutative=False, sinkhorn_iter=3
+  )
+  ours = SinkhornAttention(
+    WIDTH, num_heads=HEADS, block=4, iterations=3, temperature=0.3, rngs=nnx.Rngs(0)
+  )
+  ours.v.kernel[...] = ours.k.kernel[...]
+  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(2 * X)))
+  expected = ours.output(jnp.asarray(theirs(q, k, v).detach().numpy().swapaxes(1, 2)))
+  y, _ = applied(ours, jnp.asarray(2 * X))
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
