@@ -31,6 +31,7 @@ from t2x.layers import (
   RelativeSinusoids,
   RMSNorm,
   RoPE,
+  RoutingAttention,
   ScalarGatedHeads,
   ShawPositions,
   SinkhornAttention,
@@ -80,6 +81,10 @@ PARTS = {
     'build': part(LSHAttention, num_heads=4, num_buckets=2, chunk=4, seed=3, dropout_rate=0.1)
   },
   'Sinkhorn attention': {'build': part(SinkhornAttention, num_heads=4, block=4, dropout_rate=0.1)},
+  # With these numbers bfloat16 changes no member of a cluster.
+  'routing attention': {
+    'build': part(RoutingAttention, num_heads=4, num_clusters=2, window=7, dropout_rate=0.1)
+  },
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),
@@ -138,6 +143,12 @@ REFUSED = {
   ),
   # They sort the tokens of a row.
   'LSH attention': DECODING,
+  # All tokens of a row compete for the places in its clusters.
+  'routing attention': (
+    'outputs ignore later tokens',
+    'packed rows equal separate rows',
+    *DECODING,
+  ),
   # Its matched keys are mixtures of the tokens of a row.
   'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }

@@ -122,6 +122,7 @@ from t2x.layers.positions import (
 )
 from t2x.layers.relative_sinusoids import RelativeSinusoids, XLPositions
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.routing_attention import RoutingAttention
 from t2x.layers.scores import (
   AdditiveScores,
   BilinearScores,
@@ -252,6 +253,7 @@ __all__ = [
   'Ring',
   'RoPE',
   'RoPEScaling',
+  'RoutingAttention',
   'RowLayout',
   'Sandwich',
   'ScalarGatedHeads',

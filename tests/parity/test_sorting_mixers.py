@@ -6,7 +6,7 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.layers import Causal, Full, LSHAttention, SinkhornAttention, Tokens
+from t2x.layers import Call, Causal, Full, LSHAttention, RoutingAttention, SinkhornAttention, Tokens
 from t2x.layers.sinkhorn_attention import sinkhorn
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
@@ -152,3 +152,28 @@ def test_sinkhorn_attention_equals_the_package_sinkhorn_transformer(monkeypatch)
   expected = ours.output(jnp.asarray(theirs(q, k, v).detach().numpy().swapaxes(1, 2)))
   y, _ = applied(ours, jnp.asarray(2 * X))
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_routing_attention_equals_the_package_routing_transformer():
+  package = pytest.importorskip(
+    'routing_transformer.routing_transformer', reason="the extra 'parity' is not installed"
+  )
+  torch.manual_seed(0)
+  theirs = package.KmeansAttention(3, 6, HEADS, HEAD_DIM, commitment=0.5).eval()
+  ours = RoutingAttention(
+    WIDTH, num_heads=HEADS, num_clusters=3, window=6, commitment=0.5, rngs=nnx.Rngs(0)
+  )
+  means = torch.nn.functional.normalize(theirs.kmeans.means, dim=-1)
+  theirs.kmeans.means.copy_(means)
+  theirs.kmeans.initted.fill_(True)
+  ours.centroids[...] = jnp.asarray(means.numpy())
+  # One row, because their loss is a mean over rows.
+  x = X[:1] * 3
+  q, k, v = (torch.tensor(np.array(a.swapaxes(1, 2))) for a in ours.project(jnp.asarray(x)))
+  with torch.no_grad():
+    y, loss = theirs(q, k, v)
+  result = ours(jnp.asarray(x), Call(Tokens.row(LENGTH)))
+  expected = ours.output(jnp.asarray(y.numpy().swapaxes(1, 2)))
+  # They add 1e-5 to the number of clusters of a token.
+  np.testing.assert_allclose(result.x, expected, rtol=2e-5, atol=2e-5)
+  np.testing.assert_allclose(result.aux.losses['commitment'][0], loss.item(), rtol=1e-5)
