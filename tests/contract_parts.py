@@ -143,12 +143,8 @@ REFUSED = {
   ),
   # They sort the tokens of a row.
   'LSH attention': DECODING,
-  # All tokens of a row compete for the places in its clusters.
-  'routing attention': (
-    'outputs ignore later tokens',
-    'packed rows equal separate rows',
-    *DECODING,
-  ),
+  # Under Full() all tokens of a row compete for the places in its clusters.
+  'routing attention': ('packed rows equal separate rows', *DECODING),
   # Its matched keys are mixtures of the tokens of a row.
   'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }

@@ -5,13 +5,13 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Initializer, dropout
+from t2x.layers.base import Initializer
 from t2x.layers.constraints import constrain
+from t2x.layers.group_attention import attend_in_groups
 from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
@@ -19,9 +19,9 @@ from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
 from t2x.ranges import Size, TunableRate
 
-# Scores that every visible key exceeds, as in the authors' code: a token's own score is lower than those of
-# other visible tokens and higher than those of hidden ones.
-OWN_SCORE, HIDDEN_SCORE = -1e5, -1e9
+# The score of a token for itself, as in the authors' code: lower than those of other visible tokens and higher
+# than those of hidden ones.
+OWN_SCORE = -1e5
 # Added to the mean square of a query before its root, as in the authors' code.
 EPSILON = 1e-6
 
@@ -109,21 +109,29 @@ class LSHAttention(HeadProjections):
   ) -> Result:
     """Attends from each token of `x` to the tokens with the same hash."""
     self.check_call(call, Full(), Causal())
-    batch, length, _ = x.shape
-    chunk = min(self.chunk, length)
-    segments = jnp.asarray(1 if call.tokens.segments is None else call.tokens.segments, jnp.int32)
-    segments = jnp.pad(jnp.broadcast_to(segments, (batch, length)), ((0, 0), (0, -length % chunk)))
     # Sorting needs complete rows.
-    q, v = (constrain(project(x), 'batch', None, 'heads', None) for project in (self.q, self.v))
-    added = (0, 0), (0, -length % chunk), (0, 0), (0, 0)
-    q, v = (jnp.pad(a, added).swapaxes(1, 2) for a in (q, v))
-    # Tokens of the same group can see each other. Padding is in groups of segment 0.
-    groups = segments[:, None, None] * self.num_buckets + hashes(q, self.rotations(call))
-    is_causal = call.pattern.offsets() == Causal().offsets()
-    y = attend_in_groups(
-      q, v, groups, chunk, is_causal=is_causal, dropout_rate=self.dropout_rate, key=call.key
+    q, v = (
+      constrain(project(x), 'batch', None, 'heads', None).swapaxes(1, 2)
+      for project in (self.q, self.v)
     )
-    return Result(self.output(y.swapaxes(1, 2)[:, :length]))
+    square = jnp.square(q.astype(softmax_dtype(q))).mean(axis=-1, keepdims=True)
+    k = (q * jax.lax.rsqrt(square + EPSILON) * self.head_dim**-0.5).astype(q.dtype)
+    groups = hashes(q, self.rotations(call))
+    if call.tokens.segments is not None:
+      # Padding is in groups of segment 0.
+      groups = groups + self.num_buckets * call.tokens.segments[:, None, None]
+    y = attend_in_groups(
+      q,
+      k,
+      v,
+      groups,
+      self.chunk,
+      is_causal=call.pattern.offsets() == Causal().offsets(),
+      own_score=OWN_SCORE,
+      dropout_rate=self.dropout_rate,
+      key=call.key,
+    )
+    return Result(self.output(y.swapaxes(1, 2)))
 
   def rotations(self, call: Call) -> Float[Array, 'heads head_dim rounds directions']:
     """Returns the random projections R of the layer of this call."""
@@ -137,79 +145,8 @@ def hashes(
   rotations: Float[Array, 'heads head_dim rounds directions'],
 ) -> Int[Array, 'batch heads rounds length']:
   """Returns the index of the maximum of [qR, -qR], from 0 to 2 directions - 1."""
-  rotated = jnp.einsum('bhld,hdrn->bhrln', q.astype(rotations.dtype), rotations)
+  # By default accelerators multiply float32 matrices at lower precision.
+  rotated = jnp.einsum(
+    'bhld,hdrn->bhrln', q.astype(rotations.dtype), rotations, precision=jax.lax.Precision.HIGHEST
+  )
   return jnp.concatenate([rotated, -rotated], axis=-1).argmax(axis=-1)
-
-
-def attend_in_groups(
-  q: Float[Array, 'batch heads length head_dim'],
-  v: Float[Array, 'batch heads length head_dim'],
-  groups: Int[Array, 'batch heads rounds length'],
-  chunk: int,
-  *,
-  is_causal: bool,
-  dropout_rate: Any = 0.0,
-  key: Array | None = None,
-) -> Float[Array, 'batch heads length head_dim']:
-  """Attends from each token to the nearest tokens of its group, and averages the rounds.
-
-  Args:
-    q: queries, which are also the keys.
-    v: values.
-    groups: the group of each token in each round.
-    chunk: maximum number of tokens of the group on each side of the query; divides the length.
-    is_causal: whether later tokens are hidden.
-    dropout_rate: dropout of the attention probabilities.
-    key: random key of dropout; None: no dropout.
-  """
-  order = jnp.argsort(groups, axis=-1, stable=True)
-  k = q.astype(softmax_dtype(q))
-  k = k * jax.lax.rsqrt(jnp.square(k).mean(-1, keepdims=True) + EPSILON) * q.shape[-1] ** -0.5
-  # Chunks of the sorted tokens that each chunk of queries can reach.
-  reach = (-1, 0) if is_causal else (-1, 0, 1)
-
-  def split(a: Array) -> Array:
-    return a.reshape(*a.shape[:3], -1, chunk, *a.shape[4:])
-
-  def reached(a: Array) -> Array:
-    return jnp.concatenate([jnp.roll(split(a), -shift, axis=3) for shift in reach], axis=4)
-
-  def sort(a: Array) -> Array:
-    return jnp.take_along_axis(a[:, :, None], order[..., None], axis=3)
-
-  sorted_groups = jnp.take_along_axis(groups, order, axis=-1)
-  near, own = _places(q.shape[2] // chunk, chunk, reach)
-  visible = near & (split(sorted_groups)[..., None] == reached(sorted_groups)[..., None, :])
-  scores = jnp.einsum(
-    'bhrcqd,bhrckd->bhrcqk',
-    split(sort(q)),
-    reached(sort(k.astype(q.dtype))),
-    preferred_element_type=k.dtype,
-  )
-  scores = jnp.where(own, OWN_SCORE, jnp.where(visible, scores, HIDDEN_SCORE))
-  total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-  probabilities = dropout(jnp.exp(scores - total).astype(v.dtype), dropout_rate, key)
-  y = jnp.einsum('bhrcqk,bhrckd->bhrcqd', probabilities, reached(sort(v)))
-  # Back to the order of the row.
-  inverse = jnp.argsort(order, axis=-1)[..., None]
-  y, total = (
-    jnp.take_along_axis(a.reshape(*groups.shape, -1), inverse, axis=3) for a in (y, total)
-  )
-  return (y * jax.nn.softmax(total, axis=2)).sum(axis=2).astype(v.dtype)
-
-
-def _places(
-  num_chunks: int, chunk: int, reach: tuple[int, ...]
-) -> tuple[
-  Bool[np.ndarray, '1 1 1 chunks queries keys'], Bool[np.ndarray, '1 1 1 chunks queries keys']
-]:
-  """Returns which keys are near enough to a query in the sorted order, and which is the query itself."""
-  k = np.arange(reach[0] * chunk, (reach[-1] + 1) * chunk)
-  distance = np.arange(chunk)[:, None] - k
-  near = (distance <= chunk) & (distance >= -chunk * reach[-1])
-  # The first chunk has no chunk before it, and the last none after it.
-  place = np.arange(num_chunks)[:, None] * chunk + k
-  exists = (place >= 0) & (place < num_chunks * chunk)
-  near = near & exists[:, None]
-  own = np.broadcast_to(distance == 0, near.shape)
-  return near[None, None, None], own[None, None, None]

@@ -12,14 +12,13 @@ from t2x.errors import UserError
 from t2x.hyperparameters import scalar
 from t2x.layers.base import Initializer, dropout, param
 from t2x.layers.constraints import constrain
+from t2x.layers.group_attention import HIDDEN, attend_in_groups
 from t2x.layers.head_projections import HeadProjections, has_one_segment
 from t2x.layers.initializers import width_normal, xavier_uniform
 from t2x.layers.interfaces import Aux, Call, Result
 from t2x.layers.kernels.base import softmax_dtype
-from t2x.layers.patterns import Full
+from t2x.layers.patterns import Causal, Full
 from t2x.ranges import Size, TunableNonNegative, TunableRate
-
-HIDDEN = -1e9
 
 
 class RoutingAttention(HeadProjections):
@@ -34,15 +33,19 @@ class RoutingAttention(HeadProjections):
   of the difference between each unit query or key and its most similar unit centroid. The paper updates them
   by a running average. The metric 'unrouted_queries' is the fraction of queries in no cluster.
 
-  All tokens of a row compete for the places in a cluster. Therefore a row must be one segment with positions
-  from 0 (`Tokens.row`), the pattern must be Full() (a later token can displace an earlier one, also if the
-  paper's mask hides later tokens), and decoding token by token is not supported.
+  Under Causal() a token attends to itself and to the `window` tokens before it in its segment whose queries have
+  the same most similar centroid. The paper selects the members of a cluster from the full row and then hides later
+  tokens, which still decide which earlier tokens are members.
+
+  Under Full() all tokens of a row compete for the places in a cluster, so a row must be one segment with
+  positions from 0 (`Tokens.row`). Under Causal() tokens of a segment must be in the order of their positions.
+  Decoding token by token is not supported.
 
   Args:
     d_model: width of the input and output.
     num_heads: number of heads.
     num_clusters: number of clusters per head.
-    window: queries, and keys, per cluster; at most the length of the row is used. The paper uses
+    window: number of queries, and of keys, per cluster; at most the length of the row is used. The paper uses
       length / num_clusters.
     commitment: coefficient of the auxiliary loss.
     head_dim: features per head. None: d_model / num_heads.
@@ -54,7 +57,7 @@ class RoutingAttention(HeadProjections):
 
   Raises:
     UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source, a
-      pattern other than Full(), or rows that may hold several segments.
+      pattern other than Full() and Causal(), or, under Full(), rows that may hold several segments.
   """
 
   def __init__(
@@ -90,7 +93,8 @@ class RoutingAttention(HeadProjections):
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
     """Raises UserError, because the members of a cluster depend on all tokens of the row."""
     raise UserError(
-      'RoutingAttention clusters all tokens of a row and cannot decode token by token: use it in an Encoder'
+      'RoutingAttention clusters all tokens of a row and cannot decode token by token: use it in an Encoder, or '
+      'generate with a model of MultiHeadAttention'
     )
 
   def __call__(
@@ -98,33 +102,68 @@ class RoutingAttention(HeadProjections):
   ) -> Result:
     """Attends from the queries of each cluster of `x` to its keys.
 
-    The output is NaN for rows with several segments, because segments are only available at run time.
+    Under Full() the output is NaN for rows with several segments, because segments are only available at run
+    time.
     """
-    self.check_call(call, Full())
-    self.check_one_segment(call.tokens)
-    segments = call.tokens.segments
-    present = jnp.broadcast_to(True if segments is None else segments != 0, x.shape[:2])
+    self.check_call(call, Full(), Causal())
     q, k, v = (
       constrain(p(x), 'batch', None, 'heads', None).swapaxes(1, 2) for p in (self.q, self.k, self.v)
     )
-    centroids = unit(self.centroids[...].astype(softmax_dtype(x)))
-    q_similarity, k_similarity = (
-      jnp.einsum('bhld,hcd->bhcl', unit(a.astype(centroids.dtype)), centroids) for a in (q, k)
-    )
+    segments = call.tokens.segments
+    present = jnp.broadcast_to(True if segments is None else segments != 0, x.shape[:2])
+    q_similarity, k_similarity = self._similarity(q), self._similarity(k)
+    distance = squared_distance(q_similarity, k_similarity, present)
+    losses = {'commitment': scalar(self.commitment) / self.head_dim * distance}
+    q = q * self.head_dim**-0.5
+    if call.pattern.offsets() == Causal().offsets():
+      y = self._attend_to_recent(q, k, v, q_similarity, call)
+      return Result(self.output(y.swapaxes(1, 2)), aux=Aux(losses))
+    self.check_one_segment(call.tokens)
     queries, keys = (members(s, present, self.window) for s in (q_similarity, k_similarity))
-    y = self._attend(q, k, v, queries, keys, present, call.key)
+    y = self._attend_to_members(q, k, v, queries, keys, present, call.key)
     y, is_routed = mean_by_token(y, queries, x.shape[1])
-    y = y.swapaxes(1, 2)
     if segments is not None:
       y = jnp.where(has_one_segment(segments), y, jnp.nan)
     unrouted = (present[:, None] & ~is_routed).sum(dtype=jnp.float32)
     total = self.num_heads * present.sum(dtype=jnp.float32)
-    distance = squared_distance(q_similarity, k_similarity, present)
-    loss = scalar(self.commitment) / self.head_dim * distance
-    aux = Aux({'commitment': loss}, {'unrouted_queries': (unrouted, total)})
-    return Result(self.output(y), aux=aux)
+    aux = Aux(losses, {'unrouted_queries': (unrouted, total)})
+    return Result(self.output(y.swapaxes(1, 2)), aux=aux)
 
-  def _attend(
+  def _similarity(
+    self, x: Float[Array, 'batch heads length head_dim']
+  ) -> Float[Array, 'batch heads clusters length']:
+    """Returns the cosine similarity of queries or keys to each centroid."""
+    dtype = softmax_dtype(x)
+    centroids = unit(self.centroids[...].astype(dtype))
+    # By default accelerators multiply float32 matrices at lower precision.
+    return jnp.einsum(
+      'bhld,hcd->bhcl', unit(x.astype(dtype)), centroids, precision=jax.lax.Precision.HIGHEST
+    )
+
+  def _attend_to_recent(
+    self,
+    q: Float[Array, 'batch heads length head_dim'],
+    k: Float[Array, 'batch heads length head_dim'],
+    v: Float[Array, 'batch heads length head_dim'],
+    similarity: Float[Array, 'batch heads clusters length'],
+    call: Call,
+  ) -> Float[Array, 'batch heads length head_dim']:
+    """Attends to the most recent tokens with the same most similar centroid."""
+    groups = similarity.argmax(axis=2)[:, :, None]
+    if call.tokens.segments is not None:
+      groups = groups + similarity.shape[2] * call.tokens.segments[:, None, None, :]
+    return attend_in_groups(
+      q,
+      k,
+      v,
+      groups,
+      self.window,
+      is_causal=True,
+      dropout_rate=self.dropout_rate,
+      key=call.key,
+    )
+
+  def _attend_to_members(
     self,
     q: Float[Array, 'batch heads length head_dim'],
     k: Float[Array, 'batch heads length head_dim'],
@@ -139,12 +178,11 @@ class RoutingAttention(HeadProjections):
     def take(a: Array, index: Array) -> Array:
       return jnp.take_along_axis(a[:, :, None], index[..., None], axis=3)
 
-    dtype, scale = softmax_dtype(q), self.head_dim**-0.5
     scores = jnp.einsum(
-      'bhcqd,bhckd->bhcqk', take(q, queries), take(k, keys), preferred_element_type=dtype
+      'bhcqd,bhckd->bhcqk', take(q, queries), take(k, keys), preferred_element_type=softmax_dtype(q)
     )
     visible = jnp.take_along_axis(present[:, None, None], keys, axis=3)
-    scores = jnp.where(visible[..., None, :], scores * scale, HIDDEN)
+    scores = jnp.where(visible[..., None, :], scores, HIDDEN)
     probabilities = dropout(jax.nn.softmax(scores).astype(v.dtype), self.dropout_rate, key)
     return jnp.einsum('bhcqk,bhckd->bhcqd', probabilities, take(v, keys))
 

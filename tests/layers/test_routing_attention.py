@@ -1,5 +1,7 @@
 """Routing attention against a loop over clusters in float64, its auxiliary loss, its cost, and what it refuses."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +20,9 @@ SEGMENTS = (jnp.arange(LENGTH)[None] < jnp.asarray([[14], [4]])).astype(int)
 TOKENS = {'plain': Tokens.row(LENGTH), 'padded': Tokens.row(LENGTH, segments=SEGMENTS)}
 
 
-@jax.jit
-def run(mixer, x, tokens, key=None):
-  return mixer(x, Call(tokens, key=key))
+@functools.partial(jax.jit, static_argnames='pattern')
+def run(mixer, x, tokens, pattern=Full()):
+  return mixer(x, Call(tokens, pattern))
 
 
 def build(**settings):
@@ -80,6 +82,26 @@ def test_equals_a_loop_over_clusters(tokens):
   ]
 
 
+def test_causal_attention_sees_the_recent_tokens_of_the_cluster():
+  mixer, window = build(window=3), 3
+  segments = np.asarray([[1] * 9 + [2] * 8, [0, 1, 1, 0] + [1] * 13])
+  y = run(mixer, X, Tokens(jnp.arange(LENGTH)[None], jnp.asarray(segments)), Causal()).x
+  q, k, v = (
+    np.einsum('bnm,mhd->bhnd', double(X), double(p.kernel)) + double(p.bias)[:, None]
+    for p in (mixer.q, mixer.k, mixer.v)
+  )
+  cluster = np.einsum('bhnd,hcd->bhnc', q, normalized(double(mixer.centroids))).argmax(-1)
+  heads = np.zeros_like(q)
+  for b, h, i in np.ndindex(*q.shape[:3]):
+    same = (cluster[b, h] == cluster[b, h, i]) & (segments[b] == segments[b, i])
+    keys = np.flatnonzero(same[: i + 1])[-window - 1 :]
+    weights = np.exp(k[b, h, keys] @ q[b, h, i] / np.sqrt(q.shape[-1]))
+    heads[b, h, i] = weights @ v[b, h, keys] / weights.sum()
+  expected = np.einsum('bhnd,hdm->bnm', heads, double(mixer.out.kernel)) + double(mixer.out.bias)
+  present = segments != 0
+  np.testing.assert_allclose(y[present], expected[present], rtol=1e-5, atol=2e-5)
+
+
 def test_the_auxiliary_loss_moves_the_centroids_to_the_queries_and_keys():
   mixer = build()
   optimizer = optax.adam(0.05)
@@ -123,7 +145,7 @@ def test_time_and_memory_grow_as_length_to_the_power_of_one_and_a_half():
   assert flops < 8.5 and memory < 8.5
 
 
-@pytest.mark.parametrize('pattern', [Causal(), Window(3)], ids=str)
+@pytest.mark.parametrize('pattern', [Window(3), Causal() & Window(3)], ids=str)
 def test_other_patterns_are_refused(pattern):
   with pytest.raises(UserError, match='RoutingAttention does not support the pattern'):
     applied(build(), X, pattern=pattern)

@@ -1,0 +1,100 @@
+"""Attention inside groups of tokens, such as those with the same hash, by sorting the row by group."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from t2x.layers.base import dropout
+from t2x.layers.kernels.base import softmax_dtype
+
+# Score of a hidden key.
+HIDDEN = -1e9
+
+
+def attend_in_groups(
+  q: Float[Array, 'batch heads length head_dim'],
+  k: Float[Array, 'batch heads length head_dim'],
+  v: Float[Array, 'batch heads length head_dim'],
+  groups: Int[Array, 'batch heads rounds length'],
+  chunk: int,
+  *,
+  is_causal: bool,
+  own_score: float | None = None,
+  dropout_rate: Any = 0.0,
+  key: Array | None = None,
+) -> Float[Array, 'batch heads length head_dim']:
+  """Attends from each token to the nearest tokens of its group, in the order of the row.
+
+  Several rounds are averaged with the weights of their softmax denominators. Which tokens are visible depends
+  only on those between the query and the key, so that later tokens and other groups change nothing.
+
+  Args:
+    q: scaled queries.
+    k: keys.
+    v: values.
+    groups: the group of each token in each round.
+    chunk: maximum number of tokens of the group on each side of the query.
+    is_causal: whether later tokens are hidden.
+    own_score: score of a token for itself; None: q k'.
+    dropout_rate: dropout of the attention probabilities.
+    key: random key of dropout; None: no dropout.
+  """
+  length = q.shape[2]
+  chunk = min(chunk, length)
+  padding = (0, 0), (0, 0), (0, -length % chunk)
+  q, k, v = (jnp.pad(a, (*padding, (0, 0))) for a in (q, k, v))
+  groups = jnp.pad(groups, ((0, 0), *padding), constant_values=-1)
+  order = jnp.argsort(groups, axis=-1, stable=True)
+  # Chunks of the sorted tokens that each chunk of queries can reach.
+  reach = (-1, 0) if is_causal else (-1, 0, 1)
+
+  def split(a: Array) -> Array:
+    return a.reshape(*a.shape[:3], -1, chunk, *a.shape[4:])
+
+  def reached(a: Array) -> Array:
+    return jnp.concatenate([jnp.roll(split(a), -shift, axis=3) for shift in reach], axis=4)
+
+  def sort(a: Array) -> Array:
+    return jnp.take_along_axis(a[:, :, None], order[..., None], axis=3)
+
+  sorted_groups = jnp.take_along_axis(groups, order, axis=-1)
+  near, own = _places(q.shape[2] // chunk, chunk, reach)
+  visible = near & (split(sorted_groups)[..., None] == reached(sorted_groups)[..., None, :])
+  scores = jnp.einsum(
+    'bhrcqd,bhrckd->bhrcqk',
+    split(sort(q)),
+    reached(sort(k)),
+    preferred_element_type=softmax_dtype(q),
+  )
+  scores = jnp.where(visible, scores, HIDDEN)
+  if own_score is not None:
+    scores = jnp.where(own, own_score, scores)
+  total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
+  probabilities = dropout(jnp.exp(scores - total).astype(v.dtype), dropout_rate, key)
+  y = jnp.einsum('bhrcqk,bhrckd->bhrcqd', probabilities, reached(sort(v)))
+  # Back to the order of the row.
+  inverse = jnp.argsort(order, axis=-1)[..., None]
+  y, total = (
+    jnp.take_along_axis(a.reshape(*groups.shape, -1), inverse, axis=3) for a in (y, total)
+  )
+  return (y * jax.nn.softmax(total, axis=2)).sum(axis=2)[:, :, :length].astype(v.dtype)
+
+
+def _places(
+  num_chunks: int, chunk: int, reach: tuple[int, ...]
+) -> tuple[
+  Bool[np.ndarray, '1 1 1 chunks queries keys'], Bool[np.ndarray, '1 1 1 chunks queries keys']
+]:
+  """Returns which keys are near enough to a query in the sorted order, and which is the query itself."""
+  k = np.arange(reach[0] * chunk, (reach[-1] + 1) * chunk)
+  distance = np.arange(chunk)[:, None] - k
+  near = (distance <= chunk) & (distance >= -chunk * reach[-1])
+  # The first chunk has no chunk before it, and the last none after it.
+  place = np.arange(num_chunks)[:, None] * chunk + k
+  exists = (place >= 0) & (place < num_chunks * chunk)
+  near = near & exists[:, None]
+  own = np.broadcast_to(distance == 0, near.shape)
+  return near[None, None, None], own[None, None, None]
