@@ -61,8 +61,10 @@ def attend_in_groups(
     return jnp.take_along_axis(a[:, :, None], order[..., None], axis=3)
 
   sorted_groups = jnp.take_along_axis(groups, order, axis=-1)
-  near, own = _places(q.shape[2] // chunk, chunk, reach)
-  visible = near & (split(sorted_groups)[..., None] == reached(sorted_groups)[..., None, :])
+  near, own, exists = _places(q.shape[2] // chunk, chunk, reach)
+  visible = (
+    near & exists & (split(sorted_groups)[..., None] == reached(sorted_groups)[..., None, :])
+  )
   scores = jnp.einsum(
     'bhrcqd,bhrckd->bhrcqk',
     split(sort(q)),
@@ -86,15 +88,14 @@ def attend_in_groups(
 def _places(
   num_chunks: int, chunk: int, reach: tuple[int, ...]
 ) -> tuple[
-  Bool[np.ndarray, '1 1 1 chunks queries keys'], Bool[np.ndarray, '1 1 1 chunks queries keys']
+  Bool[np.ndarray, '1 1 1 1 queries keys'],
+  Bool[np.ndarray, '1 1 1 1 queries keys'],
+  Bool[np.ndarray, '1 1 1 chunks 1 keys'],
 ]:
-  """Returns which keys are near enough to a query in the sorted order, and which is the query itself."""
+  """Returns which keys are near enough to a query in the sorted order, which is the query itself, and which
+  exist: the first chunk has no chunk before it, and the last none after it."""
   k = np.arange(reach[0] * chunk, (reach[-1] + 1) * chunk)
-  distance = np.arange(chunk)[:, None] - k
+  distance = (np.arange(chunk)[:, None] - k)[None, None, None, None]
   near = (distance <= chunk) & (distance >= -chunk * reach[-1])
-  # The first chunk has no chunk before it, and the last none after it.
-  place = np.arange(num_chunks)[:, None] * chunk + k
-  exists = (place >= 0) & (place < num_chunks * chunk)
-  near = near & exists[:, None]
-  own = np.broadcast_to(distance == 0, near.shape)
-  return near[None, None, None], own[None, None, None]
+  place = (np.arange(num_chunks)[:, None, None] * chunk + k)[None, None, None]
+  return near, distance == 0, (place >= 0) & (place < num_chunks * chunk)

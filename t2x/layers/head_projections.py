@@ -29,7 +29,7 @@ class HeadProjections(nnx.Module):
 
   reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
-  # Names of the input projections, which a subclass may reduce.
+  # Names of the input projections. `project` needs all three.
   projections: tuple[str, ...] = ('q', 'k', 'v')
   q: Linear
   k: Linear

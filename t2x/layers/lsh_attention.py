@@ -100,8 +100,8 @@ class LSHAttention(HeadProjections):
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
     """Raises UserError, because the keys of a token are found by sorting the row."""
     raise UserError(
-      'LSHAttention sorts the tokens of a row and cannot decode token by token: use it in an Encoder, or '
-      'generate with a model of MultiHeadAttention'
+      'LSHAttention sorts the tokens of a row and cannot decode token by token: leave out '
+      'evaluations that generate, or use MultiHeadAttention'
     )
 
   def __call__(

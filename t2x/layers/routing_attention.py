@@ -93,8 +93,8 @@ class RoutingAttention(HeadProjections):
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
     """Raises UserError, because the members of a cluster depend on all tokens of the row."""
     raise UserError(
-      'RoutingAttention clusters all tokens of a row and cannot decode token by token: use it in an Encoder, or '
-      'generate with a model of MultiHeadAttention'
+      'RoutingAttention clusters all tokens of a row and cannot decode token by token: leave out '
+      'evaluations that generate, or use MultiHeadAttention'
     )
 
   def __call__(

@@ -89,8 +89,8 @@ class SinkhornAttention(HeadProjections):
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
     """Raises UserError, because matched blocks are sums over the row."""
     raise UserError(
-      'SinkhornAttention sorts the blocks of a row and cannot decode token by token: use it in an Encoder, or '
-      'generate with a model of MultiHeadAttention'
+      'SinkhornAttention sorts the blocks of a row and cannot decode token by token: leave out '
+      'evaluations that generate, or use MultiHeadAttention'
     )
 
   def __call__(
