@@ -47,8 +47,42 @@ def attend_in_groups(
   padding = (0, 0), (0, 0), (0, -length % chunk)
   q, k, v = (jnp.pad(a, (*padding, (0, 0))) for a in (q, k, v))
   groups = jnp.pad(groups, ((0, 0), *padding), constant_values=-1)
-  order = jnp.argsort(groups, axis=-1, stable=True)
-  # Chunks of the sorted tokens that each chunk of queries can reach.
+  order = jnp.argsort(groups, axis=-1, stable=True)[..., None]
+  q, k, v = (jnp.take_along_axis(a[:, :, None], order, axis=3) for a in (q, k, v))
+  groups = jnp.take_along_axis(groups, order[..., 0], axis=-1)
+  y, total = _attend_sorted(
+    q,
+    k,
+    v,
+    groups,
+    chunk,
+    is_causal=is_causal,
+    own_score=own_score,
+    dropout_rate=dropout_rate,
+    key=key,
+  )
+  # Back to the order of the row.
+  inverse = jnp.argsort(order, axis=3)
+  y, total = (jnp.take_along_axis(a, inverse, axis=3) for a in (y, total))
+  return (y * jax.nn.softmax(total, axis=2)).sum(axis=2)[:, :, :length].astype(v.dtype)
+
+
+def _attend_sorted(
+  q: Float[Array, 'batch heads rounds length head_dim'],
+  k: Float[Array, 'batch heads rounds length head_dim'],
+  v: Float[Array, 'batch heads rounds length head_dim'],
+  groups: Int[Array, 'batch heads rounds length'],
+  chunk: int,
+  *,
+  is_causal: bool,
+  own_score: float | None,
+  dropout_rate: Any,
+  key: Array | None,
+) -> tuple[
+  Float[Array, 'batch heads rounds length head_dim'], Float[Array, 'batch heads rounds length 1']
+]:
+  """Returns the outputs and the logarithms of their softmax denominators, for tokens sorted by group."""
+  # Chunks of keys that each chunk of queries can reach.
   reach = (-1, 0) if is_causal else (-1, 0, 1)
 
   def split(a: Array) -> Array:
@@ -57,32 +91,18 @@ def attend_in_groups(
   def reached(a: Array) -> Array:
     return jnp.concatenate([jnp.roll(split(a), -shift, axis=3) for shift in reach], axis=4)
 
-  def sort(a: Array) -> Array:
-    return jnp.take_along_axis(a[:, :, None], order[..., None], axis=3)
-
-  sorted_groups = jnp.take_along_axis(groups, order, axis=-1)
-  near, own, exists = _places(q.shape[2] // chunk, chunk, reach)
-  visible = (
-    near & exists & (split(sorted_groups)[..., None] == reached(sorted_groups)[..., None, :])
-  )
+  near, own, exists = _places(q.shape[3] // chunk, chunk, reach)
+  visible = near & exists & (split(groups)[..., None] == reached(groups)[..., None, :])
   scores = jnp.einsum(
-    'bhrcqd,bhrckd->bhrcqk',
-    split(sort(q)),
-    reached(sort(k)),
-    preferred_element_type=softmax_dtype(q),
+    'bhrcqd,bhrckd->bhrcqk', split(q), reached(k), preferred_element_type=softmax_dtype(q)
   )
   scores = jnp.where(visible, scores, HIDDEN)
   if own_score is not None:
     scores = jnp.where(own, own_score, scores)
   total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
   probabilities = dropout(jnp.exp(scores - total).astype(v.dtype), dropout_rate, key)
-  y = jnp.einsum('bhrcqk,bhrckd->bhrcqd', probabilities, reached(sort(v)))
-  # Back to the order of the row.
-  inverse = jnp.argsort(order, axis=-1)[..., None]
-  y, total = (
-    jnp.take_along_axis(a.reshape(*groups.shape, -1), inverse, axis=3) for a in (y, total)
-  )
-  return (y * jax.nn.softmax(total, axis=2)).sum(axis=2)[:, :, :length].astype(v.dtype)
+  y = jnp.einsum('bhrcqk,bhrckd->bhrcqd', probabilities, reached(v))
+  return y.reshape(v.shape), total.reshape(*groups.shape, 1)
 
 
 def _places(
