@@ -53,10 +53,6 @@ def gradient_bytes(part, width, length):
   return compiled.memory_analysis().temp_size_in_bytes
 
 
-def growth(part, width, pattern, short, long):
-  """Ratios of FLOPs and of temporary memory of the gradient at two lengths, from the compiled program."""
-
-
 def growth(parts, width, pattern):
   """Ratios of FLOPs and of temporary memory of the gradient of parts by length, from the compiled programs."""
 
