@@ -51,3 +51,17 @@ def gradient_bytes(part, width, length):
 
   compiled = jax.jit(jax.grad(loss)).lower(jnp.zeros((1, length, width))).compile()
   return compiled.memory_analysis().temp_size_in_bytes
+
+
+def growth(parts, width, pattern):
+  """Ratios of FLOPs and of temporary memory of the gradient of parts by length, from the compiled programs."""
+
+  def loss(part, x):
+    return (applied(part, x, pattern=pattern)[0] ** 2).sum()
+
+  costs = []
+  for length, part in parts.items():
+    x = jax.ShapeDtypeStruct((1, length, width), jnp.float32)
+    compiled = jax.jit(jax.grad(loss, (0, 1))).lower(part, x).compile()
+    costs.append((compiled.cost_analysis()['flops'], compiled.memory_analysis().temp_size_in_bytes))
+  return [after / before for before, after in zip(*costs, strict=True)]

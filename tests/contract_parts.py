@@ -30,6 +30,7 @@ from t2x.layers import (
   LinearAttention,
   Linformer,
   LocalBias,
+  LSHAttention,
   MemoryCompressedAttention,
   MultiHeadAttention,
   NoBias,
@@ -39,8 +40,10 @@ from t2x.layers import (
   RelativeSinusoids,
   RMSNorm,
   RoPE,
+  RoutingAttention,
   ScalarGatedHeads,
   ShawPositions,
+  SinkhornAttention,
   SwitchFeedForward,
   Synthesizer,
   T5Bias,
@@ -94,6 +97,15 @@ PARTS = {
   'AFT-full': {
     'build': part(AttentionFree, bias=part(FullBias, max_length=12, chunk=5), num_heads=2)
   },
+  # With this seed no query is so close to the border of two hashes that bfloat16 changes its hash.
+  'LSH attention': {
+    'build': part(LSHAttention, num_heads=4, num_buckets=2, chunk=4, seed=3, dropout_rate=0.1)
+  },
+  'Sinkhorn attention': {'build': part(SinkhornAttention, num_heads=4, block=4, dropout_rate=0.1)},
+  # With these numbers bfloat16 changes no member of a cluster.
+  'routing attention': {
+    'build': part(RoutingAttention, num_heads=4, num_clusters=2, window=7, dropout_rate=0.1)
+  },
   'attention with value residuals': {'build': part(attention, values=LearnedValueResidual)},
   'attention with talking heads': {
     'build': part(attention, num_kv_heads=2, scores=TalkingHeads),
@@ -136,6 +148,7 @@ PARTS = {
   'gated MLP with a norm': {'build': part(GatedMLP, hidden_dim=24, norm=RMSNorm)},
   'gated MLP': {'build': part(GatedMLP, hidden_dim=24)},
 }
+# The contracts that need a cache.
 DECODING = (
   'decoding equals the forward pass',
   'prompts of different lengths decode',
@@ -160,6 +173,12 @@ REFUSED = {
   'AFT-local': DECODING,
   'AFT-conv': DECODING,
   'AFT-full': ('packed rows equal separate rows', *DECODING),
+  # They sort the tokens of a row.
+  'LSH attention': DECODING,
+  # Under Full() all tokens of a row compete for the places in its clusters.
+  'routing attention': ('packed rows equal separate rows', *DECODING),
+  # Its matched keys are mixtures of the tokens of a row.
+  'Sinkhorn attention': ('packed rows equal separate rows', *DECODING),
 }
 
 

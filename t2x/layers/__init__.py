@@ -105,6 +105,7 @@ from t2x.layers.kernels import (
 from t2x.layers.keys import initialized, named_key, stacked
 from t2x.layers.linear_attention import LinearAttention, LinearState
 from t2x.layers.linformer import Linformer
+from t2x.layers.lsh_attention import LSHAttention
 from t2x.layers.masks import attention_mask
 from t2x.layers.memory_compressed import CompressedMemory, MemoryCompressedAttention
 from t2x.layers.norms import LayerNorm, RMSNorm
@@ -134,6 +135,7 @@ from t2x.layers.positions import (
 )
 from t2x.layers.relative_sinusoids import RelativeSinusoids, XLPositions
 from t2x.layers.rope_scaling import LinearScaling, Llama3Scaling, RoPEScaling
+from t2x.layers.routing_attention import RoutingAttention
 from t2x.layers.scores import (
   AdditiveScores,
   BilinearScores,
@@ -142,6 +144,7 @@ from t2x.layers.scores import (
   TalkingHeads,
 )
 from t2x.layers.shaw import ShawPositions
+from t2x.layers.sinkhorn_attention import SinkhornAttention
 from t2x.layers.sparse_patterns import Blocks, Fixed, Strided
 from t2x.layers.synthesizers import Plus, PlusAlpha, Replace, Synthesizer
 from t2x.layers.synthetic_scores import (
@@ -226,6 +229,7 @@ __all__ = [
   'InputMemory',
   'Kernel',
   'KeyValueCache',
+  'LSHAttention',
   'LayerNorm',
   'LayerScale',
   'LearnedGrid',
@@ -275,11 +279,13 @@ __all__ = [
   'Ring',
   'RoPE',
   'RoPEScaling',
+  'RoutingAttention',
   'RowLayout',
   'Sandwich',
   'ScalarGatedHeads',
   'Scores',
   'ShawPositions',
+  'SinkhornAttention',
   'Sinusoidal',
   'SinusoidalGrid',
   'Slots',

@@ -38,6 +38,11 @@ class HeadProjections(nnx.Module):
 
   reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
+  # Names of the input projections. `project` needs all three.
+  projections: tuple[str, ...] = ('q', 'k', 'v')
+  q: Linear
+  k: Linear
+  v: Linear
 
   def __init__(
     self,
@@ -60,12 +65,8 @@ class HeadProjections(nnx.Module):
     heads = num_heads, head_dim or d_model // num_heads
     self.num_heads, self.head_dim = heads
 
-    def project() -> Linear:
-      return head_projection(d_model, heads, kernel_init, use_bias, rngs)
-
-    self.q = project()
-    self.k = project()
-    self.v = project()
+    for name in self.projections:
+      setattr(self, name, head_projection(d_model, heads, kernel_init, use_bias, rngs))
     self.out = Linear(
       heads,
       (d_model,),

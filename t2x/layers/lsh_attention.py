@@ -1,0 +1,152 @@
+"""Attention between tokens with the same hash (Reformer, Kitaev et al. 2020, https://arxiv.org/abs/2001.04451),
+in time and memory linear in the length for a fixed number of tokens per bucket."""
+
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.errors import UserError
+from t2x.layers.base import Initializer
+from t2x.layers.constraints import constrain
+from t2x.layers.group_attention import attend_in_groups
+from t2x.layers.head_projections import HeadProjections
+from t2x.layers.initializers import xavier_uniform
+from t2x.layers.interfaces import Call, Result
+from t2x.layers.kernels.base import softmax_dtype
+from t2x.layers.patterns import Causal, Full
+from t2x.ranges import Size, TunableRate
+
+# The score of a token for itself, as in the authors' code: lower than those of other visible tokens and higher
+# than those of hidden ones.
+OWN_SCORE = -1e5
+# Added to the mean square of a query before its root, as in the authors' code.
+EPSILON = 1e-6
+
+
+class LSHAttention(HeadProjections):
+  """Attention in which a token attends to the nearest tokens of its segment with the same hash.
+
+  Queries are also the keys, divided by their norm. In each round the hash of a query q is the index of the
+  maximum of [qR, -qR] for a random R. Tokens are sorted by hash; a token attends to those of its hash that
+  are at most `chunk` places before it and, under Full(), after it, and to itself only if there is no other.
+  The rounds are averaged with the weights of their softmax denominators, as in the authors' code, which
+  counts a pair that meets in several rounds several times.
+
+  If no hash has more than `chunk` tokens, the pairs are those of the paper. Otherwise the paper takes the
+  tokens of a chunk and the one before, whose boundaries depend on all tokens of the row: a later token would
+  change which earlier tokens are visible, and so would packing. The maximum of `chunk` places does not.
+
+  The pattern must be Full() or Causal(), and tokens of a segment must be in the order of their positions.
+
+  Args:
+    d_model: width of the input and output.
+    num_heads: number of heads.
+    num_buckets: number of hashes per round, even. The paper uses about 2 length / chunk.
+    rounds: number of rounds.
+    chunk: maximum number of places between a query and its keys on each side.
+    seed: seed of the random projections R, which differ between heads, rounds and layers.
+    head_dim: features per head. None: d_model / num_heads.
+    use_bias: whether the query and value projections have biases.
+    out_bias: whether the output projection has a bias.
+    dropout_rate: dropout of the attention probabilities.
+    kernel_init: initialiser of the query and value projections.
+    out_init: initialiser of the output projection. None: `kernel_init`.
+
+  Raises:
+    UserError: num_heads does not divide d_model and head_dim is None, or num_buckets is odd; when called,
+      the call has a source or a pattern other than Full() and Causal().
+  """
+
+  projections = ('q', 'v')
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    num_heads: Size,
+    num_buckets: Size,
+    rounds: Size = 2,
+    chunk: Size = 64,
+    seed: int = 0,
+    head_dim: Size | None = None,
+    use_bias: bool = False,
+    out_bias: bool = False,
+    dropout_rate: TunableRate = 0.0,
+    kernel_init: Initializer = xavier_uniform(),
+    out_init: Initializer | None = None,
+    rngs: nnx.Rngs,
+  ):
+    if num_buckets % 2:
+      raise UserError(
+        f'LSHAttention.num_buckets = {num_buckets} is odd, but hashes come in pairs of opposite directions: '
+        'choose an even number'
+      )
+    super().__init__(
+      d_model,
+      num_heads=num_heads,
+      head_dim=head_dim,
+      use_bias=use_bias,
+      out_bias=out_bias,
+      kernel_init=kernel_init,
+      out_init=out_init,
+      rngs=rngs,
+    )
+    self.num_buckets, self.rounds, self.chunk, self.seed = num_buckets, rounds, chunk, seed
+    self.dropout_rate = dropout_rate
+
+  def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
+    """Raises UserError, because the keys of a token are found by sorting the row."""
+    raise UserError(
+      'LSHAttention sorts the tokens of a row and cannot decode token by token: leave out '
+      'evaluations that generate, or use MultiHeadAttention'
+    )
+
+  def __call__(
+    self, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Attends from each token of `x` to the tokens with the same hash."""
+    self.check_call(call, Full(), Causal())
+    # Sorting needs complete rows.
+    q, v = (
+      constrain(project(x), 'batch', None, 'heads', None).swapaxes(1, 2)
+      for project in (self.q, self.v)
+    )
+    square = jnp.square(q.astype(softmax_dtype(q))).mean(axis=-1, keepdims=True)
+    k = (q * jax.lax.rsqrt(square + EPSILON) * self.head_dim**-0.5).astype(q.dtype)
+    groups = hashes(q, self.rotations(call))
+    if call.tokens.segments is not None:
+      # Padding is in groups of segment 0.
+      groups = groups + self.num_buckets * call.tokens.segments[:, None, None]
+    y = attend_in_groups(
+      q,
+      k,
+      v,
+      groups,
+      self.chunk,
+      is_causal=call.pattern.offsets() == Causal().offsets(),
+      own_score=OWN_SCORE,
+      dropout_rate=self.dropout_rate,
+      key=call.key,
+    )
+    return Result(self.output(y.swapaxes(1, 2)))
+
+  def rotations(self, call: Call) -> Float[Array, 'heads head_dim rounds directions']:
+    """Returns the random projections R of the layer of this call."""
+    key = jax.random.fold_in(jax.random.key(self.seed), call.place)
+    shape = self.num_heads, self.head_dim, self.rounds, self.num_buckets // 2
+    return jax.random.normal(jax.random.fold_in(key, call.repeat), shape, jnp.float32)
+
+
+def hashes(
+  q: Float[Array, 'batch heads length head_dim'],
+  rotations: Float[Array, 'heads head_dim rounds directions'],
+) -> Int[Array, 'batch heads rounds length']:
+  """Returns the index of the maximum of [qR, -qR], from 0 to 2 directions - 1."""
+  # By default accelerators multiply float32 matrices at lower precision.
+  rotated = jnp.einsum(
+    'bhld,hdrn->bhrln', q.astype(rotations.dtype), rotations, precision=jax.lax.Precision.HIGHEST
+  )
+  return jnp.concatenate([rotated, -rotated], axis=-1).argmax(axis=-1)
