@@ -46,3 +46,20 @@ def test_every_package_that_is_imported_is_declared():
 
 def test_every_package_of_the_core_install_is_imported():
   assert set(map(package, PROJECT['dependencies'])) - FOR_OTHERS <= imported().keys()
+
+
+def test_tests_of_the_extra_test_need_no_other_extra():
+  """Whoever installs the extra `test` alone has tests that are skipped, not files that fail to be imported."""
+  extras = PROJECT['optional-dependencies']
+  known = {package(one) for group in ('test', 'samples', 'data') for one in extras[group]}
+  known |= {package(one) for one in PROJECT['dependencies']}
+  others = {package(one) for name in ('parity', 'browser', 'docs') for one in extras[name]} - known
+  assert {'torch', 'transformers', 'playwright'} <= others
+  for path in (ROOT / 'tests').rglob('*.py'):
+    for node in ast.parse(path.read_text()).body:
+      if 'importorskip(' in ast.unparse(node):
+        break
+      names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+      names += [node.module] if isinstance(node, ast.ImportFrom) else []
+      missing = {name.split('.')[0] for name in names} & others
+      assert not missing, f'{path} imports {missing} without importorskip'

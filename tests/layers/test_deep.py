@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 
 from t2x.errors import UserError
@@ -31,6 +30,8 @@ from t2x.layers import (
 )
 from t2x.layers.initializers import building
 from t2x.models import Block, Stack
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
 WIDTH = 8
 X = jax.random.normal(jax.random.key(0), (3, 5, WIDTH))

@@ -6,15 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
-from transformers import SwitchTransformersConfig
-from transformers.models.switch_transformers import modeling_switch_transformers as reference
 
 from t2x.layers import Call, SwitchFeedForward, Tokens, normal
 from t2x.models import Block, Stack
 from t2x.train.optimizers import matrix_dimensions
 from t2x.train.params import Blueprint
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+from transformers import SwitchTransformersConfig  # noqa: E402
+from transformers.models.switch_transformers import modeling_switch_transformers as reference  # noqa: E402
 
 BATCH, LENGTH, WIDTH, HIDDEN, EXPERTS = 3, 10, 8, 12, 4
 TOLERANCE = {'atol': 1e-5, 'rtol': 1e-5}

@@ -6,12 +6,14 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
-from transformers.models.swin.modeling_swin import SwinPatchMerging
 
 from t2x.errors import UserError
 from t2x.layers import LayerNorm, PatchMerging, Tokens
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+from transformers.models.swin.modeling_swin import SwinPatchMerging  # noqa: E402
 
 WIDTH = 6
 

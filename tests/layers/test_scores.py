@@ -6,13 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from applying import applied, empty
 from flax import nnx
-from transformers import Olmo2Config
-from transformers.models.gemma2 import modeling_gemma2
-from transformers.models.gpt_oss import modeling_gpt_oss
-from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 
 from t2x.errors import UserError
 from t2x.layers import (
@@ -33,6 +28,13 @@ from t2x.layers import (
   Tokens,
   zeros,
 )
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+from transformers import Olmo2Config  # noqa: E402
+from transformers.models.gemma2 import modeling_gemma2  # noqa: E402
+from transformers.models.gpt_oss import modeling_gpt_oss  # noqa: E402
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention  # noqa: E402
 
 BATCH, LENGTH, WIDTH, HEADS, KV_HEADS, SIZE = 2, 9, 16, 4, 2, 4
 X = jnp.asarray(np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)), jnp.float32)

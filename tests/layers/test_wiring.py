@@ -6,12 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
-from transformers import Dinov2Config, Gemma2Config, Olmo2Config
-from transformers.models.dinov2.modeling_dinov2 import Dinov2Layer
-from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer
-from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer
 
 from t2x.errors import UserError
 from t2x.layers import (
@@ -35,6 +30,13 @@ from t2x.layers import (
 )
 from t2x.train.optimizers import decay_mask
 from t2x.train.params import Blueprint
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+from transformers import Dinov2Config, Gemma2Config, Olmo2Config  # noqa: E402
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Layer  # noqa: E402
+from transformers.models.gemma2.modeling_gemma2 import Gemma2DecoderLayer  # noqa: E402
+from transformers.models.olmo2.modeling_olmo2 import Olmo2DecoderLayer  # noqa: E402
 
 X = jax.random.normal(jax.random.key(0), (3, 5, 8))
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 
 from t2x.errors import UserError
@@ -24,6 +23,8 @@ from t2x.models import (
   TokenClassifier,
 )
 from t2x.models.losses import classification_sums, cross_entropy
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 
 WIDTH, VOCAB = 8, 23
 HEADS = {

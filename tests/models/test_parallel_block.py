@@ -4,10 +4,8 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
-import torch
+import pytest
 from flax import nnx
-from transformers import GPTNeoXConfig
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding
 
 from t2x.layers import (
   MLP,
@@ -20,6 +18,11 @@ from t2x.layers import (
   gelu_exact,
 )
 from t2x.models import ParallelBlock
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+pytest.importorskip('transformers', reason="the extra 'parity' is not installed")
+from transformers import GPTNeoXConfig  # noqa: E402
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer, GPTNeoXRotaryEmbedding  # noqa: E402
 
 WIDTH, HEADS, HIDDEN, LENGTH = 32, 4, 48, 7
 EPSILON = 1e-5

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from loss_terms import TASKS, assert_close, batch_of, gradient, model_of
-from torch.nn import functional
 
 from t2x.config.type_check import is_tunable
 from t2x.errors import UserError
 from t2x.hyperparameters import Hyperparameter, bind_scalars
 from t2x.tasks import Distillation, MixUp
+
+torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
+from torch.nn import functional  # noqa: E402
 
 ALPHA, TEMPERATURE = 0.3, 3.0
 DISTILLATION = Distillation(alpha=ALPHA, temperature=TEMPERATURE)
