@@ -19,6 +19,7 @@ from pathlib import Path
 
 from t2x.allocator import set_allocator
 from t2x.api import read_config
+from t2x.compile_cache import set_compile_cache
 from t2x.sweeps.sweep import read_sweep
 
 HERE = Path(__file__).parent
@@ -102,18 +103,22 @@ def compile_gradient(mechanism: Mechanism, length: int) -> Program:
   """Compiles the gradient of one layer at one length, and calls it twice."""
   import jax
   import jax.numpy as jnp
+  import numpy as np
   from flax import nnx
 
-  from t2x.layers import Call, Tokens
+  from t2x.layers import Call, Full, Tokens
 
   bindings = [*mechanism.bindings, f'length={length}']
   experiment = read_config(mechanism.files, bindings)
-  build = read_config(mechanism.files, bindings, base=experiment, root='@Block').build()
+  block = read_config(mechanism.files, bindings, base=experiment, root='@Block').build().keywords
   d_model = experiment.build().model.keywords['d_model']
-  block = build(d_model, rngs=nnx.Rngs(0))
-  graph, parameters = nnx.split(block.mixer.sublayer)
-  call = Call(Tokens.row(length), block.pattern)
-  x = jax.random.normal(jax.random.key(0), (1, length, d_model))
+  build = block['mixer'].keywords['sublayer']
+  graph, shapes = nnx.split(nnx.eval_shape(lambda: build(d_model, rngs=nnx.Rngs(0))))
+  # Compiling the initialisers would take longer than the measurement.
+  rng = np.random.default_rng(0)
+  parameters = jax.tree.map(lambda a: jnp.asarray(rng.normal(0, 0.1, a.shape), a.dtype), shapes)
+  call = Call(Tokens.row(length), block.get('pattern', Full()))
+  x = jnp.asarray(rng.normal(size=(1, length, d_model)), jnp.float32)
 
   def loss(parameters, x):
     return jnp.square(nnx.merge(graph, parameters)(x, call).x).sum()
@@ -178,9 +183,7 @@ def exponent(rows: Iterable[dict], column: str, at_least: int = 0) -> float:
   import numpy as np
 
   points = [
-    (row['length'], row[column])
-    for row in rows
-    if row['length'] >= at_least and row[column] > 0
+    (row['length'], row[column]) for row in rows if row['length'] >= at_least and row[column] > 0
   ]
   if len(points) < 2:
     return float('nan')
@@ -202,7 +205,9 @@ def markdown(rows: Iterable[dict]) -> str:
   columns = ['mechanism', *map(str, lengths), 'time grows with', 'memory grows with']
   lines = [f'| {" | ".join(columns)} |', '|---' * len(columns) + '|']
   for name, own in table.items():
-    cells = {row['length']: f'{row["milliseconds"]:.3g} ms, {row["megabytes"]:.3g} MB' for row in own}
+    cells = {
+      row['length']: f'{row["milliseconds"]:.3g} ms, {row["megabytes"]:.3g} MB' for row in own
+    }
     powers = exponent(own, 'milliseconds', FITTED_FROM), exponent(own, 'megabytes', FITTED_FROM)
     powers = ['' if power != power else f'length^{power:.2f}' for power in powers]
     lines.append(f'| {" | ".join([name, *(cells.get(n, "") for n in lengths), *powers])} |')
@@ -256,6 +261,7 @@ def main() -> None:
   )
   args = parser.parse_args()
   set_allocator()
+  set_compile_cache()
   rows = measure(mechanisms(args.variants), sorted(args.lengths), args.rounds)
   print(markdown(rows))
   write(rows, args.out / 'costs.csv')
