@@ -26,6 +26,7 @@ SWEEPS = {
   'attention_basics/mask_rate': (5, 8),
   'scaling/sweep': (5, 3),
   'switches/sweep': (14, 5),
+  'tokenizers/sweep': (8, 3),
 }
 # The variants of `more_causal_lm` in another model.
 NIGHTLY = {'positions/more_masked_lm'}
