@@ -63,9 +63,11 @@ def _ids(tokenizer: Tokenizer, texts: tuple[str, ...], setting: str) -> tuple[in
   return ids
 
 
-def marks_of(rules: Mapping[str, MarkRule], tokenizer: Tokenizer) -> Marks:
-  """Returns the marks of rules by name, for a fitted tokenizer."""
-  return Marks(tuple((name, rule.function(tokenizer)) for name, rule in rules.items()))
+def marks_of(rules: Mapping[str, MarkRule], tokenizer: Tokenizer | None) -> Marks:
+  """Returns the marks of rules by name; without a fitted tokenizer no token is marked."""
+  none = TokenMark(())
+  functions = (none if tokenizer is None else rule.function(tokenizer) for rule in rules.values())
+  return Marks(tuple(zip(rules, functions, strict=True)))
 
 
 def check_marks(model: Any, names: Collection[str], task: str) -> None:

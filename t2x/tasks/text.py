@@ -158,8 +158,9 @@ class MarkingTask(TextTask):
 
   @property
   def token_marks(self) -> Marks:
-    """The marks of token ids; the task must be bound to a tokenizer."""
-    return marks_of(self.marks, self.fitted) if self.marks else Marks()
+    """The marks of token ids; none are set before the task is bound, when programs are traced for shapes."""
+    tokenizer = self.tokenizer.tokenizer if isinstance(self.tokenizer, Fitted) else None
+    return marks_of(self.marks, tokenizer)
 
   def check_model(self, model):
     """Also raises UserError if no pattern of the model reads a mark."""
