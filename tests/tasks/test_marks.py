@@ -61,7 +61,9 @@ def bound(task):
 
 def causal_lm(marks=STARTS):
   return bound(
-    t2x.tasks.CausalLM(source=TextFiles(train='none'), tokenizer=Bytes(), length=LENGTH, marks=marks)
+    t2x.tasks.CausalLM(
+      source=TextFiles(train='none'), tokenizer=Bytes(), length=LENGTH, marks=marks
+    )
   )
 
 
@@ -182,7 +184,7 @@ def test_prompts_are_continued_with_marks():
 
 
 def test_a_mark_that_no_pattern_reads_is_refused():
-  with pytest.raises(UserError, match="CausalLM.marks sets 'starts', which no attention pattern"):
+  with pytest.raises(UserError, match=r"CausalLM.marks sets 'starts', which no attention pattern"):
     causal_lm().check_model(language_model(pattern=Window(3)))
 
 
@@ -192,7 +194,7 @@ def test_a_pattern_whose_mark_no_rule_sets_is_refused():
 
 
 def test_the_name_prefix_is_refused():
-  with pytest.raises(UserError, match="CausalLM.marks cannot set 'prefix'"):
+  with pytest.raises(UserError, match=r"CausalLM.marks cannot set 'prefix'"):
     causal_lm({'prefix': MarkStarts()}).check_model(language_model())
 
 
@@ -203,7 +205,7 @@ def test_marks_outside_the_causal_pattern_are_refused():
 
 
 def test_texts_that_no_token_contains_are_refused():
-  with pytest.raises(UserError, match='no token of the tokenizer contains one of MarkTexts.texts'):
+  with pytest.raises(UserError, match=r'no token of the tokenizer contains one of MarkTexts.texts'):
     _ = causal_lm({'starts': MarkTexts(texts=('ab',))}).token_marks
 
 
