@@ -5,7 +5,6 @@ import functools
 import sys
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -209,27 +208,6 @@ def test_texts_that_no_token_contains_are_refused():
     _ = causal_lm({'starts': MarkTexts(texts=('ab',))}).token_marks
 
 
-def trained_losses(task, model, rows, steps=30):
-  """Losses of gradient descent on one batch, with the shapes of the task's rows."""
-  batch = next(iter(task.batches(rows, batch_size=4, seed=0)[i] for i in range(1)))
-  batch = {name: jnp.asarray(batch[name]) for name in task.spec(4)}
-
-  @jax.jit
-  def step(model):
-    def loss(model):
-      output = task.sums(model, batch, jax.random.key(0))
-      return sum(output.terms.values()) / task.weights(batch)['loss']
-
-    value, gradient = jax.value_and_grad(loss)(model)
-    return value, jax.tree.map(lambda p, g: p - 0.05 * g, model, gradient)
-
-  losses = []
-  for _ in range(steps):
-    value, model = step(model)
-    losses.append(float(value))
-  return losses
-
-
 @pytest.fixture(scope='module')
 def tasks(tmp_path_factory):
   folder = tmp_path_factory.mktemp('data')
@@ -248,5 +226,5 @@ def test_tasks_with_marks_train(tasks, name):
   body = Decoder if name == 'CausalLM' else Encoder
   model = language_model(body=body, head=head)
   task.check_model(model)
-  losses = trained_losses(task, model, task.rows('train'))
+  losses = tiny_tasks.trained_losses(task, model)
   assert losses[-1] < 0.8 * losses[0]
