@@ -50,9 +50,8 @@ def generate(
     prompts: token ids, padded on the right; for an encoder-decoder, the start token of the target.
     prompt_lengths: number of tokens of each prompt, at least 1.
     max_new_tokens: maximum number of generated tokens, including the end token.
-    max_length: maximum number of tokens of prompt and continuation. At least one of the two limits
-      is required; with both, the lower applies. The width of the result is min(max_new_tokens,
-      max_length - 1).
+    max_length: maximum number of tokens of prompt and continuation. At least one of the two limits is
+      required; with both, the lower applies. The result is min(max_new_tokens, max_length - 1) wide.
     strategy: Greedy, Sampling or Beam.
     eos_id: the end token if `strategy.eos_ids` is empty; None: sequences end only at the limit.
     pad_id: fills the result after the end token.
@@ -63,22 +62,19 @@ def generate(
     cache_inputs: additional arguments of `init_cache` (an encoder-decoder's source), as arrays.
 
   Raises:
-    UserError: invalid limits, lengths or counts, or a pattern reads a mark that `marks` does not set.
+    UserError: invalid limits, lengths or counts, or `marks` lacks a mark that a pattern reads.
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  max_positions = model.spec.max_length
-  limits = _limits(prompts, lengths, max_new_tokens, max_length, max_positions)
+  limits = _limits(prompts, lengths, max_new_tokens, max_length, model.spec.max_length)
   _check(strategy, num_return, key)
   _check_marks(model, marks)
-  prompts = _pad(prompts, pad_id, max_positions)
+  prompts = _pad(prompts, pad_id, model.spec.max_length)
   spread, gather = spread_over(model, len(prompts))
   # A prompt has at least one token.
   room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
   generated = _run(
     model,
-    spread(np.asarray(prompts, np.int32)),
-    spread(np.asarray(lengths, np.int32)),
-    spread(np.asarray(limits, np.int32)),
+    *(spread(np.asarray(array, np.int32)) for array in (prompts, lengths, limits)),
     key if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
     num_slots=prompts.shape[1] + room,
@@ -236,8 +232,7 @@ def _run(
   before = jnp.repeat(jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1), copies, axis=1)
 
   def unfinished(carry):
-    step, state, *_ = carry
-    return (step < max_new_tokens) & jnp.any(state.live)
+    return (carry[0] < max_new_tokens) & jnp.any(carry[1].live)
 
   def one_token(carry):
     step, state, before, cache = carry
@@ -253,8 +248,8 @@ def _run(
     before = last if parents is None else jnp.take_along_axis(last, parents, axis=1)
     return step + 1, state, before, _reorder(cache, parents)
 
-  start = jnp.int32(1), state, before, cache
-  _, state, *_ = jax.lax.while_loop(unfinished, one_token, start)
+  carry = jnp.int32(1), state, before, cache
+  _, state, *_ = jax.lax.while_loop(unfinished, one_token, carry)
   return strategy.finish(state, request)
 
 
