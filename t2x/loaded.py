@@ -10,10 +10,12 @@ import numpy as np
 from t2x.data import Tokenizer, load_tokenizer
 from t2x.decode import Strategy
 from t2x.errors import UserError
+from t2x.layers.marks import Marks
 from t2x.parallel import Processes
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
+from t2x.tasks.text import MarkingTask
 from t2x.train import Experiment
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference, saved_params
@@ -126,7 +128,9 @@ class Loaded:
 
   @property
   def _inspection(self) -> Inspection:
-    return Inspection(self.model, self.tokenizer)
+    task = self.experiment.task
+    marks = task.token_marks if isinstance(task, MarkingTask) else Marks()
+    return Inspection(self.model, self.tokenizer, marks)
 
   def logits(self, inputs: Any, targets: Rows | None = None) -> np.ndarray:
     """Returns logits, float32 [batch, length, vocab] for each input token, or [batch, classes].

@@ -22,6 +22,8 @@ from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.layers.marks import Marks
+from t2x.layers.patterns import mark_names
 from t2x.models import DecodingModel
 
 
@@ -38,6 +40,7 @@ def generate(
   num_return: int = 1,
   key: Array | None = None,
   cache_dtype: Any = None,
+  marks: Marks = Marks(),
   **cache_inputs: Any,
 ) -> Generated:
   """Continues each prompt until `eos_id` or its limit.
@@ -47,33 +50,31 @@ def generate(
     prompts: token ids, padded on the right; for an encoder-decoder, the start token of the target.
     prompt_lengths: number of tokens of each prompt, at least 1.
     max_new_tokens: maximum number of generated tokens, including the end token.
-    max_length: maximum number of tokens of prompt and continuation. At least one of the two limits
-      is required; with both, the lower applies. The width of the result is min(max_new_tokens,
-      max_length - 1).
+    max_length: maximum number of tokens of prompt and continuation. At least one of the two limits is
+      required; with both, the lower applies. The result is min(max_new_tokens, max_length - 1) wide.
     strategy: Greedy, Sampling or Beam.
     eos_id: the end token if `strategy.eos_ids` is empty; None: sequences end only at the limit.
     pad_id: fills the result after the end token.
     num_return: number of sequences per prompt.
     key: a `jax.random.key`; the same key gives the same sequences.
     cache_dtype: `dtype` argument of `init_cache`; None: its default.
+    marks: marks of prompts and generated tokens, besides 'prefix', that patterns of the model read.
     cache_inputs: additional arguments of `init_cache` (an encoder-decoder's source), as arrays.
 
   Raises:
-    UserError: invalid limits, lengths or counts.
+    UserError: invalid limits, lengths or counts, or `marks` lacks a mark that a pattern reads.
   """
   prompts, lengths = np.asarray(prompts), np.asarray(prompt_lengths)
-  max_positions = model.spec.max_length
-  limits = _limits(prompts, lengths, max_new_tokens, max_length, max_positions)
+  limits = _limits(prompts, lengths, max_new_tokens, max_length, model.spec.max_length)
   _check(strategy, num_return, key)
-  prompts = _pad(prompts, pad_id, max_positions)
+  _check_marks(model, marks)
+  prompts = _pad(prompts, pad_id, model.spec.max_length)
   spread, gather = spread_over(model, len(prompts))
   # A prompt has at least one token.
   room = min(n for n in (max_new_tokens, max_length and max_length - 1) if n is not None)
   generated = _run(
     model,
-    spread(np.asarray(prompts, np.int32)),
-    spread(np.asarray(lengths, np.int32)),
-    spread(np.asarray(limits, np.int32)),
+    *(spread(np.asarray(array, np.int32)) for array in (prompts, lengths, limits)),
     key if strategy.random else None,
     jax.tree.map(spread, cache_inputs),
     num_slots=prompts.shape[1] + room,
@@ -83,6 +84,7 @@ def generate(
     eos_ids=tuple(strategy.eos_ids) or (() if eos_id is None else (eos_id,)),
     pad_id=pad_id,
     cache_dtype=cache_dtype,
+    marks=marks,
   )
   return gather(generated)
 
@@ -93,6 +95,16 @@ def _check(strategy, num_return, key):
   strategy.copies(num_return)
   if strategy.random and key is None:
     raise UserError(f'{strategy} is random: generate requires a key')
+
+
+def _check_marks(model, marks):
+  for pattern in model.spec.patterns:
+    for name in mark_names(pattern):
+      if name != 'prefix' and name not in marks.names:
+        raise UserError(
+          f"the pattern {pattern} reads the mark '{name}', which generation cannot compute: generate with the task "
+          'whose `marks` set it, or use another pattern'
+        )
 
 
 def _limits(prompts, lengths, max_new_tokens, max_length, max_positions):
@@ -176,6 +188,7 @@ def _pad(prompts, pad_id, max_positions):
     'eos_ids',
     'pad_id',
     'cache_dtype',
+    'marks',
   ),
 )
 def _run(
@@ -193,6 +206,7 @@ def _run(
   eos_ids,
   pad_id,
   cache_dtype,
+  marks,
 ):
   batch = len(prompts)
   copies = strategy.copies(num_return)
@@ -208,29 +222,34 @@ def _run(
   )
   dtype = {} if cache_dtype is None else {'dtype': cache_dtype}
   cache = model.init_cache(batch, num_slots, **cache_inputs, **dtype)
-  logits, cache = _prefill(model, prompts, lengths, cache)
+  logits, cache = _prefill(model, prompts, lengths, cache, marks)
   # Avoids slicing stacked parameters and caches in the loop.
   model, cache = model.unstacked(cache)
   logits = jnp.broadcast_to(logits, (batch, copies, logits.shape[-1]))
   state, parents = strategy.advance(strategy.start(request), logits, jnp.int32(0), request)
   cache = _copied(cache, copies, prompts.shape[1] + copies * max_new_tokens, parents)
+  # The token before the last one of each sequence, on which marks depend.
+  before = jnp.repeat(jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1), copies, axis=1)
 
   def unfinished(carry):
-    step, state, _ = carry
-    return (step < max_new_tokens) & jnp.any(state.live)
+    return (carry[0] < max_new_tokens) & jnp.any(carry[1].live)
 
   def one_token(carry):
-    step, state, cache = carry
+    step, state, before, cache = carry
     # Finished sequences are fed too, at a position within their limit.
     position = lengths + jnp.minimum(step, limits - 1) - 1
     positions = jnp.repeat(position, copies)[:, None]
-    tokens = Tokens(positions=positions, segments=jnp.ones_like(positions))
-    logits, cache = model.decode(state.last.reshape(-1, 1), tokens, cache)
+    last = state.last
+    own = marks(last.reshape(-1, 1), before.reshape(-1, 1))
+    tokens = Tokens(positions=positions, segments=jnp.ones_like(positions), marks=own)
+    logits, cache = model.decode(last.reshape(-1, 1), tokens, cache)
     logits = logits.reshape(batch, copies, -1)
     state, parents = strategy.advance(state, logits, step, request)
-    return step + 1, state, _reorder(cache, parents)
+    before = last if parents is None else jnp.take_along_axis(last, parents, axis=1)
+    return step + 1, state, before, _reorder(cache, parents)
 
-  _, state, _ = jax.lax.while_loop(unfinished, one_token, (jnp.int32(1), state, cache))
+  carry = jnp.int32(1), state, before, cache
+  _, state, *_ = jax.lax.while_loop(unfinished, one_token, carry)
   return strategy.finish(state, request)
 
 
@@ -239,7 +258,7 @@ def _right_aligned(prompts, lengths):
   return jax.vmap(jnp.roll)(prompts, prompts.shape[1] - lengths)
 
 
-def _prefill(model, prompts, lengths, cache):
+def _prefill(model, prompts, lengths, cache, marks):
   """Returns logits [batch, 1, vocab] after each prompt, and the cache of the prompts.
 
   Padding occupies cache slots too, with segment 0.
@@ -247,8 +266,9 @@ def _prefill(model, prompts, lengths, cache):
   segments = (jnp.arange(prompts.shape[1]) < lengths[:, None]).astype(jnp.int32)
   # The prompt is the prefix of a prefix language model.
   has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
-  marks = {'prefix': segments.astype(bool)} if has_prefix else {}
-  tokens = Tokens.row(prompts.shape[1], segments=segments, marks=marks)
+  prefix = {'prefix': segments.astype(bool)} if has_prefix else {}
+  own = prefix | marks.of_rows(prompts, segments)
+  tokens = Tokens.row(prompts.shape[1], segments=segments, marks=own)
   return model.decode(prompts, tokens, cache, last=lengths - 1)
 
 

@@ -75,7 +75,7 @@ class T2XModel(TemplateLM):
       raise UserError(
         f'lm-evaluation-harness needs a causal language model, {run} has the task @{type(task).__name__}'
       )
-    self._model, self._tokenizer = loaded.model, task.fitted
+    self._model, self._tokenizer, self._marks = loaded.model, task.fitted, task.token_marks
     limit = loaded.model.spec.max_length
     self.max_length = max_length or limit or task.length
     if limit is not None and self.max_length > limit:
@@ -120,7 +120,11 @@ class T2XModel(TemplateLM):
     if shortened := sum(len(row[0]) < len(pair[0]) for row, pair in zip(rows, pairs, strict=True)):
       log.warning('%d prompts were cut to the last %d tokens', shortened, self.max_length)
     return log_likelihoods(
-      self._model, rows, pad_id=self._tokenizer.pad_id, batch_size=self.batch_size
+      self._model,
+      rows,
+      pad_id=self._tokenizer.pad_id,
+      batch_size=self.batch_size,
+      marks=self._marks,
     )
 
   def _end_of(self, prompt: Sequence[int], num_new: int) -> Sequence[int]:
@@ -175,6 +179,7 @@ class T2XModel(TemplateLM):
       # The last batch is padded to the same shape, to avoid another compilation.
       rows + [rows[-1]] * (self.batch_size - len(rows)),
       tokenizer,
+      marks=self._marks,
       strategy=strategy_of(settings, ends),
       max_new_tokens=num_tokens,
     )

@@ -55,6 +55,7 @@ from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.flow_attention import FlowAttention, FlowState
 from t2x.layers.gated_delta import GatedDeltaNet
 from t2x.layers.global_local import GlobalLocalAttention
+from t2x.layers.global_token_bias import GlobalTokenBias
 from t2x.layers.head_outputs import GatedHeads, HeadOutputs, NormedHeads, ScalarGatedHeads
 from t2x.layers.hyper_connections import DynamicHyperConnections, HyperConnections
 from t2x.layers.image_positions import LearnedGrid, SinusoidalGrid, resize_grid
@@ -222,6 +223,7 @@ __all__ = [
   'GatedMLP',
   'Global',
   'GlobalLocalAttention',
+  'GlobalTokenBias',
   'GridPositions',
   'HeadOutputs',
   'HyperConnections',

@@ -8,6 +8,8 @@ and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), t
 
 import abc
 import dataclasses
+import itertools
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -71,20 +73,28 @@ class Pattern(abc.ABC):
       return _exact_tiles(self, q, k)
     return self.tile(q, k)
 
-  def is_causal(self, length: int) -> bool:
-    """Returns whether no query in a row of `length` unmarked tokens sees a later key.
+  def is_causal(self, length: int, marks: Collection[str] = ()) -> bool:
+    """Returns whether no query in a row of `length` tokens sees a later key.
 
     Returns False if this depends on the data (`order`, `coords`).
+
+    Args:
+      length: number of tokens.
+      marks: names of marks that any token may have; no token has other marks.
     """
     if self.reads & {'coords', 'order'}:
       return False
     block = max(256, length // 2048)
-    schedule = self.schedule(length, length, block, block, has_marks=False)
+    marks = [name for name in marks if f'marks.{name}' in self.reads]
+    schedule = self.schedule(length, length, block, block, has_marks=bool(marks))
     for i, j in np.argwhere(schedule != SKIP):
       q = np.arange(i * block, min((i + 1) * block, length))[:, None]
       k = np.arange(j * block, min((j + 1) * block, length))[None, :]
-      if j >= i and np.any(self.allows(Tokens(q), Tokens(k)) & (k > q)):
-        return False
+      if j < i:
+        continue
+      for q_marks, k_marks in itertools.product(_combinations(marks), repeat=2):
+        if np.any(self.allows(Tokens(q, marks=q_marks), Tokens(k, marks=k_marks)) & (k > q)):
+          return False
     return True
 
   def schedule(
@@ -341,6 +351,12 @@ class Not(Pattern):
 def mark_names(pattern: Pattern) -> list[str]:
   """Returns the names of the marks that a pattern reads."""
   return sorted(name.removeprefix('marks.') for name in pattern.reads if name.startswith('marks.'))
+
+
+def _combinations(marks: Sequence[str]) -> list[dict[str, Any]]:
+  """Returns each set of marks that a token can have, as booleans that broadcast."""
+  subsets = itertools.product((np.False_, np.True_), repeat=len(marks))
+  return [dict(zip(marks, subset, strict=True)) for subset in subsets]
 
 
 def _marked(tokens: Tokens, name: str) -> Any:

@@ -14,6 +14,7 @@ from t2x.models.classifiers import (
   mean_tokens,
 )
 from t2x.models.encoder_decoder import EncoderDecoder
+from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import LMHead, LogitHead, MaskedLMHead, TiedHead
 from t2x.models.interfaces import (
   DecodingModel,
@@ -40,6 +41,7 @@ __all__ = [
   'Embedder',
   'Encoder',
   'EncoderDecoder',
+  'GlobalTokens',
   'Head',
   'Inputs',
   'LMHead',

@@ -14,6 +14,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
+from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Head, Output, TextEmbedding
 from t2x.models.language_model import select
@@ -34,7 +35,7 @@ class EncoderDecoder(nnx.Module):
     head: builds the output head over the target vocabulary.
 
   Raises:
-    UserError: the encoder's output is not d_model wide.
+    UserError: the encoder's output is not d_model wide, or an embedding prepends global tokens.
   """
 
   def __init__(
@@ -50,6 +51,10 @@ class EncoderDecoder(nnx.Module):
   ):
     self.embedding = embedding(d_model, rngs=rngs)
     self.target_embedding = target_embedding and target_embedding(d_model, rngs=rngs)
+    if any(isinstance(e, GlobalTokens) for e in (self.embedding, self.target_embedding)):
+      raise UserError(
+        'EncoderDecoder does not support GlobalTokens: use LanguageModel with an Encoder'
+      )
     self.encoder = encoder(d_model, rngs=rngs)
     self.decoder = decoder(d_model, rngs=rngs)
     if self.encoder.output_dim != d_model:

@@ -176,7 +176,8 @@ class Body(Protocol):
 class Embedder(Protocol):
   """Interface of modules that embed inputs (token ids, pixels, ...) as vectors with token metadata.
 
-  The length, coordinates and grid may change; segments and marks do not.
+  The length, coordinates and grid may change. Segments and marks of the inputs do not; tokens that are added before
+  them (`Tokens.num_extra`) have their own.
   """
 
   def __call__(

@@ -1,5 +1,6 @@
 """Causal and masked language models: a token embedding, a body and a head."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
+from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
 from t2x.models.interfaces import Body, Head, Output, OutputHead, TextEmbedding
 from t2x.models.losses import Sums
@@ -51,6 +53,9 @@ class LanguageModel(nnx.Module):
     embedding: builds the token embedding.
     body: builds the body: `Decoder` (GPT) or `Encoder` (BERT).
     head: builds the output head.
+
+  Raises:
+    UserError: the embedding prepends global tokens, but the body does not let them see all tokens.
   """
 
   def __init__(
@@ -65,17 +70,22 @@ class LanguageModel(nnx.Module):
   ):
     self.embedding = embedding(embedding_dim or d_model, rngs=rngs)
     self.body = body(d_model, rngs=rngs)
+    if isinstance(self.embedding, GlobalTokens):
+      self.embedding.check_patterns(self.body.patterns)
     with building(vocab_multiple=self.embedding.vocab_multiple):
       self.head = head(self.body.output_dim, self.embedding.vocab_size, rngs=rngs)
 
   @property
   def spec(self) -> ModelSpec:
     """Inputs, outputs and sizes of the model."""
+    limit = self.body.max_length
+    if limit is not None and isinstance(self.embedding, GlobalTokens):
+      limit -= self.embedding.n
     return ModelSpec(
       inputs='a text',
       outputs=self.head.outputs,
       patterns=tuple(self.body.patterns),
-      max_length=self.body.max_length,
+      max_length=limit,
       vocab_size=self.embedding.vocab_size,
       num_classes=self.head.num_classes,
       num_types=self.embedding.num_types,
@@ -91,7 +101,7 @@ class LanguageModel(nnx.Module):
     key: Array | None = None,
     record: frozenset[str] = frozenset(),
   ) -> Output:
-    """Returns hidden vectors [batch, length, d_model] of the last layer.
+    """Returns hidden vectors [batch, length, d_model] of the last layer, without those of global tokens.
 
     Args:
       ids: token ids.
@@ -101,9 +111,13 @@ class LanguageModel(nnx.Module):
       key: random key for dropout; None: no dropout.
       record: names of the intermediate arrays to return.
     """
-    x, tokens = self.embedding(ids, tokens, types=types)
+    x, extended = self.embedding(ids, tokens, types=types)
     body_key = named_key(key, 'body')
-    return self.body(x, tokens=tokens, cache=cache, key=body_key, record=record)
+    out = self.body(x, tokens=extended, cache=cache, key=body_key, record=record)
+    if not extended.num_extra:
+      return out
+    own = Tokens.row(ids.shape[1]) if tokens is None else tokens
+    return dataclasses.replace(out, x=out.x[:, extended.num_extra :], tokens=own)
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, 'batch length logits']:
     """Returns the logits of hidden vectors."""
@@ -141,7 +155,15 @@ class LanguageModel(nnx.Module):
     return Output(x, None, out.aux, out.recorded)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> BodyCache:
-    """Returns an empty cache for `num_slots` tokens of `batch` rows."""
+    """Returns an empty cache for `num_slots` tokens of `batch` rows.
+
+    Raises:
+      UserError: the embedding prepends global tokens, which see later tokens.
+    """
+    if isinstance(self.embedding, GlobalTokens):
+      raise UserError(
+        'a model with GlobalTokens is an encoder and cannot generate text token by token'
+      )
     return self.body.init_cache(batch, num_slots, dtype)
 
   def unstacked(self, cache: BodyCache) -> tuple['LanguageModel', BodyCache]:

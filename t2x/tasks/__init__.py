@@ -14,6 +14,7 @@ from t2x.tasks.evaluators import (
 from t2x.tasks.few_shot import ExactMatch, FewShot, LikeliestAnswer, LikeliestLabel, Scoring
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.image_mixing import Mixing, MixUp
+from t2x.tasks.marks import MarkRule, MarkStarts, MarkTexts
 from t2x.tasks.masked_lm import MaskedLM
 from t2x.tasks.mixture import Mixture
 from t2x.tasks.pictures import AttentionMaps, ClassifiedImages
@@ -41,6 +42,9 @@ __all__ = [
   'LikeliestAnswer',
   'LikeliestLabel',
   'Losses',
+  'MarkRule',
+  'MarkStarts',
+  'MarkTexts',
   'MaskedLM',
   'MixUp',
   'Mixing',

@@ -60,7 +60,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
   def check_model(self, model):
     """Also raises UserError if a block attends to later tokens."""
     super().check_model(model)
-    check_causal(model, self.length, 'CausalLM')
+    check_causal(model, self.length, 'CausalLM', self.marks)
 
   def target_weights(self, batch):
     """Returns weight 1 for each token that is not padding."""
@@ -68,7 +68,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
 
   def _hidden(self, model, batch, key):
     inputs = shift_right(batch['tokens'], batch['segments'], self.tokenizer.ids.bos_id)
-    return model.hidden(inputs, tokens=self.row_tokens(batch), key=key)
+    return model.hidden(inputs, tokens=self.row_tokens(batch, inputs), key=key)
 
   def predictions(self, model, batch, key):
     """Returns the logits of each token."""
@@ -98,7 +98,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
 
   def _generate(self, model, prompts, seed=0, **settings) -> Generated:
     rows = [self.fitted.prompt(prompt) for prompt in prompts]
-    return continued(model, rows, self.fitted, seed=seed, **settings)
+    return continued(model, rows, self.fitted, seed=seed, marks=self.token_marks, **settings)
 
   def check_generate(
     self, model: Any, prompts: Sequence[str], strategy: Strategy, max_new_tokens: int

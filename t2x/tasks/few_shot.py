@@ -85,7 +85,12 @@ class ExactMatch(Scoring):
       # The last batch is padded to the same shape, to avoid another compilation.
       batch += [batch[-1]] * (batch_size - len(batch))
       generated = continued(
-        model, batch, tokenizer, strategy=strategy, max_new_tokens=self.num_tokens
+        model,
+        batch,
+        tokenizer,
+        marks=task.token_marks,
+        strategy=strategy,
+        max_new_tokens=self.num_tokens,
       )
       outputs += [best['text'] for best, *_ in answers(generated, tokenizer)]
     outputs = [
@@ -121,7 +126,9 @@ class Choice(Scoring):
         for question, row in zip(batch, texts, strict=True)
         for text in row
       ]
-      scores = log_likelihoods(model, pairs, pad_id=tokenizer.pad_id, batch_size=batch_size)
+      scores = log_likelihoods(
+        model, pairs, pad_id=tokenizer.pad_id, batch_size=batch_size, marks=task.token_marks
+      )
       sums = iter([score.log_prob for score in scores])
       for row in texts:
         values = np.array([next(sums) for _ in row])

@@ -1,5 +1,6 @@
 """Filling of masks in prompts with a masked language model."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from t2x.data import Tokenizer
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
+from t2x.layers.marks import Marks
 from t2x.models.language_model import select
 from t2x.tasks.text import hidden_of, pad_prompts
 
@@ -62,7 +64,11 @@ def encode_masked(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def fill_masks(
-  model: nnx.Module, tokenizer: Tokenizer, prompts: Sequence[str], top_k: int
+  model: nnx.Module,
+  tokenizer: Tokenizer,
+  prompts: Sequence[str],
+  top_k: int,
+  marks: Marks = Marks(),
 ) -> list[dict[str, Any]]:
   """Ranks the tokens for each mask of each prompt. The masks of a prompt are predicted independently.
 
@@ -71,6 +77,7 @@ def fill_masks(
     tokenizer: its tokenizer.
     prompts: texts with masks, spelled `<mask>` or as the tokenizer does.
     top_k: number of tokens per mask.
+    marks: marks of tokens that patterns of the model read.
 
   Returns:
     For each prompt, `prompt`, `text` (with the likeliest tokens) and `masks`: for each mask in the order of
@@ -89,7 +96,7 @@ def fill_masks(
   spread, gathered = spread_over(model, len(rows))
   batch = {'tokens': ids, 'segments': segments, 'types': np.zeros_like(ids)}
   arrays = {name: spread(array) for name, array in batch.items()}
-  log_probs = np.asarray(jax.device_get(gathered(_log_probs(model, arrays, spread(picked)))))
+  log_probs = np.asarray(jax.device_get(gathered(_log_probs(model, arrays, spread(picked), marks))))
   return [
     _answer(tokenizer, prompt, row, place, scores, top_k)
     for prompt, row, place, scores in zip(prompts, rows, places, log_probs, strict=True)
@@ -103,11 +110,11 @@ def _longest(model: Any, rows: Sequence[Sequence[int]]) -> int | None:
   return limit
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames='marks')
 def _log_probs(
-  model: Any, batch: dict[str, Array], positions: Int[Array, 'batch masks']
+  model: Any, batch: dict[str, Array], positions: Int[Array, 'batch masks'], marks: Marks
 ) -> Float[Array, 'batch masks vocab']:
-  x = hidden_of(model, batch, None).x
+  x = hidden_of(model, batch, None, marks).x
   return jax.nn.log_softmax(model.logits(select(x, positions)).astype(jnp.float32))
 
 

@@ -13,6 +13,7 @@ from t2x.data import Tokenizer
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.layers.marks import Marks
 from t2x.models import Output
 from t2x.tasks.text import pad_prompts
 
@@ -31,10 +32,12 @@ class Inspection:
   Attributes:
     model: the module, with its parameters.
     tokenizer: the fitted tokenizer; None for image models.
+    marks: marks of tokens that patterns of a language model read.
   """
 
   model: Any
   tokenizer: Tokenizer | None
+  marks: Marks = Marks()
 
   def encode(self, texts: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Converts texts to token ids and segments (1 for tokens, 0 for padding), int32 [batch, length].
@@ -79,7 +82,7 @@ class Inspection:
       run: Any = _image_outputs
       arrays: tuple[Any, ...] = (np.asarray(inputs, np.float32),)
     elif spec.inputs == 'a text':
-      run, arrays = _text_outputs, self.encode(inputs)
+      run, arrays = functools.partial(_text_outputs, marks=self.marks), self.encode(inputs)
     else:
       sources = inputs if isinstance(inputs, np.ndarray) else as_list(inputs)
       prefixes = [''] * len(sources) if targets is None else targets
@@ -130,9 +133,10 @@ def _image_outputs(model, images, *, record):
   return out.x, out.recorded
 
 
-@functools.partial(jax.jit, static_argnames='record')
-def _text_outputs(model, ids, segments, *, record):
-  tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True)
+@functools.partial(jax.jit, static_argnames=('record', 'marks'))
+def _text_outputs(model, ids, segments, *, record, marks):
+  marked = marks.of_rows(ids, segments)
+  tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True, marks=marked)
   out: Output = model.hidden(ids, tokens=tokens, record=record)
   if 'class logits' in model.spec.outputs:
     return model.head.classify(out.x, segments, None), out.recorded

@@ -15,11 +15,11 @@ from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.ranges import Size
 from t2x.tasks.base import Task
-from t2x.tasks.text import TextTask
+from t2x.tasks.text import MarkingTask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabelledTask(TextTask):
+class LabelledTask(MarkingTask):
   """A task that predicts classes from the hidden vectors of a text.
 
   Attributes:

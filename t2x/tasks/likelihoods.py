@@ -12,6 +12,7 @@ from t2x.data import Tokenizer
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.layers.marks import Marks
 from t2x.models import TextModel
 from t2x.models.language_model import select
 from t2x.tasks.text import pad_prompts
@@ -58,7 +59,12 @@ def encode_pair(tokenizer: Tokenizer, prompt: str, continuation: str) -> Pair:
 
 
 def log_likelihoods(
-  model: TextModel, pairs: Sequence[Pair], *, pad_id: int, batch_size: int
+  model: TextModel,
+  pairs: Sequence[Pair],
+  *,
+  pad_id: int,
+  batch_size: int,
+  marks: Marks = Marks(),
 ) -> list[Likelihood]:
   """Computes the log-likelihood of each continuation given its prompt.
 
@@ -67,6 +73,7 @@ def log_likelihoods(
     pairs: ids of prompts and of their continuations, each at least one.
     pad_id: the id of padding.
     batch_size: rows per batch.
+    marks: further marks of tokens that patterns of the model read.
 
   Raises:
     UserError: a row is longer than the model supports.
@@ -81,7 +88,7 @@ def log_likelihoods(
     rows = [pairs[i] for i in chosen] + [pairs[chosen[-1]]] * (batch_size - len(chosen))
     arrays = _arrays(rows, pad_id, longest)
     spread, gather = spread_over(model, batch_size)
-    sums, greedy = jax.device_get(gather(_score(model, *map(spread, arrays))))
+    sums, greedy = jax.device_get(gather(_score(model, *map(spread, arrays), further=marks)))
     for i, log_prob, is_greedy in zip(chosen, sums, greedy, strict=False):
       results[i] = Likelihood(float(log_prob), bool(is_greedy))
   return [result for result in results if result is not None]
@@ -105,13 +112,14 @@ def _arrays(rows: Sequence[Pair], pad_id: int, longest: int | None) -> tuple[np.
   return ids, lengths, prompts, index, labels
 
 
-@jax.jit
-def _score(model, ids, lengths, prompts, index, labels):
+@functools.partial(jax.jit, static_argnames='further')
+def _score(model, ids, lengths, prompts, index, labels, *, further):
   """Returns the sum of log-probabilities and whether all labels are the likeliest tokens, by row."""
   positions = jnp.arange(ids.shape[1])
   has_prefix = any('marks.prefix' in pattern.reads for pattern in model.spec.patterns)
   marks = {'prefix': positions < prompts[:, None]} if has_prefix else {}
   segments = (positions < lengths[:, None]).astype(jnp.int32)
+  marks |= further.of_rows(ids, segments)
   tokens = Tokens.row(ids.shape[1], segments=segments, right_padded=True, marks=marks)
   logits = model.logits(select(model.hidden(ids, tokens=tokens).x, index)).astype(jnp.float32)
   chosen = jnp.take_along_axis(logits, jnp.maximum(labels, 0)[..., None], axis=-1)[..., 0]

@@ -85,7 +85,8 @@ class MaskedLM(DistillableTask, JoinedDocuments):
 
   def _hidden(self, model, batch, key):
     """Returns the model's output with the hidden vectors of the masked tokens only."""
-    out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
+    ids = batch['tokens']
+    out = model.hidden(ids, tokens=self.row_tokens(batch, ids), key=key)
     return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
 
   def predictions(self, model, batch, key):
@@ -112,7 +113,7 @@ class MaskedLM(DistillableTask, JoinedDocuments):
     self, model: nnx.Module, prompts: Sequence[str], top_k: int
   ) -> list[dict[str, Any]]:
     """Ranks the tokens for each mask of each prompt; see `t2x.tasks.fill_mask.fill_masks`."""
-    return fill_masks(model, self.fitted, prompts, top_k)
+    return fill_masks(model, self.fitted, prompts, top_k, self.token_marks)
 
   def generate(self, model, prompts, *, strategy, max_new_tokens, num_return=1, seed=0):
     """Raises UserError: a masked language model fills masks."""

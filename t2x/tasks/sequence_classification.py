@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from t2x.data import LabelledTexts
 from t2x.errors import UserError
 from t2x.layers import named_key
+from t2x.layers.marks import Marks
 from t2x.models import Output, OutputKind
 from t2x.models.losses import classification_sums
 from t2x.ranges import NonEmpty, Text, TunableRate
@@ -72,6 +73,10 @@ class SequenceClassification(DistillableTask, LabelledTask):
     """Also raises UserError if the model does not fit the auxiliary objective."""
     super().check_model(model)
     if self.auxiliary is not None:
+      if self.marks:
+        raise UserError(
+          'SequenceClassification.marks is not supported with an auxiliary objective: leave one of them out'
+        )
       self.auxiliary.check_model(model, self.length)
 
   def target_weights(self, batch):
@@ -87,11 +92,11 @@ class SequenceClassification(DistillableTask, LabelledTask):
 
   def predictions(self, model, batch, key):
     """Returns the logits of the classes."""
-    return _logits(model, batch, key)
+    return _logits(model, batch, key, self.token_marks)
 
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and the F1 counts of each class over the examples with weight 1."""
-    logits, out = _logits(model, batch, key)
+    logits, out = _logits(model, batch, key, self.token_marks)
     weights = self.weighted_targets(batch)
     smoothing = 0.0 if key is None else self.label_smoothing
     sums = classification_sums(logits, batch['label'], weights, smoothing)
@@ -127,7 +132,9 @@ class SequenceClassification(DistillableTask, LabelledTask):
       self.check_prompt(prompt)
       texts = prompt.split('\t') if len(self.fields) > 1 else [prompt]
       examples.append(dict(zip(self.fields, texts, strict=True)) | {'label': self.labels[0]})
-    _, logits = self.run_on_examples(lambda m, batch: _logits(m, batch, None)[0], model, examples)
+    _, logits = self.run_on_examples(
+      lambda m, batch: self.predictions(m, batch, None)[0], model, examples
+    )
     log_probs = np.asarray(jax.nn.log_softmax(logits))
 
     def answer(row, label):
@@ -140,9 +147,9 @@ class SequenceClassification(DistillableTask, LabelledTask):
 
 
 def _logits(
-  model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None
+  model: Any, batch: Mapping[str, jax.Array], key: jax.Array | None, marks: Marks
 ) -> tuple[Float[Array, 'batch classes'], Output]:
   """Returns the class logits in float32 and the model's output with the hidden vectors."""
-  out = hidden_of(model, batch, key)
+  out = hidden_of(model, batch, key, marks)
   logits = model.head.classify(out.x, batch['segments'], named_key(key, 'head'))
   return logits.astype(jnp.float32), out

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float
 from t2x.data import SpanWindows, evaluation_batches
 from t2x.decode.generate import spread_over
 from t2x.errors import UserError
+from t2x.layers.marks import Marks
 from t2x.models import OutputKind, TextModel
 from t2x.models.losses import Sums, cross_entropy
 from t2x.ranges import Finite, Size
@@ -86,7 +87,7 @@ class SpanPrediction(LabelledTask):
 
   def sums(self, model, batch, key):
     """Returns the mean loss of start and end, and the fraction of windows with both correct."""
-    out = hidden_of(model, batch, key)
+    out = hidden_of(model, batch, key, self.token_marks)
     both = _logits(model, out.x, batch)
     weights = self.weighted_targets(batch)
     labels = (batch['start'], batch['end'])
@@ -131,7 +132,8 @@ class SpanPrediction(LabelledTask):
     spans: list[Any] = []
     for batch in watched(batches):
       arrays = {name: spread(array) for name, array in batch.items()}
-      columns = jax.device_get(gathered(_best_spans(model, arrays, self.answer_length)))
+      best_spans = _best_spans(model, arrays, self.answer_length, self.token_marks)
+      columns = jax.device_get(gathered(best_spans))
       spans += zip(*columns, strict=True)
     best: dict[int, tuple[float, str]] = {}
     empty: dict[int, float] = {}
@@ -185,12 +187,12 @@ def _logits(
   return start, end
 
 
-@functools.partial(jax.jit, static_argnames='longest')
+@functools.partial(jax.jit, static_argnames=('longest', 'marks'))
 def _best_spans(
-  model: TextModel, batch: Mapping[str, jax.Array], longest: int
+  model: TextModel, batch: Mapping[str, jax.Array], longest: int, marks: Marks
 ) -> tuple[Array, Array, Array, Array]:
   """Returns start, end and score of the best span of each row, and the score of the class token: [batch]."""
-  start, end = _logits(model, hidden_of(model, batch, None).x, batch)
+  start, end = _logits(model, hidden_of(model, batch, None, marks).x, batch)
   null = start[:, 0] + end[:, 0]
   inside = batch['context'] != 0
   start, end = (jnp.where(inside, logits, MASKED) for logits in (start, end))

@@ -3,7 +3,7 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -24,22 +24,25 @@ from t2x.decode import Generated, generate
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
 from t2x.layers import Causal, RowLayout, Tokens
+from t2x.layers.marks import Marks
 from t2x.models import DecodingModel, Model, Output, TextModel
 from t2x.models.losses import Sums
 from t2x.ranges import Size, TunableNonNegative
 from t2x.tasks.base import Task
+from t2x.tasks.marks import MarkRule, check_marks, marks_of
 
 
-def check_causal(model: Model, length: int, task: str) -> None:
+def check_causal(model: Model, length: int, task: str, marks: Collection[str] = ()) -> None:
   """Raises UserError if a block of the model attends to later tokens.
 
   Args:
     model: the model or its shapes.
     length: number of predicted tokens per row.
     task: name of the task, for the message.
+    marks: names of the marks that any token may have.
   """
   for pattern in model.spec.patterns:
-    if not pattern.is_causal(length):
+    if not pattern.is_causal(length, marks):
       raise UserError(
         f'{task} predicts the next token, but the attention pattern {pattern} attends to later tokens: '
         f'use {Causal() & pattern} (Decoder.pattern = @Causal() and the other pattern as Block.pattern)'
@@ -142,6 +145,30 @@ class TextTask(Task):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class MarkingTask(TextTask):
+  """A text task that can mark tokens.
+
+  Attributes:
+    marks: rules by the names of the marks that they set. `{'starts': @MarkStarts()}` marks the starts of lines, which
+      the pattern `Marked('starts')` of a block then makes global. Marks are computed from the ids that the model gets,
+      also in generation.
+  """
+
+  marks: Mapping[str, MarkRule] = dataclasses.field(default_factory=dict)
+
+  @property
+  def token_marks(self) -> Marks:
+    """The marks of token ids; none are set before the task is bound, when programs are traced for shapes."""
+    tokenizer = self.tokenizer.tokenizer if isinstance(self.tokenizer, Fitted) else None
+    return marks_of(self.marks, tokenizer)
+
+  def check_model(self, model):
+    """Also raises UserError if no pattern of the model reads a mark."""
+    super().check_model(model)
+    check_marks(model, self.marks, type(self).__name__)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenTask(TextTask):
   """A task that predicts tokens of the vocabulary.
 
@@ -184,7 +211,7 @@ class TokenTask(TextTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class JoinedDocuments(TokenTask):
+class JoinedDocuments(MarkingTask, TokenTask):
   """A task over documents that are packed into rows.
 
   Attributes:
@@ -218,12 +245,20 @@ class JoinedDocuments(TokenTask):
     """Whether every row is one segment without padding."""
     return self.plan.one_segment
 
-  def row_tokens(self, batch: Mapping[str, jax.Array]) -> Tokens:
-    """Returns the token metadata of a batch: packed documents or plain rows."""
+  def row_tokens(self, batch: Mapping[str, jax.Array], ids: jax.Array) -> Tokens:
+    """Returns the token metadata of a batch: packed documents or plain rows.
+
+    Args:
+      batch: the batch.
+      ids: the ids that the model gets, [batch, length].
+    """
     if self.one_segment:
       stored = 'positions' in self.plan.columns
-      return Tokens.row(self.length, encoded=batch['positions'] if stored else None)
-    return Tokens(batch['positions'], batch['segments'], layout=RowLayout.PACKED)
+      encoded, marks = batch['positions'] if stored else None, self.token_marks.of_rows(ids)
+      return Tokens.row(self.length, encoded=encoded, marks=marks)
+    segments = batch['segments']
+    marks = self.token_marks.of_rows(ids, segments)
+    return Tokens(batch['positions'], segments, marks=marks, layout=RowLayout.PACKED)
 
 
 def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -232,14 +267,22 @@ def encoded_spec(batch_size: int, length: int, *by_token: str) -> dict[str, jax.
   return {name: jax.ShapeDtypeStruct((batch_size, length), jnp.int32) for name in names}
 
 
-def hidden_of(model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None) -> Output:
+def hidden_of(
+  model: TextModel,
+  batch: Mapping[str, jax.Array],
+  key: jax.Array | None,
+  marks: Marks = Marks(),
+) -> Output:
   """Returns a language model's hidden vectors of rows with one encoded example each.
 
   The token types are passed only to models with type embeddings.
   """
+  ids, segments = batch['tokens'], batch['segments']
   return model.hidden(
-    batch['tokens'],
-    tokens=Tokens.row(batch['tokens'].shape[1], segments=batch['segments'], right_padded=True),
+    ids,
+    tokens=Tokens.row(
+      ids.shape[1], segments=segments, right_padded=True, marks=marks.of_rows(ids, segments)
+    ),
     types=batch['types'] if model.spec.num_types else None,
     key=key,
   )
@@ -274,6 +317,7 @@ def continued(
   tokenizer: Tokenizer,
   *,
   seed: int = 0,
+  marks: Marks = Marks(),
   **settings: Any,
 ) -> Generated:
   """Continues rows of token ids.
@@ -283,6 +327,7 @@ def continued(
     rows: ids of each prompt, at least one.
     tokenizer: the tokenizer, for its end and padding ids.
     seed: random seed of sampling.
+    marks: marks of tokens that patterns of the model read.
     **settings: further arguments of `t2x.decode.generate`, such as `strategy` and `max_new_tokens`.
   """
   ids, lengths = pad_prompts(rows, tokenizer.pad_id)
@@ -293,6 +338,7 @@ def continued(
     eos_id=tokenizer.eos_id,
     pad_id=tokenizer.pad_id,
     key=jax.random.key(seed),
+    marks=marks,
     **settings,
   )
 

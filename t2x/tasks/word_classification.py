@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from t2x.data import LabelledWords
 from t2x.errors import UserError
+from t2x.layers.marks import Marks
 from t2x.models import Output, OutputKind, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import classification_sums
@@ -71,7 +72,7 @@ class WordClassification(LabelledTask):
 
   def sums(self, model, batch, key):
     """Returns loss and accuracy over words, and precision, recall and F1 of entities as pairs of counts."""
-    logits, out = _logits(model, batch, key)
+    logits, out = _logits(model, batch, key, self.token_marks)
     labels, present = batch['word_labels'], batch['word_weights'] != 0
     sums = classification_sums(logits, labels, self.weighted_targets(batch))
     tags = Tags.from_labels(self.labels)
@@ -102,7 +103,7 @@ class WordClassification(LabelledTask):
     sentences = [prompt.split() for prompt in prompts]
     examples = [{'words': words, 'labels': [self.labels[0]] * len(words)} for words in sentences]
     rows, logits = self.run_on_examples(
-      lambda m, batch: _logits(m, batch, None)[0], model, examples
+      lambda m, batch: _logits(m, batch, None, self.token_marks)[0], model, examples
     )
     # Every word is in exactly one row, in the order of the prompts.
     by_word = np.asarray(jax.nn.log_softmax(logits))[
@@ -119,8 +120,8 @@ class WordClassification(LabelledTask):
 
 
 def _logits(
-  model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None
+  model: TextModel, batch: Mapping[str, jax.Array], key: jax.Array | None, marks: Marks
 ) -> tuple[Float[Array, 'batch words classes'], Output]:
   """Returns the class logits of each word in float32 and the model's output with the hidden vectors."""
-  out = hidden_of(model, batch, key)
+  out = hidden_of(model, batch, key, marks)
   return model.logits(select(out.x, batch['word_positions'])).astype(jnp.float32), out

@@ -4,6 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+
 import t2x.tasks
 from t2x.data import (
   BPE,
@@ -107,6 +110,27 @@ def fingerprints(folder):
     rows = bound.rows(task.train_split)
     found[name] = bound.batches(rows, batch_size=4, seed=0).fingerprint
   return found
+
+
+def trained_losses(task, model, num_steps=30, rate=0.05):
+  """Losses of gradient descent on one batch of a bound task."""
+  batch = task.batches(task.rows('train'), batch_size=4, seed=0)[0]
+  batch = {name: jnp.asarray(batch[name]) for name in task.spec(4)}
+
+  @jax.jit
+  def step(model):
+    def loss(model):
+      output = task.sums(model, batch, jax.random.key(0))
+      return sum(output.terms.values()) / task.weights(batch)['loss']
+
+    value, gradient = jax.value_and_grad(loss)(model)
+    return value, jax.tree.map(lambda p, g: p - rate * g, model, gradient)
+
+  losses = []
+  for _ in range(num_steps):
+    value, model = step(model)
+    losses.append(float(value))
+  return losses
 
 
 if __name__ == '__main__':

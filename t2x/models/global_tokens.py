@@ -1,0 +1,116 @@
+"""Global tokens in front of a text (ETC: Ainslie et al. 2020, https://arxiv.org/abs/2004.08483)."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from t2x.errors import UserError
+from t2x.layers import Initializer, Pattern, RowLayout, TokenEmbedding, Tokens, normal
+from t2x.layers.base import param
+from t2x.layers.dtypes import broadcast
+from t2x.models.interfaces import TextEmbedding
+from t2x.ranges import Size
+
+
+class GlobalTokens(nnx.Module):
+  """Token embedding of an encoder that prepends `n` learned global tokens to each row.
+
+  With the pattern `Window(64) | Global(n)` global tokens see and are seen by all tokens, and the tokens of the text (the
+  long input of ETC) see their window, in time linear in the length. Global tokens have the mark 'global', which
+  `Marked('global')` and `GlobalTokenBias` read, and the first n positions, so that the text starts at position n. A
+  `LanguageModel` removes them after its body: heads get the vectors of the text only.
+
+  ETC's other global inputs (one token for each sentence) and its contrastive objective are not included.
+
+  Args:
+    d_model: width of the vectors.
+    n: number of global tokens.
+    embedding: builds the embedding of the text.
+    init: initialiser of the global tokens.
+
+  Raises:
+    UserError: when called, a row is not one segment, or the tokens have the mark 'global'.
+  """
+
+  def __init__(
+    self,
+    d_model: int,
+    *,
+    n: Size,
+    embedding: Callable[..., TextEmbedding] = TokenEmbedding,
+    init: Initializer = normal(0.02),
+    rngs: nnx.Rngs,
+  ):
+    self.n = n
+    self.embedding = embedding(d_model, rngs=rngs)
+    self.vectors = param(init, (n, d_model), (None, 'embed'), rngs)
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of tokens of the text's embedding."""
+    return self.embedding.vocab_size
+
+  @property
+  def vocab_multiple(self) -> int:
+    """The `vocab_multiple` of the text's embedding."""
+    return self.embedding.vocab_multiple
+
+  @property
+  def num_types(self) -> int:
+    """Number of token types."""
+    return self.embedding.num_types
+
+  def __call__(
+    self,
+    ids: Int[Array, 'batch length'],
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch extended d_model'], Tokens]:
+    """Returns the vectors of the global tokens and of `ids`, and their metadata, with the length n + length."""
+    x, tokens = self.embedding(ids, tokens, types=types)
+    first = broadcast(self.vectors[...], (len(x), self.n, x.shape[-1]), x.dtype)
+    return jnp.concatenate([first, x], axis=1), self._extended(tokens)
+
+  def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
+    """Returns the logits of the text's embedding."""
+    return self.embedding.attend(x)
+
+  def check_patterns(self, patterns: Sequence[Pattern]) -> None:
+    """Raises UserError if all patterns are causal or windows, in which global tokens see few tokens.
+
+    Args:
+      patterns: the attention patterns of the layers.
+    """
+    for pattern in patterns:
+      is_local = pattern.offsets() not in (None, (None, None))
+      if not is_local and not pattern.is_causal(self.n + 2, ['global']):
+        return
+    raise UserError(
+      f'no layer lets the {self.n} tokens of GlobalTokens see and be seen by all tokens (patterns: '
+      f'{", ".join(sorted({str(pattern) for pattern in patterns}))}): use an Encoder with a pattern such as '
+      f'{patterns[0]} | Global({self.n})'
+    )
+
+  def _extended(self, tokens: Tokens) -> Tokens:
+    """Returns the metadata of a row with global tokens before it."""
+    one_segment = tokens.segments is None or tokens.right_padded
+    if tokens.layout is not RowLayout.CONTIGUOUS or not one_segment or tokens.encoded is not None:
+      raise UserError(
+        'GlobalTokens needs rows of one document, but these rows hold several: set the `packing` of the task to '
+        '@FullRows, or use a task with one example per row'
+      )
+    if 'global' in tokens.marks:
+      raise UserError("the task sets the mark 'global', which GlobalTokens sets: use another name")
+    length, segments = tokens.positions.shape[1], tokens.segments
+    if segments is not None:
+      # Rows of padding only, which fill up a batch, stay padding.
+      first = jnp.broadcast_to(segments[:, :1], (len(segments), self.n))
+      segments = jnp.concatenate([first, segments], axis=1)
+    marks = {name: jnp.pad(mark, ((0, 0), (self.n, 0))) for name, mark in tokens.marks.items()}
+    row = Tokens.row(self.n + length, segments=segments, right_padded=tokens.right_padded)
+    marks['global'] = row.positions < self.n
+    return dataclasses.replace(row, marks=marks, num_extra=self.n)
