@@ -74,6 +74,7 @@ from t2x.layers.initializers import (
 from t2x.layers.interfaces import (
   NO_AUX,
   Aux,
+  BranchWiring,
   Cache,
   Call,
   CrossSublayer,
@@ -186,6 +187,7 @@ __all__ = [
   'Blocks',
   'Blockwise',
   'BranchNorm',
+  'BranchWiring',
   'Cache',
   'Call',
   'Causal',

@@ -26,6 +26,7 @@ from t2x.models.interfaces import (
 )
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
+from t2x.models.reversible import ReversibleStack, concatenated_streams, mean_of_streams
 from t2x.models.segments import Segments
 from t2x.models.spec import Inputs, ModelSpec, OutputKind
 from t2x.models.stack import Stack
@@ -55,6 +56,7 @@ __all__ = [
   'ParallelBlock',
   'PooledClassifier',
   'Pooler',
+  'ReversibleStack',
   'Segments',
   'SequenceClassifier',
   'Stack',
@@ -64,8 +66,10 @@ __all__ = [
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',
+  'concatenated_streams',
   'final_norm_if_needed',
   'first_token',
   'last_token',
+  'mean_of_streams',
   'mean_tokens',
 ]
