@@ -32,7 +32,7 @@ class Branch:
   outputs: Any
 
   def __call__(
-    self, leaves: Sequence[Array], h: Array, own: Any, arrays: Sequence[Array]
+    self, leaves: Sequence[Array], h: Array, own: Any, arrays: Sequence[Any]
   ) -> tuple[Array, Any, Any]:
     """Returns the branch, the losses and the metrics.
 
@@ -48,7 +48,7 @@ class Branch:
 
 
 def traced_branch(
-  branch: Callable[..., Any], inputs: Sequence[Any], place: int, arrays: list[Array]
+  branch: Callable[..., Any], inputs: Sequence[Any], place: int, arrays: list[Any]
 ) -> Branch:
   """Traces a sublayer, and appends the arrays that it encloses to `arrays`.
 
@@ -75,7 +75,7 @@ def reversible_scan(
   branches: Sequence[Branch],
   pair: Pair,
   leaves: list[list[Array]],
-  arrays: Sequence[Array],
+  arrays: Sequence[Any],
   per_repeat: Any,
 ) -> tuple[Pair, Any, Any]:
   """Applies (a, b) -> (b, a + branch(b)) for each branch of each repeat.
@@ -92,9 +92,11 @@ def reversible_scan(
   Returns:
     The streams after the last sublayer, and the losses and metrics of each branch, [groups, repeats of a group, ...].
   """
-  trained = [i for i, array in enumerate(arrays) if jnp.issubdtype(array.dtype, jnp.floating)]
-  others = {i: array for i, array in enumerate(arrays) if i not in trained}
-  scan = _with_gradient(_Scan(tuple(branches), tuple(trained)))
+  traced = {i: array for i, array in enumerate(arrays) if isinstance(array, jax.core.Tracer)}
+  constants = {i: array for i, array in enumerate(arrays) if i not in traced}
+  trained = [i for i, array in traced.items() if jnp.issubdtype(array.dtype, jnp.floating)]
+  others = {i: array for i, array in traced.items() if i not in trained}
+  scan = _with_gradient(_Scan(tuple(branches), tuple(trained), constants))
   return scan(pair, leaves, [arrays[i] for i in trained], (others, per_repeat))
 
 
@@ -117,13 +119,15 @@ class _Scan:
   Attributes:
     branches: sublayers of one repeat.
     trained: indices of the enclosed arrays that may have a gradient.
+    constants: enclosed arrays by index that are constants of the program.
   """
 
   branches: tuple[Branch, ...]
   trained: tuple[int, ...]
+  constants: dict[int, Any]
 
-  def _arrays(self, floats: Sequence[Array], others: dict[int, Array]) -> list[Array]:
-    arrays = others | dict(zip(self.trained, floats, strict=True))
+  def _arrays(self, floats: Sequence[Array], others: dict[int, Array]) -> list[Any]:
+    arrays = self.constants | others | dict(zip(self.trained, floats, strict=True))
     return [arrays[i] for i in range(len(arrays))]
 
   def forward(self, pair, leaves, floats, fixed):

@@ -192,12 +192,12 @@ class ReversibleStack(Stack):
   def _stream(self, x: Array) -> ReversibleStream:
     return ReversibleStream.initial(x, self.merge)
 
-  def _branches(self, x: Array, call: Call, per_repeat: Any) -> tuple[list[Branch], list[Array]]:
+  def _branches(self, x: Array, call: Call, per_repeat: Any) -> tuple[list[Branch], list[Any]]:
     """Returns the traced sublayers of one repeat, and the arrays that they enclose."""
     wide = jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, Dtypes.reductions))
     first = functools.partial(jax.tree.map, lambda a: a[0])
     number, _, keys, rates = jax.eval_shape(first, per_repeat)
-    branches, arrays = [], list[Array]()
+    branches, arrays = list[Branch](), list[Any]()
     for place, block in enumerate(self.blocks):
       for name in block.names:
 
