@@ -45,7 +45,7 @@ from t2x.models import (
 from t2x.models.stack import restrict_call
 
 part = functools.partial
-WIDTH, LENGTH, NUM_LAYERS = 16, 12, 6
+WIDTH, LENGTH, NUM_LAYERS = 16, 12, 4
 NORMED = part(PreNorm, dropout_rate=0.2)
 ATTENTION = part(MultiHeadAttention, num_heads=4, num_kv_heads=2, dropout_rate=0.1)
 X = jax.random.normal(jax.random.key(1), (2, LENGTH, WIDTH))
@@ -284,7 +284,7 @@ def test_memory_of_activations_does_not_grow_with_depth(make):
     ({'blocks': [block(encoding=Sinusoidal)]}, 'encoding = @Sinusoidal is added to the input'),
     ({'blocks': [block(part(ATTENTION, values=LearnedValueResidual))]}, 'passes arrays to later'),
     ({'num_layers': 3, 'blocks': [block(), block()]}, r'ReversibleStack.num_layers = 3'),
-    ({'num_groups': 4}, r'ReversibleStack.num_groups = 4: must divide 6'),
+    ({'num_groups': 3}, r'ReversibleStack.num_groups = 3: must divide 4'),
   ],
 )
 def test_layers_that_cannot_be_inverted_are_refused(settings, message):
