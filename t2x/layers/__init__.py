@@ -75,6 +75,7 @@ from t2x.layers.initializers import (
 from t2x.layers.interfaces import (
   NO_AUX,
   Aux,
+  BranchWiring,
   Cache,
   Call,
   CrossSublayer,
@@ -187,6 +188,7 @@ __all__ = [
   'Blocks',
   'Blockwise',
   'BranchNorm',
+  'BranchWiring',
   'Cache',
   'Call',
   'Causal',

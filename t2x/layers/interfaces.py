@@ -345,6 +345,21 @@ class Wiring(Protocol):
 
 
 @runtime_checkable
+class BranchWiring(Wiring, Protocol):
+  """Wiring x + branch(x), whose branch can be computed for another stream; `ReversibleStack` needs it."""
+
+  def branch(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    sublayer: Callable[[Array], Result],
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> Result:
+    """Returns the result of `sublayer`, with `x` replaced by what `__call__` adds to the residual stream."""
+    ...
+
+
+@runtime_checkable
 class Merge(Protocol):
   """Merges neighbouring tokens into wider ones. Built as `Merge(d_model, rngs=rngs)`.
 

@@ -36,6 +36,18 @@ class _Residual(nnx.Module):
     """Returns the branch that is added to the stream, from the sublayer's output."""
     return y
 
+  def branch(
+    self,
+    x: Float[Array, 'batch length d_model'],
+    sublayer: Callable[[Array], Result],
+    key: Array | None = None,
+    keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
+  ) -> Result:
+    """See `BranchWiring.branch`."""
+    result = sublayer(self._before(x))
+    y = apply_rates(self._after(result.x), self.dropout_rate, key, keep)
+    return dataclasses.replace(result, x=y)
+
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
@@ -44,9 +56,8 @@ class _Residual(nnx.Module):
     keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None,
   ) -> Result:
     """See `Wiring.__call__`."""
-    result = sublayer(self._before(x))
-    y = apply_rates(self._after(result.x), self.dropout_rate, key, keep)
-    return dataclasses.replace(result, x=x + y)
+    result = self.branch(x, sublayer, key, keep)
+    return dataclasses.replace(result, x=x + result.x)
 
 
 class NoNorm(_Residual):

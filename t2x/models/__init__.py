@@ -27,6 +27,7 @@ from t2x.models.interfaces import (
 )
 from t2x.models.language_model import LanguageModel
 from t2x.models.mixture_of_softmaxes import MixtureOfSoftmaxes
+from t2x.models.reversible import ReversibleStack, concatenated_streams, mean_of_streams
 from t2x.models.segments import Segments
 from t2x.models.spec import Inputs, ModelSpec, OutputKind
 from t2x.models.stack import Stack
@@ -57,6 +58,7 @@ __all__ = [
   'ParallelBlock',
   'PooledClassifier',
   'Pooler',
+  'ReversibleStack',
   'Segments',
   'SequenceClassifier',
   'Stack',
@@ -66,8 +68,10 @@ __all__ = [
   'TiedHead',
   'TokenClassifier',
   'VisionTransformer',
+  'concatenated_streams',
   'final_norm_if_needed',
   'first_token',
   'last_token',
+  'mean_of_streams',
   'mean_tokens',
 ]

@@ -4,7 +4,7 @@ connection (Vaswani et al. 2017, https://arxiv.org/abs/1706.03762)."""
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from t2x.layers import (
   MLP,
   NO_AUX,
   Aux,
+  BranchWiring,
   Cache,
   Call,
   CrossSublayer,
@@ -204,6 +205,20 @@ class SublayerBlock(_Block):
   def num_streams(self) -> int:
     """Number of residual streams."""
     return vars(self)[f'{self.names[-1]}_wiring'].num_streams
+
+  @property
+  def wirings(self) -> dict[str, Wiring]:
+    """Wirings of the sublayers by their names, in the order of application."""
+    return {name: vars(self)[f'{name}_wiring'] for name in self.names}
+
+  def branch(
+    self, name: str, x: Float[Array, 'batch length d_model'], call: Call, cache: Any = None
+  ) -> Result:
+    """Returns the result of sublayer `name`, with `x` replaced by what its `BranchWiring` adds to the stream."""
+    part, own = self.sublayers[name], self.calls(call)[name]
+    wiring = cast(BranchWiring, self.wirings[name])
+    key = named_key(call.key, f'{name}_wiring')
+    return wiring.branch(x, lambda h: part(h, own, cache), key, call.keep)
 
   def __call__(
     self,

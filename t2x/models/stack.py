@@ -124,17 +124,18 @@ class Stack(nnx.Module):
     stochastic_depth: TunableRate = 0.0,
     rngs: nnx.Rngs,
   ):
+    name = type(self).__name__
     if num_layers % len(blocks):
       raise UserError(
-        f'Stack.num_layers = {num_layers}: must be a multiple of {len(blocks)}, the number of Stack.blocks'
+        f'{name}.num_layers = {num_layers}: must be a multiple of {len(blocks)}, the number of {name}.blocks'
       )
     self.d_model = d_model
     self.num_repeats = num_layers // len(blocks)
     num_groups = num_groups or self.num_repeats
     if self.num_repeats % num_groups:
       raise UserError(
-        f'Stack.num_groups = {num_groups}: must divide {self.num_repeats}, the number of repeats of '
-        'Stack.blocks'
+        f'{name}.num_groups = {num_groups}: must divide {self.num_repeats}, the number of repeats of '
+        f'{name}.blocks'
       )
     self.num_layers = num_layers
     self.num_groups = num_groups
@@ -266,7 +267,7 @@ class Stack(nnx.Module):
       number, caches, keys, rates = per_repeat
       results: list[Result] = []
       for i, block in enumerate(blocks):
-        key, keep = self._randomness(stream.x, keys, rates, i)
+        key, keep = self._randomness(x, keys, rates, i)
         own = dataclasses.replace(call, place=i, repeat=number, key=key, keep=keep)
         stream, result = stream.apply(block, own, None if caches is None else caches[i])
         results.append(result)
@@ -287,7 +288,7 @@ class Stack(nnx.Module):
       repeat = jax.checkpoint(repeat, policy=POLICIES[self.remat], prevent_cse=is_unrolled)
     per_repeat = self._per_repeat(cache, call.key)
     # The shapes of extras depend only on static attributes, so the stacked blocks can build them.
-    stream = Stream.initial(x, self.blocks)
+    stream = self._stream(x)
     if self.num_groups == self.num_repeats:
       stream, (cache, aux, recorded) = jax.lax.scan(
         lambda stream, inputs: repeat(inputs[0], stream, inputs[1]),
@@ -317,6 +318,10 @@ class Stack(nnx.Module):
     grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     stream, outputs = jax.lax.scan(group, stream, (self.blocks, grouped))
     return stream, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), outputs)
+
+  def _stream(self, x: Array) -> Any:
+    """Returns the stream before the first layer."""
+    return Stream.initial(x, self.blocks)
 
   def _per_repeat(self, cache, key):
     """Returns the scanned inputs except parameters: numbers, caches, keys, drop rates [repeats, blocks]."""
@@ -354,6 +359,10 @@ class Layers(nnx.Module):
     self.layers = nnx.List(layers)
     self.num_blocks = num_blocks
 
+  def _stream(self, x: Array) -> Any:
+    """Returns the stream before the first layer."""
+    return Stream.initial(x, self.layers)
+
   def __call__(
     self,
     x: Float[Array, 'batch length d_model'],
@@ -362,7 +371,7 @@ class Layers(nnx.Module):
   ) -> Result:
     """Applies all layers; `cache` is a list over the layers."""
     new = []
-    stream = Stream.initial(x, self.layers)
+    stream = self._stream(x)
     for i, (layer, own) in enumerate(zip(self.layers, cache, strict=True)):
       repeat, place = divmod(i, self.num_blocks)
       layer_call = dataclasses.replace(call, place=place, repeat=repeat)
