@@ -85,8 +85,7 @@ class MaskedLM(DistillableTask, JoinedDocuments):
 
   def _hidden(self, model, batch, key):
     """Returns the model's output with the hidden vectors of the masked tokens only."""
-    ids = batch['tokens']
-    out = model.hidden(ids, tokens=self.row_tokens(batch, ids), key=key)
+    out = model.hidden(batch['tokens'], tokens=self.row_tokens(batch), key=key)
     return dataclasses.replace(out, x=select(out.x, batch['masked_positions']))
 
   def predictions(self, model, batch, key):

@@ -245,13 +245,14 @@ class JoinedDocuments(MarkingTask, TokenTask):
     """Whether every row is one segment without padding."""
     return self.plan.one_segment
 
-  def row_tokens(self, batch: Mapping[str, jax.Array], ids: jax.Array) -> Tokens:
+  def row_tokens(self, batch: Mapping[str, jax.Array], ids: jax.Array | None = None) -> Tokens:
     """Returns the token metadata of a batch: packed documents or plain rows.
 
     Args:
       batch: the batch.
-      ids: the ids that the model gets, [batch, length].
+      ids: the ids that the model gets, [batch, length], which are marked; None: the tokens of the batch.
     """
+    ids = batch['tokens'] if ids is None else ids
     if self.one_segment:
       stored = 'positions' in self.plan.columns
       encoded, marks = batch['positions'] if stored else None, self.token_marks.of_rows(ids)

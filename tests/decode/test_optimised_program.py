@@ -27,6 +27,7 @@ def decoding_program(strategy):
 
   from t2x.decode.generate import _run
   from t2x.layers import MLP, MultiHeadAttention, RoPE, TokenEmbedding
+  from t2x.layers.marks import Marks
   from t2x.models import Block, Decoder, Encoder, EncoderDecoder, Stack
 
   part = functools.partial
@@ -59,6 +60,7 @@ def decoding_program(strategy):
       eos_ids=(),
       pad_id=0,
       cache_dtype=None,
+      marks=Marks(),
     )
     .compile()
     .as_text()
