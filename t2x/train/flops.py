@@ -1,6 +1,6 @@
 """Model FLOPs of training, counted in the traced forward pass.
 
-The count is 3 x the contractions (matrix products, convolutions and triangular systems, 2 FLOPs per multiply-add) of
+The count is 3 x the contractions (matrix products and convolutions, 2 FLOPs per multiply-add) of
 the loss: 1 x for the forward and 2 x for the backward pass. The loss is traced with dense attention and unchunked
 logits, so the count does not depend on kernels, remat policy or mesh. Elementwise operations are not counted, as in
 PaLM (https://arxiv.org/abs/2204.02311, appendix B), whose 6 N + 12 L d T is the special case of a dense decoder.
@@ -123,9 +123,6 @@ def _contraction(equation: Any) -> int:
     outputs = equation.params['dimension_numbers'].rhs_spec[0]
     # With feature groups, the kernel has only the input channels that each output channel reads.
     return out * math.prod(kernel) // kernel[outputs]
-  if equation.primitive.name == 'triangular_solve':
-    # Half of the square matrix is zero.
-    return out * equation.invars[0].aval.shape[-1] // 2
   return 0
 
 

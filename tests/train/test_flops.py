@@ -243,10 +243,15 @@ MIXERS = {
   'flow': (flow, 4 * 16 * 16 + sums(1, 17) + sums(1, 16) + sums(1, 1) + sums(8, 8)),
   # Only the four projections: windows and running sums are elementwise work.
   'aft': (functools.partial(AttentionFree, bias=ConvBias, num_heads=2), 4 * 16 * 16),
-  # In a chunk: k k', q k', the triangular system for v and k, the sum of values; of the state: two reads, one write.
+  # In a chunk: k k', q k', the inverse of the triangular system (two products of half the size for each pair of blocks) times v and k,
+  # the sum of values; of the state: two reads, one write.
   'gated delta': (
     functools.partial(GatedDeltaNet, num_heads=2, chunk=8),
-    5 * 16 * 16 + 2 * 16 * 2 + (1 + 1 + 1 + 1) * 8 * 16 + 3 * 8 * 16,
+    5 * 16 * 16
+    + 2 * 16 * 2
+    + (1 + 1 + 2 + 1) * 8 * 16
+    + 2 * 2 * (4 + 2 * 2**3 + 4**3) / 8
+    + 3 * 8 * 16,
   ),
   # The router, and 10 slots of each of 4 experts for 32 tokens.
   'switch': (
