@@ -67,7 +67,9 @@ class Marks:
     return {name: function(ids, before) for name, function in self.functions}
 
   def of_rows(
-    self, ids: Int[Array, 'batch length'], segments: Int[Array, '#batch length'] | None = None
+    self,
+    ids: Int[Array | np.ndarray, 'batch length'],
+    segments: Int[Array | np.ndarray, '#batch length'] | None = None,
   ) -> dict[str, Bool[Array, 'batch length']]:
     """Returns the marks of rows; padding (segment 0) is not marked.
 
@@ -75,9 +77,13 @@ class Marks:
       ids: token ids.
       segments: segment of each token; None: one segment.
     """
+    if not self.functions:
+      return {}
+    ids = jnp.asarray(ids)
     before = jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     if segments is None:
       return self(ids, before)
+    segments = jnp.asarray(segments)
     same = jnp.pad(segments[:, :-1] == segments[:, 1:], ((0, 0), (1, 0)))
     marks = self(ids, jnp.where(same, before, -1))
     return {name: mark & (segments != 0) for name, mark in marks.items()}

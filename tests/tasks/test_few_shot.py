@@ -78,12 +78,12 @@ def scripted(monkeypatch):
   def name(ids):
     return TOKENIZER.decode(ids).splitlines()[-1][:4]
 
-  def generate(model, rows, tokenizer, *, strategy, max_new_tokens):
+  def generate(model, rows, tokenizer, *, marks, strategy, max_new_tokens):
     assert {len(rows), max_new_tokens} == {4, 9}
     assert TOKENIZER.encode('\n')[0] in strategy.eos_ids
     return [[{'text': f' {answers[name(ids)]}\nCuba = H'}] for ids in rows]
 
-  def likelihoods(model, pairs, *, pad_id, batch_size):
+  def likelihoods(model, pairs, *, pad_id, batch_size, marks):
     return [
       Likelihood(0.0 if TOKENIZER.decode(ids).strip() == answers[name(prompt)] else -1.0, False)
       for prompt, ids in pairs
