@@ -16,10 +16,15 @@ STUDIES = Path(__file__).parents[2] / 'experiments'
 SWEEPS = {
   'positions/causal_lm': (7, 8),
   'positions/masked_lm': (7, 8),
-  'positions/more_causal_lm': (11, 8),
-  'positions/more_masked_lm': (10, 8),
+  'positions/more_causal_lm': (11, 5),
+  'positions/more_masked_lm': (10, 5),
   'norm_and_warmup/sweep': (4, 6),
   'norm_and_warmup/deep': (9, 3),
+  'norm_and_warmup/deep_warmup': (9, 3),
+  'patterns/patterns': (7, 3),
+  'long_range/recall_sweep': (17, 3),
+  'long_range/pixels_sweep': (17, 3),
+  'long_range/listops_sweep': (17, 3),
   'vit_regularisation/sweep': (7, 8),
   'attention_basics/scale': (2, 8),
   'attention_basics/heads': (6, 8),
@@ -28,8 +33,13 @@ SWEEPS = {
   'switches/sweep': (14, 5),
   'tokenizers/sweep': (8, 3),
 }
-# The variants of `more_causal_lm` in another model.
-NIGHTLY = {'positions/more_masked_lm'}
+# The variants of `more_causal_lm`, `deep` and `recall_sweep` in another model or task.
+NIGHTLY = {
+  'positions/more_masked_lm',
+  'norm_and_warmup/deep_warmup',
+  'long_range/pixels_sweep',
+  'long_range/listops_sweep',
+}
 # Sweeps with the trials of another one: they differ in the metric.
 OTHER_METRICS = {
   'positions/causal_lm_2x': 'positions/causal_lm',
