@@ -328,7 +328,7 @@ def undeclared_inputs_are_not_read(subject: Subject) -> None:
 
 def rematerialisation_changes_nothing(subject: Subject) -> None:
   """Checks that rematerialisation changes neither values nor gradients, with dropout."""
-  call = subject.call(key=jax.random.key(7))
+  call = subject.call(key=jax.random.key(7), step=jnp.int32(7))
 
   def output(part, x):
     return apply(part, x, call).x

@@ -87,6 +87,14 @@ PARTS = {
   'linear attention with random features': {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
   },
+  'linear attention with redrawn features': {
+    'build': part(
+      LinearAttention,
+      num_heads=4,
+      chunk=5,
+      features=part(FavorPlus, num_features=64, redraw_every=5),
+    )
+  },
   'flow attention': {'build': part(FlowAttention, num_heads=4, chunk=5)},
   'gated DeltaNet': {'build': part(GatedDeltaNet, num_heads=4, chunk=5)},
   'AFT-simple': {'build': part(AttentionFree, bias=NoBias, num_heads=4)},

@@ -50,7 +50,13 @@ from t2x.layers.deep import (
 from t2x.layers.disentangled import Disentangled
 from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
 from t2x.layers.experts import SwitchFeedForward
-from t2x.layers.feature_maps import EluPlusOne, FavorPlus, FeatureMap, ReluFeatures
+from t2x.layers.feature_maps import (
+  CallFeatures,
+  EluPlusOne,
+  FavorPlus,
+  FeatureMap,
+  ReluFeatures,
+)
 from t2x.layers.feed_forward import MLP, FeedForward, GatedMLP
 from t2x.layers.flow_attention import FlowAttention, FlowState
 from t2x.layers.gated_delta import GatedDeltaNet
@@ -191,6 +197,7 @@ __all__ = [
   'BranchWiring',
   'Cache',
   'Call',
+  'CallFeatures',
   'Causal',
   'CoPE',
   'CompressedMemory',

@@ -1,6 +1,8 @@
 """Feature maps of linear attention: elu + 1, and the random features of Performer (Choromanski et al. 2020,
 https://arxiv.org/abs/2009.14794)."""
 
+import abc
+import dataclasses
 from typing import Protocol, runtime_checkable
 
 import jax
@@ -9,7 +11,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.ranges import Natural, Size
+from t2x.errors import UserError
+from t2x.layers.interfaces import Call
+from t2x.ranges import Count, Natural, Size
 
 
 @runtime_checkable
@@ -17,12 +21,12 @@ class FeatureMap(Protocol):
   """Maps queries and keys to positive features; phi(q) phi(k)' is the attention weight before normalisation.
 
   Built as `FeatureMap(head_dim, rngs=rngs)`.
-
-  Attributes:
-    num_features: features per head.
   """
 
-  num_features: int
+  @property
+  def num_features(self) -> int:
+    """Number of features per head."""
+    ...
 
   def queries(
     self, q: Float[Array, 'batch length heads head_dim']
@@ -37,6 +41,15 @@ class FeatureMap(Protocol):
   ]:
     """Returns features f and logarithms s with phi(k) = exp(s) f, so that phi(k) may exceed the range of the
     dtype. No gradient flows through s. None: s = 0."""
+    ...
+
+
+@runtime_checkable
+class CallFeatures(FeatureMap, Protocol):
+  """Feature map that may depend on the call: on its step and its layer."""
+
+  def at(self, call: Call) -> FeatureMap:
+    """Returns the feature map of the queries and keys of this call."""
     ...
 
 
@@ -70,23 +83,76 @@ class RandomFeatures(nnx.Module):
   """Base class of feature maps that project queries and keys to random directions.
 
   The directions omega [num_features, head_dim] are not parameters but a function of the seed, which all heads
-  share, and all layers with the same seed. They are not redrawn during training. Queries and keys are scaled by
-  head_dim**-0.25, so that their products are those of softmax attention.
+  share, and all layers with the same seed. Queries and keys are scaled by head_dim**-0.25, so that their products
+  are those of softmax attention.
+
+  With `redraw_every` they are a function of (seed, step // redraw_every, layer), as the paper redraws them during
+  training. Evaluation and generation do not depend on the step: they use the directions of step 0. Stacks with
+  the same seed (encoder and decoder) have the same directions.
 
   Args:
     head_dim: features per head of queries and keys.
     num_features: number of directions (m in the paper).
     seed: seed of the directions.
+    redraw_every: number of train steps with the same directions. None: the directions never change.
+
+  Raises:
+    UserError: with `redraw_every`, a call has a random key and no step.
   """
 
   num_features: int
 
   def __init__(
-    self, head_dim: Size, *, num_features: Size = 256, seed: Natural = 0, rngs: nnx.Rngs
+    self,
+    head_dim: Size,
+    *,
+    num_features: Size = 256,
+    seed: Natural = 0,
+    redraw_every: Count | None = None,
+    rngs: nnx.Rngs,
   ):
     self.head_dim = head_dim
     self.num_features = num_features
     self.seed = seed
+    self.redraw_every = redraw_every
+
+  def at(self, call: Call) -> FeatureMap:
+    """Returns the features with the directions of the step and the layer of this call."""
+    if self.redraw_every is None:
+      return self
+    if call.step is None and call.key is not None:
+      raise UserError(
+        f'{self._setting} needs the train step, but this call has a random key and no step: enter '
+        't2x.layers.steps.use_step(step) in your train step, or leave the setting out'
+      )
+    draw = 0 if call.step is None else call.step // self.redraw_every
+    key = jax.random.key(self.seed)
+    for number in (draw, call.place, call.repeat):
+      key = jax.random.fold_in(key, number)
+    omega = drawn_directions(self.num_features, self.head_dim, key)
+    return DirectedFeatures(self, omega, self.num_features)
+
+  @abc.abstractmethod
+  def queries(
+    self,
+    q: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
+  ) -> Float[Array, 'batch length heads features']:
+    """Returns the features of queries; see `FeatureMap` and `project`."""
+
+  @abc.abstractmethod
+  def keys(
+    self,
+    k: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
+  ) -> tuple[
+    Float[Array, 'batch length heads features'], Float[Array, 'batch length heads'] | None
+  ]:
+    """Returns the features of keys; see `FeatureMap` and `project`."""
+
+  @property
+  def _setting(self) -> str:
+    return f'{type(self).__name__}.redraw_every = {self.redraw_every}'
 
   def scaled(
     self, x: Float[Array, 'batch length heads head_dim']
@@ -95,11 +161,49 @@ class RandomFeatures(nnx.Module):
     return x * self.head_dim**-0.25
 
   def project(
-    self, x: Float[Array, 'batch length heads head_dim']
+    self,
+    x: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
   ) -> Float[Array, 'batch length heads features']:
-    """Returns x omega'."""
-    omega = orthogonal_normal(self.num_features, self.head_dim, self.seed)
-    return jnp.einsum('blhd,fd->blhf', x, omega.astype(x.dtype))
+    """Returns x omega'; `omega` is None for directions that never change."""
+    if omega is None and self.redraw_every is not None:
+      raise UserError(
+        f'{self._setting} would have no effect, because this mixer does not read the features of its call '
+        '(CallFeatures.at): use LinearAttention, or leave the setting out'
+      )
+    directions: np.ndarray | Array = (
+      orthogonal_normal(self.num_features, self.head_dim, self.seed) if omega is None else omega
+    )
+    return jnp.einsum('blhd,fd->blhf', x, directions.astype(x.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectedFeatures:
+  """Random features with the directions of one call; a `FeatureMap`.
+
+  Attributes:
+    features: the feature map.
+    omega: its directions.
+    num_features: features per head.
+  """
+
+  features: RandomFeatures
+  omega: Float[Array, 'features head_dim']
+  num_features: int
+
+  def queries(
+    self, q: Float[Array, 'batch length heads head_dim']
+  ) -> Float[Array, 'batch length heads features']:
+    """Returns the features of queries."""
+    return self.features.queries(q, self.omega)
+
+  def keys(
+    self, k: Float[Array, 'batch length heads head_dim']
+  ) -> tuple[
+    Float[Array, 'batch length heads features'], Float[Array, 'batch length heads'] | None
+  ]:
+    """Returns the features of keys and the logarithms of their factors."""
+    return self.features.keys(k, self.omega)
 
 
 class FavorPlus(RandomFeatures):
@@ -112,19 +216,23 @@ class FavorPlus(RandomFeatures):
   """
 
   def queries(
-    self, q: Float[Array, 'batch length heads head_dim']
+    self,
+    q: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
   ) -> Float[Array, 'batch length heads features']:
     """Returns the features of queries, divided by the largest of each query and head."""
     # |q|^2 / 2 and sqrt(m) are factors that the normalisation cancels.
-    logits = self.project(self.scaled(q))
+    logits = self.project(self.scaled(q), omega)
     return jnp.exp(logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
 
   def keys(
-    self, k: Float[Array, 'batch length heads head_dim']
+    self,
+    k: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
   ) -> tuple[Float[Array, 'batch length heads features'], Float[Array, 'batch length heads']]:
     """Returns the features of keys, divided by the largest of each key and head, and its logarithm."""
     k = self.scaled(k)
-    logits = self.project(k) - jnp.square(k).sum(axis=-1, keepdims=True) / 2
+    logits = self.project(k, omega) - jnp.square(k).sum(axis=-1, keepdims=True) / 2
     largest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     return jnp.exp(logits - largest), largest[..., 0]
 
@@ -136,16 +244,20 @@ class ReluFeatures(RandomFeatures):
   """
 
   def queries(
-    self, q: Float[Array, 'batch length heads head_dim']
+    self,
+    q: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
   ) -> Float[Array, 'batch length heads features']:
     """Returns the features of queries."""
-    return jax.nn.relu(self.project(self.scaled(q))) + 1e-3
+    return jax.nn.relu(self.project(self.scaled(q), omega)) + 1e-3
 
   def keys(
-    self, k: Float[Array, 'batch length heads head_dim']
+    self,
+    k: Float[Array, 'batch length heads head_dim'],
+    omega: Float[Array, 'features head_dim'] | None = None,
   ) -> tuple[Float[Array, 'batch length heads features'], None]:
     """Returns the features of keys."""
-    return self.queries(k), None
+    return self.queries(k, omega), None
 
 
 def orthogonal_normal(rows: int, columns: int, seed: int) -> np.ndarray:
@@ -158,3 +270,15 @@ def orthogonal_normal(rows: int, columns: int, seed: int) -> np.ndarray:
     blocks.append(np.sign(np.diag(r))[:, None] * q.T)
   norms = np.linalg.norm(rng.normal(size=(rows, columns)), axis=1, keepdims=True)
   return np.concatenate(blocks)[:rows] * norms
+
+
+def drawn_directions(rows: int, columns: int, key: Array) -> Float[Array, 'rows columns']:
+  """Returns vectors of the distribution of `orthogonal_normal`, in float32, for a key that may be traced."""
+  direction_key, norm_key = jax.random.split(key)
+  shape = -(-rows // columns), columns, columns
+  q, r = jnp.linalg.qr(jax.random.normal(direction_key, shape, jnp.float32))
+  # With these signs the rotation is uniformly distributed.
+  signs = jnp.sign(jnp.diagonal(r, axis1=1, axis2=2))
+  blocks = signs[..., None] * q.swapaxes(1, 2)
+  norms = jnp.linalg.norm(jax.random.normal(norm_key, (rows, columns), jnp.float32), axis=1)
+  return blocks.reshape(-1, columns)[:rows] * norms[:, None]

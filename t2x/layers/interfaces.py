@@ -157,7 +157,7 @@ class Slots(Cache):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'keep', 'extras'],
+  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'step', 'keep', 'extras'],
   meta_fields=['pattern', 'place', 'record'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +173,7 @@ class Call:
     place: index of the block in the repeating group of its stack.
     repeat: index of the group, a traced int32.
     key: random key of dropout; None: no dropout.
+    step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.layers.steps`).
     keep: factor of the branch, [batch, 1, 1] (stochastic depth); None: 1.
     record: names of the intermediate arrays to return in `Result.recorded`.
     extras: values that earlier layers returned in `Result.extras`, by name; see `ExtrasSublayer`.
@@ -186,6 +187,7 @@ class Call:
   place: int = 0
   repeat: int | Int[Array, ''] = 0
   key: Array | None = None
+  step: int | Int[Array, ''] | None = None
   keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None
   record: frozenset[str] = frozenset()
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)

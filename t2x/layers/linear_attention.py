@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from t2x.layers.base import Initializer
 from t2x.layers.dtypes import Dtypes
-from t2x.layers.feature_maps import EluPlusOne, FeatureMap
+from t2x.layers.feature_maps import CallFeatures, EluPlusOne, FeatureMap
 from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result
@@ -96,7 +96,7 @@ class LinearAttention(HeadProjections):
 
   Raises:
     UserError: num_heads does not divide d_model and head_dim is None; when called, the call has a source or
-      a pattern other than Full() and Causal().
+      a pattern other than Full() and Causal(), or `features` refuses it.
   """
 
   def __init__(
@@ -143,7 +143,10 @@ class LinearAttention(HeadProjections):
     self.check_call(call, Full(), Causal())
     dtype = softmax_dtype(x)
     q, k, v = (a.astype(dtype) for a in self.project(x))
-    q, (k, scale) = self.features.queries(q), self.features.keys(k)
+    features = self.features
+    if isinstance(features, CallFeatures):
+      features = features.at(call)
+    q, (k, scale) = features.queries(q), features.keys(k)
     v = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
     y, cache = visible_sums(q, k, v, call, self.chunk, scale, cache)
     if scale is not None:

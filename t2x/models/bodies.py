@@ -28,6 +28,7 @@ from t2x.layers import (
 )
 from t2x.layers.constraints import constrain
 from t2x.layers.patterns import mark_names
+from t2x.layers.steps import current_step
 from t2x.models.cache import BodyCache
 from t2x.models.interfaces import LayerStack, Output
 from t2x.models.stack import Stack
@@ -155,6 +156,8 @@ class _Body(nnx.Module):
       source=source,
       slots=slots,
       key=named_key(key, 'stack'),
+      # Other models in a train step (the teacher) are evaluated: their calls have no key.
+      step=None if key is None else current_step(),
       record=record,
     )
     result = self.stack(x, call, None if cache is None else cache.layers)

@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 from t2x.errors import UserError
 from t2x.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
+from t2x.layers.steps import use_step
 from t2x.models.losses import Sums
 from t2x.tasks import Task, TaskOutput
 from t2x.train.layer_norms import LayerNorms
@@ -252,7 +253,7 @@ def make_train_step(
     weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
 
     def gradients(params, batch, key):
-      with use_layout(layout):
+      with use_layout(layout), use_step(state.step):
         return jax.grad(objective, has_aux=True)(params, frozen, batch, key, weights, num_rows)
 
     grads, (metrics, totals) = _accumulate(gradients, trainer.accumulate, state.params, batch, key)

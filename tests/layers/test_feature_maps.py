@@ -9,8 +9,9 @@ import pytest
 from applying import applied, empty, gradient_bytes
 from flax import nnx
 
-from t2x.layers import Causal, FavorPlus, Full, LinearAttention, ReluFeatures, Tokens
-from t2x.layers.feature_maps import orthogonal_normal
+from t2x.errors import UserError
+from t2x.layers import Call, Causal, FavorPlus, Full, LinearAttention, ReluFeatures, Tokens
+from t2x.layers.feature_maps import drawn_directions, orthogonal_normal
 
 WIDTH, HEADS, LENGTH, FEATURES = 12, 2, 11, 20
 DIM = WIDTH // HEADS
@@ -27,9 +28,9 @@ PATTERNS = [Causal(), Full()]
 run = jax.jit(applied, static_argnames='pattern')
 
 
-def build(features=FavorPlus, num_features=FEATURES, chunk=4, seed=3):
+def build(features=FavorPlus, num_features=FEATURES, chunk=4, seed=3, **settings):
   """A mixer with queries and keys of about unit variance."""
-  features = functools.partial(features, num_features=num_features, seed=seed)
+  features = functools.partial(features, num_features=num_features, seed=seed, **settings)
   mixer = LinearAttention(WIDTH, num_heads=HEADS, features=features, chunk=chunk, rngs=nnx.Rngs(0))
   rng = np.random.default_rng(1)
   return jax.tree.map(
@@ -44,9 +45,9 @@ def seen(tokens, pattern):
   return np.tril(pairs) if pattern == Causal() else pairs
 
 
-def log_weights(q, k):
+def log_weights(q, k, omega=None):
   """log(phi(q) phi(k)') of FAVOR+ for all pairs, from the formula of the paper."""
-  omega = orthogonal_normal(FEATURES, DIM, 3)
+  omega = orthogonal_normal(FEATURES, DIM, 3) if omega is None else omega
 
   def log_phi(x):
     x = x / DIM**0.25
@@ -189,3 +190,111 @@ def test_relu_features_equal_the_formula():
 def test_memory_is_linear_in_the_length():
   mixer = build(chunk=16)
   assert gradient_bytes(mixer, WIDTH, 2048) < 2.2 * gradient_bytes(mixer, WIDTH, 1024)
+
+
+def directions(mixer, **fields):
+  return np.asarray(mixer.features.at(Call(TOKENS['plain'], **fields)).omega)
+
+
+def test_drawn_directions_equal_gram_schmidt_in_float64():
+  """Of the same normal numbers, vector by vector."""
+  rows, key = 2 * DIM + 2, jax.random.key(5)
+  direction_key, norm_key = jax.random.split(key)
+  normal = np.asarray(jax.random.normal(direction_key, (3, DIM, DIM)), np.float64)
+  expected = []
+  for block in normal:
+    basis = []
+    for vector in block.T:
+      for other in basis:
+        vector = vector - (vector @ other) * other
+      basis.append(vector / np.sqrt(vector @ vector))
+    expected += basis
+  lengths = np.asarray(jax.random.normal(norm_key, (rows, DIM)), np.float64)
+  expected = np.stack(expected)[:rows] * np.sqrt((lengths**2).sum(axis=1))[:, None]
+  actual = jax.jit(drawn_directions, static_argnums=(0, 1))(rows, DIM, key)
+  np.testing.assert_allclose(actual, expected, atol=2e-5)
+
+
+def test_drawn_directions_are_normal():
+  many = np.asarray(drawn_directions(6000, DIM, jax.random.key(1)))
+  np.testing.assert_allclose(many.T @ many / 6000, np.eye(DIM), atol=0.06)
+  np.testing.assert_allclose(many.mean(axis=0), 0, atol=0.06)
+
+
+@pytest.mark.parametrize('features', [FavorPlus, ReluFeatures])
+def test_directions_are_the_same_within_a_period_and_differ_between_periods_layers_and_seeds(
+  features,
+):
+  mixer = build(features, redraw_every=10)
+  first = directions(mixer, step=20, place=1, repeat=2)
+  at = jax.jit(
+    lambda step, repeat: (
+      mixer.features.at(Call(TOKENS['plain'], step=step, place=1, repeat=repeat)).omega
+    )
+  )
+  np.testing.assert_allclose(at(jnp.int32(29), jnp.int32(2)), first, rtol=1e-6, atol=1e-6)
+  np.testing.assert_array_equal(directions(mixer, step=29, place=1, repeat=2), first)
+  others = [
+    directions(mixer, step=19, place=1, repeat=2),
+    directions(mixer, step=30, place=1, repeat=2),
+    directions(mixer, step=20, place=2, repeat=2),
+    directions(mixer, step=20, place=1, repeat=1),
+    directions(build(features, redraw_every=10, seed=4), step=20, place=1, repeat=2),
+  ]
+  assert all(np.abs(first - other).max() > 0.1 for other in others)
+
+
+def test_evaluation_has_the_directions_of_step_0():
+  mixer = build(redraw_every=10)
+  y, _ = run(mixer, X)
+  np.testing.assert_array_equal(y, run(mixer, X, step=jnp.int32(9), key=jax.random.key(0))[0])
+  assert np.abs(y - run(mixer, X, step=jnp.int32(10))[0]).max() > 1e-2
+
+
+def test_without_redrawing_the_step_and_the_layer_change_nothing():
+  mixer = build()
+  y, _ = run(mixer, X, key=jax.random.key(0))
+  np.testing.assert_array_equal(y, run(mixer, X, step=jnp.int32(5000), repeat=jnp.int32(3))[0])
+  omega = orthogonal_normal(FEATURES, DIM, 3).astype(np.float32)
+  expected = jnp.einsum('blhd,fd->blhf', X[:, :, None, :DIM], omega)
+  np.testing.assert_array_equal(mixer.features.project(X[:, :, None, :DIM]), expected)
+
+
+@pytest.mark.parametrize('tokens', TOKENS)
+@pytest.mark.parametrize('pattern', PATTERNS, ids=str)
+def test_redrawn_features_equal_the_sum_over_all_pairs(pattern, tokens):
+  mixer, tokens = build(redraw_every=10), TOKENS[tokens]
+  weights = functools.partial(log_weights, omega=directions(mixer, step=25))
+  y, _ = run(mixer, X, pattern=pattern, tokens=tokens, step=jnp.int32(25))
+  expected = over_pairs(mixer, X, seen(tokens, pattern), weights)
+  np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_with_redrawn_features_equals_the_forward_pass():
+  mixer, layer = build(redraw_every=10), {'repeat': jnp.int32(1)}
+  whole, _ = run(mixer, X, pattern=Causal(), **layer)
+  state, outputs = empty(mixer, 2, LENGTH), []
+  for i in range(LENGTH):
+    y, state = run(mixer, X[:, i : i + 1], pattern=Causal(), state=state, **layer)
+    outputs.append(y)
+  np.testing.assert_allclose(jnp.concatenate(outputs, 1), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_redrawn_features_are_finite():
+  mixer = build(redraw_every=10)
+
+  @jax.jit
+  @jax.grad
+  def gradient(x, step):
+    return (applied(mixer, x, pattern=Causal(), step=step)[0] ** 2).sum()
+
+  first, later = (gradient(X, jnp.int32(step)) for step in (0, 10))
+  assert jnp.isfinite(first).all() and jnp.isfinite(later).all() and not np.allclose(first, later)
+
+
+def test_redrawing_without_a_step_or_without_the_call_is_refused():
+  mixer = build(redraw_every=10)
+  with pytest.raises(UserError, match='redraw_every = 10 needs the train step'):
+    applied(mixer, X, key=jax.random.key(0))
+  with pytest.raises(UserError, match='redraw_every = 10 would have no effect'):
+    mixer.features.queries(X[:, :, None, :DIM])

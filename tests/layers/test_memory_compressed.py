@@ -73,6 +73,27 @@ def test_equals_the_formula(pattern, kernel):
   np.testing.assert_allclose(y[0], formula(mixer, X[0], pattern == Causal()), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize('kernel', [Dense(), Blockwise(4, 2)], ids=str)
+def test_later_tokens_change_no_bit_of_an_output(kernel):
+  mixer = build(kernel=kernel)
+  y, _ = run(mixer, X, pattern=Causal())
+  for place in range(LENGTH):
+    changed, _ = run(mixer, X.at[:, place:].multiply(-50.0), pattern=Causal())
+    np.testing.assert_array_equal(changed[:, :place], y[:, :place])
+    # The first queries see only the null key, whose weight is 1 whatever the query.
+    assert np.allclose(changed[:, place], y[:, place]) == (place < RATIO - 1)
+
+
+def test_a_query_reads_itself_and_the_tokens_of_complete_blocks():
+  mixer = build()
+  jacobian = jax.jit(jax.jacobian(lambda x: applied(mixer, x, pattern=Causal())[0][0].sum(axis=-1)))
+  is_read = np.abs(np.asarray(jacobian(X))[:, 0]).max(axis=-1) > 0
+  places = np.arange(LENGTH)
+  in_blocks = places[None] < (places[:, None] + 1) // RATIO * RATIO
+  own = np.diag(places >= RATIO - 1)
+  np.testing.assert_array_equal(is_read, in_blocks | own)
+
+
 @pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
 def test_padding_is_not_read(pattern):
   mixer, segments = build(), (jnp.arange(LENGTH) < 7).astype(int)[None]

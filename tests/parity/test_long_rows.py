@@ -151,9 +151,8 @@ def test_nystrom_attention_equals_nystromformer_of_transformers():
   assert_close(y, theirs(torch.tensor(x))[0])
 
 
-@pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
-def test_memory_compressed_attention_equals_its_package(pattern):
-  """Their scores are divided by the root of the width; other lengths are padded on the other side."""
+def memory_compressed(pattern):
+  """The mixer of the package with random weights, and ours with the same."""
   package = pytest.importorskip(
     'memory_compressed_attention', reason="the extra 'parity' is not installed"
   )
@@ -178,6 +177,26 @@ def test_memory_compressed_attention_equals_its_package(pattern):
   )
   ours.out.kernel[...] = copied(theirs.to_out.weight.T, HEADS, HEAD_DIM, WIDTH)
   ours.out.bias[...] = copied(theirs.to_out.bias)
+  return theirs, ours
+
+
+@pytest.mark.parametrize('pattern', [Full(), Causal()], ids=str)
+def test_memory_compressed_attention_equals_its_package(pattern):
+  """Their scores are divided by the root of the width."""
+  theirs, ours = memory_compressed(pattern)
   x = inputs(20)
   y, _ = applied(ours, jnp.asarray(x), pattern=pattern)
   assert_close(y, theirs(torch.tensor(x)))
+
+
+def test_memory_compressed_attention_of_other_lengths_equals_the_start_of_a_row_of_its_package():
+  """The package pads rows whose length the ratio does not divide at their start, so that its outputs for the same
+  tokens depend on the length of the row; ours do not."""
+  theirs, ours = memory_compressed(Causal())
+  x = inputs(20)
+  expected = theirs(torch.tensor(x))
+  for length in range(1, 20):
+    y, _ = applied(ours, jnp.asarray(x[:, :length]), pattern=Causal())
+    assert_close(y, expected[:, :length])
+  shorter = theirs(torch.tensor(x[:, :18]))
+  assert (shorter - expected[:, :18]).abs().max() > 0.1 * expected.abs().max()
