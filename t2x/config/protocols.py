@@ -29,7 +29,10 @@ def protocol_misfit(cls: type, protocol: type) -> str | None:
   """Returns why a class does not implement a protocol, after ': '; None if it does."""
   for name, member in _members(protocol):
     own = inspect.getattr_static(cls, name, _MISSING)
-    # A class attribute None can implement a property, but not a method.
+    # A class attribute None, or an attribute of instances that is annotated in the class, can implement a property,
+    # but not a method.
+    if own is _MISSING and isinstance(member, property) and _is_annotated(cls, name):
+      continue
     is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
     if is_missing or (name == '__call__' and '__call__' not in dir(cls)):
       return f': {cls.__name__} has no {name}'
@@ -38,6 +41,11 @@ def protocol_misfit(cls: type, protocol: type) -> str | None:
       if reason is not None:
         return f': {cls.__name__}.{name} {reason}'
   return None
+
+
+def _is_annotated(cls: type, name: str) -> bool:
+  """Returns whether a class or one of its bases annotates an attribute."""
+  return any(name in inspect.get_annotations(base) for base in cls.__mro__)
 
 
 def _members(protocol: type) -> Iterator[tuple[str, Any]]:
