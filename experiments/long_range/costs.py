@@ -9,10 +9,10 @@ table in Markdown and writes costs.csv and costs.png into the folder results/ ne
 """
 
 import argparse
-import csv
 import dataclasses
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -21,6 +21,9 @@ from t2x.allocator import set_allocator
 from t2x.api import read_config
 from t2x.compile_cache import set_compile_cache
 from t2x.sweeps.sweep import read_sweep
+
+sys.path.append(str(Path(__file__).parents[1] / 'speed'))
+import rows as benchmark
 
 HERE = Path(__file__).parent
 SWEEP = HERE / 'recall_sweep.gin'
@@ -166,7 +169,7 @@ def measure(chosen: Sequence[Mechanism], lengths: Sequence[int], rounds: int) ->
         'load': round(os.getloadavg()[0], 1),
       }
       rows.append(row)
-      print('  '.join(f'{key} {value}' for key, value in row.items()), flush=True)
+      benchmark.print_row(row)
     seconds = time.perf_counter() - began
     print(f'length {length}: {seconds:.0f} s, {compiled:.0f} s of them compile', flush=True)
   return rows
@@ -180,14 +183,7 @@ def exponent(rows: Iterable[dict], column: str, at_least: int = 0) -> float:
     column: name of the column.
     at_least: length of the shortest row that is used.
   """
-  import numpy as np
-
-  points = [
-    (row['length'], row[column]) for row in rows if row['length'] >= at_least and row[column] > 0
-  ]
-  if len(points) < 2:
-    return float('nan')
-  return float(np.polyfit(*np.log(points).T, 1)[0])
+  return benchmark.exponent((row for row in rows if row['length'] >= at_least), column)
 
 
 def by_mechanism(rows: Iterable[dict]) -> dict[str, list[dict]]:
@@ -212,15 +208,6 @@ def markdown(rows: Iterable[dict]) -> str:
     powers = ['' if power != power else f'length^{power:.2f}' for power in powers]
     lines.append(f'| {" | ".join([name, *(cells.get(n, "") for n in lengths), *powers])} |')
   return '\n'.join(lines)
-
-
-def write(rows: Sequence[dict], path: Path) -> None:
-  """Writes rows as a CSV file."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  with path.open('w', newline='') as file:
-    writer = csv.DictWriter(file, rows[0])
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def plot(rows: Iterable[dict], path: Path) -> None:
@@ -264,7 +251,7 @@ def main() -> None:
   set_compile_cache()
   rows = measure(mechanisms(args.variants), sorted(args.lengths), args.rounds)
   print(markdown(rows))
-  write(rows, args.out / 'costs.csv')
+  benchmark.write(rows, args.out / 'costs.csv')
   plot(rows, args.out / 'costs.png')
 
 

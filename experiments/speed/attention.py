@@ -12,7 +12,7 @@ import statistics
 import time
 from pathlib import Path
 
-from rows import write
+from rows import exponent, print_row, write
 
 from t2x.allocator import set_allocator
 
@@ -64,17 +64,6 @@ def measure(kernel, pattern, length: int, repeat: int) -> dict[str, float]:
   return row
 
 
-def exponent(rows: list[dict], column: str) -> float:
-  """Returns the exponent of `column` by length, fitted to the three longest rows."""
-  import numpy as np
-
-  rows = [row for row in rows[-3:] if row[column] > 0]
-  if len(rows) < 2:
-    return float('nan')
-  logs = np.log([[row['length'], row[column]] for row in rows])
-  return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
-
-
 def plot(table: dict[str, list[dict]], path: Path) -> None:
   """Draws time and memory by length."""
   from matplotlib.figure import Figure
@@ -111,10 +100,11 @@ def main() -> None:
         continue
       found = measure(kernel, pattern, length, args.repeat)
       rows.append({'kernel': name, 'length': length, **found, 'load': round(os.getloadavg()[0], 1)})
-      print('  '.join(f'{key} {value}' for key, value in rows[-1].items()), flush=True)
+      print_row(rows[-1])
+    longest_rows = rows[-3:]
     print(
-      f'{name}: time grows with length^{exponent(rows, "both_ms"):.2f}, '
-      f'memory with length^{exponent(rows, "both_megabytes"):.2f}',
+      f'{name}: time grows with length^{exponent(longest_rows, "both_ms"):.2f}, '
+      f'memory with length^{exponent(longest_rows, "both_megabytes"):.2f}',
       flush=True,
     )
   if args.out:
