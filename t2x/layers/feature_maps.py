@@ -130,7 +130,7 @@ class RandomFeatures(nnx.Module):
     for number in (draw, call.place, call.repeat):
       key = jax.random.fold_in(key, number)
     omega = drawn_directions(self.num_features, self.head_dim, key)
-    return DirectedFeatures(self, omega, self.num_features)
+    return DirectedFeatures(self, omega)
 
   @abc.abstractmethod
   def queries(
@@ -184,12 +184,15 @@ class DirectedFeatures:
   Attributes:
     features: the feature map.
     omega: its directions.
-    num_features: features per head.
   """
 
   features: RandomFeatures
   omega: Float[Array, 'features head_dim']
-  num_features: int
+
+  @property
+  def num_features(self) -> int:
+    """Number of features per head."""
+    return self.features.num_features
 
   def queries(
     self, q: Float[Array, 'batch length heads head_dim']
