@@ -15,7 +15,6 @@ from t2x.parallel import Processes
 from t2x.tasks import MaskedLM, Task
 from t2x.tasks.evaluators import Evaluation
 from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
-from t2x.tasks.text import MarkingTask
 from t2x.train import Experiment
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference, saved_params
@@ -129,8 +128,7 @@ class Loaded:
   @property
   def _inspection(self) -> Inspection:
     task = self.experiment.task
-    marks = task.token_marks if isinstance(task, MarkingTask) else Marks()
-    return Inspection(self.model, self.tokenizer, marks)
+    return Inspection(self.model, self.tokenizer, Marks() if task is None else task.token_marks)
 
   def logits(self, inputs: Any, targets: Rows | None = None) -> np.ndarray:
     """Returns logits, float32 [batch, length, vocab] for each input token, or [batch, classes].

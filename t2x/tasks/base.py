@@ -15,6 +15,7 @@ from t2x.data.sources.base import NoSource
 from t2x.decode import Greedy, Strategy
 from t2x.errors import UserError
 from t2x.layers import NO_AUX, Aux
+from t2x.layers.marks import Marks
 from t2x.models import Inputs, Model, OutputKind
 from t2x.models.losses import Sums
 from t2x.ranges import Text
@@ -101,6 +102,11 @@ class Task(abc.ABC):
   def vocab_size(self) -> int | None:
     """Minimum number of rows of the token embedding; None without text or before fitting the tokenizer."""
     return None
+
+  @property
+  def token_marks(self) -> Marks:
+    """The marks of token ids that the task sets for patterns of the model."""
+    return Marks()
 
   @property
   def row_lengths(self) -> Sequence[int]:

@@ -9,13 +9,12 @@ import numpy as np
 
 from t2x.data.sources.subset import spread
 from t2x.errors import UserError
-from t2x.layers.marks import Marks
 from t2x.ranges import Count, Text
 from t2x.tasks.base import Task
 from t2x.tasks.evaluators import Evaluated, Evaluation, Evaluator, TaskEvaluator
 from t2x.tasks.image_classification import ImageClassification
 from t2x.tasks.inspection import Inspection
-from t2x.tasks.text import MarkingTask, TextTask
+from t2x.tasks.text import TextTask
 
 # Minimum width in pixels of one attention map or image; smaller ones are enlarged.
 _MIN_PIXELS = 96
@@ -79,8 +78,8 @@ class AttentionMaps(_Pictures):
     images = {}
     for inputs in evaluated.watched([self._inputs(evaluated)]):
       tokenizer = task.fitted if isinstance(task, TextTask) else None
-      marks = task.token_marks if isinstance(task, MarkingTask) else Marks()
-      inspection, targets = Inspection(model, tokenizer, marks), list(self.targets) or None
+      inspection = Inspection(model, tokenizer, task.token_marks)
+      targets = list(self.targets) or None
       kinds = {'attention': ('mixer', 'decoder')}
       if targets:
         kinds |= {'encoder': ('mixer', 'encoder'), 'cross': ('cross', 'decoder')}
