@@ -235,7 +235,8 @@ def _run(
     return (carry[0] < max_new_tokens) & jnp.any(carry[1].live)
 
   def one_token(carry):
-    step, state, before, cache = carry
+    step, state, before, squeezed = carry
+    cache = jax.tree.map(lambda a, like: a.reshape(like.shape), squeezed, whole)
     # Finished sequences are fed too, at a position within their limit.
     position = lengths + jnp.minimum(step, limits - 1) - 1
     positions = jnp.repeat(position, copies)[:, None]
@@ -246,9 +247,10 @@ def _run(
     logits = logits.reshape(batch, copies, -1)
     state, parents = strategy.advance(state, logits, step, request)
     before = last if parents is None else jnp.take_along_axis(last, parents, axis=1)
-    return step + 1, state, before, _reorder(cache, parents)
+    return step + 1, state, before, _squeezed(_reorder(cache, parents))
 
-  carry = jnp.int32(1), state, before, cache
+  whole = jax.eval_shape(lambda: cache)
+  carry = jnp.int32(1), state, before, _squeezed(cache)
   _, state, *_ = jax.lax.while_loop(unfinished, one_token, carry)
   return strategy.finish(state, request)
 
@@ -278,6 +280,19 @@ def _copied(cache, copies, num_slots, parents):
     return cache
   shared = None if parents is None else cache.share(copies, num_slots)
   return cache.repeat(copies) if shared is None else shared
+
+
+def _squeezed(cache):
+  """Returns the arrays of the cache of one sequence without the dimension of the batch.
+
+  XLA's CPU backend drops this dimension in attention products. A loop that carries it writes and copies each array
+  twice per token, with the dimension and without.
+  """
+
+  def squeezed(array):
+    return array.reshape(array.shape[1:]) if array.ndim > 2 and len(array) == 1 else array
+
+  return jax.tree.map(squeezed, cache)
 
 
 def _reorder(cache, parents):

@@ -96,6 +96,9 @@ def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
   length = new.shape[axis]
   if length > buffer.shape[axis]:
     return buffer
+  if axis and len(buffer) == 1 and buffer.ndim > 2:  # One sequence; see `decode.generate`.
+    rest = write(buffer.reshape(buffer.shape[1:]), new.reshape(new.shape[1:]), start, axis - 1)
+    return rest.reshape(buffer.shape)
   old = jax.lax.dynamic_slice_in_dim(buffer, start, length, axis)
   fits = start + length <= buffer.shape[axis]
   new = jnp.where(fits, jnp.broadcast_to(new.astype(buffer.dtype), old.shape), old)

@@ -20,8 +20,8 @@ HEAD_DIM = WIDTH // HEADS
 SMALLEST = 4096
 
 
-def decoding_program(strategy):
-  """The optimised program of decoding by a decoder with cross-attention, as text."""
+def decoding_program(strategy, batch):
+  """The optimised program of decoding `batch` rows by a decoder with cross-attention, as text."""
   import jax.numpy as jnp
   from flax import nnx
 
@@ -44,7 +44,7 @@ def decoding_program(strategy):
     decoder=body[1],
     rngs=nnx.Rngs(0),
   )
-  prompts, ones = jnp.zeros((2, 8), jnp.int32), jnp.ones(2, jnp.int32)
+  prompts, ones = jnp.zeros((batch, 8), jnp.int32), jnp.ones(batch, jnp.int32)
   return (
     _run.lower(
       model,
@@ -52,7 +52,7 @@ def decoding_program(strategy):
       8 * ones,
       56 * ones,
       None,
-      {'source': jnp.zeros((2, SLOTS), jnp.int32)},
+      {'source': jnp.zeros((batch, SLOTS), jnp.int32)},
       num_slots=SLOTS,
       max_new_tokens=SLOTS - 8,
       strategy=strategy,
@@ -86,13 +86,13 @@ def called(line):
   return re.findall(r'(?:calls|to_apply|body|condition)=%?([\w.\-]+)', line)
 
 
-def large_instructions(text, copies):
+def large_instructions(text, batch, copies):
   """Yields (opcode, shape) of each instruction in the decoding loop whose result is as large as a cache
   or parameter; a fusion has the opcode of its root."""
   found = computations(text)
   loops = [line for lines in found.values() for line in lines if re.search(r'\bwhile\(', line)]
   # Only the decoding loop carries the generated tokens; scans over layers do not.
-  (loop,) = [line for line in loops if f's32[2,{copies},{SLOTS - 8}]' in line]
+  (loop,) = [line for line in loops if f's32[{batch},{copies},{SLOTS - 8}]' in line]
   waiting, seen = called(loop), set()
   while waiting:
     name = waiting.pop()
@@ -112,14 +112,15 @@ def large_instructions(text, copies):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('strategy', 'copies', 'caches'),
+  ('strategy', 'batch', 'copies', 'caches'),
   [
-    ('Greedy()', 1, [(SLOTS, HEAD_DIM), (SLOTS, HEAD_DIM)]),
+    ('Greedy()', 1, 1, [(SLOTS, HEAD_DIM), (SLOTS, HEAD_DIM)]),
+    ('Greedy()', 2, 1, [(SLOTS, HEAD_DIM), (SLOTS, HEAD_DIM)]),
     # The beams share slots; their keys are transposed.
-    ('Beam(2)', 2, [(HEAD_DIM, 8 + 2 * (SLOTS - 8)), (8 + 2 * (SLOTS - 8), HEAD_DIM)]),
+    ('Beam(2)', 2, 2, [(HEAD_DIM, 8 + 2 * (SLOTS - 8)), (8 + 2 * (SLOTS - 8), HEAD_DIM)]),
   ],
 )
-def test_the_decoding_step_copies_no_cache_and_no_parameter(strategy, copies, caches):
+def test_the_decoding_step_copies_no_cache_and_no_parameter(strategy, batch, copies, caches):
   optimised = {
     name: value
     for name, value in os.environ.items()
@@ -128,8 +129,8 @@ def test_the_decoding_step_copies_no_cache_and_no_parameter(strategy, copies, ca
   code = (
     'import json, runpy, sys; from t2x.decode import Beam, Greedy; '
     'found = runpy.run_path(sys.argv[1]); '
-    f"text = found['decoding_program']({strategy}); "
-    f"print(json.dumps(list(found['large_instructions'](text, {copies}))))"
+    f"text = found['decoding_program']({strategy}, {batch}); "
+    f"print(json.dumps(list(found['large_instructions'](text, {batch}, {copies}))))"
   )
   done = subprocess.run(
     [sys.executable, '-c', code, __file__],
@@ -142,8 +143,9 @@ def test_the_decoding_step_copies_no_cache_and_no_parameter(strategy, copies, ca
   large = [tuple(one) for one in json.loads(done.stdout)]
   passed_on = {'parameter', 'get-tuple-element', 'tuple', 'bitcast'}
   worked = [one for one in large if one[0] not in passed_on]
-  # Keys and values of each layer; the source's are only read.
-  updates = [f'2,{HEADS},{a},{b}' for a, b in caches] * NUM_LAYERS
+  # Keys and values of each layer; the source's are only read. A loop over one sequence has no dimension for it.
+  rows = f'{batch},' if batch > 1 else ''
+  updates = [f'{rows}{HEADS},{a},{b}' for a, b in caches] * NUM_LAYERS
   fusion, inside = 'fusion of dynamic-update-slice', 'dynamic-update-slice'
   assert set(worked) <= {(opcode, shape) for opcode in (fusion, inside) for shape in updates}
   assert sorted(shape for opcode, shape in worked if opcode == fusion) == sorted(updates)
@@ -161,4 +163,4 @@ ENTRY %main (a: f32[2]) -> f32[2] {
   %w = (s32[2,1,56], f32[2,4,64,16]) while(%t), condition=%cond, body=%body
 }
 """
-  assert ('copy', '2,4,64,16') in list(large_instructions(text, 1))
+  assert ('copy', '2,4,64,16') in list(large_instructions(text, 2, 1))

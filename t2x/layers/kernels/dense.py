@@ -107,7 +107,12 @@ class Dense(Kernel):
     # The query heads of a group become additional queries of their key head.
     q = q.reshape(batch, q_len, heads // groups, groups, head_dim).swapaxes(2, 3)
     q = q.reshape(batch, q_len * groups, heads // groups, head_dim)
-    dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
+    dtype = softmax_dtype(q)
+    if q.shape[1] == 1:
+      # With the keys first, XLA's CPU backend does not transpose the keys of a cache for each new token.
+      dots = jnp.einsum('bkhd,bqhd->bhkq', k, q, preferred_element_type=dtype).swapaxes(2, 3)
+    else:
+      dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)
     return apply_soft_cap(dots * scores.scale, scores.soft_cap)
 
 
