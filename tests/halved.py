@@ -1,10 +1,12 @@
 """A layout for tests of what layers do where axes are split, without devices."""
 
+import types
+
 
 class Halved:
   """Splits logical axes over two devices, without moving anything; without names, all axes."""
 
-  mesh = None
+  mesh = types.SimpleNamespace(size=2)
 
   def __init__(self, *axes):
     self.axes = axes

@@ -18,6 +18,7 @@ from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.keys import NamedRngs, initial_value
+from t2x.layers.products import project
 
 Initializer = Callable[..., Array]
 Key = Array
@@ -205,12 +206,7 @@ class Linear(nnx.Module):
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     kernel = self.kernel[...].astype(x.dtype)
-    rows, inputs = x.shape[: x.ndim - self.num_inputs], x.shape[x.ndim - self.num_inputs :]
-    flat = flatten_rows(x, self.num_inputs)
-    first = flat.ndim - self.num_inputs
-    contracted = tuple(range(first, flat.ndim)), tuple(range(len(inputs)))
-    y = jax.lax.dot_general(flat, kernel, (contracted, ((), ())))
-    y = y.reshape(*rows, *y.shape[first:])
+    y = project(flatten_rows(x, self.num_inputs), kernel, self.num_inputs)
     if self.bias is not None:
       y = y + broadcast(self.bias[...], y.shape, y.dtype)
-    return y
+    return y.reshape(*x.shape[: x.ndim - self.num_inputs], *kernel.shape[self.num_inputs :])

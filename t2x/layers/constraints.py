@@ -79,6 +79,12 @@ def num_parts(axis: str) -> int:
   return 1 if layout is None else layout.num_parts(axis)
 
 
+def num_devices() -> int:
+  """Returns the number of devices of the mesh; 1 without a layout."""
+  layout = _LAYOUT.get()
+  return 1 if layout is None else layout.mesh.size
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
   """Devices that hold consecutive parts of a dimension.

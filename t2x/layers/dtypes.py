@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2x.layers.constraints import num_parts
+from t2x.layers.products import repeat
 
 # Largest table whose gradient is a product of one-hot vectors on a GPU, where a scatter adds the gradients of
 # repeated rows one after another (openxla/xla issues 26371 and 46225). Not measured.
@@ -164,5 +165,8 @@ def with_rank(x: Float[Array, '...'], ndim: int) -> Float[Array, '...']:
 def broadcast(x: Float[Array, '...'], shape: tuple[int, ...], dtype: Any) -> Float[Array, '...']:
   """Broadcasts `x` to `shape` and casts it to `dtype`, with a gradient accumulated in float32 or wider and
   rounded to the dtype of `x` once."""
-  wide = jnp.promote_types(x.dtype, Dtypes.reductions)
-  return jnp.broadcast_to(x.astype(wide), shape).astype(dtype)
+  x = x.astype(jnp.promote_types(x.dtype, Dtypes.reductions))
+  leading = shape[: len(shape) - x.ndim]
+  if leading and shape[len(leading) :] == x.shape:
+    return repeat(x, leading).astype(dtype)
+  return jnp.broadcast_to(x, shape).astype(dtype)

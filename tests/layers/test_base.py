@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from equations import products
 from flax import nnx
 from halved import Halved
 
@@ -57,8 +58,7 @@ def test_a_projection_merges_rows_unless_their_length_is_split():
     # Traced anew for each layout.
     with use_layout(layout):
       jaxpr = jax.make_jaxpr(lambda x: linear(x))(x)
-    products = [e for e in jaxpr.eqns if e.primitive.name == 'dot_general']
-    return [e.invars[0].aval.ndim for e in products]
+    return [e.invars[0].aval.ndim for e in products(jaxpr.jaxpr)]
 
   assert ranks(None) == [2]
   assert ranks(Halved('length')) == [3]

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from equations import equations, products
 
 from t2x.data import Bytes, TextFiles
 from t2x.layers import (
@@ -157,14 +158,6 @@ def program(name, **settings):
   )
 
 
-def equations(jaxpr):
-  """All equations of a program, those of inner programs included."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for inner in jax.core.jaxprs_in_params(equation.params):
-      yield from equations(inner)
-
-
 @pytest.mark.parametrize('name', MODELS)
 def test_a_bfloat16_step_sums_nothing_in_bfloat16(name):
   """Contractions accumulate in float32 by themselves."""
@@ -210,10 +203,7 @@ def test_parameters_kept_in_float32_promote_no_contraction(name):
 
   forward = jax.make_jaxpr(loss)(made.abstract.params, made.batch())
   operands = {
-    operand.aval.dtype
-    for equation in equations(forward.jaxpr)
-    if equation.primitive.name == 'dot_general'
-    for operand in equation.invars
+    operand.aval.dtype for equation in products(forward.jaxpr) for operand in equation.invars
   }
   assert operands == {jnp.dtype('bfloat16')}
 

@@ -1,0 +1,105 @@
+"""Products and sums over rows: values and gradients against NumPy in float64, and where they are the plain operations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from equations import equations, products
+from halved import Halved
+
+from t2x.layers.constraints import use_layout
+from t2x.layers.products import project, repeat
+
+SHAPES = {
+  'more outputs': ((12,), (40,)),
+  'more inputs': ((40,), (12,)),
+  'square': ((16,), (16,)),
+  'heads of the outputs': ((12,), (4, 5)),
+  'heads of the inputs': ((4, 9), (12,)),
+}
+
+
+def normal(seed, *shape):
+  return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize(('inputs', 'outputs'), SHAPES.values(), ids=SHAPES)
+def test_a_projection_and_its_gradients_equal_float64(inputs, outputs):
+  x, kernel, weights = normal(0, 33, *inputs), normal(1, *inputs, *outputs), normal(2, 33, *outputs)
+
+  def loss(x, kernel):
+    return (project(x, kernel, len(inputs)) * weights).sum()
+
+  rows = np.asarray(x, np.float64).reshape(33, -1)
+  matrix = np.asarray(kernel, np.float64).reshape(rows.shape[1], -1)
+  changes = np.asarray(weights, np.float64).reshape(33, -1)
+  dx, dkernel = jax.jit(jax.grad(loss, (0, 1)))(x, kernel)
+  y = project(x, kernel, len(inputs))
+  np.testing.assert_allclose(y, (rows @ matrix).reshape(y.shape), atol=1e-5)
+  np.testing.assert_allclose(dx, (changes @ matrix.T).reshape(x.shape), atol=1e-5)
+  np.testing.assert_allclose(dkernel, (rows.T @ changes).reshape(kernel.shape), atol=1e-5)
+
+
+def gradients(inputs, outputs, layout=None):
+  """Returns the traced gradients of a projection with a bias."""
+
+  def loss(x, kernel, bias):
+    return (project(x, kernel, 1) + repeat(bias, (len(x),))).sum()
+
+  with use_layout(layout):
+    arguments = normal(0, 33, inputs), normal(1, inputs, outputs), normal(2, outputs)
+    return jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(*arguments).jaxpr
+
+
+@pytest.mark.parametrize(('inputs', 'outputs'), [(8, 24), (24, 8)])
+def test_on_one_cpu_no_gradient_has_a_transposed_left_operand_or_a_sum_over_rows(inputs, outputs):
+  traced = gradients(inputs, outputs)
+  assert {e.params['dimension_numbers'][0][0] for e in products(traced)} == {(1,)}
+  sums = [e for e in equations(traced) if e.primitive.name == 'reduce_sum']
+  assert [e.invars[0].aval.shape for e in sums] == [(33, outputs)]  # The loss itself.
+  # The narrower operand is copied.
+  copies = [
+    e.invars[0].aval.shape for e in equations(traced) if e.primitive.name == 'optimization_barrier'
+  ]
+  assert (8, 33) in copies and (24, 33) not in copies
+
+
+def test_on_several_devices_the_operations_are_plain():
+  plain = gradients(8, 24, Halved('batch'))
+  assert not [e for e in equations(plain) if e.primitive.name == 'optimization_barrier']
+  assert not [e for e in equations(plain) if e.primitive.name.startswith('custom_vjp')]
+  assert (0,) in {e.params['dimension_numbers'][0][0] for e in products(plain)}
+
+
+@pytest.mark.parametrize('leading', [(7,), (5, 3), (0,)])
+def test_the_gradient_of_repeated_rows_is_their_sum(leading):
+  x, weights = normal(0, 2, 3), normal(1, *leading, 2, 3)
+  np.testing.assert_array_equal(repeat(x, leading), np.broadcast_to(x, (*leading, 2, 3)))
+  found = jax.grad(lambda x: (repeat(x, leading) * weights).sum())(x)
+  expected = np.asarray(weights, np.float64).reshape(-1, 2, 3).sum(0)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_gradients_inside_scan_vmap_and_checkpoint():
+  x, kernels, bias = normal(0, 33, 8), normal(1, 3, 8, 8), normal(2, 8)
+
+  def plain(kernels, bias):
+    y = x
+    for kernel in kernels:
+      y = jnp.tanh(y @ kernel + bias[None])
+    return y.sum()
+
+  def scanned(kernels, bias):
+    def layer(y, kernel):
+      return jnp.tanh(project(y, kernel, 1) + repeat(bias, (33,))), None
+
+    return jax.lax.scan(jax.checkpoint(layer), x, kernels)[0].sum()
+
+  def assert_close(found, expected):
+    for a, b in zip(found, expected, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+  assert_close(jax.grad(scanned, (0, 1))(kernels, bias), jax.grad(plain, (0, 1))(kernels, bias))
+  many = jnp.stack([kernels, 2 * kernels]), jnp.stack([bias, -bias])
+  found, expected = (jax.vmap(jax.grad(f, (0, 1)))(*many) for f in (scanned, plain))
+  assert_close(found, expected)
