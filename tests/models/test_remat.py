@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from applying import applied
+from halved import Halved
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas.ops.gpu.attention import mha
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from t2x.errors import UserError
 from t2x.layers import XLA, Blockwise, Causal, Dense, LinearAttention
+from t2x.layers.constraints import use_layout
 from t2x.models import Block
 from t2x.models.remat import POLICIES
 
@@ -108,7 +110,10 @@ def test_gradients_equal_those_without_rematerialisation(make, unroll):
 def test_only_an_unrolled_stack_keeps_its_recomputation_apart_from_the_forward_pass(make):
   def barriers(unroll):
     stack, x = make_stack(make, Dense(), remat='full', unroll=unroll), jnp.zeros((2, 8, make.width))
-    return jax.jit(gradient).lower(stack, x).as_text().count('optimization_barrier')
+    # On one CPU device the gradients of projections have barriers too. Traced anew for this layout.
+    with use_layout(Halved('length')):
+      program = jax.jit(lambda stack, x: gradient(stack, x)).lower(stack, x)
+    return program.as_text().count('optimization_barrier')
 
   assert barriers(1) == 0
   assert barriers(2) > 0
