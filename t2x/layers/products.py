@@ -1,8 +1,8 @@
 """Products of rows with a kernel, and sums over rows, whose gradients are fast on a CPU.
 
-XLA's CPU backend is slow at products whose left operand is transposed, as in the gradient of a kernel, and at sums over
-rows. On one CPU device these functions have gradients that avoid both; elsewhere they are the plain operations, which
-the compiler splits over devices. `experiments/speed/NOTES.md` has the measurements.
+XLA's CPU backend is slow at products whose left operand is transposed and wider than the right one, as in the gradients of
+some kernels, and at sums over rows. On one CPU device these functions have gradients that avoid both; elsewhere they are the
+plain operations, which the compiler splits over devices. `experiments/speed/NOTES.md` has the measurements.
 """
 
 import functools
@@ -54,12 +54,10 @@ def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array
   x, kernel = saved
   rows, gradient_rows = x.reshape(len(x), -1), gradient.reshape(len(x), -1)
   matrix = kernel.reshape(rows.shape[1], -1)
-  # The narrower operand is transposed by a copy. The barriers keep the compiler from merging it into the product.
-  copy = jax.lax.optimization_barrier
   if rows.shape[1] <= gradient_rows.shape[1]:
-    change = copy(rows.T) @ gradient_rows
-  else:
-    change = copy(copy(gradient_rows.T) @ rows).T
+    change = rows.T @ gradient_rows
+  else:  # The narrower operand on the left; without the barrier the compiler exchanges them.
+    change = jax.lax.optimization_barrier(gradient_rows.T @ rows).T
   return (gradient_rows @ matrix.T).reshape(x.shape), change.reshape(kernel.shape)
 
 

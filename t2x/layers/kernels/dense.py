@@ -89,7 +89,9 @@ class Dense(Kernel):
       scores += group(added)
     mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
     if mask is not None:
-      scores = jnp.where(jnp.repeat(mask, groups, axis=2), scores, jnp.finfo(dtype).min)
+      # A sum, which XLA's CPU backend merges with the product and the softmax; a selection is an operation of its own.
+      hidden = jnp.where(mask, 0, jnp.finfo(dtype).min).astype(dtype)
+      scores += jnp.repeat(hidden, groups, axis=2)
     if isinstance(inputs.scores, Logits) and inputs.scores.mixture is not None:
       mixture = inputs.scores.mixture.astype(dtype)
       mixed = jnp.einsum('bgqk,gh->bhqk', _by_head(softmax(scores), inputs), mixture)
