@@ -236,20 +236,18 @@ def _run(
 
   def one_token(carry):
     step, state, before, squeezed = carry
-    cache = jax.tree.map(lambda a, like: a.reshape(like.shape), squeezed, whole)
     # Finished sequences are fed too, at a position within their limit.
     position = lengths + jnp.minimum(step, limits - 1) - 1
     positions = jnp.repeat(position, copies)[:, None]
     last = state.last
     own = marks(last.reshape(-1, 1), before.reshape(-1, 1))
     tokens = Tokens(positions=positions, segments=jnp.ones_like(positions), marks=own)
-    logits, cache = model.decode(last.reshape(-1, 1), tokens, cache)
+    logits, extended = model.decode(last.reshape(-1, 1), tokens, _unsqueezed(squeezed, cache))
     logits = logits.reshape(batch, copies, -1)
     state, parents = strategy.advance(state, logits, step, request)
     before = last if parents is None else jnp.take_along_axis(last, parents, axis=1)
-    return step + 1, state, before, _squeezed(_reorder(cache, parents))
+    return step + 1, state, before, _squeezed(_reorder(extended, parents))
 
-  whole = jax.eval_shape(lambda: cache)
   carry = jnp.int32(1), state, before, _squeezed(cache)
   _, state, *_ = jax.lax.while_loop(unfinished, one_token, carry)
   return strategy.finish(state, request)
@@ -293,6 +291,11 @@ def _squeezed(cache):
     return array.reshape(array.shape[1:]) if array.ndim > 2 and len(array) == 1 else array
 
   return jax.tree.map(squeezed, cache)
+
+
+def _unsqueezed(squeezed, cache):
+  """Returns arrays in the shapes of those of `cache`."""
+  return jax.tree.map(lambda array, whole: array.reshape(whole.shape), squeezed, cache)
 
 
 def _reorder(cache, parents):

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from applying import applied
+from equations import equations
 from halved import Halved
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental.pallas.ops.gpu.attention import mha
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from t2x.errors import UserError
 from t2x.layers import XLA, Blockwise, Causal, Dense, LinearAttention
@@ -30,15 +30,6 @@ def gradient(stack, x):
     return (applied(stack, x, pattern=Causal())[0] ** 2).sum()
 
   return jax.value_and_grad(loss)(stack, x)
-
-
-def equations(jaxpr):
-  """All equations of a program, also those inside others."""
-  for equation in jaxpr.eqns:
-    yield equation
-    for value in equation.params.values():
-      if isinstance(value, Jaxpr | ClosedJaxpr):
-        yield from equations(value)
 
 
 def count(jaxpr, name):
