@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 
 # Repetitions before the first measurement. The first steps of a CPU process take page faults, until the memory
-# allocator has blocks of all sizes.
-WARM_UP = 8
+# allocator has blocks of all sizes; single steps do so until about the thirtieth.
+WARM_UP = 40
 
 
 def serve(

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.layers.base import dropout
+from t2x.layers.kernels import merged
 from t2x.layers.kernels.base import (
   ATTENTION_OUTPUT,
   AttentionInputs,
@@ -20,6 +21,7 @@ from t2x.layers.kernels.base import (
   zero_masked_queries,
 )
 from t2x.layers.masks import attention_mask
+from t2x.layers.products import on_one_cpu
 
 
 @jax.custom_jvp
@@ -46,17 +48,19 @@ class Dense(Kernel):
     return None
 
   def attend(self, inputs: AttentionInputs) -> Float[Array, 'batch q_len heads v_dim']:
-    v, q_len, heads = inputs.v, inputs.q_len, inputs.num_heads
-    batch, kv_heads = v.shape[0], v.shape[2]
-    probabilities, mask = self._grouped_probabilities(inputs)
-    probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
-    # With the heads before the queries in the result, XLA's CPU backend transposes no operand.
-    out = jnp.einsum('bhqk,bkhd->bhqd', probabilities, v)
-    out = out.reshape(batch, kv_heads, q_len, heads // kv_heads, -1).swapaxes(1, 2)
-    out = out.reshape(batch, q_len, heads, -1)
-    if inputs.terms is not None and inputs.terms.has_values:
-      probabilities = _by_head(probabilities, inputs)
-      out += inputs.terms.encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
+    v, scores = inputs.v, inputs.scores
+    if isinstance(scores, DotProduct) and _can_merge(scores, inputs):
+      added, mask = self._added(inputs)
+      q = _grouped_queries(scores.q, inputs.num_heads // v.shape[2])
+      out = _by_query(merged.attend(scores.scale, q, scores.k, v, added), inputs)
+    else:
+      probabilities, mask = self._grouped_probabilities(inputs)
+      probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
+      # With the heads before the queries in the result, XLA's CPU backend transposes no operand.
+      out = _by_query(jnp.einsum('bhqk,bkhd->bhqd', probabilities, v), inputs)
+      if inputs.terms is not None and inputs.terms.has_values:
+        probabilities = _by_head(probabilities, inputs)
+        out += inputs.terms.encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
     out = out if mask is None else zero_masked_queries(out, mask)
     return checkpoint_name(out, ATTENTION_OUTPUT)
 
@@ -69,46 +73,44 @@ class Dense(Kernel):
   def _grouped_probabilities(self, inputs: AttentionInputs) -> tuple[Array, Array | None]:
     """Returns the probabilities [batch, kv_heads, q_len * groups, k_len] and the mask
     [#batch, 1, q_len, k_len], or None without a mask."""
-    q_len, k_len = inputs.q_len, inputs.k_len
     batch, kv_heads, dtype = inputs.v.shape[0], inputs.v.shape[2], inputs.dtype
     groups = inputs.num_heads // kv_heads
-
-    def group(scores):
-      """Reshapes [#batch, heads, q, k] to [#batch, kv_heads, q * groups, k]."""
-      scores = scores.astype(dtype).reshape(-1, kv_heads, groups, q_len, k_len).swapaxes(2, 3)
-      return scores.reshape(-1, kv_heads, q_len * groups, k_len)
-
     sink = None
     if isinstance(inputs.scores, DotProduct):
       scores, sink = self._dots(inputs.scores, groups), inputs.scores.sink
     else:
-      scores = group(inputs.scores.array)
+      scores = _by_group(inputs.scores.array, inputs)
       scores = jnp.broadcast_to(scores, (batch, *scores.shape[1:]))
-    added = inputs.added_scores()
-    if added is not None:
-      scores += group(added)
-    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
-    if mask is not None:
-      # A sum, which XLA's CPU backend merges with the product and the softmax; a selection is an operation of its own.
-      hidden = jnp.where(mask, 0, jnp.finfo(dtype).min).astype(dtype)
-      scores += jnp.repeat(hidden, groups, axis=2)
+    added, mask = self._added(inputs)
+    for term in added:
+      scores += term
     if isinstance(inputs.scores, Logits) and inputs.scores.mixture is not None:
       mixture = inputs.scores.mixture.astype(dtype)
       mixed = jnp.einsum('bgqk,gh->bhqk', _by_head(softmax(scores), inputs), mixture)
-      return group(mixed), mask
+      return _by_group(mixed, inputs), mask
     if sink is None:
       return softmax(scores), mask
-    column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), q_len)[None, :, :, None]
+    column = jnp.tile(sink.astype(dtype).reshape(kv_heads, groups), inputs.q_len)[None, :, :, None]
     column = jnp.broadcast_to(column, (*scores.shape[:-1], 1))
     return softmax(jnp.concatenate([scores, column], axis=-1))[..., :-1], mask
 
+  def _added(self, inputs: AttentionInputs) -> tuple[tuple[Array, ...], Array | None]:
+    """Returns arrays [#batch, #kv_heads, q_len * groups, k_len] to add to the scores, and the mask
+    [#batch, 1, q_len, k_len], or None without a mask."""
+    terms = []
+    added = inputs.added_scores()
+    if added is not None:
+      terms.append(_by_group(added, inputs))
+    mask = attention_mask(inputs.pattern, inputs.q_tokens, inputs.k_tokens)
+    if mask is not None:
+      # A sum, which XLA's CPU backend merges with the product and the softmax; a selection is an operation of its own.
+      hidden = jnp.where(mask, 0, jnp.finfo(inputs.dtype).min).astype(inputs.dtype)
+      terms.append(jnp.repeat(hidden, inputs.num_heads // inputs.v.shape[2], axis=2))
+    return tuple(terms), mask
+
   def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:
     """Returns the scaled, soft-capped dot products [batch, kv_heads, q_len * groups, k_len]."""
-    q, k = scores.q, scores.k
-    batch, q_len, heads, head_dim = q.shape
-    # The query heads of a group become additional queries of their key head.
-    q = q.reshape(batch, q_len, heads // groups, groups, head_dim).swapaxes(2, 3)
-    q = q.reshape(batch, q_len * groups, heads // groups, head_dim)
+    q, k = _grouped_queries(scores.q, groups), scores.k
     dtype = softmax_dtype(q)
     if q.shape[1] == 1:
       # With the keys first, XLA's CPU backend does not transpose the keys of a cache for each new token.
@@ -116,6 +118,39 @@ class Dense(Kernel):
     else:
       dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)
     return apply_soft_cap(dots * scores.scale, scores.soft_cap)
+
+
+def _can_merge(scores: DotProduct, inputs: AttentionInputs) -> bool:
+  """Whether `merged.attend` computes the attention of the inputs."""
+  if not on_one_cpu() or inputs.q_len == 1 or inputs.has_dropout:
+    return False
+  if scores.soft_cap is not None or scores.sink is not None:
+    return False
+  if inputs.terms is not None and inputs.terms.has_values:
+    return False
+  return scores.q.dtype == scores.k.dtype == inputs.v.dtype == inputs.dtype
+
+
+def _grouped_queries(q: Array, groups: int) -> Array:
+  """Makes the query heads of a group additional queries of their key head: [batch, q_len * groups, kv_heads, dim]."""
+  batch, q_len, heads, head_dim = q.shape
+  q = q.reshape(batch, q_len, heads // groups, groups, head_dim).swapaxes(2, 3)
+  return q.reshape(batch, q_len * groups, heads // groups, head_dim)
+
+
+def _by_group(scores: Array, inputs: AttentionInputs) -> Array:
+  """Reshapes [#batch, heads, q_len, k_len] to [#batch, kv_heads, q_len * groups, k_len]."""
+  kv_heads, q_len = inputs.v.shape[2], inputs.q_len
+  groups = inputs.num_heads // kv_heads
+  split = scores.astype(inputs.dtype).reshape(-1, kv_heads, groups, q_len, inputs.k_len)
+  return split.swapaxes(2, 3).reshape(-1, kv_heads, q_len * groups, inputs.k_len)
+
+
+def _by_query(out: Array, inputs: AttentionInputs) -> Array:
+  """Reshapes [batch, kv_heads, q_len * groups, v_dim] to [batch, q_len, heads, v_dim]."""
+  batch, kv_heads, q_len = out.shape[0], out.shape[1], inputs.q_len
+  out = out.reshape(batch, kv_heads, q_len, inputs.num_heads // kv_heads, -1).swapaxes(1, 2)
+  return out.reshape(batch, q_len, inputs.num_heads, -1)
 
 
 def _by_head(probabilities: Array, inputs: AttentionInputs) -> Array:
