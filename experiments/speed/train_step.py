@@ -84,7 +84,8 @@ def work(contender: str, name: str, precision: str) -> None:
     count, take = t2x_steps(name, precision)
   else:
     count, take = torch_steps(name, precision, contender == 'compile')
-  serve(take, parameters=count)
+  # Single steps take page faults until about the thirtieth, when the memory allocator has blocks of all sizes.
+  serve(take, warm_up=40, parameters=count)
 
 
 def measure(name: str, precision: str, rounds: int, contenders: Sequence[str]) -> list[dict]:

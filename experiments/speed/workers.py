@@ -8,14 +8,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-# Repetitions before the first measurement. The first steps of a CPU process take page faults, until the memory
-# allocator has blocks of all sizes; single steps do so until about the thirtieth.
-WARM_UP = 40
-
 
 def serve(
   take: Callable[[int], object],
   *,
+  warm_up: int = 8,
   clock: Callable[[], float] = time.perf_counter,
   **ready: object,
 ) -> None:
@@ -23,10 +20,11 @@ def serve(
 
   Args:
     take: does the work `number` times and waits for the result.
+    warm_up: repetitions before the first measurement.
     clock: returns seconds; `time.process_time` leaves out the time that other work takes.
     ready: printed once before the first request.
   """
-  take(WARM_UP)
+  take(warm_up)
   print(json.dumps(ready), flush=True)
   for line in sys.stdin:
     began = clock()
