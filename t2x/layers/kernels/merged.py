@@ -11,13 +11,10 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.lax import optimization_barrier
 from jaxtyping import Array, Float
 
-from t2x.layers.kernels.base import ATTENTION_OUTPUT
-
-Saved = tuple[Array, Array, Array, tuple[Array, ...], Array, Array]
+Saved = tuple[Array, Array, Array, tuple[Array, ...], Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -58,23 +55,24 @@ def _forward(
   scale: float, q: Array, k: Array, v: Array, added: tuple[Array, ...]
 ) -> tuple[Array, Saved]:
   weights = optimization_barrier(_weights(scale, q, k, added))
-  out = checkpoint_name(_means(weights, v), ATTENTION_OUTPUT)
-  return out, (q, k, v, added, weights, out)
+  return _means(weights, v), (q, k, v, added, weights)
 
 
 def _backward(
   scale: float, saved: Saved, gradient: Array
 ) -> tuple[Array, Array, Array, tuple[Array, ...]]:
-  q, k, v, added, weights, out = saved
+  q, k, v, added, weights = saved
   # Without this barrier the compiler computes the sums once for both passes, and merges neither with a product.
   weights = optimization_barrier(weights)
   totals = weights.sum(axis=-1, keepdims=True)
   # Two columns whose sum is `totals`, so that each product below can have a sum of its own at little cost.
   parts = optimization_barrier(jnp.concatenate([totals, jnp.zeros_like(totals)], axis=-1))
-  gradient, out = optimization_barrier((gradient, out))
-  mean = (gradient * out).sum(axis=-1, keepdims=True)
+  gradient = optimization_barrier(gradient)
+  weights_change = jnp.matmul(gradient, _columns(v))
+  # Not the equal product of gradient and output: its rounding errors do not cancel in sums over the keys.
+  mean = (weights * weights_change).sum(axis=-1, keepdims=True) / totals
   # The gradient of the scores times `totals`.
-  change = optimization_barrier(weights * (jnp.matmul(gradient, _columns(v)) - mean))
+  change = optimization_barrier(weights * (weights_change - mean))
 
   own_parts, keys = optimization_barrier((parts, k.transpose(0, 2, 1, 3)))
   q_change = jnp.matmul(change, keys) / own_parts.sum(axis=-1, keepdims=True)
