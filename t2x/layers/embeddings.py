@@ -4,6 +4,7 @@ Each embedding maps inputs and per-token metadata to vectors and their metadata.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from t2x.layers.base import Initializer, Linear, Tokens, flatten_rows, param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
+from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
 from t2x.ranges import Natural, Size
 
 
@@ -253,29 +255,34 @@ def _add_types(x: Array, types: Array | None, table: nnx.Param | None) -> Array:
   return x + gather(table[...], types)
 
 
-@jax.custom_vjp
-def float32_logits(x: Array, table: Array) -> Array:
-  """Computes x table^T for a table [vocab, width], accumulated and returned in float32.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def float32_logits(
+  x: Float[Array, '*rest d_model'], table: Float[Array, '_ _'], axis: int = 1
+) -> Float[Array, '*rest vocab']:
+  """Contracts the last dimension of `x` with `axis` of a table of the vocabulary, accumulated and returned in float32.
 
   The gradient of the logits is in float32 too. It is rounded to the compute dtype before the two products
   of the backward pass, which would otherwise both run in float32.
   """
   flat = flatten_rows(x)
-  contracted = ((flat.ndim - 1,), (1,))
+  contracted = ((flat.ndim - 1,), (axis,))
   y = jax.lax.dot_general(flat, table, (contracted, ((), ())), preferred_element_type=jnp.float32)
-  return y.reshape(*x.shape[:-1], table.shape[0])
+  return y.reshape(*x.shape[:-1], table.shape[1 - axis])
 
 
-def _forward(x: Array, table: Array) -> tuple[Array, Sequence[Array]]:
-  return float32_logits(x, table), (x, table)
+def _forward(x: Array, table: Array, axis: int) -> tuple[Array, Sequence[Array]]:
+  return float32_logits(x, table, axis), (x, table)
 
 
-def _backward(saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
+def _backward(axis: int, saved: Sequence[Array], gradient: Array) -> tuple[Array, Array]:
   x, table = saved
   flat, gradient = flatten_rows(x), flatten_rows(gradient.astype(x.dtype))
-  rows = tuple(range(flat.ndim - 1))
-  dx = (gradient @ table).reshape(x.shape)
-  return dx, jax.lax.dot_general(gradient, flat, ((rows, rows), ((), ())))
+  pair = (gradient, flat) if axis == 1 else (flat, gradient)
+  if flat.ndim == 2 and on_one_cpu():
+    return multiply(gradient, table, 1 - axis).reshape(x.shape), multiply_transposed(*pair)
+  rows, last = tuple(range(flat.ndim - 1)), flat.ndim - 1
+  dx = jax.lax.dot_general(gradient, table, (((last,), (1 - axis,)), ((), ())))
+  return dx.reshape(x.shape), jax.lax.dot_general(*pair, ((rows, rows), ((), ())))
 
 
 float32_logits.defvjp(_forward, _backward)

@@ -1,8 +1,10 @@
-"""Products of rows with a kernel, and sums over rows, whose gradients are fast on a CPU.
+"""Products of rows with a matrix, and sums over rows, whose gradients are fast on a CPU.
 
 XLA's CPU backend is slow at products whose left operand is transposed and wider than the right one, as in the gradients of
-some kernels, and at sums over rows. On one CPU device these functions have gradients that avoid both; elsewhere they are the
-plain operations, which the compiler splits over devices. `experiments/speed/NOTES.md` has the measurements.
+some kernels, and at sums over rows. It computes a product in bfloat16 with the CPU's instructions only if the result is
+in float32 and no operand is transposed; it converts both operands to float32 otherwise. On one CPU device these functions
+avoid all of this; elsewhere they are the plain operations, which the compiler splits over devices.
+`experiments/speed/NOTES.md` has the measurements.
 """
 
 import functools
@@ -43,7 +45,13 @@ def _contract(x: Array, kernel: Array, num_inputs: int) -> Array:
 
 @jax.custom_vjp
 def _project(x: Array, kernel: Array) -> Array:
-  return _contract(x, kernel, x.ndim - 1)
+  return multiply(*_matrices(x, kernel)).reshape(len(x), *kernel.shape[x.ndim - 1 :])
+
+
+def _matrices(x: Array, kernel: Array) -> tuple[Array, Array]:
+  """Merges the dimensions of the inputs, and those of the outputs."""
+  inputs = math.prod(x.shape[1:])
+  return x.reshape(len(x), inputs), kernel.reshape(inputs, math.prod(kernel.shape[x.ndim - 1 :]))
 
 
 def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -52,13 +60,35 @@ def _forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 def _backward(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
   x, kernel = saved
-  rows, gradient_rows = x.reshape(len(x), -1), gradient.reshape(len(x), -1)
-  matrix = kernel.reshape(rows.shape[1], -1)
-  if rows.shape[1] <= gradient_rows.shape[1]:
-    change = rows.T @ gradient_rows
-  else:  # The narrower operand on the left; without the barrier the compiler exchanges them.
-    change = jax.lax.optimization_barrier(gradient_rows.T @ rows).T
-  return (gradient_rows @ matrix.T).reshape(x.shape), change.reshape(kernel.shape)
+  rows, matrix = _matrices(x, kernel)
+  gradient = gradient.reshape(len(rows), matrix.shape[1])
+  dx, dkernel = multiply(gradient, matrix, axis=1), multiply_transposed(rows, gradient)
+  return dx.reshape(x.shape), dkernel.reshape(kernel.shape)
+
+
+def multiply(
+  rows: Float[Array, 'rows inputs'], matrix: Float[Array, '_ _'], axis: int = 0
+) -> Float[Array, 'rows outputs']:
+  """Contracts the inputs of `rows` with a dimension of `matrix`, for one CPU device."""
+  wide = jnp.promote_types(rows.dtype, jnp.float32)
+  contracted = ((1,), (axis,)), ((), ())
+  return jax.lax.dot_general(rows, matrix, contracted, preferred_element_type=wide).astype(
+    rows.dtype
+  )
+
+
+def multiply_transposed(
+  left: Float[Array, 'rows inputs'], right: Float[Array, 'rows outputs']
+) -> Float[Array, 'inputs outputs']:
+  """Returns left^T right, a sum over rows, for one CPU device."""
+  if left.shape[1] > right.shape[1]:
+    # The narrower operand on the left; without the barrier the compiler exchanges them.
+    return jax.lax.optimization_barrier(multiply_transposed(right, left)).T
+  if left.dtype != jnp.bfloat16:
+    return multiply(left.T, right)
+  # A copy in row-major order, which the reshape makes of the transposed rows.
+  columns = left[None].swapaxes(1, 2).reshape(left.shape[1], len(left))
+  return multiply(jax.lax.optimization_barrier(columns), right)
 
 
 _project.defvjp(_forward, _backward)

@@ -181,7 +181,7 @@ class LMHead(LogitHead):
 
   def logits(self, x, embedding):
     """Returns the projection of `x` to the vocabulary."""
-    products = float32_logits(x, self.out.kernel[...].astype(x.dtype).T)
+    products = float32_logits(x, self.out.kernel[...].astype(x.dtype), axis=0)
     return _finish(products[..., : self.vocab_size], self.out.bias, self.soft_cap)
 
 

@@ -1,4 +1,7 @@
-"""Products and sums over rows: values and gradients against NumPy in float64, and where they are the plain operations."""
+"""Products and sums over rows: values and gradients against NumPy in float64, in the optimised program, and where they
+are the plain operations."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ from equations import equations, products
 from halved import Halved
 
 from t2x.layers.constraints import use_layout
+from t2x.layers.embeddings import float32_logits
 from t2x.layers.products import project, repeat
 
 SHAPES = {
@@ -38,6 +42,58 @@ def test_a_projection_and_its_gradients_equal_float64(inputs, outputs):
   np.testing.assert_allclose(y, (rows @ matrix).reshape(y.shape), atol=1e-5)
   np.testing.assert_allclose(dx, (changes @ matrix.T).reshape(x.shape), atol=1e-5)
   np.testing.assert_allclose(dkernel, (rows.T @ changes).reshape(kernel.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize(('inputs', 'outputs'), SHAPES.values(), ids=SHAPES)
+def test_in_bfloat16_sums_are_rounded_once(inputs, outputs):
+  arrays = normal(0, 33, *inputs), normal(1, *inputs, *outputs), normal(2, 33, *outputs)
+  x, kernel, weights = (array.astype(jnp.bfloat16) for array in arrays)
+  y, pullback = jax.vjp(lambda x, kernel: project(x, kernel, len(inputs)), x, kernel)
+  rows = np.asarray(x, np.float64).reshape(33, -1)
+  matrix = np.asarray(kernel, np.float64).reshape(rows.shape[1], -1)
+  changes = np.asarray(weights, np.float64).reshape(33, -1)
+  expected = rows @ matrix, changes @ matrix.T, rows.T @ changes
+  for found, exact in zip((y, *pullback(weights)), expected, strict=True):
+    assert found.dtype == jnp.bfloat16
+    # Half of a unit in the last place, and the errors of sums in float32.
+    np.testing.assert_allclose(
+      np.asarray(found, np.float64).ravel(), exact.ravel(), rtol=2**-8, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(('inputs', 'outputs'), [(128, 256), (256, 128)])
+def test_the_compiler_uses_bfloat16_instructions_for_each_product(inputs, outputs):
+  def step(x, kernel, table):
+    y = jax.nn.gelu(project(x.reshape(256, inputs), kernel, 1))
+    z = float32_logits(y, table)
+    return (z.reshape(2, 128, 64) ** 2).sum()
+
+  shapes = (2, 128, inputs), (inputs, outputs), (64, outputs)
+  arrays = [normal(i, *shape).astype(jnp.bfloat16) for i, shape in enumerate(shapes)]
+  program = jax.jit(jax.grad(step, (0, 1, 2))).lower(*arrays).compile().as_text()
+  found = []
+  for computation in program.split('\n\n'):
+    dtypes = dict(re.findall(r'(%[\w.-]+) = (\w+)\[', computation))
+    operands = re.findall(r' dot\((%[\w.-]+), (%[\w.-]+)\)', computation)
+    found += [dtypes[name] for pair in operands for name in pair]
+  assert found == ['bf16'] * 12
+
+
+@pytest.mark.parametrize('rest', [(), (33,), (3, 11)])
+@pytest.mark.parametrize('axis', [0, 1])
+@pytest.mark.parametrize('layout', [None, Halved('length')], ids=['one device', 'split length'])
+def test_logits_and_their_gradients_equal_float64(rest, axis, layout):
+  x, weights = normal(0, *rest, 12), normal(1, *rest, 40)
+  table = normal(2, 12, 40) if axis == 0 else normal(2, 40, 12)
+  with use_layout(layout):
+    logits, pullback = jax.vjp(lambda x, table: float32_logits(x, table, axis), x, table)
+    dx, dtable = pullback(weights)
+  rows, changes = (np.asarray(a, np.float64).reshape(-1, a.shape[-1]) for a in (x, weights))
+  matrix = np.asarray(table, np.float64) if axis == 0 else np.asarray(table, np.float64).T
+  by_kernel = rows.T @ changes
+  np.testing.assert_allclose(logits, (rows @ matrix).reshape(weights.shape), atol=1e-5)
+  np.testing.assert_allclose(dx, (changes @ matrix.T).reshape(x.shape), atol=1e-5)
+  np.testing.assert_allclose(dtable, by_kernel if axis == 0 else by_kernel.T, atol=1e-5)
 
 
 def gradients(inputs, outputs, layout=None):

@@ -52,7 +52,8 @@ class Dense(Kernel):
     if isinstance(scores, DotProduct) and _can_merge(scores, inputs):
       added, mask = self._added(inputs)
       q = _grouped_queries(scores.q, inputs.num_heads // v.shape[2])
-      out = _by_query(merged.attend(scores.scale, q, scores.k, v, added), inputs)
+      wide = (x.astype(inputs.dtype) for x in (q, scores.k, v))
+      out = _by_query(merged.attend(scores.scale, *wide, added), inputs).astype(v.dtype)
     else:
       probabilities, mask = self._grouped_probabilities(inputs)
       probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
@@ -126,9 +127,7 @@ def _can_merge(scores: DotProduct, inputs: AttentionInputs) -> bool:
     return False
   if scores.soft_cap is not None or scores.sink is not None:
     return False
-  if inputs.terms is not None and inputs.terms.has_values:
-    return False
-  return scores.q.dtype == scores.k.dtype == inputs.v.dtype == inputs.dtype
+  return inputs.terms is None or not inputs.terms.has_values
 
 
 def _grouped_queries(q: Array, groups: int) -> Array:
