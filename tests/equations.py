@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 
-import jax
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
   """Yields the equations of a program and of the programs inside them."""
   for equation in jaxpr.eqns:
     yield equation
-    for inner in jax.core.jaxprs_in_params(equation.params):
+    for inner in jaxprs_in_params(equation.params):
       yield from equations(inner)
 
 

@@ -148,15 +148,14 @@ class _FrameWalker:
 
   def _scan(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
     params = equation.params
-    consts, carried = params['num_consts'], params['num_consts'] + params['num_carry']
-    length = params['length']
+    (consts, num_carry), length = _scan_sizes(params), params['length']
+    carried = consts + num_carry
     own = [a.as_input() for a in inputs[:carried]]
     own += [
       dataclasses.replace(a.as_input(), shape=a.shape[1:], spec=a.spec[1:], is_slice=True)
       for a in inputs[carried:]
     ]
     outputs, totals = self._body(params['jaxpr'], own, consts, carried, is_backward)
-    num_carry = params['num_carry']
     results = [a.as_result(a.shape, a.spec) for a in outputs[:num_carry]]
     # Only the compiler's partitioner stacks an array once if it is several outputs in the same shape.
     stacks: dict[tuple[Array, tuple[int, ...]], Array] = {}
@@ -266,8 +265,7 @@ class _FrameWalker:
     results = [a.as_result(a.shape, a.spec) for a in outputs]
     for array in inputs:
       array.to_memory(len(self.frame.operations))
-    operation = Operation(inputs, results, totals.flops, totals.peak, is_backward=is_backward)
-    self.frame.add(operation)
+    self.frame.add(Operation(inputs, results, totals.flops, totals.peak, is_backward=is_backward))
     self.collectives.update(totals.collectives)
     return results
 
@@ -392,3 +390,11 @@ class _FrameWalker:
     axes = tuple(axis for axis in axes if self.sizes[axis] > 1)
     if axes:
       self.collectives[kind, axes] += array.bytes(self.sizes)
+
+
+def _scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+  """Returns how many constants and how many carried values a scan has."""
+  if 'ft_in' in params:  # Since jax 0.12.
+    consts, carry, _ = params['ft_in'].unpack()
+    return len(consts), len(carry)
+  return params['num_consts'], params['num_carry']

@@ -133,7 +133,7 @@ def test_the_gradient_of_repeated_rows_is_their_sum(leading):
 
 
 def test_gradients_inside_scan_vmap_and_checkpoint():
-  x, kernels, bias = normal(0, 33, 8), normal(1, 3, 8, 8), normal(2, 8)
+  x, kernels, bias = normal(0, 33, 8), normal(1, 3, 8, 8) / 8**0.5, normal(2, 8)
 
   def plain(kernels, bias):
     y = x

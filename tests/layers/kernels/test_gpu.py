@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from halved import Halved
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
@@ -223,8 +224,11 @@ def lowered(kernel, pattern, tokens, length=1024):
   def loss(q, k, v, tokens):
     return kernel(inputs(q, k, v, pattern, tokens)).astype(jnp.float32).sum()
 
-  traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays, tokens)
-  return traced.lower(lowering_platforms=('cuda',)).as_text()
+  # Since jax 0.12 Pallas asks for the kind of the GPU.
+  device = AbstractDevice('NVIDIA H100 80GB HBM3', 132, 'gpu')
+  with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+    traced = jax.jit(jax.grad(loss, (0, 1, 2))).trace(*arrays, tokens)
+    return traced.lower(lowering_platforms=('cuda',)).as_text()
 
 
 @pytest.mark.parametrize(
