@@ -124,11 +124,17 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--cases', nargs='+', default=list(CASES), choices=CASES)
   parser.add_argument('--rounds', type=int, default=7)
-  parser.add_argument('--out', type=Path, metavar='FILE', help='CSV file to write')
+  parser.add_argument(
+    '--out', type=Path, metavar='FILE', help='CSV file to write, with a plot beside it'
+  )
   args = parser.parse_args()
   with tempfile.TemporaryDirectory() as folder:
     save_model(folder)
-    show((row for case in args.cases for row in measure(case, folder, args.rounds)), args.out)
+    show(
+      (row for case in args.cases for row in measure(case, folder, args.rounds)),
+      args.out,
+      case=('case',),
+    )
   return None
 
 

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 
-def show(rows: Iterable[Mapping], out: Path | None) -> None:
+def show(rows: Iterable[Mapping], out: Path | None, case: Sequence[str] = ()) -> None:
   """Prints each row when it is measured, then writes all of them.
 
   Args:
     rows: rows with the same keys.
     out: CSV file to write, if any.
+    case: columns that name a case, to draw the speeds of contenders (`draw_speeds`) beside the CSV file; (): no plot.
   """
   measured = []
   for row in rows:
@@ -18,6 +19,8 @@ def show(rows: Iterable[Mapping], out: Path | None) -> None:
     measured.append(row)
   if out:
     write(measured, out)
+    if case:
+      draw_speeds(measured, case, out.with_suffix('.png'))
 
 
 def print_row(row: Mapping) -> None:
@@ -32,6 +35,34 @@ def write(rows: Sequence[Mapping], path: Path) -> None:
     writer = csv.DictWriter(file, rows[0])
     writer.writeheader()
     writer.writerows(rows)
+
+
+def draw_speeds(rows: Sequence[Mapping], case: Sequence[str], path: Path) -> None:
+  """Draws the speed of t2x relative to each other contender, by case.
+
+  Args:
+    rows: rows with `contender`, `t2x_speed` and the columns of `case`.
+    case: columns that name a case.
+    path: PNG file to write.
+  """
+  from matplotlib.figure import Figure
+
+  cases = list(dict.fromkeys(' '.join(str(row[key]) for key in case) for row in rows))
+  others = [name for name in dict.fromkeys(row['contender'] for row in rows) if name != 't2x']
+  figure = Figure(figsize=(7, 1 + 0.22 * len(cases) * len(others)), layout='constrained')
+  axis = figure.subplots()
+  height = 0.8 / max(1, len(others))
+  for number, other in enumerate(others):
+    speeds = [float(row['t2x_speed']) for row in rows if row['contender'] == other]
+    places = [place + number * height for place in range(len(cases))]
+    axis.bar_label(axis.barh(places, speeds, height, label=other), fmt=' %.2f', fontsize='small')
+  axis.axvline(1, color='black', linewidth=1)
+  axis.set(xlabel='speed of t2x relative to the contender')
+  axis.set_yticks([place + 0.4 - height / 2 for place in range(len(cases))], cases)
+  axis.invert_yaxis()
+  axis.margins(x=0.1)
+  axis.legend(fontsize='small')
+  figure.savefig(path, dpi=120)
 
 
 def exponent(rows: Iterable[Mapping], column: str) -> float:

@@ -118,7 +118,9 @@ def main() -> None:
   parser.add_argument('--precisions', nargs='+', default=['f32', 'bf16'], choices=['f32', 'bf16'])
   parser.add_argument('--contenders', nargs='+', default=CONTENDERS, choices=CONTENDERS)
   parser.add_argument('--rounds', type=int, default=7)
-  parser.add_argument('--out', type=Path, metavar='FILE', help='CSV file to write')
+  parser.add_argument(
+    '--out', type=Path, metavar='FILE', help='CSV file to write, with a plot beside it'
+  )
   args = parser.parse_args()
   rows = (
     row
@@ -126,7 +128,7 @@ def main() -> None:
     for name in args.models
     for row in measure(name, precision, args.rounds, args.contenders)
   )
-  show(rows, args.out)
+  show(rows, args.out, case=('model', 'precision'))
   return None
 
 
