@@ -263,6 +263,11 @@ def float32_logits(
 
   The gradient of the logits is in float32 too. It is rounded to the compute dtype before the two products
   of the backward pass, which would otherwise both run in float32.
+
+  Args:
+    x: hidden vectors.
+    table: [vocab, d_model], or [d_model, vocab] if `axis` is 0.
+    axis: the dimension of `table` to contract.
   """
   flat = flatten_rows(x)
   contracted = ((flat.ndim - 1,), (axis,))

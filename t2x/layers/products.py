@@ -35,10 +35,6 @@ def project(x: Float[Array, '...'], kernel: Float[Array, '...'], num_inputs: int
   """
   if x.ndim == num_inputs + 1 and on_one_cpu():
     return _project(x, kernel)
-  return _contract(x, kernel, num_inputs)
-
-
-def _contract(x: Array, kernel: Array, num_inputs: int) -> Array:
   contracted = tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs))
   return jax.lax.dot_general(x, kernel, (contracted, ((), ())))
 
@@ -72,9 +68,8 @@ def multiply(
   """Contracts the inputs of `rows` with a dimension of `matrix`, for one CPU device."""
   wide = jnp.promote_types(rows.dtype, jnp.float32)
   contracted = ((1,), (axis,)), ((), ())
-  return jax.lax.dot_general(rows, matrix, contracted, preferred_element_type=wide).astype(
-    rows.dtype
-  )
+  y = jax.lax.dot_general(rows, matrix, contracted, preferred_element_type=wide)
+  return y.astype(rows.dtype)
 
 
 def multiply_transposed(
