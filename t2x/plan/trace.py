@@ -392,9 +392,8 @@ class _FrameWalker:
       self.collectives[kind, axes] += array.bytes(self.sizes)
 
 
-def _scan_sizes(params: Mapping[str, Any]) -> tuple[int, int]:
+def _scan_sizes(params: Mapping[str, Any]) -> Sequence[int]:
   """Returns how many constants and how many carried values a scan has."""
   if 'ft_in' in params:  # Since jax 0.12.
-    consts, carry, _ = params['ft_in'].unpack()
-    return len(consts), len(carry)
+    return [len(part) for part in params['ft_in'].unpack()[:2]]
   return params['num_consts'], params['num_carry']
