@@ -46,7 +46,9 @@ def told(tmp_path_factory, request):
     command, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
   )
   assert done.returncode == 0, done.stderr
-  assert 'Involuntary full rematerialization' not in done.stderr
+  # jax 0.12 also warns of ways to split a gather that its compiler compares and does not use.
+  warnings = [x for x in done.stderr.splitlines() if 'Involuntary full rematerialization' in x]
+  assert not [x for x in warnings if 'HLO operation %fake_parameter' not in x]
   return json.loads(done.stdout)
 
 
