@@ -11,7 +11,7 @@ def show(rows: Iterable[Mapping], out: Path | None, case: Sequence[str] = ()) ->
   Args:
     rows: rows with the same keys.
     out: CSV file to write, if any.
-    case: columns that name a case, to draw the speeds of contenders (`draw_speeds`) beside the CSV file; (): no plot.
+    case: columns that name a case, to draw the speed relative to other contenders beside the CSV file; (): no plot.
   """
   measured = []
   for row in rows:
@@ -19,8 +19,9 @@ def show(rows: Iterable[Mapping], out: Path | None, case: Sequence[str] = ()) ->
     measured.append(row)
   if out:
     write(measured, out)
-    if case:
-      draw_speeds(measured, case, out.with_suffix('.png'))
+    others = [row for row in measured if row.get('contender') != 't2x' and row.get('t2x_speed')]
+    if case and others:
+      draw_speeds(others, case, out.with_suffix('.png'))
 
 
 def print_row(row: Mapping) -> None:
@@ -38,20 +39,20 @@ def write(rows: Sequence[Mapping], path: Path) -> None:
 
 
 def draw_speeds(rows: Sequence[Mapping], case: Sequence[str], path: Path) -> None:
-  """Draws the speed of t2x relative to each other contender, by case.
+  """Draws the speed of t2x relative to contenders, by case.
 
   Args:
-    rows: rows with `contender`, `t2x_speed` and the columns of `case`.
+    rows: rows of the contenders, each measured in all cases, with `contender`, `t2x_speed` and the columns of `case`.
     case: columns that name a case.
     path: PNG file to write.
   """
   from matplotlib.figure import Figure
 
   cases = list(dict.fromkeys(' '.join(str(row[key]) for key in case) for row in rows))
-  others = [name for name in dict.fromkeys(row['contender'] for row in rows) if name != 't2x']
+  others = list(dict.fromkeys(row['contender'] for row in rows))
   figure = Figure(figsize=(7, 1 + 0.22 * len(cases) * len(others)), layout='constrained')
   axis = figure.subplots()
-  height = 0.8 / max(1, len(others))
+  height = 0.8 / len(others)
   for number, other in enumerate(others):
     speeds = [float(row['t2x_speed']) for row in rows if row['contender'] == other]
     places = [place + number * height for place in range(len(cases))]

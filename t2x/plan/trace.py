@@ -148,7 +148,7 @@ class _FrameWalker:
 
   def _scan(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
     params = equation.params
-    (consts, num_carry), length = _scan_sizes(params), params['length']
+    length, (consts, num_carry) = params['length'], _scan_sizes(params)
     carried = consts + num_carry
     own = [a.as_input() for a in inputs[:carried]]
     own += [

@@ -5,14 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from halved import Halved
 
 from t2x.errors import UserError
 from t2x.layers import FactorisedEmbedding, PatchEmbedding, TokenEmbedding, Tokens, ones
+from t2x.layers.constraints import use_layout
+from t2x.layers.embeddings import float32_logits
 from t2x.models import LMHead
 
 IDS = jnp.asarray([[0, 3, 10], [4, 4, 1]])
 # An untied head does not read it.
 UNUSED = TokenEmbedding(4, vocab_size=11, rngs=nnx.Rngs(0))
+
+
+def normal(seed, *shape):
+  return jax.random.normal(jax.random.key(seed), shape)
 
 
 def test_embedding_looks_up_scales_and_adds_types():
@@ -93,6 +100,23 @@ def test_gradients_of_tied_logits_are_those_of_a_product(dtype):
   np.testing.assert_allclose(
     by_x.astype(jnp.float32), expected[1].astype(jnp.float32), atol=tolerance
   )
+
+
+@pytest.mark.parametrize('rest', [(), (33,), (3, 11)])
+@pytest.mark.parametrize('axis', [0, 1])
+@pytest.mark.parametrize('layout', [None, Halved('length')], ids=['one device', 'split length'])
+def test_logits_and_their_gradients_equal_float64(rest, axis, layout):
+  x, weights = normal(0, *rest, 12), normal(1, *rest, 40)
+  table = normal(2, 12, 40) if axis == 0 else normal(2, 40, 12)
+  with use_layout(layout):
+    logits, pullback = jax.vjp(lambda x, table: float32_logits(x, table, axis), x, table)
+    dx, dtable = pullback(weights)
+  rows, changes = (np.asarray(a, np.float64).reshape(-1, a.shape[-1]) for a in (x, weights))
+  matrix = np.asarray(table, np.float64) if axis == 0 else np.asarray(table, np.float64).T
+  by_kernel = rows.T @ changes
+  np.testing.assert_allclose(logits, (rows @ matrix).reshape(weights.shape), atol=1e-5)
+  np.testing.assert_allclose(dx, (changes @ matrix.T).reshape(x.shape), atol=1e-5)
+  np.testing.assert_allclose(dtable, by_kernel if axis == 0 else by_kernel.T, atol=1e-5)
 
 
 def test_factorised_embedding_goes_through_the_narrow_space_both_ways():

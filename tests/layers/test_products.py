@@ -79,23 +79,6 @@ def test_the_compiler_uses_bfloat16_instructions_for_each_product(inputs, output
   assert found == ['bf16'] * 12
 
 
-@pytest.mark.parametrize('rest', [(), (33,), (3, 11)])
-@pytest.mark.parametrize('axis', [0, 1])
-@pytest.mark.parametrize('layout', [None, Halved('length')], ids=['one device', 'split length'])
-def test_logits_and_their_gradients_equal_float64(rest, axis, layout):
-  x, weights = normal(0, *rest, 12), normal(1, *rest, 40)
-  table = normal(2, 12, 40) if axis == 0 else normal(2, 40, 12)
-  with use_layout(layout):
-    logits, pullback = jax.vjp(lambda x, table: float32_logits(x, table, axis), x, table)
-    dx, dtable = pullback(weights)
-  rows, changes = (np.asarray(a, np.float64).reshape(-1, a.shape[-1]) for a in (x, weights))
-  matrix = np.asarray(table, np.float64) if axis == 0 else np.asarray(table, np.float64).T
-  by_kernel = rows.T @ changes
-  np.testing.assert_allclose(logits, (rows @ matrix).reshape(weights.shape), atol=1e-5)
-  np.testing.assert_allclose(dx, (changes @ matrix.T).reshape(x.shape), atol=1e-5)
-  np.testing.assert_allclose(dtable, by_kernel if axis == 0 else by_kernel.T, atol=1e-5)
-
-
 def gradients(inputs, outputs, layout=None):
   """Returns the traced gradients of a projection with a bias."""
 

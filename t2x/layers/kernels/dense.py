@@ -52,6 +52,7 @@ class Dense(Kernel):
     if isinstance(scores, DotProduct) and _can_merge(scores, inputs):
       added, mask = self._added(inputs)
       q = _grouped_queries(scores.q, inputs.num_heads // v.shape[2])
+      # The compiler would not merge products of bfloat16.
       wide = (x.astype(inputs.dtype) for x in (q, scores.k, v))
       out = _by_query(merged.attend(scores.scale, *wide, added), inputs).astype(v.dtype)
     else:
