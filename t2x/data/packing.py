@@ -22,6 +22,8 @@ from t2x.errors import UserError
 
 # Number of characters to tokenise at once.
 BATCH = 1 << 20
+# Number of characters whose tokens are decoded again, to notice tokenizers that change the text.
+DECODED = 1 << 22
 # The ids of an example by text field, without eos.
 Ids = dict[str, np.ndarray]
 
@@ -81,17 +83,24 @@ class PackingPlan(Plan):
   ) -> Iterator[Ids]:
     """Yields the ids of each example's fields; encodes many examples at once.
 
-    Also adds `bytes` (of UTF-8 text) to the counts.
+    Also adds to the counts `bytes` (of UTF-8 text) and `lossy_texts`: texts with unknown tokens and, among the first
+    `DECODED` characters, texts that differ from the text of their tokens.
     """
-    counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0)
+    counts.update(empty=0, dropped=0, cut=0, cut_tokens=0, bytes=0, lossy_texts=0)
     waiting: dict[str, list[str]] = {field: [] for field in self.fields}
-    size = 0
+    size, unchecked = 0, DECODED
 
     def encode_waiting() -> Iterator[Ids]:
+      nonlocal unchecked
       sides = [tokenizer.target if field == 'target' else tokenizer for field in waiting]
       columns = [
         side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
       ]
+      for side, texts, column in zip(sides, waiting.values(), columns, strict=True):
+        for text, ids in zip(texts, column, strict=True):
+          unchecked -= len(text)
+          is_lossy = side.unk_id in ids or (unchecked >= 0 and side.decode(ids) != text)
+          counts['lossy_texts'] += is_lossy
       for ids in zip(*columns, strict=True):
         yield {field: np.array(side, np.int32) for field, side in zip(waiting, ids, strict=True)}
 

@@ -27,7 +27,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
   """Predicts the next token of documents that are packed into rows of `length` tokens.
 
   Every token, including the end of a document, is a target exactly once, so `bits_per_byte` covers the
-  full split.
+  full split. It is not computed if the tokenizer does not preserve the text (unknown characters, lower case).
 
   Attributes:
     length: tokens per row.
@@ -87,7 +87,7 @@ class CausalLM(DistillableTask, JoinedDocuments):
   def summarise(self, means, info=None):
     """Returns loss, accuracy and perplexity; with `info` of a full split also bits_per_byte."""
     metrics = super().summarise(means, info)
-    if info and info.get('bytes') and not info.get('cut_tokens'):
+    if info and info.get('bytes') and not (info.get('cut_tokens') or info.get('lossy_texts')):
       metrics['bits_per_byte'] = means['loss'][0] / np.log(2.0) / info['bytes']
     return metrics
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from t2x.data import ConcatenateAndSplit, FullRows, PackPairs, PadPairs
 from t2x.data.packing import add_positions
 from t2x.data.tokenizers import SpecialIds
+from t2x.data.tokenizers.characters import ByteTokenizer, CharacterTokenizer
 from t2x.errors import UserError
 
 EOS = 1
@@ -38,6 +39,26 @@ def check_row(row, column, length):
   for segment in range(1, segments.max() + 1):
     places = positions[segments == segment]
     assert places.tolist() == list(range(len(places)))
+
+
+class Lowered(ByteTokenizer):
+  """Bytes of lower-case text, as of uncased vocabularies."""
+
+  def encode(self, text):
+    return super().encode(text.lower())
+
+
+@pytest.mark.parametrize(
+  ('tokenizer', 'lossy'),
+  [(ByteTokenizer(), 0), (CharacterTokenizer(' abcAB', 12), 1), (Lowered(), 2)],
+  ids=['bytes', 'characters', 'lower'],
+)
+def test_texts_that_the_tokenizer_does_not_preserve_are_counted(tokenizer, lossy):
+  examples = [{'text': text} for text in ('ab c', 'A', 'B d\u00e9')]
+  counts = collections.Counter()
+  for _ in ConcatenateAndSplit(4).encode(enumerate(examples), tokenizer, counts):
+    pass
+  assert counts['lossy_texts'] == lossy
 
 
 @given(st.lists(ids, max_size=20), st.integers(1, 15))

@@ -122,8 +122,9 @@ def test_rows_of_one_segment_are_plain_rows(name):
   assert packed.segments is not None and packed.layout is RowLayout.PACKED
 
 
-def test_bits_per_byte_is_left_out_where_tokens_of_the_split_are():
+def test_bits_per_byte_is_left_out_where_tokens_or_characters_of_the_split_are():
   task, means = one_segment('causal'), {'loss': (1.0, 1.0)}
+  assert 'bits_per_byte' not in task.summarise(means, {'bytes': 4, 'lossy_texts': 1})
   assert 'bits_per_byte' in task.summarise(means, {'bytes': 4, 'cut_tokens': 0})
   assert 'bits_per_byte' not in task.summarise(means, {'bytes': 4, 'cut_tokens': 3})
 
