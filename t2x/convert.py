@@ -9,6 +9,7 @@ from t2x import config as config_lib
 from t2x.api import read_config, read_experiment
 from t2x.errors import UserError
 from t2x.external_files import SMALL, Fields, Ids, Object, printed, read_bytes, read_json
+from t2x.files import check_new_folder
 
 # Config of generation for an imported model with a tokenizer.
 USE = """
@@ -36,7 +37,7 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
   from t2x.data.prepared_folders import write_folder
   from t2x.interop.streaming import save_streamed
 
-  check_free(out, '--out')
+  check_new_folder('--out', out)
   imported = ModelFolder(model, overrides)
   source, tokenizer, notes = imported.source, imported.tokenizer, imported.notes
   arrays, unused = source.arrays(imported.shapes)
@@ -63,12 +64,6 @@ def import_folder(model: Path | str, out: Path, overrides: Sequence[str] = ()) -
   write_folder(out, write)
   print('\n'.join(notes))
   print(f"wrote {out}; to initialise from it: include '{out}/model.gin', InitFrom.run = '{out}'")
-
-
-def check_free(folder: Path, flag: str) -> None:
-  """Raises UserError if the folder exists and is not empty."""
-  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-    raise UserError(f'{folder} already exists: remove it or use another {flag}')
 
 
 class ModelFolder:
@@ -187,7 +182,7 @@ def export_run(
   from t2x.train.checkpoints import Checkpoints
   from t2x.train.saved_params import SavedParams
 
-  check_free(to, '--to')
+  check_new_folder('--to', to)
   tokenizer = load_tokenizer(run / 'tokenizer') if (run / 'tokenizer').exists() else None
   experiment = read_experiment([run / 'config.gin']).bound(tokenizer)
   task = experiment.task
@@ -268,7 +263,7 @@ def convert_run(run: Path, to: Path) -> None:
   from t2x.data.prepared_folders import write_folder
   from t2x.train.checkpoints import FORMAT, Checkpoints
 
-  check_free(to, '--to')
+  check_new_folder('--to', to)
   checkpoints = Checkpoints(run / 'checkpoints')
   formats = {step: checkpoints.about(step).get('format', 1) for step in checkpoints.steps()}
   if not formats:

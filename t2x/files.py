@@ -1,4 +1,4 @@
-"""Atomic file writes, checksums of folders, and file locks."""
+"""Atomic file writes, checks of outputs, checksums of folders, and file locks."""
 
 import contextlib
 import fcntl
@@ -8,9 +8,11 @@ import os
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
+
+from t2x.errors import UserError
 
 log = logging.getLogger('t2x')
 
@@ -27,6 +29,74 @@ def write_atomically(path: Path, content: bytes) -> None:
   except BaseException:
     temporary.unlink(missing_ok=True)
     raise
+
+
+def check_new_folder(option: str, folder: Path) -> None:
+  """Raises UserError if a folder exists and is not empty, or cannot be created.
+
+  Args:
+    option: the option that names the folder, for the message.
+    folder: the folder.
+  """
+  if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    raise UserError(f'{folder} already exists: remove it or use another {option}')
+  check_folder(option, folder)
+
+
+def check_folder(option: str, folder: Path) -> None:
+  """Raises UserError if no files can be written to a folder, which may not exist; `option` names it."""
+  place = folder.absolute()
+  nearest = next(path for path in (place, *place.parents) if os.path.lexists(path))
+  if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+    reason = 'writable' if nearest.is_dir() else 'a folder'
+    raise UserError(f'{option} {folder} cannot be written: {nearest} is not {reason}')
+
+
+def check_output_file(option: str, path: Path, inputs: Iterable[Path] = ()) -> None:
+  """Raises UserError if a file cannot be written, or is an input of the command.
+
+  Args:
+    option: the option that names the file, for the message.
+    path: the file.
+    inputs: files that the command reads, and folders in which it reads all files. Links are followed.
+  """
+  if path.is_dir():
+    raise UserError(f'{option} {path} is a folder: pass a file')
+  if not path.parent.is_dir():
+    raise UserError(f'{option} {path}: the folder {path.parent} does not exist')
+  if not os.access(path.parent, os.W_OK):
+    raise UserError(f'{option} {path}: the folder {path.parent} is not writable')
+  if path.is_file():
+    for place in inputs:
+      for file in place.rglob('*') if place.is_dir() else [place]:
+        if file.exists() and file.samefile(path):
+          raise UserError(f'{option} {path} would replace {file}, an input: choose another file')
+
+
+@contextlib.contextmanager
+def output_file(option: str, path: Path) -> Iterator[IO[str]]:
+  """Opens a text file that replaces `path` on exit; after a failure the old file remains.
+
+  Pipes and devices are written directly.
+
+  Raises:
+    UserError: the file cannot be written; `option` names it in the message.
+  """
+  try:
+    if path.exists() and not path.is_file():
+      with path.open('w', encoding='utf-8') as file:
+        yield file
+      return
+    place = path.resolve()  # Replaces the target of a symbolic link, not the link.
+    temporary = place.with_name(f'{place.name}.{uuid.uuid4().hex[:8]}.tmp')
+    try:
+      with temporary.open('w', encoding='utf-8') as file:
+        yield file
+      os.replace(temporary, place)
+    finally:
+      temporary.unlink(missing_ok=True)
+  except OSError as error:
+    raise UserError(f'cannot write {option} {path}: {error.strerror}', 1) from error
 
 
 @contextlib.contextmanager

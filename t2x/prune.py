@@ -14,10 +14,10 @@ import numpy as np
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.config.resolve import Call
-from t2x.convert import check_free
 from t2x.data.prepared_folders import write_folder
 from t2x.data.sources.subset import Spread
 from t2x.errors import UserError
+from t2x.files import check_new_folder
 from t2x.loaded import Loaded, load_run
 from t2x.train.heads import (
   AttentionHeads,
@@ -145,7 +145,7 @@ def prune_run(
   Raises:
     UserError: the heads cannot be removed, or too many are to be removed.
   """
-  check_free(out, '--out')
+  check_new_folder('--out', out)
   config = read_config([run / 'config.gin'], overrides)
   experiment = config.build()
   if experiment.teacher is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from t2x import config as config_lib
 from t2x.api import read_config
 from t2x.errors import UserError
-from t2x.files import file_lock
+from t2x.files import check_folder, file_lock
 
 # Files of a run other than its config, its checkpoints and log.txt.
 _LEFTOVERS = (
@@ -31,10 +31,20 @@ _LEFTOVERS = (
   'wandb.json',
 )
 
+# What `t2x train`, `convert`, `prune` and `sweep` write besides.
+_OTHERS = ('checkpoints', 'config.gin', 'heads.json', 'hub', 'log.txt', 'model.gin', 'trial.json')
+
 # Settings in which a config may differ from that of the run that it resumes: they do not change results.
 _IGNORED = ('Experiment.trainer.max_minutes: ',)
 
 _ADVICE = 'use --fresh to start over (the old folder is renamed, not deleted) or another --out'
+
+
+def files_of_run(folder: Path) -> list[Path]:
+  """Returns the files and folders of a run, or of a Hugging Face model folder, that are not reports about it."""
+  if (folder / 'config.json').exists():
+    return [folder]
+  return [path for pattern in (*_OTHERS, *_LEFTOVERS) for path in folder.glob(pattern)]
 
 
 @contextlib.contextmanager
@@ -51,9 +61,12 @@ def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterat
     fresh: rename the folder of an old run instead of resuming the run.
 
   Raises:
-    UserError: another process trains in the folder, it belongs to another config, or its config.gin cannot be
-      read.
+    UserError: another process trains in the folder, it belongs to another config, its config.gin cannot be
+      read, or the folder has files of another origin that training would replace.
   """
+  check_folder('--out', folder)
+  if not fresh:
+    _check_origin(folder, config)
   with contextlib.ExitStack() as stack:
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(_locked(folder))
@@ -64,6 +77,19 @@ def claim_folder(folder: Path, config: config_lib.Config, fresh: bool) -> Iterat
     elif (folder / 'config.gin').exists():
       _resume(folder, config)
     yield
+
+
+def _check_origin(folder: Path, config: config_lib.Config) -> None:
+  """Raises UserError if training would replace files in a folder that was never a run."""
+  if (folder / '.lock').exists() or _has_checkpoint(folder):
+    return
+  own = config_lib.render(config).encode()
+  for pattern in ('config.gin', *_LEFTOVERS):
+    for path in folder.glob(pattern):
+      if path.name != 'config.gin' or path.read_bytes() != own:
+        raise UserError(
+          f'{folder} is not a run folder, and training would replace {path}; {_ADVICE}'
+        )
 
 
 def _resume(folder: Path, config: config_lib.Config) -> None:

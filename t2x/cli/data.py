@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from t2x.cli.options import GIN, add_files, count, in_range, natural, refuse_bindings
 from t2x.errors import UserError, printable
+from t2x.files import check_new_folder, check_output_file, output_file
 from t2x.ranges import Range
 
 HELP = 'fetch sample data sets, train tokenizers, inspect and verify data, and find duplicates'
@@ -113,6 +114,8 @@ def _fetch(args: argparse.Namespace) -> None:
 
 
 def _tokenizer(args: argparse.Namespace) -> None:
+  if args.out:
+    check_new_folder('--out', Path(args.out))
   task = _experiment(args).task
   tokenizer = task.fit_tokenizer()
   if tokenizer is None:
@@ -149,7 +152,7 @@ def _inspect(args: argparse.Namespace) -> None:
     raise UserError('--html has no effect without --statistics')
   if args.overlap_ngram and not args.check_overlap:
     raise UserError('--overlap-ngram has no effect without --check-overlap')
-  experiment = _experiment(args)
+  experiment = _experiment(args, '--html', args.html)
   trainer, tokenizer = experiment.trainer, experiment.task.fit_tokenizer()
   if args.statistics or args.check_overlap:
     _require_text(experiment.task, '--statistics' if args.statistics else '--check-overlap')
@@ -206,7 +209,7 @@ def _print_overlap_of(task: Any, n: int) -> None:
 
 
 def _dedup(args: argparse.Namespace) -> None:
-  task = _experiment(args).task
+  task = _experiment(args, '--out', args.out).task
   _require_text(task, 't2x data dedup')
   if args.out and len(task.parts) > 1:
     raise UserError(
@@ -244,12 +247,9 @@ def _dedup_part(task: Any, args: argparse.Namespace) -> None:
 
 
 def _write_json_lines(examples: Iterable[Any], out: Path) -> None:
-  try:
-    with out.open('w', encoding='utf-8') as file:
-      for example in examples:
-        file.write(json.dumps(example, ensure_ascii=False, default=_plain) + '\n')
-  except OSError as error:
-    raise UserError(f'{out} cannot be written: {error.strerror}') from error
+  with output_file('--out', out) as file:
+    for example in examples:
+      file.write(json.dumps(example, ensure_ascii=False, default=_plain) + '\n')
 
 
 def _plain(value: Any) -> Any:
@@ -286,11 +286,16 @@ def _verify(args: argparse.Namespace) -> None:
     )
 
 
-def _experiment(args: argparse.Namespace) -> Any:
-  """Builds the experiment; raises UserError if it has no task."""
-  from t2x.api import read_experiment
+def _experiment(args: argparse.Namespace, option: str = '', out: Path | None = None) -> Any:
+  """Builds the experiment; raises UserError if it has no task, or reads the file `out` of an option."""
+  from t2x.api import read_config
+  from t2x.data import files_of
 
-  experiment = read_experiment(args.files, args.overrides)
+  config = read_config(args.files, args.overrides)
+  experiment = config.build()
   if experiment.task is None:
     raise UserError('Experiment.task is not set: bind it to a task with a data source')
+  if out is not None:
+    read = [path for part in experiment.task.parts.values() for path in files_of(part.source)]
+    check_output_file(option, out, [*map(Path, config.files), *read])
   return experiment

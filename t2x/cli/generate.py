@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2x.cli.options import (
@@ -20,8 +21,9 @@ from t2x.cli.options import (
   run_folder,
   seed,
 )
-from t2x.cli.prompts import Prompt, check_output, output_file, prompts_from_texts, read_prompts
+from t2x.cli.prompts import Prompt, prompts_from_texts, read_prompts
 from t2x.errors import UserError, printable
+from t2x.files import check_output_file, output_file
 
 if TYPE_CHECKING:
   from t2x.loaded import Loaded
@@ -132,7 +134,9 @@ def run(args: argparse.Namespace) -> int:
   """Writes completions of prompts to stdout or a file."""
   prompts = _prompts(args)
   if args.output:
-    check_output(args.output)
+    from t2x.run_folder import files_of_run
+
+    check_output_file('--output', Path(args.output), files_of_run(Path(args.run)))
   from t2x.api import load
 
   folder = run_folder(args.run)
@@ -149,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
       pass
     return 0
   if args.output:
-    with output_file(args.output) as file:
+    with output_file('--output', Path(args.output)) as file:
       for answer in answers:
         print(json.dumps(answer, ensure_ascii=False), file=file)
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from t2x.cli.launch_targets import TARGETS, add_repeatable
 from t2x.cli.options import GIN, add_files, assignments
 from t2x.errors import UserError
+from t2x.files import check_output_file
 
 HELP = 'write the file that starts a run with Slurm, Kubernetes, TPUs, SkyPilot or several local processes'
 TAKES_BINDINGS = True
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     raise UserError(
       f'{sweeps[0]} is a sweep file: only t2x launch slurm accepts it, without other files'
     )
+  if args.out:
+    check_output_file('--out', Path(args.out))
   if args.submit and not args.out:
     raise UserError('--submit requires --out FILE, the file to submit')
   target = TARGETS[args.target][1](args)

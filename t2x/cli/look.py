@@ -42,9 +42,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes the page and prints its path."""
   from t2x.api import load
-  from t2x.files import write_atomically
+  from t2x.files import check_output_file, output_file
   from t2x.look.page import page
+  from t2x.run_folder import files_of_run
 
+  out, read = Path(args.out), [Path(args.input)] if args.input else []
+  check_output_file('--out', out, [*read, *files_of_run(Path(args.run))])
+  if args.png is not None and any(
+    Path(args.png).resolve() == path.resolve().parent for path in read
+  ):
+    raise UserError(f'--png {args.png} is the folder of --input: pictures may replace it')
   loaded = load(Path(args.run), checkpoint=args.checkpoint, overrides=args.overrides)
   is_pair = loaded.model.spec.inputs == 'a source and a target'
   if args.target is not None and not is_pair:
@@ -54,10 +61,8 @@ def run(args: argparse.Namespace) -> int:
   look = _image(args, loaded, settings, facts) if loaded.model.spec.inputs == 'images' else None
   if look is None:
     look = _text(args, loaded, settings, facts, is_pair)
-  try:
-    write_atomically(Path(args.out), page(look, f'Inside {Path(args.run).name}', facts).encode())
-  except OSError as error:
-    raise UserError(f'--out {args.out} cannot be written: {error.strerror}') from error
+  with output_file('--out', out) as file:
+    file.write(page(look, f'Inside {Path(args.run).name}', facts))
   print(args.out)
   if args.png is not None:
     from t2x.look.pictures import write_pictures

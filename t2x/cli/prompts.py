@@ -1,12 +1,8 @@
-"""Input and output files of `t2x generate`."""
+"""Prompts of `t2x generate`."""
 
-import contextlib
 import json
-import os
-import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from t2x.errors import UserError
 
@@ -61,41 +57,3 @@ def _validate(where: str, text: str) -> Prompt:
   except UnicodeEncodeError as error:
     raise UserError(f'{where}: unpaired surrogate at character {error.start}') from error
   return where, text
-
-
-def check_output(path: str) -> None:
-  """Raises UserError if no file can be written to `path`."""
-  folder = Path(path).parent
-  if Path(path).is_dir():
-    raise UserError(f'--output {path} is a folder: pass a file')
-  if not folder.is_dir():
-    raise UserError(f'--output {path}: the folder {folder} does not exist')
-  if not os.access(folder, os.W_OK):
-    raise UserError(f'--output {path}: the folder {folder} is not writable')
-
-
-@contextlib.contextmanager
-def output_file(path: str) -> Iterator[IO[str]]:
-  """Opens a text file that replaces `path` on exit; after a failure the old file remains.
-
-  Pipes and devices are written directly.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  place = Path(path)
-  try:
-    if place.exists() and not place.is_file():
-      with place.open('w', encoding='utf-8') as file:
-        yield file
-      return
-    place = place.resolve()  # Replaces the target of a symbolic link, not the link.
-    temporary = place.with_name(f'{place.name}.{uuid.uuid4().hex[:8]}.tmp')
-    try:
-      with temporary.open('w', encoding='utf-8') as file:
-        yield file
-      os.replace(temporary, place)
-    finally:
-      temporary.unlink(missing_ok=True)
-  except OSError as error:
-    raise UserError(f'cannot write --output {path}: {error.strerror}', 1) from error

@@ -93,8 +93,10 @@ def _add_runner(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Plans and runs the sweep, or runs the trials of one group or of one worker."""
+  from t2x.files import check_folder
   from t2x.sweeps.run import Local, run_group, run_sweep, run_worker
 
+  check_folder('--out', Path(args.out))
   file, out, local = Path(args.file), Path(args.out), Local(args.workers, args.together)
   stage = _stage(args)
   if args.worker:

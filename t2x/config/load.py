@@ -24,6 +24,7 @@ class Config:
     root: the resolved tree (a `Call`, or the value of a macro root).
     statements: all statements in reading order, including overridden ones.
     imports: import statements of the user's modules.
+    files: real paths of the gin files, with those that they include.
     folders: search folders of the user's modules.
     bindings: the table of bindings.
     replaced: bindings of parts that a later file or the command line replaces.
@@ -32,6 +33,7 @@ class Config:
   root: Any
   statements: Sequence[Statement]
   imports: Sequence[Import]
+  files: Sequence[str]
   folders: Sequence[str]
   bindings: Bindings
   replaced: Sequence[Statement] = ()
@@ -119,7 +121,7 @@ def load(
 
     check_unused(bindings, resolver, value, root.strip('@%()'), is_exempt)
   raise_findings(bindings.findings)
-  return Config(tree, parsed.statements, parsed.imports, folders, bindings, tuple(replaced))
+  return Config(tree, parsed.statements, parsed.imports, parsed.files, folders, bindings, replaced)
 
 
 def registry(

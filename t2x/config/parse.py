@@ -90,10 +90,11 @@ class Import:
 
 @dataclasses.dataclass
 class Parsed:
-  """The contents of all files. `complete` is False if some of them could not be read."""
+  """The contents of all files, by real path. `complete` is False if some of them could not be read."""
 
   statements: list[Statement] = dataclasses.field(default_factory=list)
   imports: list[Import] = dataclasses.field(default_factory=list)
+  files: list[str] = dataclasses.field(default_factory=list)
   folders: list[str] = dataclasses.field(default_factory=list)
   findings: list[Finding] = dataclasses.field(default_factory=list)
   complete: bool = True
@@ -274,6 +275,7 @@ def _read(path: str, included_at: Place | None, parsed: Parsed, done: set[str], 
     else:
       parsed.error(place, f"cannot read '{path}': {error.strerror or error}")
     return
+  parsed.files.append(real)
   parsed.folders.append(os.path.dirname(real))
   for line in text.splitlines():
     if line.startswith(SEARCH_COMMENT):

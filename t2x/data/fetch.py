@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from t2x.data.prepared_folders import cache_folder, prepare
 from t2x.errors import UserError
+from t2x.files import check_new_folder
 
 log = logging.getLogger('t2x')
 
@@ -167,11 +168,8 @@ def fetch(name: str, out: str | Path | None = None) -> Path:
   if (folder / packages.required_path).exists():
     log.info('%s already exists: remove it to fetch it again', folder)
     return folder
+  check_new_folder('--out', folder)
   if folder.exists():
-    if not folder.is_dir() or any(folder.iterdir()):
-      raise UserError(
-        f'{folder} already exists with other content: choose another folder with --out'
-      )
     folder.rmdir()
   names = ', '.join(packages.names)
   if not all(map(shutil.which, packages.programs)):

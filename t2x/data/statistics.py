@@ -13,8 +13,7 @@ from t2x.data.cache import Rows
 from t2x.data.inspect import COLUMNS
 from t2x.data.plans import segments_of
 from t2x.data.tokenizers import Tokenizer
-from t2x.errors import UserError
-from t2x.files import write_atomically
+from t2x.files import output_file
 from t2x.html_page import html_page
 from t2x.text_table import text_table
 
@@ -249,7 +248,5 @@ def write_statistics(title: str, splits: Sequence[Statistics], out: Path) -> Non
     scripts=(folder / 'statistics.js',),
     data=data,
   )
-  try:
-    write_atomically(out, page.encode())
-  except OSError as error:
-    raise UserError(f'{out} cannot be written: {error.strerror}') from error
+  with output_file('--html', out) as file:
+    file.write(page)

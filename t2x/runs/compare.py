@@ -7,8 +7,9 @@ from typing import Any
 
 from t2x.config import Config, differences
 from t2x.errors import UserError, first_line, printable
-from t2x.files import write_atomically
+from t2x.files import check_output_file, output_file
 from t2x.html_page import html_page
+from t2x.run_folder import files_of_run
 from t2x.runs.folders import Run, read_run
 from t2x.sweeps.json_files import is_number, metric_lines, rounded
 
@@ -30,11 +31,10 @@ def write_comparison(folders: Sequence[Path], out: Path) -> list[str]:
   Raises:
     UserError: a folder is not a run folder or is given twice, or the page cannot be written.
   """
+  check_output_file('--out', out, [file for folder in folders for file in files_of_run(folder)])
   data = comparison(folders)
-  try:
-    write_atomically(out, page(data).encode())
-  except OSError as error:
-    raise UserError(f'{out} cannot be written: {error.strerror}') from error
+  with output_file('--out', out) as file:
+    file.write(page(data))
   return data['problems']
 
 

@@ -51,7 +51,7 @@ def test_fetched_into_an_empty_folder_not_into_a_full_one(programs, tmp_path, me
   out = tmp_path / 'out'
   out.mkdir()
   assert (fetch('fashion_mnist', out) / 'usr').is_dir()
-  assert 'already exists with other content' in message(fetch, 'libreoffice_help', out)
+  assert 'already exists: remove it' in message(fetch, 'libreoffice_help', out)
 
 
 def test_a_failure_leaves_nothing_and_tells_the_last_words(programs, cache, message):
