@@ -44,7 +44,7 @@ def write_report(
       write_atomically(folder / name, text.encode())
     except OSError as error:
       raise UserError(f'{folder / name} cannot be written: {error.strerror}') from error
-  if results.entries and results.ended == len(results.entries):
+  if results.ended:
     record_look(folder, results.plan)
   return [folder / name for name in files]
 

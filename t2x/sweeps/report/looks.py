@@ -1,48 +1,78 @@
-"""Records when a complete sweep was reported (a look), and corrects later looks with more seeds.
+"""Records the reports of a sweep (looks), and corrects the verdicts of later ones.
 
 Adding seeds because a result was not significant, and testing again at the same level, declares differences
 too often. With `Sweep.max_seeds`, the level is divided among the looks by alpha spending (Lan and DeMets
 1983, https://doi.org/10.1093/biomet/70.3.659) with the function of O'Brien and Fleming: little is spent on
 early looks. Each look has the level that the function adds since the last look, which bounds the error of all
-looks together. Without `Sweep.max_seeds` the first look has the full level, and later looks are exploratory.
+looks together.
+
+Without `Sweep.max_seeds`, and after any other change of what decides the verdicts (variants, metric, margin, tuned
+values), the first look has the full level. Later looks are exploratory, and corrected for the comparisons of all looks.
 """
 
 import dataclasses
 import datetime
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from scipy import stats
 
 from t2x.files import write_atomically
 from t2x.sweeps.json_files import dataclass_from_json, read_json
-from t2x.sweeps.records import Plan
+from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.statistics import ALPHA
 
 _FILE = 'looks.json'
+# Fields of a plan that decide no verdict, or are part of a look in another form.
+_NO_SETTINGS = frozenset({
+  'name',
+  'baseline',
+  'config',
+  'versions',
+  'commit',
+  'trials',
+  'file',
+  'max_seeds',
+  'published',
+  'tuning',
+})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-  """A report of a complete sweep.
+  """A report of a sweep of which at least one trial had ended.
 
   Attributes:
     seeds: seeds of its variants.
     max_seeds: `Sweep.max_seeds` at the time.
-    date: UTC time of the first report with these seeds.
+    date: UTC time of the first such report.
     baseline_seeds: seeds of the baseline if it has others (`Sweep.baseline_seeds`); () if not.
+    settings: what else decides the verdicts: settings of the plan by name, and hashes of the resolved configs of
+      the baseline and the variants at all points of the grid. {} in files of older versions.
+    comparisons: number of planned comparisons; 0 in files of older versions.
   """
 
   seeds: tuple[int, ...]
   max_seeds: int | None = None
   date: str = ''
   baseline_seeds: tuple[int, ...] = ()
+  settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  comparisons: int = 0
 
-  def has_seeds_of(self, other: 'Look') -> bool:
-    """Returns whether another look has the same seeds."""
-    return (self.seeds, self.baseline_seeds) == (other.seeds, other.baseline_seeds)
+  def repeats(self, other: 'Look') -> bool:
+    """Returns whether another look has the same seeds and settings."""
+    same_seeds = (self.seeds, self.baseline_seeds) == (other.seeds, other.baseline_seeds)
+    return same_seeds and not self.changes(other)
+
+  def changes(self, other: 'Look') -> list[str]:
+    """Returns the names of the settings that differ from those of another look; [] if that has none."""
+    if not other.settings:
+      return []
+    names = sorted({*self.settings, *other.settings})
+    return [name for name in names if self.settings.get(name) != other.settings.get(name)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +89,7 @@ class Level:
   Attributes:
     alpha: probability of any wrong verdict.
     number: number of the look, from 1.
-    exploratory: why the verdicts are exploratory, as a sentence; '' if they are not.
+    exploratory: why the verdicts are exploratory; '' if they are not.
   """
 
   alpha: float = ALPHA
@@ -74,7 +104,10 @@ class Level:
   def text(self, plan: Plan) -> str:
     """Describes a corrected or exploratory look; '' for the only look."""
     if self.exploratory:
-      return f'Exploratory: {self.exploratory}'
+      return (
+        f'Exploratory: {self.exploratory}. The verdicts are corrected for all comparisons of all reports (level '
+        f'{self.alpha:.2g}); `t2x sweep --confirm` tests them with fresh seeds.'
+      )
     if plan.max_seeds is None:
       return ''
     if self.number == 1 and math.isclose(self.alpha, ALPHA):
@@ -99,9 +132,9 @@ def read_looks(folder: Path) -> list[Look]:
 
 
 def record_look(folder: Path, plan: Plan) -> None:
-  """Appends the seeds of a complete sweep to looks.json, unless they are the last ones."""
+  """Appends a look at a plan to looks.json, unless it repeats a recorded one."""
   looks, look = read_looks(folder), _look(plan)
-  if looks and looks[-1].has_seeds_of(look):
+  if any(look.repeats(other) for other in looks):
     return
   date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
   looks.append(dataclasses.replace(look, date=date))
@@ -110,44 +143,67 @@ def record_look(folder: Path, plan: Plan) -> None:
 
 
 def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
-  """Returns the level of the look at the seeds of a plan, given all recorded looks."""
+  """Returns the level of the look at a plan, given all recorded looks."""
   own = _look(plan)
-  seeds = own.seeds
-  recorded = [look.has_seeds_of(own) for look in looks]
+  recorded = [own.repeats(look) for look in looks]
   before = looks[: recorded.index(True)] if any(recorded) else looks
   number = len(before) + 1
-  reason = _exploratory(plan, seeds, before)
-  if reason or plan.max_seeds is None or not seeds:
-    return Level(number=number, exploratory=reason)
+  if reason := _exploratory(own, before):
+    # Looks of older versions have an unknown number of comparisons.
+    of_all = own.comparisons + sum(look.comparisons or own.comparisons for look in before)
+    return Level(ALPHA * own.comparisons / of_all if of_all else ALPHA, number, reason)
+  if plan.max_seeds is None or not own.seeds:
+    return Level(number=number)
   spent = max((_spent(len(look.seeds), plan.max_seeds) for look in before), default=0.0)
-  return Level(_spent(len(seeds), plan.max_seeds) - spent, number)
+  return Level(_spent(len(own.seeds), plan.max_seeds) - spent, number)
 
 
 def _look(plan: Plan) -> Look:
   """Returns the look at a plan, without its date."""
-  baseline = {trial.seed for trial in plan.trials if trial.variant == plan.baseline}
-  seeds = {trial.seed for trial in plan.trials if trial.variant != plan.baseline} or baseline
-  others = tuple(sorted(baseline)) if baseline != seeds else ()
-  return Look(seeds=tuple(sorted(seeds)), max_seeds=plan.max_seeds, baseline_seeds=others)
+  baseline = [trial for trial in plan.trials if trial.variant == plan.baseline]
+  variants = [trial for trial in plan.trials if trial.variant != plan.baseline]
+  of_baseline = {trial.seed for trial in baseline}
+  seeds = {trial.seed for trial in variants} or of_baseline
+  settings = {
+    field.name: json.dumps(value)
+    for field in dataclasses.fields(plan)
+    # Defaults are left out, so that a new setting does not change older looks.
+    if field.name not in _NO_SETTINGS and (value := getattr(plan, field.name)) != field.default
+  }
+  return Look(
+    seeds=tuple(sorted(seeds)),
+    max_seeds=plan.max_seeds,
+    baseline_seeds=tuple(sorted(of_baseline)) if of_baseline != seeds else (),
+    settings=settings | {'baseline': _hash(baseline), 'variants': _hash(variants)},
+    comparisons=len({json.dumps([trial.variant, trial.point]) for trial in variants}),
+  )
 
 
-def _exploratory(plan: Plan, seeds: Sequence[int], before: Sequence[Look]) -> str:
-  advice = '`t2x sweep --confirm` tests its verdicts with fresh seeds.'
-  count = len(seeds)
-  if plan.max_seeds is not None and count > plan.max_seeds:
-    return f'{count} seeds are more than Sweep.max_seeds = {plan.max_seeds}; {advice}'
+def _hash(trials: Iterable[Trial]) -> str:
+  """Hashes the resolved configs of trials and their points of the grid, in any order and for any seeds."""
+  cells = {json.dumps([trial.point, trial.identity], sort_keys=True) for trial in trials}
+  return hashlib.sha256('\n'.join(sorted(cells)).encode()).hexdigest()[:12]
+
+
+def _exploratory(own: Look, before: Sequence[Look]) -> str:
+  count = len(own.seeds)
+  if own.max_seeds is not None and count > own.max_seeds:
+    return f'{count} seeds are more than Sweep.max_seeds = {own.max_seeds}'
+  for look in before:
+    if changes := own.changes(look):
+      return f'{" and ".join(changes)} changed after the report of {look.date}'
   if not before:
     return ''
   last = before[-1]
-  if set(last.seeds) == set(seeds):
-    return f'the seeds of the baseline changed after the report of {last.date}; {advice}'
-  if any(look.max_seeds is None or look.max_seeds != plan.max_seeds for look in before):
+  if set(last.seeds) == set(own.seeds):
+    return f'the seeds of the baseline changed after the report of {last.date}'
+  if any(look.max_seeds is None or look.max_seeds != own.max_seeds for look in before):
     return (
       f'the sweep was reported with {len(last.seeds)} seeds on {last.date} before it got {count}, '
-      f'and Sweep.max_seeds was not set to the same number at each report; {advice}'
+      'and Sweep.max_seeds was not set to the same number at each report'
     )
-  if not set(last.seeds) < set(seeds):
-    return f'the seeds of the report of {last.date} were not kept; {advice}'
+  if not set(last.seeds) < set(own.seeds):
+    return f'the seeds of the report of {last.date} were not kept'
   return ''
 
 

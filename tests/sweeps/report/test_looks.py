@@ -9,8 +9,8 @@ from scipy import stats
 
 from t2x.sweeps.json_files import Damaged
 from t2x.sweeps.records import read_plan, write_plan
-from t2x.sweeps.report import read_results, write_report
-from t2x.sweeps.report.looks import Look, level_of, read_looks, record_look
+from t2x.sweeps.report import read_results, watch, write_report
+from t2x.sweeps.report.looks import Level, Look, level_of, read_looks, record_look
 
 
 def plan_of(folder, seeds, max_seeds=None):
@@ -24,10 +24,99 @@ def look(seeds, max_seeds=None):
   return Look(seeds=tuple(range(seeds)), max_seeds=max_seeds, date='2026-11-23')
 
 
-def test_only_complete_sweeps_are_looks(sweep):
+def test_a_partial_report_is_a_look_once_a_trial_has_ended(sweep):
   folder = sweep(ended=7)
+  for _ in watch(folder, None):
+    pass
+  (partial,) = read_looks(folder)
+  assert partial.comparisons == 4
+  # The same sweep, continued, is the same look.
+  assert read_results(folder).level == Level()
+  changed = dataclasses.replace(read_plan(folder), metric='accuracy')
+  assert level_of(changed, [partial]).exploratory
+
+
+def test_a_plan_without_results_is_no_look(sweep):
+  folder = sweep(ended=0)
   write_report(folder)
   assert not read_looks(folder)
+
+
+def only(plan, *variants):
+  kept = tuple(trial for trial in plan.trials if trial.variant in ('vanilla', *variants))
+  return dataclasses.replace(plan, trials=kept)
+
+
+def at_rate(plan, variant):
+  """The trials of a variant, with the resolved config of another tuned value."""
+  trials = (
+    dataclasses.replace(trial, identity='another') if trial.variant == variant else trial
+    for trial in plan.trials
+  )
+  return dataclasses.replace(plan, trials=tuple(trials))
+
+
+@pytest.mark.parametrize(
+  ('change', 'name', 'level'),
+  [
+    # One comparison after a report of four.
+    (lambda plan: only(plan, 'geglu'), 'variants', 0.05 / 5),
+    (lambda plan: only(plan, 'geglu', 'relu'), 'variants', 0.05 * 2 / 6),
+    (lambda plan: dataclasses.replace(plan, metric='accuracy'), 'metric', 0.05 / 2),
+    (lambda plan: dataclasses.replace(plan, goal='max'), 'goal', 0.05 / 2),
+    (lambda plan: dataclasses.replace(plan, margin=0.1), 'margin', 0.05 / 2),
+    (lambda plan: dataclasses.replace(plan, failed_above=5.0), 'failed_above', 0.05 / 2),
+    (lambda plan: dataclasses.replace(plan, baseline='relu'), 'baseline and variants', 0.05 / 2),
+    (lambda plan: at_rate(plan, 'relu'), 'variants', 0.05 / 2),
+    (lambda plan: at_rate(plan, 'vanilla'), 'baseline', 0.05 / 2),
+  ],
+)
+def test_a_change_after_a_report_is_corrected_for_the_comparisons_of_both(
+  sweep, change, name, level
+):
+  folder = sweep()
+  plan = read_plan(folder)
+  write_report(folder)
+  write_plan(folder, change(plan))
+  found = read_results(folder).level
+  assert found.exploratory.startswith(f'{name} changed after the report of ')
+  assert (found.number, found.alpha) == (2, pytest.approx(level))
+  write_report(folder)
+  assert 'Exploratory' in (folder / 'report.md').read_text()
+  assert len(read_looks(folder)) == 2
+  # The settings of the first report have its level again.
+  write_plan(folder, plan)
+  assert read_results(folder).level == Level()
+  write_report(folder)
+  assert len(read_looks(folder)) == 2
+
+
+def test_order_names_and_provenance_change_nothing(sweep):
+  folder = sweep()
+  plan = read_plan(folder)
+  write_report(folder)
+  renamed = {name: f'{name} 2' for name in plan.variants}
+  trials = (
+    dataclasses.replace(trial, variant=renamed[trial.variant]) for trial in reversed(plan.trials)
+  )
+  changes = {'config': '# comment', 'commit': 'abc', 'versions': {}, 'file': 'moved.gin'}
+  write_plan(
+    folder,
+    dataclasses.replace(plan, trials=tuple(trials), baseline=renamed[plan.baseline], **changes),
+  )
+  assert read_results(folder).level == Level()
+
+
+def test_looks_of_older_versions_have_no_settings(sweep):
+  plan = read_plan(sweep())
+  old = look(5)
+  assert level_of(plan, [old]) == Level()
+  assert level_of(dataclasses.replace(plan, margin=0.1), [old]) == Level()
+  # Their comparisons are unknown: assumed to be as many.
+  more = dataclasses.replace(
+    plan, trials=(*plan.trials, *(dataclasses.replace(t, seed=t.seed + 5) for t in plan.trials))
+  )
+  assert level_of(more, [old]).alpha == pytest.approx(0.025)
 
 
 def test_a_report_records_its_seeds_once(sweep):
@@ -111,6 +200,7 @@ def test_planned_looks_share_the_level(sweep):
 )
 def test_unplanned_looks_are_exploratory(sweep, looks, seeds, max_seeds):
   level = level_of(plan_of(sweep(seeds=1), seeds, max_seeds), looks)
+  # One variant without a comparison has nothing to correct for.
   assert level.exploratory and level.alpha == 0.05
 
 
