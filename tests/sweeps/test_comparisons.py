@@ -48,6 +48,21 @@ def test_two_comparisons_are_paired_t_tests():
   assert compare([(BETTER, BASELINE)], 'max')[0].verdict == 'hurts'
 
 
+def test_holm_never_decreases_from_one_p_value_to_the_next():
+  noise = np.array([-1.0, 1.0, -1.0, 1.0, 0.0])
+  error = np.std(noise, ddof=1) / math.sqrt(5)
+
+  def with_p(p):
+    """Differences from the baseline whose paired t test has this p-value."""
+    return sample(numbers(BASELINE) + noise + error * stats.t.isf(p / 2, 4))
+
+  p = [0.04, 0.01, 0.5, 0.03]
+  found = [item.p_paired for item in compare([(with_p(x), BASELINE) for x in p], 'min')]
+  # 4 x 0.01 = 0.04, 3 x 0.03 = 0.09, then 2 x 0.04 = 0.08, which is below 0.09, and 0.5.
+  np.testing.assert_allclose(found, [0.09, 0.04, 0.5, 0.09], rtol=1e-6)
+  np.testing.assert_allclose(found, multipletests(p, method='holm')[1], rtol=1e-6)
+
+
 def test_intervals_are_simultaneous():
   (alone,) = compare([(ALIKE, BASELINE)], 'min')
   test = stats.ttest_rel(numbers(ALIKE), numbers(BASELINE))

@@ -133,7 +133,7 @@ def read_looks(folder: Path) -> list[Look]:
 
 def record_look(folder: Path, plan: Plan) -> None:
   """Appends a look at a plan to looks.json, unless it repeats a recorded one."""
-  looks, look = read_looks(folder), _look(plan)
+  looks, look = read_looks(folder), look_of(plan)
   if any(look.repeats(other) for other in looks):
     return
   date = datetime.datetime.now(datetime.UTC).isoformat(timespec='seconds')
@@ -144,7 +144,7 @@ def record_look(folder: Path, plan: Plan) -> None:
 
 def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
   """Returns the level of the look at a plan, given all recorded looks."""
-  own = _look(plan)
+  own = look_of(plan)
   recorded = [own.repeats(look) for look in looks]
   before = looks[: recorded.index(True)] if any(recorded) else looks
   number = len(before) + 1
@@ -158,7 +158,7 @@ def level_of(plan: Plan, looks: Sequence[Look]) -> Level:
   return Level(_spent(len(own.seeds), plan.max_seeds) - spent, number)
 
 
-def _look(plan: Plan) -> Look:
+def look_of(plan: Plan) -> Look:
   """Returns the look at a plan, without its date."""
   baseline = [trial for trial in plan.trials if trial.variant == plan.baseline]
   variants = [trial for trial in plan.trials if trial.variant != plan.baseline]
