@@ -47,7 +47,8 @@ class Choice:
     parameter: the tuned parameter.
     own: value of the variant without tuning.
     chosen: the tuned value.
-    edge: whether the tuned value is the smallest or the largest one that was tried; '' if neither.
+    edge: whether the tuned value is the smallest or the largest one that was tried; '' if neither, or if no value
+      beyond it is valid (a rate of 0).
     tried: results of the values, in increasing order.
   """
 
@@ -58,6 +59,11 @@ class Choice:
   chosen: Any
   edge: Literal['', 'smallest', 'largest']
   tried: tuple[Tried, ...]
+
+  @property
+  def problem(self) -> str:
+    """Why the variant is not tuned; '' if it is."""
+    return f'the best {self.parameter} is the {self.edge} tried' if self.edge else ''
 
   @property
   def note(self) -> str:
@@ -98,6 +104,7 @@ class Cell:
   Attributes:
     own: value of the variant without tuning.
     trials: the trials by value and seed.
+    accepts: whether a value of the parameter is valid.
   """
 
   variant: str
@@ -105,6 +112,7 @@ class Cell:
   parameter: str
   own: int | float
   trials: Mapping[int | float, Mapping[int, Trial]]
+  accepts: Callable[[int | float], bool] = lambda value: True
 
   def schedule(
     self, tune: Tune, plan: Plan, outcome_of: Callable[[Trial], Outcome | None]
@@ -123,16 +131,22 @@ class Cell:
         tried[value] = _tried(value, plan, own, outcomes)
     best = self._best(remaining, tried, plan)[0]
     chosen = best if tried[best].n else self.own
-    low, high = min(self.trials), max(self.trials)
     return scheduled, Choice(
       variant=self.variant,
       point=self.point,
       parameter=self.parameter,
       own=self.own,
       chosen=chosen,
-      edge='smallest' if chosen == low else 'largest' if chosen == high else '',
+      edge=self._edge(chosen),
       tried=tuple(tried[value] for value in sorted(tried)),
     )
+
+  def _edge(self, chosen: int | float) -> Literal['', 'smallest', 'largest']:
+    if chosen == min(self.trials) and self.accepts(_next(chosen, -math.inf)):
+      return 'smallest'
+    if chosen == max(self.trials) and self.accepts(_next(chosen, math.inf)):
+      return 'largest'
+    return ''
 
   def _best(
     self, values: Sequence[int | float], tried: Mapping[int | float, Tried], plan: Plan
@@ -148,6 +162,13 @@ class Cell:
       return result.diverged + result.failed, mean, value != self.own
 
     return sorted(values, key=rank)
+
+
+def _next(value: int | float, direction: float) -> int | float:
+  """Returns the next number in a direction."""
+  if isinstance(value, int):
+    return value + int(math.copysign(1, direction))
+  return math.nextafter(value, direction)
 
 
 def _tried(

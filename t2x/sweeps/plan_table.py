@@ -77,6 +77,21 @@ def tuning_table(tuning: Tuning) -> str:
   return text_table(rows, '<<>><<') + '\n'
 
 
+def withheld(tuning: Tuning) -> str:
+  """Returns one line for each variant and grid point that is not tuned, and what to do."""
+  lines = [
+    f'{_title(choice.variant, choice.point)} is not tuned: {choice.problem} ({choice.chosen:g})\n'
+    for choice in tuning.choices
+    if choice.problem
+  ]
+  if lines:
+    lines.append(
+      'verdicts on these, and on all variants if it is the baseline, are withheld: add values beyond, or increase '
+      'Tune.max_trials\n'
+    )
+  return ''.join(lines)
+
+
 def _title(variant: str, point: Mapping[str, Any]) -> str:
   axes = ', '.join(f'{name}={value}' for name, value in point.items())
   return f'{variant} ({axes})' if axes else variant

@@ -13,10 +13,10 @@ import jax
 
 from t2x.errors import UserError
 from t2x.files import write_atomically
-from t2x.sweeps.choices import write_tuning
+from t2x.sweeps.choices import Tuning, write_tuning
 from t2x.sweeps.engines import Ray, Slurm
 from t2x.sweeps.json_files import Damaged
-from t2x.sweeps.plan_table import groups_table, plan_table
+from t2x.sweeps.plan_table import groups_table, plan_table, withheld
 from t2x.sweeps.progress import run_plan, summary
 from t2x.sweeps.provenance import origin
 from t2x.sweeps.records import (
@@ -118,9 +118,11 @@ def run_sweep(
   own = _leave_memory()
   origin()
   sweep, code = read_sweep(file, overrides), 0
+  tuning: Tuning | None = None
   retried: set[str] = set()
   for stage in _stages(sweep, out, confirm, confirm_seeds, keep=only != 'show'):
     folder, trials_folder = folder_of(out, file.stem, stage.name), out / 'trials'
+    tuning = stage.tuning or tuning
     _check_name(file, folder)
     if retry and only != 'show':
       _remove_failures([t for t in stage.plan.trials if t.folder not in retried], trials_folder)
@@ -139,6 +141,8 @@ def run_sweep(
     worker = _runner(file, out, runner, settings, own, stage.name)
     run_plan(worker, stage.plan, trials_folder)
     code = max(code, summary(stage.plan, trials_folder, folder))
+  if tuning is not None:
+    print(withheld(tuning), end='')
   return code
 
 

@@ -1,6 +1,6 @@
 """Stages of a sweep, each with a plan and a folder of its own.
 
-OUT/NAME-tune      the tuning trials (`Sweep.tune`), in several rounds with successive halving
+OUT/NAME-tune      the tuning trials (`Sweep.tune`), in several rounds if the grid is extended or values are dropped
 OUT/NAME           the result; every variant at its tuned value
 OUT/NAME-untuned   every variant at its own value with the same seeds, for a comparison with the result
 OUT/NAME-confirm   the variants that help or hurt, with fresh seeds (`--confirm`)
@@ -16,7 +16,7 @@ from t2x.sweeps.plan import StepSeconds, make_plan
 from t2x.sweeps.plan_table import tuning_table
 from t2x.sweeps.records import Plan
 from t2x.sweeps.sweep import Sweep
-from t2x.sweeps.tuning import TuningPlan, plan_tuning, tuned_arms
+from t2x.sweeps.tuning import TuningPlan, extended, plan_tuning, tuned_arms
 
 StageName = Literal['', 'tune', 'untuned', 'confirm']
 
@@ -62,11 +62,14 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds) -> Iterator[Stage]:
     return
   trials, planned = out / 'trials', plan_tuning(sweep, measure)
   notes = (_overview(sweep, planned), *planned.notes())
-  tuning = None
-  while tuning is None:
-    plan, configs, _ = planned.next(trials)
-    yield Stage('tune', plan, configs, notes)
-    *_, tuning = planned.next(trials)
+  larger: TuningPlan | None = planned
+  while larger is not None:
+    planned, tuning = larger, None
+    while tuning is None:
+      plan, configs, _ = planned.next(trials)
+      yield Stage('tune', plan, configs, notes)
+      *_, tuning = planned.next(trials)
+    larger = extended(sweep, planned, tuning, measure)
   plan, configs = make_plan(sweep, measure, arms=tuned_arms(sweep, tuning), inputs=planned.inputs)
   plan = dataclasses.replace(plan, tuning='tuned')
   yield Stage('', plan, configs, (notes[0], tuning_table(tuning)), tuning)
@@ -101,6 +104,7 @@ def _overview(sweep: Sweep, planned: TuningPlan) -> str:
   name = sweep.name
   most = 'at most ' if planned.tune.keep < 1 else ''
   return (
-    f'stages: {name}-tune with {most}{planned.num_trials} trials, {name} with {count} at the tuned values, '
+    f'stages: {name}-tune with {most}{planned.num_trials} trials (up to {planned.tune.max_trials} if the best value '
+    f'of a variant is the smallest or largest), {name} with {count} at the tuned values, '
     f'{name}-untuned with {count} at the own values, of which equal ones run once'
   )

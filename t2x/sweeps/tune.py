@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Annotated
 
 from t2x.errors import UserError
@@ -17,7 +17,9 @@ class Tune:
   """Settings of the tuning: the bindings `Tune.NAME = ...` of a sweep file with `Sweep.tune = @Tune()`.
 
   Every variant is trained with each value and the tuning seeds. The value with the best mean is the tuned
-  value of the variant, with which it is compared with the tuned baseline on the seeds of the sweep.
+  value of the variant, with which it is compared with the tuned baseline on the seeds of the sweep. If the tuned
+  value of any variant is the smallest or the largest of its grid, the grids of all variants are extended at this end,
+  by one value at a time, as long as the budget permits. The verdict on a variant that remains at an edge is withheld.
 
   Attributes:
     parameter: name of the tuned number, a parameter or a macro ('Cosine.peak', 'peak'). If there are
@@ -29,7 +31,8 @@ class Tune:
       2016, https://arxiv.org/abs/1502.07943) whose resource is the number of seeds. Each round trains one more
       seed for this share of the values, rounded up but fewer than before, until one is left. All trials have the full
       number of steps, so that values with a fast start have no advantage, and nothing is compiled again.
-    max_trials: budget of the tuning; a plan with more trials is an error. None: no limit.
+    max_trials: budget of the tuning with its extensions; a plan with more trials is an error. None: twice the
+      trials of the given values.
   """
 
   parameter: Text | Annotated[Sequence[Text], NonEmpty]
@@ -67,6 +70,15 @@ class Tune:
     """Returns the values to try in increasing order, given the own value of a variant."""
     return sorted(self.values or {_multiple(own, factor) for factor in self.factors})
 
+  def extended(self, ends: Collection[str]) -> 'Tune':
+    """Returns the settings with another value beyond the 'smallest' or the 'largest' one, or beyond both."""
+    numbers = sorted(self.values or self.factors)
+    if 'smallest' in ends:
+      numbers = [_beyond(numbers[1], numbers[0]), *numbers]
+    if 'largest' in ends:
+      numbers = [*numbers, _beyond(*numbers[-2:])]
+    return dataclasses.replace(self, **{'values' if self.values else 'factors': tuple(numbers)})
+
   def sizes(self, count: int) -> Iterator[int]:
     """Yields the number of values in each round, of `count` values in the first one."""
     for _ in self.seed_list:
@@ -76,6 +88,13 @@ class Tune:
         count = min(count - 1, math.ceil(round(count * self.keep, 9)))
       if count == 1:
         return
+
+
+def _beyond(inner: int | float, outer: int | float) -> int | float:
+  """Continues a geometric sequence, or an arithmetic one if it contains 0 or changes its sign."""
+  if inner * outer > 0:
+    return _multiple(outer, outer / inner)
+  return 2 * outer - inner
 
 
 def _multiple(own: int | float, factor: float) -> int | float:

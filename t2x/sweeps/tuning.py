@@ -1,6 +1,7 @@
 """Plans the tuning trials of a sweep (`Sweep.tune`), and the trials at the tuned values."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class TuningPlan:
   """All trials that the tuning may need.
 
   Attributes:
+    tune: the settings, with the budget of all extensions in `max_trials`.
     plan: the plan with all values and all tuning seeds.
     configs: configs of its trials by folder.
     cells: its trials by variant and point.
@@ -103,8 +105,8 @@ def plan_tuning(
   Raises:
     UserError: a variant does not have the parameter, a value is invalid, or the budget is too small.
   """
-  tune = _tune(sweep)
-  tuned = [*_tuned(sweep, tune)]
+  tune, base = _tune(sweep), read_base(sweep)
+  tuned = [*_tuned(sweep, tune, base)]
   arms = [
     arm.at(name, value)
     for arm, name, own in tuned
@@ -122,14 +124,41 @@ def plan_tuning(
     for trial in plan.trials:
       if (trial.variant, trial.point) == (arm.variant, point):
         trials.setdefault(trial.tuned[name], {})[trial.seed] = trial
-    cells.append(Cell(arm.variant, point, name, own, trials))
+    accepts = functools.partial(_accepts, arm, name, base)
+    cells.append(Cell(arm.variant, point, name, own, trials, accepts))
   result = TuningPlan(tune, plan, configs, tuple(cells))
-  if tune.max_trials is not None and result.num_trials > tune.max_trials:
+  budget = tune.max_trials or 2 * result.num_trials
+  if result.num_trials > budget:
     raise UserError(
       f'{sweep.file}: Tune.max_trials = {tune.max_trials}, but the tuning needs {result.num_trials} trials: '
       'reduce the values, Tune.seeds or Tune.keep, or increase it'
     )
-  return result
+  return dataclasses.replace(result, tune=dataclasses.replace(tune, max_trials=budget))
+
+
+def extended(
+  sweep: Sweep, planned: TuningPlan, tuning: Tuning, measure: StepSeconds | None = None
+) -> TuningPlan | None:
+  """Extends the grids of all variants at the ends at which tuned values are.
+
+  Args:
+    sweep: the sweep.
+    planned: a tuning whose trials have ended.
+    tuning: its tuned values.
+    measure: as for `make_plan`.
+
+  Returns:
+    The tuning with one more value at these ends; None if no tuned value is at an edge, the budget does not suffice,
+    or a variant refuses the value.
+  """
+  ends = {choice.edge for choice in tuning.choices} - {''}
+  for some in (ends, ends & {'smallest'}, ends & {'largest'}):
+    if some:
+      try:
+        return plan_tuning(dataclasses.replace(sweep, tune=planned.tune.extended(some)), measure)
+      except UserError:
+        continue
+  return None
 
 
 def tuned_arms(sweep: Sweep, tuning: Tuning) -> Iterator[Arm]:
@@ -155,13 +184,23 @@ def _point(arm: Arm) -> dict[str, Any]:
   return {name: plain(value) for name, value in arm.point.items()}
 
 
-def _tuned(sweep: Sweep, tune: Tune) -> Iterator[tuple[Arm, str, int | float]]:
+def _accepts(arm: Arm, name: str, base: config_lib.Config, value: int | float) -> bool:
+  at = arm.at(name, value)
+  try:
+    read_config(at.files, at.bindings, base=base)
+  except UserError:
+    return False
+  return True
+
+
+def _tuned(
+  sweep: Sweep, tune: Tune, base: config_lib.Config
+) -> Iterator[tuple[Arm, str, int | float]]:
   """Yields every arm with its tuned parameter and its own value.
 
   Raises:
     UserError: one line for each variant without such a parameter.
   """
-  base = read_base(sweep)
   problems = []
   for arm in sweep.arms():
     try:

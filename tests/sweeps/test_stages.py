@@ -44,12 +44,12 @@ def run(sweep_file, tmp_path, capsys):
 
 @pytest.fixture
 def fake():
-  """Replaces `InProcess.run`: trials end at once, with a loss that depends on the learning rate."""
+  """Replaces `InProcess.run`: trials end at once, with a loss that is least at a learning rate of 3e-2."""
 
   def train(self, trials, folder, on_end):
     for trial in trials:
       noise = 1e-3 * np.random.default_rng(trial.seed).normal()
-      loss = 3.0 - 10 * (1 + noise) * trial.numbers['Cosine.peak']
+      loss = 3.0 + 10 * (1 + noise) * abs(trial.numbers['Cosine.peak'] - 3e-2)
       outcome = Outcome(status='finished', metrics={'loss': loss}, made_by={'t2x': 'test'})
       write_outcome(folder / trial.folder, outcome)
       on_end(trial, outcome)
@@ -84,7 +84,9 @@ def check(out, capsys):
   """The variant is as good as the baseline when both are tuned, and worse before."""
   data = report(out / 'study', capsys)
   gelu, slow = data['tuning']['rows']
-  assert (slow['own'], slow['chosen'], slow['edge']) == (1e-5, 3e-2, 'largest')
+  assert (slow['own'], slow['chosen'], slow['edge']) == (1e-5, 3e-2, '')
+  # The grid was extended by a value that is 3,000 times as large, as the other two differ.
+  assert [item['value'] for item in slow['curve']] == [1e-5, 3e-2, 90]
   assert (gelu['own'], gelu['chosen']) == (3e-2, 3e-2)
   assert (slow['before']['verdict'], slow['after']['verdict']) == ('hurts', 'same')
   assert [row['verdict'] for row in data['rows']] == ['baseline', 'same']
@@ -92,7 +94,7 @@ def check(out, capsys):
   text = (out / 'study' / 'report.md').read_text()
   assert '| slow | Cosine.peak | 1e-05 | 0.03 |' in text and '| hurts |' in text
   # Three seeds at each value: the variant shares the trials of the baseline when it is tuned.
-  assert len([*out.glob('trials/*/trial.json')]) == 2 + 3 + 3
+  assert len([*out.glob('trials/*/trial.json')]) == 3 + 3 + 3
 
 
 @pytest.mark.nightly
@@ -103,13 +105,14 @@ def test_tuning_changes_a_verdict(run, tmp_path, capsys):
 
 def test_stages_are_resumed_after_interruptions(run, interrupt, tmp_path, capsys):
   out = tmp_path / 'out'
-  interrupt(1)
+  interrupt(2)
   code, printed = run()
-  # After the tuning, before the first trial of the result.
-  assert code == 75 and 'study-tune: 2 finished\n' in printed.out
+  # After the tuning and its extension, before the first trial of the result.
+  assert code == 75 and 'study-tune: 2 finished\nstages:' in printed.out
+  assert 'study-tune: 3 finished\n' in printed.out
   assert 'run the same command to resume' in printed.err
   before = {path: path.stat().st_mtime_ns for path in out.glob('trials/*/trial.json')}
-  assert len(before) == 2
+  assert len(before) == 3
   interrupt(1)
   assert run()[0] == 75  # Before the first trial at the own values.
   partial = report(out / 'study', capsys)
@@ -136,12 +139,42 @@ def test_groups_of_each_stage_run_as_job_arrays(run, fake, tmp_path, monkeypatch
   assert run('--group', '0')[0] == 2, 'the values are not known yet'
   code, printed = run('--group', '0', '--stage', 'tune')
   assert code == 0 and 'study-tune: 2 finished' in printed.out
+  # Both values have ended, and the larger one is the best.
+  assert run('--groups')[1].out.splitlines()[-1] == 'groups to run: 0'
+  assert run('--group', '0', '--stage', 'tune')[0] == 0
   code, printed = run('--groups')
   assert code == 0 and f't2x sweep {tmp_path}/study.gin --group I' in printed.out
-  assert 'slow     Cosine.peak' in printed.out and 'at the edge: the largest' in printed.out
+  assert 'slow     Cosine.peak' in printed.out
   code, printed = run('--dry-run')
   assert code == 0 and '3 of 3 trials to run, 1 programs to compile' in printed.out
-  assert 'study-tune: 2 finished' in printed.out
+  assert 'study-tune: 3 finished' in printed.out
+
+
+def test_verdicts_are_withheld_if_the_budget_ends_at_an_edge(
+  run, fake, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(InProcess, 'run', fake)
+  code, printed = run('--gin.Tune.max_trials=2')
+  assert code == 0
+  assert printed.out.splitlines()[-3:] == [
+    'gelu is not tuned: the best Cosine.peak is the largest tried (0.03)',
+    'slow is not tuned: the best Cosine.peak is the largest tried (0.03)',
+    'verdicts on these, and on all variants if it is the baseline, are withheld: add values beyond, or increase '
+    'Tune.max_trials',
+  ]
+  data = report(tmp_path / 'out' / 'study', capsys)
+  row = data['rows'][1]
+  reason = 'not tuned: the best Cosine.peak is the largest tried'
+  assert (row['verdict'], row['note']) == (
+    'withheld',
+    f'{reason}; same config as the baseline; no difference at any seed',
+  )
+  assert data['result'].startswith(f'slow has no verdict ({reason}) against the baseline gelu')
+  assert '| withheld |' in (tmp_path / 'out' / 'study' / 'report.md').read_text()
+  assert (
+    main(['sweep', str(tmp_path / 'study.gin'), '--out', str(tmp_path / 'out'), '--confirm']) == 2
+  )
+  assert 'no variant helps or hurts' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,19 @@ def test_factors_are_multiples_of_the_own_value():
   assert Tune(parameter='peak', values=(3.0, 1.0)).grid(7.0) == [1.0, 3.0]
 
 
+def test_grids_continue_at_their_ends():
+  def extended(ends, **numbers):
+    tune = Tune(parameter='peak', **numbers).extended(ends)
+    return [*(tune.values or tune.factors)]
+
+  both = ('smallest', 'largest')
+  assert extended(('largest',), values=(3e-2, 1e-2)) == [1e-2, 3e-2, 0.09]
+  assert extended(both, factors=(0.5, 1, 4)) == [0.25, 0.5, 1, 4, 16]
+  assert extended(both, values=(2, 4, 8)) == [1, 2, 4, 8, 16]
+  assert extended(both, values=(0, 0.1, 0.3)) == [-0.1, 0, 0.1, 0.3, 0.9]
+  assert extended(both, values=(-1.0, 2.0)) == [-4.0, -1.0, 2.0, 5.0]
+
+
 def test_the_seeds_of_tuning_and_comparison_differ():
   tune = Tune(parameter='peak', values=(1.0, 2.0), seeds=3)
   settings = {'base': 'base.gin', 'variants': {'a': {}}, 'baseline': 'a', 'tune': tune}

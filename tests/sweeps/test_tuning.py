@@ -73,11 +73,12 @@ def test_stages_tune_then_compare_with_fresh_seeds(stages_of, tmp_path):
   assert (tune.tuning, result.tuning, untuned.tuning) == ('trials', 'tuned', 'untuned')
   assert {trial.seed for trial in tune.trials} == {FIRST_SEED, FIRST_SEED + 1}
   assert {trial.seed for trial in (*result.trials, *untuned.trials)} == {0, 1}
-  assert len(tune.trials) == 3 * 3 * 2 and len(result.trials) == len(untuned.trials) == 3 * 2
+  # relu is best at the largest value, so that all variants got one more.
+  assert len(tune.trials) == 3 * 4 * 2 and len(result.trials) == len(untuned.trials) == 3 * 2
   chosen = {c.variant: (c.own, c.chosen, c.edge) for c in plans['study'].tuning.choices}
   assert chosen == {
     'gelu': (1e-2, 1e-2, ''),
-    'relu': (1e-2, 3e-2, 'largest'),
+    'relu': (1e-2, 3e-2, ''),
     'low': (1e-3, 1e-2, ''),
   }
   configs = plans['study'].configs
@@ -145,7 +146,7 @@ def test_every_point_of_the_grid_is_tuned_and_matched(tuned, tmp_path):
       for trial in plan.trials:
         assert trial.tuned == {'Cosine.peak': best[trial.point['d_model']]}
       assert 'gated (d_model=16)  Cosine.peak' in tuning_table(stage.tuning)
-      assert 'at the edge: the largest' in tuning_table(stage.tuning)
+      assert 'at the edge' not in tuning_table(stage.tuning), '1e-4 and 0.09 were added'
 
 
 def test_halving_plans_one_round_after_another(tuned, tmp_path):
@@ -155,8 +156,67 @@ def test_halving_plans_one_round_after_another(tuned, tmp_path):
   for stage in stages(sweep, tmp_path, None):
     finish(tmp_path, stage.plan, distance(best))
     counts.append((stage.plan.name, len(stage.plan.trials)))
-  assert counts[:3] == [('study-tune', 9), ('study-tune', 15), ('study', 6)]
+  # 3e-2 is at the edge: the first round gets a fourth value, which the second one does not keep.
+  assert counts[:4] == [('study-tune', 9), ('study-tune', 15), ('study-tune', 12), ('study', 6)]
   assert 'study-tune with at most 10 trials' in stage.notes[0], 'gelu and low share theirs'
+
+
+def end_of(sweep, folder, best):
+  """Runs all stages; returns the choices by variant, and the number of values that each variant was tuned with."""
+  for stage in stages(sweep, folder, None):
+    finish(folder, stage.plan, distance(best))
+    if stage.tuning is not None:
+      tuning = stage.tuning
+  return {choice.variant: choice for choice in tuning.choices}
+
+
+def tried(choices):
+  return {name: [item.value for item in choice.tried] for name, choice in choices.items()}
+
+
+def test_all_grids_are_extended_until_no_value_is_at_the_edge(tuned, tmp_path):
+  best = {'gelu': 1e-2, 'relu': 0.27, 'low': 1e-2}
+  choices = end_of(tuned('Tune.max_trials=100'), tmp_path, best)
+  # 1e-3, 1e-2 and 3e-2 continue by the factor of the last two.
+  values = [1e-3, 1e-2, 3e-2, 0.09, 0.27, 0.81]
+  assert tried(choices) == dict.fromkeys(best, values), 'the same values for all variants'
+  assert {name: (choice.chosen, choice.problem) for name, choice in choices.items()} == {
+    'gelu': (1e-2, ''),
+    'relu': (0.27, ''),
+    'low': (1e-2, ''),
+  }
+
+
+def test_the_budget_ends_the_extension_for_all_variants(tuned, tmp_path):
+  # gelu and low share their trials: 12 with three values, 16 with four, 20 with five.
+  choices = end_of(tuned('Tune.max_trials=19'), tmp_path, BEST | {'relu': 0.27})
+  assert tried(choices) == dict.fromkeys(BEST, [1e-3, 1e-2, 3e-2, 0.09])
+  assert choices['relu'].problem == 'the best Cosine.peak is the largest tried'
+  assert choices['gelu'].problem == choices['low'].problem == ''
+
+
+def test_a_natural_limit_is_not_an_edge(sweep_file, tmp_path):
+  def choices(values, best, out):
+    macro = 'dropout_rate = 0.1\nPreNorm.dropout_rate = %dropout_rate\n'
+    extra = (
+      f"  tune = @Tune()\n\nTune:\n  parameter = 'dropout_rate'\n  values = {values}\n  seeds = 1\n"
+    )
+    sweep = read_sweep(sweep_file("{'gelu': {}}", extra, base=macro))
+    for stage in stages(sweep, tmp_path / out, None):
+      finish(tmp_path / out, stage.plan, lambda t: abs(t.tuned.get('dropout_rate', 0.1) - best))
+      if stage.tuning is not None:
+        (choice,) = stage.tuning.choices
+    return choice
+
+  none = choices([0.0, 0.1, 0.2], 0.0, 'none')
+  assert (none.chosen, none.edge, len(none.tried)) == (0.0, '', 3)
+  # 0.2 and 0.4 are extended to 0.8, the last valid multiple.
+  most = choices([0.2, 0.4], 0.9, 'most')
+  assert [item.value for item in most.tried] == [0.2, 0.4, 0.8]
+  assert (most.chosen, most.edge) == (0.8, 'largest')
+  # An arithmetic step beyond 0.
+  signed = choices([0.1, 0.3], 0.0, 'signed')
+  assert signed.chosen < 0.1 and signed.edge == 'smallest'
 
 
 def test_trials_of_both_values_are_in_the_table(tuned, tmp_path):

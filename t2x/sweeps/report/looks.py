@@ -27,18 +27,20 @@ from t2x.sweeps.statistics import ALPHA
 
 _FILE = 'looks.json'
 # Fields of a plan that decide no verdict, or are part of a look in another form.
-_NO_SETTINGS = frozenset({
-  'name',
-  'baseline',
-  'config',
-  'versions',
-  'commit',
-  'trials',
-  'file',
-  'max_seeds',
-  'published',
-  'tuning',
-})
+_NO_SETTINGS = frozenset(
+  {
+    'name',
+    'baseline',
+    'config',
+    'versions',
+    'commit',
+    'trials',
+    'file',
+    'max_seeds',
+    'published',
+    'tuning',
+  }
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,9 @@ _UNTUNED = 'Every variant has its own value of the tuned parameter. The verdicts
 
 _TUNED = (
   'Every variant was trained with each value and the tuning seeds {seeds}, which the comparison does not use. '
-  'The tuned value has the best mean; values that diverged rank last. A value at the edge of the grid may not '
-  'be the best one: add values beyond it. The verdicts of this report are those after tuning. Those before '
+  'The tuned value has the best mean; values that diverged rank last. If it is the smallest or the largest tried, '
+  'a value beyond it may be better, and verdicts that it takes part in are withheld: add values, or increase '
+  'Tune.max_trials. The verdicts of this report are those after tuning. Those before '
   'tuning compare every variant at its own value with the same seeds{untuned}.'
 )
 
@@ -178,7 +179,7 @@ def _verdicts(results: Results) -> str:
       cells += ['', '', 'baseline', '', '', '']
     else:
       both = '' if c.low is None else f'{_number(c.low, signed)} to {_number(c.high, signed)}'
-      cells += [_number(c.difference, signed), both, c.verdict, _probability(c.p_corrected)]
+      cells += [_number(c.difference, signed), both, row.verdict, _probability(c.p_corrected)]
       cells += [_probability(c.p_paired), _number(c.effect, '+.2f')]
     cells += [str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
     rows.append([*cells, _more(c.more_seeds) if c else '', row.note])

@@ -2,7 +2,7 @@ let filtered = data.rows;
 let sorted = data.rows;
 const shown = new Map(); // Row index -> colour slot.
 const started = new Set(data.curves.runs.map((run) => run.row));
-const symbols = 'Triangles up: helps; triangles down: hurts; squares: same; hollow circles: inconclusive; diamonds: the baseline.';
+const symbols = 'Triangles up: helps; triangles down: hurts; squares: same; hollow circles: inconclusive or withheld; diamonds: the baseline.';
 const baselineClass = (row) => isBaseline(row) ? 'baseline' : null;
 
 function lines(row) {

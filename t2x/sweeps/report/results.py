@@ -72,6 +72,7 @@ class Row:
     fronts: for each of `COSTS`, whether the row is on the Pareto front of its point.
     ranks: rank at each seed of `Ranking.ranks`; None without any.
     note: remarks, such as the number of failed seeds; '' without any.
+    withheld: why there is no verdict: the variant or its baseline is not tuned; '' otherwise.
   """
 
   variant: str
@@ -83,11 +84,14 @@ class Row:
   fronts: Mapping[str, bool]
   ranks: tuple[int, ...] | None
   note: str
+  withheld: str = ''
 
   @property
   def verdict(self) -> str:
-    """'baseline', or the verdict of the comparison."""
-    return self.comparison.verdict if self.comparison else 'baseline'
+    """'baseline', the verdict of the comparison, or 'withheld'."""
+    if self.comparison is None:
+      return 'baseline'
+    return 'withheld' if self.withheld else self.comparison.verdict
 
   def count(self, status: str) -> int:
     """Returns the number of trials with this status."""
@@ -190,7 +194,21 @@ def read_results(folder: Path) -> Results:
   if (own / 'sweep.json').exists():
     # Verdicts at the same level.
     untuned = _read(own, read_plan(own), results.level)
-  return dataclasses.replace(results, tuning=read_tuning(folder), untuned=untuned)
+  tuning = read_tuning(folder)
+  rows = [_withhold(row, tuning, results.points[row.point], plan.baseline) for row in results.rows]
+  return dataclasses.replace(results, tuning=tuning, untuned=untuned, rows=rows)
+
+
+def _withhold(row: Row, tuning: Tuning, point: Mapping[str, Any], baseline: str) -> Row:
+  """Withholds the verdict on a variant if the tuned value of either side is at an edge of its grid."""
+  own, other = tuning.of(row.variant, point), tuning.of(baseline, point)
+  reason = ''
+  if own is not None and own.problem:
+    reason = f'not tuned: {own.problem}'
+  elif row.variant != baseline and other is not None and other.problem:
+    reason = f'{baseline} is not tuned: {other.problem}'
+  note = '; '.join(filter(None, [reason, row.note]))
+  return dataclasses.replace(row, withheld=reason, note=note)
 
 
 def _read(folder: Path, plan: Plan, level: Level) -> Results:

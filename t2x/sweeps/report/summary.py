@@ -1,5 +1,8 @@
 """Describes the results of a sweep in words."""
 
+import collections
+
+from t2x.sweeps.records import Plan
 from t2x.sweeps.report.results import Entry, Results, Row
 
 
@@ -19,14 +22,15 @@ def point_text(results: Results, index: int) -> str:
 
 
 def sentence(results: Results) -> str:
-  """Returns the metric, the baseline, the numbers of verdicts and seeds, and the matched budget."""
+  """Returns the metric, the baseline, the verdicts, the number of seeds, and the matched budget."""
   plan = results.plan
   compared = [row for row in results.rows if row.comparison is not None]
+  if len(compared) == 1:
+    return _single(results, compared[0])
   counts = {
     verdict: sum(row.verdict == verdict for row in compared)
     for verdict in ('helps', 'hurts', 'same', 'inconclusive')
   }
-  better = 'lower' if plan.goal == 'min' else 'higher'
   parts = [
     f'{counts["helps"]} {"helps" if counts["helps"] == 1 else "help"}',
     f'{counts["hurts"]} {"hurts" if counts["hurts"] == 1 else "hurt"}',
@@ -36,12 +40,38 @@ def sentence(results: Results) -> str:
       f'{counts["same"]} {"is" if counts["same"] == 1 else "are"} the same (within {plan.margin:g})'
     )
   parts.append(f'for {counts["inconclusive"]} the data cannot tell (inconclusive)')
-  before = '' if results.ended == len(results.entries) else 'So far, against'
+  reasons = collections.Counter(row.withheld for row in compared if row.withheld)
+  parts += [f'for {count} the verdict is withheld ({reason})' for reason, count in reasons.items()]
+  before = 'Against' if results.ended == len(results.entries) else 'So far, against'
   return (
-    f'{before or "Against"} the baseline {plan.baseline} by {plan.metric} ({better} is better), of '
+    f'{before} the baseline {plan.baseline} by {plan.metric} ({_better(plan)}), of '
     f'{_variants(results, len(compared))}, {", ".join(parts[:-1])}, and {parts[-1]}; {_seeds(results)}; '
     f'{matched(results)}.'
   )
+
+
+def _single(results: Results, row: Row) -> str:
+  """Returns the sentence of a single comparison, with its difference."""
+  plan, comparison = results.plan, row.comparison
+  verdict = {
+    'same': f'is the same (within {plan.margin or 0:g})',
+    'inconclusive': 'is inconclusive (the data cannot tell)',
+    'withheld': f'has no verdict ({row.withheld})',
+  }.get(row.verdict, row.verdict)
+  size = ''
+  if comparison is not None and comparison.difference is not None:
+    size = f': {comparison.difference:+.3g}'
+    if comparison.low is not None and comparison.high is not None:
+      size += f' ({comparison.low:+.3g} to {comparison.high:+.3g})'
+  before = '' if results.ended == len(results.entries) else 'So far, '
+  return (
+    f'{before}{label(results, row)} {verdict} against the baseline {plan.baseline} by {plan.metric} '
+    f'({_better(plan)}){size}; {_seeds(results)}; {matched(results)}.'
+  )
+
+
+def _better(plan: Plan) -> str:
+  return f'{"lower" if plan.goal == "min" else "higher"} is better'
 
 
 def matched(results: Results) -> str:

@@ -8,8 +8,8 @@ const integer = (value) => isNumber(value) ? Math.round(value).toLocaleString('e
 const percent = (value) => isNumber(value) ? `${value > 0 ? '+' : ''}${minus((100 * value).toFixed(2))} %` : '';
 const tenths = (value) => isNumber(value) ? value.toFixed(1) : '';
 const more = (seeds) => !seeds ? '' : seeds > data.most_seeds ? `more than ${data.most_seeds}` : String(seeds);
-const signs = { helps: '\u25b2', hurts: '\u25bc', same: '\u25a0', inconclusive: '\u25cb', baseline: '\u25c6' };
-const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, baseline: 4 };
+const signs = { helps: '\u25b2', hurts: '\u25bc', same: '\u25a0', inconclusive: '\u25cb', withheld: '\u25cb', baseline: '\u25c6' };
+const rank = { helps: 0, hurts: 1, same: 2, inconclusive: 3, withheld: 4, baseline: 5 };
 const isBaseline = (row) => row.verdict === 'baseline';
 const verdictText = (verdict) => `${signs[verdict]} ${verdict}`;
 
