@@ -190,7 +190,7 @@ def test_all_grids_are_extended_until_no_value_is_at_the_edge(tuned, tmp_path):
 def test_the_budget_ends_the_extension_for_all_variants(tuned, tmp_path):
   # gelu and low share their trials: 12 with three values, 16 with four, 20 with five.
   choices = end_of(tuned('Tune.max_trials=19'), tmp_path, BEST | {'relu': 0.27})
-  assert tried(choices) == dict.fromkeys(BEST, [1e-3, 1e-2, 3e-2, 0.09])
+  assert tried(choices) == {key: [0.001, 0.01, 0.03, 0.09] for key in BEST}
   assert choices['relu'].problem == 'the best Cosine.peak is the largest tried'
   assert choices['gelu'].problem == choices['low'].problem == ''
 
