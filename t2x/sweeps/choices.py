@@ -96,6 +96,15 @@ class Tuning:
     matches = (c for c in self.choices if (c.variant, dict(c.point)) == (variant, dict(point)))
     return next(matches, None)
 
+  def problem_of(self, variant: str, baseline: str, point: Mapping[str, Any]) -> str:
+    """Returns why there is no verdict on a variant: it or its baseline is not tuned; '' if both are."""
+    own, other = self.of(variant, point), self.of(baseline, point)
+    if own is not None and own.problem:
+      return f'not tuned: {own.problem}'
+    return (
+      f'{baseline} is not tuned: {other.problem}' if other is not None and other.problem else ''
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:

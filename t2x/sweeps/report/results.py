@@ -195,20 +195,12 @@ def read_results(folder: Path) -> Results:
     # Verdicts at the same level.
     untuned = _read(own, read_plan(own), results.level)
   tuning = read_tuning(folder)
-  rows = [_withhold(row, tuning, results.points[row.point], plan.baseline) for row in results.rows]
+  rows = [
+    dataclasses.replace(row, withheld=reason, note='; '.join(filter(None, [reason, row.note])))
+    for row in results.rows
+    for reason in [tuning.problem_of(row.variant, plan.baseline, results.points[row.point])]
+  ]
   return dataclasses.replace(results, tuning=tuning, untuned=untuned, rows=rows)
-
-
-def _withhold(row: Row, tuning: Tuning, point: Mapping[str, Any], baseline: str) -> Row:
-  """Withholds the verdict on a variant if the tuned value of either side is at an edge of its grid."""
-  own, other = tuning.of(row.variant, point), tuning.of(baseline, point)
-  reason = ''
-  if own is not None and own.problem:
-    reason = f'not tuned: {own.problem}'
-  elif row.variant != baseline and other is not None and other.problem:
-    reason = f'{baseline} is not tuned: {other.problem}'
-  note = '; '.join(filter(None, [reason, row.note]))
-  return dataclasses.replace(row, withheld=reason, note=note)
 
 
 def _read(folder: Path, plan: Plan, level: Level) -> Results:
