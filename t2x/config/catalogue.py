@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t2x.config.protocols import is_protocol, protocol_misfit
+from t2x.config.protocols import declared, is_protocol, protocol_misfit
 from t2x.config.registry import Registry
 from t2x.config.signature import MISSING, Part
 from t2x.config.type_names import is_array, plain_hint, words
@@ -55,7 +55,7 @@ def interfaces(registry: Registry, root: str = 'Experiment') -> list[Interface]:
       for slot in _slots(parameter.hint):
         slots[slot].append(f'{part.name}.{parameter.name}')
         if slot not in fitting:
-          fitting[slot] = [other for other in parts if _fits(other, *slot)]
+          fitting[slot] = [other for other in parts if _fits(registry, other, *slot)]
         todo += fitting[slot]
   chosen: dict[Any, set[Part]] = collections.defaultdict(set)
   for part in reached:
@@ -101,7 +101,7 @@ def _slots(hint: Any) -> Iterator[tuple[type, bool]]:
     yield hint, False
 
 
-def _fits(part: Part, cls: type, is_factory: bool) -> bool:
+def _fits(registry: Registry, part: Part, cls: type, is_factory: bool) -> bool:
   """Returns whether `@Part` (if a factory is taken) or `@Part()` is a value of the class."""
   made = plain_hint(part.returns)
   if cls is Function:
@@ -112,17 +112,17 @@ def _fits(part: Part, cls: type, is_factory: bool) -> bool:
     return False
   if not is_protocol(cls):
     return issubclass(made, cls)
-  # A protocol with few methods also fits unrelated classes, which are of other packages.
-  packages = [owner.__module__.split('.')[:2] for owner in (made, cls)]
-  is_related = is_factory or packages[0] == packages[1] or packages[0][0] != 't2x'
-  return is_related and protocol_misfit(made, cls) is None
+  # A class of a library, which a function returns, may have the methods by chance.
+  if declared(made) is None and registry.part_of(made) is None:
+    return False
+  return protocol_misfit(made, cls) is None
 
 
 def _returns_array(part: Part) -> bool:
   """Returns whether a part is a function of arrays, or builds one."""
   if not part.is_class:
     return is_array(plain_hint(part.returns))
-  call = vars(part.obj).get('__call__')
+  call = inspect.getattr_static(part.obj, '__call__', None)
   return dataclasses.is_dataclass(part.obj) and is_array(
     getattr(call, '__annotations__', {}).get('return')
   )
@@ -191,7 +191,8 @@ def kind(hint: Any) -> str:
 
 def default_text(value: Any) -> str:
   """Returns a default as a config would write it."""
-  if isinstance(value, type) or inspect.isfunction(value):
+  # A class or function, also of jax.jit and jax.custom_jvp.
+  if callable(value) and hasattr(value, '__name__'):
     return f'@{value.__name__}'
   if isinstance(value, tuple) and value:
     return f'[{", ".join(map(default_text, value))}]'

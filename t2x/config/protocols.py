@@ -5,8 +5,10 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+from t2x.config.type_names import with_article
+
 _MISSING = object()
-_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_KEYWORD_ONLY, _VARIADIC = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_POSITIONAL
 
 
 def is_protocol(cls: Any) -> bool:
@@ -25,22 +27,56 @@ def class_of(hint: Any) -> Any:
   return getattr(origin, 'array_type', origin)
 
 
+def declared(cls: type) -> tuple[Any, ...] | None:
+  """Returns the protocols that a class declares, which it and no others implements; None for a class of the user's
+  without a declaration, which is matched by its methods.
+
+  Declared are base classes that are protocols, and the entries of the class attribute `implements`, because Flax's
+  metaclass does not allow a module to derive from a protocol. All classes of t2x declare.
+  """
+  bases = tuple(base for base in cls.__mro__ if base is not typing.Protocol and is_protocol(base))
+  implements = getattr(cls, 'implements', None)
+  if implements is None and not bases and not cls.__module__.startswith('t2x.'):
+    return None
+  return (*(implements or ()), *bases)
+
+
 def protocol_misfit(cls: type, protocol: type) -> str | None:
   """Returns why a class does not implement a protocol, after ': '; None if it does."""
-  for name, member in _members(protocol):
+  implements = getattr(cls, 'implements', ())
+  if not isinstance(implements, tuple) or not all(map(is_protocol, implements)):
+    example = f'({protocol.__name__},)'
+    return f': {cls.__name__}.implements must be a tuple of interfaces, such as {example}'
+  declaration = declared(cls)
+  if declaration is not None and not any(protocol in base.__mro__ for base in declaration):
+    names = ' and '.join(with_article(base.__name__) for base in declaration)
+    return f': {cls.__name__} is {names}' if names else ''
+  members = dict(_members(protocol))
+  if missing := [name for name, member in members.items() if _lacks(cls, name, member)]:
+    return f': {cls.__name__} has no {_listing(missing)}'
+  for name, member in members.items():
     own = inspect.getattr_static(cls, name, _MISSING)
-    # A class attribute None, or an attribute of instances that is annotated in the class, can implement a property,
-    # but not a method.
-    if own is _MISSING and isinstance(member, property) and _is_annotated(cls, name):
-      continue
-    is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
-    if is_missing or (name == '__call__' and '__call__' not in dir(cls)):
-      return f': {cls.__name__} has no {name}'
     if inspect.isfunction(member) and inspect.isfunction(own):
       reason = _call_misfit(own, member)
       if reason is not None:
         return f': {cls.__name__}.{name} {reason}'
   return None
+
+
+def _listing(names: list[str]) -> str:
+  """Returns names as 'a, b and c'."""
+  return ' and '.join([', '.join(names[:-1]), names[-1]][len(names) == 1 :])
+
+
+def _lacks(cls: type, name: str, member: Any) -> bool:
+  """Returns whether a class has no implementation of a member of a protocol."""
+  own = inspect.getattr_static(cls, name, _MISSING)
+  # A class attribute None, or an attribute of instances that is annotated in the class, can implement a property,
+  # but not a method.
+  if own is _MISSING and isinstance(member, property) and _is_annotated(cls, name):
+    return False
+  is_missing = own is _MISSING or (own is None and inspect.isfunction(member))
+  return is_missing or (name == '__call__' and '__call__' not in dir(cls))
 
 
 def _is_annotated(cls: type, name: str) -> bool:
@@ -65,8 +101,10 @@ def _call_misfit(own: Any, required: Any) -> str | None:
   ]
   by_name = [p.name for p in parameters if p.kind is _KEYWORD_ONLY]
   signature = inspect.signature(own)
+  # An implementation may require some of the protocol's `*inputs`.
+  bind = signature.bind_partial if _VARIADIC in (p.kind for p in parameters) else signature.bind
   try:
-    signature.bind(*by_position, **dict.fromkeys(by_name))
+    bind(*by_position, **dict.fromkeys(by_name))
   except TypeError as error:
     return f'cannot be called as {_call_text(by_position, by_name)}: {error}'
   returned, expected = (_return_kind(method) for method in (own, required))

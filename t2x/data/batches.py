@@ -48,7 +48,7 @@ class Order(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Shuffled:
+class Shuffled(Order):
   """Every row once per epoch; each epoch has its own order."""
 
   size: int
@@ -61,7 +61,7 @@ class Shuffled:
 
 
 @dataclasses.dataclass(frozen=True)
-class InOrder:
+class InOrder(Order):
   """Every row once per epoch, in the order of the rows."""
 
   size: int

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from t2x.data.batches import Order
 from t2x.data.cache import Rows
 from t2x.data.mixtures import interleaved
 from t2x.data.plans import segments_of
@@ -73,7 +74,7 @@ class CutToBucket:
     }
 
 
-class ByLength:
+class ByLength(Order):
   """Order of the rows in which each batch has rows of one bucket.
 
   Args:

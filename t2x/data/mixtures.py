@@ -15,7 +15,7 @@ from typing import Annotated, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from t2x.data.batches import Transform, rows_fingerprint
+from t2x.data.batches import Order, Transform, rows_fingerprint
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import seed_of, shuffled
 from t2x.errors import UserError
@@ -45,7 +45,7 @@ class MixtureWeights(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class FixedWeights:
+class FixedWeights(MixtureWeights):
   """Constant weights.
 
   Attributes:
@@ -69,7 +69,7 @@ class FixedWeights:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProportionalWeights:
+class ProportionalWeights(MixtureWeights):
   """Weights min(rows, limit)^(1 / temperature) (T5, https://arxiv.org/abs/1910.10683, section 3.5.2).
 
   Attributes:
@@ -87,7 +87,7 @@ class ProportionalWeights:
 
 
 @dataclasses.dataclass(frozen=True)
-class StagedWeights:
+class StagedWeights(MixtureWeights):
   """Weights that change at given steps, such as a last stage with the best data only.
 
   Attributes:
@@ -175,7 +175,7 @@ class MixtureTransform:
     }
 
 
-class Interleaved:
+class Interleaved(Order):
   """Order of the rows of a mixture. Each source has its own epochs, each in an order of its own.
 
   Args:

@@ -48,7 +48,13 @@ from t2x.layers.deep import (
   t_fixup_encoder,
 )
 from t2x.layers.disentangled import Disentangled
-from t2x.layers.embeddings import FactorisedEmbedding, PatchEmbedding, TokenEmbedding
+from t2x.layers.embeddings import (
+  Embedder,
+  FactorisedEmbedding,
+  PatchEmbedding,
+  TextEmbedding,
+  TokenEmbedding,
+)
 from t2x.layers.experts import SwitchFeedForward
 from t2x.layers.feature_maps import (
   CallFeatures,
@@ -213,6 +219,7 @@ __all__ = [
   'DynamicConvolution',
   'DynamicHyperConnections',
   'EluPlusOne',
+  'Embedder',
   'ExtrasSublayer',
   'FactorisedEmbedding',
   'FactorizedBias',
@@ -309,6 +316,7 @@ __all__ = [
   'Synthesizer',
   'T5Bias',
   'TalkingHeads',
+  'TextEmbedding',
   'TokenEmbedding',
   'TokenShift',
   'Tokens',

@@ -15,7 +15,7 @@ from t2x.layers.cache import InputMemory, KeyValueCache, SourceCache
 from t2x.layers.constraints import constrain
 from t2x.layers.head_outputs import HeadOutputs
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result, Scores, Source
+from t2x.layers.interfaces import Call, CrossSublayer, Norm, Result, Scores, Source
 from t2x.layers.kernels import (
   AttentionInputs,
   Auto,
@@ -63,6 +63,8 @@ class MultiHeadAttention(nnx.Module):
     UserError: num_heads does not divide d_model and head_dim is None, num_kv_heads does not divide
       num_heads, both norms are set, or `scale` is set and the scores do not read it.
   """
+
+  implements = (CrossSublayer,)
 
   def __init__(
     self,

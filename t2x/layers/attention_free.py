@@ -194,6 +194,7 @@ class _Windowed(nnx.Module):
   distance at a time. Distances are counted along the row, padding included.
   """
 
+  implements = (PositionBias,)
   max_length: int | None = None
   # Smallest distance without a bias.
   reach: int = 0

@@ -16,7 +16,7 @@ from t2x.layers.base import Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Cache, Call, Result
+from t2x.layers.interfaces import Cache, Call, Result, Sublayer
 from t2x.layers.masks import check_reads
 from t2x.layers.patterns import Pattern, mark_names
 from t2x.ranges import Size, TunableRate
@@ -25,6 +25,7 @@ from t2x.ranges import Size, TunableRate
 class _Convolution(nnx.Module):
   """Base class of both convolutions; subclasses define the kernels."""
 
+  implements = (Sublayer,)
   reads = frozenset({'pattern'})
   max_length: int | None = None
 

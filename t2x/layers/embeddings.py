@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,52 @@ from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context, lecun_normal, normal, xavier_uniform, zeros
 from t2x.layers.products import multiply, multiply_transposed, on_one_cpu
 from t2x.ranges import Natural, Size
+
+
+@runtime_checkable
+class Embedder(Protocol):
+  """Interface of modules that embed inputs (token ids, pixels, ...) as vectors with token metadata.
+
+  The length, coordinates and grid may change. Segments and marks of the inputs do not; tokens that are added before
+  them (`Tokens.num_extra`) have their own.
+  """
+
+  def __call__(
+    self, inputs: Array, /, tokens: Tokens | None = None
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """Returns the vectors and their metadata; without `tokens`, rows are unpadded."""
+    ...
+
+
+@runtime_checkable
+class TextEmbedding(Embedder, Protocol):
+  """Interface of token embeddings, whose table also computes logits.
+
+  Attributes:
+    vocab_size: number of tokens.
+    vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of,
+      those of the head included; 1: none are padded.
+    num_types: number of token types; 0: no types.
+  """
+
+  vocab_size: int
+  vocab_multiple: int
+  num_types: int
+
+  def __call__(
+    self,
+    inputs: Array,
+    /,
+    tokens: Tokens | None = None,
+    *,
+    types: Int[Array, 'batch length'] | None = None,
+  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
+    """Returns the vectors, plus those of `types`, and their metadata; see `Embedder`."""
+    ...
+
+  def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
+    """Returns the products of `x` and the table without its padding: logits."""
+    ...
 
 
 class TokenEmbedding(nnx.Module):
@@ -36,6 +83,8 @@ class TokenEmbedding(nnx.Module):
     scaled: whether to multiply token vectors by sqrt(d_model) (the original Transformer, Gemma).
     init: initialiser of the tables of tokens and types.
   """
+
+  implements = (TextEmbedding,)
 
   def __init__(
     self,
@@ -93,6 +142,8 @@ class FactorisedEmbedding(nnx.Module):
 
   Other arguments are those of `TokenEmbedding`.
   """
+
+  implements = (TextEmbedding,)
 
   def __init__(
     self,
@@ -153,6 +204,8 @@ class PatchEmbedding(nnx.Module):
     init: initialiser of the projection. Its kernel is [patch, patch, channels, d_model], as that
       of a convolution with stride `patch_size` (HWIO).
   """
+
+  implements = (Embedder,)
 
   def __init__(
     self,

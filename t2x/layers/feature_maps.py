@@ -60,6 +60,7 @@ class EluPlusOne(nnx.Module):
     head_dim: features per head.
   """
 
+  implements = (FeatureMap,)
   num_features: int
 
   def __init__(self, head_dim: Size, *, rngs: nnx.Rngs):
@@ -100,6 +101,7 @@ class RandomFeatures(nnx.Module):
     UserError: with `redraw_every`, a call has a random key and no step.
   """
 
+  implements = (CallFeatures,)
   num_features: int
 
   def __init__(

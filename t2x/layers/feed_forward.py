@@ -11,13 +11,14 @@ from t2x.layers.activations import gelu, silu
 from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
-from t2x.layers.interfaces import Call, Norm, Result
+from t2x.layers.interfaces import Call, Norm, Result, Sublayer
 from t2x.ranges import Size, TunableRate
 
 
 class FeedForward(nnx.Module):
   """Base class of sublayers that process each token independently."""
 
+  implements = (Sublayer,)
   reads: frozenset[str] = frozenset()
   max_length: int | None = None
 

@@ -43,6 +43,8 @@ class GatedHeads(nnx.Module):
     kernel_init: initialiser of W.
   """
 
+  implements = (HeadOutputs,)
+
   def __init__(
     self,
     d_model: int,
@@ -69,6 +71,8 @@ class ScalarGatedHeads(nnx.Module):
 
   Arguments are those of `GatedHeads`; W is [d_model, num_heads].
   """
+
+  implements = (HeadOutputs,)
 
   def __init__(
     self,
@@ -101,6 +105,8 @@ class NormedHeads(nnx.Module):
     head_dim: features per head.
     norm: builds the norm over num_heads * head_dim features.
   """
+
+  implements = (HeadOutputs,)
 
   def __init__(
     self,

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, RowLayout, Tokens
 from t2x.layers.constraints import constrain
-from t2x.layers.interfaces import Call
+from t2x.layers.interfaces import Call, Sublayer
 from t2x.layers.patterns import Pattern
 from t2x.ranges import Size
 
@@ -36,6 +36,7 @@ class HeadProjections(nnx.Module):
     UserError: num_heads does not divide d_model and head_dim is None.
   """
 
+  implements = (Sublayer,)
   reads: frozenset[str] = frozenset({'pattern'})
   max_length: int | None = None
   # Names of the input projections. `project` needs all three.

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.base import param
 from t2x.layers.initializers import branch_index, ones, zeros
-from t2x.layers.interfaces import Norm, Result
+from t2x.layers.interfaces import Norm, Result, Wiring
 from t2x.layers.norms import LayerNorm
 from t2x.layers.wiring import apply_rates, float32
 from t2x.ranges import Positive, Range, TunableRate
@@ -31,6 +31,7 @@ class HyperConnections(nnx.Module):
     dropout_rate: dropout on the sublayer's output.
   """
 
+  implements = (Wiring,)
   ends_with_norm = False
 
   def __init__(

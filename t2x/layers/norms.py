@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from t2x.layers.base import param
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
+from t2x.layers.interfaces import Norm
 from t2x.ranges import Epsilon
 
 
@@ -22,6 +23,8 @@ class LayerNorm(nnx.Module):
     epsilon: added to the variance.
     use_bias: whether to add a bias; PaLM and Cohere do not.
   """
+
+  implements = (Norm,)
 
   def __init__(
     self, d_model: int, *, epsilon: Epsilon = 1e-6, use_bias: bool = True, rngs: nnx.Rngs
@@ -50,6 +53,8 @@ class RMSNorm(nnx.Module):
     d_model: size of the last dimension.
     epsilon: added to the mean square.
   """
+
+  implements = (Norm,)
 
   def __init__(self, d_model: int, *, epsilon: Epsilon = 1e-6, rngs: nnx.Rngs):
     self.epsilon = epsilon

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.initializers import truncated_normal
-from t2x.layers.interfaces import Norm
+from t2x.layers.interfaces import Merge, Norm
 from t2x.layers.norms import LayerNorm
 
 
@@ -22,6 +22,7 @@ class PatchMerging(nnx.Module):
     init: initialiser of the projection.
   """
 
+  implements = (Merge,)
   num_merged = 4
 
   def __init__(

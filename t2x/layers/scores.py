@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.initializers import variance_scaling, xavier_uniform
+from t2x.layers.interfaces import Scores
 from t2x.layers.kernels.base import DotProduct, Logits, softmax_dtype
 from t2x.ranges import Positive, Size
 
@@ -24,6 +25,7 @@ class DotProductScores(nnx.Module):
       sinks, https://arxiv.org/abs/2309.17453). None: no such logit.
   """
 
+  implements = (Scores,)
   reads = frozenset({'q', 'k', 'scale'})
   max_length: Size | None = None
 
@@ -67,6 +69,7 @@ class CosineScores(nnx.Module):
     max_factor: maximum of the factor.
   """
 
+  implements = (Scores,)
   reads = frozenset({'q', 'k'})
   max_length: Size | None = None
 
@@ -112,6 +115,7 @@ class TalkingHeads(nnx.Module):
     head_dim: ignored.
   """
 
+  implements = (Scores,)
   reads = frozenset({'q', 'k', 'scale'})
   max_length: Size | None = None
 
@@ -157,6 +161,7 @@ class AdditiveScores(nnx.Module):
     init: initialiser of w [num_heads, head_dim].
   """
 
+  implements = (Scores,)
   reads = frozenset({'q', 'k'})
   max_length: Size | None = None
 
@@ -201,6 +206,7 @@ class BilinearScores(nnx.Module):
     init: initialiser of each W [head_dim, head_dim].
   """
 
+  implements = (Scores,)
   reads = frozenset({'q', 'k'})
   max_length: Size | None = None
 

@@ -41,6 +41,7 @@ class Mix(Protocol):
 class Replace(nnx.Module):
   """Uses only the synthetic scores; keys are not projected."""
 
+  implements = (Mix,)
   reads: frozenset[str] = frozenset()
 
   def __init__(self, *, rngs: nnx.Rngs):
@@ -58,6 +59,7 @@ class Replace(nnx.Module):
 class Plus(nnx.Module):
   """Adds scaled dot products and synthetic scores."""
 
+  implements = (Mix,)
   reads = frozenset({'q', 'k', 'scale'})
 
   def __init__(self, *, rngs: nnx.Rngs):
@@ -75,6 +77,7 @@ class Plus(nnx.Module):
 class PlusAlpha(nnx.Module):
   """Mixes with a learned weight: alpha dots + (1 - alpha) synthetic. alpha is a sigmoid, initially 1 / 2."""
 
+  implements = (Mix,)
   reads = frozenset({'q', 'k', 'scale'})
 
   def __init__(self, *, rngs: nnx.Rngs):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from t2x.layers.base import Initializer, Tokens, param
 from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
+from t2x.layers.interfaces import Scores
 from t2x.layers.kernels.base import Logits, softmax_dtype
 from t2x.ranges import Size
 
@@ -23,6 +24,7 @@ class SyntheticScores(nnx.Module):
     reads: see `t2x.layers.interfaces.Scores`.
   """
 
+  implements = (Scores,)
   max_length: Size
   reads = frozenset({'positions'})
 

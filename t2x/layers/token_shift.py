@@ -59,6 +59,8 @@ class TokenShift(nnx.Module):
     UserError: when called with a source.
   """
 
+  implements = (Sublayer,)
+
   def __init__(self, d_model: int, *, sublayer: Callable[..., Sublayer], rngs: nnx.Rngs):
     self.d_model = d_model
     self.sublayer: Any = sublayer(d_model, rngs=rngs)

@@ -16,7 +16,7 @@ from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import Norm, Result
+from t2x.layers.interfaces import BranchWiring, Norm, Result, Wiring
 from t2x.layers.norms import LayerNorm
 from t2x.ranges import Positive, TunableRate
 
@@ -24,6 +24,7 @@ from t2x.ranges import Positive, TunableRate
 class _Residual(nnx.Module):
   """Base class: x + dropout(after(sublayer(before(x)))); subclasses define before and after."""
 
+  implements = (BranchWiring,)
   ends_with_norm = False
   num_streams = 1
   dropout_rate: TunableRate
@@ -102,6 +103,7 @@ class PostNorm(nnx.Module):
   Arguments are those of `PreNorm`.
   """
 
+  implements = (Wiring,)
   ends_with_norm = True
   num_streams = 1
 

@@ -1,6 +1,7 @@
 """Models built of layers: residual blocks, stacks of blocks, encoders and decoders, output heads, and
 the text and image models that combine them."""
 
+from t2x.layers import Embedder
 from t2x.models.block import Block, ParallelBlock, SublayerBlock
 from t2x.models.bodies import Decoder, Encoder, final_norm_if_needed
 from t2x.models.classifiers import (
@@ -18,7 +19,6 @@ from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import LMHead, LogitHead, MaskedLMHead, TiedHead
 from t2x.models.interfaces import (
   DecodingModel,
-  Embedder,
   Head,
   Model,
   Output,

@@ -37,6 +37,7 @@ from t2x.layers import (
   named_key,
 )
 from t2x.layers.initializers import building
+from t2x.models.interfaces import Layer
 from t2x.ranges import TunableRate
 
 
@@ -50,6 +51,8 @@ class _Block(nnx.Module):
     names: names of the sublayers in the order of application. The sublayer is the attribute NAME, its
       wiring, if each sublayer has one, NAME_wiring.
   """
+
+  implements = (Layer,)
 
   def __init__(
     self,

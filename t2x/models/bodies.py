@@ -30,7 +30,7 @@ from t2x.layers.constraints import constrain
 from t2x.layers.patterns import mark_names
 from t2x.layers.steps import current_step
 from t2x.models.cache import BodyCache
-from t2x.models.interfaces import LayerStack, Output
+from t2x.models.interfaces import Body, LayerStack, Output
 from t2x.models.stack import Stack
 from t2x.ranges import Size, TunableRate
 
@@ -52,6 +52,8 @@ def final_norm_if_needed(
 
 class _Body(nnx.Module):
   """Base class of `Encoder` and `Decoder`, which differ in their default pattern."""
+
+  implements = (Body,)
 
   def __init__(
     self,

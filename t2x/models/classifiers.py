@@ -6,15 +6,17 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from t2x.layers import Initializer, Linear, dropout, named_key, normal, zeros
+from t2x.layers import Initializer, Linear, TextEmbedding, dropout, named_key, normal, zeros
 from t2x.models.heads import LogitHead, TiedHead
-from t2x.models.interfaces import ClassHead, Head, TextEmbedding
+from t2x.models.interfaces import ClassHead, Head, OutputHead
 from t2x.models.spec import OutputKind
 from t2x.ranges import Size, TunableRate
 
 
 class Pooler(nnx.Module):
   """BERT's sequence vector: tanh of a projection of the first token."""
+
+  implements = (OutputHead,)
 
   def __init__(
     self, d_model: int, vocab_size: int, *, init: Initializer = normal(0.02), rngs: nnx.Rngs
@@ -81,6 +83,8 @@ class Classifier(nnx.Module):
     dropout_rate: dropout rate on the pooled vector.
     init: initialiser of the projection.
   """
+
+  implements = (ClassHead,)
 
   def __init__(
     self,

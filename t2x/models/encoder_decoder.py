@@ -9,14 +9,14 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
-from t2x.layers import Source, TokenEmbedding, Tokens, named_key
+from t2x.layers import Source, TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, Encoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, Output, TextEmbedding
+from t2x.models.interfaces import Body, DecodingModel, Head, Output, TextModel
 from t2x.models.language_model import select
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
@@ -37,6 +37,8 @@ class EncoderDecoder(nnx.Module):
   Raises:
     UserError: the encoder's output is not d_model wide, or an embedding prepends global tokens.
   """
+
+  implements = (TextModel, DecodingModel)
 
   def __init__(
     self,

@@ -8,10 +8,17 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers import Initializer, Pattern, RowLayout, TokenEmbedding, Tokens, normal
+from t2x.layers import (
+  Initializer,
+  Pattern,
+  RowLayout,
+  TextEmbedding,
+  TokenEmbedding,
+  Tokens,
+  normal,
+)
 from t2x.layers.base import param
 from t2x.layers.dtypes import broadcast
-from t2x.models.interfaces import TextEmbedding
 from t2x.ranges import Size
 
 
@@ -34,6 +41,8 @@ class GlobalTokens(nnx.Module):
   Raises:
     UserError: when called, a row is not one segment, or the tokens have the mark 'global'.
   """
+
+  implements = (TextEmbedding,)
 
   def __init__(
     self,

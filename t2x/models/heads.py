@@ -17,6 +17,7 @@ from t2x.layers import (
   LayerNorm,
   Linear,
   Norm,
+  TextEmbedding,
   gelu_exact,
   normal,
   param,
@@ -27,7 +28,7 @@ from t2x.layers.dtypes import with_rank
 from t2x.layers.embeddings import float32_logits, round_up
 from t2x.layers.initializers import build_context
 from t2x.layers.kernels.base import apply_soft_cap
-from t2x.models.interfaces import TextEmbedding
+from t2x.models.interfaces import Head
 from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
 from t2x.models.losses import Sums, classification_sums
 from t2x.models.spec import OutputKind
@@ -45,6 +46,7 @@ class LogitHead(nnx.Module):
     axis: logical axis of the logits.
   """
 
+  implements = (Head,)
   chunk: Chunk = None
   axis: str | None = 'vocab'
 

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Float, Int
 
 from t2x.hyperparameters import Tunable
-from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, Tokens
+from t2x.layers import NO_AUX, Aux, Cache, Call, Pattern, Result, Source, TextEmbedding, Tokens
 from t2x.models.cache import BodyCache
 from t2x.models.loss_blocks import Chunk
 from t2x.models.losses import Sums
@@ -169,52 +169,6 @@ class Body(Protocol):
     record: frozenset[str] = frozenset(),
   ) -> Output:
     """Computes hidden vectors [batch, length, d_model] of embedded tokens."""
-    ...
-
-
-@runtime_checkable
-class Embedder(Protocol):
-  """Interface of modules that embed inputs (token ids, pixels, ...) as vectors with token metadata.
-
-  The length, coordinates and grid may change. Segments and marks of the inputs do not; tokens that are added before
-  them (`Tokens.num_extra`) have their own.
-  """
-
-  def __call__(
-    self, inputs: Array, /, tokens: Tokens | None = None
-  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """Returns the vectors and their metadata; without `tokens`, rows are unpadded."""
-    ...
-
-
-@runtime_checkable
-class TextEmbedding(Embedder, Protocol):
-  """Interface of token embeddings, whose table also computes logits.
-
-  Attributes:
-    vocab_size: number of tokens.
-    vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of,
-      those of the head included; 1: none are padded.
-    num_types: number of token types; 0: no types.
-  """
-
-  vocab_size: int
-  vocab_multiple: int
-  num_types: int
-
-  def __call__(
-    self,
-    inputs: Array,
-    /,
-    tokens: Tokens | None = None,
-    *,
-    types: Int[Array, 'batch length'] | None = None,
-  ) -> tuple[Float[Array, 'batch length d_model'], Tokens]:
-    """Returns the vectors, plus those of `types`, and their metadata; see `Embedder`."""
-    ...
-
-  def attend(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest vocab']:
-    """Returns the products of `x` and the table without its padding: logits."""
     ...
 
 

@@ -10,14 +10,14 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable
-from t2x.layers import TokenEmbedding, Tokens, named_key
+from t2x.layers import TextEmbedding, TokenEmbedding, Tokens, named_key
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.bodies import Decoder, replace_parts
 from t2x.models.cache import BodyCache
 from t2x.models.global_tokens import GlobalTokens
 from t2x.models.heads import TiedHead
-from t2x.models.interfaces import Body, Head, Output, OutputHead, TextEmbedding
+from t2x.models.interfaces import Body, DecodingModel, Head, Output, OutputHead, TextModel
 from t2x.models.losses import Sums
 from t2x.models.spec import ModelSpec
 from t2x.ranges import Size
@@ -57,6 +57,8 @@ class LanguageModel(nnx.Module):
   Raises:
     UserError: the embedding prepends global tokens, but the body does not let them see all tokens.
   """
+
+  implements = (TextModel, DecodingModel)
 
   def __init__(
     self,

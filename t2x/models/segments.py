@@ -49,6 +49,8 @@ class Segments(nnx.Module):
     memory: tokens of the memory; 0: segments are independent.
   """
 
+  implements = (LayerStack,)
+
   def __init__(
     self,
     d_model: int,

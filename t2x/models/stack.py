@@ -22,7 +22,7 @@ from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import building
 from t2x.models.block import Block, initial_extras
-from t2x.models.interfaces import Layer
+from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat
 from t2x.ranges import NonEmpty, Size, TunableRate
 
@@ -111,6 +111,8 @@ class Stack(nnx.Module):
   Raises:
     UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown or has no effect.
   """
+
+  implements = (LayerStack,)
 
   def __init__(
     self,

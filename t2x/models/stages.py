@@ -27,6 +27,8 @@ class Stages(nnx.Module):
     merge: builds the merging layer between two stages, which sets the width of the second.
   """
 
+  implements = (LayerStack,)
+
   def __init__(
     self,
     d_model: int,

@@ -6,10 +6,10 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
-from t2x.layers import LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
+from t2x.layers import Embedder, LearnedGrid, PatchEmbedding, PositionEncoding, dropout, named_key
 from t2x.models.bodies import Encoder
 from t2x.models.classifiers import Classifier, first_token
-from t2x.models.interfaces import Body, ClassHead, Embedder, Output
+from t2x.models.interfaces import Body, ClassHead, Model, Output
 from t2x.models.spec import ModelSpec
 from t2x.ranges import Size, TunableRate
 
@@ -27,6 +27,8 @@ class VisionTransformer(nnx.Module):
     head: builds the classifier; None: the model returns pooled vectors.
     input_dropout: dropout rate on the embedded patches.
   """
+
+  implements = (Model,)
 
   def __init__(
     self,

@@ -51,7 +51,7 @@ class Auxiliary(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LanguageModelling:
+class LanguageModelling(Auxiliary):
   """GPT-1's joint objective: the task's loss + weight * the language modelling loss of the same texts.
 
   The loss is the mean over the tokens of a text, then over texts, and is reported as `lm_loss` (Radford et

@@ -44,7 +44,7 @@ class Resize(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class KeepNew:
+class KeepNew(Resize):
   """Keeps the initialised parameter, for example a head for other classes."""
 
   def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
@@ -52,7 +52,7 @@ class KeepNew:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResizeVocabulary:
+class ResizeVocabulary(Resize):
   """Copies the first entries along the axis that differs; further entries keep their initialisation.
 
   For tokenizers that share their first ids: tables [vocab, ...], projections to logits [..., vocab] and
@@ -73,7 +73,7 @@ class ResizeVocabulary:
 
 
 @dataclasses.dataclass(frozen=True)
-class InterpolatePositions:
+class InterpolatePositions(Resize):
   """Interpolates a learned table [length, d_model] linearly, in float32, to another length.
 
   Row i of a table of length L has the coordinate (i + 1/2) / L.
@@ -93,7 +93,7 @@ class InterpolatePositions:
 
 
 @dataclasses.dataclass(frozen=True)
-class InterpolateGrid:
+class InterpolateGrid(Resize):
   """Interpolates the table of a `LearnedGrid` to another grid (bicubic; ViT, https://arxiv.org/abs/2010.11929).
 
   `LearnedGrid` does the same for other image sizes.

@@ -123,7 +123,7 @@ class LayerRate(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerDecay:
+class LayerDecay(LayerRate):
   """Layer-wise decay of the learning rate.
 
   The factor of layer i of L, counted from 0, is top * decay^(L - 1 - i) (Howard and Ruder 2018,

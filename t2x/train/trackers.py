@@ -28,7 +28,7 @@ log = logging.getLogger('t2x')
 _FIRST_PAUSE, _MAX_PAUSE = 60.0, 3600.0
 
 
-class Tracker(abc.ABC):
+class Tracker(MetricWriter, abc.ABC):
   """A metric writer that sends metrics to a server.
 
   Subclasses call `__init__`, then set `state['id']`.

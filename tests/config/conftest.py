@@ -23,6 +23,7 @@ __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
   'Mixer', 'Model', 'Normal', 'Pattern', 'PresetBlock', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
   'gelu', 'relu', 'scaled', 'zero', 'Ranges', 'Strict', 'NoCache', 'FewArguments', 'OneValue', 'Fits',
+  'Declared', 'OfAnother', 'NoTuple',
 ]
 
 
@@ -234,6 +235,20 @@ class Fits(NoCache):
   cache = 1
 
   def __call__(self, x, *, pattern, more=None) -> tuple[int, int]: ...
+
+
+class Declared(Fits):
+  implements = (Called,)
+
+
+class OfAnother(Fits):
+  implements = (Mixer,)
+
+  def mix(self, x): ...
+
+
+class NoTuple(Fits):
+  implements = Called
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

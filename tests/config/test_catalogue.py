@@ -1,9 +1,11 @@
 """`t2x parts` lists what configs can name, by interface."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+import typing_extensions
 
 from t2x.api import registry
 from t2x.cli import main
@@ -29,10 +31,78 @@ def test_parts_are_listed_under_what_takes_them(interfaces):
     'MetricWriter': 'WandB',
     'TextEmbedding': 'TokenEmbedding',
     'MixtureWeights': 'StagedWeights',
+    'ClassHead': 'PooledClassifier',
+    'HeadOutputs': 'GatedHeads',
+    'Mix': 'PlusAlpha',
+    'Resize': 'KeepNew',
   }.items():
     assert part in names[interface]
   assert not any('MaskTokens' in found or 'fetch' in found for found in names.values())
   assert 'Experiment.task' in interfaces['Task'].places
+
+
+def test_parts_whose_methods_fit_by_chance_are_not_listed(interfaces):
+  names = {name: [part.name for part in one.parts] for name, one in interfaces.items()}
+  assert names['Norm'] == ['LayerNorm', 'RMSNorm']
+  assert names['ClassHead'] == ['Classifier', 'PooledClassifier']
+  assert names['LayerRate'] == ['LayerDecay']
+  assert names['Model'] == ['EncoderDecoder', 'LanguageModel', 'VisionTransformer']
+
+
+def declared(cls):
+  """The protocols among the base classes and in `implements`."""
+  bases = [*cls.__mro__, *getattr(cls, 'implements', ())]
+  return [base for base in bases if typing_extensions.is_protocol(base)]
+
+
+def test_every_part_declares_its_interface(interfaces):
+  """Functions of arrays declare it by their annotations, and subclasses of a base class by the base class."""
+  undeclared = [
+    (one.cls.__name__, part.name)
+    for one in interfaces.values()
+    for part in one.parts
+    if one.cls is not catalogue.Function
+    and one.cls not in part.returns.__mro__
+    and not any(one.cls in base.__mro__ for base in declared(part.returns))
+  ]
+  assert undeclared == []
+
+
+def test_parts_have_the_members_that_they_declare(interfaces):
+  members = {
+    (part.obj, name, getattr(protocol, name, None))
+    for one in interfaces.values()
+    for part in one.parts
+    if part.is_class
+    for protocol in declared(part.obj)
+    for name in typing_extensions.get_protocol_members(protocol)
+  }
+  assert len(members) > 300
+  for cls, name, member in members:
+    sources = ''.join(inspect.getsource(base) for base in cls.__mro__ if base is not object)
+    assert hasattr(cls, name) or f'self.{name}' in sources or f'  {name}:' in sources, (cls, name)
+    if inspect.isfunction(member):
+      parameters = inspect.signature(member).parameters.values()
+      by_name = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+      by_position = [
+        None for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+      ]
+      signature = inspect.signature(getattr(cls, name))
+      # The inputs of a model, `*inputs`, are named by the model.
+      takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+      bind = signature.bind_partial if takes_any else signature.bind
+      bind(*by_position, **by_name)
+
+
+def test_defaults_are_names(interfaces):
+  defaults = [
+    row[2]
+    for one in interfaces.values()
+    for part in one.parts
+    for row in catalogue.parameters(part)
+  ]
+  assert '@silu' in defaults and '@relu' in defaults
+  assert [text for text in defaults if '<' in text or ' object' in text] == []
 
 
 def test_all_parts_of_the_shipped_configs_are_listed(interfaces):

@@ -1,6 +1,11 @@
 """Everything that is wrong is told at once, each with its file and line and what to do."""
 
+from pathlib import Path
+
 import pytest
+
+from t2x.api import read_config
+from t2x.errors import UserError
 
 GOOD = """
 Experiment.model = @Model
@@ -9,6 +14,7 @@ Stack.num_layers = 2
 Attention.num_heads = 4
 MLP.hidden_dim = 16
 """
+ROOT = Path(__file__).parents[2]
 TYPES = 'Experiment.types = @Types()\n'
 
 
@@ -226,6 +232,9 @@ def test_another_file_another_scope_and_the_command_line_may_bind_again(read):
   ('part', 'message'),
   [
     ('NoCache', 'builds a NoCache: NoCache has no cache'),
+    ('MLP', 'builds an MLP: MLP has no cache and __call__'),
+    ('OfAnother', 'builds an OfAnother: OfAnother is a Mixer'),
+    ('NoTuple', 'NoTuple.implements must be a tuple of interfaces, such as (Called,)'),
     ('FewArguments', "FewArguments.__call__ cannot be called as (x, pattern=): got an unexpected"),
     ('OneValue', 'OneValue.__call__ returns a tuple of 1, not a tuple of 2'),
   ],
@@ -235,6 +244,29 @@ def test_a_part_that_does_not_follow_its_protocol_says_why(errors, part, message
   begins = f'x.gin:2: Strict.mixer must be a part that builds a Called (@Name), but @{part} '
   assert found.startswith(begins)
   assert message in found
+
+
+@pytest.mark.parametrize('part', ['Fits', 'Declared'])
+def test_a_part_that_declares_its_protocol_or_fits_it_is_accepted(read, part):
+  read(f'Experiment.extra = @Strict()\nStrict.mixer = @{part}\n')
+
+
+@pytest.mark.parametrize(
+  ('binding', 'message'),
+  [
+    ('PreNorm.norm=@Classifier', 'a Norm (@Name), but @Classifier builds a Classifier: Classifier is a ClassHead'),
+    ('PreNorm.norm=@Linear', 'a Norm (@Name), but @Linear builds a Linear'),
+    ('VisionTransformer.head=@GatedHeads',
+     'a ClassHead (@Name), but @GatedHeads builds a GatedHeads: GatedHeads is a HeadOutputs'),
+  ],
+)  # fmt: skip
+def test_a_part_of_another_interface_is_refused(binding, message):
+  with pytest.raises(UserError) as caught:
+    read_config([ROOT / 'configs/runs/quickstart.gin'], [f'--gin.{binding}'])
+  (line,) = str(caught.value).splitlines()
+  name = binding.partition('=')[0]
+  assert line.startswith(f'command line: {name} must be a part that builds ')
+  assert message in line
 
 
 def test_objects_factories_and_functions_are_taken(read, parts):
