@@ -111,7 +111,7 @@ class Checkpoints:
     named = dict(named_leaves(state))
     arrays = {name: list(leaf.shape) for name, leaf in named.items()}
     about: dict[str, Any] = {'extra': extra or {}, 'arrays': arrays}
-    about |= {'best': [self.best_metric, self.best_mode], 'format': FORMAT}
+    about |= {'best': [self.best_metric, self.best_mode], 'format': FORMAT, 'step': step}
     about = json.loads(json.dumps(about, default=float))
     self._finish_previous_save()
     try:
@@ -255,7 +255,7 @@ class Checkpoints:
       )
 
   def about(self, step: int) -> dict[str, Any]:
-    """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format."""
+    """Reads the metadata of a checkpoint: extra, arrays (name -> shape), best (metric, mode), format, step."""
     from t2x.train import orbax_files
 
     return orbax_files.read_about(self.folder / str(step))
@@ -311,11 +311,16 @@ class Checkpoints:
     return list(self.folder.glob('*.orbax-checkpoint-tmp*'))
 
   def _problem(self, step: int) -> str | None:
-    """Describes the damage to the files of a checkpoint, as seen by the first process; None if intact."""
+    """Describes the damage to the files of a checkpoint, as seen by the first process; None if intact.
+
+    A folder that was copied or renamed is damaged: it has another step than its name.
+    """
     problem = find_damage(self.folder / str(step)) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
       bad = multihost_utils.broadcast_one_to_all(np.array(problem is not None))
       problem = (problem or 'as reported by the first process') if bad else None
+    if problem is None and (saved := self.about(step).get('step', step)) != step:
+      problem = f'its files are those of step {saved}'
     return problem
 
   def _read(self, step: int, abstract: State) -> tuple[State, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -161,6 +162,19 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before(tmp_path, state, caplo
   checkpoints.wait()
   assert checkpoints.restore(abstract(state()))[1] == {'at': 'again'}
   assert (tmp_path / 'corrupt-2').is_dir()
+
+
+def test_a_copied_folder_is_not_a_checkpoint_of_its_name(tmp_path, state, caplog):
+  save(Checkpoints(tmp_path), state, [2.0, 1.0])
+  shutil.copytree(tmp_path / '2', tmp_path / '5')
+  checkpoints = Checkpoints(tmp_path)
+  with caplog.at_level(logging.WARNING, 't2x'):
+    assert checkpoints.intact_step() == 2
+  assert 'step 5 is corrupt (its files are those of step 2)' in caplog.text
+  # Training resumes at step 2 and saves below the number of the copy.
+  checkpoints.save(3, state(3), {'at': 3}, {'loss': 0.5})
+  checkpoints.wait()
+  assert Checkpoints(tmp_path).intact_step() == 3
 
 
 def test_a_corrupt_best_gives_way_to_the_next_best(tmp_path, state):
