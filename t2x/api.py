@@ -82,6 +82,25 @@ def read_experiment(
   return read_config(files, overrides).build()
 
 
+def read_run_config(folder: Path, overrides: Sequence[str] = ()) -> config_lib.Config:
+  """Reads the config of a run, with overrides.
+
+  Raises:
+    UserError: one line per error; or an override changes `Experiment.mup`, which scales the logits of the trained
+      parameters.
+  """
+  config = read_config([folder / 'config.gin'], overrides)
+  if overrides:
+    own = read_config([folder / 'config.gin'])
+    for path, before, after in config_lib.differences(own, config):
+      if path.startswith('Experiment.mup'):
+        raise UserError(
+          f'{path} = {before} in {folder}/config.gin, which overrides cannot change to {after}: the model would '
+          'compute other logits from the same parameters'
+        )
+  return config
+
+
 def load(
   path: str | Path,
   *,
@@ -106,7 +125,7 @@ def load(
 
   folder = Path(path)
   if (folder / 'config.gin').exists():
-    experiment = read_experiment([folder / 'config.gin'], overrides)
+    experiment = read_run_config(folder, overrides).build()
     return load_run(folder, experiment, checkpoint, processes, batch_size)
   if not (folder / 'config.json').exists():
     raise UserError(

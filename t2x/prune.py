@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from t2x import config as config_lib
-from t2x.api import read_config
+from t2x.api import read_config, read_run_config
 from t2x.config.resolve import Call
 from t2x.data.prepared_folders import write_folder
 from t2x.data.sources.subset import Spread
@@ -146,7 +146,7 @@ def prune_run(
     UserError: the heads cannot be removed, or too many are to be removed.
   """
   check_new_folder('--out', out)
-  config = read_config([run / 'config.gin'], overrides)
+  config = read_run_config(run, overrides)
   experiment = config.build()
   if experiment.teacher is not None:
     raise UserError(

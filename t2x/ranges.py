@@ -72,6 +72,8 @@ Rate = Annotated[float, Range('0 <= x < 1')]
 Fraction = Annotated[float, Range('0 <= x <= 1')]
 Positive = Annotated[float, Range('0 < x')]
 NonNegative = Annotated[float, Range('0 <= x')]
+# Factors and divisors of scores, whose products remain finite and positive in float32.
+ScoreScale = Annotated[float, Range('1e-6 <= x <= 1e6')]
 Finite = Annotated[float, Range('x')]
 # Numbers that may vary between trials that share a compiled program: read them with
 # `t2x.hyperparameters.scalar`.

@@ -90,7 +90,10 @@ print(json.dumps(sorted({'tensorflow', 'torch', 'orbax'} & set(sys.modules))))
     ('eval RUN --limit 0', '--limit: must be at least 1'),
     ('generate RUN --prompt a --seed -1', '--seed: must be at least 0'),
     ('generate RUN --prompt a --beam 0', '--beam: must be at least 1'),
-    ('generate RUN --prompt a --temperature nan', '--temperature: must be above 0, got nan'),
+    (
+      'generate RUN --prompt a --temperature nan',
+      '--temperature: must be at least 1e-6 and at most 1e6, got nan',
+    ),
     ('generate RUN --prompt a --top-k 0', '--top-k: must be at least 1'),
     ('generate RUN --prompt a --top-p 2', '--top-p: must be at least 0 and at most 1, got 2'),
     ('generate RUN --prompt a --min-new-tokens -1', '--min-new-tokens: must be at least 1'),

@@ -16,9 +16,9 @@ from t2x.cli.options import (
   fraction,
   join,
   natural,
-  positive,
   refuse,
   run_folder,
+  score_scale,
   seed,
 )
 from t2x.cli.prompts import Prompt, prompts_from_texts, read_prompts
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 HELP = 'generate completions, translations or classes of texts, or fill masks, with a run'
 TAKES_BINDINGS = True
+
+MAX_NEW_TOKENS = 128
 
 # Options without effect where masks are filled.
 _OF_COMPLETIONS = (
@@ -67,7 +69,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--max-new-tokens',
     type=count,
     metavar='N',
-    help='maximum number of generated tokens per completion (default: 128)',
+    help=f'maximum number of generated tokens per completion (default: {MAX_NEW_TOKENS})',
   )
   parser.add_argument(
     '--num-return', type=count, metavar='N', help='completions per prompt (default: 1)'
@@ -102,7 +104,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     help="stopping criterion of beam search: Hugging Face's early_stopping 'never', False or True "
     '(default: certain)',
   )
-  group.add_argument('--temperature', type=positive, metavar='T', help='sampling temperature')
+  group.add_argument('--temperature', type=score_scale, metavar='T', help='sampling temperature')
   group.add_argument(
     '--top-k',
     type=count,
@@ -113,7 +115,7 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
     '--top-p', type=fraction, metavar='P', help='nucleus sampling with probability mass P'
   )
   penalty_help = 'values above 1 make previous tokens less likely'
-  group.add_argument('--repetition-penalty', type=positive, metavar='P', help=penalty_help)
+  group.add_argument('--repetition-penalty', type=score_scale, metavar='P', help=penalty_help)
   group.add_argument('--no-repeat-ngram', type=count, metavar='N', help='forbid repeated N-grams')
   group.add_argument(
     '--min-new-tokens',
@@ -133,6 +135,11 @@ def _add_strategy(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes completions of prompts to stdout or a file."""
   prompts = _prompts(args)
+  at_most = args.max_new_tokens or MAX_NEW_TOKENS
+  if (args.min_new_tokens or 0) > at_most:
+    raise UserError(
+      f'--min-new-tokens {args.min_new_tokens} is more than --max-new-tokens {at_most}'
+    )
   if args.output:
     from t2x.run_folder import files_of_run
 
@@ -191,7 +198,7 @@ def _answers(
     yield from loaded.generate(
       prompts[start : start + args.batch_size],
       strategy=strategy,
-      max_new_tokens=args.max_new_tokens or 128,
+      max_new_tokens=args.max_new_tokens or MAX_NEW_TOKENS,
       num_return=args.num_return or 1,
       seed=(args.seed or 0) + start,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t2x.errors import UserError
-from t2x.ranges import Count, Finite, Fraction, Natural, Positive, Seed
+from t2x.ranges import Count, Finite, Fraction, Natural, Positive, ScoreScale, Seed
 
 if TYPE_CHECKING:
   from t2x.parallel import Processes
@@ -38,6 +38,7 @@ def in_range(hint: Any) -> Callable[[str], Any]:
 
 count, natural, seed = in_range(Count), in_range(Natural), in_range(Seed)
 finite, positive, fraction = in_range(Finite), in_range(Positive), in_range(Fraction)
+score_scale = in_range(ScoreScale)
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:

@@ -96,7 +96,7 @@ class Registry:
       except Untrusted as error:
         # Trust was denied or is not confirmed: import nothing else.
         return [Finding(statement.place, str(error))]
-      except Exception as error:
+      except (Exception, SystemExit) as error:
         # A user's module may fail in any way.
         findings.append(Finding(statement.place, _import_problem(statement.module, error)))
     return findings
@@ -217,7 +217,7 @@ def _check_shadow(top: str, search: list[str]) -> None:
     raise ImportError(f"Python imports '{loaded}' instead of '{files[0]}': rename one of them")
 
 
-def _import_problem(module: str, error: Exception) -> str:
+def _import_problem(module: str, error: BaseException) -> str:
   if isinstance(error, ModuleNotFoundError) and error.name and module.startswith(error.name):
     return (
       f"no module named '{error.name}': install it, or put it into the working directory or the "

@@ -19,7 +19,7 @@ from t2x.data.batches import Order, Transform, rows_fingerprint
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.shuffling import seed_of, shuffled
 from t2x.errors import UserError
-from t2x.ranges import Count, Natural, NonEmpty, NonNegative, Positive, Text
+from t2x.ranges import Count, Natural, NonEmpty, NonNegative, Range, Text
 
 # (first step, name -> weight) of each stage of a mixture; the first stage starts at step 0.
 Stages = Sequence[tuple[int, Mapping[str, float]]]
@@ -78,7 +78,7 @@ class ProportionalWeights(MixtureWeights):
   """
 
   limit: Count | None = None
-  temperature: Positive = 1.0
+  temperature: Annotated[float, Range('0.1 <= x')] = 1.0
 
   def stages(self, sizes):
     """Returns one stage."""

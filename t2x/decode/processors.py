@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from t2x.errors import UserError
-from t2x.ranges import Count, Natural, NonEmpty, Positive, Size
+from t2x.ranges import Count, Natural, NonEmpty, ScoreScale, Size
 
 Scores = Float[Array, 'batch copies vocab']
 
@@ -90,7 +90,7 @@ class RepetitionPenalty(Processor):
   penalises only generated tokens: `GeneratedOnly(RepetitionPenalty(1.2))`.
   """
 
-  penalty: Positive
+  penalty: ScoreScale
 
   def __post_init__(self):
     if not self.penalty > 0:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.decode.strategy import Generated, Strategy
 from t2x.decode.top_k import top_k
 from t2x.errors import UserError
-from t2x.ranges import Positive, Range, Size
+from t2x.ranges import Range, ScoreScale, Size
 
 
 def keep_top_k(logits: Float[Array, '*batch vocab'], k: int) -> Float[Array, '*batch vocab']:
@@ -118,7 +118,7 @@ class Sampling(IndependentStrategy):
     UserError: temperature or top_p is not positive, top_p is above 1, or top_k is below 1.
   """
 
-  temperature: Positive = 1.0
+  temperature: ScoreScale = 1.0
   top_k: Size | None = None
   top_p: Annotated[float, Range('0 < x <= 1')] | None = None
 

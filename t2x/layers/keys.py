@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
-from t2x.arrays import named_variables
+from t2x.arrays import named_leaves, named_variables
 from t2x.layers.initializers import build_context, std_of
 
 Part = TypeVar('Part')
@@ -54,12 +54,14 @@ class Drawn:
     axes: logical axis of each dimension.
     matrix: (inputs, outputs) of a matrix that multiplies hidden vectors; None for other parameters.
     std: standard deviation of the initial values; NaN if the initialiser does not define it.
+    copies: number of copies along the axes of stacks.
   """
 
   shape: tuple[int, ...]
   axes: tuple[str | None, ...]
   matrix: tuple[int, int] | None
   std: float
+  copies: int = 1
 
 
 @dataclasses.dataclass(eq=False)
@@ -145,8 +147,8 @@ def initialized(build: Callable[..., Part], key: Array) -> Part:
     key: a `jax.random.key`.
   """
 
-  names, _ = _traced(build)
-  return _construct(build, key, _Draws(names))
+  shapes, _ = _traced(build)
+  return _construct(build, key, _Draws(_names(shapes)))
 
 
 def drawn(build: Callable[..., Any]) -> dict[str, Drawn]:
@@ -155,23 +157,27 @@ def drawn(build: Callable[..., Any]) -> dict[str, Drawn]:
   Args:
     build: as in `initialized`.
   """
-  names, draws = _traced(build)
-  return {name: draws.drawn[number] for number, name in names.items() if number >= 0}
+  shapes, draws = _traced(build)
+  sizes = {name: variable.size for name, variable in named_leaves(shapes)}
+  names = {name: draws.drawn[number] for number, name in _names(shapes).items() if number >= 0}
+  return {
+    name: dataclasses.replace(parameter, copies=sizes[name] // math.prod(parameter.shape))
+    for name, parameter in names.items()
+  }
 
 
 def _construct(build: Callable[..., Part], key: Array, draws: _Draws) -> Part:
   return build(rngs=NamedRngs(key, named_key(key, '(unnamed)'), draws))
 
 
-def _traced(build: Callable[..., Any]) -> tuple[Mapping[int, str], _Draws]:
-  """Returns the names of the parameters, which they get when they are assigned to attributes, by number."""
+def _traced(build: Callable[..., Any]) -> tuple[Any, _Draws]:
+  """Returns the model with abstract parameters, and how they are drawn."""
   draws = _Draws()
-  shapes = jax.eval_shape(lambda: _construct(build, jax.random.key(0), draws))
-  return _names(shapes), draws
+  return jax.eval_shape(lambda: _construct(build, jax.random.key(0), draws)), draws
 
 
 def _names(model: Any) -> Mapping[int, str]:
-  """Returns the dotted name of each parameter by its number, the metadata `draw`."""
+  """Returns the dotted name of each parameter, that of the attribute, by its number, the metadata `draw`."""
   names: dict[int, str] = {}
   for name, variable in named_variables(model):
     if isinstance(variable, nnx.Variable):

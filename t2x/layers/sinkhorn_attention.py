@@ -17,7 +17,7 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
-from t2x.ranges import Positive, Size, TunableRate
+from t2x.ranges import ScoreScale, Size, TunableRate
 
 # Score of a hidden pair, as log-domain normalisation would turn infinities into NaN.
 HIDDEN = -1e9
@@ -64,7 +64,7 @@ class SinkhornAttention(HeadProjections):
     num_heads: Size,
     block: Size = 64,
     iterations: Size = 8,
-    temperature: Positive = 0.75,
+    temperature: ScoreScale = 0.75,
     head_dim: Size | None = None,
     use_bias: bool = True,
     out_bias: bool = True,

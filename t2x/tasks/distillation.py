@@ -30,7 +30,7 @@ class Distillation:
   """
 
   alpha: Annotated[Tunable, Range('0 < x <= 1')] = 0.5
-  temperature: Annotated[Tunable, Range('0 < x')] = 2.0
+  temperature: Annotated[Tunable, Range('1e-6 <= x <= 1e6')] = 2.0
 
   def divergence(
     self, student: Float[Array, '*batch classes'], teacher: Float[Array, '*batch classes']

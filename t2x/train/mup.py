@@ -132,6 +132,11 @@ def _rule(name: str, own: Drawn, base: Drawn) -> tuple[str, float, float]:
   Raises:
     UserError: parameter and base differ in another way than in width.
   """
+  if own.copies != base.copies:
+    raise UserError(
+      f'MuP.base: {name} has {own.copies} copies, such as layers, in the model and {base.copies} in the base: model '
+      'and base may differ only in width'
+    )
   if len(own.shape) != len(base.shape):
     raise UserError(
       f'MuP.base: {name} is {list(own.shape)} in the model, but {list(base.shape)} in the base'

@@ -224,9 +224,11 @@ def test_a_user_module_that_fails_is_told_in_one_line(errors, tmp_path, monkeypa
   monkeypatch.setattr(sys, 'path', list(sys.path))
   (tmp_path / 'my_parts_c.py').write_text('1 / 0')
   (tmp_path / 'my_parts_d.py').write_text('import not_there')
-  assert errors('import my_parts_c\nimport my_parts_d') == [
+  (tmp_path / 'my_parts_e.py').write_text('import sys\nsys.exit(3)')
+  assert errors('import my_parts_c\nimport my_parts_d\nimport my_parts_e') == [
     "x.gin:1: cannot import 'my_parts_c': ZeroDivisionError: division by zero",
     "x.gin:2: cannot import 'my_parts_d': ModuleNotFoundError: No module named 'not_there'",
+    "x.gin:3: cannot import 'my_parts_e': SystemExit: 3",
   ]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -87,6 +88,22 @@ def test_a_config_needs_no_trainer_and_no_source_to_generate(folder, t2x, tmp_pa
   assert json.loads(out) == json.loads(wanted)
   code, _, err = t2x('eval', tmp_path)
   assert code == 2 and 'CausalLM.source is not set' in err
+
+
+def test_overrides_cannot_change_the_mup_of_a_run(folder, tmp_path):
+  """Without muP, or with another base, the same parameters would give other logits."""
+  other = shutil.copytree(folder, tmp_path / 'run')
+  mup = ['Experiment.mup=@MuP()', 'MuP.base=@LanguageModel']
+  with pytest.raises(UserError, match=r'Experiment\.mup = .* in .*, which overrides cannot change'):
+    library.load(folder, overrides=mup)
+  with (other / 'config.gin').open('a') as file:
+    file.write('\n'.join(binding.replace('=', ' = ', 1) for binding in mup) + '\n')
+  expected = library.load(other).logits('a')
+  for change in ('Experiment.mup=None', 'base/Stack.num_layers=1'):
+    base = ['MuP.base=@base/LanguageModel'] if 'base' in change else []
+    with pytest.raises(UserError, match='which overrides cannot change'):
+      library.load(other, overrides=[change, *base])
+  np.testing.assert_array_equal(library.load(folder).logits('a'), expected)
 
 
 def test_a_folder_of_nothing_is_refused(tmp_path):

@@ -33,7 +33,14 @@ BASE, VOCAB = 32, 50
 
 
 def lm(
-  width=BASE, *, head=TiedHead, init=normal(0.02), num_heads=None, vocab_size=VOCAB, **embedding
+  width=BASE,
+  *,
+  head=TiedHead,
+  init=normal(0.02),
+  num_heads=None,
+  num_layers=2,
+  vocab_size=VOCAB,
+  **embedding,
 ):
   """The constructor of a decoder with biases and fixed standard deviations, as GPT-2's."""
   attention = functools.partial(
@@ -46,7 +53,9 @@ def lm(
     d_model=width,
     embedding=functools.partial(TokenEmbedding, vocab_size=vocab_size, **embedding),
     body=functools.partial(
-      Decoder, stack=functools.partial(Stack, num_layers=2, blocks=[block]), final_norm=LayerNorm
+      Decoder,
+      stack=functools.partial(Stack, num_layers=num_layers, blocks=[block]),
+      final_norm=LayerNorm,
     ),
     head=head,
   )
@@ -172,6 +181,7 @@ def untyped(key, shape, dtype):
   ('model', 'message'),
   [
     (lm(64, num_heads=2), "the axis 'head_dim' is no width: keep head_dim and set num_heads"),
+    (lm(64, num_layers=3), 'has 3 copies, such as layers, in the model and 2 in the base'),
     (lm(64, vocab_size=60), "the axis 'vocab' is no width"),
     (lm(64, head=LMHead), 'only the model has the parameter head.out.kernel'),
     (lm(64, init=untyped), 'needs the standard deviation of the initialiser of'),
