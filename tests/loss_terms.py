@@ -121,9 +121,9 @@ class Bag(WithLogits, nnx.Module):
   """Linear in the vectors of each token, and for a target in the mean vector of its source."""
 
   def __init__(self, num_logits, rngs):
-    self.table = param(normal(1.0), (VOCAB, 4), ('vocab', 'embed'), rngs)
-    self.out = param(normal(1.0), (4, num_logits), ('embed', 'vocab'), rngs)
-    self.classes = param(normal(1.0), (4, CLASSES), ('embed', 'classes'), rngs)
+    self.table = param(normal(1.0), (VOCAB, 4), ('vocab', 'embed'), rngs, kind='table')
+    self.out = param(normal(1.0), (4, num_logits), ('embed', 'vocab'), rngs, kind='table')
+    self.classes = param(normal(1.0), (4, CLASSES), ('embed', 'classes'), rngs, kind='table')
     self.spec = nnx.static(spec())
 
   @property
@@ -147,7 +147,7 @@ class Pixels(nnx.Module):
   """Class logits that are linear in the pixels."""
 
   def __init__(self, rngs):
-    self.classes = param(normal(1.0), (16, CLASSES), ('embed', 'classes'), rngs)
+    self.classes = param(normal(1.0), (16, CLASSES), ('embed', 'classes'), rngs, kind='table')
 
   def __call__(self, images, key=None):
     return Output(images.reshape(len(images), -1) @ self.classes[...])

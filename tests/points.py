@@ -21,8 +21,8 @@ class Line(nnx.Module):
   """A slope and an offset."""
 
   def __init__(self, rngs):
-    self.slope = param(nnx.initializers.ones, (3,), ('embed',), rngs)
-    self.offset = param(nnx.initializers.zeros, (1,), ('length',), rngs)
+    self.slope = param(nnx.initializers.ones, (3,), ('embed',), rngs, kind='vector')
+    self.offset = param(nnx.initializers.zeros, (1,), ('length',), rngs, kind='vector')
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from t2x.layers.kernels import (
   PositionTerms,
 )
 from t2x.layers.masks import attention_mask
+from t2x.layers.norms import norm_over
 from t2x.layers.position_encoding import PositionEncoding, Projections
 from t2x.layers.scores import DotProductScores
 from t2x.layers.value_residual import ValueResidual
@@ -110,17 +111,17 @@ class MultiHeadAttention(nnx.Module):
     self.q = project(num_heads, 'heads') if 'q' in reads else None
     self.k = project(num_kv_heads, 'kv_heads') if 'k' in reads else None
     self.v = project(num_kv_heads, 'kv_heads', value_init or kernel_init)
-    shape, axes, init = (
-      (num_heads, head_dim),
-      ('heads', 'head_dim', 'embed'),
-      out_init or kernel_init,
-    )
+    shape, axes = (num_heads, head_dim), ('heads', 'head_dim', 'embed')
+    init = out_init or kernel_init
     self.out = Linear(shape, (d_model,), axes, init=init, use_bias=out_bias, rngs=rngs)
     self.has_joint_norm = joint_qk_norm is not None
 
     def norm(projection: Linear | None, heads: int) -> Norm | None:
-      build, size = (joint_qk_norm, heads * head_dim) if joint_qk_norm else (qk_norm, head_dim)
-      return None if projection is None or build is None else build(size, rngs=rngs)
+      if projection is None:
+        return None
+      if joint_qk_norm is not None:
+        return norm_over('features', joint_qk_norm, heads * head_dim, rngs)
+      return qk_norm and norm_over('head_dim', qk_norm, head_dim, rngs)
 
     self.q_norm = norm(self.q, num_heads)
     self.k_norm = norm(self.k, num_kv_heads)

@@ -302,7 +302,7 @@ class LocalBias(_Windowed):
   ):
     self.max_length, self.reach = max_length, window
     shape, axes = (max_length, 2 * window - 1, num_heads), ('length', 'taps', 'heads')
-    self.table = param(init, shape, axes, rngs, keep_float32=True)
+    self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
 
   def at_offset(
     self, offset: Int[Array, ''], tokens: Tokens
@@ -334,7 +334,8 @@ class ConvBias(_Windowed):
   ):
     self.reach = window
     shape = 2 * window - 1, num_heads
-    self.table = param(init, shape, ('taps', 'heads'), rngs, keep_float32=True)
+    axes = ('taps', 'heads')
+    self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
 
   def at_offset(
     self, offset: Int[Array, ''], tokens: Tokens

@@ -41,8 +41,8 @@ class FullBias(nnx.Module):
   ):
     self.max_length: int | None = max_length
     self.chunk = chunk
-    shape, axes = (num_heads, max_length, max_length), ('heads', 'length', None)
-    self.table = param(init, shape, axes, rngs, keep_float32=True)
+    shape, axes = (num_heads, max_length, max_length), ('heads', 'length', 'length')
+    self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
 
   def init_cache(self, batch: int, heads: int, head_dim: int) -> NoReturn:
     """Raises UserError, because every average weights all tokens anew."""
@@ -106,9 +106,9 @@ class FactorizedBias(FullBias):
   ):
     self.max_length = max_length
     self.chunk = chunk
-    shape, axes = (num_heads, max_length, rank), ('heads', 'length', None)
-    self.a = param(init, shape, axes, rngs, keep_float32=True)
-    self.b = param(init, shape, axes, rngs, keep_float32=True)
+    shape, axes = (num_heads, max_length, rank), ('heads', 'length', 'rank')
+    self.a = param(init, shape, axes, rngs, kind='table', keep_float32=True)
+    self.b = param(init, shape, axes, rngs, kind='table', keep_float32=True)
 
   def biases(self, length: int) -> Float[Array, 'heads length length']:
     """Returns the biases of the first positions."""

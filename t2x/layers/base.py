@@ -5,7 +5,7 @@ import enum
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,13 @@ from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import broadcast, gather
+from t2x.layers.initializers import build_context
 from t2x.layers.keys import NamedRngs, initial_value
 from t2x.layers.products import project
 
 Initializer = Callable[..., Array]
 Key = Array
+Kind = Literal['matrix', 'table', 'filter', 'vector', 'scalar', 'identity']
 
 
 class RowLayout(enum.Enum):
@@ -103,33 +105,75 @@ def param(
   axes: Sequence[str | None],
   rngs: nnx.Rngs,
   *,
+  kind: Kind | None = None,
   matrix: tuple[int, int] | None = None,
   keep_float32: bool = False,
 ) -> nnx.Param:
-  """Creates a float32 parameter annotated with its logical axes.
+  """Creates a float32 parameter annotated with what it is; nothing else decides how it is trained.
+
+  | kind | parameters | weight decay | Muon |
+  |---|---|---|---|
+  | matrix | maps hidden vectors to hidden vectors | yes | orthogonalised |
+  | table | rows that are looked up: embeddings, positions, relative biases, projections to a vocabulary or classes | yes | Adam |
+  | filter | kernels over neighbouring tokens or pixels, maps over the length | yes | Adam |
+  | vector | added to or multiplied with features: biases, norms, null keys, prompts, centroids | no | Adam |
+  | scalar | a single number | no | Adam |
+  | identity | starts as a neutral element, which decay would destroy: mixtures of streams or heads | no | Adam |
+
+  Vectors per head (Transformer-XL's u and v, null keys and values, the w of additive scores) stay vectors: their
+  published code has one vector or does not decay them. Class tokens and prompts are not decayed (DeiT).
 
   Inside `initialized` the random key of the initial value is derived from the parameter's name, elsewhere
-  it is the next key of `rngs`. Parameters of stacked layers have a leading dimension 'layers' that is not
-  in `axes`.
+  it is the next key of `rngs`. The leading dimensions of `stacked` are not in `axes`.
 
   Args:
     init: initialiser.
     shape: shape of the parameter.
     axes: logical name of each dimension, or None.
     rngs: random keys.
+    kind: one of the table. None: 'matrix', which needs `matrix`.
     matrix: (inputs, outputs) of a matrix that multiplies hidden vectors, with which the initialiser is called. If
       the parameter is larger, it is several matrices, each with a key of its own. None: not such a matrix.
     keep_float32: whether a step computes with the parameter in float32 instead of casting it to the compute
       dtype (see `Dtypes`).
+
+  Raises:
+    ValueError: `axes` do not fit the shape, `kind` is missing or unknown, or a matrix has no `matrix`.
   """
-  if len(axes) != len(shape):
-    raise ValueError(f'axes {tuple(axes)} must name each dimension of the shape {tuple(shape)}')
+  kind = _kind_of(shape, axes, kind, matrix)
   metadata: dict[str, Any] = {}
   if isinstance(rngs, NamedRngs):
     value, metadata = rngs.draw(init, tuple(shape), tuple(axes), matrix)
   else:
     value = initial_value(init, rngs.params(), tuple(shape), matrix)
-  return nnx.Param(value, axes=tuple(axes), keep_float32=keep_float32, **metadata)
+  return nnx.Param(
+    value,
+    axes=tuple(axes),
+    kind=kind,
+    matrix=matrix,
+    layers=build_context().layers,
+    keep_float32=keep_float32,
+    **metadata,
+  )
+
+
+def _kind_of(
+  shape: Sequence[int],
+  axes: Sequence[str | None],
+  kind: Kind | None,
+  matrix: tuple[int, int] | None,
+) -> Kind:
+  """Returns the kind of a parameter; see `param`."""
+  call, kinds = f'param(shape={tuple(shape)}, axes={tuple(axes)})', get_args(Kind)
+  if len(axes) != len(shape):
+    raise ValueError(f'{call}: axes must name each dimension of the shape')
+  if kind is None and matrix is None:
+    raise ValueError(f'{call} has no kind: set kind to one of {", ".join(kinds)}')
+  if kind is not None and kind not in kinds:
+    raise ValueError(f'{call}: kind {kind!r} must be one of {", ".join(kinds)}')
+  if kind == 'matrix' and matrix is None:
+    raise ValueError(f"{call} of kind 'matrix' needs matrix=(inputs, outputs)")
+  return kind or 'matrix'
 
 
 def rows_at(table: Array, index: Array, name: str) -> Array:
@@ -185,7 +229,7 @@ class Linear(nnx.Module):
   """Linear projection of the last dimensions: [..., *inputs] -> [..., *outputs].
 
   The initialiser is called with the shape [prod(inputs), prod(outputs)], so that fan-in and fan-out do not
-  depend on how the dimensions are split into heads.
+  depend on how the dimensions are split into heads. `kind` is that of the kernel; see `param`.
   """
 
   def __init__(
@@ -196,13 +240,14 @@ class Linear(nnx.Module):
     *,
     init: Initializer,
     use_bias: bool = True,
+    kind: Kind = 'matrix',
     rngs: nnx.Rngs,
   ):
     self.num_inputs = len(inputs)
     matrix = math.prod(inputs), math.prod(outputs)
-    self.kernel = param(init, (*inputs, *outputs), axes, rngs, matrix=matrix)
-    zeros = nnx.initializers.zeros
-    self.bias = param(zeros, outputs, axes[len(inputs) :], rngs) if use_bias else None
+    self.kernel = param(init, (*inputs, *outputs), axes, rngs, kind=kind, matrix=matrix)
+    zeros, bias_axes = nnx.initializers.zeros, axes[len(inputs) :]
+    self.bias = param(zeros, outputs, bias_axes, rngs, kind='vector') if use_bias else None
 
   def __call__(self, x: Float[Array, '...']) -> Float[Array, '...']:
     kernel = self.kernel[...].astype(x.dtype)

@@ -50,7 +50,7 @@ class _Convolution(nnx.Module):
     self.kernel_size = kernel_size
     self.dropout_rate = dropout_rate
     linear = functools.partial(Linear, init=kernel_init, use_bias=use_bias, rngs=rngs)
-    self.gate = linear((d_model,), (2, d_model), ('embed', None, 'mlp'))
+    self.gate = linear((d_model,), (2, d_model), ('embed', 'gates', 'mlp'))
     self.out = linear((d_model,), (d_model,), ('mlp', 'embed'))
     self.kernel: Any = self.make_kernel(kernel_init, rngs)
 
@@ -140,7 +140,8 @@ class LightweightConvolution(_Convolution):
 
   def make_kernel(self, init, rngs):
     """Returns the kernels, one set for all tokens."""
-    return param(init, (self.num_heads, self.kernel_size), ('heads', 'taps'), rngs)
+    shape = self.num_heads, self.kernel_size
+    return param(init, shape, ('heads', 'taps'), rngs, kind='filter')
 
   def logits(self, x: Float[Array, 'batch length d_model']) -> Float[Array, '1 1 heads taps']:
     """Returns the kernels, which do not depend on `x`."""
@@ -156,7 +157,7 @@ class DynamicConvolution(_Convolution):
 
   def make_kernel(self, init, rngs):
     """Returns the projection that predicts the kernels."""
-    shape, axes = (self.num_heads, self.kernel_size), ('embed', 'heads', None)
+    shape, axes = (self.num_heads, self.kernel_size), ('embed', 'heads', 'taps')
     return Linear((self.d_model,), shape, axes, init=init, use_bias=False, rngs=rngs)
 
   def logits(

@@ -42,7 +42,8 @@ class CoPE(PositionEncoding):
     init: Initializer = zeros(),
     rngs: nnx.Rngs,
   ):
-    self.table = param(init, (max_positions, head_dim), ('length', 'head_dim'), rngs)
+    shape = max_positions, head_dim
+    self.table = param(init, shape, ('length', 'head_dim'), rngs, kind='table')
 
   def scores(
     self,

@@ -39,7 +39,7 @@ from t2x.ranges import NonEmpty, Positive, Size, TunableRate
 class DeepNorm(PostNorm):
   """Post-norm with a scaled shortcut: norm(alpha x + dropout(sublayer(x))) (https://arxiv.org/abs/2203.00555).
 
-  alpha is the fourth root of the number of residual branches of the stack: (2 N)^(1/4) for N layers, (3 N)^(1/4)
+  alpha is the fourth root of the number of residual branches of the body: (2 N)^(1/4) for N layers, (3 N)^(1/4)
   with cross-attention. The encoder of an encoder-decoder has 0.81 (N^4 M)^(1/16). Use it with `deep_norm_init`.
 
   Args:
@@ -76,7 +76,7 @@ class Admin(PostNorm):
   """Post-norm with learned factors of the shortcut's features: norm(omega * x + dropout(sublayer(x)))
   (https://arxiv.org/abs/2004.08249).
 
-  Initially omega is equal for all features. With R residual branches in the stack, its default is
+  Initially omega is equal for all features. With R residual branches in the body, its default is
   sqrt((R + 1) / log(R + 1) - 1), with which the model's output changes by O(log R) (the authors' library
   `admin-torch`). The paper measures it before training: omega of branch i is the root of 1 + the sum over j < i of
   Var[sublayer_j]. `experiments/norm_and_warmup/admin.py` prints these values for a config.
@@ -104,7 +104,7 @@ class Admin(PostNorm):
     depth = residual_branches('Admin')
     if omega is None:
       value: Any = ((depth + 1) / math.log(depth + 1) - 1) ** 0.5
-    elif len(omega) == depth:
+    elif len(omega) == depth or build_context().counting:
       value = jnp.asarray(omega, jnp.float32)[branch_index()]
     else:
       raise UserError(
@@ -115,7 +115,7 @@ class Admin(PostNorm):
     def constant(key, shape, dtype):
       return jnp.full(shape, value, dtype)
 
-    self.omega = param(constant, (d_model,), ('embed',), rngs, keep_float32=True)
+    self.omega = param(constant, (d_model,), ('embed',), rngs, kind='vector', keep_float32=True)
 
   def _shortcut(self, x: Array) -> Array:
     return (with_rank(float32(self.omega), x.ndim) * x).astype(x.dtype)

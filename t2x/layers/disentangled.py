@@ -60,7 +60,7 @@ class Disentangled(PositionEncoding):
     self.max_distance = max_distance
     self.num_buckets = num_buckets
     rows = 2 * (num_buckets or max_distance)
-    self.table = param(init, (rows, d_model), ('buckets', 'embed'), rngs)
+    self.table = param(init, (rows, d_model), ('buckets', 'embed'), rngs, kind='table')
     self.norm = norm and norm(d_model, rngs=rngs)
 
   def row(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:

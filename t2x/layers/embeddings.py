@@ -102,8 +102,9 @@ class TokenEmbedding(nnx.Module):
     num_rows = round_up(self.vocab_size, vocab_multiple)
     self.num_types = num_types
     self.scale, self.logit_scale = _scales(d_model, scaled)
-    self.table = param(init, (num_rows, d_model), ('vocab', 'embed'), rngs)
-    self.types = param(init, (num_types, d_model), ('types', 'embed'), rngs) if num_types else None
+    table = functools.partial(param, init, rngs=rngs, kind='table')
+    self.table = table((num_rows, d_model), ('vocab', 'embed'))
+    self.types = table((num_types, d_model), ('types', 'embed')) if num_types else None
 
   def __call__(
     self,
@@ -164,12 +165,13 @@ class FactorisedEmbedding(nnx.Module):
     num_rows = round_up(self.vocab_size, vocab_multiple)
     self.num_types = num_types
     self.scale, self.logit_scale = _scales(d_model, scaled)
-    self.table = param(init, (num_rows, factor_dim), ('vocab', None), rngs)
-    self.types = param(init, (num_types, factor_dim), ('types', None), rngs) if num_types else None
+    table = functools.partial(param, init, rngs=rngs, kind='table')
+    self.table = table((num_rows, factor_dim), ('vocab', 'factor'))
+    self.types = table((num_types, factor_dim), ('types', 'factor')) if num_types else None
     self.projection = Linear(
       (factor_dim,),
       (d_model,),
-      (None, 'embed'),
+      ('factor', 'embed'),
       init=projection_init,
       use_bias=use_bias,
       rngs=rngs,
@@ -222,12 +224,15 @@ class PatchEmbedding(nnx.Module):
     self.projection = Linear(
       (patch_size, patch_size, channels),
       (d_model,),
-      ('patch', 'patch', None, 'embed'),
+      ('patch', 'patch', 'channels', 'embed'),
       init=init,
       use_bias=use_bias,
+      kind='filter',
       rngs=rngs,
     )
-    self.class_token = param(zeros(), (d_model,), ('embed',), rngs) if class_token else None
+    self.class_token = (
+      param(zeros(), (d_model,), ('embed',), rngs, kind='vector') if class_token else None
+    )
 
   def __call__(
     self, images: Float[Array, 'batch height width channels'], tokens: Tokens | None = None

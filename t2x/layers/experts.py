@@ -66,7 +66,7 @@ class SwitchFeedForward(FeedForward):
     self.activation = activation
     self.dropout_rate = dropout_rate
     # The router is not split over experts: its softmax needs the scores of all of them.
-    router_shape, router_axes = (d_model, num_experts), ('embed', None)
+    router_shape, router_axes = (d_model, num_experts), ('embed', 'choices')
     self.router = param(
       kernel_init, router_shape, router_axes, rngs, matrix=router_shape, keep_float32=True
     )

@@ -12,6 +12,7 @@ from t2x.layers.base import Initializer, Linear, dropout
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Norm, Result, Sublayer
+from t2x.layers.norms import norm_over
 from t2x.ranges import Size, TunableRate
 
 
@@ -56,7 +57,7 @@ class MLP(FeedForward):
   ):
     self.activation = activation
     self.dropout_rate = dropout_rate
-    self.norm = norm and norm(hidden_dim, rngs=rngs)
+    self.norm = norm and norm_over('mlp', norm, hidden_dim, rngs)
     self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
     self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)
 
@@ -92,7 +93,7 @@ class GatedMLP(FeedForward):
   ):
     self.activation = activation
     self.dropout_rate = dropout_rate
-    self.norm = norm and norm(hidden_dim, rngs=rngs)
+    self.norm = norm and norm_over('mlp', norm, hidden_dim, rngs)
     self.gate = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
     self.up = _up(d_model, hidden_dim, kernel_init, use_bias, rngs)
     self.down = _down(d_model, hidden_dim, out_init or kernel_init, use_bias, rngs)

@@ -19,7 +19,7 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.linear_attention import RecurrentState, chunked, last_segment
-from t2x.layers.norms import RMSNorm
+from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.patterns import Causal
 from t2x.ranges import Size
 
@@ -114,11 +114,12 @@ class GatedDeltaNet(HeadProjections):
     self.gate = linear(heads, ('embed', 'heads', 'head_dim'))
     self.beta = linear(heads[:1], ('embed', 'heads'))
     self.alpha = linear(heads[:1], ('embed', 'heads'))
-    self.decay = param(_decay_rates, heads[:1], ('heads',), rngs, keep_float32=True)
-    self.step = param(_step_sizes, heads[:1], ('heads',), rngs, keep_float32=True)
-    axes = 'taps', None, 'heads', 'head_dim'
-    self.taps = param(_uniform_taps, (kernel_size, 3, *heads), axes, rngs)
-    self.norm = RMSNorm(self.head_dim, rngs=rngs)
+    vector = functools.partial(param, rngs=rngs, kind='vector', keep_float32=True)
+    self.decay = vector(_decay_rates, heads[:1], ('heads',))
+    self.step = vector(_step_sizes, heads[:1], ('heads',))
+    axes = 'taps', 'projections', 'heads', 'head_dim'
+    self.taps = param(_uniform_taps, (kernel_size, 3, *heads), axes, rngs, kind='filter')
+    self.norm = norm_over('head_dim', RMSNorm, self.head_dim, rngs)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> DeltaCache:
     """Returns an empty cache, of a size that does not depend on `num_slots`; the state is in float32."""

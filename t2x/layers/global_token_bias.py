@@ -55,7 +55,7 @@ class GlobalTokenBias(T5Bias):
     )
     axes = ('buckets', 'heads')
     # Rows: long to global, global to long, global to global.
-    self.global_table = param(init, (3, num_heads), axes, rngs, keep_float32=True)
+    self.global_table = param(init, (3, num_heads), axes, rngs, kind='table', keep_float32=True)
 
   def scores(
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any

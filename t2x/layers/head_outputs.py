@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from t2x.layers.base import Initializer, Linear
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Norm
-from t2x.layers.norms import LayerNorm
+from t2x.layers.norms import LayerNorm, norm_over
 from t2x.ranges import Size
 
 
@@ -117,7 +117,7 @@ class NormedHeads(nnx.Module):
     norm: Callable[..., Norm] = LayerNorm,
     rngs: nnx.Rngs,
   ):
-    self.norm = norm(num_heads * head_dim, rngs=rngs)
+    self.norm = norm_over('features', norm, num_heads * head_dim, rngs)
 
   def __call__(
     self,

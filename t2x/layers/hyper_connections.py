@@ -49,12 +49,13 @@ class HyperConnections(nnx.Module):
       return (jnp.arange(num_streams) == stream).astype(dtype)
 
     def weights(init, *shape):
-      return param(init, shape, [None] * len(shape), rngs, keep_float32=True)
+      axes = ['streams'] * len(shape)
+      return param(init, shape, axes, rngs, kind='identity', keep_float32=True)
 
     self._num_streams = num_streams
     self.norm = norm(d_model, rngs=rngs)
     self.read = weights(one_hot, num_streams)
-    # A_r minus the identity, so that weight decay does not shrink the streams.
+    # A_r minus the identity.
     self.mix = weights(zeros(), num_streams, num_streams)
     self.write = weights(ones(), num_streams)
     self.dropout_rate = dropout_rate
@@ -114,11 +115,12 @@ class DynamicHyperConnections(HyperConnections):
     )
 
     def projection(*outputs):
-      axes, matrix = ('embed', *[None] * len(outputs)), (d_model, math.prod(outputs))
+      axes, matrix = ('embed', *['streams'] * len(outputs)), (d_model, math.prod(outputs))
       return param(zeros(), (d_model, *outputs), axes, rngs, matrix=matrix, keep_float32=True)
 
     def factor():
-      return param(nnx.initializers.constant(scale), (), (), rngs, keep_float32=True)
+      init = nnx.initializers.constant(scale)
+      return param(init, (), (), rngs, kind='scalar', keep_float32=True)
 
     self.stream_norm = norm(d_model, rngs=rngs)
     self.read_projection = projection()

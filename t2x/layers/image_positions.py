@@ -41,7 +41,8 @@ class LearnedGrid(PositionEncoding):
     self.height = height
     self.width = width
     self.num_extra = num_extra
-    self.table = param(init, (num_extra + height * width, d_model), ('length', 'embed'), rngs)
+    shape = num_extra + height * width, d_model
+    self.table = param(init, shape, ('length', 'embed'), rngs, kind='table')
 
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens

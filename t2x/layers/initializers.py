@@ -20,16 +20,42 @@ from t2x.ranges import Positive, Size
 
 
 @dataclasses.dataclass(frozen=True)
+class LayerNumbers:
+  """The layers of a body, counted from 0, that use each copy of stacked parameters.
+
+  Attributes:
+    first: the first layer that uses the first copy.
+    stride: number of layers from one use to the next: that of the blocks in the repeating group.
+    uses: number of layers that share a copy.
+    num_layers: number of layers of the body.
+  """
+
+  first: int
+  stride: int
+  uses: int
+  num_layers: int
+
+  def of(self, copy: int) -> tuple[int, ...]:
+    """Returns the layers that use a copy."""
+    first = self.first + copy * self.uses * self.stride
+    return tuple(first + use * self.stride for use in range(self.uses))
+
+
+@dataclasses.dataclass(frozen=True)
 class BuildContext:
   """Properties of the model under construction that layers and initialisers read.
 
   Attributes:
     vocab_size: vocabulary size of the task.
     vocab_multiple: number that the sizes of parameters over the vocabulary are rounded up to a multiple of.
-    num_layers: number of layers of the stack.
+    num_layers: number of layers of the body.
+    stage: (number of layers before it, number of layers of the body), for the stack of a stage; None elsewhere.
+    counting: whether layers are only counted, so that `num_layers` is that of one stage.
     num_branches: number of residual branches per layer.
-    layer: index in its stack of the first layer with the parameters; traced, because layers are built together.
+    layer: index in the body of the first layer with the parameters; traced, because layers are built together.
+    layers: the layers that use each copy of the parameters; None outside of stacks.
     branch: index of the residual branch in its layer.
+    axis: logical axis of the features that a norm normalises.
     width_ratio: width of the model divided by that of its base (`MuP`), or 1.
     init_factors: factors of initial values by parameter name; others have factor 1.
   """
@@ -37,9 +63,13 @@ class BuildContext:
   vocab_size: int | None = None
   vocab_multiple: int | None = None
   num_layers: int | None = None
+  stage: tuple[int, int] | None = None
+  counting: bool = False
   num_branches: int | None = None
   layer: Any = None
+  layers: LayerNumbers | None = None
   branch: int | None = None
+  axis: str = 'embed'
   width_ratio: float = 1.0
   init_factors: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -48,7 +78,7 @@ _CONTEXT: contextvars.ContextVar[BuildContext] = contextvars.ContextVar('build_c
 
 
 def build_context() -> BuildContext:
-  """Returns the current build context; all its attributes are None outside of `building`."""
+  """Returns the current build context; its attributes have their defaults outside of `building`."""
   return _CONTEXT.get(BuildContext())
 
 
@@ -63,7 +93,7 @@ def building(**fields: Any) -> Iterator[None]:
 
 
 def residual_branches(name: str) -> int:
-  """Returns the number of residual branches of the stack under construction, for the part `name`.
+  """Returns the number of residual branches of the body under construction, for the part `name`.
 
   Raises:
     UserError: no stack is under construction.
@@ -75,7 +105,7 @@ def residual_branches(name: str) -> int:
 
 
 def branch_index() -> Any:
-  """Returns the index in its stack of the residual branch under construction; 0 outside of a stack."""
+  """Returns the index in its body of the residual branch under construction; 0 outside of a stack."""
   context = build_context()
   if context.layer is None or context.num_branches is None or context.branch is None:
     return 0
@@ -219,7 +249,7 @@ class ones:
 
 @dataclasses.dataclass(frozen=True)
 class depth_scaled:
-  """Divides the values of `init` by the square root of the number of residual branches of the stack, for
+  """Divides the values of `init` by the square root of the number of residual branches of the body, for
   projections into the residual stream (GPT-2: Radford et al. 2019, section 2.3).
 
   A layer has two branches, or three with cross-attention.

@@ -112,7 +112,9 @@ class NamedRngs(nnx.Rngs):
     return value if factor == 1.0 else value * factor, {}
 
 
-def stacked(build: Callable[[Array, nnx.Rngs], Part], num: int, rngs: nnx.Rngs) -> Part:
+def stacked(
+  build: Callable[[Array, nnx.Rngs], Part], num: int, rngs: nnx.Rngs, axis: str = 'layers'
+) -> Part:
   """Builds `num` copies of a part as one part whose arrays are stacked along a leading axis.
 
   The construction is traced once. The values of copy i do not depend on `num`.
@@ -121,13 +123,19 @@ def stacked(build: Callable[[Array, nnx.Rngs], Part], num: int, rngs: nnx.Rngs) 
     build: builds one copy from its index, a traced integer, and its keys.
     num: number of copies.
     rngs: random keys of all copies.
+    axis: logical name of the leading axis, which becomes the first of the metadata `stacked` of the variables.
   """
   key, indices = rngs.params(), jnp.arange(num)
   if not isinstance(rngs, NamedRngs):
     keys = jax.random.split(key, num)
-    return jax.vmap(lambda i, key: build(i, nnx.Rngs(key)))(indices, keys)
-  fold, named, draws = jax.random.fold_in, rngs.named.key[...], rngs.draws
-  return jax.vmap(lambda i: build(i, NamedRngs(fold(named, i), fold(key, i), draws)))(indices)
+    part = jax.vmap(lambda i, key: build(i, nnx.Rngs(key)))(indices, keys)
+  else:
+    fold, named, draws = jax.random.fold_in, rngs.named.key[...], rngs.draws
+    part = jax.vmap(lambda i: build(i, NamedRngs(fold(named, i), fold(key, i), draws)))(indices)
+  for _, variable in named_variables(part):
+    if isinstance(variable, nnx.Variable):
+      variable.set_metadata(stacked=(axis, *variable.get_metadata().get('stacked', ())))
+  return part
 
 
 def initialized(build: Callable[..., Part], key: Array) -> Part:

@@ -73,8 +73,8 @@ class Linformer(HeadProjections):
     self.max_length = max_length
     self.dropout_rate = dropout_rate
     shape = (max_length, projected_length)
-    self.k_length = param(length_init, shape, ('length', None), rngs)
-    self.v_length = param(length_init, shape, ('length', None), rngs)
+    self.k_length = param(length_init, shape, ('length', 'rank'), rngs, kind='filter')
+    self.v_length = param(length_init, shape, ('length', 'rank'), rngs, kind='filter')
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
     """Raises UserError, because every projected key depends on all tokens of the row."""

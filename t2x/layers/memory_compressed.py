@@ -34,9 +34,10 @@ class StridedConvolution(nnx.Module):
     self, num_heads: Size, head_dim: Size, ratio: Size, *, init: Initializer, rngs: nnx.Rngs
   ):
     self.ratio = ratio
-    shape, axes = (num_heads, ratio, head_dim, head_dim), ('heads', None, None, 'head_dim')
-    self.kernel = param(init, shape, axes, rngs, matrix=(ratio * head_dim, head_dim))
-    self.bias = param(zeros(), (num_heads, head_dim), ('heads', 'head_dim'), rngs)
+    shape, matrix = (num_heads, ratio, head_dim, head_dim), (ratio * head_dim, head_dim)
+    axes = ('heads', 'taps', 'head_dim', 'head_dim')
+    self.kernel = param(init, shape, axes, rngs, kind='filter', matrix=matrix)
+    self.bias = param(zeros(), (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
 
   def __call__(
     self, x: Float[Array, 'batch length heads head_dim']
@@ -108,8 +109,8 @@ class MemoryCompressedAttention(HeadProjections):
     shape = num_heads, self.head_dim
     self.k_conv = StridedConvolution(*shape, ratio, init=conv_init, rngs=rngs)
     self.v_conv = StridedConvolution(*shape, ratio, init=conv_init, rngs=rngs)
-    self.k_null = param(null_init, shape, ('heads', 'head_dim'), rngs)
-    self.v_null = param(null_init, shape, ('heads', 'head_dim'), rngs)
+    self.k_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
+    self.v_null = param(null_init, shape, ('heads', 'head_dim'), rngs, kind='vector')
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any = jnp.float32) -> 'CompressedMemory':
     """Returns an empty memory for the blocks of `num_slots` tokens."""

@@ -3,16 +3,23 @@
 Both normalise over the last dimension, compute in float32 with float32 scales, and return the dtype of the
 input."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from t2x.layers.base import param
+from t2x.layers.base import Initializer, param
 from t2x.layers.dtypes import Dtypes, with_rank
-from t2x.layers.initializers import ones, zeros
+from t2x.layers.initializers import build_context, building, ones, zeros
 from t2x.layers.interfaces import Norm
 from t2x.ranges import Epsilon
+
+
+def _vector(init: Initializer, size: int, rngs: nnx.Rngs) -> nnx.Param:
+  axes = (build_context().axis,)
+  return param(init, (size,), axes, rngs, kind='vector', keep_float32=True)
 
 
 class LayerNorm(nnx.Module):
@@ -30,10 +37,8 @@ class LayerNorm(nnx.Module):
     self, d_model: int, *, epsilon: Epsilon = 1e-6, use_bias: bool = True, rngs: nnx.Rngs
   ):
     self.epsilon = epsilon
-    self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
-    self.bias = (
-      param(zeros(), (d_model,), ('embed',), rngs, keep_float32=True) if use_bias else None
-    )
+    self.scale = _vector(ones(), d_model, rngs)
+    self.bias = _vector(zeros(), d_model, rngs) if use_bias else None
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(Dtypes.reductions)
@@ -44,6 +49,13 @@ class LayerNorm(nnx.Module):
     if self.bias is not None:
       y = y + with_rank(self.bias[...].astype(Dtypes.reductions), y.ndim)
     return y.astype(x.dtype)
+
+
+def norm_over(axis: str, build: Callable[..., Norm], size: int, rngs: nnx.Rngs) -> Norm:
+  """Builds a norm of `size` features whose parameters have the logical axis `axis`, if the norm reads
+  `build_context().axis` as the norms of this file do."""
+  with building(axis=axis):
+    return build(size, rngs=rngs)
 
 
 class RMSNorm(nnx.Module):
@@ -58,7 +70,7 @@ class RMSNorm(nnx.Module):
 
   def __init__(self, d_model: int, *, epsilon: Epsilon = 1e-6, rngs: nnx.Rngs):
     self.epsilon = epsilon
-    self.scale = param(ones(), (d_model,), ('embed',), rngs, keep_float32=True)
+    self.scale = _vector(ones(), d_model, rngs)
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     y = x.astype(Dtypes.reductions)

@@ -78,7 +78,9 @@ class NystromAttention(HeadProjections):
     self.num_landmarks = num_landmarks
     self.num_iterations = num_iterations
     self.conv = (
-      None if conv_size is None else param(conv_init, (conv_size, num_heads), (None, 'heads'), rngs)
+      None
+      if conv_size is None
+      else param(conv_init, (conv_size, num_heads), ('taps', 'heads'), rngs, kind='filter')
     )
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:

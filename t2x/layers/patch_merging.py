@@ -9,7 +9,7 @@ from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens
 from t2x.layers.initializers import truncated_normal
 from t2x.layers.interfaces import Merge, Norm
-from t2x.layers.norms import LayerNorm
+from t2x.layers.norms import LayerNorm, norm_over
 
 
 class PatchMerging(nnx.Module):
@@ -34,9 +34,9 @@ class PatchMerging(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.output_width = 2 * d_model
-    self.norm = norm(4 * d_model, rngs=rngs)
+    self.norm = norm_over('merged', norm, 4 * d_model, rngs)
     self.projection = Linear(
-      (4 * d_model,), (2 * d_model,), (None, 'embed'), init=init, use_bias=False, rngs=rngs
+      (4 * d_model,), (2 * d_model,), ('merged', 'embed'), init=init, use_bias=False, rngs=rngs
     )
 
   @property

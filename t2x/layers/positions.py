@@ -101,7 +101,8 @@ class LearnedPositions(PositionEncoding):
   ):
     self.max_length = max_length
     self.offset = offset
-    self.table = param(init, (max_length + offset, d_model), ('length', 'embed'), rngs)
+    shape = max_length + offset, d_model
+    self.table = param(init, shape, ('length', 'embed'), rngs, kind='table')
 
   def embed(
     self, x: Float[Array, 'batch length d_model'], tokens: Tokens
@@ -267,7 +268,8 @@ class T5Bias(PositionEncoding):
     self.max_distance = max_distance
     self.bidirectional = bidirectional
     axes = ('buckets', 'heads')
-    self.table = param(init, (num_buckets, num_heads), axes, rngs, keep_float32=True)
+    shape = num_buckets, num_heads
+    self.table = param(init, shape, axes, rngs, kind='table', keep_float32=True)
 
   def bucket(self, distance: Int[Array, '*shape']) -> Int[Array, '*shape']:
     """Returns the bucket of `distance` = key position - query position."""

@@ -92,8 +92,8 @@ class XLPositions(PositionEncoding):
     self.max_wavelength = max_wavelength
     shape, axes = (num_heads, head_dim or d_model // num_heads), ('embed', 'heads', 'head_dim')
     self.r = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
-    self.content_bias = param(bias_init, shape, axes[1:], rngs)
-    self.position_bias = param(bias_init, shape, axes[1:], rngs)
+    self.content_bias = param(bias_init, shape, axes[1:], rngs, kind='vector')
+    self.position_bias = param(bias_init, shape, axes[1:], rngs, kind='vector')
 
   def scores(
     self,

@@ -87,8 +87,9 @@ class RoutingAttention(HeadProjections):
       rngs=rngs,
     )
     self.window, self.commitment, self.dropout_rate = window, commitment, dropout_rate
-    shape, axes = (num_heads, num_clusters, self.head_dim), ('heads', None, 'head_dim')
-    self.centroids = param(width_normal(self.head_dim), shape, axes, rngs, keep_float32=True)
+    shape, axes = (num_heads, num_clusters, self.head_dim), ('heads', 'clusters', 'head_dim')
+    init = width_normal(self.head_dim)
+    self.centroids = param(init, shape, axes, rngs, kind='vector', keep_float32=True)
 
   def init_cache(self, batch: int, num_slots: int, dtype: Any) -> NoReturn:
     """Raises UserError, because the members of a cluster depend on all tokens of the row."""

@@ -39,7 +39,9 @@ class DotProductScores(nnx.Module):
     rngs: nnx.Rngs,
   ):
     self.soft_cap = soft_cap
-    self.sink = sink and param(sink, (num_heads,), ('heads',), rngs, keep_float32=True)
+    self.sink = sink and param(
+      sink, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True
+    )
 
   def __call__(
     self,
@@ -84,7 +86,7 @@ class CosineScores(nnx.Module):
   ):
     self.max_factor = max_factor
     init = nnx.initializers.constant(math.log(factor))
-    self.logit = param(init, (num_heads,), ('heads',), rngs, keep_float32=True)
+    self.logit = param(init, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True)
 
   def __call__(
     self,
@@ -124,7 +126,8 @@ class TalkingHeads(nnx.Module):
       return jnp.eye(num_heads, dtype=dtype)
 
     def mixture():
-      return param(identity, (num_heads, num_heads), (None, 'heads'), rngs, keep_float32=True)
+      shape, axes = (num_heads, num_heads), ('mixed_heads', 'heads')
+      return param(identity, shape, axes, rngs, kind='identity', keep_float32=True)
 
     self.before, self.after = mixture(), mixture()
 
@@ -173,7 +176,7 @@ class AdditiveScores(nnx.Module):
     init: Initializer = variance_scaling(1.0, 'fan_out', 'normal'),
     rngs: nnx.Rngs,
   ):
-    self.w = param(init, (num_heads, head_dim), ('heads', 'head_dim'), rngs)
+    self.w = param(init, (num_heads, head_dim), ('heads', 'head_dim'), rngs, kind='vector')
 
   def __call__(
     self,
@@ -218,7 +221,7 @@ class BilinearScores(nnx.Module):
     init: Initializer = xavier_uniform(),
     rngs: nnx.Rngs,
   ):
-    shape, axes = (num_heads, head_dim, head_dim), ('heads', None, 'head_dim')
+    shape, axes = (num_heads, head_dim, head_dim), ('heads', 'head_dim', 'head_dim')
     self.w = param(init, shape, axes, rngs, matrix=(head_dim, head_dim))
 
   def __call__(

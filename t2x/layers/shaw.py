@@ -49,8 +49,8 @@ class ShawPositions(PositionEncoding):
       raise UserError(f'ShawPositions.max_distance = {max_distance} must be at least 1')
     self.max_distance = max_distance
     shape, axes = (2 * max_distance + 1, head_dim), ('buckets', 'head_dim')
-    self.table = param(init, shape, axes, rngs)
-    self.value_table = param(init, shape, axes, rngs) if values else None
+    self.table = param(init, shape, axes, rngs, kind='table')
+    self.value_table = param(init, shape, axes, rngs, kind='table') if values else None
     if not values:
       self.hooks = self.hooks - {'values'}
 

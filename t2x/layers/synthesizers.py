@@ -81,7 +81,7 @@ class PlusAlpha(nnx.Module):
   reads = frozenset({'q', 'k', 'scale'})
 
   def __init__(self, *, rngs: nnx.Rngs):
-    self.logit = param(zeros(), (), (), rngs, keep_float32=True)
+    self.logit = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
 
   def __call__(
     self,

@@ -82,7 +82,8 @@ class DenseScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = max_length
-    self.kernel = param(init, (head_dim, max_length), ('head_dim', None), rngs)
+    shape, axes = (head_dim, max_length), ('head_dim', 'length')
+    self.kernel = param(init, shape, axes, rngs, matrix=shape)
 
   def pair_scores(
     self,
@@ -117,8 +118,10 @@ class FactorizedDenseScores(SyntheticScores):
     rngs: nnx.Rngs,
   ):
     self.max_length = factors[0] * factors[1]
-    self.a = param(init, (head_dim, factors[0]), ('head_dim', None), rngs)
-    self.b = param(init, (head_dim, factors[1]), ('head_dim', None), rngs)
+    self.a, self.b = (
+      param(init, shape, ('head_dim', 'length'), rngs, matrix=shape)
+      for shape in ((head_dim, factors[0]), (head_dim, factors[1]))
+    )
 
   def pair_scores(
     self,
@@ -154,7 +157,7 @@ class RandomScores(SyntheticScores):
   ):
     self.max_length = max_length
     shape = (num_heads, max_length, max_length)
-    self.table = param(init, shape, ('heads', 'length', 'length'), rngs)
+    self.table = param(init, shape, ('heads', 'length', 'length'), rngs, kind='table')
 
   def pair_scores(
     self,
@@ -190,9 +193,9 @@ class FactorizedRandomScores(SyntheticScores):
   ):
     self.max_length = max_length
     self.num_heads = num_heads
-    shape, axes = (num_heads, max_length, rank), ('heads', 'length', None)
-    self.rows = param(init, shape, axes, rngs)
-    self.columns = param(init, shape, axes, rngs)
+    shape, axes = (num_heads, max_length, rank), ('heads', 'length', 'rank')
+    self.rows = param(init, shape, axes, rngs, kind='table')
+    self.columns = param(init, shape, axes, rngs, kind='table')
 
   def pair_scores(
     self,

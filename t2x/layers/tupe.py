@@ -52,15 +52,15 @@ class TUPE(PositionEncoding):
       raise UserError(f'TUPE.num_heads = {num_heads} does not divide d_model = {d_model}')
     self.max_length = max_length
     shape, axes = (num_heads, d_model // num_heads), ('embed', 'heads', 'head_dim')
-    self.table = param(init, (max_length, d_model), ('length', 'embed'), rngs)
+    self.table = param(init, (max_length, d_model), ('length', 'embed'), rngs, kind='table')
     self.q = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
     self.k = Linear((d_model,), shape, axes, init=kernel_init, use_bias=False, rngs=rngs)
-    self.first_query = (
-      param(theta_init, (num_heads,), ('heads',), rngs, keep_float32=True) if untied_first else None
-    )
-    self.first_key = (
-      param(theta_init, (num_heads,), ('heads',), rngs, keep_float32=True) if untied_first else None
-    )
+
+    def theta():
+      return param(theta_init, (num_heads,), ('heads',), rngs, kind='vector', keep_float32=True)
+
+    self.first_query = theta() if untied_first else None
+    self.first_key = theta() if untied_first else None
 
   def scores(
     self, q: Any, k: Any, q_tokens: Tokens, k_tokens: Tokens, *, scale: float, **context: Any

@@ -79,7 +79,8 @@ class LearnedValueResidual(ValueResidual):
 
   def make_weight(self, value, rngs):
     """Returns a float32 parameter with the initial value `value`."""
-    return param(nnx.initializers.constant(value), (), (), rngs, keep_float32=True)
+    init = nnx.initializers.constant(value)
+    return param(init, (), (), rngs, kind='scalar', keep_float32=True)
 
   def weights(self) -> tuple[Float[Array, ''], Float[Array, '']]:
     """Returns the learned weights in float32; values are promoted to it."""

@@ -213,7 +213,7 @@ class LayerScale(_Residual):
       return jnp.full(shape, initial_value, dtype)
 
     self.norm = norm(d_model, rngs=rngs)
-    self.gamma = param(constant, (d_model,), ('embed',), rngs, keep_float32=True)
+    self.gamma = param(constant, (d_model,), ('embed',), rngs, kind='vector', keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def _before(self, x: Array) -> Array:
@@ -245,7 +245,7 @@ class ReZero(_Residual):
     rngs: nnx.Rngs,
   ):
     self.norm = norm and norm(d_model, rngs=rngs)
-    self.alpha = param(zeros(), (), (), rngs, keep_float32=True)
+    self.alpha = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def _before(self, x: Array) -> Array:
@@ -269,9 +269,9 @@ class FixupWiring(_Residual):
   """
 
   def __init__(self, d_model: int, *, dropout_rate: TunableRate = 0.0, rngs: nnx.Rngs):
-    self.before = param(zeros(), (), (), rngs, keep_float32=True)
-    self.scale = param(ones(), (), (), rngs, keep_float32=True)
-    self.after = param(zeros(), (), (), rngs, keep_float32=True)
+    self.before = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
+    self.scale = param(ones(), (), (), rngs, kind='scalar', keep_float32=True)
+    self.after = param(zeros(), (), (), rngs, kind='scalar', keep_float32=True)
     self.dropout_rate = dropout_rate
 
   def _before(self, x: Array) -> Array:

@@ -78,7 +78,7 @@ class _Body(nnx.Module):
     self.projection = (
       None
       if input_dim is None
-      else Linear((width,), (d_model,), (None, 'embed'), init=normal(0.02), rngs=rngs)
+      else Linear((width,), (d_model,), ('factor', 'embed'), init=normal(0.02), rngs=rngs)
     )
     self.stack = stack(d_model, rngs=rngs)
     if _unwrap_partial(final_norm) is final_norm_if_needed and self.stack.ends_with_norm:

@@ -21,7 +21,7 @@ class Pooler(nnx.Module):
   def __init__(
     self, d_model: int, vocab_size: int, *, init: Initializer = normal(0.02), rngs: nnx.Rngs
   ):
-    self.projection = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
+    self.projection = Linear((d_model,), (d_model,), ('embed', 'embed'), init=init, rngs=rngs)
 
   @property
   def outputs(self) -> frozenset[OutputKind]:
@@ -97,7 +97,9 @@ class Classifier(nnx.Module):
   ):
     self.num_classes = num_classes
     self.dropout_rate = dropout_rate
-    self.out = Linear((d_model,), (num_classes,), ('embed', 'classes'), init=init, rngs=rngs)
+    self.out = Linear(
+      (d_model,), (num_classes,), ('embed', 'classes'), init=init, kind='table', rngs=rngs
+    )
 
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
@@ -131,7 +133,7 @@ class PooledClassifier(Classifier):
       d_model, num_classes=num_classes, dropout_rate=dropout_rate, init=init, rngs=rngs
     )
     self.input_dropout = input_dropout
-    self.transform = Linear((d_model,), (d_model,), ('embed', None), init=init, rngs=rngs)
+    self.transform = Linear((d_model,), (d_model,), ('embed', 'embed'), init=init, rngs=rngs)
 
   def __call__(
     self, x: Float[Array, 'batch d_model'], key: Array | None = None
@@ -215,7 +217,9 @@ class TokenClassifier(LogitHead):
     init: Initializer = normal(0.02),
     rngs: nnx.Rngs,
   ):
-    self.out = Linear((d_model,), (num_classes,), ('embed', 'classes'), init=init, rngs=rngs)
+    self.out = Linear(
+      (d_model,), (num_classes,), ('embed', 'classes'), init=init, kind='table', rngs=rngs
+    )
 
   @property
   def outputs(self) -> frozenset[OutputKind]:

@@ -55,7 +55,7 @@ class GlobalTokens(nnx.Module):
   ):
     self.n = n
     self.embedding = embedding(d_model, rngs=rngs)
-    self.vectors = param(init, (n, d_model), (None, 'embed'), rngs)
+    self.vectors = param(init, (n, d_model), ('extra', 'embed'), rngs, kind='vector')
 
   @property
   def vocab_size(self) -> int:

@@ -28,6 +28,7 @@ from t2x.layers.dtypes import with_rank
 from t2x.layers.embeddings import float32_logits, round_up
 from t2x.layers.initializers import build_context
 from t2x.layers.kernels.base import apply_soft_cap
+from t2x.layers.norms import norm_over
 from t2x.models.interfaces import Head
 from t2x.models.loss_blocks import Chunk, block_sums, tokens_per_block
 from t2x.models.losses import Sums, classification_sums
@@ -106,6 +107,10 @@ def padded_size(vocab_size: int) -> int:
   return round_up(vocab_size, build_context().vocab_multiple or 1)
 
 
+def _token_bias(vocab_size: int, rngs: nnx.Rngs) -> nnx.Param:
+  return param(zeros(), (padded_size(vocab_size),), ('vocab',), rngs, kind='vector')
+
+
 def _finish(
   products: Float[Array, '*rest vocab'], bias: nnx.Param | None, soft_cap: float | None
 ) -> Float[Array, '*rest vocab']:
@@ -141,7 +146,7 @@ class TiedHead(LogitHead):
   ):
     self.soft_cap, self.chunk = soft_cap, chunk
     self.scale = (d_model / build_context().width_ratio) ** -0.5 if scaled else 1.0
-    self.bias = param(zeros(), (padded_size(vocab_size),), ('vocab',), rngs) if use_bias else None
+    self.bias = _token_bias(vocab_size, rngs) if use_bias else None
 
   def logits(self, x, embedding):
     """Returns the products of `x` and the embedding's table."""
@@ -178,6 +183,7 @@ class LMHead(LogitHead):
       ('embed', 'vocab'),
       init=init,
       use_bias=use_bias,
+      kind='table',
       rngs=rngs,
     )
 
@@ -216,11 +222,11 @@ class MaskedLMHead(LogitHead):
     rngs: nnx.Rngs,
   ):
     self.soft_cap, self.chunk = soft_cap, chunk
-    width = embedding_dim or d_model
+    width, axis = (d_model, 'embed') if embedding_dim is None else (embedding_dim, 'factor')
     self.activation = activation
-    self.transform = Linear((d_model,), (width,), ('embed', None), init=init, rngs=rngs)
-    self.norm = norm(width, rngs=rngs)
-    self.bias = param(zeros(), (padded_size(vocab_size),), ('vocab',), rngs)
+    self.transform = Linear((d_model,), (width,), ('embed', axis), init=init, rngs=rngs)
+    self.norm = norm_over(axis, norm, width, rngs)
+    self.bias = _token_bias(vocab_size, rngs)
 
   def logits(self, x, embedding):
     """Returns the products of the transformed vectors and the embedding's table, plus the bias."""

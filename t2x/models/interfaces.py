@@ -88,6 +88,11 @@ class LayerStack(Protocol):
   """Interface of a sequence of layers."""
 
   @property
+  def num_layers(self) -> int:
+    """Number of layers."""
+    ...
+
+  @property
   def output_dim(self) -> int:
     """Width of the output."""
     ...

@@ -46,10 +46,10 @@ class MixtureOfSoftmaxes(LogitHead):
       raise UserError(f'MixtureOfSoftmaxes.num_softmaxes = {num_softmaxes}: must be at least 1')
     self.vocab_size = vocab_size
     self.prior = Linear(
-      (d_model,), (num_softmaxes,), ('embed', None), init=init, use_bias=False, rngs=rngs
+      (d_model,), (num_softmaxes,), ('embed', 'softmaxes'), init=init, use_bias=False, rngs=rngs
     )
     self.latent = Linear(
-      (d_model,), (num_softmaxes, d_model), ('embed', None, None), init=init, rngs=rngs
+      (d_model,), (num_softmaxes, d_model), ('embed', 'softmaxes', 'embed'), init=init, rngs=rngs
     )
     self.head = head(d_model, vocab_size, rngs=rngs)
     self.chunk = self.head.chunk

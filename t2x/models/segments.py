@@ -65,6 +65,11 @@ class Segments(nnx.Module):
     self.stack = stack(d_model, rngs=rngs)
 
   @property
+  def num_layers(self) -> int:
+    """Number of layers of the stack."""
+    return self.stack.num_layers
+
+  @property
   def output_dim(self) -> int:
     """Width of the output."""
     return self.stack.output_dim

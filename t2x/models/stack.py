@@ -20,7 +20,7 @@ from t2x.errors import UserError
 from t2x.hyperparameters import scalar
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
-from t2x.layers.initializers import building
+from t2x.layers.initializers import LayerNumbers, build_context, building
 from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat
@@ -106,13 +106,15 @@ class Stack(nnx.Module):
       the outputs of attention, and 'dots_no_batch+attention' both. With saved outputs, kernels with linear
       memory are not computed again; `Dense` and `XLA` compute their scores again. On CPUs, a fully unrolled
       stack needs as much memory with any policy as with None.
-    stochastic_depth: probability of dropping the last layer; it grows linearly from 0 at the first layer.
+    stochastic_depth: probability of dropping the last layer of the body; it grows linearly from 0 at its first
+      layer, through all stages of `Stages`.
 
   Raises:
     UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown or has no effect.
   """
 
   implements = (LayerStack,)
+  num_layers: int
 
   def __init__(
     self,
@@ -145,16 +147,20 @@ class Stack(nnx.Module):
     self.remat = remat
     self.stochastic_depth = stochastic_depth
 
+    # Layers are numbered through the body, of which the stack may be one stage.
+    self.first_layer, self.body_layers = build_context().stage or (0, num_layers)
     layers_per_group = num_layers // num_groups
 
     def repeat(group, keys):
       built = []
       for place, block in enumerate(blocks):
-        with building(layer=group * layers_per_group + place):
+        first = self.first_layer + place
+        numbers = LayerNumbers(first, len(blocks), self.num_repeats // num_groups, self.body_layers)
+        with building(layer=first + group * layers_per_group, layers=numbers):
           built.append(block(d_model, rngs=keys))
       return nnx.List(built)
 
-    with building(num_layers=num_layers):
+    with building(num_layers=self.body_layers, stage=None):
       self.blocks = stacked(repeat, num_groups, rngs)
     if remat is not None:
       check_remat(remat, self.blocks)
@@ -171,14 +177,6 @@ class Stack(nnx.Module):
   def patterns(self, pattern: Pattern) -> list[Pattern]:
     """Returns the attention pattern of each of `blocks` inside a body with `pattern`."""
     return [pattern & block.pattern for block in self.blocks]
-
-  def layers_of(self, block: int) -> tuple[tuple[int, ...], ...]:
-    """Returns, for each parameter set of `blocks[block]`, the indices of the layers that use it."""
-    shared = self.num_repeats // self.num_groups
-    layers = [repeat * len(self.blocks) + block for repeat in range(self.num_repeats)]
-    return tuple(
-      tuple(layers[group * shared : (group + 1) * shared]) for group in range(self.num_groups)
-    )
 
   @property
   def output_dim(self) -> int:
@@ -332,7 +330,8 @@ class Stack(nnx.Module):
       return numbers, cache, None, None
     # fold_in, not split: the keys of a repeat do not depend on the number of repeats.
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-    depth = np.linspace(0.0, 1.0, self.num_layers, dtype=np.float32).reshape(self.num_repeats, -1)
+    depth = np.linspace(0.0, 1.0, self.body_layers, dtype=np.float32)
+    depth = depth[self.first_layer :][: self.num_layers].reshape(self.num_repeats, -1)
     return numbers, cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
 
   def _randomness(self, x, key, rates, index):

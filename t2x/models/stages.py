@@ -1,14 +1,17 @@
 """A pyramid of stacks of growing width, with token merging between the stages."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers import NO_AUX, Call, Merge, PatchMerging, Pattern, Result, Source, named_key
+from t2x.layers.initializers import build_context, building
 from t2x.models.interfaces import LayerStack
 from t2x.ranges import NonEmpty
 
@@ -17,9 +20,9 @@ class Stages(nnx.Module):
   """A sequence of stacks with token merging before every stage except the first (Swin Transformer,
   https://arxiv.org/abs/2103.14030, section 3.1).
 
-  All stages share the body's pattern and position encoding, each applied to its own tokens. Layer numbers,
-  and with them the rates of `Stack.stochastic_depth`, start again in each stage. Stages have no key/value
-  cache, so such a model cannot generate.
+  All stages share the body's pattern and position encoding, each applied to its own tokens. Layers are numbered
+  through all stages: initialisers and wirings that depend on depth, and the rates of `Stack.stochastic_depth`,
+  read the number of layers of the body. Stages have no key/value cache, so such a model cannot generate.
 
   Args:
     d_model: width of the first stage.
@@ -37,14 +40,31 @@ class Stages(nnx.Module):
     merge: Callable[..., Merge] = PatchMerging,
     rngs: nnx.Rngs,
   ):
-    first, *others = stages
-    built: list[LayerStack] = [first(d_model, rngs=rngs)]
-    merges: list[Merge] = []
-    for stage in others:
-      merges.append(merge(built[-1].output_dim, rngs=rngs))
-      built.append(stage(merges[-1].output_dim, rngs=rngs))
-    self.stages = nnx.List(built)
-    self.merges = nnx.List(merges)
+    def build(rngs: nnx.Rngs, places: Sequence[tuple[int, int] | None]) -> tuple[Any, Any]:
+      built: list[LayerStack] = []
+      merges: list[Merge] = []
+      width = d_model
+      for stage, place in zip(stages, places, strict=True):
+        if built:
+          merges.append(merge(width, rngs=rngs))
+          width = merges[-1].output_dim
+        with building(stage=place):
+          built.append(stage(width, rngs=rngs))
+        width = built[-1].output_dim
+      return nnx.List(built), nnx.List(merges)
+
+    # A stage's number of layers is known after its construction, which reads that of all stages.
+    with building(counting=True):
+      shapes, _ = jax.eval_shape(lambda: build(nnx.Rngs(0), [None] * len(stages)))
+    ends = list(itertools.accumulate(stage.num_layers for stage in shapes))
+    first, total = build_context().stage or (0, ends[-1])
+    starts = [first, *(first + end for end in ends[:-1])]
+    self.stages, self.merges = build(rngs, [(start, total) for start in starts])
+
+  @property
+  def num_layers(self) -> int:
+    """Number of layers of all stages."""
+    return sum(stage.num_layers for stage in self.stages)
 
   @property
   def output_dim(self) -> int:

@@ -59,15 +59,13 @@ def partition_spec(
   Args:
     mesh: the devices.
     rules: logical axis -> mesh axis, several mesh axes, or None.
-    axes: logical axes of the parameter; an extra leading dimension in `shape` is the axis 'layers'.
+    axes: logical axis of each dimension of the parameter, including stacked ones.
     shape: shape of the parameter.
     name: name of the parameter in errors.
 
   Raises:
     UserError: a dimension does not divide evenly over its mesh axes.
   """
-  if len(shape) == len(axes) + 1:
-    axes = ('layers', *axes)
   spec = _split(mesh, rules, axes, shape, name, 'Mesh.rules')
   while spec and spec[-1] is None:
     spec.pop()
@@ -181,8 +179,8 @@ class AxesAndShape(Protocol):
   """Interface of parameter metadata that determines a sharding."""
 
   @property
-  def axes(self) -> Sequence[str | None]:
-    """Logical axis of each dimension, without the axis of stacked layers."""
+  def all_axes(self) -> Sequence[str | None]:
+    """Logical axis of each dimension, including stacked ones."""
 
   @property
   def shape(self) -> Sequence[int]:
@@ -209,7 +207,7 @@ def state_shardings(
   """
   replicated = NamedSharding(mesh, PartitionSpec())
   shardings = {
-    name: NamedSharding(mesh, partition_spec(mesh, rules, param.axes, param.shape, name))
+    name: NamedSharding(mesh, partition_spec(mesh, rules, param.all_axes, param.shape, name))
     for name, param in params.items()
   }
 

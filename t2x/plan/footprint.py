@@ -113,7 +113,7 @@ def _gradients(program: TrainProgram) -> dict[tuple[int, ...], dict[int, tuple[s
   for name, info in program.groups.trained.items():
     leaf = program.abstract.params[name]
     spec = _spec(leaf)
-    for skipped in {0, len(info.shape) - len(info.axes)}:
+    for skipped in {0, len(info.stacked)}:
       shape = leaf.shape[skipped:]
       axes: dict[int, tuple[str, ...]] = collections.defaultdict(tuple)
       for size, names in zip(shape, spec[skipped:], strict=True):

@@ -236,7 +236,7 @@ def cut(
   """
   counts = _counts(blueprint, heads, masks)
   sizes = _stack_sizes(blueprint.shapes)
-  periods = {name: _period(counts[name], sizes[name]) for name in counts}
+  periods = {name: _period(counts[name], sizes[name][:2]) for name in counts}
   rows: dict[str, dict[int, Array]] = {}
   new: Params = {}
   for name, info in blueprint.infos.items():
@@ -245,8 +245,8 @@ def cut(
       new[name] = params[name]
       continue
     own = [sublayer for sublayer in heads if name.startswith(f'{sublayer.name}.')]
-    for row, (layer,) in enumerate(info.layers or ()):
-      array = params[name][row]
+    for row, (number,) in enumerate(info.layers or ()):
+      layer, array = number - sizes[match[1]][2], params[name][row]
       for sublayer in own:
         array = _without(array, info, sublayer, masks[sublayer.name][row])
       block = f'{match[1]}.blocks.{layer % periods[match[1]]}.{match[3]}'
@@ -265,10 +265,10 @@ def _without(array: Any, info: ParamInfo, sublayer: AttentionHeads, mask: np.nda
   return array
 
 
-def _stack_sizes(model: nnx.Module) -> dict[str, tuple[int, int]]:
-  """Returns the number of layers and of blocks in a repeat of each stack, by its path."""
+def _stack_sizes(model: nnx.Module) -> dict[str, tuple[int, int, int]]:
+  """Returns the number of layers, of blocks in a repeat, and of layers before each stack, by its path."""
   return {
-    name_of(path): (part.num_layers, len(part.blocks))
+    name_of(path): (part.num_layers, len(part.blocks), part.first_layer)
     for path, part in nnx.iter_modules(model)
     if isinstance(part, Stack)
   }
@@ -280,9 +280,10 @@ def _counts(
   sizes, counts = _stack_sizes(blueprint.shapes), dict[str, list[dict[str, int]]]()
   for sublayer in heads:
     stack, _, part = _split(sublayer.name)
-    layers = counts.setdefault(stack, [{} for _ in range(sizes[stack][0])])
+    num_layers, _, first = sizes[stack]
+    layers = counts.setdefault(stack, [{} for _ in range(num_layers)])
     for layer, mask in zip(sublayer.layers, masks[sublayer.name], strict=True):
-      layers[layer][part] = int(mask.sum())
+      layers[layer - first][part] = int(mask.sum())
   return counts
 
 

@@ -15,7 +15,9 @@ from t2x.models import Model
 from t2x.text_table import text_table
 
 # Axes whose sizes are the width of a model. Axes without a name may be, too.
-_WIDTHS = frozenset({'embed', 'mlp', 'heads', 'kv_heads', None})
+_WIDTHS = frozenset(
+  {'embed', 'factor', 'features', 'heads', 'kv_heads', 'merged', 'mixed_heads', 'mlp', None}
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

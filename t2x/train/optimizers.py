@@ -1,11 +1,12 @@
 """Optimizers, based on optax.
 
 Each optimizer defines a direction. `Optimizer.build` adds decoupled weight decay
-(https://arxiv.org/abs/1711.05101) of all parameters except norms and biases, then the learning rate.
+(https://arxiv.org/abs/1711.05101) of matrices, tables and filters, then the learning rate.
 """
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -20,21 +21,12 @@ from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegati
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
-# Logical axes of lookup tables, of convolutions, and of projections from patches or to the output.
-NO_MATRIX = frozenset({'buckets', 'classes', 'length', 'patch', 'taps', 'types', 'vocab'})
-
-
 Infos = Mapping[str, ParamInfo]
 
 
-def _is_vector(info: ParamInfo) -> bool:
-  """Returns whether a parameter is a norm or bias, possibly with an axis of heads or stacked layers."""
-  return len(info.axes) < 2 or info.name.rpartition('.')[2] in ('bias', 'scale')
-
-
 def decay_mask(infos: Infos) -> dict[str, bool]:
-  """Returns, by name, whether weight decay applies: to all parameters except norms and biases."""
-  return {name: not _is_vector(info) for name, info in infos.items()}
+  """Returns, by name, whether weight decay applies; see `t2x.layers.param`."""
+  return {name: info.decayed for name, info in infos.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +34,7 @@ class Optimizer(abc.ABC):
   """Base class of optimizers.
 
   Attributes:
-    weight_decay: a step reduces matrices and tables by learning rate * weight_decay * value.
+    weight_decay: a step reduces matrices, tables and filters by learning rate * weight_decay * value.
   """
 
   weight_decay: TunableNonNegative = 0.0
@@ -72,7 +64,7 @@ class Optimizer(abc.ABC):
 
     Args:
       schedule: step -> learning rate.
-      infos: metadata of the trained parameters; axes and names decide which ones have weight decay.
+      infos: metadata of the trained parameters; their kind decides which ones have weight decay.
       rates: factor of the learning rate by name, or a function that replaces `schedule`.
       scales: factor of the direction by name, without weight decay (`MuP`).
 
@@ -216,9 +208,9 @@ class Lion(Optimizer):
 class Muon(Optimizer):
   """Muon: orthogonalised momentum for matrices (https://arxiv.org/abs/2502.16982), AdamW for other parameters.
 
-  Matrices are the kernels of projections; heads and head_dim are merged into one dimension, and each stacked
-  layer is a separate matrix. AdamW updates tables, projections to a vocabulary or to classes, patch
-  projections, kernels of convolutions, norms and biases.
+  Matrices are the parameters of kind 'matrix' (see `t2x.layers.param`); heads and head_dim are merged into one
+  dimension, and each stacked layer, expert and head with a matrix of its own is a separate matrix. AdamW updates
+  all others.
 
   Attributes:
     momentum: decay rate of the mean of gradients.
@@ -257,13 +249,15 @@ class Muon(Optimizer):
 
 def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   """Returns the input and output dimensions of a matrix; None if Muon does not apply to the parameter."""
-  if _is_vector(info) or not NO_MATRIX.isdisjoint(info.axes):
+  # A matrix with one row or column has one singular value.
+  if info.kind != 'matrix' or info.matrix is None or 1 in info.matrix:
     return None
-  # Each expert has its own matrix.
-  axes = info.axes[1:] if info.axes[0] == 'experts' else info.axes
-  num_inputs = len(axes) - 1 if axes[-1] == 'embed' and axes[0] != 'embed' else 1
-  dimensions = tuple(range(-len(axes), 0))  # Negative, because stacked layers come first.
-  return contrib.MuonDimensionNumbers(dimensions[:num_inputs], dimensions[num_inputs:])
+  # Each copy (layer, expert, head) has its own matrix; copies come first, so dimensions are counted from the end.
+  (inputs, outputs), shape = info.matrix, info.shape[len(info.stacked) :]
+  split = next(i for i in range(len(shape)) if math.prod(shape[i:]) == outputs)
+  start = next(i for i in range(split) if math.prod(shape[i:split]) == inputs)
+  dimensions = tuple(range(-len(shape), 0))
+  return contrib.MuonDimensionNumbers(dimensions[start:split], dimensions[split:])
 
 
 def build_optimizer(

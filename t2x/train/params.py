@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t2x.arrays import name_of, named_variables
+from t2x.arrays import named_variables
 from t2x.errors import UserError
+from t2x.layers.base import Kind
 from t2x.layers.dtypes import Dtypes
-from t2x.models import Stack
+from t2x.layers.initializers import LayerNumbers
 from t2x.ranges import Positive, Text
 from t2x.text_table import text_table
 from t2x.train.schedules import Schedule
@@ -32,17 +33,25 @@ class ParamInfo:
 
   Attributes:
     name: path in the model, such as `body.stack.blocks.0.mixer.q.kernel`.
-    axes: logical axis of each dimension, without the axis of stacked layers.
-    shape: shape of the array; stacked layers are its first dimension.
-    layers: for each index of the stacked dimension, the layers that use it (several if layers share
-      parameters); None if no layers are stacked.
+    axes: logical axis of each dimension, without those of stacked copies.
+    shape: shape of the array; the dimensions of stacked copies come first.
+    kind: what the parameter is; see `t2x.layers.param`.
+    matrix: (inputs, outputs) of each matrix; None for other parameters.
+    stacked: logical axis of each dimension of stacked copies.
+    layers: for each index of the first dimension, the layers of the body that use it, counted from 0 (several if
+      layers share parameters); None outside of stacks of layers.
+    num_layers: number of layers of the body; 0 outside of stacks of layers.
     keep_float32: whether a step uses the parameter in float32, whatever the compute dtype.
   """
 
   name: str
   axes: tuple[str | None, ...]
   shape: tuple[int, ...]
+  kind: Kind
+  matrix: tuple[int, int] | None = None
+  stacked: tuple[str, ...] = ()
   layers: tuple[tuple[int, ...], ...] | None = None
+  num_layers: int = 0
   keep_float32: bool = False
 
   @property
@@ -52,8 +61,13 @@ class ParamInfo:
 
   @property
   def all_axes(self) -> tuple[str | None, ...]:
-    """Logical axis of each dimension, including 'layers' for stacked layers."""
-    return ('layers',) * (len(self.shape) - len(self.axes)) + self.axes
+    """Logical axis of each dimension, including those of stacked copies."""
+    return self.stacked + self.axes
+
+  @property
+  def decayed(self) -> bool:
+    """Whether weight decay applies."""
+    return self.kind in ('matrix', 'table', 'filter')
 
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
     """Returns the metadata of the slice with these indices of the stacked dimension."""
@@ -62,21 +76,24 @@ class ParamInfo:
 
 
 def _infos(model: nnx.Module) -> Iterator[ParamInfo]:
-  stacks = {
-    name_of(path): part for path, part in nnx.iter_modules(model) if isinstance(part, Stack)
-  }
   for name, variable in named_variables(model):
-    shape = tuple(variable.get_raw_value().shape)
-    metadata = variable.get_metadata()
-    axes = tuple(metadata.get('axes') or (None,) * len(shape))
-    layers: tuple[tuple[int, ...], ...] | None = None
-    if len(shape) > len(axes):
-      layers = tuple((i,) for i in range(shape[0]))
-      for prefix, stack in stacks.items():
-        if name.startswith(f'{prefix}.blocks.'):
-          block = name.removeprefix(f'{prefix}.blocks.').partition('.')[0]
-          layers = stack.layers_of(int(block))
-    yield ParamInfo(name, axes, shape, layers, bool(metadata.get('keep_float32')))
+    shape, metadata = tuple(variable.get_raw_value().shape), variable.get_metadata()
+    if 'kind' not in metadata:
+      raise UserError(
+        f'{name} {list(shape)} does not state what kind of parameter it is: create it with t2x.layers.param'
+      )
+    numbers: LayerNumbers | None = metadata['layers']
+    yield ParamInfo(
+      name,
+      axes=metadata['axes'],
+      shape=shape,
+      kind=metadata['kind'],
+      matrix=metadata['matrix'],
+      stacked=metadata.get('stacked', ()),
+      layers=tuple(numbers.of(copy) for copy in range(shape[0])) if numbers else None,
+      num_layers=numbers.num_layers if numbers else 0,
+      keep_float32=metadata['keep_float32'],
+    )
 
 
 class Blueprint:
@@ -186,12 +203,8 @@ class Group:
       raise UserError(
         f'Group.layers = {self.layers}: layers share the parameter {info.name}: remove Group.layers'
       )
-    chosen = range(_num_layers(info))[slice(*self.layers)]
+    chosen = range(info.num_layers)[slice(*self.layers)]
     return np.array([i for i, (layer,) in enumerate(info.layers) if layer in chosen], int)
-
-
-def _num_layers(info: ParamInfo) -> int:
-  return max(max(users) for users in info.layers or ((0,),)) + 1
 
 
 def _layer(info: ParamInfo, row: int) -> int:
@@ -293,9 +306,7 @@ class Groups:
         )
       return schedules[0]
     factors = [
-      rate
-      if isinstance(rate, (int, float))
-      else rate(_layer(info, row), _num_layers(self.infos[name]))
+      rate if isinstance(rate, (int, float)) else rate(_layer(info, row), info.num_layers)
       for row, rate in enumerate(rates)
     ]
     if all(factor == 1.0 for factor in factors):
@@ -339,7 +350,7 @@ class Groups:
         line[1] += 0 if group.frozen else size
         rate: Any = group.rate
         if callable(rate):
-          rate = rate(users[0], _num_layers(info))
+          rate = rate(users[0], info.num_layers)
         text = 'frozen' if group.frozen else _rate_text(rate)
         if text not in line[2]:
           line[2].append(text)

@@ -9,7 +9,7 @@ from flax import nnx
 from halved import Halved
 
 from t2x.errors import UserError
-from t2x.layers import Linear, RowLayout, Slots, Tokens, lecun_normal
+from t2x.layers import Linear, RowLayout, Slots, Tokens, lecun_normal, param, zeros
 from t2x.layers.constraints import use_layout
 
 
@@ -74,3 +74,25 @@ def test_a_cache_refuses_positions_that_only_encodings_read():
   assert slots.extend(Tokens(place)).next == 2
   with pytest.raises(UserError, match=r'a cache cannot hold Tokens\.encoded'):
     slots.extend(Tokens(place, encoded=place))
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({}, r"param\(shape=\(4, 2\), axes=\('embed', 'mlp'\)\) has no kind"),
+    ({'kind': 'weights'}, r"kind 'weights' must be one of matrix, table, filter"),
+    ({'kind': 'matrix'}, r"of kind 'matrix' needs matrix=\(inputs, outputs\)"),
+  ],
+)
+def test_a_parameter_states_its_kind(settings, message):
+  with pytest.raises(ValueError, match=message):
+    param(zeros(), (4, 2), ('embed', 'mlp'), nnx.Rngs(0), **settings)
+
+
+def test_a_parameter_with_a_matrix_is_a_matrix_unless_it_states_another_kind():
+  def kind(**settings):
+    metadata = param(zeros(), (4, 2), ('a', 'b'), nnx.Rngs(0), **settings).get_metadata()
+    return metadata['kind'], metadata['matrix']
+
+  assert kind(matrix=(4, 2)) == ('matrix', (4, 2))
+  assert kind(matrix=(4, 2), kind='filter') == ('filter', (4, 2))

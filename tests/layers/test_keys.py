@@ -21,7 +21,7 @@ class Leaf(nnx.Module):
   """One parameter by `param`, and on request one that is drawn without it."""
 
   def __init__(self, *, own=False, rngs):
-    self.kernel = param(normal(1.0), (4,), ('embed',), rngs)
+    self.kernel = param(normal(1.0), (4,), ('embed',), rngs, kind='vector')
     if own:
       self.own = nnx.Param(jax.random.normal(rngs.params(), (2,)))
 
@@ -166,7 +166,7 @@ def test_a_parameter_is_drawn_once():
     return jax.random.normal(key, shape, dtype)
 
   def build(rngs):
-    return param(init, (4, 2), ('a', 'b'), rngs)
+    return param(init, (4, 2), ('a', 'b'), rngs, kind='table')
 
   initialized(lambda rngs: Model(rngs=rngs, a=build, stack=layers(3, build)), KEY)
   assert calls == [(4, 2), (4, 2)]

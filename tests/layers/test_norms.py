@@ -1,11 +1,25 @@
 """LayerNorm and RMSNorm against their formulas in float64."""
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.layers import LayerNorm, RMSNorm
+from t2x.layers import (
+  MLP,
+  GatedDeltaNet,
+  GatedMLP,
+  LayerNorm,
+  MultiHeadAttention,
+  NormedHeads,
+  PatchMerging,
+  PreNorm,
+  RMSNorm,
+)
+from t2x.train.params import Blueprint
 
 
 def example(norm, seed=0):
@@ -64,3 +78,27 @@ def test_parameters_name_their_axes(norm_class):
   norm = norm_class(8, rngs=nnx.Rngs(0))
   for parameter in (norm.scale, getattr(norm, 'bias', norm.scale)):
     assert parameter.axes == ('embed',)
+
+
+@pytest.mark.parametrize(
+  ('build', 'axes'),
+  [
+    (partial(MultiHeadAttention, num_heads=2, qk_norm=RMSNorm), {'q_norm.scale': 'head_dim'}),
+    (
+      partial(MultiHeadAttention, num_heads=2, joint_qk_norm=LayerNorm),
+      {'k_norm.bias': 'features'},
+    ),
+    (
+      partial(MultiHeadAttention, num_heads=2, head_outputs=NormedHeads),
+      {'head_outputs.norm.scale': 'features'},
+    ),
+    (partial(MLP, hidden_dim=6, norm=LayerNorm), {'norm.bias': 'mlp'}),
+    (partial(GatedMLP, hidden_dim=6, norm=RMSNorm), {'norm.scale': 'mlp'}),
+    (partial(GatedDeltaNet, num_heads=2), {'norm.scale': 'head_dim'}),
+    (PatchMerging, {'norm.scale': 'merged'}),
+    (PreNorm, {'norm.scale': 'embed'}),
+  ],
+)
+def test_norms_have_the_axis_of_their_features(build, axes):
+  infos = Blueprint(jax.eval_shape(lambda: build(8, rngs=nnx.Rngs(0)))).infos
+  assert {name: infos[name].axes for name in axes} == {n: (axis,) for n, axis in axes.items()}

@@ -12,6 +12,8 @@ from t2x.api import read_config
 from t2x.errors import UserError
 from t2x.layers import (
   MLP,
+  Admin,
+  DeepNorm,
   Full,
   LearnedGrid,
   MultiHeadAttention,
@@ -20,6 +22,7 @@ from t2x.layers import (
   SwitchFeedForward,
   Synthesizer,
   Window,
+  depth_scaled,
   named_key,
 )
 from t2x.models import (
@@ -205,5 +208,63 @@ def test_a_config_selects_stages(tmp_path, request):
   infos = Blueprint(read_config([file]).build().shapes()).infos
   first = infos['body.stack.stages.0.blocks.0.mixer.q.kernel']
   second = infos['body.stack.stages.1.blocks.0.mixer.q.kernel']
-  assert (first.layers, second.layers) == (((0,),), ((0,), (1,)))
+  assert (first.layers, second.layers) == (((0,),), ((1,), (2,)))
+  assert first.num_layers == second.num_layers == 3
   assert second.shape[1] == 2 * first.shape[1] and second.shape[2] == 8
+
+
+def depth_of(part, num_layers, **settings):
+  """Stages of 1 and 2 layers of equal width, and a stack of `num_layers`, whose wirings or initialisers read the depth."""
+  block = functools.partial(Block, mixer=ATTENTION, **part)
+  one, two = (functools.partial(Stack, num_layers=n, blocks=[block], **settings) for n in (1, 2))
+  pyramid = Stages(16, stages=[one, two], merge=SameWidth, rngs=nnx.Rngs(0))
+  return pyramid, Stack(16, num_layers=num_layers, blocks=[block], **settings, rngs=nnx.Rngs(0))
+
+
+class SameWidth(nnx.Module):
+  """A merge that changes nothing."""
+
+  num_merged = 1
+
+  def __init__(self, d_model, *, rngs):
+    self.output_dim = d_model
+
+  def __call__(self, x, tokens):
+    return x, tokens
+
+
+def test_depth_is_that_of_the_body_in_every_stage():
+  wired = {'wiring': DeepNorm, 'feed_forward': FEED_FORWARD}
+  pyramid, plain = depth_of(wired, 3)
+  alpha = plain.blocks[0].mixer_wiring.alpha
+  assert alpha == 6**0.25
+  assert [stage.blocks[0].mixer_wiring.alpha for stage in pyramid.stages] == [alpha, alpha]
+  init = depth_scaled(lambda key, shape, dtype: jnp.ones(shape, dtype))
+  scaled = {'feed_forward': functools.partial(MLP, hidden_dim=HIDDEN, out_init=init)}
+  for stage in depth_of(scaled, 3)[0].stages:
+    np.testing.assert_allclose(stage.blocks[0].feed_forward.down.kernel[...], 6**-0.5, rtol=1e-6)
+
+
+def test_admin_has_one_value_per_branch_of_all_stages():
+  omega = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+  wiring = functools.partial(Admin, omega=omega)
+  pyramid, _ = depth_of({'wiring': wiring, 'feed_forward': FEED_FORWARD}, 3)
+  values = [
+    vars(stage.blocks[0])[name].omega[...][row, 0]
+    for stage, rows in zip(pyramid.stages, (1, 2), strict=True)
+    for row in range(rows)
+    for name in ('mixer_wiring', 'feed_forward_wiring')
+  ]
+  np.testing.assert_allclose(values, omega, rtol=1e-6)
+
+
+def test_stochastic_depth_grows_over_all_stages():
+  """The rates of the layers are those of one stack of three layers."""
+  pyramid, plain = depth_of({'feed_forward': FEED_FORWARD}, 3, stochastic_depth=0.4)
+  rates = [
+    np.asarray(part._per_repeat(None, jax.random.key(0))[3]).ravel() for part in pyramid.stages
+  ]
+  np.testing.assert_allclose(np.concatenate(rates), [0.0, 0.2, 0.4], rtol=1e-6)
+  np.testing.assert_array_equal(
+    np.concatenate(rates), np.asarray(plain._per_repeat(None, jax.random.key(0))[3]).ravel()
+  )

@@ -41,7 +41,7 @@ mesh, blueprint = settings.build(), Blueprint(part)
 split = {}
 for name, value in blueprint.params(part).items():
   info = blueprint.infos[name]
-  spec = partition_spec(mesh, settings.rules, info.axes, info.shape, name)
+  spec = partition_spec(mesh, settings.rules, info.all_axes, info.shape, name)
   split[name] = jax.device_put(value, NamedSharding(mesh, spec))
 assert split['up'].addressable_shards[0].data.shape == (1, 4, 16), split['up'].sharding
 over_rows = NamedSharding(mesh, P(('data', 'fsdp')))

@@ -50,14 +50,14 @@ def test_every_axis_exists_on_one_device():
   assert batch_sharding(mesh).spec == PartitionSpec(('data', 'fsdp'))
 
 
-def test_specs_follow_the_rules_and_a_leading_dimension_is_layers():
+def test_specs_follow_the_rules():
   mesh = mesh_of(fsdp=2, tensor=2)
   spec = partition_spec(mesh, RULES, ('embed', 'heads', 'head_dim'), (8, 2, 4))
   assert spec == PartitionSpec('fsdp', 'tensor')
-  spec = partition_spec(mesh, RULES, ('embed', 'heads', 'head_dim'), (3, 8, 2, 4))
+  spec = partition_spec(mesh, RULES, ('layers', 'embed', 'heads', 'head_dim'), (3, 8, 2, 4))
   assert spec == PartitionSpec(None, 'fsdp', 'tensor')
-  spec = partition_spec(mesh, {'layers': 'stage'}, ('embed',), (4, 8))
-  assert spec == PartitionSpec('stage')
+  spec = partition_spec(mesh, {'layers': 'tensor'}, ('layers', 'embed'), (4, 8))
+  assert spec == PartitionSpec('tensor')
   assert partition_spec(mesh, RULES, (None, 'length'), (3, 8)) == PartitionSpec()
 
 

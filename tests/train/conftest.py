@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from t2x.layers import param
+from t2x.layers import param, stacked
 
 ones, zeros = nnx.initializers.ones, nnx.initializers.zeros
 
@@ -20,18 +20,18 @@ def normal(key, shape, dtype):
 
 class TinyBlock(nnx.Module):
   def __init__(self, width, rngs):
-    self.q = param(normal, (width, 2, 4), ('embed', 'heads', 'head_dim'), rngs)
-    self.bias = param(zeros, (2, 4), ('heads', 'head_dim'), rngs)
-    self.out = param(normal, (2, 4, width), ('heads', 'head_dim', 'embed'), rngs)
-    self.scale = param(ones, (width,), ('embed',), rngs)
+    heads = 'heads', 'head_dim'
+    self.q = param(normal, (width, 2, 4), ('embed', *heads), rngs, matrix=(width, 8))
+    self.bias = param(zeros, (2, 4), heads, rngs, kind='vector')
+    self.out = param(normal, (2, 4, width), (*heads, 'embed'), rngs, matrix=(8, width))
+    self.scale = param(ones, (width,), ('embed',), rngs, kind='vector')
 
 
 class TinyModel(nnx.Module):
   def __init__(self, width, rngs):
-    self.table = param(normal, (16, width), ('vocab', 'embed'), rngs)
-    keys = jax.random.split(rngs.params(), 3)
-    self.blocks = jax.vmap(lambda key: TinyBlock(width, nnx.Rngs(key)))(keys)
-    self.mlp = nnx.List([param(normal, (width, 16), ('embed', 'mlp'), rngs)])
+    self.table = param(normal, (16, width), ('vocab', 'embed'), rngs, kind='table')
+    self.blocks = stacked(lambda _, rngs: TinyBlock(width, rngs), 3, rngs)
+    self.mlp = nnx.List([param(normal, (width, 16), ('embed', 'mlp'), rngs, matrix=(width, 16))])
 
   def __call__(self, ids):
     return self.table[...][ids]  # Models can be called: optax must not take a mask for a function.

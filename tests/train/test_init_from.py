@@ -32,7 +32,7 @@ def numbers(key, shape, dtype):
 class Part(nnx.Module):
   def __init__(self, rngs, **shapes):
     for name, shape in shapes.items():
-      setattr(self, name, param(numbers, shape, (None,) * len(shape), rngs))
+      setattr(self, name, param(numbers, shape, (None,) * len(shape), rngs, kind='table'))
 
 
 class Model(nnx.Module):

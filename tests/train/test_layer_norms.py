@@ -111,7 +111,8 @@ def test_gradient_norms_equal_those_of_numpy():
   shapes = ((3,), (2, 4, 5), (2, 6))
   layers = (None, ((0,), (2,)), ((1,), (3,)))
   infos = {
-    n: ParamInfo(n, (None,), s, rows) for n, s, rows in zip(names, shapes, layers, strict=True)
+    n: ParamInfo(n, (None,), s, 'vector', layers=rows)
+    for n, s, rows in zip(names, shapes, layers, strict=True)
   }
   rng = np.random.default_rng(0)
   trees = [
@@ -126,7 +127,8 @@ def test_gradient_norms_equal_those_of_numpy():
 
 
 def test_layers_have_equally_many_digits():
-  info = ParamInfo('stack.blocks.0.kernel', (None,), (12, 3), tuple((i,) for i in range(12)))
+  layers = tuple((i,) for i in range(12))
+  info = ParamInfo('stack.blocks.0.kernel', (None,), (12, 3), 'vector', layers=layers)
   assert LayerNorms({info.name: info}).names[:3] == (
     'gradient/stack.00',
     'gradient/stack.01',

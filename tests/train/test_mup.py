@@ -265,7 +265,8 @@ def test_a_run_with_mup_is_no_source_for_a_model_without_it(tmp_path):
 
 def test_values_are_those_of_one_key_per_matrix():
   def build(matrix, shape):
-    return param(normal(1.0), shape, (None,) * len(shape), nnx.Rngs(0), matrix=matrix)[...]
+    axes = (None,) * len(shape)
+    return param(normal(1.0), shape, axes, nnx.Rngs(0), matrix=matrix)[...]
 
   np.testing.assert_array_equal(build((4, 6), (2, 2, 6)), build((4, 6), (4, 6)).reshape(2, 2, 6))
   pair = build((4, 6), (2, 4, 6))

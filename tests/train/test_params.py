@@ -101,6 +101,33 @@ def test_each_index_of_a_stacked_parameter_knows_the_layers_that_use_it():
   assert infos_of()['embedding.table'].layers is None
 
 
+@pytest.mark.parametrize('blocks', [(Block,), (Block, ParallelBlock)])
+def test_layers_of_a_repeating_group_are_numbered_through_the_body(blocks):
+  """Against 2^-(3 - i) of layer i, whichever blocks repeat."""
+  infos = infos_of(blocks=blocks)
+  decay = Group(match=r'body\.stack.*', rate=LayerDecay(0.5))
+  rates, factors = Groups([decay], infos).rates, {}
+  for place in range(len(blocks)):
+    name = MLP_UP.replace('.0.', f'.{place}.')
+    for (layer,), factor in zip(infos[name].layers, rates[name].ravel(), strict=True):
+      factors[layer] = float(factor)
+  assert factors == {0: 0.125, 1: 0.25, 2: 0.5, 3: 1.0}
+  last = Groups([Group(match=r'body\.stack.*', layers=(-3, None), frozen=True)], infos)
+  frozen = [
+    layer for name in last.frozen if 'up.kernel' in name for layer in last.frozen[name].layers
+  ]
+  assert sorted(frozen) == [(1,), (2,), (3,)]
+
+
+def test_a_parameter_that_states_no_kind_is_refused():
+  class Own(nnx.Module):
+    def __init__(self):
+      self.own = nnx.Param(jnp.zeros(3))
+
+  with pytest.raises(UserError, match=r'own \[3\] does not state what kind of parameter it is'):
+    Blueprint(Own())
+
+
 def test_names_shapes_and_values_are_those_of_the_model():
   model = build()(rngs=nnx.Rngs(0))
   blueprint = Blueprint(jax.eval_shape(lambda: model))
