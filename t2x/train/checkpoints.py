@@ -346,6 +346,11 @@ class Checkpoints:
       problems.sort(key=lambda problem: not problem.startswith('params'))
       more = [f'and {len(problems) - 5} more'] if len(problems) > 5 else []
       summary = '; '.join(problems[:5] + more)
+      if all(problem.startswith('opt_state') for problem in problems):
+        summary = (
+          'its optimizer state is that of another optimizer, or of an earlier t2x with another rule for these '
+          f'parameters; Experiment.init_from starts a new run from its parameters: {summary}'
+        )
       raise UserError(
         f'checkpoint of step {step} in {self.folder} does not fit the config: {summary}'
       )

@@ -6,7 +6,6 @@ Each optimizer defines a direction. `Optimizer.build` adds decoupled weight deca
 
 import abc
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,6 +17,7 @@ from optax import contrib
 from t2x.errors import UserError
 from t2x.hyperparameters import scalar
 from t2x.ranges import Epsilon, Fraction, Positive, Rate, Size, TunableNonNegative
+from t2x.train.factored import clip_rms, scale_by_factored_rms, scale_by_param_rms
 from t2x.train.params import ParamInfo
 from t2x.train.schedules import Schedule, ScheduleFn
 
@@ -135,7 +135,9 @@ class AdamW(Optimizer):
 class Adafactor(Optimizer):
   """Adafactor, with second moments factored into rows and columns (https://arxiv.org/abs/1804.04235).
 
-  The root mean squares for clipping and scaling are computed per parameter; stacked layers are one parameter.
+  As in T5, each matrix [inputs, outputs] is factored, clipped and scaled by itself: the heads of a projection are
+  merged, and each layer and expert has matrices of its own. Parameters other than matrices are factored along their
+  two largest dimensions in each layer.
 
   Attributes:
     min_dim_size: matrices with a smaller dimension are not factored.
@@ -154,16 +156,18 @@ class Adafactor(Optimizer):
   eps: Epsilon = 1e-30
 
   def direction(self, infos):
-    rule = optax.adafactor(
-      learning_rate=None,
-      min_dim_size_to_factor=self.min_dim_size,
-      decay_rate=self.decay_rate,
-      multiply_by_parameter_scale=self.scale_by_parameter,
-      clipping_threshold=self.clip,
-      momentum=self.momentum,
-      eps=self.eps,
-    )
-    return optax.chain(rule, optax.scale(-1))  # optax.adafactor returns negative directions.
+    steps = [
+      scale_by_factored_rms(
+        infos, min_dim_size=self.min_dim_size, decay_rate=self.decay_rate, eps=self.eps
+      )
+    ]
+    if self.clip is not None:
+      steps.append(clip_rms(infos, self.clip))
+    if self.scale_by_parameter:
+      steps.append(scale_by_param_rms(infos))
+    if self.momentum is not None:
+      steps.append(optax.ema(self.momentum, debias=False))
+    return optax.chain(*steps)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -252,12 +256,7 @@ def matrix_dimensions(info: ParamInfo) -> contrib.MuonDimensionNumbers | None:
   # A matrix with one row or column has one singular value.
   if info.kind != 'matrix' or info.matrix is None or 1 in info.matrix:
     return None
-  # Each copy (layer, expert, head) has its own matrix; copies come first, so dimensions are counted from the end.
-  (inputs, outputs), shape = info.matrix, info.shape[len(info.stacked) :]
-  split = next(i for i in range(len(shape)) if math.prod(shape[i:]) == outputs)
-  start = next(i for i in range(split) if math.prod(shape[i:split]) == inputs)
-  dimensions = tuple(range(-len(shape), 0))
-  return contrib.MuonDimensionNumbers(dimensions[start:split], dimensions[split:])
+  return contrib.MuonDimensionNumbers(*info.matrix_axes)
 
 
 def build_optimizer(

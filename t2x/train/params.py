@@ -69,6 +69,16 @@ class ParamInfo:
     """Whether weight decay applies."""
     return self.kind in ('matrix', 'table', 'filter')
 
+  @property
+  def matrix_axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dimensions of the inputs and of the outputs of a matrix; dimensions before them are those of several matrices."""
+    assert self.matrix is not None
+    inputs, outputs = self.matrix
+    first, end = len(self.stacked), len(self.shape)
+    middle = next(i for i in range(first, end + 1) if math.prod(self.shape[i:]) == outputs)
+    start = next(i for i in range(first, end) if math.prod(self.shape[i:middle]) == inputs)
+    return tuple(range(start, middle)), tuple(range(middle, end))
+
   def rows(self, indices: np.ndarray) -> 'ParamInfo':
     """Returns the metadata of the slice with these indices of the stacked dimension."""
     layers = self.layers and tuple(self.layers[i] for i in indices)

@@ -80,7 +80,6 @@ def test_a_cache_refuses_positions_that_only_encodings_read():
   ('settings', 'message'),
   [
     ({}, r"param\(shape=\(4, 2\), axes=\('embed', 'mlp'\)\) has no kind"),
-    ({'kind': 'weights'}, r"kind 'weights' must be one of matrix, table, filter"),
     ({'kind': 'matrix'}, r"of kind 'matrix' needs matrix=\(inputs, outputs\)"),
   ],
 )

@@ -15,6 +15,8 @@ from t2x.arrays import named_leaves
 from t2x.errors import UserError
 from t2x.files import CHECKSUMS
 from t2x.train.checkpoints import Checkpoints
+from t2x.train.optimizers import Adafactor
+from t2x.train.params import Blueprint
 
 
 @pytest.fixture(scope='session')
@@ -210,6 +212,19 @@ def test_what_does_not_fit_is_named_with_both_shapes(tmp_path, state):
     checkpoints.restore(abstract(other))
   assert 'ema is not in the checkpoint' in str(error.value)
   assert 'key is only in the checkpoint' in str(error.value)
+
+
+def test_the_state_of_another_optimizer_is_named_as_the_cause(tmp_path, tiny, state):
+  """Of optax's Adafactor, which factors stacked arrays with separate heads."""
+  saved = state()
+  saved['opt_state'] = optax.adafactor(min_dim_size_to_factor=4).init(saved['params'])
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(1, saved)
+  checkpoints.wait()
+  rule = Adafactor(min_dim_size=4).direction(Blueprint(jax.eval_shape(tiny)).infos)
+  with pytest.raises(UserError, match='optimizer state is that of another optimizer') as error:
+    checkpoints.restore(abstract({**saved, 'opt_state': rule.init(saved['params'])}))
+  assert 'Experiment.init_from starts a new run from its parameters' in str(error.value)
 
 
 def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog, full_disk):

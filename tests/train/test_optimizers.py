@@ -205,3 +205,58 @@ def test_muon_leaves_tables_norms_and_biases_to_adam(model, step, muon):
     np.testing.assert_allclose(new[name], adam[name], atol=1e-6)
   adam_names = jax.tree_util.tree_leaves_with_path(state[0].inner_states['adam'])
   assert not any('blocks.q' in jax.tree_util.keystr(path) for path, _ in adam_names)
+
+
+MATRICES = {
+  'blocks.q': (8, 8),
+  'blocks.out': (8, 8),
+  'blocks.bias': (8,),
+  'blocks.scale': (8,),
+  'table': (16, 8),
+  'mlp.0': (8, 16),
+}
+
+
+def test_adafactor_is_that_of_transformers_on_the_matrix_of_each_layer(tiny, infos):
+  """Three steps against transformers, with heads merged and each layer a parameter of its own."""
+  torch = pytest.importorskip('torch')
+  reference = pytest.importorskip('transformers.optimization').Adafactor
+  model = host(Blueprint(jax.eval_shape(tiny)).params(jax.jit(tiny)()))
+  rule = Adafactor(min_dim_size=4)
+  optimizer = build_optimizer(rule, Constant(peak=0.1), clip_norm=None, num_steps=10, infos=infos)
+  theirs = {
+    name: [torch.nn.Parameter(torch.tensor(part)) for part in value.reshape(-1, *MATRICES[name])]
+    for name, value in model.items()
+  }
+  parameters = [part for parts in theirs.values() for part in parts]
+  other = reference(parameters, lr=0.1, relative_step=False, scale_parameter=True)
+  params, state = model, optimizer.init(model)
+  rng = np.random.default_rng(0)
+  for _ in range(3):
+    grads = {name: np.float32(rng.normal(size=value.shape)) for name, value in model.items()}
+    updates, state = jax.jit(optimizer.update)(grads, state, params)
+    params = optax.apply_updates(params, updates)
+    for name, parts in theirs.items():
+      for part, grad in zip(parts, grads[name].reshape(-1, *MATRICES[name]), strict=True):
+        part.grad = torch.tensor(grad)
+    other.step()
+  for name, parts in theirs.items():
+    expected = np.stack([part.detach().numpy() for part in parts]).reshape(model[name].shape)
+    np.testing.assert_allclose(params[name], expected, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_adafactor_factors_attention_kernels_with_narrow_heads():
+  """T5's projections are [512, 512] in 8 heads of 64; its biases by distance are not factored."""
+  build = functools.partial(MultiHeadAttention, 512, num_heads=8, use_bias=False)
+  blueprint = Blueprint(jax.eval_shape(lambda: build(rngs=nnx.Rngs(0))))
+  state = jax.eval_shape(
+    Adafactor().direction(blueprint.infos).init, blueprint.params(blueprint.shapes)
+  )
+  factored = state[0]
+  assert {name: leaf.shape for name, leaf in factored.rows.items()} == {
+    'q.kernel': (512,),
+    'k.kernel': (512,),
+    'v.kernel': (512,),
+    'out.kernel': (8, 64),
+  }
+  assert factored.moments == {}
