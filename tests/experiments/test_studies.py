@@ -31,7 +31,7 @@ SWEEPS = {
   'attention_basics/mask_rate': (5, 8),
   'scaling/sweep': (5, 3),
   'switches/sweep': (14, 5),
-  'tokenizers/sweep': (8, 3),
+  'tokenizers/sweep': (7, 3),
 }
 # The variants of `more_causal_lm`, `deep` and `recall_sweep` in another model or task.
 NIGHTLY = {
