@@ -27,12 +27,6 @@ def _add_nodes(parser: _Container, default: int | None = 1) -> None:
   )
 
 
-def _add_slices(parser: _Container, default: int | None = 1) -> None:
-  parser.add_argument(
-    '--slices', type=count, default=default, metavar='N', help='number of TPU slices (default: 1)'
-  )
-
-
 def _add_restarts(parser: _Container, default: int) -> None:
   text = f'restarts after failures (default: {default})'
   parser.add_argument('--max-restarts', type=natural, default=default, metavar='N', help=text)
@@ -115,9 +109,14 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
   tpus = parser.add_argument_group('TPU slices of GKE')
   tpus.add_argument('--tpu', choices=('v4', 'v5e', 'v5p', 'v6e'), help='kind of TPU')
   tpus.add_argument('--topology', metavar='AxB', help='chips of a slice, such as 4x8')
-  _add_slices(tpus, None)
+  tpus.add_argument('--slices', type=count, metavar='N', help='number of slices (default: 1)')
   tpus.add_argument('--chips-per-host', type=count, metavar='N', help='(default: 4)')
-  _add_image(parser)
+  parser.add_argument(
+    '--image',
+    required=True,
+    metavar='IMAGE',
+    help='container image with t2x and FILE (launch/docker)',
+  )
   parser.add_argument(
     '--claim',
     default='shared',
@@ -126,13 +125,14 @@ def _add_kubernetes(parser: argparse.ArgumentParser) -> None:
   )
   _add_mount(parser)
   add_repeatable(parser, '--secret', 'NAME', 'Secret whose entries become environment variables')
-  _add_grace(parser)
+  parser.add_argument(
+    '--grace',
+    type=count,
+    default=300,
+    metavar='SECONDS',
+    help='seconds to save after SIGTERM (default: 300)',
+  )
   _add_restarts(parser, 10)
-
-
-def _add_image(parser: _Container) -> None:
-  text = 'container image with t2x and FILE (launch/docker)'
-  parser.add_argument('--image', required=True, metavar='IMAGE', help=text)
 
 
 def _add_mount(parser: _Container) -> None:
@@ -142,11 +142,6 @@ def _add_mount(parser: _Container) -> None:
     metavar='DIR',
     help='where the shared volume is mounted; the run folder is inside it (default: /shared)',
   )
-
-
-def _add_grace(parser: _Container) -> None:
-  text = 'seconds to save after SIGTERM (default: 300)'
-  parser.add_argument('--grace', type=count, default=300, metavar='SECONDS', help=text)
 
 
 def _kubernetes(args: argparse.Namespace) -> 'Target':
@@ -166,46 +161,13 @@ def _kubernetes(args: argparse.Namespace) -> 'Target':
   return _built(Kubernetes, args, machines=machines)
 
 
-def _add_tpu(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--zone', required=True, metavar='ZONE', help='zone of Google Cloud')
-  _add_accelerator(parser)
-  _add_slices(parser)
-  parser.add_argument('--resource', metavar='NAME', help='queued resource (default: --name)')
-  parser.add_argument('--runtime', metavar='VERSION', help='software version of the TPU VMs')
-  parser.add_argument('--spot', action='store_true', help='request spot capacity')
-
-
-def _add_accelerator(parser: _Container) -> None:
-  text = 'accelerator type of a slice, such as v5litepod-64'
-  parser.add_argument('--accelerator', required=True, metavar='TYPE', help=text)
-
-
-def _tpu(args: argparse.Namespace) -> 'Target':
-  from t2x.launch import QueuedResource
-
-  return _built(QueuedResource, args, resource=args.resource or args.name)
-
-
-def _add_xpk(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument('--cluster', required=True, metavar='NAME', help='cluster of xpk')
-  _add_accelerator(parser)
-  _add_slices(parser)
-  _add_image(parser)
-  add_repeatable(parser, '--storage', 'NAME', 'storage of the cluster that holds the run folder')
-  _add_grace(parser)
-  _add_restarts(parser, 100)
-
-
-def _xpk(args: argparse.Namespace) -> 'Target':
-  from t2x.launch import Xpk
-
-  return _built(Xpk, args)
-
-
 def _add_skypilot(parser: argparse.ArgumentParser) -> None:
   _add_nodes(parser)
   parser.add_argument(
-    '--accelerators', required=True, metavar='NAME:N', help='of each node, such as H100:8'
+    '--accelerators',
+    required=True,
+    metavar='NAME:N',
+    help='of each node, such as H100:8, or a TPU slice, such as tpu-v6e-8:1',
   )
   parser.add_argument(
     '--storage',
@@ -257,8 +219,6 @@ def _local(args: argparse.Namespace) -> 'Target':
 TARGETS = {
   'slurm': (_add_slurm, _slurm, 'batch script for Slurm; a sweep becomes job arrays'),
   'kubernetes': (_add_kubernetes, _kubernetes, 'JobSet for nodes with GPUs or TPU slices'),
-  'tpu': (_add_tpu, _tpu, 'script for Cloud TPU VMs as a queued resource'),
-  'xpk': (_add_xpk, _xpk, 'command of xpk for TPUs of a GKE cluster'),
   'skypilot': (_add_skypilot, _skypilot, 'task of SkyPilot, on spot machines of any cloud'),
   'local': (_add_local, _local, 'script for several processes on this machine'),
 }

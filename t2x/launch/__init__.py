@@ -1,4 +1,4 @@
-"""Renders files that start t2x with Slurm, Kubernetes, Cloud TPUs, SkyPilot, or on this machine.
+"""Renders files that start t2x with Slurm, Kubernetes, SkyPilot, or on this machine.
 
 The templates are part of the package, so that an installed t2x renders them; launch/ has rendered examples.
 """
@@ -9,7 +9,6 @@ from t2x.launch.local import Local
 from t2x.launch.skypilot import SkyPilot
 from t2x.launch.slurm import Allocation, Slurm, SlurmSweep
 from t2x.launch.target import Target, render
-from t2x.launch.tpu import QueuedResource, Xpk
 
 __all__ = [
   'Allocation',
@@ -17,13 +16,11 @@ __all__ = [
   'Job',
   'Kubernetes',
   'Local',
-  'QueuedResource',
   'SkyPilot',
   'Slurm',
   'SlurmSweep',
   'Target',
   'TpuSlices',
-  'Xpk',
   'default_name',
   'render',
 ]

@@ -9,6 +9,9 @@ from t2x.errors import UserError
 from t2x.launch.job import PORT, Job, check_name, check_variable, check_word
 from t2x.launch.template import fill, yaml_text
 
+# Devices of JAX per unit of the size of a TPU slice: units are cores except for v5e and v6e.
+_TPU_DEVICES = {'v2': 1.0, 'v3': 1.0, 'v4': 0.5, 'v5litepod': 1.0, 'v5p': 0.5, 'v6e': 1.0}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SkyPilot:
@@ -16,7 +19,7 @@ class SkyPilot:
 
   Attributes:
     nodes: number of nodes.
-    accelerators: accelerators of each node, NAME:COUNT, such as 'H100:8'.
+    accelerators: accelerators of each node, NAME:COUNT, such as 'H100:8', or a TPU slice, 'tpu-v6e-8:1'.
     storage: the bucket ('s3://my-bucket') or volume of SkyPilot that holds the run folder and the data cache.
     mount: where the storage is mounted.
     spot: whether to use spot machines.
@@ -42,6 +45,11 @@ class SkyPilot:
       raise UserError(
         f"--accelerators '{self.accelerators}': must be NAME:COUNT per node, such as H100:8"
       )
+    if self._is_tpu and (self.num_devices < 1 or self.nodes > 1):
+      raise UserError(
+        f'--accelerators {self.accelerators}: must be one slice of a known kind, such as tpu-v6e-8:1 '
+        f'({", ".join(_TPU_DEVICES)}), with --nodes 1; `t2x launch kubernetes` starts several slices'
+      )
     check_word('--mount', self.mount)
     if self.infra is not None:
       check_word('--infra', self.infra)
@@ -62,9 +70,16 @@ class SkyPilot:
     return '://' in self.storage
 
   @property
+  def _is_tpu(self) -> bool:
+    return self.accelerators.startswith('tpu-')
+
+  @property
   def num_devices(self) -> int:
-    """Number of devices of the run."""
-    return self.nodes * int(self.accelerators.rpartition(':')[2])
+    """Number of devices of the run; 0 for an unknown kind of TPU."""
+    if not self._is_tpu:
+      return self.nodes * int(self.accelerators.rpartition(':')[2])
+    match = re.fullmatch(r'tpu-(\w+)-(\d+):1', self.accelerators)
+    return int(_TPU_DEVICES.get(match[1], 0.0) * int(match[2])) if match else 0
 
   @property
   def submit(self) -> Sequence[str]:
@@ -81,7 +96,8 @@ class SkyPilot:
     ]
     volume = ['volumes:', f'  {self.mount}: {yaml_text(self.storage)}']
     variables = job.variables_on(self.mount)
-    processes = ['--num-processes 1']
+    # The processes of the hosts of a TPU slice find each other.
+    processes = [] if self._is_tpu else ['--num-processes 1']
     if self.nodes > 1:
       processes = [
         f'--coordinator "$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{PORT}"',
@@ -103,6 +119,7 @@ class SkyPilot:
       secrets=['secrets:', *(f'  {yaml_text(name)}: null' for name in self.secret)]
       if self.secret
       else [],
+      extra='tpu' if self._is_tpu else 'cuda',
       setup=job.setup,
       command=job.exec_lines(*processes),
     )

@@ -32,8 +32,6 @@ def test_every_target_has_an_example():
   assert {source(path)[2] for path in EXAMPLES} == {
     'slurm',
     'kubernetes',
-    'tpu',
-    'xpk',
     'skypilot',
     'local',
   }

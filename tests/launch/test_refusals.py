@@ -12,7 +12,7 @@ SLURM = ('slurm', QUICK, '--gpus-per-node', '8')
 KUBERNETES = ('kubernetes', QUICK, '--image', 'i')
 SKY = ('skypilot', QUICK, '--accelerators', 'H100:8', '--storage', 's3://b')
 LOCAL = ('local', QUICK, '--cpu-devices', '1')
-TPU = ('tpu', QUICK, '--zone', 'z', '--accelerator')
+TPU = ('skypilot', QUICK, '--storage', 's3://b', '--accelerators')
 SWEEP = 'experiments/feed_forward/sweep.gin'
 
 
@@ -48,7 +48,9 @@ SWEEP = 'experiments/feed_forward/sweep.gin'
     ),
     ((*SKY, '--nodes', '2'), 'nodes see the files of other nodes in a bucket with a delay'),
     ((*SKY, '--run', '/shared/../a'), 'must be inside /shared'),
-    ((*TPU, 'v7-8'), "--accelerator 'v7-8': must be one of v2, v3, v4, v5litepod, v5p, v6e"),
+    ((*TPU, 'tpu-v7-8:1'), 'must be one slice of a known kind'),
+    ((*TPU, 'tpu-v6e-8:2'), 'must be one slice of a known kind'),
+    ((*TPU, 'tpu-v6e-8:1', '--nodes', '2'), '`t2x launch kubernetes` starts several slices'),
     ((*LOCAL, '--name', 'A'), "--name 'A': must have at most 40 lower-case letters"),
     ((*LOCAL, '--env', 'A'), "--env 'A' has no value"),
     ((*LOCAL, '--env', 'A-B=1'), "--env 'A-B': must be the name"),
@@ -70,7 +72,6 @@ def test_a_wrong_option_is_one_line(words, message, launch):
     (SLURM, 'export it in the shell that calls sbatch'),
     ((*KUBERNETES, '--gpus-per-node', '8'), 'kubectl create secret'),
     (SKY, 'pass --secret NAME'),
-    ((*TPU, 'v6e-8'), 'a file on the hosts'),
     (LOCAL, 'export it in the shell'),
   ],
 )
@@ -121,6 +122,6 @@ def test_a_config_that_does_not_fit_the_devices_is_an_error(words, message, monk
 
 
 def test_every_target_has_help(launch):
-  for target in ('slurm', 'kubernetes', 'tpu', 'xpk', 'skypilot', 'local'):
+  for target in ('slurm', 'kubernetes', 'skypilot', 'local'):
     code, output = launch(target, '--help')
     assert code == 0 and '--submit' in output.out and 'FILE' in output.out

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from t2x.cli import parser
+from t2x.launch import SkyPilot
 
 EXAMPLE = Path(__file__).parents[2] / 'launch/skypilot/spot.yaml'
 QUICK = ('skypilot', 'configs/runs/quickstart.gin', '--accelerators', 'H100:8')
@@ -31,6 +32,19 @@ def test_several_nodes_find_each_other(launch, tmp_path):
   )
   args = parser().parse_args(done.stdout.split())
   assert (args.coordinator, args.num_processes, args.process_id) == ('10.0.0.1:8476', 2, 1)
+
+
+@pytest.mark.parametrize(('accelerators', 'devices'), [('tpu-v6e-8:1', 8), ('tpu-v5p-8:1', 4)])
+def test_hosts_of_a_tpu_slice_install_jax_for_tpus_and_find_each_other(
+  accelerators, devices, launch
+):
+  code, output = launch(*QUICK[:2], '--accelerators', accelerators, '--storage', 's3://bucket')
+  assert code == 0, output.err
+  task = yaml.safe_load(output.out)
+  assert task['resources']['accelerators'] == accelerators
+  assert "-e '.[tpu]'" in task['setup'] and '--num-processes' not in task['run']
+  target = SkyPilot(nodes=1, accelerators=accelerators, storage='s3://bucket')
+  assert target.num_devices == devices
 
 
 def test_spot_machines_recover_and_code_75_restarts():
