@@ -17,7 +17,7 @@ from t2x.config.render import (
   render,
   show,
 )
-from t2x.config.resolve import calls
+from t2x.config.resolve import calls, key_of
 from t2x.config.trust import trust, trust_everything
 from t2x.config.type_check import problem
 from t2x.config.values import COMMAND_LINE, Finding, Macro, gin_of, raise_findings, to_gin
@@ -39,6 +39,7 @@ __all__ = [
   'gin_of',
   'hyperparameters',
   'identity',
+  'key_of',
   'load',
   'macros_in',
   'parameters_with',

@@ -1,6 +1,7 @@
 """Search for the value of an integer parameter at which a variant has the budget of the baseline."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 from t2x import config as config_lib
@@ -27,7 +28,7 @@ def adjusted_parameter(config: config_lib.Config, names: Sequence[str]) -> tuple
   """Returns the first of the named parameters that a config has, and its value.
 
   Raises:
-    UserError: the config has no such parameter, or its value is not an integer.
+    UserError: the config has no such parameter, it has several values, or its value is not an integer.
   """
   name, value = first_parameter(config, names) or ('', None)
   if value is None:
@@ -38,7 +39,11 @@ def adjusted_parameter(config: config_lib.Config, names: Sequence[str]) -> tuple
 
 
 def first_parameter(config: config_lib.Config, names: Sequence[str]) -> tuple[str, object] | None:
-  """Returns the first of the named parameters and macros that a config has, and its value; None without any."""
+  """Returns the first of the named parameters and macros that a config has, and its value; None without any.
+
+  Raises:
+    UserError: the parameter has different values in several scopes.
+  """
   values = ((name, _value(config, name)) for name in names)
   return next(((name, value) for name, value in values if value is not None), None)
 
@@ -70,12 +75,18 @@ def _value(config: config_lib.Config, name: str) -> object:
     macros = {s.macro_name for s in config.bindings_used if s.is_macro}
     statement = config.bindings.macros.get(name)
     return statement.value if statement is not None and name in macros else None
-  inner = config_lib.split_scope(scope)
-  for call in config_lib.calls(config.root):
-    # `part` may be qualified by its module.
-    if config.bindings.exact_part(part) is call.part and call.scope[: len(inner)] == inner:
-      return call.values.get(param)
-  return None
+  inner, spec = config_lib.split_scope(scope), config.bindings.exact_part(part)
+  # `part` may be qualified by its module.
+  calls = [call for call in config_lib.calls(config.root) if call.part is spec]
+  values = {
+    config_lib.key_of(call, param): call.values[param]
+    for call in calls
+    if call.scope[: len(inner)] == inner and call.values.get(param) is not None
+  }
+  if any(value != other for value, other in itertools.pairwise(values.values())):
+    found = ', '.join(f'{key} = {config_lib.to_gin(value)}' for key, value in values.items())
+    raise UserError(f'{name} has several values: {found}: add a scope to the name')
+  return next(iter(values.values()), None)
 
 
 def solve(

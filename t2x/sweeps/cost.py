@@ -5,7 +5,6 @@ import functools
 
 from flax import nnx
 
-from t2x.tasks import Task
 from t2x.train import Experiment
 from t2x.train.flops import flops_per_token, row_lengths
 from t2x.train.params import Blueprint
@@ -19,28 +18,36 @@ class Cost:
     parameters: number of scalars.
     tokens_per_step: tokens (images: patches) per batch, padding included.
     num_steps: optimizer steps.
-    task: the task, whose loss is traced for the FLOPs.
+    batch_size: examples per step.
+    experiment: the experiment, whose loss is traced for the FLOPs.
     model: the model with shapes instead of arrays.
   """
 
   parameters: int
   tokens_per_step: int
   num_steps: int
-  task: Task
+  batch_size: int
+  experiment: Experiment
   model: nnx.Module
 
   @functools.cached_property
   def flops_per_token(self) -> float:
     """FLOPs of training per token, traced at the first access (see `t2x.train.flops`)."""
-    return flops_per_token(self.task, self.model).full
+    _, task, _ = self.experiment.complete()
+    return flops_per_token(task, self.model).full
+
+  @property
+  def tokens(self) -> int:
+    """Tokens of all training steps, padding included."""
+    return self.tokens_per_step * self.num_steps
 
   @property
   def flops(self) -> float:
     """FLOPs of all training steps."""
-    return self.flops_per_token * self.tokens_per_step * self.num_steps
+    return self.flops_per_token * self.tokens
 
   def of(self, quantity: str) -> float:
-    """Returns a quantity of a budget: 'steps', 'parameters', 'flops_per_token' or 'flops'."""
+    """Returns a quantity of a budget: 'steps', 'tokens', 'parameters', 'flops_per_token' or 'flops'."""
     return float(self.num_steps if quantity == 'steps' else getattr(self, quantity))
 
 
@@ -56,5 +63,5 @@ def cost_of(experiment: Experiment) -> Cost:
   task.check_model(model)
   trainer.schedule.build(trainer.num_steps)
   lengths = row_lengths(task, model)
-  tokens = trainer.batch_size * sum(lengths.values())
-  return Cost(Blueprint(model).size, tokens, trainer.num_steps, task, model)
+  size, batch = Blueprint(model).size, trainer.batch_size
+  return Cost(size, batch * sum(lengths.values()), trainer.num_steps, batch, experiment, model)

@@ -13,6 +13,7 @@ from t2x.ranges import TRIAL_SEED
 from t2x.sweeps.arms import Arm, plain, shown
 from t2x.sweeps.budgets import adjusted_parameter, is_bindable, parameters_of, solve
 from t2x.sweeps.cost import Cost, cost_of
+from t2x.sweeps.evaluated import evaluated
 from t2x.sweeps.provenance import commit, versions
 from t2x.sweeps.records import Plan, Trial
 from t2x.sweeps.sweep import Sweep
@@ -261,6 +262,7 @@ class _Planner:
     # Point of the last baseline, and its quantity; None without a match, or if it was not resolved.
     self._point: Mapping[str, object] | None = None
     self._target: float | None = None
+    self._baseline: Cost | None = None
 
   def load(self, arm: Arm, more: Sequence[str] = ()) -> config_lib.Config:
     return read_config(arm.files, (*arm.bindings, *more), base=self.base)
@@ -287,13 +289,23 @@ class _Planner:
     """Resolves an arm and matches its budget to the baseline, which is planned first at each point."""
     resolved = self.resolve(arm)
     if arm.variant != self.sweep.baseline or arm.point == self._point:
+      self._check_metric(resolved.cost)
       return resolved if self._target is None else self._match(arm, resolved, self._target)
     self.goal = self.goal or _goal(self.sweep, resolved.config)
     if self.goal == 'max' and self.sweep.failed_above is not None:
       raise UserError(f"Sweep.failed_above has no effect: a higher '{self.sweep.metric}' is better")
     self._target = None if self.sweep.match is None else self._quantity(resolved)
-    self._point = arm.point
+    self._point, self._baseline = arm.point, resolved.cost
     return resolved
+
+  def _check_metric(self, cost: Cost) -> None:
+    """Refuses a variant whose metric is computed on other data than that of the baseline."""
+    if self._baseline is None or cost is self._baseline:
+      return
+    metric = self.sweep.metric
+    sides = [evaluated(side.experiment, metric) for side in (cost, self._baseline)]
+    if difference := sides[0].difference(sides[1]):
+      raise UserError(f'{metric} is not comparable with the baseline: it is computed {difference}')
 
   def trials(self, arm: Arm, resolved: _Resolved) -> Iterator[tuple[Trial, str | None]]:
     """Yields the trials of an arm with their configs; None for trials that cannot run."""
@@ -343,6 +355,12 @@ class _Planner:
     """Adjusts a parameter of the arm to meet the budget; sets `problem` if that is impossible."""
     sweep = self.sweep
     off = self._quantity(resolved) / target - 1
+    if sweep.match == 'steps' and self._baseline is not None:
+      sizes = resolved.cost.batch_size, self._baseline.batch_size
+      if sizes[0] != sizes[1]:
+        off = resolved.cost.num_steps * sizes[0] / (target * sizes[1]) - 1
+        problem = f'{sizes[0]} examples per step, and the baseline {sizes[1]}: Sweep.match is steps'
+        return dataclasses.replace(resolved, deviation=off, problem=problem)
     if abs(off) <= sweep.tolerance:
       return dataclasses.replace(resolved, deviation=off)
     text = f'{abs(off):.1%} {"more" if off > 0 else "fewer"} {sweep.match} than the baseline'

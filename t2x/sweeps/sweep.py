@@ -36,12 +36,12 @@ class Sweep:
     metric: name of the metric of the evaluation to compare.
     goal: 'min' if lower is better, 'max' if higher is better. None: the goal of the task for its best
       checkpoint, and 'min' for a loss; required for other metrics.
-    match: quantity in which variants must equal the baseline: 'steps' (nothing is adjusted),
-      'parameters', 'flops_per_token', 'flops' (per token times tokens), 'seconds' (measured);
-      None: no check.
+    match: quantity in which variants must equal the baseline: 'steps' (of equal batches; nothing is adjusted),
+      'tokens' (of all steps, padding included), 'parameters', 'flops_per_token', 'flops' (per token times tokens),
+      'seconds' (measured); None: no check.
     knob: name of the adjusted parameter, an integer binding or macro that is changed until the
-      quantity matches ('MLP.hidden_dim', 'Stack.num_layers', 'Trainer.num_steps', 'd_ff'). If there
-      are several names, the first that a variant has.
+      quantity matches ('MLP.hidden_dim', 'decoder/MLP.hidden_dim', 'Trainer.num_steps', 'd_ff'). If there
+      are several names, the first that a variant has. A name with different values in several scopes is an error.
     tolerance: largest deviation of a match, relative to the baseline.
     margin: largest difference of the metric that counts as none, for the verdict 'same'. None: 'same' is
       not tested.
@@ -68,7 +68,9 @@ class Sweep:
   grid: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
   metric: Text = 'loss'
   goal: Literal['min', 'max'] | None = None
-  match: Literal['steps', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = 'steps'
+  match: Literal['steps', 'tokens', 'parameters', 'flops_per_token', 'flops', 'seconds'] | None = (
+    'steps'
+  )
   knob: str | Sequence[Text] = ()
   tolerance: Rate = 0.01
   margin: Positive | None = None

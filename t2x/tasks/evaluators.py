@@ -82,6 +82,9 @@ class Evaluator(abc.ABC):
   every: Natural = 1
   num_examples: Count | None = None
 
+  # Whether the metrics are means over tokens, which are not comparable between tokenizers.
+  by_tokens: ClassVar[bool] = False
+
   def replaced(self, **settings: Any) -> 'Evaluator':
     """Returns a copy with other settings."""
     return dataclasses.replace(self, **settings)
@@ -112,6 +115,8 @@ class Evaluator(abc.ABC):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Losses(Evaluator):
   """Computes the metrics of a task without generation, e.g. on other data or with longer rows."""
+
+  by_tokens: ClassVar[bool] = True
 
   def __call__(self, evaluated: Evaluated) -> Evaluation:
     """Returns the task's metrics."""

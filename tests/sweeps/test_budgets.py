@@ -1,10 +1,25 @@
-"""A knob is moved to where a quantity is nearest its target."""
+"""A knob is moved to where a quantity is nearest its target; budgets that cannot be matched are refused."""
 
 import numpy as np
 import pytest
 
+from t2x.api import read_config
+from t2x.config import calls
 from t2x.errors import UserError
 from t2x.sweeps.budgets import solve
+from t2x.sweeps.plan import make_plan
+from t2x.sweeps.sweep import read_sweep
+
+
+@pytest.fixture
+def plan(sweep_file):
+  """`plan(variants, extra, base)`: the first trial of each variant of a sweep, and all configs by folder."""
+
+  def plan(variants, extra='', base=''):
+    made, configs = make_plan(read_sweep(sweep_file(variants, extra, base)))
+    return {trial.variant: trial for trial in reversed(made.trials)}, configs
+
+  return plan
 
 
 def nearest(measure, target, limit=5000):
@@ -58,3 +73,54 @@ def test_nothing_that_can_be_built_is_an_error():
 
   with pytest.raises(UserError, match='cannot be built'):
     solve(measure, 3, 1.0, tolerance=0.01)
+
+
+def test_tokens_are_matched_by_steps(plan):
+  variants = "{'gelu': {}, 'large': {'Trainer.batch_size': 64}, 'odd': {'Trainer.batch_size': 24}}"
+  found, _ = plan(variants, "  match = 'tokens'\n  knob = 'Trainer.num_steps'\n")
+  # 12 steps of 32 images.
+  assert {name: trial.num_steps for name, trial in found.items()} == {
+    'gelu': 12,
+    'large': 6,
+    'odd': 16,
+  }
+  assert all(trial.gap == 0 and not trial.problem for trial in found.values())
+
+
+def test_equal_steps_of_other_batches_are_refused_with_their_deviation(plan):
+  found, configs = plan("{'gelu': {}, 'large': {'Trainer.batch_size': 64}}")
+  large = found['large']
+  assert large.problem == '64 examples per step, and the baseline 32: Sweep.match is steps'
+  assert large.gap == 1.0 and large.folder not in configs
+  # Other tokens of the same images are equal steps.
+  found, _ = plan("{'gelu': {}, 'coarse': {'PatchEmbedding.patch_size': 4}}")
+  coarse = found['coarse']
+  assert coarse.tokens_per_step < found['gelu'].tokens_per_step and not coarse.problem
+
+
+TWO_SCOPES = """
+Stack.blocks = [@a/Block, @b/Block]
+num_layers = 2
+a/MLP.hidden_dim = 32
+b/MLP.hidden_dim = 48
+"""
+
+
+def test_a_knob_in_several_scopes_is_ambiguous_without_its_scope(plan, tmp_path):
+  variants = "{'gelu': {}, 'thin': {'MultiHeadAttention.use_bias': False, 'd_model': 12}}"
+  match = "  match = 'parameters'\n  knob = '{}'\n"
+  found, _ = plan(variants, match.format('MLP.hidden_dim'), TWO_SCOPES)
+  problem = found['thin'].problem
+  assert problem.endswith(
+    'MLP.hidden_dim has several values: a/MLP.hidden_dim = 32, b/MLP.hidden_dim = 48: '
+    'add a scope to the name'
+  )
+  found, configs = plan(variants, match.format('b/MLP.hidden_dim'), TWO_SCOPES)
+  thin = found['thin']
+  assert thin.knob.startswith('b/MLP.hidden_dim = ') and not thin.problem
+  path = tmp_path / 'thin.gin'
+  path.write_text(configs[thin.folder])
+  widths = {
+    call.values['hidden_dim'] for call in calls(read_config([path]).root) if call.part.name == 'MLP'
+  }
+  assert widths == {32, int(thin.knob.partition(' = ')[2])}
