@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -29,6 +30,12 @@ def write_atomically(path: Path, content: bytes) -> None:
   except BaseException:
     temporary.unlink(missing_ok=True)
     raise
+
+
+def unused_path(path: Path) -> Path:
+  """Returns the path, or the first of NAME-2, NAME-3, ... that does not exist."""
+  others = (path.with_stem(f'{path.stem}-{number}') for number in itertools.count(2))
+  return next(name for name in itertools.chain([path], others) if not os.path.lexists(name))
 
 
 def check_new_folder(option: str, folder: Path) -> None:

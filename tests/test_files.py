@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from t2x.files import try_lock, write_atomically
+from t2x.files import try_lock, unused_path, write_atomically
 
 
 def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
@@ -55,3 +55,12 @@ def test_a_lock_is_held_by_one_at_a_time(tmp_path, monkeypatch):
   monkeypatch.setattr('t2x.files.fcntl.flock', flock)
   with try_lock(path) as first, try_lock(path) as second:
     assert (first, second) == (True, True)
+
+
+def test_a_path_is_numbered_if_it_exists(tmp_path):
+  names = []
+  for _ in range(3):
+    path = unused_path(tmp_path / 'page.v1.html')
+    path.touch()
+    names.append(path.name)
+  assert names == ['page.v1.html', 'page.v1-2.html', 'page.v1-3.html']

@@ -1,6 +1,7 @@
 """The command `t2x look`."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--max-tokens', type=count, metavar='N', help='maximum length (default: 128; images: 256)'
   )
   parser.add_argument(
-    '--out', metavar='FILE', default='look.html', help='page to write (default: look.html)'
+    '--out', metavar='FILE', help='page to write (default: look.html in RUN, or look-2.html, ...)'
   )
   parser.add_argument(
     '--png',
@@ -42,12 +43,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   """Writes the page and prints its path."""
   from t2x.api import load
-  from t2x.files import check_output_file, output_file
+  from t2x.files import check_output_file, output_file, unused_path
   from t2x.look.page import page
   from t2x.run_folder import files_of_run
 
-  out, read = Path(args.out), [Path(args.input)] if args.input else []
-  check_output_file('--out', out, [*read, *files_of_run(Path(args.run))])
+  run_folder = Path(args.run)
+  out = Path(args.out) if args.out else unused_path(run_folder / 'look.html')
+  read = [Path(args.input)] if args.input else []
+  if args.out or run_folder.is_dir():
+    check_output_file('--out', out, [*read, *files_of_run(run_folder)])
   if args.png is not None and any(
     Path(args.png).resolve() == path.resolve().parent for path in read
   ):
@@ -57,13 +61,13 @@ def run(args: argparse.Namespace) -> int:
   if args.target is not None and not is_pair:
     raise UserError('--target has no effect: the model is not an encoder-decoder; remove it')
   facts = {'run': args.run, 'step': str(loaded.step), 'input': args.prompt or args.input}
-  settings = {} if args.max_tokens is None else {'max_tokens': args.max_tokens}
+  settings: dict[str, Any] = {} if args.max_tokens is None else {'max_tokens': args.max_tokens}
   look = _image(args, loaded, settings, facts) if loaded.model.spec.inputs == 'images' else None
   if look is None:
     look = _text(args, loaded, settings, facts, is_pair)
   with output_file('--out', out) as file:
     file.write(page(look, f'Inside {Path(args.run).name}', facts))
-  print(args.out)
+  print(out)
   if args.png is not None:
     from t2x.look.pictures import write_pictures
 
@@ -89,8 +93,12 @@ def _text(
       text = Path(args.input).read_text('utf-8').rstrip('\n')
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f'--input {args.input} cannot be read as UTF-8 text: {error}') from error
+  if not text:
+    raise UserError('the text is empty: give one with --prompt or --input')
   if not is_pair:
-    return look_at_text(loaded.model, loaded.tokenizer, text, **settings)
+    return look_at_text(
+      loaded.model, loaded.tokenizer, text, classes=_class_names(loaded), **settings
+    )
   target: Any = args.target
   if target is None:
     (answer,) = loaded.generate(text)
@@ -100,28 +108,36 @@ def _text(
   return look_at_pair(loaded.model, loaded.tokenizer, text, target, **settings)
 
 
+def _class_names(loaded: 'Loaded') -> Sequence[str]:
+  task = loaded.experiment.task
+  return () if task is None else task.class_names
+
+
 def _image(
   args: argparse.Namespace, loaded: 'Loaded', settings: dict[str, Any], facts: dict[str, str]
 ) -> 'Look':
   import numpy as np
 
   from t2x.data.sources.image_folder import decode_image
+  from t2x.data.sources.resized import resized_as
   from t2x.look import look_at_image
+  from t2x.look.inputs import Names
   from t2x.tasks import ImageClassification
 
   task = loaded.task
   if args.input is None or not isinstance(task, ImageClassification):
     raise UserError('a model of images needs an ImageClassification task and --input FILE_OR_INDEX')
-  channels = task.image_shape[-1]
+  channels, classes = task.image_shape[-1], task.class_names
   if args.input.isdigit():
     rows = task.rows(task.eval_split)
     if int(args.input) >= len(rows):
       raise UserError(f"--input {args.input}: '{task.eval_split}' has {len(rows)} examples, from 0")
     row = rows[int(args.input)]
-    facts['label'] = str(row['label'])
+    facts['label'] = Names(None, classes).label(int(row['label']))
   else:
     try:
-      row = {'image': decode_image(Path(args.input).read_bytes(), channels), 'label': 0}
+      image = decode_image(Path(args.input).read_bytes(), channels)
+      row = {'image': resized_as(task.source, image), 'label': 0}
     except OSError as error:
       raise UserError(f'--input {args.input} cannot be read: {error.strerror}') from error
   transform = task.transform(train=False)
@@ -132,4 +148,5 @@ def _image(
     )
   mean, std = (np.asarray(value, np.float32) for value in (task.mean, task.std))
   pixels = np.clip((image * std + mean) * 255, 0, 255).astype(np.uint8)
-  return look_at_image(loaded.model, image, pixels, label=facts.get('label', ''), **settings)
+  label = facts.get('label', '')
+  return look_at_image(loaded.model, image, pixels, label=label, classes=classes, **settings)

@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
     for part in matches if not listed else ():
       print('\n'.join(_described(part, interfaces, width)))
   elif args.markdown is not None:
+    from t2x.files import check_folder
+
     folder = Path(args.markdown)
+    check_folder('--markdown', folder)
     folder.mkdir(parents=True, exist_ok=True)
     for interface in interfaces:
       (folder / f'{interface.cls.__name__}.md').write_text(_page(interface))

@@ -31,7 +31,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument('--sort', choices=SORT_KEYS, help='column to sort by (default: path)')
   parser.add_argument('--reverse', action='store_true', help='sort in descending order')
-  parser.add_argument('--out', metavar='FILE', help='page of `compare` (default: compare.html)')
+  parser.add_argument(
+    '--out',
+    metavar='FILE',
+    help='page of `compare` (default: compare.html in the first RUN, or compare-2.html, ...)',
+  )
   add_json(parser)
 
 
@@ -61,10 +65,12 @@ def _list(args: argparse.Namespace) -> int:
 
 def _compare(args: argparse.Namespace) -> int:
   refuse(args, 'has no effect on `compare`', 'sort', 'reverse', 'json')
+  from t2x.files import unused_path
   from t2x.runs.compare import write_comparison
 
-  out = Path(args.out or 'compare.html')
-  for problem in write_comparison([Path(path) for path in args.paths[1:]], out):
+  folders = [Path(path) for path in args.paths[1:]]
+  out = Path(args.out) if args.out else unused_path(Path(*folders[:1]) / 'compare.html')
+  for problem in write_comparison(folders, out):
     print(f't2x: {problem}', file=sys.stderr)
   print(out)
   return 0

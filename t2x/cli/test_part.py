@@ -3,9 +3,11 @@
 import argparse
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from t2x.cli.options import count
 from t2x.errors import UserError
 
 HELP = 'check the interface contracts of a part of a block'
@@ -21,25 +23,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     '--encoding', metavar='NAME', help='position encoding of the layers (default: none)'
   )
   parser.add_argument(
-    '--d-model', type=int, default=16, metavar='N', help='width of the input (default: 16)'
+    '--d-model', type=count, default=16, metavar='N', help='width of the input (default: 16)'
   )
 
 
 def run(args: argparse.Namespace) -> int:
   """Prints the outcome of each contract; returns 1 if one failed."""
   from t2x.contracts import Subject, check_part
+  from t2x.layers import PositionEncoding, Sublayer
 
   # The part does not use the bindings of the encoding.
   encoding = [binding for binding in args.overrides if binding.startswith(f'{args.encoding}.')]
   own = [binding for binding in args.overrides if binding not in encoding]
+  part, encode = _builder(args.part, own, Sublayer), None
+  if args.encoding is not None:
+    encode = _builder(args.encoding, encoding, PositionEncoding)
   try:
-    subject = Subject(
-      _builder(args.part, own),
-      args.d_model,
-      None if args.encoding is None else _builder(args.encoding, encoding),
-    )
-  except TypeError as error:
-    raise UserError(f'{args.part} cannot be built as PART(d_model, rngs=rngs): {error}') from None
+    subject = Subject(part, args.d_model, encode)
+  except (AttributeError, TypeError) as error:
+    raise UserError(f'{args.part} cannot be built as PART(d_model, rngs=rngs): {error}') from error
   failed = False
   for outcome in check_part(subject):
     detail = f': {outcome.detail}' if outcome.detail else ''
@@ -48,11 +50,15 @@ def run(args: argparse.Namespace) -> int:
   return 1 if failed else 0
 
 
-def _builder(name: str, overrides: list[str]) -> Any:
-  """Returns the part with the `--gin.` bindings of the command line."""
+def _builder(name: str, overrides: list[str], interface: type) -> Any:
+  """Returns the part of an interface with the `--gin.` bindings of the command line."""
   from t2x.api import read_config
+  from t2x.config import problem
+  from t2x.config.values import Reference
 
   module, _, part = name.rpartition('.')
+  if not all(word.isidentifier() for word in name.split('.')):
+    raise UserError(f"'{name}' is not the name of a part: write NAME or MODULE.NAME")
   with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / 'part.gin'
     file.write_text(f'import {module}\n' if module else '')
@@ -61,4 +67,7 @@ def _builder(name: str, overrides: list[str]) -> Any:
     except UserError as error:
       # The user does not know the temporary file.
       raise UserError(str(error).replace(f'{file}:1', name), error.exit_code) from None
+  factory = Callable[..., interface]  # type: ignore[valid-type]
+  if reason := problem(Reference('', part, False), factory, lambda _: config.root.part):
+    raise UserError(f'{name} {reason}')
   return config.build()

@@ -181,9 +181,10 @@ class Resolver:
         return Argument(self.value(statement.value, scope, place, target), statement)
     value = self.value(statement.value, scope, place, target)
     if not call.evaluate and part.is_builder_argument(name):
-      self.bindings.error(
-        place, f'{target} is set by the part that contains {part.name}: remove this binding'
-      )
+      message = f'{target} is set by the part that contains {part.name}: remove this binding'
+      if name not in BUILDER_ARGUMENTS:
+        message += '; a setting of a part of your own stands after `*` in the arguments of __init__'
+      self.bindings.error(place, message)
     return Argument(convert(value, parameter.hint) if parameter else value, statement)
 
   def _default(self, parameter: Parameter, scope: Scope, call: Call, target: str):

@@ -31,6 +31,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> list[str]:
   Raises:
     UserError: a folder is not a run folder or is given twice, or the page cannot be written.
   """
+  _check(folders)
   check_output_file('--out', out, [file for folder in folders for file in files_of_run(folder)])
   data = comparison(folders)
   with output_file('--out', out) as file:

@@ -104,6 +104,11 @@ class Task(abc.ABC):
     return None
 
   @property
+  def class_names(self) -> Sequence[str]:
+    """Names of the classes that a model of the task predicts; empty if they have none."""
+    return ()
+
+  @property
   def token_marks(self) -> Marks:
     """The marks of token ids that the task sets for patterns of the model."""
     return Marks()

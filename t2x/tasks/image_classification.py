@@ -19,6 +19,7 @@ from t2x.data import (
   label_values,
 )
 from t2x.data.batches import Transform
+from t2x.data.sources.base import class_names
 from t2x.data.sources.subset import spread
 from t2x.errors import UserError
 from t2x.layers import named_key
@@ -83,6 +84,11 @@ class ImageClassification(DistillableTask):
   def one_segment(self):
     """True: an image is one row of patches."""
     return True
+
+  @property
+  def class_names(self):
+    """The names of the source's classes."""
+    return class_names(self.source)
 
   def rows(self, split):
     """Returns the examples of the source."""
@@ -152,7 +158,7 @@ class ImageClassification(DistillableTask):
     return out.x, out
 
   def sums(self, model, batch, key, teacher=None):
-    """Returns loss, accuracy (top-1) and top-5 accuracy; for mixed images the mean over both labels."""
+    """Returns loss, accuracy and, with more than five classes, top-5 accuracy; for mixed images the mean over both labels."""
     images, labels, weights = batch['image'], batch['label'], self.weighted_targets(batch)
     if key is None or self.mixing is None:
       logits, out = self.predictions(model, batch, key)
@@ -171,7 +177,9 @@ class ImageClassification(DistillableTask):
   def _sums(self, logits, labels, weights, train):
     smoothing = self.label_smoothing if train else 0.0
     sums = classification_sums(logits, labels, weights, smoothing)
-    _, best = jax.lax.top_k(logits, min(5, self.num_classes))
+    if self.num_classes <= 5:
+      return sums
+    _, best = jax.lax.top_k(logits, 5)
     hit = (best == labels[:, None]).any(axis=-1) * weights
     return sums | {'top5_accuracy': (hit.sum(), weights.sum())}
 

@@ -55,6 +55,11 @@ class SequenceClassification(DistillableTask, LabelledTask):
     return {name: example[name] for name in self.fields if name in example}
 
   @property
+  def class_names(self):
+    """The labels."""
+    return self.labels
+
+  @property
   def num_classes(self):
     """Number of labels."""
     return len(self.labels)

@@ -47,6 +47,11 @@ class WordClassification(LabelledTask):
     return {'words': ' '.join(map(str, example['words']))} if 'words' in example else {}
 
   @property
+  def class_names(self):
+    """The labels."""
+    return self.labels
+
+  @property
   def num_classes(self):
     """Number of labels."""
     return len(self.labels)

@@ -239,14 +239,17 @@ class InitFrom:
 
     return load, _table(where, rows)
 
-  def tokenizer_note(self, tokenizer: Any) -> str:
-    """Returns a warning line for the table if the other run has a different tokenizer; else ''."""
+  def tokenizer_warning(self, tokenizer: Any) -> str:
+    """Returns a warning if the other run has a different tokenizer; else ''."""
     folder = Path(self.run) / 'tokenizer'
     if tokenizer is None or not folder.exists():
       return ''
     if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
       return ''
-    return f'\nthe tokenizer of {self.run} is different: the same token may have another id there'
+    return (
+      f'warning: the tokenizer of {self.run} is different: the same token may have another id there, so that '
+      'its embedding is that of another token; @RunTokenizer() uses the tokenizer of a run'
+    )
 
   def _checkpoints(self) -> Checkpoints:
     """Returns the checkpoints of the other run, ranked by the metric of that run."""

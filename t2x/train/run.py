@@ -110,9 +110,10 @@ class TrainingRun(Inference):
       check_same(Path(init_from.run), self.experiment.mup)
       load, table = init_from.plan(groups.join(state.params, frozen))
       if self.processes.first:
-        table += init_from.tokenizer_note(self.tokenizer)
         log.info(table)
-        (self.folder / 'init_from.txt').write_text(table + '\n')
+        if warning := init_from.tokenizer_warning(self.tokenizer):
+          log.warning(warning)
+        (self.folder / 'init_from.txt').write_text(f'{table}\n{warning}'.rstrip() + '\n')
       params, own = groups.split(load())
       frozen = frozen | own
       # A copy: two leaves of a donated state must not be one buffer.

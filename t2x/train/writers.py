@@ -239,7 +239,7 @@ class Terminal:
   ):
     self.num_steps, self.unit, self.every = num_steps, unit, every
     self._step, self._first = start, (start, 0.0)
-    self._metrics_text = self._remaining = ''
+    self._metrics_text = self._remaining = self._train_line = ''
     self._printed = -math.inf
     self._stopping = stop_flag()
     self._waiting: Waiting = lambda: None
@@ -275,8 +275,13 @@ class Terminal:
     self._step, self._remaining = step, self._estimate(step, now)
 
   def write(self, step: int, split: str, metrics: Mapping[str, Any]) -> None:
-    """Shows train metrics on the live line and prints all other metrics above it."""
+    """Shows train metrics on the live line and prints all other metrics above it.
+
+    Train metrics are printed, too, before those of an evaluation and after the last step; without a live line also
+    every `every` seconds.
+    """
     if split != 'train':
+      self._print_train()
       items = [f'{name} {format_value(value)}' for name, value in metrics.items()]
       self.print(wrap(f'step {step} {split}: ', items, self.width))
       return
@@ -286,11 +291,17 @@ class Terminal:
       self._metrics_text += f'  {rate:,.0f} {self.unit}/s'
     if 'mfu' in metrics:
       self._metrics_text += f'  MFU {metrics["mfu"]:.1%}'
-    now = time.monotonic()
-    if self._live is None and (now - self._printed >= self.every or step == self.num_steps):
-      self._printed = now
-      remaining = f'  {self._remaining} left' if step < self.num_steps and self._remaining else ''
-      self.print(f'step {step}/{self.num_steps}  {self._metrics_text}{remaining}')
+    remaining = f'  {self._remaining} left' if step < self.num_steps and self._remaining else ''
+    self._train_line = f'step {step}/{self.num_steps}  {self._metrics_text}{remaining}'
+    is_due = self._live is None and time.monotonic() - self._printed >= self.every
+    if is_due or step == self.num_steps:
+      self._print_train()
+
+  def _print_train(self) -> None:
+    """Prints the last train metrics, unless they are printed already."""
+    if self._train_line:
+      self.print(self._train_line)
+      self._train_line, self._printed = '', time.monotonic()
 
   def _line(self) -> Table:
     """Returns the live line: step, progress bar, loss and speed, current activity or remaining time."""

@@ -173,3 +173,6 @@ def test_pages(tmp_path, capsys):
   assert '## Cosine' in page
   assert '| `warmup_steps` |' in page
   assert len(list(tmp_path.glob('*.md'))) > 30
+  assert main(['parts', '--markdown', str(tmp_path / 'Schedule.md')]) == 2
+  err = capsys.readouterr().err
+  assert err.count('\n') == 1 and 'Schedule.md is not a folder' in err

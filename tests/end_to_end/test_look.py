@@ -58,6 +58,56 @@ def test_an_image_gives_a_page_with_the_picture(runs, t2x, tmp_path):
   assert dict(data['facts'])['label'].isdigit()
 
 
+def test_pages_without_out_are_in_the_run_and_replace_none(runs, t2x, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  run = runs / 'causal_lm' / 'run'
+  for name in ('look.html', 'look-2.html'):
+    code, stdout, err = t2x('look', run, '--prompt', 'ab')
+    assert (code, stdout) == (0, f'{run / name}\n'), err
+  assert data_of(run / 'look.html') == data_of(run / 'look-2.html')
+  assert not list(tmp_path.iterdir())
+
+
+FOLDERS = """
+include '{config}'
+ImageClassification.source = @Resized()
+Resized:
+  source = @ImageFolder()
+  height = 8
+  width = 8
+ImageFolder:
+  train = '{folder}'
+  test = '{folder}'
+  channels = 1
+Trainer.num_steps = 3
+Experiment.evaluations = {{}}
+"""
+
+
+def test_an_image_is_resized_as_the_source_does_and_classes_have_names(
+  write_experiment, t2x, tmp_path
+):
+  rng = np.random.default_rng(0)
+  folder = tmp_path / 'images'
+  for number in range(10):
+    (folder / f'class {number}').mkdir(parents=True)
+    image = Image.fromarray(rng.integers(0, 256, (20, 12), np.uint8))
+    image.save(folder / f'class {number}' / 'x.png')
+  config = write_experiment(tmp_path, 'image_classification', '')
+  folders = tmp_path / 'folders.gin'
+  folders.write_text(FOLDERS.format(config=config, folder=folder))
+  run, pages = tmp_path / 'run', [tmp_path / 'index.html', tmp_path / 'file.html']
+  assert t2x('train', folders, '--out', run)[0] == 0
+  inputs = 3, folder / 'class 3' / 'x.png'
+  for value, page in zip(inputs, pages, strict=True):
+    code, _, err = t2x('look', run, '--input', value, '--out', page)
+    assert code == 0, err
+  index, file = map(data_of, pages)
+  assert index['pixels'] == file['pixels']
+  assert dict(index['facts'])['label'] == 'class 3'
+  assert re.search(r'"class \d"', json.dumps(file['lens']))
+
+
 def test_bad_requests_are_refused_in_one_line(runs, t2x, tmp_path):
   image = tmp_path / 'large.png'
   Image.fromarray(np.zeros((9, 9), np.uint8)).save(image)
@@ -65,6 +115,8 @@ def test_bad_requests_are_refused_in_one_line(runs, t2x, tmp_path):
   for run, arguments, message in (
     (texts, ('--prompt', 'a' * 40, '--max-tokens', 20), 'more than the maximum of 20: shorten it'),
     (texts, ('--input', tmp_path / 'none.txt'), 'cannot be read'),
+    (texts, ('--prompt', ''), 'the text is empty: give one with --prompt or --input'),
+    (texts, ('--input', ''), 'cannot be read'),
     (texts, ('--prompt', 'a', '--target', 'b'), '--target has no effect'),
     (images, ('--prompt', 'a'), '--input FILE_OR_INDEX'),
     (images, ('--input', image), 'the image is (9, 9, 1), but the model reads (8, 8, 1)'),

@@ -32,6 +32,66 @@ def test_a_part_of_ones_own_is_tested_and_its_broken_contracts_are_named(
   assert 'failed          tokens are independent: ' in capsys.readouterr().out
 
 
+WRONG = """
+from flax import nnx
+
+class NoMembers(nnx.Module):
+  def __init__(self, d_model: int, *, rngs): ...
+
+class NoLength(NoMembers):
+  reads = frozenset()
+  def init_cache(self, batch, num_slots, dtype): ...
+  def __call__(self, x, call, cache=None): ...
+
+class BeforeTheStar(NoLength):
+  max_length = None
+  def __init__(self, d_model: int, hidden_dim: int, *, rngs): ...
+"""
+
+
+@pytest.fixture(scope='module')
+def wrong_parts(tmp_path_factory):
+  """The folder of the module wrong_parts."""
+  folder = tmp_path_factory.mktemp('parts')
+  (folder / 'wrong_parts.py').write_text(WRONG)
+  return folder
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['wrong_parts.NoMembers'], 'NoMembers has no reads, max_length, init_cache and __call__'),
+    (['wrong_parts.NoLength'], 'NoLength has no max_length'),
+    (['wrong_parts.BeforeTheStar'], "missing 1 required positional argument: 'hidden_dim'"),
+    (['wrong_parts.BeforeTheStar', '--gin.BeforeTheStar.hidden_dim=8'],
+     'remove this binding; a setting of a part of your own stands after `*`'),
+    (['PreNorm'], 'a Sublayer (@Name), but @PreNorm builds a PreNorm: PreNorm is a BranchWiring'),
+    (['Causal'], 'must be a part that builds a Sublayer (@Name), but @Causal builds a Causal'),
+    (['TokenEmbedding', '--gin.TokenEmbedding.vocab_size=8'], 'TokenEmbedding is a TextEmbedding'),
+    (['gelu'], 'must be a part that builds a Sublayer'),
+    (['MLP', '--gin.MLP.hidden_dim=8', '--encoding', 'LayerNorm'], 'builds a PositionEncoding (@Name), but'),
+    ([''], "'' is not the name of a part"),
+    (['MLP', '--gin.MLP.hidden_dim=8', '--encoding', ''], "'' is not the name of a part"),
+    (['@MLP'], "'@MLP' is not the name of a part"),
+  ],
+)  # fmt: skip
+def test_what_is_no_sublayer_is_refused_in_one_line(
+  wrong_parts, monkeypatch, capsys, arguments, message
+):
+  monkeypatch.chdir(wrong_parts)
+  assert main(['test-part', *arguments, '--trust']) == 2
+  out, err = capsys.readouterr()
+  assert (out, err.count('\n')) == ('', 1), err
+  assert message in err
+
+
+def test_the_width_must_be_positive(capsys):
+  with pytest.raises(SystemExit) as end:
+    main(['test-part', 'MLP', '--d-model', '0'])
+  assert end.value.code == 2
+  assert 'argument --d-model: must be' in capsys.readouterr().err
+
+
 def test_a_part_that_cannot_be_built_is_one_line(capsys):
   assert main(['test-part', 'MultiHeadAttention']) == 2
   assert capsys.readouterr().err.startswith(

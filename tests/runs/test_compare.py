@@ -100,6 +100,22 @@ def test_the_command_writes_the_page(make_run, tmp_path, capsys):
   assert len(data(out.read_text())['runs']) == 2
 
 
+def test_without_out_pages_are_in_the_first_run_and_replace_none(
+  make_run, tmp_path, monkeypatch, capsys
+):
+  a, b = make_run('a'), make_run('b')
+  (tmp_path / 'elsewhere').mkdir()
+  monkeypatch.chdir(tmp_path / 'elsewhere')
+  outputs = [a / 'compare.html', a / 'compare-2.html', a / 'compare-3.html']
+  for output in outputs:
+    assert main(['runs', 'compare', str(a), str(b)]) == 0
+    assert capsys.readouterr().out == f'{output}\n'
+  assert len(data(outputs[0].read_text())['runs']) == 2
+  assert not list((tmp_path / 'elsewhere').iterdir())
+  assert main(['runs', 'compare', str(tmp_path / 'none')]) == 2
+  assert 'none is not a run folder' in capsys.readouterr().err
+
+
 def test_what_is_not_a_run_or_is_given_twice_is_refused(make_run, tmp_path):
   run = make_run('a')
   with pytest.raises(UserError, match='is not a run folder'):

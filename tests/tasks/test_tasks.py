@@ -194,6 +194,18 @@ def test_top5_accuracy_of_a_known_ranking():
   assert math.isclose(metrics['top5_accuracy'], 2 / 3, rel_tol=1e-6)
 
 
+def test_of_at_most_five_classes_no_top5_accuracy_is_computed():
+  for num_classes, has_top5 in ((3, False), (5, False), (6, True)):
+    task = ImageClassification(source=Digits(), image_shape=(2, 2, 1), num_classes=num_classes)
+
+    class Equal(nnx.Module):
+      def __call__(self, images, key=None, size=num_classes):
+        return Output(jnp.zeros((len(images), size)))
+
+    arrays = {'image': jnp.zeros((1, 2, 2, 1)), 'label': jnp.zeros(1, int), 'weight': jnp.ones(1)}
+    assert ('top5_accuracy' in task.sums(Equal(), arrays, None).metrics) == has_top5
+
+
 def test_label_smoothing_is_for_training_alone():
   task = ImageClassification(
     source=Digits(), image_shape=(2, 2, 1), num_classes=3, label_smoothing=0.3

@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.arrays import named_leaves
+from t2x.data import Bytes, Characters, RunTokenizer
 from t2x.errors import UserError
 from t2x.layers import LearnedGrid, Tokens, param
 from t2x.train.checkpoints import Checkpoints
@@ -309,3 +310,21 @@ def test_a_corrupt_checkpoint_gives_way_to_the_one_before(tmp_path, caplog):
 def test_settings_are_values():
   assert InitFrom(run='a') == InitFrom(run='a')
   assert InitFrom(run='a') != dataclasses.replace(InitFrom(run='a'), exclude=['head'])
+
+
+def test_another_tokenizer_than_that_of_the_run_is_a_warning(tmp_path):
+  own, other = Bytes().train(()), Characters(vocab_size=300).train(['abc'])
+  own.save(tmp_path / 'tokenizer')
+  init_from = InitFrom(run=str(tmp_path))
+  assert init_from.tokenizer_warning(own) == init_from.tokenizer_warning(None) == ''
+  assert init_from.tokenizer_warning(other).startswith(f'warning: the tokenizer of {tmp_path} is')
+
+
+def test_the_tokenizer_of_a_run_knows_its_size(tmp_path):
+  Characters(vocab_size=300).train(['abc']).save(tmp_path / 'tokenizer')
+  config = RunTokenizer(run=str(tmp_path))
+  assert config.is_fitted('')
+  assert config.fit(list).vocab_size == 300
+  assert RunTokenizer(run=str(tmp_path), vocab_size=300).train(()).vocab_size == 300
+  with pytest.raises(UserError, match=r'RunTokenizer\.vocab_size = 7, but'):
+    RunTokenizer(run=str(tmp_path), vocab_size=7).train(())

@@ -154,6 +154,27 @@ def test_plain_terminal_says_a_line_now_and_then(monkeypatch):
   assert told[2:] == ['step 100 eval: loss 2  accuracy 0.25', '[not markup]']
 
 
+def test_train_metrics_are_printed_before_those_of_an_evaluation(monkeypatch):
+  out = io.StringIO()
+  terminal = Terminal(100, every=3600.0, file=out)
+  for step in (10, 20, 30, 40):
+    terminal.step(step)
+    terminal.write(step, 'train', {'loss': step / 10})
+    if step % 20 == 0:
+      terminal.write(step, 'eval', {'loss': 1.0})
+  terminal.write(40, 'other', {'loss': 1.0})
+  terminal.close()
+  lines = [re.sub(r'  \d+:\d+ left', '', line) for line in out.getvalue().splitlines()]
+  assert lines == [
+    'step 10/100  loss 1.0000',
+    'step 20/100  loss 2.0000',
+    'step 20 eval: loss 1',
+    'step 40/100  loss 4.0000',
+    'step 40 eval: loss 1',
+    'step 40 other: loss 1',
+  ]
+
+
 @pytest.fixture
 def live_line(monkeypatch):
   """`live_line(columns)` makes a terminal that wide, and what gives its live line as text."""
@@ -189,6 +210,21 @@ def test_the_live_line_shows_step_loss_speed_and_time_left_and_fits(live_line, c
   assert re.fullmatch(r'step 9000/10000 .*loss 0\.1250  7 examples/s  \d:\d\d left', line())
   assert len(line()) <= columns
   assert ('━' in line()) == (columns > 55)
+
+
+def test_train_metrics_stay_on_the_screen_after_evaluations_and_the_last_step(live_line):
+  terminal, _ = live_line(80)
+  printed = []
+  terminal.print = printed.append
+  for step in (5000, 9000, 10_000):
+    terminal.write(step, 'train', {'loss': 0.5})
+    if step == 9000:
+      terminal.write(step, 'eval', {'loss': 0.25})
+  assert printed == [
+    'step 9000/10000  loss 0.5000',
+    'step 9000 eval: loss 0.25',
+    'step 10000/10000  loss 0.5000',
+  ]
 
 
 def test_the_live_line_shows_what_the_loop_waits_for(live_line):

@@ -125,6 +125,28 @@ def _default_of(field: dataclasses.Field) -> Any:
   return field.default if factory is dataclasses.MISSING else factory()
 
 
+@runtime_checkable
+class ClassSource(Source, Protocol):
+  """A source whose labels are numbers of named classes."""
+
+  def class_names(self) -> Sequence[str]:
+    """Returns the names of the classes in the order of the labels."""
+    ...
+
+
+def origins(source: Any) -> Iterator[Source]:
+  """Yields a source, and the sources that its examples come from, outermost first."""
+  while source is not None:
+    yield source
+    source = getattr(source, 'source', None)
+
+
+def class_names(source: Source) -> Sequence[str]:
+  """Returns the names of the classes of a source in the order of the labels; empty if it has none."""
+  sources = (inner for inner in origins(source) if isinstance(inner, ClassSource))
+  return next((inner.class_names() for inner in sources), ())
+
+
 @dataclasses.dataclass(frozen=True)
 class NoSource(Source):
   """Source of a task whose config sets none: it can generate, but not train or evaluate."""

@@ -9,11 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from t2x.data.prepared_folders import cache_folder, fingerprint
-from t2x.data.sources.base import Examples, Source, require_split
+from t2x.data.sources.base import ClassSource, Examples, require_split
 from t2x.data.sources.digests import digest_of
 from t2x.errors import UserError
 from t2x.ranges import Text
 
+CLASSES = (
+  'T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker', 'Bag', 'Ankle boot'
+)  # fmt: skip
 PREFIXES = {'train': 'train', 'test': 't10k'}
 
 
@@ -36,7 +39,7 @@ class Images(Examples):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FashionMNIST(Source):
+class FashionMNIST(ClassSource):
   """60,000 train and 10,000 test images, with `image` uint8 [28, 28, 1] and `label` 0..9.
 
   Attributes:
@@ -49,6 +52,10 @@ class FashionMNIST(Source):
   def splits(self) -> tuple[str, ...]:
     """Returns train and test."""
     return tuple(PREFIXES)
+
+  def class_names(self) -> tuple[str, ...]:
+    """Returns the names of Fashion-MNIST's classes; none for the data of another folder."""
+    return CLASSES if self.folder is None else ()
 
   def _file(self, split: str, kind: str) -> Path:
     folder = Path(self.folder or cache_folder() / 'downloads' / 'fashion_mnist').expanduser()

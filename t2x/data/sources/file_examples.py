@@ -9,6 +9,7 @@ import functools
 import io
 import itertools
 import json
+import mmap
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -63,6 +64,11 @@ class TextSource(FileSource):
     The function raises a UserError without the location if the text is not an example.
     """
 
+  @property
+  def end(self) -> bytes:
+    """The byte before each example of a file except the first."""
+    return b'\n'
+
   def _layout(self) -> object:
     """Returns the settings that change where examples start."""
     return type(self).starts.__qualname__
@@ -99,12 +105,12 @@ class FileExamples(BulkExamples):
   ) -> Example:
     start = int(self._starts[i])
     stop = self._sizes[number] if i + 1 == self._ends[number] else int(self._starts[i + 1])
-    # Of all examples but the first, also the line feed before it, to detect changed files.
+    # Of all examples but the first, also the byte before it, to detect changed files.
     before = int(i > (self._ends[number - 1] if number else 0))
     file.seek(start - before)
     part = file.read(stop - start + before)
     path = self.files[number].path
-    if len(part) != stop - start + before or part[:before] not in (b'', b'\n'):
+    if len(part) != stop - start + before or part[:before] not in (b'', self.source.end):
       raise UserError(f'{path} was changed while it was read: run the command again')
     text = decode(part[before:], path, start)
     try:
@@ -210,6 +216,23 @@ def document_starts(file: io.BufferedReader) -> Iterator[np.ndarray]:
     if not is_blank(block):
       yield np.array([start])
       return
+
+
+def separated_starts(file: io.BufferedReader, separator: bytes) -> Iterator[np.ndarray]:
+  """Yields the first bytes of the texts between separators that are not blank."""
+  start, starts = file.tell(), list[int]()
+  size = file.seek(0, io.SEEK_END)
+  if not size:
+    return
+  with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
+    while start < size:
+      stop = data.find(separator, start)
+      stop = size if stop < 0 else stop
+      blocks = (data[i : min(i + BLOCK, stop)] for i in range(start, stop, BLOCK))
+      if not all(map(is_blank, blocks)):
+        starts.append(start)
+      start = stop + len(separator)
+  yield np.array(starts, np.uint64)
 
 
 def is_blank(data: bytes) -> bool:

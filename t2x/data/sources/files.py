@@ -13,6 +13,7 @@ from t2x.data.sources.file_examples import (
   document_starts,
   line_starts,
   record_starts,
+  separated_starts,
 )
 from t2x.data.sources.file_source import DataFile, open_file
 from t2x.errors import UserError
@@ -35,29 +36,49 @@ def first_line(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFiles(TextSource):
-  """Plain text in UTF-8, with `text` and `name` of each file or of each line.
+  """Plain text in UTF-8, with `text` and `name` of each file, of each line, or of each text between separators.
 
   Attributes:
     per_line: makes each line that is not blank an example.
+    separator: text between the examples of a file, such as '<|endoftext|>' or '\\n\\n', which belongs to none of
+      them; blank examples are left out. None: a file is one example.
   """
 
   per_line: bool = False
+  separator: Text | None = None
+
+  def __post_init__(self):
+    if self.per_line and self.separator is not None:
+      raise UserError(
+        'TextFiles.separator has no effect with TextFiles.per_line: remove one of them'
+      )
 
   def _settings(self) -> object:
-    return self.per_line
+    return self.per_line if self.separator is None else self.separator
 
   def _layout(self) -> object:
+    if self.separator is not None:
+      return f'between {self.separator!r}'
     return LineSource.starts.__qualname__ if self.per_line else 'files'
 
+  @property
+  def end(self):
+    """The last byte of a separator or of a line end."""
+    return super().end if self.separator is None else self.separator.encode()[-1:]
+
   def starts(self, file, path):
-    """Yields the first bytes of lines, or the first byte of the file."""
+    """Yields the first bytes of lines or of texts between separators, or the first byte of the file."""
+    if self.separator is not None:
+      return separated_starts(file, self.separator.encode())
     return line_starts(file) if self.per_line else document_starts(file)
 
   def parser(self, file):
     """Returns a function that returns the unchanged text and the name of its file."""
-    name = file.path.name
+    name, separator = file.path.name, self.separator
     if self.per_line:
       return lambda text: {'text': first_line(text), 'name': name}
+    if separator is not None:
+      return lambda text: {'text': text.partition(separator)[0], 'name': name}
     return lambda text: {'text': text, 'name': name}
 
 

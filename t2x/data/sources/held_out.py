@@ -98,9 +98,13 @@ class HeldOut(Source):
     folder = cache_folder() / 'splits' / self.fingerprint()
     prepare(folder, lambda temporary: self._write(examples, temporary))
     if not (folder / split).stat().st_size:
+      few, advice = f'{len(examples)} examples', 'set other shares'
+      if len(examples) == 1:
+        few = 'one example'
+        advice = 'divide a text file into examples with TextFiles.separator or TextFiles.per_line'
       raise UserError(
-        f"{self.describe()}: the split '{split}' is empty, because the source has only "
-        f"{len(examples)} examples in '{self.split}': set other shares"
+        f"{self.describe()}: the split '{split}' is empty, because the source has only {few} in "
+        f"'{self.split}': {advice}"
       )
     return Selected(examples, folder / split)
 

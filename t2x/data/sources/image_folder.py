@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import BulkExamples
+from t2x.data.sources.base import BulkExamples, ClassSource
 from t2x.data.sources.digests import digest_of
 from t2x.data.sources.file_source import LocalSource
 from t2x.data.sources.subset import spread
@@ -25,7 +25,7 @@ SAMPLED = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageFolder(LocalSource):
+class ImageFolder(LocalSource, ClassSource):
   """Images in FOLDER/CLASS/*.jpg (or .png, ...), with `image` uint8 [height, width, channels] and `label`.
 
   Labels are the positions of the sorted names of the train split's classes. Images are decoded when
@@ -48,7 +48,7 @@ class ImageFolder(LocalSource):
         a class without images, or contains a file that is no image.
     """
     folder = self._folder(split)
-    classes = _class_names(self._folder('train'))
+    classes = self.class_names()
     names = {name: _image_names(folder / name) for name in _class_names(folder)}
     if unknown := sorted(names.keys() - {*classes}):
       raise UserError(
@@ -56,6 +56,10 @@ class ImageFolder(LocalSource):
       )
     files = [names.get(name, np.array([], 'S')) for name in classes]
     return FolderImages(folder, classes, files, self.channels)
+
+  def class_names(self) -> list[str]:
+    """Returns the names of the folders of the train split."""
+    return _class_names(self._folder('train'))
 
   def fingerprint(self) -> str:
     """Identifies the names of all images, and the content of 64 images of each split."""

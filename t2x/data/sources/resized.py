@@ -2,12 +2,14 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 
 from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import Examples, Source, label_values
+from t2x.data.sources.base import Examples, Source, label_values, origins
 from t2x.ranges import Size
 
 
@@ -23,9 +25,7 @@ class Images(Examples):
   def __getitem__(self, index):
     """Returns the example at `index`, its `image` uint8 [height, width, channels]."""
     example = self.examples[index]
-    # In floats, so that only the result is rounded.
-    image = resize(example['image'].astype(np.float32), self.height, self.width)
-    return example | {'image': np.rint(image).astype(np.uint8)}
+    return example | {'image': _rounded(example['image'], self.height, self.width)}
 
   def label_values(self):
     """Returns the label values of the source."""
@@ -59,3 +59,15 @@ class Resized(Source):
   def fingerprint(self) -> str:
     """Identifies the source, the size and the filter."""
     return fingerprint('Resized, antialiased', self.source.fingerprint(), self.height, self.width)
+
+
+def resized_as(source: Source, image: UInt8[np.ndarray, 'old_height old_width channels']) -> Any:
+  """Returns an image of another origin in the size of the images of a source, which may contain `Resized`."""
+  for inner in reversed([*origins(source)]):
+    image = _rounded(image, inner.height, inner.width) if isinstance(inner, Resized) else image
+  return image
+
+
+def _rounded(image: np.ndarray, height: int, width: int) -> UInt8[np.ndarray, '_ _ _']:
+  # In floats, so that only the result is rounded.
+  return np.rint(resize(image.astype(np.float32), height, width)).astype(np.uint8)

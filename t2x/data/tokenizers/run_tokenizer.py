@@ -17,11 +17,12 @@ class RunTokenizer(TokenizerConfig):
 
   Attributes:
     run: the run folder.
-    vocab_size: number of ids, including special ids; must equal that of the stored tokenizer.
+    vocab_size: number of ids, including special ids, to check a config before the run exists; None: that of the
+      stored tokenizer.
   """
 
   run: Text
-  vocab_size: Size
+  vocab_size: Size | None = None
 
   @property
   def ids(self):
@@ -43,7 +44,7 @@ class RunTokenizer(TokenizerConfig):
         f'RunTokenizer.run: {self.run} has no folder tokenizer: set it to the folder of a run with text'
       )
     tokenizer = load_tokenizer(folder)
-    if tokenizer.vocab_size != self.vocab_size:
+    if self.vocab_size not in (None, tokenizer.vocab_size):
       raise UserError(
         f'RunTokenizer.vocab_size = {self.vocab_size}, but the tokenizer of {self.run} has '
         f'{tokenizer.vocab_size} ids: set it to {tokenizer.vocab_size}'
@@ -53,3 +54,7 @@ class RunTokenizer(TokenizerConfig):
   def fit(self, texts, cache=None, source_fingerprint=''):
     """Loads the tokenizer from the run folder; not cached because the run may be repeated."""
     return self.train(())
+
+  def is_fitted(self, source_fingerprint, cache=None):
+    """Returns True: the tokenizer is loaded from the run folder."""
+    return True

@@ -46,6 +46,31 @@ def test_lines_are_examples_and_blank_ones_are_not(write):
   assert [e['text'] for e in source.load('train')] == ['one', 'two\u2028still two']
 
 
+@pytest.mark.parametrize('separator', ['\n\n', '<|endoftext|>', 'é', '\n'])
+@pytest.mark.parametrize('between', ['', '\n', ' '])
+def test_texts_between_separators_are_examples(write, separator, between):
+  texts = ['one', ' ', '', 'two\nlines', 'three é', 'x' * 3_000_000, '\n']
+  content = f'{between}{separator}{between}'.join(texts)
+  source = TextFiles(train=write('a.txt', '\ufeff' + content), separator=separator)
+  expected = [text for text in content.split(separator) if text.strip()]
+  assert [e['text'] for e in source.load('train')] == expected
+  assert source.load('train')[-1]['text'] == expected[-1]
+
+
+def test_a_separator_belongs_to_the_settings_of_the_source(write, message):
+  path = write('a.txt', 'one--two--three')
+  sources = [TextFiles(train=path, separator=text) for text in ('--', 'o', 'w')]
+  sources += [TextFiles(train=path), TextFiles(train=path, per_line=True)]
+  assert len({source.fingerprint() for source in sources}) == 5
+  assert [len(read(source)) for source in sources] == [3, 2, 2, 1, 1]
+  assert 'TextFiles.separator has no effect' in message(
+    lambda: TextFiles(train=path, per_line=True, separator='--')
+  )
+  examples = sources[0].load('train')
+  write('a.txt', 'one==two==three')
+  assert f'{path} was changed while it was read' in message(lambda: examples[1])
+
+
 def test_brackets_in_the_name_of_a_file_are_no_pattern(write):
   assert len(TextFiles(train=write('a[1].txt', 'x')).load('train')) == 1
 

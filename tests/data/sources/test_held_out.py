@@ -23,6 +23,7 @@ from t2x.data.sources import (
   standard_library,
 )
 from t2x.data.sources.held_out import BUCKETS, SPLITS, split_of
+from t2x.errors import UserError
 
 
 def texts(count, start=0):
@@ -214,3 +215,16 @@ def test_rows_of_a_config_are_prepared_from_the_parts(tmp_path):
   assert sorted(texts['train'] | texts['validation']) == lines
   assert not texts['train'] & texts['validation']
   assert 10 < len(texts['validation']) < 30
+
+
+def test_one_text_file_is_divided_by_a_separator(tmp_path):
+  file = tmp_path / 'book.txt'
+  file.write_text('\n\n'.join(f'chapter {i}' for i in range(40)))
+  whole = HeldOut(source=TextFiles(train=str(file)), validation=0.25)
+  with pytest.raises(UserError) as caught:
+    [whole.load(split) for split in ('train', 'validation')]
+  assert 'the source has only one example' in str(caught.value)
+  assert 'divide a text file into examples with TextFiles.separator' in str(caught.value)
+  parts = HeldOut(source=TextFiles(train=str(file), separator='\n\n'), validation=0.25)
+  texts = [e['text'] for split in ('train', 'validation') for e in parts.load(split)]
+  assert sorted(texts) == sorted(f'chapter {i}' for i in range(40))
