@@ -246,10 +246,7 @@ class InitFrom:
       return ''
     if load_tokenizer(folder).fingerprint == tokenizer.fingerprint:
       return ''
-    return (
-      f'warning: the tokenizer of {self.run} is different: the same token may have another id there, so that '
-      'its embedding is that of another token; @RunTokenizer() uses the tokenizer of a run'
-    )
+    return f'warning: the tokenizer of {self.run} is different; @RunTokenizer() uses that of a run'
 
   def _checkpoints(self) -> Checkpoints:
     """Returns the checkpoints of the other run, ranked by the metric of that run."""
