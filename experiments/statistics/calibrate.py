@@ -5,8 +5,8 @@ python experiments/statistics/calibrate.py --sweeps 200 --comparisons 15 --seeds
 python experiments/statistics/calibrate.py --comparisons 15 --seeds 5 --baseline-seeds 20 --seed-effect 0 2
 
 Each simulated sweep has a baseline and several variants with the same seeds: a seed has an effect on all
-variants, and each variant has normal noise of its own variance. Verdicts of the two-way model are
-compared with those of paired t tests with Holm's correction, on the same data.
+variants, and each variant has normal noise of its own variance. Tests of the plan (without the guard of few
+seeds, which `learn_or_not.py` measures) are compared with paired t tests with Holm's correction, on the same data.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 import numpy as np
 import scipy
 
-from t2x.sweeps.two_way import Contrasts, paired, single_level, step_down, two_way
+from t2x.sweeps.two_way import Contrasts, contrasts, paired, single_level, step_down
 
 LEVEL = 0.05
 _CHUNK = 250
@@ -92,11 +92,16 @@ def holm(p: np.ndarray) -> np.ndarray:
   return np.minimum(result, 1)
 
 
-def significant(contrasts: Contrasts, old: bool) -> np.ndarray:
+def of_plan(values: np.ndarray) -> Contrasts:
+  """Returns the test of the plan: paired t tests or the two-way model."""
+  return contrasts(values, values.shape[-2] - 1)[0]
+
+
+def significant(tested: Contrasts, old: bool) -> np.ndarray:
   """Returns which comparisons are significant, by Holm's correction (`old`) or by stepping down."""
   if old:
-    return holm(contrasts.p) <= LEVEL
-  return step_down(contrasts.p, contrasts.shared, exact_to=LEVEL) <= LEVEL
+    return holm(tested.p) <= LEVEL
+  return step_down(tested.p, tested.shared, exact_to=LEVEL) <= LEVEL
 
 
 def one_setting(
@@ -131,17 +136,17 @@ def one_setting(
     values = simulate(generator, noise, count, seeds, baseline_seeds, seed_effect)
     other = values.copy()
     other[:, 1:] += effect[:, None]
-    for method, name in ((paired, 'old'), (two_way, 'new')):
-      contrasts = method(values)
+    for method, name in ((paired, 'old'), (of_plan, 'new')):
+      tested = method(values)
       old = name == 'old'
-      add(f'error {name}', significant(contrasts, old).any(-1))
+      add(f'error {name}', significant(tested, old).any(-1))
       add(f'power {name}', significant(method(other), old)[:, ::3])
-    wide = contrasts.half_width(single_level(contrasts.shared, LEVEL)[:, None])
-    add('coverage', (np.abs(contrasts.difference) <= wide).all(-1))
-    add('single', np.abs(contrasts.difference) <= contrasts.half_width(LEVEL))
-    narrow = contrasts.half_width(single_level(contrasts.shared, 2 * LEVEL)[:, None])
+    wide = tested.half_width(single_level(tested.shared, LEVEL)[:, None])
+    add('coverage', (np.abs(tested.difference) <= wide).all(-1))
+    add('single', np.abs(tested.difference) <= tested.half_width(LEVEL))
+    narrow = tested.half_width(single_level(tested.shared, 2 * LEVEL)[:, None])
     margin = 6 * scale
-    add('same', (np.abs(contrasts.difference + margin) + narrow <= margin).any(-1))
+    add('same', (np.abs(tested.difference + margin) + narrow <= margin).any(-1))
   return {name: float(np.concatenate(parts).mean()) for name, parts in rates.items()}
 
 

@@ -17,19 +17,20 @@ from scipy import stats
 
 from t2x.sweeps.comparisons import POWER, Comparison, Sample, compare
 from t2x.sweeps.statistics import ALPHA
-from t2x.sweeps.two_way import single_level, two_way
+from t2x.sweeps.two_way import contrasts, single_level
 
 # Values of the grid -> variant -> results of the seeds.
 Points = Mapping[tuple[str, ...], Mapping[str, Sample]]
 
 
-def read_points(path: Path, metric: str, failed_above: float) -> Points:
+def read_points(path: Path, metric: str, failed_above: float, failed_below: float) -> Points:
   """Reads the samples of all variants at all points of the grid.
 
   Args:
     path: a results.csv.
     metric: the compared metric.
     failed_above: seeds with a larger value count as diverged (`Sweep.failed_above`).
+    failed_below: seeds with a smaller value count as diverged (`Sweep.failed_below`).
   """
   rows = [*csv.DictReader(path.open())]
   axes = [*rows[0]][2 : [*rows[0]].index('seed')]
@@ -43,7 +44,7 @@ def read_points(path: Path, metric: str, failed_above: float) -> Points:
       of_point.add(seed)
     elif row['metric'] == metric:
       value = float(row['value'])
-      if value > failed_above:
+      if value > failed_above or value < failed_below:
         of_point.add(seed)
       else:
         seeds[seed] = value
@@ -69,11 +70,12 @@ def detectable(
       continue
     seeds = sorted(set().union(base, *(variants[name].values for name in names)))
     samples = [base, *(variants[name].values for name in names)]
-    contrasts = two_way(np.array([[s.get(seed, np.nan) for seed in seeds] for s in samples]))
+    values = np.array([[s.get(seed, np.nan) for seed in seeds] for s in samples])
+    chosen, _ = contrasts(values, len(variants) - 1)
     cells += [(point, name) for name in names]
-    errors += [*contrasts.error]
-    freedoms += [*contrasts.freedom]
-    shared += [*contrasts.shared]
+    errors += [*chosen.error]
+    freedoms += [*chosen.freedom]
+    shared += [*chosen.shared]
     groups += [number] * len(names)
   if not cells:
     return {}
@@ -91,8 +93,8 @@ def describe(name: str, comparison: Comparison, size: float | None) -> str:
     parts.append(f'{comparison.difference:+.4f} ({comparison.low:+.4f} to {comparison.high:+.4f})')
   if comparison.p_corrected is not None:
     parts.append(f'p {comparison.p_corrected:.4f}')
-  if comparison.p_paired is not None:
-    parts.append(f'paired with Holm {comparison.p_paired:.4f}')
+  if comparison.p_other is not None:
+    parts.append(f'other test {comparison.p_other:.4f}')
   parts += [f'detectable {size:.4f}'] if size is not None else []
   return ', '.join([*parts, *([comparison.note] if comparison.note else [])])
 
@@ -106,9 +108,10 @@ def main() -> None:
   parser.add_argument('--goal', default='min', choices=('min', 'max'))
   parser.add_argument('--margin', type=float)
   parser.add_argument('--failed-above', type=float, default=math.inf)
+  parser.add_argument('--failed-below', type=float, default=-math.inf)
   parser.add_argument('--level', type=float, default=ALPHA, help='of all comparisons together')
   args = parser.parse_args()
-  points = read_points(args.results, args.metric, args.failed_above)
+  points = read_points(args.results, args.metric, args.failed_above, args.failed_below)
   sizes = detectable(points, args.baseline, args.level)
   cells = [
     (p, name) for p, variants in points.items() for name in variants if name != args.baseline

@@ -1,20 +1,31 @@
 """Compares the variants of a sweep with the baseline: differences, intervals and verdicts.
 
-Differences of the metric are tested by the two-way model (see t2x.sweeps.two_way), equivalence by two
-one-sided tests (Schuirmann 1987, https://doi.org/10.1007/BF01068419), and divergence rates by Barnard's
-exact test. All tests of a sweep are corrected together.
+Differences of the metric are tested by the two-way model or paired t tests (see t2x.sweeps.two_way), with a guard
+against runs that learn or do not (t2x.sweeps.learn_or_not), equivalence by two one-sided tests (Schuirmann
+1987, https://doi.org/10.1007/BF01068419), and divergence rates by Barnard's exact test. All tests of a
+sweep are corrected together.
+
+A comparison without a p-value counts as p = 1, so that a partial report is as strict as the final one.
+Diverged seeds have no value: means and differences are over the seeds that finished. If the divergence rates
+differ, they are compared as well. A variant with a significantly higher rate 'hurts', with a significantly lower
+rate 'helps'. A significant mean difference in the other direction than that of the rates is 'inconclusive', as it
+is a difference between the seeds that survived.
+
+If all differences are equal, a t test is impossible. A difference of zero has p = 1; any other constant is
+tested with the sign test, p = 2 ** (1 - pairs).
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from scipy import special, stats
 
+from t2x.sweeps.learn_or_not import SPREAD, seeds_without_guard, smallest_differences
 from t2x.sweeps.statistics import ALPHA, Goal
-from t2x.sweeps.two_way import Contrasts, paired, single_level, step_down, two_way
+from t2x.sweeps.two_way import Contrasts, contrasts, single_level, step_down
 
 Verdict = Literal['helps', 'hurts', 'same', 'inconclusive']
 
@@ -48,12 +59,13 @@ class Comparison:
     high: upper end of the interval.
     effect: the difference in standard deviations of a paired difference, with Hedges' correction. None
       with fewer than three pairs, or if all differences are equal.
-    p: p-value of the model; None without a test. With different divergence rates, twice the smaller one
-      of its p-value and that of Barnard's test.
+    p: p-value of the test of the plan; None without a test. With different divergence rates, twice the smaller
+      one of its p-value and that of Barnard's test.
     p_corrected: p-value corrected for all planned comparisons, which determines the verdict.
-    p_paired: p-value of the paired t test corrected by Holm's method, for information.
-    verdict: 'helps' or 'hurts' if p_corrected is at most the level, 'same' if the difference is smaller
-      than the margin, else 'inconclusive'.
+    p_other: corrected p-value of the mean difference by the test that the plan did not choose, for information:
+      the paired t test or the two-way model.
+    verdict: 'helps' or 'hurts' if p_corrected is at most the level and the guard of few seeds allows it, 'same' if
+      the difference is smaller than the margin, else 'inconclusive'.
     more_seeds: seeds to add for a power of 0.8, from bounds (see `_more_seeds`). 0 if there is a verdict,
       MAX_SEEDS + 1 for more than MAX_SEEDS, None if it cannot be computed.
     note: remarks, such as the number of diverged seeds; '' without any.
@@ -66,7 +78,7 @@ class Comparison:
   effect: float | None = None
   p: float | None = None
   p_corrected: float | None = None
-  p_paired: float | None = None
+  p_other: float | None = None
   verdict: Verdict = 'inconclusive'
   more_seeds: int | None = None
   note: str = ''
@@ -89,7 +101,8 @@ class _Test:
   shared: float = 0.0
   deviation: float = 0.0
   p: float | None = None
-  p_paired: float | None = None
+  p_other: float | None = None
+  shared_other: float = 0.0
   note: str = ''
 
 
@@ -101,16 +114,6 @@ def compare(
   level: float = ALPHA,
 ) -> list[Comparison]:
   """Compares all planned (variant, baseline) pairs of a sweep, with a joint correction.
-
-  A comparison without a p-value counts as p = 1, so that a partial report is as strict as the final one.
-  Diverged seeds have no value: means and differences are over the seeds that finished. If the
-  divergence rates differ, they are compared by Barnard's two-sided test as well. A variant with a
-  significantly higher rate 'hurts', with a significantly lower rate 'helps'. A significant mean
-  difference in the other direction than that of the rates is 'inconclusive', as it is a difference
-  between the seeds that survived.
-
-  If all differences are equal, a t test is impossible. A difference of zero has p = 1; any other
-  constant is tested with the sign test, p = 2 ** (1 - pairs).
 
   Args:
     planned: samples of the variant and the baseline; pairs with equal baselines share its noise.
@@ -127,32 +130,59 @@ def compare(
   shared = np.array(
     [0.0 if rate is not None else test.shared for test, rate in zip(tests, rates, strict=True)]
   )
-  corrected = step_down(np.array([1.0 if p is None else p for p in both]), shared, groups)
-  holm = _holm([test.p_paired for test in tests])
+  corrected = _corrected(both, shared, groups)
+  other = _corrected(
+    [test.p_other for test in tests], np.array([test.shared_other for test in tests]), groups
+  )
+  baselines = int(groups.max()) + 1
+  smallest = smallest_differences(_differences(planned), baselines, level)
   wide = float(single_level(shared, level, groups))
   narrow = float(single_level(shared, min(2 * level, 0.5), groups))
   comparisons = []
   for index, (test, rate) in enumerate(zip(tests, rates, strict=True)):
     low, high = _interval(test, wide)
-    p = both[index]
     comparison = Comparison(
       pairs=test.pairs,
       difference=test.difference,
       low=low,
       high=high,
       effect=_effect(test),
-      p=p,
-      p_corrected=None if p is None else float(corrected[index]),
-      p_paired=holm[index],
+      p=both[index],
+      p_corrected=corrected[index],
+      p_other=other[index],
       note=_note(planned[index][0], test),
     )
-    verdict = _verdict(comparison, planned[index], goal, rate, level)
+    verdict = _verdict(comparison, planned[index], goal, rate, level, float(smallest[index]))
     if rate is None and margin is not None and _is_same(test, narrow, margin):
       verdict = 'same'
-    more = _more_seeds(test, wide, margin) if rate is None else None
-    more = more if verdict == 'inconclusive' else 0
+    more = 0
+    if verdict == 'inconclusive':
+      more = _more_seeds(test, wide, margin) if rate is None else None
+      if _is_significant(comparison, level) and not _is_large(comparison, smallest[index]):
+        comparison = _withheld(comparison, float(smallest[index]))
+        needed = seeds_without_guard(len(planned), baselines, level)
+        more = max(more or 0, needed - test.pairs)
     comparisons.append(dataclasses.replace(comparison, verdict=verdict, more_seeds=more))
   return comparisons
+
+
+def _corrected(
+  p: Sequence[float | None], shared: np.ndarray, groups: np.ndarray
+) -> list[float | None]:
+  """Corrects p-values for all comparisons; those that are missing count as 1."""
+  corrected = step_down(np.array([1.0 if x is None else x for x in p]), shared, groups)
+  return [None if x is None else float(c) for x, c in zip(p, corrected, strict=True)]
+
+
+def _differences(planned: Sequence[tuple[Sample, Sample]]) -> np.ndarray:
+  """Returns the paired differences [comparisons, seeds]; NaN: no pair."""
+  seeds = sorted({seed for _, baseline in planned for seed in baseline.values})
+  return np.array(
+    [
+      [variant.values.get(seed, math.nan) - baseline.values.get(seed, math.nan) for seed in seeds]
+      for variant, baseline in planned
+    ]
+  ).reshape(len(planned), -1)
 
 
 def _groups(planned: Sequence[tuple[Sample, Sample]]) -> np.ndarray:
@@ -165,7 +195,7 @@ def _groups(planned: Sequence[tuple[Sample, Sample]]) -> np.ndarray:
 
 
 def _tests(planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray) -> list[_Test]:
-  """Tests the mean differences, with one model for each baseline."""
+  """Tests the mean differences, with one model for each baseline; the planned comparisons choose the test."""
   tests = [_simple_test(variant, baseline) for variant, baseline in planned]
   for group in np.unique(groups):
     members = [i for i, test in enumerate(tests) if test is None and groups[i] == group]
@@ -175,22 +205,24 @@ def _tests(planned: Sequence[tuple[Sample, Sample]], groups: np.ndarray) -> list
     samples = [baseline, *(planned[i][0] for i in members)]
     seeds = sorted({seed for sample in samples for seed in sample.values})
     values = np.array([[s.values.get(seed, math.nan) for seed in seeds] for s in samples])
-    model, pairs = two_way(values), paired(values)
+    chosen, other = contrasts(values, int((groups == group).sum()))
     for number, index in enumerate(members):
-      tests[index] = _model_test(model, pairs, number)
+      pairs = len(planned[index][0].values.keys() & baseline.values.keys())
+      tests[index] = _model_test(chosen, other, number, pairs)
   return [test for test in tests if test is not None]
 
 
-def _model_test(model: Contrasts, pairs: Contrasts, number: int) -> _Test:
+def _model_test(chosen: Contrasts, other: Contrasts | None, number: int, pairs: int) -> _Test:
   return _Test(
-    pairs=int(pairs.freedom[number]) + 1,
-    difference=float(model.difference[number]),
-    error=float(model.error[number]),
-    freedom=float(model.freedom[number]),
-    shared=float(model.shared[number]),
-    deviation=float(model.deviation[number]),
-    p=float(model.p[number]),
-    p_paired=float(pairs.p[number]),
+    pairs=pairs,
+    difference=float(chosen.difference[number]),
+    error=float(chosen.error[number]),
+    freedom=float(chosen.freedom[number]),
+    shared=float(chosen.shared[number]),
+    deviation=float(chosen.deviation[number]),
+    p=float(chosen.p[number]),
+    p_other=None if other is None else float(other.p[number]),
+    shared_other=0.0 if other is None else float(other.shared[number]),
   )
 
 
@@ -212,10 +244,10 @@ def _simple_test(variant: Sample, baseline: Sample) -> _Test | None:
     return None
   if abs(mean) <= rounding:
     note = 'no difference at any seed'
-    return _Test(pairs=n, difference=0.0, error=0.0, p=1.0, p_paired=1.0, note=note)
+    return _Test(pairs=n, difference=0.0, error=0.0, p=1.0, p_other=1.0, note=note)
   p = float(stats.binomtest(n, n).pvalue)
   note = 'the same difference at every seed: sign test'
-  return _Test(pairs=n, difference=mean, error=0.0, p=p, p_paired=p, note=note)
+  return _Test(pairs=n, difference=mean, error=0.0, p=p, p_other=p, note=note)
 
 
 def _divergence(variant: Sample, baseline: Sample) -> float | None:
@@ -231,17 +263,6 @@ def _combine(p: float | None, rate: float | None) -> float | None:
   if p is None or rate is None:
     return rate if p is None else p
   return min(1.0, 2 * min(p, rate))
-
-
-def _holm(p_values: Iterable[float | None]) -> list[float | None]:
-  """Corrects p-values by Holm's method (1979); those that are missing count as 1."""
-  values = [*p_values]
-  filled = np.array([1.0 if p is None else p for p in values])
-  order = np.argsort(filled, kind='stable')
-  corrected = np.maximum.accumulate(filled[order] * np.arange(len(filled), 0, -1))
-  result = np.empty_like(filled)
-  result[order] = np.minimum(corrected, 1)
-  return [None if p is None else float(c) for p, c in zip(values, result, strict=True)]
 
 
 def _interval(test: _Test, level: float) -> tuple[float | None, float | None]:
@@ -272,12 +293,14 @@ def _verdict(
   goal: Goal,
   rate: float | None,
   level: float,
+  smallest: float,
 ) -> Verdict:
-  if comparison.p_corrected is None or comparison.p_corrected > level:
+  """Returns the verdict; a mean difference counts if it is larger than `smallest`."""
+  if not _is_significant(comparison, level):
     return 'inconclusive'
   difference = comparison.difference
   by_mean: Verdict | None = None
-  if difference is not None:
+  if difference is not None and _is_large(comparison, smallest):
     by_mean = 'helps' if (difference < 0) == (goal == 'min') else 'hurts'
   if rate is None:
     return by_mean or 'inconclusive'
@@ -287,6 +310,25 @@ def _verdict(
   if comparison.p in (rate, min(1.0, 2 * rate)) or by_mean == by_rate:
     return by_rate
   return 'inconclusive'
+
+
+def _is_significant(comparison: Comparison, level: float) -> bool:
+  return comparison.p_corrected is not None and comparison.p_corrected <= level
+
+
+def _is_large(comparison: Comparison, smallest: float) -> bool:
+  return comparison.difference is not None and abs(comparison.difference) > smallest
+
+
+def _withheld(comparison: Comparison, smallest: float) -> Comparison:
+  """Adds a note on the guard of few seeds (see t2x.sweeps.learn_or_not)."""
+  note = f'{comparison.pairs} seeds are too few for a verdict'
+  if math.isfinite(smallest):
+    note = (
+      f'withheld: with {comparison.pairs} seeds this difference must exceed {smallest:.3g}, {SPREAD} times the '
+      'range over the seeds of others'
+    )
+  return dataclasses.replace(comparison, note='; '.join(filter(None, [comparison.note, note])))
 
 
 def _is_same(test: _Test, level: float, margin: float) -> bool:

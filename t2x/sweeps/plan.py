@@ -292,8 +292,9 @@ class _Planner:
       self._check_metric(resolved.cost)
       return resolved if self._target is None else self._match(arm, resolved, self._target)
     self.goal = self.goal or _goal(self.sweep, resolved.config)
-    if self.goal == 'max' and self.sweep.failed_above is not None:
-      raise UserError(f"Sweep.failed_above has no effect: a higher '{self.sweep.metric}' is better")
+    name, better = {'min': ('failed_below', 'lower'), 'max': ('failed_above', 'higher')}[self.goal]
+    if getattr(self.sweep, name) is not None:
+      raise UserError(f"Sweep.{name} has no effect: a {better} '{self.sweep.metric}' is better")
     self._target = None if self.sweep.match is None else self._quantity(resolved)
     self._point, self._baseline = arm.point, resolved.cost
     return resolved
@@ -334,6 +335,7 @@ class _Planner:
       file=str(sweep.file.resolve()),
       margin=sweep.margin,
       failed_above=sweep.failed_above,
+      failed_below=sweep.failed_below,
       max_seeds=sweep.max_seeds,
       published=sweep.published_results(),
     )

@@ -92,8 +92,9 @@ class Plan:
     file: path of the sweep file, relative to the folder of sweep.json; '' in files of older versions.
     margin: largest difference that counts as none (Sweep.margin).
     failed_above: values of the metric above it did not learn (Sweep.failed_above).
+    failed_below: values of the metric below it did not learn (Sweep.failed_below).
     max_seeds: number of seeds at the last look (Sweep.max_seeds). It is None in files of older versions,
-      as are `margin` and `failed_above`.
+      as are `margin`, `failed_above` and `failed_below`.
     published: published results of the variants; None without any.
     tuning: 'trials' for the plan of the tuning trials, 'tuned' if each variant has its tuned value, 'untuned' if it
       has its own value, for a comparison with the tuned plan; 'none' for other sweeps.
@@ -111,6 +112,7 @@ class Plan:
   file: str = ''
   margin: float | None = None
   failed_above: float | None = None
+  failed_below: float | None = None
   max_seeds: int | None = None
   published: Published | None = None
   tuning: Literal['none', 'trials', 'tuned', 'untuned'] = 'none'
@@ -188,6 +190,8 @@ def judge(plan: Plan, outcome: Outcome) -> tuple[str, str]:
     return 'diverged', f'{plan.metric} is not finite'
   if plan.failed_above is not None and value > plan.failed_above:
     return 'diverged', f'did not learn: {plan.metric} {value:.5g} is above {plan.failed_above:g}'
+  if plan.failed_below is not None and value < plan.failed_below:
+    return 'diverged', f'did not learn: {plan.metric} {value:.5g} is below {plan.failed_below:g}'
   return 'finished', outcome.reason
 
 

@@ -47,6 +47,7 @@ class Sweep:
       not tested.
     failed_above: a trial whose final metric is above this value did not learn, such as one at the loss of
       unigrams. It counts as diverged. None: no limit.
+    failed_below: as `failed_above` for metrics that should be high: a trial below this value did not learn.
     max_seeds: number of seeds after which no seeds are added. If it is larger than the number of seeds,
       more seeds may be added after a report, and the verdicts of all reports are corrected together.
       None: verdicts after adding seeds are exploratory.
@@ -75,6 +76,7 @@ class Sweep:
   tolerance: Rate = 0.01
   margin: Positive | None = None
   failed_above: Finite | None = None
+  failed_below: Finite | None = None
   max_seeds: Count | None = None
   published: Mapping[str, Finite] = dataclasses.field(default_factory=dict)
   published_goal: Literal['min', 'max'] | None = None

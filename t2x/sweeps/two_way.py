@@ -14,7 +14,7 @@ is the sum of two noise variances:
   of every comparison.
 - The t statistic has Satterthwaite's degrees of freedom, reduced towards the smaller one of its two
   variances, because they are too large in the tails when there are few seeds.
-- With fewer than `FEWEST` comparisons the variances cannot be separated: paired t tests.
+- With fewer than `FEWEST` planned comparisons the variances can hardly be separated: paired t tests.
 - Seeds that only the baseline has (`Sweep.baseline_seeds`) have an unknown effect, so they are not paired. They
   improve the mean of the baseline if the effects of the seeds are small: the difference is the mean
   of the paired differences plus the weighted difference between the means of the baseline at the paired and the
@@ -85,15 +85,32 @@ def paired(values: np.ndarray) -> Contrasts:
   return Contrasts(mean, deviation / np.sqrt(count), count - 1.0, np.zeros_like(mean), deviation)
 
 
-def two_way(values: np.ndarray) -> Contrasts:
-  """Compares by the two-way model; by paired t tests with fewer than `FEWEST` comparisons.
+def contrasts(values: np.ndarray, planned: int) -> tuple[Contrasts, Contrasts | None]:
+  """Compares by the test of the plan, and by the other one for information.
 
   Args:
     values: as for `paired`.
+    planned: number of planned comparisons with this baseline, which chooses the test. Results do not: variants
+      that failed change nothing.
+
+  Returns:
+    The two-way model and paired t tests, or the reverse with fewer than `FEWEST` planned comparisons. With a single
+    comparison there is no two-way model: paired t tests and None.
   """
   pairs = paired(values)
-  if values.shape[-2] - 1 < FEWEST:
-    return pairs
+  if values.shape[-2] < 3:
+    return pairs, None
+  model = two_way(values)
+  return (model, pairs) if planned >= FEWEST else (pairs, model)
+
+
+def two_way(values: np.ndarray) -> Contrasts:
+  """Compares by the two-way model.
+
+  Args:
+    values: as for `paired`, with at least two comparisons.
+  """
+  pairs = paired(values)
   single = ~np.isfinite(values[..., 1:, :]).any(-2)
   single = single.reshape(-1, single.shape[-1]).all(0)
   variance, freedom = moderated(*noise_variances(values[..., ~single]))

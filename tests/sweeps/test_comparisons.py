@@ -9,6 +9,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 
+from t2x.sweeps import two_way
 from t2x.sweeps.comparisons import MAX_SEEDS, Sample, compare
 
 
@@ -31,9 +32,6 @@ def test_two_comparisons_are_paired_t_tests():
   better, alike = compare([(BETTER, BASELINE), (ALIKE, BASELINE)], 'min')
   p = [stats.ttest_rel(numbers(side), numbers(BASELINE)).pvalue for side in (BETTER, ALIKE)]
   np.testing.assert_allclose([better.p, alike.p], p, rtol=1e-9)
-  np.testing.assert_allclose(
-    [better.p_paired, alike.p_paired], multipletests(p, method='holm')[1], rtol=1e-9
-  )
   # Stepping down with independent comparisons is the method of Holm and Sidak.
   np.testing.assert_allclose(
     [better.p_corrected, alike.p_corrected],
@@ -48,7 +46,7 @@ def test_two_comparisons_are_paired_t_tests():
   assert compare([(BETTER, BASELINE)], 'max')[0].verdict == 'hurts'
 
 
-def test_holm_never_decreases_from_one_p_value_to_the_next():
+def test_the_correction_never_decreases_from_one_p_value_to_the_next():
   noise = np.array([-1.0, 1.0, -1.0, 1.0, 0.0])
   error = np.std(noise, ddof=1) / math.sqrt(5)
 
@@ -57,10 +55,10 @@ def test_holm_never_decreases_from_one_p_value_to_the_next():
     return sample(numbers(BASELINE) + noise + error * stats.t.isf(p / 2, 4))
 
   p = [0.04, 0.01, 0.5, 0.03]
-  found = [item.p_paired for item in compare([(with_p(x), BASELINE) for x in p], 'min')]
-  # 4 x 0.01 = 0.04, 3 x 0.03 = 0.09, then 2 x 0.04 = 0.08, which is below 0.09, and 0.5.
-  np.testing.assert_allclose(found, [0.09, 0.04, 0.5, 0.09], rtol=1e-6)
-  np.testing.assert_allclose(found, multipletests(p, method='holm')[1], rtol=1e-6)
+  found = [item.p_corrected for item in compare([(with_p(x), BASELINE) for x in p], 'min')]
+  # 1 - 0.99 ** 4, 1 - 0.97 ** 3, then 1 - 0.96 ** 2, which is below the second one, and 0.5.
+  np.testing.assert_allclose(found, [0.087327, 0.039404, 0.5, 0.087327], rtol=1e-5)
+  np.testing.assert_allclose(found, multipletests(p, method='holm-sidak')[1], rtol=1e-6)
 
 
 def test_intervals_are_simultaneous():
@@ -75,9 +73,6 @@ def test_intervals_are_simultaneous():
 def test_what_is_still_missing_counts_in_the_correction():
   one = compare([(BETTER, BASELINE)] + [(Sample({}), BASELINE)] * 9, 'min')
   np.testing.assert_allclose(one[0].p_corrected, 1 - (1 - one[0].p) ** 10, rtol=1e-6)
-  np.testing.assert_allclose(
-    one[0].p_paired, 10 * one[0].p, rtol=1e-9, err_msg='the paired test as well'
-  )
   assert one[1].p_corrected is None
   assert one[1].verdict == 'inconclusive'
 
@@ -93,7 +88,7 @@ def many(generator, effects, seeds=5, noise=0.1):
 def test_ten_comparisons_share_their_estimate_of_the_noise():
   """A difference of 4 standard deviations is far from significant in paired tests after correction."""
   found = compare(many(np.random.default_rng(0), [0.4] + [0.0] * 19), 'min')
-  assert found[0].verdict == 'hurts' and found[0].p_paired > 0.05
+  assert found[0].verdict == 'hurts' and found[0].p_other > 0.05
   assert [one.verdict for one in found[1:]] == ['inconclusive'] * 19
   assert all(one.low < 0 < one.high for one in found[1:])
 
@@ -221,6 +216,71 @@ def test_what_diverges_more_is_not_the_same():
   values = {seed: value + 1e-4 * seed for seed, value in BASELINE.values.items() if seed}
   (one,) = compare([(Sample(values, diverged=1), BASELINE)], 'min', margin=0.5)
   assert one.verdict == 'inconclusive'
+
+
+@pytest.mark.parametrize(('planned', 'chosen'), [(6, 'paired'), (7, 'two_way')])
+def test_the_plan_chooses_the_test_and_failures_do_not(planned, chosen):
+  """Two of the variants diverge: the others keep the test of their plan, and the other test is beside it."""
+  pairs = many(np.random.default_rng(1), [0.3] * (planned - 2))
+  failed = (Sample({}, diverged=5), pairs[0][1])
+  found = compare([failed, failed, *pairs], 'min')[2:]
+  values = np.array([numbers(pairs[0][1]), *(numbers(variant) for variant, _ in pairs)])
+  expected = getattr(two_way, chosen)(values)
+  np.testing.assert_allclose([item.p for item in found], expected.p, rtol=1e-9)
+  p = [stats.ttest_rel(side, values[0]).pvalue for side in values[1:]]
+  corrected = multipletests([*p, 0.999, 0.999], method='holm-sidak')[1][:-2]
+  paired = [item.p_corrected if chosen == 'paired' else item.p_other for item in found]
+  if chosen == 'two_way':
+    np.testing.assert_allclose(paired, corrected, rtol=1e-5)
+  else:
+    np.testing.assert_allclose([item.p for item in found], p, rtol=1e-9)
+    assert all(item.p_other not in (None, item.p_corrected) for item in found)
+
+
+def test_a_single_comparison_has_no_other_test():
+  assert compare([(BETTER, BASELINE)], 'min')[0].p_other is None
+
+
+# Accuracies of runs that learn or do not.
+LEARNED, FAILED = sample([0.981, 0.978, 0.98]), sample([0.1, 0.099, 0.103])
+SOME = sample([0.98, 0.102, 0.979])
+
+
+def test_all_seeds_against_none_is_no_verdict_where_other_variants_learn_sometimes():
+  """0 of 3 against 3 of 3 seeds, among three comparisons: p of the t test below 0.01."""
+  first, *_ = compare([(LEARNED, FAILED), (SOME, FAILED), (SOME, FAILED)], 'max')
+  assert first.p_corrected < 0.01
+  assert first.verdict == 'inconclusive'
+  # 1.25 times the range of 0.88, 0.003, 0.876.
+  assert first.note.startswith('withheld: with 3 seeds this difference must exceed 1.1,')
+  assert first.more_seeds == 1, 'four seeds need no guard'
+  # The same with a bound of failures: rates of 0 and 3 of 3 are compared by an exact test.
+  always, never = Sample(LEARNED.values), Sample({}, diverged=3)
+  exact = compare([(always, never)] * 3, 'max')[0]
+  np.testing.assert_allclose(exact.p, 2 * 0.5**6, rtol=1e-6)
+  assert exact.verdict == 'inconclusive'
+
+
+def test_three_seeds_decide_if_every_variant_has_little_noise():
+  close = sample([0.103, 0.098, 0.104])
+  helps, *others = compare([(LEARNED, FAILED), (close, FAILED), (close, FAILED)], 'max')
+  assert helps.verdict == 'helps' and not helps.note
+  assert {item.verdict for item in others} == {'inconclusive'}
+
+
+def test_four_seeds_decide_among_few_variants_that_learn_sometimes():
+  learned, failed = (sample([*numbers(side), side.values[0]]) for side in (LEARNED, FAILED))
+  some = sample([0.98, 0.101, 0.979, 0.1])
+  assert compare([(learned, failed), (some, failed)], 'max')[0].verdict == 'helps'
+  many_others = [(learned, failed)] + [(some, failed)] * 19
+  assert compare(many_others, 'max')[0].verdict == 'inconclusive'
+
+
+def test_two_seeds_give_no_verdict():
+  two = [sample([value, value + 1e-6 * value]) for value in (0.9, 0.1)]
+  (one,) = compare([tuple(two)], 'max')
+  assert one.p <= 0.05 and one.verdict == 'inconclusive'
+  assert one.note == '2 seeds are too few for a verdict' and one.more_seeds >= 1
 
 
 def test_a_lower_level_is_stricter():

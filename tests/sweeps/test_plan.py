@@ -365,6 +365,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}, 'a': {}}", ('Sweep.baseline_seeds=20',), ['Sweep.baseline_seeds = 20 has no effect: with fewer than 7 variants']),
     ("{'gelu': {}}", ('Sweep.margin=0',), ['Sweep.margin must be above 0']),
     ("{'gelu': {}}", ('Sweep.metric=accuracy', 'Sweep.goal=max', 'Sweep.failed_above=3'), ["Sweep.failed_above has no effect: a higher 'accuracy' is better"]),
+    ("{'gelu': {}}", ('Sweep.failed_below=0.2',), ["Sweep.failed_below has no effect: a lower 'loss' is better"]),
     ("{'gelu': {}}", ('Sweep.tolerance=-0.1',), ['Sweep.tolerance must be at least 0 and below 1']),
     ("{'gelu': {}}", ('Sweep.grid={"Cosine.peak": [1, 1.0]}',), ["Sweep.grid['Cosine.peak'] contains 1 twice"]),
     ("{'gelu': {}}", ('Sweep.grid={"MLP.activation": [@gelu, "@gelu"]}',), ["Sweep.grid['MLP.activation'] contains @gelu twice"]),
@@ -394,6 +395,5 @@ def test_the_seed_is_the_parameter_annotated_as_one(plan, tmp_path, monkeypatch)
   made, configs = plan(base=own, variants="{'gelu': {}}")
   assert len({trial.identity for trial in made.trials}) == 1
   for trial in made.trials:
-    path = tmp_path / f'{trial.seed}.gin'
-    path.write_text(configs[trial.folder])
-    assert read_config([path]).build().trainer.seed == trial.seed
+    (tmp_path / 'trial.gin').write_text(configs[trial.folder])
+    assert read_config([tmp_path / 'trial.gin']).build().trainer.seed == trial.seed

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from t2x.sweeps.comparisons import MAX_SEEDS
+from t2x.sweeps.learn_or_not import SPREAD
 from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
@@ -22,13 +23,19 @@ _DETAILS = (
   'With the same seed all variants have the same data order, so differences are means over the seeds that '
   'finished in both{baseline}. In the two-way model each variant has a noise variance of its own, which is estimated '
   'without the effects of the seeds and moderated towards the typical variance of the sweep; with '
-  'fewer than {fewest} comparisons at a grid point, paired t tests replace it. The intervals are simultaneous: '
-  'all of them cover the true differences with probability {confidence}. Stepping down is slightly more '
+  'fewer than {fewest} planned comparisons at a grid point, paired t tests replace it. "p (other test)" is that of '
+  'the other one of the two, for information. All of few seeds may learn in one variant and none in another by '
+  'chance: a verdict also needs a difference of {spread:g} times the range over the seeds of the paired differences of '
+  'all other comparisons, except so many that this chance is below the level (at 5 %: with three seeds none, with four '
+  'six, with five 49). The intervals are simultaneous: '
+  'all of them cover the true differences with probability {confidence}. They contain the noise of training '
+  '(initialisation, data order, dropout), and not that of the evaluated examples, which are the same for all '
+  'trials. Stepping down is slightly more '
   'powerful, so that the interval of a verdict may include 0. "same" requires that the interval of twice the '
-  'level (90 % instead of 95 %) is within the margin. "p (paired)" is that of the paired t test with '
-  "Holm's correction, for information. Effect: difference in standard deviations of a paired difference, with "
+  'level (90 % instead of 95 %) is within the margin. '
+  'Effect: difference in standard deviations of a paired difference, with '
   "Hedges' correction. More seeds: number to add for a power of 0.8 {planned}; empty if that difference is "
-  'zero. Seeds that diverged or did not learn have no value and are left out of means and '
+  'zero, and more than that as long as the guard of few seeds withholds a verdict. Seeds that diverged or did not learn have no value and are left out of means and '
   "differences; their rates are compared by Barnard's two-sided test, which can decide in both "
   'directions. A mean difference against the direction of the rates is inconclusive.'
 )
@@ -112,6 +119,7 @@ def details(results: Results) -> str:
   )
   return _DETAILS.format(
     fewest=FEWEST,
+    spread=SPREAD,
     confidence=results.level.confidence,
     planned=planned,
     baseline=_BASELINE.format(count=len(more)) if more else '',
@@ -170,7 +178,7 @@ def _verdicts(results: Results) -> str:
   digits = decimals(results)
   fixed, signed = f'.{digits}f', f'+.{digits}f'
   header = ['variant', 'difference', f'{results.level.confidence} interval', 'verdict', 'p']
-  header += ['p (paired)', 'effect (sd)', 'seeds', 'mean', 'sd', 'more seeds', 'note']
+  header += ['p (other test)', 'effect (sd)', 'seeds', 'mean', 'sd', 'more seeds', 'note']
   rows = []
   for row in results.rows:
     s, c = row.summary, row.comparison
@@ -180,7 +188,7 @@ def _verdicts(results: Results) -> str:
     else:
       both = '' if c.low is None else f'{_number(c.low, signed)} to {_number(c.high, signed)}'
       cells += [_number(c.difference, signed), both, row.verdict, _probability(c.p_corrected)]
-      cells += [_probability(c.p_paired), _number(c.effect, '+.2f')]
+      cells += [_probability(c.p_other), _number(c.effect, '+.2f')]
     cells += [str(s.n), _number(s.mean, fixed), _number(s.std, fixed)]
     rows.append([*cells, _more(c.more_seeds) if c else '', row.note])
   return '## Verdicts\n\n' + _table(header, rows, 'lrrlrrrrrrrl')

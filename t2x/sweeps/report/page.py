@@ -84,7 +84,7 @@ def _row(results: Results, row: Row) -> dict[str, Any]:
     'high': summary.high,
     'pairs': comparison and comparison.pairs,
     'effect': comparison and comparison.effect,
-    'p_paired': comparison and comparison.p_paired,
+    'p_other': comparison and comparison.p_other,
     'more_seeds': comparison and comparison.more_seeds,
     'note': row.note,
     'costs': dict(row.costs),

@@ -69,7 +69,7 @@ const verdictColumns = [
   intervalColumn(`${data.confidence} interval`, (row) => row.difference_low, (row) => row.difference_high, signed),
   verdictColumn('verdict', (row) => row.verdict),
   column('p', (row) => row.p, probability),
-  column('p (paired)', (row) => row.p_paired, probability),
+  column('p (other test)', (row) => row.p_other, probability),
   column('effect (sd)', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
   { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
   column(`mean ${data.metric}`, (row) => row.mean, fixed),

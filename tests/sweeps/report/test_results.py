@@ -244,6 +244,19 @@ def test_runs_that_did_not_learn_have_no_value(sweep, change_trial):
   assert rezero.entries[0].reason == 'did not learn: loss 6.4 is above 6.2'
 
 
+def test_values_below_the_bound_did_not_learn_if_a_metric_should_be_high(sweep, change_trial):
+  folder = sweep(diverged=('', 0), failed=('', 0))
+  for seed in range(5):
+    change_trial(folder, f'0200abcdef-{seed}', metrics={'loss': 0.1 + 0.001 * seed})
+  plan = json.loads((folder / 'sweep.json').read_text())
+  bound = {'goal': 'max', 'failed_below': 0.2}
+  (folder / 'sweep.json').write_text(json.dumps(plan | bound))
+  rows = {row.variant: row for row in read_results(folder).rows}
+  assert (rows['rezero'].summary.n, rows['rezero'].count('diverged')) == (0, 5)
+  assert rows['rezero'].verdict == 'hurts' and rows['geglu'].count('diverged') == 0
+  assert rows['rezero'].entries[0].reason == 'did not learn: loss 0.1 is below 0.2'
+
+
 def test_a_margin_gives_variants_that_are_the_same(sweep):
   folder = sweep(diverged=('', 0), failed=('', 0))
   plan = json.loads((folder / 'sweep.json').read_text())
@@ -259,7 +272,7 @@ def test_a_margin_gives_variants_that_are_the_same(sweep):
 def test_plans_of_older_versions_can_be_read(sweep):
   folder = sweep()
   plan = json.loads((folder / 'sweep.json').read_text())
-  for name in ('margin', 'failed_above', 'max_seeds'):
+  for name in ('margin', 'failed_above', 'failed_below', 'max_seeds'):
     del plan[name]
   (folder / 'sweep.json').write_text(json.dumps(plan))
   results = read_results(folder)
