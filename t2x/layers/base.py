@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.hyperparameters import Tunable, scalar
@@ -190,12 +190,43 @@ def rows_at(table: Array, index: Array, name: str) -> Array:
   Raises:
     UserError: a concrete index is out of range.
   """
-  if not isinstance(index, jax.core.Tracer):
-    # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
-    largest = np.asarray(index).max(initial=-1)
-    if largest >= len(table):
-      raise UserError(f'index {largest} is beyond the {len(table)} rows set by {name}: raise it')
+  if (largest := largest_of(index)) >= len(table):
+    raise UserError(f'index {largest} is beyond the {len(table)} rows set by {name}: raise it')
   return gather(table, index, mode='fill')
+
+
+def largest_of(index: Any) -> int:
+  """Returns the largest of non-negative integers; -1 if they are traced or empty."""
+  # In NumPy: inside a traced function, JAX would trace the maximum of a constant.
+  return -1 if isinstance(index, jax.core.Tracer) else int(np.asarray(index).max(initial=-1))
+
+
+def check_slots(count: Any, num_slots: int) -> None:
+  """Raises UserError if the number of tokens in a cache is not traced and above that of its slots."""
+  if (largest := largest_of(count)) > num_slots:
+    raise UserError(f'a cache with {num_slots} slots cannot hold {largest} tokens: raise num_slots')
+
+
+def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
+  """Returns `buffer` with `new` written along `axis` from index `start` on.
+
+  If a traced `start` leaves too few indices, the last ones are overwritten, and floats are NaN, so that attention
+  to these slots is NaN.
+
+  Raises:
+    UserError: `new` is longer than the buffer, or a concrete `start` leaves too few indices.
+  """
+  length, size = new.shape[axis], buffer.shape[axis]
+  check_slots(length, size)
+  check_slots(start + length, size)
+  if axis and len(buffer) == 1 and buffer.ndim > 2:  # One sequence; see `decode.generate`.
+    rest = write(buffer.reshape(buffer.shape[1:]), new.reshape(new.shape[1:]), start, axis - 1)
+    return rest.reshape(buffer.shape)
+  shape = (*buffer.shape[:axis], length, *buffer.shape[axis + 1 :])
+  new = jnp.broadcast_to(new.astype(buffer.dtype), shape)
+  if jnp.issubdtype(buffer.dtype, jnp.inexact):
+    new = jnp.where(start + length <= size, new, jnp.nan)
+  return jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis)
 
 
 def keep_probability(rate: Tunable) -> Float[Array, '']:

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.interfaces import Cache, Slots, write
+from t2x.layers.base import RowLayout, Tokens, write
+from t2x.layers.interfaces import Cache, Slots
 from t2x.layers.patterns import Pattern
 
 # The fields are not annotated with shapes: a stack adds a leading dimension for its layers.

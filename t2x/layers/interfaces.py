@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
-from t2x.layers.base import Tokens
+from t2x.layers.base import Tokens, write
 from t2x.layers.kernels.base import DotProduct, Logits
 from t2x.layers.patterns import Full, Pattern
 from t2x.layers.position_encoding import PositionEncoding
@@ -89,20 +89,6 @@ class Cache(abc.ABC):
       num_slots: number of slots per row from now on.
     """
     return None
-
-
-def write(buffer: Any, new: Array, start: Int[Array, ''], axis: int) -> Array:
-  """Returns `buffer` with `new` written along `axis` from index `start` on; unchanged if it does not fit."""
-  length = new.shape[axis]
-  if length > buffer.shape[axis]:
-    return buffer
-  if axis and len(buffer) == 1 and buffer.ndim > 2:  # One sequence; see `decode.generate`.
-    rest = write(buffer.reshape(buffer.shape[1:]), new.reshape(new.shape[1:]), start, axis - 1)
-    return rest.reshape(buffer.shape)
-  old = jax.lax.dynamic_slice_in_dim(buffer, start, length, axis)
-  fits = start + length <= buffer.shape[axis]
-  new = jnp.where(fits, jnp.broadcast_to(new.astype(buffer.dtype), old.shape), old)
-  return jax.lax.dynamic_update_slice_in_dim(buffer, new, start, axis)
 
 
 @jax.tree_util.register_dataclass

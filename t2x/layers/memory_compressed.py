@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.base import Initializer, Tokens, check_slots, param
 from t2x.layers.dtypes import broadcast
 from t2x.layers.head_projections import HeadProjections, nan_for_several_segments
 from t2x.layers.initializers import lecun_normal, xavier_uniform, zeros
@@ -196,11 +196,19 @@ class CompressedMemory(Cache):
     is_token: Bool[Array, '#batch length'],
     compress: tuple[Callable[..., Any], Callable[..., Any]],
   ) -> 'CompressedMemory':
-    """Appends the tokens of a call, without padding, and compresses the blocks that they reach."""
-    is_token = jnp.broadcast_to(is_token, k.shape[:2])
+    """Appends the tokens of a call, without padding, and compresses the blocks that they reach.
+
+    The values of a row with more tokens than its blocks hold are NaN.
+
+    Raises:
+      UserError: there are too many tokens, and their number is not traced.
+    """
+    is_token, size = jnp.broadcast_to(is_token, k.shape[:2]), self.k.shape[1] * self.k_tail.shape[1]
     new_k, k_tail = self._appended(self.k, self.k_tail, k, is_token, compress[0])
     new_v, v_tail = self._appended(self.v, self.v_tail, v, is_token, compress[1])
     count = self.count + is_token.sum(axis=1, dtype=jnp.int32)
+    check_slots(count, size)
+    new_v = jnp.where((count <= size)[:, None, None, None], new_v, jnp.nan)
     return CompressedMemory(new_k, new_v, k_tail, v_tail, count)
 
   def _appended(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty
+from applying import State, applied, empty
 from flax import nnx
 
 from t2x.errors import UserError
@@ -25,6 +25,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
+from t2x.layers.cache import SharedSlots
 
 BATCH, LENGTH, WIDTH = 2, 7, 16
 RNG = np.random.default_rng(0)
@@ -270,15 +271,24 @@ def test_ragged_prompts_decode_as_each_alone(side):
     np.testing.assert_allclose(step[row, 0], alone[0, length], atol=1e-5)
 
 
-def test_what_does_not_fit_the_cache_leaves_it_as_it_was():
+@pytest.mark.parametrize('shared', [False, True])
+@pytest.mark.parametrize('pattern', [Causal(), Causal() & Window(2)], ids=str)
+def test_attention_to_a_full_cache_is_nan_and_without_jit_an_error(pattern, shared):
   attention = build()
-  _, full = attend(attention, X[:, :4], state=empty(attention, BATCH, 4, dtype=jnp.bfloat16))
+  state = empty(attention, BATCH, 4, dtype=jnp.bfloat16)
+  if shared:
+    state = State(state.cache.share(1, 4), SharedSlots.of(state.slots, 1, 4))
+  y, full = attend(attention, X[:, :4], pattern=pattern, state=state)
+  assert np.isfinite(y).all()
   tokens = Tokens(jnp.full((BATCH, 1), 4), jnp.ones((BATCH, 1), jnp.int32))
-  for more in (X[:, 4:5], X[:, :5]):
-    _, after = attend(attention, more, tokens=tokens if more.shape[1] == 1 else None, state=full)
-    assert after.cache.k.dtype == jnp.bfloat16
-    jax.tree.map(np.testing.assert_array_equal, after.cache, full.cache)
-    jax.tree.map(np.testing.assert_array_equal, after.slots.tokens, full.slots.tokens)
+  y, after = attend(attention, X[:, 4:5], pattern=pattern, tokens=tokens, state=full)
+  assert np.isnan(y).all()
+  assert after.cache.k.dtype == jnp.bfloat16
+  with pytest.raises(UserError, match='a cache with 4 slots cannot hold 5 tokens: raise num_slots'):
+    applied(attention, X[:, 4:5], pattern=pattern, tokens=tokens, state=full)
+  # The number of tokens of one call is known to jit.
+  with pytest.raises(UserError, match='a cache with 4 slots cannot hold 5 tokens: raise num_slots'):
+    attend(attention, X[:, :5], pattern=pattern, state=state)
 
 
 def test_the_cache_of_a_source_equals_no_cache():

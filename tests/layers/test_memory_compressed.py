@@ -1,10 +1,12 @@
 """MemoryCompressedAttention: the formula by loops, decoding, cost, padding, and what it refuses."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from applying import applied, empty
+from applying import State, applied, empty
 from flax import nnx
 
 from t2x.contracts import perturbed
@@ -119,6 +121,19 @@ def test_decoding_in_calls_of_any_length_equals_the_row():
   np.testing.assert_allclose(y[0], whole[0, 7:], rtol=1e-5, atol=1e-5)
   np.testing.assert_allclose(y[1, 1::2], whole[1, 7:9], rtol=1e-5, atol=1e-5)
   assert state.cache.count.tolist() == [11, 9]
+
+
+def test_a_row_with_more_tokens_than_its_memory_holds_is_nan_and_without_jit_an_error():
+  """6 slots; the first row has 6 tokens and its last call one more, which is padding in the second row."""
+  mixer, fits = build(), jnp.asarray([[1], [0]])
+  _, state = run(mixer, X[:, :6], pattern=Causal(), state=empty(mixer, 2, 6))
+  call = {'tokens': Tokens(6 * fits, fits), 'pattern': Causal(), 'state': state}
+  y, after = run(mixer, X[:, 6:7], **call)
+  assert np.isnan(y[0]).all() and np.isfinite(y[1]).all()
+  assert np.isfinite(after.cache.v[1]).all()
+  slots = dataclasses.replace(state.slots, next=jnp.int32(0))  # Their own limit is another test's.
+  with pytest.raises(UserError, match='a cache with 6 slots cannot hold 7 tokens: raise num_slots'):
+    applied(mixer, X[:, 6:7], **call | {'state': State(state.cache, slots)})
 
 
 def test_scores_and_the_cache_are_smaller_by_the_ratio():
