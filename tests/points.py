@@ -76,12 +76,12 @@ def points(bad=(), num_steps=30, **settings):
     'eval_every': 0,
     'checkpoint_every': 5,
     'clip_norm': None,
+    'schedule': Constant(peak=0.01),
   }
   trainer = Trainer(
     num_steps=num_steps,
     batch_size=BATCH,
     optimizer=SGD(),
-    schedule=Constant(peak=0.01),
     **(defaults | settings),
   )
   return Experiment(model=Line, task=task, trainer=trainer, mesh=Mesh())

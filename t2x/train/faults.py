@@ -135,22 +135,27 @@ class Faults:
     names: parameter names, in the order of the gradient norms.
     nonfinite: which non-finite steps are tolerated.
     rollback: the definition of a spike; None disables spike detection.
+
+  Attributes:
+    num_skipped: number of tolerated non-finite steps, which the optimizer has not taken.
   """
 
   def __init__(self, names: Sequence[str], nonfinite: OnNonFinite, rollback: Rollback | None):
     self.names, self.nonfinite, self.rollback = list(names), nonfinite, rollback
-    self.in_a_row = 0
+    self.in_a_row = self.num_skipped = 0
     self.leaps = 0
     window = rollback.window if rollback else 1
     self.losses: collections.deque[float] = collections.deque(maxlen=window)
 
   def state(self) -> dict[str, Any]:
     """Returns the JSON-compatible state that `restore` takes."""
-    return {'in_a_row': self.in_a_row, 'leaps': self.leaps, 'losses': list(self.losses)}
+    counts = {'in_a_row': self.in_a_row, 'num_skipped': self.num_skipped, 'leaps': self.leaps}
+    return counts | {'losses': list(self.losses)}
 
   def restore(self, saved: Mapping[str, Any]) -> None:
     """Restores the result of `state`."""
     self.in_a_row, self.leaps = saved.get('in_a_row', 0), saved.get('leaps', 0)
+    self.num_skipped = saved.get('num_skipped', 0)
     self.losses.extend(saved.get('losses', ()))
 
   def check(self, step: int, finite: bool, sums: Mapping[str, Any], norms: Any) -> None:
@@ -170,6 +175,7 @@ class Faults:
       self.in_a_row += 1
       if not self.nonfinite.tolerates(self.in_a_row):
         raise self._fault(step, sums, np.asarray(norms))
+      self.num_skipped += 1
       return
     self.in_a_row = 0
     loss = _mean(sums['loss'])

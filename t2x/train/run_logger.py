@@ -191,13 +191,18 @@ class RunLogger(contextlib.AbstractContextManager):
     self.interval_start = end_time
 
   def _learning_rate(self, step: int) -> float:
-    """Computes the learning rate of a step on the CPU: an accelerator would finish queued steps first."""
+    """Computes the learning rate of the last update up to a step, the last that `faults` has checked.
+
+    It is computed on the CPU, because an accelerator would finish queued steps first.
+    """
+    # The optimizer does not count skipped steps.
+    num_updates = step - self.faults.num_skipped
     try:
       device = jax.local_devices(backend='cpu')[0]
     except RuntimeError:  # JAX_PLATFORMS excludes CPUs.
       device = None
     with jax.default_device(device):
-      return float(jax.device_get(self.schedule(step - 1)))
+      return float(jax.device_get(self.schedule(max(num_updates - 1, 0))))
 
   def _write(self, step: int, split: str, metrics: Mapping[str, Any], at: float) -> None:
     for writer in self.writers:

@@ -16,7 +16,7 @@ from points import BATCH, Points, points
 
 from t2x.data import Batches
 from t2x.errors import Interrupted, UserError
-from t2x.train import Rollback, Skip, train
+from t2x.train import LinearDecay, Rollback, Skip, train
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.interruptions import Watchdog
 from t2x.train.run import TrainingRun
@@ -229,6 +229,24 @@ def test_skip_leaves_the_parameters_counts_and_gives_up(tmp_path):
   with pytest.raises(UserError, match=r'not finite at step 9 \(3 consecutive steps\)'):
     train(points(bad, nonfinite=Skip(limit=2), **settings), tmp_path / 'b', '')
   assert (tmp_path / 'b' / 'fault-7.json').exists()
+
+
+def test_the_logged_learning_rate_is_that_of_the_last_update(tmp_path):
+  """With SGD it is the quotient of the norms of update and gradient. The run dies and goes on after skipped steps."""
+  settings = {'nonfinite': Skip(), 'schedule': LinearDecay(peak=0.01), 'layer_norms': True}
+  settings |= {'num_steps': 12, 'log_every': 1, 'checkpoint_every': 1}
+  bad = {1: np.inf, 4: np.nan, 5: np.inf, 11: np.nan}
+  with pytest.raises(Died):
+    train(points(bad, writers=(AtStep(8, die),), **settings), tmp_path, '')
+  train(points(bad, **settings), tmp_path, '')
+  logged = [line['learning_rate'] for line in train_lines(tmp_path)]
+  norms = map(json.loads, (tmp_path / 'norms.jsonl').read_text().splitlines())
+  for rate, norm in zip(logged, norms, strict=True):
+    if norm['step'] not in bad:
+      (label,) = {name.partition('/')[2] for name in norm if name.startswith('update/slope')}
+      used = norm[f'update/{label}'] / norm[f'gradient/{label}']
+      assert rate == pytest.approx(used, rel=1e-5), norm['step']
+  assert (logged[3], logged[4], logged[10]) == (logged[2], logged[2], logged[9])
 
 
 SPIKE = {27: 100.0, 28: 100.0, 29: 100.0}
