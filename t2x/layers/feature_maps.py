@@ -267,14 +267,22 @@ class ReluFeatures(RandomFeatures):
 
 def orthogonal_normal(rows: int, columns: int, seed: int) -> np.ndarray:
   """Returns vectors [rows, columns] of distribution N(0, I), orthogonal in blocks of `columns` rows."""
-  rng = np.random.default_rng(seed)
+  # Raw bits, the only stream of NumPy that does not change between versions: a checkpoint keeps its directions.
+  bits = np.random.PCG64(seed)
   blocks = []
   for _ in range(-(-rows // columns)):
-    q, r = np.linalg.qr(rng.normal(size=(columns, columns)))
+    q, r = np.linalg.qr(_normal(bits, columns, columns))
     # With these signs the rotation is uniformly distributed.
     blocks.append(np.sign(np.diag(r))[:, None] * q.T)
-  norms = np.linalg.norm(rng.normal(size=(rows, columns)), axis=1, keepdims=True)
+  norms = np.linalg.norm(_normal(bits, rows, columns), axis=1, keepdims=True)
   return np.concatenate(blocks)[:rows] * norms
+
+
+def _normal(bits: np.random.PCG64, rows: int, columns: int) -> np.ndarray:
+  """Returns normal numbers [rows, columns] from raw bits (Box and Muller 1958)."""
+  raw = bits.random_raw(2 * rows * columns).reshape(rows, columns, 2)
+  uniform = ((raw >> 11) + 0.5) * 2.0**-53  # In (0, 1).
+  return np.sqrt(-2 * np.log(uniform[..., 0])) * np.cos(2 * np.pi * uniform[..., 1])
 
 
 def drawn_directions(rows: int, columns: int, key: Array) -> Float[Array, 'rows columns']:

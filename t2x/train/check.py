@@ -53,7 +53,7 @@ def check_experiment(
   if program.teacher is not None:
     report += f'; {_check_teacher(program.teacher, program.frozen)}'
   if experiment.init_from is not None:
-    report += f'; {_check_init_from(experiment, program.params_abstract())}'
+    report += f'; {_check_init_from(experiment, program)}'
   if experiment.task is None or experiment.trainer is None:
     return report
   program.check_step()
@@ -86,14 +86,14 @@ def _check_teacher(teacher: FrozenTeacher, frozen: Mapping[str, Any]) -> str:
   return f'{size}, {source}'
 
 
-def _check_init_from(experiment: 'Experiment', params: Mapping[str, Any]) -> str:
+def _check_init_from(experiment: 'Experiment', program: TrainProgram) -> str:
   """Describes the parameters that would be loaded from the other run, which may not exist yet."""
   init_from = experiment.init_from
   assert init_from is not None
   if not Path(init_from.run).is_dir():
     return f'InitFrom.run {init_from.run} does not exist yet'
   check_same(Path(init_from.run), experiment.mup)
-  _, table = init_from.plan(params)
+  _, table = init_from.plan(program.params_abstract(), infos=program.blueprint.infos)
   return table.splitlines()[0]
 
 

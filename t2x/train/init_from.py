@@ -5,136 +5,25 @@ excludes or resizes them.
 """
 
 import dataclasses
-import math
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from t2x.data import load_tokenizer
 from t2x.errors import UserError
-from t2x.layers import resize_grid
-from t2x.ranges import Natural, Size, Text
+from t2x.ranges import Natural, Text
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.params import Params, no_match_error
+from t2x.train.params import ParamInfo, Params, no_match_error
+from t2x.train.resize import Resize
 from t2x.train.saved_params import SavedParams
 
 Shape = tuple[int, ...]
-
-
-@runtime_checkable
-class Resize(Protocol):
-  """Resizes a saved parameter to the shape of a parameter of the new model."""
-
-  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
-    """Returns an array of the shape of `target`.
-
-    Args:
-      source: the saved parameter.
-      target: the initialised parameter of the new model. Returning this object keeps it as new.
-
-    Raises:
-      UserError: the shapes cannot be resized to each other.
-    """
-
-
-@dataclasses.dataclass(frozen=True)
-class KeepNew(Resize):
-  """Keeps the initialised parameter, for example a head for other classes."""
-
-  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
-    return target
-
-
-@dataclasses.dataclass(frozen=True)
-class ResizeVocabulary(Resize):
-  """Copies the first entries along the axis that differs; further entries keep their initialisation.
-
-  For tokenizers that share their first ids: tables [vocab, ...], projections to logits [..., vocab] and
-  biases [vocab]. A smaller vocabulary drops the last entries. It also extends tables of positions without
-  interpolation.
-  """
-
-  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
-    axes = [
-      axis for axis in range(target.ndim) if source.shape[axis:][:1] != target.shape[axis:][:1]
-    ]
-    if source.ndim != target.ndim or len(axes) != 1:
-      raise UserError('ResizeVocabulary needs shapes that differ in one axis only, the vocabulary')
-    (axis,) = axes
-    shared = min(source.shape[axis], target.shape[axis])
-    first = jax.lax.slice_in_dim(source, 0, shared, axis=axis).astype(target.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(target, first, 0, axis=axis)
-
-
-@dataclasses.dataclass(frozen=True)
-class InterpolatePositions(Resize):
-  """Interpolates a learned table [length, d_model] linearly, in float32, to another length.
-
-  Row i of a table of length L has the coordinate (i + 1/2) / L.
-
-  Attributes:
-    num_extra: number of first rows that are not positions and are copied (`LearnedPositions.offset`).
-  """
-
-  num_extra: Natural = 0
-
-  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
-    _check_table('InterpolatePositions', source, target, self.num_extra)
-    length = target.shape[0] - self.num_extra
-    extra, rows = source[: self.num_extra], source[self.num_extra :].astype(jnp.float32)
-    rows = jax.image.resize(rows, (length, rows.shape[1]), method='linear')
-    return jnp.concatenate([extra, rows]).astype(target.dtype)
-
-
-@dataclasses.dataclass(frozen=True)
-class InterpolateGrid(Resize):
-  """Interpolates the table of a `LearnedGrid` to another grid (bicubic; ViT, https://arxiv.org/abs/2010.11929).
-
-  `LearnedGrid` does the same for other image sizes.
-
-  Attributes:
-    num_extra: number of first rows that are copied (`LearnedGrid.num_extra`: the class token).
-    old: (height, width) of the saved grid; None for a square grid.
-    new: (height, width) of the new grid; None for a square grid.
-  """
-
-  num_extra: Natural = 1
-  old: tuple[Size, Size] | None = None
-  new: tuple[Size, Size] | None = None
-
-  def __call__(self, source: Float[Array, '...'], target: Float[Array, '...']) -> Array:
-    _check_table('InterpolateGrid', source, target, self.num_extra)
-    old = _grid('old', self.old, source.shape[0] - self.num_extra)
-    new = _grid('new', self.new, target.shape[0] - self.num_extra)
-    return resize_grid(source, old, new, self.num_extra).astype(target.dtype)
-
-
-def _check_table(name: str, source: Array, target: Array, num_extra: int) -> None:
-  fits = source.ndim == target.ndim == 2 and source.shape[1] == target.shape[1]
-  if not fits:
-    raise UserError(f'{name} needs two tables [positions, d_model] of the same d_model')
-  if not 0 <= num_extra < min(source.shape[0], target.shape[0]):
-    raise UserError(
-      f'{name}.num_extra = {num_extra} must be less than the number of rows of both tables, '
-      f'{source.shape[0]} and {target.shape[0]}'
-    )
-
-
-def _grid(name: str, size: tuple[int, int] | None, patches: int) -> tuple[int, int]:
-  grid = size or (math.isqrt(patches),) * 2
-  if math.prod(grid) != patches:
-    expected = f'a {grid[0]} x {grid[1]} grid' if size else 'a square grid'
-    raise UserError(
-      f'the {name} table has {patches} patches, which are not {expected}: set InterpolateGrid.{name} to '
-      '(height, width), or num_extra to the number of class tokens'
-    )
-  return grid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +37,7 @@ class Row:
     saved: shape in the other run.
     outcome: loaded, resized, new, mismatched or unused, followed by the reason.
     resize: resizes the saved parameter; None if it is not resized.
+    entries: shape of the saved parameter without padding of a vocabulary, which is resized; None: `saved`.
   """
 
   name: str
@@ -156,6 +46,7 @@ class Row:
   saved: Shape | None
   outcome: str
   resize: Resize | None = None
+  entries: Shape | None = None
 
   @property
   def kind(self) -> str:
@@ -203,13 +94,17 @@ class InitFrom:
           ) from error
 
   def plan(
-    self, params: Mapping[str, Any], complete: bool = False
+    self,
+    params: Mapping[str, Any],
+    complete: bool = False,
+    infos: Mapping[str, ParamInfo] | None = None,
   ) -> tuple[Callable[[], Params], str]:
     """Decides for each parameter, from its shape, whether it is loaded, resized or kept as new.
 
     Args:
       params: all initialised parameters of the new model; shapes suffice for the table or if `complete`.
       complete: raises unless every parameter is loaded without resizing.
+      infos: metadata of `params`, which has the axes of vocabularies.
 
     Returns:
       A function that reads the checkpoint and returns all parameters, with the shardings of `params`; and
@@ -226,7 +121,7 @@ class InitFrom:
       raise UserError(f'InitFrom.run = {self.run!r}: {error}', error.exit_code) from error
     saved = SavedParams(checkpoints, step, self.use_ema)
     where = f'step {step} of {self.run}' + (' (moving average)' if saved.averaged else '')
-    rows = self._rows(where, saved.shapes, params)
+    rows = self._rows(where, saved.shapes, params, infos or {})
     missing = [f'{row.name}: {row.outcome}' for row in rows if row.name and row.kind != 'loaded']
     if complete and missing:
       raise UserError(
@@ -262,7 +157,13 @@ class InitFrom:
       return Checkpoints(folder / 'checkpoints', best_metric=metric, best_mode=mode)
     return checkpoints
 
-  def _rows(self, where: str, saved: Mapping[str, Shape], params: Mapping[str, Any]) -> list[Row]:
+  def _rows(
+    self,
+    where: str,
+    saved: Mapping[str, Shape],
+    params: Mapping[str, Any],
+    infos: Mapping[str, ParamInfo],
+  ) -> list[Row]:
     for field in ('include', 'exclude', 'resize'):
       for pattern in getattr(self, field):
         if not any(re.fullmatch(pattern, name) for name in params):
@@ -273,7 +174,9 @@ class InitFrom:
     for name, leaf in params.items():
       source = sources.get(name)
       try:
-        rows.append(self._row(name, leaf, source, saved[source] if source else None))
+        shape = saved[source] if source else None
+        entries = shape and self._entries(shape, infos.get(name))
+        rows.append(self._row(name, leaf, source, shape, entries))
       except UserError as error:
         problems.append(str(error))
     if problems:
@@ -308,10 +211,34 @@ class InitFrom:
       sources[new] = name
     return sources
 
-  def _row(self, name: str, leaf: Any, source: str | None, saved: Shape | None) -> Row:
+  @functools.cached_property
+  def _vocab_sizes(self) -> set[int]:
+    """Sizes of the vocabularies of the other run's tokenizer."""
+    folder = Path(self.run) / 'tokenizer'
+    if not folder.exists():
+      return set()
+    tokenizer = load_tokenizer(folder)
+    return {tokenizer.vocab_size, tokenizer.target.vocab_size}
+
+  def _entries(self, saved: Shape, info: ParamInfo | None) -> Shape:
+    """Returns the shape of a saved parameter without the padding of a vocabulary."""
+    if info is None or 'vocab' not in info.all_axes:
+      return saved
+    axis = info.all_axes.index('vocab')
+    size = max((n for n in self._vocab_sizes if n <= saved[axis]), default=saved[axis])
+    return (*saved[:axis], size, *saved[axis + 1 :])
+
+  def _row(
+    self,
+    name: str,
+    leaf: Any,
+    source: str | None,
+    saved: Shape | None,
+    entries: Shape | None,
+  ) -> Row:
     """Returns the row of a parameter; raises UserError for another shape that is not handled."""
     shape = tuple(leaf.shape)
-    if source is None or saved is None:
+    if source is None or saved is None or entries is None:
       return Row(name, shape, '', None, 'new (not in the run)')
     reason = None
     if not any(re.fullmatch(pattern, name) for pattern in self.include):
@@ -321,14 +248,14 @@ class InitFrom:
     if reason:
       outcome = f'mismatched {saved}, kept new' if saved != shape else 'new'
       return Row(name, shape, source, saved, f'{outcome} ({reason})')
-    if saved == shape:
-      return Row(name, shape, source, saved, 'loaded')
     resizers = [resize for pattern, resize in self.resize.items() if re.fullmatch(pattern, name)]
+    if saved == shape and (entries == shape or not resizers):
+      return Row(name, shape, source, saved, 'loaded')
     mismatch = f'{name} is {saved} in the run' + (f' (as {source})' if source != name else '')
     if not resizers:
       raise UserError(f'{mismatch} but {shape} in the new model')
     try:
-      result, is_new = _resized_shape(resizers[0], saved, leaf)
+      result, is_new = _resized_shape(resizers[0], entries, leaf)
     except UserError as error:
       raise UserError(f'{mismatch} but {shape} in the new model: {error}') from error
     if result != shape:
@@ -337,7 +264,9 @@ class InitFrom:
       )
     if is_new:
       return Row(name, shape, source, saved, f'mismatched {saved}, kept new ({resizers[0]})')
-    return Row(name, shape, source, saved, f'resized from {saved} ({resizers[0]})', resizers[0])
+    padded = '' if entries == saved else f' without padding of {saved}'
+    outcome = f'resized from {entries}{padded} ({resizers[0]})'
+    return Row(name, shape, source, saved, outcome, resizers[0], entries)
 
 
 def _resized_shape(resize: Resize, saved: Shape, leaf: Any) -> tuple[Shape, bool]:
@@ -369,7 +298,8 @@ def _load(saved: SavedParams, rows: Sequence[Row], params: Mapping[str, Any]) ->
   for row in rows:
     if row.source in abstract and row.name:
       array, leaf = arrays[row.source], loaded[row.name]
-      if row.resize is not None:
+      if row.resize is not None and row.entries is not None:
+        array = array[tuple(map(slice, row.entries))]
         array = jax.jit(row.resize, out_shardings=leaf.sharding)(array, leaf)
       loaded[row.name] = array
   return loaded

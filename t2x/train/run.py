@@ -108,7 +108,8 @@ class TrainingRun(Inference):
     init_from, groups = self.experiment.init_from, self.program.groups
     if init_from is not None:
       check_same(Path(init_from.run), self.experiment.mup)
-      load, table = init_from.plan(groups.join(state.params, frozen))
+      infos = self.program.blueprint.infos
+      load, table = init_from.plan(groups.join(state.params, frozen), infos=infos)
       if self.processes.first:
         log.info(table)
         if warning := init_from.tokenizer_warning(self.tokenizer):

@@ -1,6 +1,7 @@
 """Feature maps of linear attention: random features against the sum over all pairs and against softmax attention."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ DIM = WIDTH // HEADS
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)
 # All products of features of the second row underflow in float32: their logarithms are below -190.
 LARGE = X.at[1].multiply(20.0)
+SEED = 36  # The products of features of LARGE are above the smallest float32.
 SEGMENTS = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 3, 0, 0, 0], [0, 1, 1, 0, 1, 2, 2, 2, 0, 2, 0]])
 TOKENS = {
   'plain': Tokens.row(LENGTH),
@@ -28,7 +30,7 @@ PATTERNS = [Causal(), Full()]
 run = jax.jit(applied, static_argnames='pattern')
 
 
-def build(features=FavorPlus, num_features=FEATURES, chunk=4, seed=3, **settings):
+def build(features=FavorPlus, num_features=FEATURES, chunk=4, seed=SEED, **settings):
   """A mixer with queries and keys of about unit variance."""
   features = functools.partial(features, num_features=num_features, seed=seed, **settings)
   mixer = LinearAttention(WIDTH, num_heads=HEADS, features=features, chunk=chunk, rngs=nnx.Rngs(0))
@@ -47,7 +49,7 @@ def seen(tokens, pattern):
 
 def log_weights(q, k, omega=None):
   """log(phi(q) phi(k)') of FAVOR+ for all pairs, from the formula of the paper."""
-  omega = orthogonal_normal(FEATURES, DIM, 3) if omega is None else omega
+  omega = orthogonal_normal(FEATURES, DIM, SEED) if omega is None else omega
 
   def log_phi(x):
     x = x / DIM**0.25
@@ -173,8 +175,18 @@ def test_directions_are_normal_and_orthogonal_in_blocks():
   assert not np.allclose(omega, orthogonal_normal(2 * DIM + 2, DIM, 1))
 
 
+def test_directions_come_from_raw_bits_which_no_version_of_numpy_changes():
+  for seed in range(20):
+    # One row and column: the sign of the first normal number, the size of the second.
+    raw = np.random.PCG64(seed).random_raw(4).tolist()
+    (_, b), (c, d) = ([((word >> 11) + 0.5) / 2**53 for word in raw[i : i + 2]] for i in (0, 2))
+    sign = math.copysign(1.0, math.cos(2 * math.pi * b))
+    size = math.sqrt(-2 * math.log(c)) * abs(math.cos(2 * math.pi * d))
+    assert orthogonal_normal(1, 1, seed).item() == pytest.approx(sign * size, rel=1e-12)
+
+
 def test_relu_features_equal_the_formula():
-  mixer, omega = build(ReluFeatures), orthogonal_normal(FEATURES, DIM, 3)
+  mixer, omega = build(ReluFeatures), orthogonal_normal(FEATURES, DIM, SEED)
 
   def log_relu_weights(q, k):
     phi_q, phi_k = (
@@ -255,7 +267,7 @@ def test_without_redrawing_the_step_and_the_layer_change_nothing():
   mixer = build()
   y, _ = run(mixer, X, key=jax.random.key(0))
   np.testing.assert_array_equal(y, run(mixer, X, step=jnp.int32(5000), repeat=jnp.int32(3))[0])
-  omega = orthogonal_normal(FEATURES, DIM, 3).astype(np.float32)
+  omega = orthogonal_normal(FEATURES, DIM, SEED).astype(np.float32)
   expected = jnp.einsum('blhd,fd->blhf', X[:, :, None, :DIM], omega)
   np.testing.assert_array_equal(mixer.features.project(X[:, :, None, :DIM]), expected)
 

@@ -12,11 +12,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t2x.arrays import named_leaves
 from t2x.data import Bytes, Characters, RunTokenizer
+from t2x.data.tokenizers.characters import ByteTokenizer
 from t2x.errors import UserError
-from t2x.layers import LearnedGrid, Tokens, param
+from t2x.layers import LearnedGrid, TokenEmbedding, Tokens, param
 from t2x.train.checkpoints import Checkpoints
-from t2x.train.init_from import (
-  InitFrom,
+from t2x.train.init_from import InitFrom
+from t2x.train.params import Blueprint
+from t2x.train.resize import (
   InterpolateGrid,
   InterpolatePositions,
   KeepNew,
@@ -161,6 +163,35 @@ def test_a_resized_vocabulary_shares_its_first_tokens(saved, size):
   np.testing.assert_array_equal(loaded.head.kernel[:, :3], source.head.kernel[...])
   np.testing.assert_array_equal(loaded.head.bias[3:], new.head.bias[3:])
   assert 'resized from (5, 2) (ResizeVocabulary())' in table
+
+
+class Padded(nnx.Module):
+  """Tables of tokens, padded to a multiple of 8 rows, and of positions, of which there are more than tokens."""
+
+  def __init__(self, seed, vocab, positions):
+    rngs = nnx.Rngs(seed)
+    self.embedding = TokenEmbedding(2, vocab_size=vocab, vocab_multiple=8, init=numbers, rngs=rngs)
+    self.positions = Part(rngs, table=(positions, 2))
+
+
+@pytest.mark.parametrize(('vocab', 'rows'), [(250, 256), (261, 264), (263, 264), (270, 272)])
+def test_the_padding_of_a_saved_vocabulary_is_not_copied_to_a_resized_one(tmp_path, vocab, rows):
+  tokenizer = ByteTokenizer()
+  assert tokenizer.vocab_size == 261
+  source, new = Padded(1, 261, 263), Padded(2, vocab, 266)
+  run = save(tmp_path / 'run', source)
+  tokenizer.save(tmp_path / 'run' / 'tokenizer')
+  resize = {'.*table': ResizeVocabulary()}
+  plan = InitFrom(run=run, resize=resize).plan
+  loading, table = plan(by_name(new), infos=Blueprint(new).infos)
+  loaded = loading()
+  tokens, shared = loaded['embedding.table'], min(261, rows)
+  assert len(tokens) == rows
+  np.testing.assert_array_equal(tokens[:shared], source.embedding.table[:shared])
+  np.testing.assert_array_equal(tokens[shared:], new.embedding.table[shared:])
+  assert 'resized from (261, 2) without padding of (264, 2) (ResizeVocabulary())' in table
+  np.testing.assert_array_equal(loaded['positions.table'][:263], source.positions.table[...])
+  np.testing.assert_array_equal(loaded['positions.table'][263:], new.positions.table[263:])
 
 
 @pytest.mark.parametrize('length', [3, 10])
