@@ -358,6 +358,11 @@ class MultiHeadAttention(nnx.Module):
         f'{type(encoding).__name__} works on queries and keys ({", ".join(sorted(unread))}), which '
         f'{scores} in {name} does not read: use another encoding, or scores that read both'
       )
+    if encoding.num_terms > 1 and 'scale' not in self.score_inputs:
+      raise UserError(
+        f'{type(encoding).__name__} divides scores by the square root of its {encoding.num_terms} terms, but '
+        f'{scores} in {name} reads no scale: use DotProductScores or another encoding'
+      )
 
 
 def _with_addresses(x: Array, tokens: Tokens, encoding: PositionEncoding | None) -> Array:

@@ -23,6 +23,9 @@ _ROWS = ('batch', 'looked_up_batch', 'length')
 class Dtypes:
   """Dtype policy of a run. `compute` is `Trainer.compute_dtype`; all other dtypes are fixed.
 
+  Accelerators round the float32 operands of matrix products (TF32, bfloat16) except those of states, inverses and
+  choices of experts, clusters and hashes, which use `exact_einsum`.
+
   Attributes:
     compute: activations, operands and results of matrix products (which accumulate in float32),
       the keys and values of kernels, and the copy of the parameters that a step computes with.

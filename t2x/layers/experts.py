@@ -17,6 +17,7 @@ from t2x.layers.dtypes import Dtypes
 from t2x.layers.feed_forward import FeedForward
 from t2x.layers.initializers import variance_scaling
 from t2x.layers.interfaces import Aux, Call, Result
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Positive, Size, TunableNonNegative, TunableRate
 
 
@@ -109,8 +110,7 @@ class SwitchFeedForward(FeedForward):
 
   def _probabilities(self, x: Array) -> Float[Array, 'batch length experts']:
     router = self.router[...].astype(Dtypes.softmax)
-    # By default accelerators multiply float32 matrices at lower precision.
-    scores = jnp.matmul(x.astype(Dtypes.softmax), router, precision=jax.lax.Precision.HIGHEST)
+    scores = exact_einsum('bld,de->ble', x.astype(Dtypes.softmax), router)
     return jax.nn.softmax(scores, axis=-1)
 
   def _experts(self, h: Float[Array, 'batch experts capacity d_model'], key: Array | None) -> Array:

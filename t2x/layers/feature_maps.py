@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.interfaces import Call
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Count, Natural, Size
 
 
@@ -176,7 +177,7 @@ class RandomFeatures(nnx.Module):
     directions: np.ndarray | Array = (
       orthogonal_normal(self.num_features, self.head_dim, self.seed) if omega is None else omega
     )
-    return jnp.einsum('blhd,fd->blhf', x, directions.astype(x.dtype))
+    return exact_einsum('blhd,fd->blhf', x, jnp.asarray(directions, x.dtype))
 
 
 @dataclasses.dataclass(frozen=True)

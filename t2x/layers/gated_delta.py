@@ -21,6 +21,7 @@ from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.linear_attention import RecurrentState, chunked, last_segment
 from t2x.layers.norms import RMSNorm, norm_over
 from t2x.layers.patterns import Causal
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Size
 
 # Added to the squared norms of queries and keys, as in the authors' code.
@@ -218,12 +219,12 @@ def gated_delta_rule(
   visible = jnp.tril(visible)[:, :, None]
   # Differences for later tokens may overflow: masked before the exponential.
   decays = jnp.exp(jnp.where(visible, total[..., :, None] - total[..., None, :], -jnp.inf))
-  system = beta[..., None] * jnp.tril(decays, -1) * jnp.einsum('nbhid,nbhjd->nbhij', k, k)
+  system = beta[..., None] * jnp.tril(decays, -1) * exact_einsum('nbhid,nbhjd->nbhij', k, k)
   reads = jnp.exp(total)[..., None]
   sides = beta[..., None] * jnp.concatenate([v, reads * k], axis=-1)
-  solved = _unit_inverse(system) @ sides
+  solved = _product(_unit_inverse(system), sides)
   u, w = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
-  scores = decays * jnp.einsum('nbhid,nbhjd->nbhij', q, k)
+  scores = decays * exact_einsum('nbhid,nbhjd->nbhij', q, k)
   decay = total[..., -1:]
   k = k * jnp.exp(decay - total)[..., None]
   inputs = segments, q * reads, scores, u, w, k, jnp.exp(decay)[..., None]
@@ -249,10 +250,16 @@ def _unit_inverse(lower: Float[Array, '*rest n n']) -> Float[Array, '*rest n n']
     blocks = jnp.moveaxis(jnp.diagonal(blocks, axis1=-4, axis2=-2), -1, -3)
     pairs = inverse.reshape(*rest, count, 2, half, half)
     first, second = pairs[..., 0, :, :], pairs[..., 1, :, :]
-    corner = -second @ blocks[..., half:, :half] @ first
+    corner = -_product(_product(second, blocks[..., half:, :half]), first)
     inverse = jnp.block([[first, jnp.zeros_like(first)], [corner, second]])
     half *= 2
   return inverse[..., 0, :n, :n]
+
+
+def _product(
+  a: Float[Array, '*rest n k'], b: Float[Array, '*rest k m']
+) -> Float[Array, '*rest n m']:
+  return exact_einsum('...nk,...km->...nm', a, b)
 
 
 def _chunk(state: DeltaState, inputs: tuple[Array, ...]) -> tuple[DeltaState, Array]:
@@ -260,12 +267,12 @@ def _chunk(state: DeltaState, inputs: tuple[Array, ...]) -> tuple[DeltaState, Ar
   segments, q, scores, u, w, k, decay = inputs
   # The first tokens may continue the segment of the preceding chunks.
   continues = ((segments != 0) & (segments == state.segment[:, None]))[:, None, :, None]
-  u = u - jnp.where(continues, w @ state.sums, 0)
-  y = scores @ u + jnp.where(continues, q @ state.sums, 0)
+  u = u - jnp.where(continues, _product(w, state.sums), 0)
+  y = _product(scores, u) + jnp.where(continues, _product(q, state.sums), 0)
   last = last_segment(segments, state.segment)
   own = ((segments != 0) & (segments == last[:, None]))[:, None, :, None]
   sums = jnp.where((last == state.segment)[:, None, None, None], decay * state.sums, 0)
-  return DeltaState(sums + jnp.where(own, k, 0).swapaxes(-1, -2) @ u, last), y
+  return DeltaState(sums + exact_einsum('bhnd,bhne->bhde', jnp.where(own, k, 0), u), last), y
 
 
 def normalized(x: Float[Array, '*rest head_dim']) -> Float[Array, '*rest head_dim']:

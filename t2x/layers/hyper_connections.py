@@ -14,6 +14,7 @@ from t2x.layers.base import param
 from t2x.layers.initializers import branch_index, ones, zeros
 from t2x.layers.interfaces import Norm, Result, Wiring
 from t2x.layers.norms import LayerNorm
+from t2x.layers.products import exact_einsum
 from t2x.layers.wiring import apply_rates, float32
 from t2x.ranges import Positive, Range, TunableRate
 
@@ -83,7 +84,7 @@ class HyperConnections(nnx.Module):
     h = (wide * read[..., None]).sum(axis=-2).astype(x.dtype)
     result = sublayer(self.norm(h))
     y = apply_rates(result.x, self.dropout_rate, key, keep).astype(wide.dtype)
-    mixed = jnp.einsum('...nm,...nd->...md', mix, wide)
+    mixed = exact_einsum('...nm,...nd->...md', mix, wide)
     x = (mixed + write[..., None] * y[..., None, :]).astype(x.dtype)
     return dataclasses.replace(result, x=x)
 
@@ -135,7 +136,7 @@ class DynamicHyperConnections(HyperConnections):
     h = self.stream_norm(x).astype(read.dtype)
 
     def added(scale, projection):
-      return float32(scale) * jnp.tanh(h @ float32(projection))
+      return float32(scale) * jnp.tanh(exact_einsum('blnd,d...->bln...', h, float32(projection)))
 
     read = read + added(self.width_scale, self.read_projection)
     mix = mix + added(self.width_scale, self.mix_projection)

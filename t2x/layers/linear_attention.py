@@ -19,6 +19,7 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Size
 
 # Lower bound of the normaliser, a sum of positive features that is 0 for padding or when they underflow.
@@ -190,8 +191,8 @@ def visible_sums(
   if segments is None and state is None and not is_causal:
     if scale is not None:
       k = k * jnp.exp(scale - scale.max(axis=1, keepdims=True))[..., None]
-    sums = jnp.einsum('bjhd,bjhe->bhde', k, v)
-    return jnp.einsum('bihd,bhde->bihe', q, sums), None
+    sums = exact_einsum('bjhd,bjhe->bhde', k, v)
+    return exact_einsum('bihd,bhde->bihe', q, sums), None
   segments = jnp.asarray(1 if segments is None else segments, jnp.int32)
   segments = jnp.broadcast_to(segments, q.shape[:2])
   empty = LinearState.empty(len(q), q.shape[2], q.shape[3], v.shape[3], q.dtype)
@@ -278,13 +279,13 @@ def _chunk(
   factors = _Factors()
   if scale is not None:
     factors = _factors(scale, state.scale, visible, continues, stays, own)
-  scores = _weighted(jnp.einsum('bihd,bjhd->bhij', q, k), visible[:, None], factors.pairs)
-  y = jnp.einsum('bhij,bjhe->bihe', scores, v)
-  earlier = jnp.einsum('bihd,bhde->bihe', q, state.sums)
+  scores = _weighted(exact_einsum('bihd,bjhd->bhij', q, k), visible[:, None], factors.pairs)
+  y = exact_einsum('bhij,bjhe->bihe', scores, v)
+  earlier = exact_einsum('bihd,bhde->bihe', q, state.sums)
   y = y + _weighted(earlier, continues[..., None, None], factors.earlier)
   k = _weighted(k, own[..., None, None], factors.keys)
   sums = _weighted(state.sums, stays[:, None, None, None], factors.sums)
-  sums = sums + jnp.einsum('bjhd,bjhe->bhde', k, v)
+  sums = sums + exact_einsum('bjhd,bjhe->bhde', k, v)
   end = state.scale if factors.end is None else factors.end
   return LinearState(sums, last, end), (y, factors.top)
 

@@ -17,6 +17,7 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Size, TunableRate
 
 # The score of a token for itself, as in the authors' code: lower than those of other visible tokens and higher
@@ -145,8 +146,5 @@ def hashes(
   rotations: Float[Array, 'heads head_dim rounds directions'],
 ) -> Int[Array, 'batch heads rounds length']:
   """Returns the index of the maximum of [qR, -qR], from 0 to 2 directions - 1."""
-  # By default accelerators multiply float32 matrices at lower precision.
-  rotated = jnp.einsum(
-    'bhld,hdrn->bhrln', q.astype(rotations.dtype), rotations, precision=jax.lax.Precision.HIGHEST
-  )
+  rotated = exact_einsum('bhld,hdrn->bhrln', q.astype(rotations.dtype), rotations)
   return jnp.concatenate([rotated, -rotated], axis=-1).argmax(axis=-1)

@@ -1,5 +1,6 @@
 """Nystrom approximation of softmax attention (Nystromformer: Xiong et al. 2021, https://arxiv.org/abs/2102.03902)."""
 
+import functools
 from typing import Any, NoReturn
 
 import jax
@@ -14,6 +15,7 @@ from t2x.layers.initializers import lecun_normal, xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Full
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Size
 
 
@@ -148,10 +150,11 @@ def pseudo_inverse(
   eye = jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
   # The largest column sum of a matrix of probabilities is at least 1; that of zeros must not divide.
   norm = jnp.maximum(a.sum(axis=-2).max(axis=-1), 1)
+  product = functools.partial(exact_einsum, '...nk,...km->...nm')
   z = a.swapaxes(-1, -2) / norm[..., None, None]
   for _ in range(num_iterations):
-    az = a @ z
-    z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    az = product(a, z)
+    z = 0.25 * product(z, 13 * eye - product(az, 15 * eye - product(az, 7 * eye - az)))
   return z
 
 

@@ -89,6 +89,14 @@ def multiply_transposed(
 _project.defvjp(_forward, _backward)
 
 
+def exact_einsum(equation: str, *operands: Float[Array, '...']) -> Array:
+  """`jnp.einsum` whose float32 operands are not rounded; by default accelerators multiply them at lower precision.
+
+  For states, inverses, and choices (of experts, clusters, hashes), whose errors add up or change the result.
+  """
+  return jnp.einsum(equation, *operands, precision=jax.lax.Precision.HIGHEST)
+
+
 def repeat(x: Float[Array, '*shape'], leading: tuple[int, ...]) -> Float[Array, '...']:
   """Returns [*leading, *shape], whose gradient for `x` is a sum over rows."""
   if on_one_cpu():

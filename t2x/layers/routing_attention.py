@@ -18,6 +18,7 @@ from t2x.layers.initializers import width_normal, xavier_uniform
 from t2x.layers.interfaces import Aux, Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
+from t2x.layers.products import exact_einsum
 from t2x.ranges import Size, TunableNonNegative, TunableRate
 
 
@@ -135,10 +136,7 @@ class RoutingAttention(HeadProjections):
     """Returns the cosine similarity of queries or keys to each centroid."""
     dtype = softmax_dtype(x)
     centroids = unit(self.centroids[...].astype(dtype))
-    # By default accelerators multiply float32 matrices at lower precision.
-    return jnp.einsum(
-      'bhld,hcd->bhcl', unit(x.astype(dtype)), centroids, precision=jax.lax.Precision.HIGHEST
-    )
+    return exact_einsum('bhld,hcd->bhcl', unit(x.astype(dtype)), centroids)
 
   def _attend_to_recent(
     self,

@@ -17,6 +17,7 @@ from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels.base import softmax_dtype
 from t2x.layers.patterns import Causal, Full
+from t2x.layers.products import exact_einsum
 from t2x.ranges import ScoreScale, Size, TunableRate
 
 # Score of a hidden pair, as log-domain normalisation would turn infinities into NaN.
@@ -168,7 +169,7 @@ class SinkhornAttention(HeadProjections):
       q_count = jnp.cumsum(q_count, axis=1) - q_count + first
     q_mean, k_mean = q_sum / jnp.maximum(q_count, 1), k_sum / jnp.maximum(k_count, 1)
     scale = self.head_dim**-0.5 / self.temperature
-    return jnp.einsum('bihd,bjhd->bhij', q_mean, k_mean) * scale
+    return exact_einsum('bihd,bjhd->bhij', q_mean, k_mean) * scale
 
 
 def sinkhorn(

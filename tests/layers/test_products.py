@@ -1,6 +1,8 @@
 """Products and sums over rows: values and gradients against NumPy in float64, in the optimised program, and where they
 are the plain operations."""
 
+import dataclasses
+import functools
 import re
 
 import jax
@@ -8,10 +10,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from equations import equations, products
+from flax import nnx
 from halved import Halved
 
+from t2x.layers import (
+  Call,
+  Causal,
+  DynamicHyperConnections,
+  FavorPlus,
+  Full,
+  Result,
+  RoutingAttention,
+  SinkhornAttention,
+  SwitchFeedForward,
+  Tokens,
+)
 from t2x.layers.constraints import use_layout
 from t2x.layers.embeddings import float32_logits
+from t2x.layers.gated_delta import DeltaState, gated_delta_rule
+from t2x.layers.linear_attention import visible_sums
+from t2x.layers.lsh_attention import hashes
+from t2x.layers.nystrom import pseudo_inverse
 from t2x.layers.products import project, repeat
 
 SHAPES = {
@@ -138,3 +157,54 @@ def test_gradients_inside_scan_vmap_and_checkpoint():
   many = jnp.stack([kernels, 2 * kernels]), jnp.stack([bias, -bias])
   found, expected = (jax.vmap(jax.grad(f, (0, 1)))(*many) for f in (scanned, plain))
   assert_close(found, expected)
+
+
+def exact_parts():
+  """Functions whose docstrings say that they compute in float32, with their arguments."""
+  rngs, call = nnx.Rngs(0), Call(Tokens.row(6), Causal())
+  q, k, v = (normal(seed, 2, 6, 2, 4) for seed in range(3))
+  rate, segments = normal(3, 2, 6, 2), jnp.ones((2, 6), jnp.int32)
+  heads, rows = normal(4, 2, 2, 6, 4), normal(5, 2, 6, 8)
+  delta = DeltaState(jnp.zeros((2, 2, 4, 4)), segments[:, 0])
+  streams = DynamicHyperConnections(8, num_streams=3, rngs=rngs)
+  sinkhorn = SinkhornAttention(8, num_heads=2, block=3, rngs=rngs)
+  routing = RoutingAttention(8, num_heads=2, num_clusters=2, window=3, rngs=rngs)
+  blocks = [a.reshape(2, 2, 3, 2, 4) for a in (q, k)]
+
+  def delta_rule(q, k, v):
+    return gated_delta_rule(q, k, v, -(rate**2), rate**2, segments, delta, chunk=4)[0]
+
+  def sums(pattern, q, k, v):
+    return visible_sums(q, k, v, dataclasses.replace(call, pattern=pattern), 4)[0]
+
+  return {
+    'linear attention': (functools.partial(sums, Causal()), q, k, v),
+    'linear attention to all tokens': (functools.partial(sums, Full()), q, k, v),
+    'gated delta rule': (delta_rule, q, k, v),
+    'pseudo-inverse': (
+      lambda a: pseudo_inverse(jax.nn.softmax(a), 3),
+      heads @ heads.swapaxes(2, 3),
+    ),
+    'random features': (FavorPlus(4, num_features=8, rngs=rngs).queries, q),
+    'hashes': (hashes, heads, normal(6, 2, 4, 3, 5)),
+    'clusters': (routing._similarity, heads),
+    'experts': (SwitchFeedForward(8, num_experts=3, hidden_dim=4, rngs=rngs)._probabilities, rows),
+    'streams': (lambda x: streams(x, Result).x, normal(7, 2, 6, 3, 8)),
+    'order of blocks': (
+      lambda q, k: sinkhorn._block_scores(q, k, blocks[0][..., 0, 0] < 9, True),
+      *blocks,
+    ),
+  }
+
+
+@pytest.mark.parametrize('name', exact_parts())
+def test_products_of_states_inverses_and_choices_are_not_rounded_by_an_accelerator(name):
+  function, *arrays = exact_parts()[name]
+
+  def loss(*arrays):
+    return function(*arrays).astype(jnp.float32).sum()
+
+  for program in (loss, jax.grad(loss, tuple(range(len(arrays))))):
+    found = products(jax.make_jaxpr(program)(*arrays).jaxpr)
+    assert found or program is not loss
+    assert {e.params['precision'] for e in found} <= {(jax.lax.Precision.HIGHEST,) * 2}

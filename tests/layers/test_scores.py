@@ -11,6 +11,7 @@ from flax import nnx
 
 from t2x.errors import UserError
 from t2x.layers import (
+  TUPE,
   AdditiveScores,
   Auto,
   BilinearScores,
@@ -192,6 +193,14 @@ def test_projections_that_scores_do_not_read_are_not_created():
   assert attention.q is attention.k is attention.q_norm is attention.k_norm is None
   assert attention.init_cache(1, LENGTH).k is None
   assert attention.max_length == LENGTH
+
+
+@pytest.mark.parametrize('scores', [CosineScores, BilinearScores, AdditiveScores])
+def test_scores_without_a_scale_refuse_encodings_that_divide_it_by_their_terms(scores):
+  attention = build(scores=scores)
+  tupe = TUPE(WIDTH, num_heads=HEADS, max_length=LENGTH, rngs=nnx.Rngs(0))
+  with pytest.raises(UserError, match=f'TUPE divides scores by .* 2 terms, but {scores.__name__}'):
+    applied(attention, X, encoding=tupe)
 
 
 def test_a_scale_that_scores_do_not_read_is_refused():
