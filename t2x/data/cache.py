@@ -169,10 +169,13 @@ def _write(
     folder: folder of the file.
   """
   counts = collections.Counter[str](rows=0, tokens=0)
+  for name, column in plan.columns.items():
+    _check_integers(plan, name, np.dtype(column.dtype or np.int32))
   record = np.zeros((), plan.dtype(tokenizer.vocab_size))
   with (folder / FILE).open('wb') as file:
     for row in plan.pack(encode(counts), tokenizer, counts):
       for name in plan.columns:
+        _check_integers(plan, name, np.asarray(row[name]).dtype)
         record[name] = row[name]
       file.write(record.tobytes())
       counts['rows'] += 1
@@ -185,6 +188,14 @@ def _write(
     'columns': record.dtype.descr,
     'positions': plan.texts if plan.positions else [],
   }
+
+
+def _check_integers(plan: Plan, column: str, dtype: np.dtype) -> None:
+  """Raises UserError unless a column has integers, to which other values would be cut off."""
+  if dtype.kind not in 'biu':
+    raise UserError(
+      f"the column '{column}' of {type(plan).__name__} has values of type {dtype}: rows can only store integers"
+    )
 
 
 @contextlib.contextmanager

@@ -10,6 +10,9 @@ import numpy as np
 
 from t2x.errors import UserError
 
+# Resizing may leave the range of the pixels by so much.
+_ROUNDING = 1e-3
+
 
 class Augmentation(abc.ABC):
   """A transform of raw training images, applied before crops, flips and normalisation."""
@@ -26,6 +29,17 @@ def check_label(label: Any, num_classes: int, where: str) -> None:
       f'{where} has the label {label!r}: labels must be integers from 0 to {num_classes - 1}; set '
       'ImageClassification.num_classes to the number of classes of the data'
     )
+
+
+def check_pixels(image: np.ndarray) -> None:
+  """Raises a UserError unless an image is uint8, or float from 0 to 1 up to rounding."""
+  if image.dtype != np.uint8:
+    low, high = float(image.min()), float(image.max())
+    if image.dtype.kind != 'f' or not (low >= -_ROUNDING and high <= 1 + _ROUNDING):
+      raise UserError(
+        f'an image has values from {low:g} to {high:g} of type {image.dtype}: images must be uint8, or float from '
+        '0 to 1'
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +97,7 @@ def normalise(
     mean: of pixels in [0, 1]; a number, or a number per channel.
     std: likewise.
   """
+  check_pixels(image)
   height, width, channels = image.shape
   # In whole rows and in place: several times as fast as operations on three channels.
   pixels = image.reshape(height, -1).astype(np.float32)
@@ -103,10 +118,11 @@ def channel_statistics(images: Iterable[np.ndarray]) -> tuple[np.ndarray, np.nda
     images: uint8, or float from 0 to 1, [height, width] or [height, width, channels].
 
   Raises:
-    UserError: the images differ in the number of channels.
+    UserError: the images differ in the number of channels, or have other values.
   """
   moments = []
   for image in images:
+    check_pixels(image)
     pixels = np.asarray(image, np.float64) / (255 if image.dtype == np.uint8 else 1)
     pixels = pixels.reshape(-1, image.shape[2] if image.ndim == 3 else 1)
     moments.append(np.stack([pixels.mean(0), (pixels**2).mean(0)]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from t2x.data.images import Augmentation
+from t2x.data.images import Augmentation, check_pixels
 from t2x.ranges import Natural, Range
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ class RandAugment(Augmentation):
     from PIL import Image
 
     image = np.asarray(row['image'])
+    check_pixels(image)
     if image.dtype != np.uint8:
-      image = np.rint(255 * image).astype(np.uint8)
+      image = np.rint(255 * np.clip(image, 0, 1)).astype(np.uint8)
     if image.ndim == 2:
       image = image[..., None]
     split = [image] if image.shape[-1] == 3 else np.moveaxis(image, -1, 0)

@@ -3,7 +3,7 @@
   python -m t2x.launch.processes -n 2 -- t2x train configs/runs/quickstart.gin --out runs/two
 
 Passes --coordinator (a free port), --num-processes and --process-id to each process, and prefixes its output
-lines with its index. With --gpus K each process uses K different GPUs; on a CPU the variable
+lines with its index. With --gpus K each process uses K different GPUs of those in CUDA_VISIBLE_DEVICES; on a CPU the variable
 JAX_NUM_CPU_DEVICES sets the number of devices per process. SIGTERM, SIGHUP and Ctrl-C are forwarded: t2x saves
 and exits with code 75, and so does this command. If a process fails, all processes are ended, and this command
 returns the exit code of the first that failed.
@@ -33,8 +33,14 @@ def main() -> int:
   parser.add_argument('--gpus', type=int, metavar='K', help='GPUs per process')
   parser.add_argument('command', nargs='+', metavar='COMMAND', help='after --: t2x train ...')
   args = parser.parse_args()
+  visible = os.environ.get('CUDA_VISIBLE_DEVICES')
+  gpus = None if visible is None else [gpu.strip() for gpu in visible.split(',') if gpu.strip()]
+  if args.gpus and gpus is not None and args.n * args.gpus > len(gpus):
+    parser.error(
+      f'{args.n} processes with {args.gpus} GPUs each need more than the {len(gpus)} of CUDA_VISIBLE_DEVICES={visible}'
+    )
   coordinator = f'localhost:{_free_port()}'
-  processes = [_start(args, coordinator, index) for index in range(args.n)]
+  processes = [_start(args, coordinator, index, gpus) for index in range(args.n)]
   printers = [
     threading.Thread(target=_print_lines, args=(index, process))
     for index, process in enumerate(processes)
@@ -58,7 +64,9 @@ def _free_port() -> int:
     return listener.getsockname()[1]
 
 
-def _start(args: argparse.Namespace, coordinator: str, index: int) -> subprocess.Popen:
+def _start(
+  args: argparse.Namespace, coordinator: str, index: int, gpus: list[str] | None
+) -> subprocess.Popen:
   options = [
     '--coordinator',
     coordinator,
@@ -70,7 +78,8 @@ def _start(args: argparse.Namespace, coordinator: str, index: int) -> subprocess
   environment = dict(os.environ)
   if args.gpus:
     own = range(index * args.gpus, (index + 1) * args.gpus)
-    environment['CUDA_VISIBLE_DEVICES'] = ','.join(map(str, own))
+    names = map(str, own) if gpus is None else (gpus[i] for i in own)
+    environment['CUDA_VISIBLE_DEVICES'] = ','.join(names)
   return subprocess.Popen(
     [*args.command, *options],
     env=environment,

@@ -26,6 +26,7 @@ from t2x.data import (
   token_rows,
 )
 from t2x.data import cache as cache_module
+from t2x.data.plans import Column, Plan
 from t2x.data.prepared_folders import cache_folder, prepare
 from t2x.errors import UserError
 
@@ -64,6 +65,27 @@ def test_rows_hold_the_text_of_the_split(tmp_path):
   assert rows.info['efficiency'] == pytest.approx((size + 60) / (32 * len(rows)), abs=1e-5)
   assert list(rows[-1]) == ['tokens', 'segments', 'positions']
   assert all(a.shape == (32,) and a.dtype == np.int32 for a in rows[-1].values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores(Plan):
+  """Rows with one value per text."""
+
+  value: float
+  dtype_of_column: type
+
+  columns = property(lambda self: {'score': Column(1, self.dtype_of_column)})
+
+  def encode(self, examples, tokenizer, counts):
+    for _ in examples:
+      yield {'score': self.value}
+
+
+@pytest.mark.parametrize(('value', 'dtype'), [(3.8, np.int32), (3.8, np.float32), (3, np.float32)])
+def test_values_that_are_no_integers_are_refused(tmp_path, value, dtype):
+  with pytest.raises(UserError, match=r"the column 'score' of Scores has values of type float"):
+    token_rows(Texts(), 'train', BYTES, Scores(value, dtype), tmp_path)
+  assert token_rows(Texts(), 'train', BYTES, Scores(3, np.int32), tmp_path)[0] == {'score': 3}
 
 
 def test_padding_and_divided_documents_are_logged(tmp_path, caplog):

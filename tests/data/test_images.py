@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from t2x.data import Batches, PrepareImage, channel_statistics
+from t2x.data import Batches, PrepareImage, RandAugment, channel_statistics
 from t2x.errors import UserError
 
 IMAGE = np.arange(8 * 6 * 3, dtype=np.uint8).reshape(8, 6, 3)
@@ -89,3 +89,17 @@ def test_statistics_weigh_images_equally_and_channels_apart():
   assert (mean.shape, std.shape) == ((1,), (1,))
   with pytest.raises(UserError, match='number of channels: 1, 3'):
     channel_statistics([IMAGE, IMAGE[..., 0]])
+
+
+@pytest.mark.parametrize(
+  'image', [np.full((4, 4, 3), 1.5), np.full((4, 4, 3), -0.5), np.full((4, 4, 3), 7, np.int32)]
+)
+def test_pixels_outside_of_their_range_are_refused(image):
+  row = {'image': image, 'label': 0}
+  for use in (
+    lambda: PrepareImage()(row, np.random.default_rng(0)),
+    lambda: RandAugment()(row, np.random.default_rng(0)),
+    lambda: channel_statistics([image]),
+  ):
+    with pytest.raises(UserError, match='images must be uint8, or float from 0 to 1'):
+      use()

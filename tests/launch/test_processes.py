@@ -17,6 +17,31 @@ def test_the_exit_code_is_that_of_the_first_failure(codes, expected):
   assert sorted(done.stdout.splitlines()) == ['[0] here', '[1] here', '[2] here']
 
 
+SHOW = 'import os; print(os.environ["CUDA_VISIBLE_DEVICES"])'
+
+
+@pytest.mark.parametrize(
+  ('visible', 'expected'),
+  [(None, ['0,1', '2,3', '4,5']), ('7,GPU-a,5,4,3,2,1', ['7,GPU-a', '5,4', '3,2'])],
+)
+def test_processes_share_the_visible_gpus(monkeypatch, visible, expected):
+  monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+  if visible is not None:
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+  command = [*COMMAND[:5], '--gpus', '2', *COMMAND[5:], SHOW]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+  assert sorted(done.stdout.splitlines()) == [f'[{i}] {gpus}' for i, gpus in enumerate(expected)]
+
+
+@pytest.mark.parametrize('visible', ['0,1,2,3,4', ''])
+def test_more_gpus_than_the_visible_ones_are_refused(monkeypatch, visible):
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', visible)
+  command = [*COMMAND[:5], '--gpus', '2', *COMMAND[5:], SHOW]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+  assert (done.returncode, done.stdout) == (2, '')
+  assert f'need more than the {len(visible.split(",")) if visible else 0} of CUDA' in done.stderr
+
+
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_forwarded(number):
   code = """

@@ -102,10 +102,20 @@ def test_the_command_trains_with_all_files_bindings_and_variables(script, stubs)
   done = run(path)
   assert done.stdout == '/a b 4\n', done.stderr
   (call,) = stubs.calls()
-  words = call.removeprefix('srun --label --kill-on-bad-exit=0 --cpus-per-task=1 t2x ')
+  words = call.removeprefix('srun --label --kill-on-bad-exit=0 t2x ')
   assert words == (
     f"train {QUICK} configs/meshes/ddp.gin --out runs/my run --gin.Samples.prompts=['a b']"
   )
+
+
+def test_tasks_have_the_cores_of_the_job_unless_it_sets_their_number(script, stubs):
+  """Without --cpus-per-task, srun must not give one core to a task: sites may give cores per GPU."""
+  stubs(srun='')
+  path = script(QUICK, '--cpu-devices', '1')
+  run(path)
+  run(path, SLURM_CPUS_PER_TASK='8')
+  options = [call.partition(' t2x ')[0].split()[3:] for call in stubs.calls()]
+  assert options == [[], ['--cpus-per-task=8']]
 
 
 def test_one_task_per_gpu(launch):

@@ -10,6 +10,7 @@ from jaxtyping import UInt8
 from t2x.data.crops import resize
 from t2x.data.prepared_folders import fingerprint
 from t2x.data.sources.base import Examples, Source, label_values, origins
+from t2x.errors import UserError
 from t2x.ranges import Size
 
 
@@ -69,5 +70,7 @@ def resized_as(source: Source, image: UInt8[np.ndarray, 'old_height old_width ch
 
 
 def _rounded(image: np.ndarray, height: int, width: int) -> UInt8[np.ndarray, '_ _ _']:
+  if image.dtype != np.uint8:
+    raise UserError(f'Resized needs images of type uint8, not {image.dtype}')
   # In floats, so that only the result is rounded.
   return np.rint(resize(image.astype(np.float32), height, width)).astype(np.uint8)

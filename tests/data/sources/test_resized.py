@@ -8,6 +8,7 @@ import pytest
 from tiny_sources import Listed
 
 from t2x.data.sources import Digits, Resized, Source
+from t2x.errors import UserError
 
 
 def resized(image, height, width):
@@ -48,3 +49,8 @@ def test_the_rest_of_an_example_stays(message):
   assert test[0]['label'] == Digits().load('test')[0]['label']
   other = Resized(source=Digits(), height=12, width=16)
   assert len({s.fingerprint() for s in (source, other, Digits())}) == 3
+
+
+def test_float_images_are_refused(unchecked):
+  with pytest.raises(UserError, match='needs images of type uint8, not float64'):
+    resized(np.full((4, 4, 1), 0.5), 2, 2)
