@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from t2x.data.prepared_folders import fingerprint
-from t2x.data.sources.base import BulkExamples, Example, FileBacked, require_split, select
+from t2x.data.sources.base import (
+  BulkExamples,
+  ClassSource,
+  Example,
+  FileBacked,
+  require_split,
+  select,
+)
 from t2x.data.sources.digests import digest_of, keep_hashes
 from t2x.data.sources.image_folder import decode_image
 from t2x.data.sources.tfds_source import shortened
@@ -18,7 +25,7 @@ from t2x.ranges import Text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HubDataset(FileBacked):
+class HubDataset(FileBacked, ClassSource):
   """A data set by its name on the Hugging Face Hub, or in a folder.
 
   The examples are memory-mapped. Class labels are integers, but names in a sequence, such as word
@@ -65,6 +72,11 @@ class HubDataset(FileBacked):
     examples = HubExamples(self, split, data)
     examples.check()
     return examples
+
+  def class_names(self) -> tuple[str, ...]:
+    """Returns the names of the class label; none for other labels."""
+    label = self.load(self.splits()[0]).class_label
+    return () if label is None else tuple(label.names)
 
   def fingerprint(self) -> str:
     """Identifies the settings, and the content of the data set by samples."""
@@ -147,11 +159,17 @@ class HubExamples(BulkExamples):
       raise UserError(f'{value["path"]} cannot be read: {error.strerror}') from error
     return decode_image(data, self.source.channels or 3)
 
-  def label_values(self):
-    """Returns all numbers of the class label, also labels that do not occur in the split."""
+  @property
+  def class_label(self) -> Any:
+    """The feature of `label`; None if its values are no numbers of classes."""
     column = self.source.fields.get('label') if self.source.fields else 'label'
     feature = self.data.features.get(column)
-    return set(range(feature.num_classes)) if _is(feature, 'ClassLabel') else None
+    return feature if _is(feature, 'ClassLabel') else None
+
+  def label_values(self):
+    """Returns all numbers of the class label, also labels that do not occur in the split."""
+    label = self.class_label
+    return None if label is None else set(range(label.num_classes))
 
 
 def _is(feature: Any, name: str) -> bool:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t2x.data import HubDataset, files_of, label_values
+from t2x.data import HeldOut, HubDataset, files_of, label_values
+from t2x.data.sources.base import class_names
 
 datasets = pytest.importorskip('datasets')
 
@@ -46,6 +47,7 @@ def test_saved_splits_with_renamed_columns(texts):
   examples = source.load('train')
   assert list(examples) == [{'text': f'train {i}', 'label': i % 2} for i in range(10)]
   assert label_values(examples) == {0, 1}
+  assert class_names(HeldOut(source=source, test=0.5)) == ('no', 'yes')
   copy = pickle.loads(pickle.dumps(examples))
   assert [e['text'] for e in copy[2:5]] == ['train 2', 'train 3', 'train 4']
   assert [copy[i]['text'] for i in (-1, 0)] == ['train 9', 'train 0']
@@ -58,6 +60,7 @@ def test_saved_splits_with_renamed_columns(texts):
 def test_one_saved_data_set_is_train(tmp_path):
   datasets.Dataset.from_dict({'text': ['a']}).save_to_disk(tmp_path / 'one')
   source = HubDataset(name=str(tmp_path / 'one'))
+  assert class_names(source) == ()
   assert source.splits() == ('train',)
   assert list(source.load('train')) == [{'text': 'a'}]
 
