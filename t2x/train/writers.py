@@ -292,7 +292,9 @@ class Terminal:
     if 'mfu' in metrics:
       self._metrics_text += f'  MFU {metrics["mfu"]:.1%}'
     remaining = f'  {self._remaining} left' if step < self.num_steps and self._remaining else ''
-    self._train_line = f'step {step}/{self.num_steps}  {self._metrics_text}{remaining}'
+    self._train_line = f'step {step} train: {self._metrics_text}'
+    if self._live is None:
+      self._train_line = f'step {step}/{self.num_steps}  {self._metrics_text}{remaining}'
     is_due = self._live is None and time.monotonic() - self._printed >= self.every
     if is_due or step == self.num_steps:
       self._print_train()

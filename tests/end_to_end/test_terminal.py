@@ -42,8 +42,8 @@ def test_the_whole_screen_of_a_training(experiment, in_terminal, tmp_path):
   assert len(start) <= 16
   assert ', EMA weights (decay 0.9)' in ' '.join(' '.join(start).split())
   between = lines[blank[0] + 1 : blank[-1]]
-  evals = [line.partition(':')[0] for line in between if line.startswith('step ')]
-  assert evals == ['step 6 eval', 'step 12 eval']
+  splits = [line.partition(':')[0] for line in between if line.startswith('step ')]
+  assert splits == ['step 6 train', 'step 6 eval', 'step 12 train', 'step 12 eval']
   assert 'weights ema' in ' '.join(between)
   assert re.match(r'finished    12 steps in \d+:\d\d', end[0])
   assert re.match(r'best        loss [\d.]+ at step (6|12)', end[1])

@@ -221,9 +221,9 @@ def test_train_metrics_stay_on_the_screen_after_evaluations_and_the_last_step(li
     if step == 9000:
       terminal.write(step, 'eval', {'loss': 0.25})
   assert printed == [
-    'step 9000/10000  loss 0.5000',
+    'step 9000 train: loss 0.5000',
     'step 9000 eval: loss 0.25',
-    'step 10000/10000  loss 0.5000',
+    'step 10000 train: loss 0.5000',
   ]
 
 
