@@ -31,6 +31,7 @@ class Array:
     sources: arrays that it is computed from, if it has no buffer; () for inputs.
     is_view: whether it has the elements of its only source.
     is_slice: whether only its own elements of the sources are read.
+    is_stack: whether its sources are its slices along the first dimension.
     born: index of the operation that computes it.
     last: index of the last operation that reads it; -1 for none.
   """
@@ -44,6 +45,7 @@ class Array:
   sources: tuple['Array', ...] = ()
   is_view: bool = False
   is_slice: bool = False
+  is_stack: bool = False
   born: int = -1
   last: int = -1
 
@@ -94,6 +96,13 @@ class Array:
       self.as_input(), shape=tuple(shape), spec=spec, sources=(self,), is_view=True
     )
 
+  def slice(self, number: int) -> 'Array':
+    """Returns a slice along the first dimension."""
+    if self.is_stack:
+      return self.sources[number]
+    own = dataclasses.replace(self.as_input(), shape=self.shape[1:], spec=self.spec[1:])
+    return dataclasses.replace(own, sources=(self,), is_slice=True)
+
   def to_memory(self, now: int) -> None:
     """Gives the array a buffer, or the array that it is a view of; constants need none."""
     if self.in_memory or self.is_filled():
@@ -103,6 +112,15 @@ class Array:
     elif self.sources or self.is_slice:
       self.in_memory = True
       self.born = now if self.born < 0 else self.born
+
+
+def stacked(slices: Sequence[Array]) -> Array:
+  """Returns the array with these slices along the first dimension."""
+  first = slices[0]
+  result = Array((len(slices), *first.shape), first.itemsize, ((), *first.spec), first.from_batch)
+  return dataclasses.replace(
+    result, is_gradient=first.is_gradient, sources=tuple(slices), is_stack=True
+  )
 
 
 def itemsize(aval: Any) -> int:
@@ -143,6 +161,28 @@ class Operation:
 
 # (FLOPs, bytes of memory traffic) of an operation on one device -> how often it is executed in a step.
 Work = collections.Counter[tuple[int, int]]
+
+
+@dataclasses.dataclass
+class Totals:
+  """Totals of a program or of the body of a loop, on one device.
+
+  Attributes:
+    peak: memory at the peak by category, without inputs.
+    saved: bytes that are computed from the batch and live when the backward pass starts.
+    work: operations by FLOPs and bytes of memory traffic.
+    collectives: bytes by (kind, mesh axes), counted as in `t2x.plan.collectives`.
+  """
+
+  peak: dict[str, int]
+  saved: int
+  work: Work
+  collectives: collections.Counter[tuple[str, tuple[str, ...]]]
+
+  @property
+  def flops(self) -> int:
+    """FLOPs of all products."""
+    return sum(flops * count for (flops, _), count in self.work.items())
 
 
 class Frame:

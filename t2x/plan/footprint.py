@@ -9,9 +9,9 @@ from typing import Any
 import jax
 from jax.interpreters import partial_eval
 
-from t2x.plan.arrays import COPIES, GRADIENTS, SAVED, TEMPORARIES, Array
+from t2x.plan.arrays import COPIES, GRADIENTS, SAVED, TEMPORARIES, Array, Totals
 from t2x.plan.shards import Spec, spec_of
-from t2x.plan.trace import Totals, Walker
+from t2x.plan.trace import Walker
 from t2x.train import TrainProgram
 
 

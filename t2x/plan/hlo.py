@@ -156,6 +156,12 @@ class Program:
       source = body[source.operands[0]]
     return not (source.opcode == 'get-tuple-element' and element_index(source) == index)
 
+  def has_product(self, instruction: Instruction) -> bool:
+    """Returns whether an instruction is a matrix product or a fusion with one."""
+    if instruction.opcode == 'fusion':
+      return any(map(self.has_product, self.computations[instruction.called[0]].values()))
+    return instruction.opcode == 'dot'
+
   def is_conversion(self, instruction: Instruction) -> bool:
     """Returns whether an instruction only changes the dtype or the layout of its operand."""
     if instruction.opcode == 'fusion' and len(instruction.operands) == 1:

@@ -1,4 +1,4 @@
-"""Specs of the outputs of an equation, and its FLOPs on one device."""
+"""Specs of the outputs of an equation, its FLOPs on one device, and which operations XLA fuses."""
 
 import math
 from collections.abc import Sequence
@@ -28,6 +28,28 @@ from t2x.plan.shards import (
 # Mesh axes that split the tokens of a batch.
 ROW_AXES = {*BATCH_AXES, 'context'}
 SCATTERS = ('scatter', 'scatter-add', 'scatter_add', 'scatter-mul', 'scatter_mul')
+# Collectives of mapped functions -> their kind.
+COLLECTIVES = {'ppermute': 'collective-permute', 'psum': 'all-reduce'}
+# Operations whose operands and results are in memory.
+HEAVY = (
+  'cholesky',
+  'conv_general_dilated',
+  'cumlogsumexp',
+  'cummax',
+  'cumprod',
+  'cumsum',
+  'dot_general',
+  'eigh',
+  'gather',
+  *COLLECTIVES,
+  'ragged_dot_general',
+  *SCATTERS,
+  'sort',
+  'top_k',
+  'triangular_solve',
+)
+# Elementwise operations that XLA does not repeat in each operation that reads them.
+EXPENSIVE = ('erf', 'exp', 'log', 'logistic', 'tanh')
 
 
 def output_specs(

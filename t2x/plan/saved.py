@@ -135,7 +135,7 @@ class _Scope:
     loops = [i for i in backward if i.opcode == 'while']
     if loops:
       return self.place[max(loops, key=lambda loop: loop.bytes).name]
-    products = [self.place[i.name] for i in backward if i.opcode == 'dot']
+    products = [self.place[i.name] for i in backward if self.program.has_product(i)]
     return min(products, default=None)
 
   def _backward(self) -> Iterator[Instruction]:

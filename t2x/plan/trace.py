@@ -6,8 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2x.parallel.mesh import BATCH_AXES, as_tuple
-from t2x.plan.arrays import Array, Frame, Operation, Work, constant, itemsize
-from t2x.plan.rules import ROW_AXES, SCATTERS, constrained, output_specs, product_flops
+from t2x.plan.arrays import Array, Frame, Operation, Totals, Work, constant, itemsize, stacked
+from t2x.plan.rules import (
+  COLLECTIVES,
+  EXPENSIVE,
+  HEAVY,
+  ROW_AXES,
+  SCATTERS,
+  constrained,
+  output_specs,
+  product_flops,
+)
 from t2x.plan.shards import Sizes, flat, merged, once, padded_spec, parts, without
 
 # Jitted functions of attention kernels, whose tiles stay in the caches of a device.
@@ -16,48 +25,7 @@ _VIEWS = ('reshape', 'transpose', 'squeeze', 'sharding_constraint', 'dynamic_upd
 _IDENTITIES = ('copy', 'copy_p', 'optimization_barrier')
 # Primitives whose parameter `jaxpr` is not the program that they execute.
 _NO_CALLS = ('reduce', 'reduce_window', 'pallas_call')
-# Collectives of mapped functions -> their kind.
-_COLLECTIVES = {'ppermute': 'collective-permute', 'psum': 'all-reduce'}
 _SLICES = ('slice', 'dynamic_slice')
-_HEAVY = (
-  'cholesky',
-  'conv_general_dilated',
-  'cumlogsumexp',
-  'cummax',
-  'cumprod',
-  'cumsum',
-  'dot_general',
-  'eigh',
-  'gather',
-  *_COLLECTIVES,
-  'ragged_dot_general',
-  *SCATTERS,
-  'sort',
-  'top_k',
-  'triangular_solve',
-)
-
-
-@dataclasses.dataclass
-class Totals:
-  """Totals of a program or of the body of a loop, on one device.
-
-  Attributes:
-    peak: memory at the peak by category, without inputs.
-    saved: bytes that are computed from the batch and live when the backward pass starts.
-    work: operations by FLOPs and bytes of memory traffic.
-    collectives: bytes by (kind, mesh axes), counted as in `t2x.plan.collectives`.
-  """
-
-  peak: dict[str, int]
-  saved: int
-  work: Work
-  collectives: collections.Counter[tuple[str, tuple[str, ...]]]
-
-  @property
-  def flops(self) -> int:
-    """FLOPs of all products."""
-    return sum(flops * count for (flops, _), count in self.work.items())
 
 
 class Walker:
@@ -115,6 +83,8 @@ class _FrameWalker:
     jaxpr = getattr(closed, 'jaxpr', closed)
     env = dict(zip(jaxpr.invars, inputs, strict=True))
     env |= {v: constant(v.aval) for v in jaxpr.constvars}
+    uses = collections.Counter(map(id, jaxpr.outvars))
+    uses.update(id(v) for equation in jaxpr.eqns for v in equation.invars)
 
     def read(variable):
       return constant(variable.aval) if hasattr(variable, 'val') else env[variable]
@@ -122,6 +92,8 @@ class _FrameWalker:
     for equation in jaxpr.eqns:
       backward = is_backward or 'transpose' in str(equation.source_info.name_stack)
       outputs = self._equation(equation, [read(v) for v in equation.invars], backward)
+      if equation.primitive.name in EXPENSIVE and uses[id(equation.outvars[0])] > 1:
+        outputs[0].to_memory(len(self.frame.operations))
       env.update(zip(equation.outvars, outputs, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -150,6 +122,8 @@ class _FrameWalker:
     params = equation.params
     length, (consts, num_carry) = params['length'], _scan_sizes(params)
     carried = consts + num_carry
+    if params['unroll'] >= length:
+      return self._unrolled(params, inputs, consts, carried, is_backward)
     own = [a.as_input() for a in inputs[:carried]]
     own += [
       dataclasses.replace(a.as_input(), shape=a.shape[1:], spec=a.spec[1:], is_slice=True)
@@ -166,6 +140,20 @@ class _FrameWalker:
     pairs = list(zip(inputs[consts:carried], results[:num_carry], strict=True))
     self._add_loop(inputs, results, totals, length, pairs, is_backward)
     return results
+
+  def _unrolled(
+    self, params: Any, inputs: list[Array], first: int, end: int, is_backward: bool
+  ) -> list[Array]:
+    """Adds the equations of all iterations of a scan with the carry `inputs[first:end]`."""
+    consts, carry, scanned = inputs[:first], inputs[first:end], inputs[end:]
+    by_iteration: dict[int, list[Array]] = {}
+    numbers = range(params['length'])
+    for number in reversed(numbers) if params['reverse'] else numbers:
+      own = [*consts, *carry, *(a.slice(number) for a in scanned)]
+      outputs = self.inline(params['jaxpr'], own, is_backward)
+      carry, by_iteration[number] = outputs[: end - first], outputs[end - first :]
+    ordered = zip(*(by_iteration[number] for number in numbers), strict=True)
+    return [*carry, *map(stacked, ordered)]
 
   def _while(self, equation: Any, inputs: list[Array], is_backward: bool) -> list[Array]:
     params = equation.params
@@ -288,13 +276,13 @@ class _FrameWalker:
     if summed:
       for result in results:
         self._combine(result, summed)
-    if name in _COLLECTIVES:
+    if name in COLLECTIVES:
       axes = equation.params['axis_name' if name == 'ppermute' else 'axes']
       for result in results:
-        self._record(_COLLECTIVES[name], as_tuple(axes), result)
-    is_root = name in _HEAVY or name.startswith(('reduce_', 'arg'))
+        self._record(COLLECTIVES[name], as_tuple(axes), result)
+    is_root = name in HEAVY or name.startswith(('reduce_', 'arg'))
     # A scatter adds to its operand in place.
-    if name in _HEAVY:
+    if name in HEAVY:
       for array in inputs[1 if name in SCATTERS else 0 :]:
         array.to_memory(len(self.frame.operations))
     for result in results:
