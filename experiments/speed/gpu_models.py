@@ -28,9 +28,10 @@ class Size:
     """Parameters in matrices."""
     return 12 * self.layers * self.width**2 + self.vocab * self.width
 
-  def flops(self, attention: float = 0.5) -> float:
-    """FLOPs of training per token; `attention` is the share of pairs that is counted."""
-    return 6 * self.matrices + 12 * attention * self.layers * self.width * self.length
+  def flops(self, all_pairs: bool = False) -> float:
+    """FLOPs of training per token, with all pairs of tokens or those that causal attention shows."""
+    pairs = self.length if all_pairs else (self.length + 1) / 2
+    return 6 * self.matrices + 12 * self.layers * self.width * pairs
 
 
 SIZES = {

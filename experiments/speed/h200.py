@@ -7,9 +7,9 @@ python experiments/speed/h200.py --sections 'checks' 'train 124M'
 Needs jax, flax, optax and orbax only, and no installation of t2x. Each section runs in a process of its own, and its
 rows are written as they come, so that a run that is cut short keeps them.
 
-MFU is model FLOPs per second over the peak of the device (bf16, dense). Model FLOPs per token are 6 N + 6 L d T, where
-N are the parameters in matrices, the tied head included: attention is 12 L d T, and causal counts half. `mfu_full`
-counts attention whole. The bandwidth of generation counts, per token step, the bf16 weights once and the keys and
+MFU is model FLOPs per second over the peak of the device (bf16, dense). Model FLOPs per token are
+6 N + 6 L d (T + 1), where N are the parameters in matrices, the tied head included: a query sees (T + 1) / 2 keys on
+average. `mfu_full` counts all pairs of tokens, 6 N + 12 L d T. The bandwidth of generation counts, per token step, the bf16 weights once and the keys and
 values of the tokens so far (the mean over the steps).
 """
 
@@ -49,8 +49,8 @@ def emit(**row) -> None:
 def training_row(size: Size, tokens_per_second: float) -> dict:
   """Returns tokens per second and MFU."""
   row, limits = {'tokens_per_second': round(tokens_per_second)}, device_limits()
-  for name, share in (('mfu', 0.5), ('mfu_full', 1.0)):
-    row[name] = limits and round(tokens_per_second * size.flops(share) / limits[0], 4)
+  for name, all_pairs in (('mfu', False), ('mfu_full', True)):
+    row[name] = limits and round(tokens_per_second * size.flops(all_pairs) / limits[0], 4)
   return row
 
 
@@ -84,7 +84,7 @@ def training(name: str, size: Size, steps: int, packed: bool = False, sustained:
     losses=f'{result["first_loss"]:.3f} to {result["last_loss"]:.3f}',
     goal=GOALS.get(name.removeprefix('train ')),
     flops_per_token=size.flops(),
-    counted_flops=flops_per_token(task, model).causal,
+    counted_flops=flops_per_token(task, model).visible,
     kernel='; '.join(attention_kernels(model, task, 'bfloat16')),
   )
   if sustained:

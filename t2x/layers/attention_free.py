@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Tokens, param, rows_at
+from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes
 from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import normal, xavier_uniform
@@ -91,6 +92,7 @@ class Sums(RecurrentState):
     return self.values / jnp.where(self.weights > 0, self.weights, 1)
 
 
+@token_sums()
 def running(sums: Sums, *, reverse: bool = False) -> Sums:
   """Returns, for each token of the rows, the sums up to it (`reverse`: from it on) over its segment."""
 
@@ -234,6 +236,7 @@ class _Windowed(nnx.Module):
       sums = self._add_window(sums, k, v, segments, tokens, is_causal)
     return sums.average(), cache
 
+  @token_sums()
   def _add_window(
     self, sums: Sums, k: Array, v: Array, segments: Array, tokens: Tokens, is_causal: bool
   ) -> Sums:

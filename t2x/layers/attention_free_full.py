@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 from t2x.errors import UserError
 from t2x.layers.attention_free import LOWEST, Sums
 from t2x.layers.base import Initializer, RowLayout, param
+from t2x.layers.counting import token_sums
 from t2x.layers.initializers import normal
 from t2x.layers.interfaces import Call
 from t2x.layers.patterns import Causal
@@ -176,7 +177,8 @@ def _causal_average(
     scores = jnp.where(visible[..., None, None], scores, -jnp.inf)
     maximum = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=2), LOWEST))
     weights = jnp.exp(scores - maximum[:, :, None])
-    values = (weights * rows(v, 1)[:, None]).sum(axis=2)
+    with token_sums():
+      values = (weights * rows(v, 1)[:, None]).sum(axis=2)
     near = Sums(maximum, weights.sum(axis=2), values, segment)
     return None, far.then(near).average()
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens, dropout, param
 from t2x.layers.constraints import constrain
+from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Cache, Call, Result, Sublayer
@@ -100,6 +101,7 @@ class _Convolution(nnx.Module):
     y = take_tokens(y, permutation.inverse)[:, -length:]
     return Result(self.out(y), cache.keep_last(both, tokens))
 
+  @token_sums()
   def _convolve(
     self,
     source: Float[Array, 'batch length d_model'],

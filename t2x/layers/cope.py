@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.counting import pair_products
 from t2x.layers.initializers import zeros
 from t2x.layers.position_encoding import PositionEncoding
 from t2x.ranges import Size
@@ -65,9 +66,9 @@ class CoPE(PositionEncoding):
       )
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
-    gates = jax.nn.sigmoid(
-      scale * jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)
-    )
+    with pair_products():
+      dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)
+    gates = jax.nn.sigmoid(scale * dots)
     if visible is not None:
       gates = jnp.where(visible, gates, 0)
     # Masked keys keep finite positions, whose scores the mask removes.

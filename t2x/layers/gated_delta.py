@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.layers.base import Initializer, Linear, Tokens, param
 from t2x.layers.convolutions import RecentTokens, is_visible, take_tokens
+from t2x.layers.counting import token_sums
 from t2x.layers.dtypes import Dtypes, broadcast
 from t2x.layers.head_projections import HeadProjections
 from t2x.layers.initializers import xavier_uniform
@@ -165,6 +166,7 @@ class GatedDeltaNet(HeadProjections):
       cache = DeltaCache(cache.recent.keep_last(inputs, moved), state)
     return Result(self.output(y.astype(x.dtype)), cache)
 
+  @token_sums()
   def _convolve(
     self, x: Float[Array, 'batch length 3 heads head_dim'], tokens: Tokens
   ) -> Float[Array, 'batch length 3 heads head_dim']:

@@ -9,17 +9,26 @@ and global tokens are from Longformer (Beltagy et al. 2020, arXiv:2004.05150), t
 import abc
 import dataclasses
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int8
 
 from t2x.errors import UserError
 from t2x.layers.base import RowLayout, Tokens
-from t2x.layers.tiles import SKIP, Bounds, Interval, Tiles, complement, intersection, union, within
+from t2x.layers.tiles import (
+  FULL,
+  SKIP,
+  Bounds,
+  Interval,
+  Tiles,
+  complement,
+  exact,
+  intersection,
+  union,
+  within,
+)
 from t2x.ranges import Size, Text
 
 
@@ -70,7 +79,7 @@ class Pattern(abc.ABC):
   def tiles(self, q: Bounds, k: Bounds) -> Tiles:
     """Decides as `tile`, but exactly if the pattern is relative and the bounds have slots."""
     if self.relative and q.slots is not None and k.slots is not None:
-      return _exact_tiles(self, q, k)
+      return exact(self.allows, q, k)
     return self.tile(q, k)
 
   def is_causal(self, length: int, marks: Collection[str] = ()) -> bool:
@@ -84,18 +93,38 @@ class Pattern(abc.ABC):
     """
     if self.reads & {'coords', 'order'}:
       return False
-    block = max(256, length // 2048)
     marks = [name for name in marks if f'marks.{name}' in self.reads]
-    schedule = self.schedule(length, length, block, block, has_marks=bool(marks))
-    for i, j in np.argwhere(schedule != SKIP):
-      q = np.arange(i * block, min((i + 1) * block, length))[:, None]
-      k = np.arange(j * block, min((j + 1) * block, length))[None, :]
-      if j < i:
+    for _, q, k in self._shown_tiles(length, has_marks=bool(marks)):
+      if q[0, 0] > k[0, -1]:
         continue
       for q_marks, k_marks in itertools.product(_combinations(marks), repeat=2):
         if np.any(self.allows(Tokens(q, marks=q_marks), Tokens(k, marks=k_marks)) & (k > q)):
           return False
     return True
+
+  def visible(self, length: int) -> int:
+    """Counts the pairs of query and key that a row of one segment without marks shows.
+
+    Patterns that depend on the data (`order`, `coords`) count as if they showed all pairs.
+    """
+    if self.reads & {'coords', 'order'}:
+      return length**2
+    if self.relative:
+      offsets = np.arange(1 - length, length)
+      shown = self.allows(Tokens(offsets), Tokens(np.zeros(1, int)))
+      return int((length - abs(offsets))[shown].sum())
+    return sum(
+      q.size * k.size if code == FULL else int(np.sum(self.allows(Tokens(q), Tokens(k))))
+      for code, q, k in self._shown_tiles(length, has_marks=False)
+    )
+
+  def _shown_tiles(self, length: int, has_marks: bool) -> Iterator[tuple[int, Any, Any]]:
+    """Yields the class of each tile that is not SKIP, its queries and its keys."""
+    block = max(256, length // 2048)
+    schedule = self.schedule(length, length, block, block, has_marks=has_marks)
+    for i, j in np.argwhere(schedule != SKIP):
+      q, k = (np.arange(n * block, min((n + 1) * block, length)) for n in (i, j))
+      yield schedule[i, j], q[:, None], k[None, :]
 
   def schedule(
     self,
@@ -362,24 +391,6 @@ def _combinations(marks: Sequence[str]) -> list[dict[str, Any]]:
 def _marked(tokens: Tokens, name: str) -> Any:
   """Returns whether each token has the mark; False if the tokens do not define it."""
   return tokens.marks.get(name, tokens.positions != tokens.positions)
-
-
-def _exact_tiles(pattern: Pattern, q: Bounds, k: Bounds) -> Tiles:
-  """Decides exactly whether tiles of a relative pattern are empty or full, from bounds with slots.
-
-  A tile contains every offset between its smallest and its largest.
-  """
-  assert q.slots is not None and k.slots is not None
-  (q_first, q_last), (k_first, k_last) = q.slots, k.slots
-  lowest, highest = 1 - k.num_slots, q.num_slots - 1
-  offsets = Tokens(np.arange(lowest, highest + 1))
-  allowed = np.asarray(pattern.allows(offsets, Tokens(np.zeros(1, int))))
-  below: Any = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
-  first, last = q_first - k_last, q_last - k_first
-  if isinstance(first, jax.Array):
-    below = jnp.asarray(below)
-  count = below[last + 1 - lowest] - below[first - lowest]
-  return Tiles(count == 0, count == last - first + 1)
 
 
 def require(condition: bool, message: str) -> None:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens, param
+from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.position_encoding import PositionEncoding, frequencies
 from t2x.ranges import Positive, Size
@@ -153,4 +154,5 @@ def products_with_sinusoids(
   x = jnp.concatenate([a * sin + b * cos, b * sin - a * cos], axis=-1)
   keys = jnp.concatenate([jnp.cos(k_angles), jnp.sin(k_angles)], axis=-1)
   keys = jnp.broadcast_to(keys, (batch, *keys.shape[1:]))
-  return jnp.einsum('bqhm,bkm->bhqk', x, keys)
+  with pair_products():
+    return jnp.einsum('bqhm,bkm->bhqk', x, keys)

@@ -7,6 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.counting import pair_products
 from t2x.layers.initializers import variance_scaling, xavier_uniform
 from t2x.layers.interfaces import Scores
 from t2x.layers.kernels.base import DotProduct, Logits, softmax_dtype
@@ -144,9 +145,10 @@ class TalkingHeads(nnx.Module):
     assert q is not None and k is not None  # 'q' and 'k' are in `reads`.
     dtype = softmax_dtype(q)
     grouped = q.reshape(*q.shape[:2], k.shape[2], -1, q.shape[3])
-    dots = jnp.einsum('bqkge,bske->bkgqs', grouped, k, preferred_element_type=dtype) * scale
-    dots = dots.reshape(len(q), q.shape[2], q.shape[1], k.shape[1])
-    mixed = jnp.einsum('bgqs,gh->bhqs', dots, self.before[...].astype(dtype))
+    with pair_products():
+      dots = jnp.einsum('bqkge,bske->bkgqs', grouped, k, preferred_element_type=dtype) * scale
+      dots = dots.reshape(len(q), q.shape[2], q.shape[1], k.shape[1])
+      mixed = jnp.einsum('bgqs,gh->bhqs', dots, self.before[...].astype(dtype))
     return Logits(mixed, self.after[...].astype(dtype))
 
 
@@ -193,7 +195,8 @@ class AdditiveScores(nnx.Module):
     pairs = jnp.tanh(q[:, :, None] + k[:, None])
     dtype = jnp.promote_types(q.dtype, jnp.float32)
     w = self.w[...].astype(q.dtype)
-    return Logits(jnp.einsum('bqkhd,hd->bhqk', pairs, w, preferred_element_type=dtype))
+    with pair_products():
+      return Logits(jnp.einsum('bqkhd,hd->bhqk', pairs, w, preferred_element_type=dtype))
 
 
 class BilinearScores(nnx.Module):

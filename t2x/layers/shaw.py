@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal
 from t2x.layers.position_encoding import PositionEncoding, distances
 from t2x.ranges import Size
@@ -87,7 +88,8 @@ class ShawPositions(PositionEncoding):
     assert self.value_table is not None  # Else `hooks` does not contain 'values'.
     table = self.value_table[...].astype(probabilities.dtype)
     rows = self._rows(q_tokens, k_tokens)[..., None] == jnp.arange(len(table))[None, None, None]
-    by_distance = jnp.einsum('bhqk,bqkr->bqhr', probabilities, rows.astype(probabilities.dtype))
+    with pair_products():
+      by_distance = jnp.einsum('bhqk,bqkr->bqhr', probabilities, rows.astype(probabilities.dtype))
     return by_distance @ table
 
   def _rows(self, q_tokens: Tokens, k_tokens: Tokens) -> Int[Array, '#batch queries keys']:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from t2x.errors import UserError
 from t2x.layers.attention import MultiHeadAttention
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.counting import pair_products
 from t2x.layers.initializers import xavier_uniform, zeros
 from t2x.layers.interfaces import Scores
 from t2x.layers.kernels import Dense, Logits
@@ -175,5 +176,6 @@ class Synthesizer(MultiHeadAttention):
       return Logits(self.mix(None, synthetic.array))
     q, k = rotated
     assert q is not None and k is not None  # The mix reads them.
-    dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
+    with pair_products():
+      dots = jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=softmax_dtype(q))
     return Logits(self.mix(dots * scale, synthetic.array.astype(dots.dtype)))

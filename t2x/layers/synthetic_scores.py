@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.layers.base import Initializer, Tokens, param
+from t2x.layers.counting import pair_products
 from t2x.layers.dtypes import gather
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.interfaces import Scores
@@ -208,7 +209,8 @@ class FactorizedRandomScores(SyntheticScores):
       gather(table[...], positions, axis=1, mode='fill')
       for table, positions in ((self.rows, q_positions), (self.columns, k_positions))
     )
-    return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)
+    with pair_products():
+      return jnp.einsum('hbqr,hbkr->bhqk', rows, columns)
 
 
 def _project(q: Any, kernel: nnx.Param) -> Array:

@@ -5,10 +5,11 @@ and layout, and traced arrays if they depend on marks, positions or segments.
 """
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int8
 
@@ -149,6 +150,24 @@ def within(interval: Interval, q: Bounds, k: Bounds) -> Tiles:
   if highest is not None:
     empty, full = empty | (first > highest), full & (last <= highest)
   return Tiles(empty, full)
+
+
+def exact(allows: Callable[[Tokens, Tokens], Any], q: Bounds, k: Bounds) -> Tiles:
+  """Classifies tiles exactly by a predicate of offsets q - k, from bounds with slots.
+
+  A tile contains every offset between its smallest and its largest.
+  """
+  assert q.slots is not None and k.slots is not None
+  (q_first, q_last), (k_first, k_last) = q.slots, k.slots
+  lowest, highest = 1 - k.num_slots, q.num_slots - 1
+  offsets = Tokens(np.arange(lowest, highest + 1))
+  allowed = np.asarray(allows(offsets, Tokens(np.zeros(1, int))))
+  below: Any = np.concatenate([[0], np.cumsum(allowed, dtype=np.int32)])
+  first, last = q_first - k_last, q_last - k_first
+  if isinstance(first, jax.Array):
+    below = jnp.asarray(below)
+  count = below[last + 1 - lowest] - below[first - lowest]
+  return Tiles(count == 0, count == last - first + 1)
 
 
 def intersection(a: Interval, b: Interval) -> Interval:

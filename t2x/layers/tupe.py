@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from t2x.errors import UserError
 from t2x.layers.base import Initializer, Linear, Tokens, param, rows_at
+from t2x.layers.counting import pair_products
 from t2x.layers.initializers import normal, xavier_uniform
 from t2x.layers.position_encoding import PositionEncoding
 from t2x.ranges import Size
@@ -72,7 +73,8 @@ class TUPE(PositionEncoding):
       project(rows_at(table, positions, 'TUPE.max_length'))
       for project, positions in ((self.q, q_positions), (self.k, k_positions))
     )
-    scores = jnp.einsum('bqhd,bkhd->bhqk', queries, keys) * scale
+    with pair_products():
+      scores = jnp.einsum('bqhd,bkhd->bhqk', queries, keys) * scale
     if self.first_query is None or self.first_key is None:
       return scores
 

@@ -10,7 +10,7 @@ from t2x.plan.compiled import Compiled
 from t2x.plan.cost import RunCost, StepTime, collective_seconds, step_time
 from t2x.plan.hardware import Device
 from t2x.plan.planner import NUM_COMPILED, Planner, Variant, expected_collectives
-from t2x.train.speed import step_flops
+from t2x.train.speed import step_flops, step_tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +174,7 @@ def _variant_json(planned: Planned, device: Device | None) -> dict[str, Any]:
     'live_before_backward': traced.saved,
     'flops_per_device': traced.flops,
     'model_flops': step_flops(variant.program),
+    'model_flops_full_attention': variant.program.flops.full * step_tokens(variant.program),
     'expected_collectives': [
       {'kind': kind, 'axes': axes, 'bytes': size}
       for (kind, axes), size in traced.collectives.items()

@@ -12,7 +12,8 @@ from t2x.plan.hardware import (
 from t2x.plan.plan import Plan, Planned, communication
 from t2x.plan.planner import Variant, rows_per_device
 from t2x.text_table import text_table
-from t2x.train.speed import step_flops, step_tokens
+from t2x.train.flops import CONVENTION
+from t2x.train.speed import step_tokens
 from t2x.train.summary import attention_kernels
 
 
@@ -92,10 +93,11 @@ def _fit(planned: Planned, device: Device | None) -> str:
 
 def _operations(planned: Planned, device: Device | None) -> str:
   variant, compiled = planned.variant, planned.compiled
-  flops = step_flops(variant.program) / variant.program.mesh.size
+  program = variant.program
+  tokens = step_tokens(program) / program.mesh.size
   lines = [
-    f'FLOPs per device and step: model {flops:.4g} (causal attention counted half), products of the traced '
-    f'step {variant.footprint.flops:.4g}'
+    f'FLOPs per device and step: model {program.flops.visible * tokens:.4g} ({CONVENTION}; full attention: '
+    f'{program.flops.full * tokens:.4g}), products of the traced step {variant.footprint.flops:.4g}'
     + ('' if compiled is None else f', of the compiled step {compiled.flops:.4g}')
   ]
   title = 'expected collectives' if compiled is None else 'collectives of the compiled step'
@@ -124,7 +126,7 @@ def _time(planned: Planned) -> str:
     f'time per step (estimate): {_seconds(time.estimate)}, {_seconds(time.slowest)} without overlap: compute '
     f'{_seconds(time.compute)}, collectives of parameters and gradients {_seconds(time.overlapped)}, other '
     f'collectives {_seconds(time.exposed)}',
-    f'MFU {cost.mfu:.1%}, {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
+    f'MFU {cost.mfu:.1%} ({CONVENTION}), {step_tokens(variant.program) / time.estimate:,.0f} tokens per second, '
     f'{cost.tokens:.4g} tokens in {cost.days:.3g} days'
     + (
       ''

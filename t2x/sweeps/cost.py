@@ -6,7 +6,7 @@ import functools
 from flax import nnx
 
 from t2x.train import Experiment
-from t2x.train.flops import flops_per_token, row_lengths
+from t2x.train.flops import Flops, flops_per_token, row_lengths
 from t2x.train.params import Blueprint
 
 
@@ -31,10 +31,15 @@ class Cost:
   model: nnx.Module
 
   @functools.cached_property
-  def flops_per_token(self) -> float:
-    """FLOPs of training per token, traced at the first access (see `t2x.train.flops`)."""
+  def per_token(self) -> Flops:
+    """FLOPs of training per token, traced at the first access."""
     _, task, _ = self.experiment.complete()
-    return flops_per_token(task, self.model).full
+    return flops_per_token(task, self.model)
+
+  @property
+  def flops_per_token(self) -> float:
+    """FLOPs of training per token, of which attention counts the pairs that its pattern shows."""
+    return self.per_token.visible
 
   @property
   def tokens(self) -> int:

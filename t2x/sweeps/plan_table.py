@@ -14,6 +14,7 @@ from t2x.sweeps.choices import Tuning
 from t2x.sweeps.records import Outcome, Plan, Trial, usable_outcome
 from t2x.sweeps.runners import distinct, groups_of
 from t2x.text_table import text_table
+from t2x.train.flops import CONVENTION
 
 # Assumed speed of training relative to a matrix product, before any trial has finished.
 _FRACTION_OF_MATMUL = 0.3
@@ -31,6 +32,7 @@ def plan_table(plan: Plan, folder: Path) -> str:
       'variant',
       'parameters',
       'FLOPs/token',
+      'full attention',
       'steps',
       plan.matched or 'match',
       'ended',
@@ -49,16 +51,18 @@ def plan_table(plan: Plan, folder: Path) -> str:
         _title(first.variant, first.point),
         f'{first.parameters:,}',
         f'{first.flops_per_token:.4g}',
+        f'{first.full_flops_per_token or first.flops_per_token:.4g}',
         f'{first.num_steps:,}',
         'unmatched' if first.problem else f'{first.gap:+.2%}',
         '-' if first.problem else f'{done}/{len(trials)}',
         '; '.join(first.differences) or '(the base)',
       )
     )
-  lines = [text_table(rows, '<>>>>><')]
+  lines = [text_table(rows, '<>>>>>><')]
   problems = {t.problem: t for t in plan.trials if t.problem}
   lines += [f'{t.variant} is not run: {problem}' for problem, t in problems.items()]
   lines += equal_variants(plan)
+  lines.append(f'FLOPs: {CONVENTION}')
   return '\n'.join([*lines, '', _total(plan, folder)])
 
 

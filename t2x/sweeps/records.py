@@ -41,7 +41,10 @@ class Trial:
     changes: bindings of the variant, the grid and the matched budget, one gin line each.
     unused: targets of bindings of the base that have no effect, because their part was replaced.
     parameters: number of scalars.
-    flops_per_token: FLOPs of training, forward and backward (see t2x.train.flops).
+    flops_per_token: FLOPs of training, forward and backward; attention counts the pairs that its pattern shows
+      (see t2x.train.flops).
+    full_flops_per_token: FLOPs with full attention. None in files of older versions, in which
+      `flops_per_token` counts full attention.
     tokens_per_step: tokens (images: patches) per batch, padding included.
     num_steps: optimizer steps.
     knob: the adjusted parameter as a binding ('MLP.hidden_dim = 148'); '' if none was adjusted.
@@ -61,6 +64,7 @@ class Trial:
   unused: tuple[str, ...] = ()
   parameters: int = 0
   flops_per_token: float = 0.0
+  full_flops_per_token: float | None = None
   tokens_per_step: int = 0
   num_steps: int = 0
   knob: str = ''

@@ -1,9 +1,13 @@
 """Model FLOPs of training, counted in the traced forward pass.
 
-The count is 3 x the contractions (matrix products and convolutions, 2 FLOPs per multiply-add) of
-the loss: 1 x for the forward and 2 x for the backward pass. The loss is traced with dense attention and unchunked
-logits, so the count does not depend on kernels, remat policy or mesh. Elementwise operations are not counted, as in
-PaLM (https://arxiv.org/abs/2204.02311, appendix B), whose 6 N + 12 L d T is the special case of a dense decoder.
+The count is 3 x the multiply-adds of the loss (2 FLOPs each): 1 x for the forward and 2 x for the backward pass. Those
+are the contractions (matrix products and convolutions) and the sums over tokens that parts mark with
+`t2x.layers.counting.token_sums`; other elementwise operations are not counted. The loss is traced with dense attention
+and unchunked logits, so the count does not depend on kernels, remat policy or mesh.
+
+Attention counts the pairs of query and key that its pattern shows: under Causal() n (n + 1) / 2 of n^2, in a window
+those of the window. Segments and marks are ignored. The count with all pairs is reported beside it; for a dense
+decoder it is 6 N + 12 L d T, as in PaLM (https://arxiv.org/abs/2204.02311, appendix B).
 """
 
 import dataclasses
@@ -12,14 +16,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from t2x.layers import AttentionInputs, Dense, Kernel
+from t2x.layers.counting import PAIRS, TOKEN_SUMS
 from t2x.models import LogitHead
 from t2x.tasks import Task
 
-# Name of the function of causal attention in the counted program.
-_CAUSAL = 'causal_attention'
+# What the number is, for the pages that print it.
+CONVENTION = 'attention counts the pairs that its pattern shows'
+# Name of the function of attention in the counted program, before the share of the pairs that its pattern shows.
+_ATTENTION = 'counted_attention_'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +35,12 @@ class Flops:
   """FLOPs of training per token; source and target tokens count alike.
 
   Attributes:
+    visible: with attention over the pairs that its pattern shows.
     full: with attention over all pairs of tokens.
-    causal: with attention under a causal pattern counted half, because half of the pairs are masked.
   """
 
+  visible: float
   full: float
-  causal: float
 
 
 def row_lengths(task: Task, model: nnx.Module) -> dict[str, int]:
@@ -58,27 +66,27 @@ def flops_per_token(task: Task, model: nnx.Module) -> Flops:
   jaxpr = jax.make_jaxpr(lambda model, batch: task.sums(model, batch, None))(
     _with_dense_kernels(model), task.spec(1)
   )
-  full, causal = _multiply_adds(jaxpr.jaxpr)
+  count = _multiply_adds(jaxpr.jaxpr)
   tokens = sum(row_lengths(task, model).values())
-  return Flops(3 * 2 * full / tokens, 3 * 2 * (full - causal / 2) / tokens)
+  # Pairs that no attention follows are all visible.
+  return Flops(6 * (count.visible + count.pairs) / tokens, 6 * count.full / tokens)
 
 
 @dataclasses.dataclass(frozen=True)
 class _CountedDense(Kernel):
-  """Dense attention; if it is causal, traced as a function named `_CAUSAL`."""
+  """Dense attention, traced as a function whose name ends with the share of the pairs that the pattern shows."""
 
   def supports(self, inputs: AttentionInputs) -> str | None:
     return None
 
   def attend(self, inputs: AttentionInputs) -> jax.Array:
-    if inputs.q_len != inputs.k_len or not inputs.pattern.is_causal(inputs.q_len):
+    def attention(inputs):
       return Dense()(inputs)
 
-    def causal_attention(inputs):
-      return Dense()(inputs)
-
-    causal_attention.__name__ = _CAUSAL
-    return jax.jit(causal_attention)(inputs)
+    # Keys that are not the tokens of the queries (blocks of tokens) have the same share.
+    share = inputs.pattern.visible(inputs.q_len) / inputs.q_len**2
+    attention.__name__ = f'{_ATTENTION}{share!r}'
+    return jax.jit(attention)(inputs)
 
 
 def _with_dense_kernels(model: nnx.Module) -> nnx.Module:
@@ -93,36 +101,77 @@ def _with_dense_kernels(model: nnx.Module) -> nnx.Module:
   return copy
 
 
-def _multiply_adds(jaxpr: Any) -> tuple[int, int]:
-  """Counts the multiply-adds of all contractions, and of those inside causal attention.
+@dataclasses.dataclass
+class _Count:
+  """Multiply-adds.
+
+  Attributes:
+    full: all of them.
+    visible: those that count.
+    pairs: those for pairs of queries and keys, whose attention follows.
+  """
+
+  full: float = 0
+  visible: float = 0
+  pairs: float = 0
+
+
+def _multiply_adds(jaxpr: Any, scope: str = '') -> _Count:
+  """Counts the multiply-adds of a program.
 
   A scan counts once per iteration, a conditional as its largest branch, and a while loop once.
+
+  Args:
+    jaxpr: the program.
+    scope: the named scopes around it.
   """
-  total = causal = 0
+  total = _Count()
   for equation in jaxpr.eqns:
-    total += _contraction(equation)
-    counts = [_multiply_adds(inner) for inner in _inner_jaxprs(equation)]
+    inside = f'{scope}/{equation.source_info.name_stack}'
+    counts = [_multiply_adds(inner, inside) for inner in _inner_jaxprs(equation)]
     if equation.primitive.name == 'cond':
-      counts = [max(counts)]
+      counts = [max(counts, key=lambda count: count.full)]
+    own = _of_equation(equation, inside)
     times = equation.params['length'] if equation.primitive.name == 'scan' else 1
-    inner_total = times * sum(count for count, _ in counts)
-    total += inner_total
-    is_causal = equation.params.get('name') == _CAUSAL
-    causal += inner_total if is_causal else times * sum(count for _, count in counts)
-  return total, causal
+    full, visible, pairs = (
+      times * sum(getattr(count, name) for count in counts) for name in ('full', 'visible', 'pairs')
+    )
+    total.full += own + full
+    if PAIRS in inside:
+      pairs += own
+    else:
+      visible += own
+    total.visible += visible
+    total.pairs += pairs
+    name = str(equation.params.get('name', ''))
+    if name.startswith(_ATTENTION):
+      total.visible += float(name.removeprefix(_ATTENTION)) * total.pairs
+      total.pairs = 0
+  return total
 
 
-def _contraction(equation: Any) -> int:
-  """Returns the multiply-adds of an equation; 0 if it is not a contraction."""
-  out = math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0
-  if equation.primitive.name == 'dot_general':
-    (contracted, _), _ = equation.params['dimension_numbers']
-    return out * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
-  if equation.primitive.name == 'conv_general_dilated':
-    kernel = equation.invars[1].aval.shape
-    outputs = equation.params['dimension_numbers'].rhs_spec[0]
+def _of_equation(equation: Any, scope: str) -> int:
+  """Returns the multiply-adds of an equation without those of programs inside it."""
+  name, params = equation.primitive.name, equation.params
+  shapes = [getattr(variable.aval, 'shape', ()) for variable in equation.invars]
+  if not equation.outvars:
+    return 0
+  out = equation.outvars[0].aval
+  if name == 'dot_general':
+    (contracted, _), _ = params['dimension_numbers']
+    return math.prod(out.shape) * math.prod(shapes[0][axis] for axis in contracted)
+  if name == 'ragged_dot_general':
+    # Each row of the first operand is multiplied with one of the matrices.
+    numbers = params['ragged_dot_dimension_numbers']
+    (_, contracted), (_, batch) = numbers.dot_dimension_numbers
+    used = {*contracted, *batch, *numbers.rhs_group_dimensions}
+    return math.prod(shapes[0]) * math.prod(n for i, n in enumerate(shapes[1]) if i not in used)
+  if name == 'conv_general_dilated':
+    outputs = params['dimension_numbers'].rhs_spec[0]
     # With feature groups, the kernel has only the input channels that each output channel reads.
-    return out * math.prod(kernel) // kernel[outputs]
+    return math.prod(out.shape) * math.prod(shapes[1]) // shapes[1][outputs]
+  if name == 'mul' and TOKEN_SUMS in scope and jnp.issubdtype(out.dtype, jnp.floating):
+    return math.prod(out.shape)
   return 0
 
 

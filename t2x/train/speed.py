@@ -1,8 +1,8 @@
 """Model FLOPs utilisation (MFU), relative to the peak of the devices.
 
 MFU (PaLM, https://arxiv.org/abs/2204.02311, appendix B) is the model FLOPs of the train steps of a second, divided by
-the peak of the devices. The model FLOPs are those of `t2x.train.flops`: 6 N per token plus attention, of which
-causal attention is counted half. All positions of a batch count, padding included; recomputation does not.
+the peak of the devices. The model FLOPs are those of `t2x.train.flops`: 6 N per token plus attention, which counts
+the pairs that its pattern shows. All positions of a batch count, padding included; recomputation does not.
 """
 
 from typing import TYPE_CHECKING
@@ -63,5 +63,5 @@ def step_tokens(program: 'TrainProgram') -> int:
 
 
 def step_flops(program: 'TrainProgram') -> float:
-  """Returns the model FLOPs of a train step, with causal attention counted half."""
-  return program.flops.causal * step_tokens(program)
+  """Returns the model FLOPs of a train step (see `t2x.train.flops`)."""
+  return program.flops.visible * step_tokens(program)

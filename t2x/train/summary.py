@@ -29,9 +29,9 @@ from t2x.models import Decoder, Encoder, ParallelBlock, Stack, SublayerBlock
 from t2x.parallel import Mesh, as_tuple
 from t2x.tasks import Task
 from t2x.text_table import text_table
-from t2x.train.flops import Flops, row_lengths
+from t2x.train.flops import CONVENTION, Flops, row_lengths
 from t2x.train.params import Blueprint, ParamInfo
-from t2x.train.speed import peak_flops, step_tokens
+from t2x.train.speed import peak_flops, step_flops
 from t2x.train.writers import clock, format_value
 
 if TYPE_CHECKING:
@@ -141,12 +141,8 @@ def start_screen(run: 'TrainingRun', rows: Sequence[Any], start: int, width: int
   kernels = attention_kernels(model, task, trainer.compute_dtype, run.program.layout)
   lines = {
     'model': _model(model),
-    'FLOPs': f'{_flops(flops)}, {_prefixed(flops.full * step_tokens(run.program))} per step'
-    + (
-      ''
-      if peak is None
-      else f'; MFU relative to {_prefixed(peak)}FLOP/s, causal attention counted half'
-    ),
+    'FLOPs': f'{_flops(flops)}, {_prefixed(step_flops(run.program))} per step'
+    + ('' if peak is None else f'; MFU relative to {_prefixed(peak)}FLOP/s: {CONVENTION}'),
     'devices': f'{_devices()}, {trainer.compute_dtype}{_mesh(run.mesh, run.experiment.mesh)}',
     'attention': '; '.join(kernels) or 'none',
     'data': task.describe_rows(rows, trainer.num_steps, trainer.batch_size),
@@ -174,7 +170,7 @@ def parameter_screen(run: 'TrainingRun') -> str:
   return (
     f'{model_table(model)}\n\n'
     f'dtypes: {run.trainer.dtypes}\n'
-    f'FLOPs: {flops}, 3 x the contractions of the forward loss\n'
+    f'FLOPs: {flops}, 3 x the multiply-adds of the forward loss; {CONVENTION}\n'
   )
 
 
@@ -259,9 +255,9 @@ def _table(lines: Mapping[str, str], width: int) -> str:
 
 
 def _flops(flops: Flops) -> str:
-  """Formats the FLOPs per token, and those with causal attention counted half if they differ."""
-  half = '' if flops.causal == flops.full else f' ({_prefixed(flops.causal)} causal)'
-  return f'{_prefixed(flops.full)} per token{half}'
+  """Formats the FLOPs per token, and those with full attention if they differ."""
+  full = f' (full attention: {_prefixed(flops.full)})'
+  return f'{_prefixed(flops.visible)} per token' + ('' if flops.visible == flops.full else full)
 
 
 def _prefixed(number: float) -> str:

@@ -196,6 +196,37 @@ def test_equal_intervals_have_one_form(pattern, interval):
   assert pattern.offsets() == interval
 
 
+@settings(max_examples=150, deadline=None)
+@given(patterns, st.sampled_from([1, 2, 13, 40, 255, 256, 257, 530]))
+def test_visible_pairs_are_those_of_the_dense_mask(pattern, length):
+  assert pattern.visible(length) == np.count_nonzero(pattern.mask(length, length))
+
+
+@pytest.mark.parametrize(
+  'pattern',
+  [
+    Full(),
+    Causal(),
+    Prefix(),
+    Window(3, dilation=2),
+    Global(2),
+    Blocks(64, 5),
+    Marked('global'),
+    Strided(7),
+    Fixed(16, 3),
+    BigBird(640, 16),
+  ],
+  ids=str,
+)
+def test_visible_pairs_of_every_pattern_are_those_of_the_dense_mask(pattern):
+  for p in (pattern, ~pattern, Causal() & pattern, pattern | Window(5)):
+    assert p.visible(600) == np.count_nonzero(p.mask(600, 600))
+
+
+def test_visible_pairs_that_depend_on_the_data_are_all_pairs():
+  assert (Permuted() & Causal()).visible(5) == 25
+
+
 def test_marked_tokens_see_and_are_seen_by_all():
   marks = {'global': np.array([[False, True, False, False]])}
   tokens = Tokens(np.arange(4)[None], marks=marks)

@@ -120,7 +120,7 @@ def test_hyperparameters_that_vary_between_trials_equal_numbers():
 def test_logits_are_computed_once():
   def multiply_adds(chunk):
     traced = jax.make_jaxpr(sums_and_gradients)(build(LMHead, chunk=chunk), *examples(length=12))
-    return _multiply_adds(traced.jaxpr)[0]
+    return _multiply_adds(traced.jaxpr).full
 
   assert multiply_adds(4) == multiply_adds(None)
 
@@ -131,7 +131,7 @@ def test_evaluation_computes_no_gradient():
     traced = jax.make_jaxpr(lambda *a: head.cross_entropy(a[0], embedding, *a[1:]))(
       *examples(length=12)
     )
-    return _multiply_adds(traced.jaxpr)[0]
+    return _multiply_adds(traced.jaxpr).full
 
   assert primitives(4) == primitives(None) == 3 * 12 * WIDTH * VOCAB
 

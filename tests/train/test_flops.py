@@ -3,12 +3,25 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
+from counted_models import (
+  CAUSAL,
+  FEED_FORWARD,
+  LAYER,
+  LEARNED,
+  SCORES,
+  SHAW,
+  TABLE,
+  TEXT,
+  attention,
+  language_model,
+  stack,
+)
 from flax import nnx
 
-from t2x.data import BabelDates, Bytes, FullRows, TextFiles
+from t2x.data import BabelDates, Bytes, FullRows
 from t2x.layers import (
-  MLP,
   XLA,
   AttentionFree,
   Auto,
@@ -21,35 +34,33 @@ from t2x.layers import (
   FactorizedDenseScores,
   FactorizedRandomScores,
   FavorPlus,
+  FeedForward,
   FlowAttention,
-  Full,
   FullBias,
   GatedDeltaNet,
   LearnedGrid,
-  LearnedPositions,
   LightweightConvolution,
   LinearAttention,
-  MultiHeadAttention,
   PatchEmbedding,
   Plus,
   PlusAlpha,
   RandomScores,
-  ShawPositions,
+  Result,
   SwitchFeedForward,
   Synthesizer,
   TokenEmbedding,
+  lecun_normal,
 )
+from t2x.layers.base import param
 from t2x.models import (
   Block,
   Classifier,
   Decoder,
   Encoder,
   EncoderDecoder,
-  LanguageModel,
   LMHead,
   MixtureOfSoftmaxes,
   SequenceClassifier,
-  Stack,
   TiedHead,
   VisionTransformer,
 )
@@ -61,49 +72,6 @@ from t2x.tasks import (
   Translation,
 )
 from t2x.train.flops import flops_per_token
-
-TEXT = {'source': TextFiles(train='none'), 'tokenizer': Bytes()}
-CAUSAL = CausalLM(**TEXT, length=32)
-# Multiply-adds of the projections and the feed-forward part of a layer of width 16, hidden width 32.
-FEED_FORWARD = 2 * 16 * 32
-LAYER = 4 * 16 * 16 + FEED_FORWARD
-# Scores of 32 keys and the sum of their values, for one token.
-SCORES = 2 * 16 * 32
-TABLE = 261 * 16
-
-MLP_32 = functools.partial(MLP, hidden_dim=32)
-LEARNED = functools.partial(LearnedPositions, max_length=64)
-SHAW = functools.partial(ShawPositions, head_dim=8, max_distance=5)
-
-
-def attention(**settings):
-  return functools.partial(MultiHeadAttention, num_heads=2, **settings)
-
-
-def stack(mixer=None, cross=None, **settings):
-  block = functools.partial(Block, mixer=mixer or attention(), feed_forward=MLP_32, cross=cross)
-  return functools.partial(Stack, **{'num_layers': 3, 'blocks': [block]} | settings)
-
-
-def language_model(
-  head=TiedHead,
-  encoding=LEARNED,
-  body=Decoder,
-  embedding=None,
-  mixer=None,
-  pattern=None,
-  **settings,
-):
-  own = {} if pattern is None else {'pattern': pattern}
-  return jax.eval_shape(
-    lambda: LanguageModel(
-      d_model=16,
-      embedding=embedding or functools.partial(TokenEmbedding, vocab_size=261, num_types=2),
-      body=functools.partial(body, stack=stack(mixer, **settings), encoding=encoding, **own),
-      head=head,
-      rngs=nnx.Rngs(0),
-    )
-  )
 
 
 def flops(task=CAUSAL, **settings):
@@ -130,15 +98,6 @@ def test_a_decoder_costs_6n_plus_12ldt(head):
 )
 def test_kernels_remat_unrolling_and_sharing_change_nothing(settings):
   assert flops(**settings) == flops()
-
-
-def test_causal_attention_counts_half_beside_the_whole():
-  found = flops_per_token(CAUSAL, language_model())
-  assert found.full - found.causal == 6 * 3 * SCORES / 2
-  masked = flops_per_token(
-    MaskedLM(**TEXT, length=32), language_model(body=Encoder, pattern=Full())
-  )
-  assert masked.full == masked.causal
 
 
 def test_a_masked_language_model_meets_the_vocabulary_at_its_predictions_only():
@@ -206,12 +165,17 @@ def sums(num_features, num_values):
   return 2 * (8 * (num_features + num_values) + 2 * num_features * num_values)
 
 
+def sums_of_a_scan(length):
+  """Sums of two elements in an associative scan: of neighbours, of those in a scan, and between them."""
+  return 0 if length < 2 else length // 2 + sums_of_a_scan(length // 2) + (length - 1) // 2
+
+
 linear = functools.partial(LinearAttention, num_heads=2, chunk=8)
 performer = functools.partial(linear, features=functools.partial(FavorPlus, num_features=24))
 flow = functools.partial(FlowAttention, num_heads=2, chunk=8)
 random = functools.partial(RandomScores, max_length=64)
 dense = functools.partial(DenseScores, max_length=64)
-# Multiply-adds for a token: 2 heads of 8 features, 32 tokens. Taps are elementwise work.
+# Multiply-adds for a token: 2 heads of 8 features, 32 tokens.
 MIXERS = {
   'random': (synthesizer(random), 2 * 16 * 16 + 16 * 32),
   'random_plus': (synthesizer(random, mix=Plus), 4 * 16 * 16 + 2 * 16 * 32),
@@ -230,24 +194,29 @@ MIXERS = {
   ),
   'lightweight': (
     functools.partial(LightweightConvolution, num_heads=4, kernel_size=5),
-    2 * 16 * 16 + 16 * 16,
+    2 * 16 * 16 + 5 * 16 + 16 * 16,
   ),
   'dynamic': (
     functools.partial(DynamicConvolution, num_heads=4, kernel_size=5),
-    2 * 16 * 16 + 16 * 4 * 5 + 16 * 16,
+    2 * 16 * 16 + 16 * 4 * 5 + 5 * 16 + 16 * 16,
   ),
   'linear': (linear, 4 * 16 * 16 + sums(8, 8 + 1)),
   # The queries and the keys meet 24 directions.
   'performer': (performer, 4 * 16 * 16 + 2 * 16 * 24 + sums(24, 8 + 1)),
   # Sums of keys, queries and ones; of keys and queries; of the competition; of keys times values.
   'flow': (flow, 4 * 16 * 16 + sums(1, 17) + sums(1, 16) + sums(1, 1) + sums(8, 8)),
-  # Only the four projections: windows and running sums are elementwise work.
-  'aft': (functools.partial(AttentionFree, bias=ConvBias, num_heads=2), 4 * 16 * 16),
+  # A sum of two sums over tokens weights the values and the weights of both. The sums outside of the window get a factor,
+  # and the values at the distances 0 to 5 a weight for each feature.
+  'aft': (
+    functools.partial(AttentionFree, bias=functools.partial(ConvBias, window=6), num_heads=2),
+    4 * 16 * 16 + 4 * 16 * sums_of_a_scan(32) / 32 + (2 + 6) * 16,
+  ),
   # In a chunk: k k', q k', the inverse of the triangular system (two products of half the size for each pair of blocks) times v and k,
   # the sum of values; of the state: two reads, one write.
   'gated delta': (
     functools.partial(GatedDeltaNet, num_heads=2, chunk=8),
     5 * 16 * 16
+    + 4 * 3 * 16
     + 2 * 16 * 2
     + (1 + 1 + 2 + 1) * 8 * 16
     + 2 * 2 * (4 + 2 * 2**3 + 4**3) / 8
@@ -275,10 +244,29 @@ def test_linear_mixers_cost_the_same_per_token_at_any_length(mixer):
   assert flops(short) < flops(long)
 
 
+class Grouped(FeedForward):
+  """Half of the tokens in each of two experts, as a part of a user."""
+
+  def __init__(self, d_model, *, rngs):
+    shape = 2, d_model, d_model
+    self.kernel = param(lecun_normal(), shape, ('experts', 'embed', 'mlp'), rngs, matrix=shape[1:])
+
+  def __call__(self, x, call, cache=None):
+    rows = x.reshape(-1, x.shape[-1])
+    half = jnp.full(2, len(rows) // 2, jnp.int32)
+    return Result(jax.lax.ragged_dot(rows, self.kernel[...], half).reshape(x.shape))
+
+
+def test_a_grouped_product_counts_one_matrix_per_token():
+  blocks = [functools.partial(Block, mixer=attention(), feed_forward=Grouped)]
+  assert flops(blocks=blocks) == 6 * (3 * (4 * 16 * 16 + SCORES + 16 * 16) + TABLE)
+
+
 def test_full_position_biases_multiply_all_pairs():
   # Numerators and denominators of 16 features are sums over all tokens of the row.
   mixer = functools.partial(AttentionFree, bias=functools.partial(FullBias, max_length=64))
-  products = 4 * 16 * 16 + 2 * 16 * 32 + FEED_FORWARD
+  # Within the chunk of 32 queries each pair has a weight of its own for each feature.
+  products = 4 * 16 * 16 + 2 * 16 * 32 + 16 * 32 + FEED_FORWARD
   task = CausalLM(**TEXT, length=32, packing=FullRows)
   assert flops(task, mixer=mixer) == 6 * (3 * products + TABLE)
 

@@ -49,11 +49,11 @@ def test_mfu_is_left_out_without_a_known_peak(known_peak, tmp_path, monkeypatch)
     assert 'MFU' not in (tmp_path / folder / 'summary.txt').read_text()
 
 
-def test_causal_attention_is_counted_half_and_all_devices_count():
+def test_visible_pairs_and_all_devices_count():
   devices = types.SimpleNamespace(flat=[types.SimpleNamespace(device_kind='NVIDIA H200')] * 8)
   program = types.SimpleNamespace(
     experiment=types.SimpleNamespace(task=types.SimpleNamespace(row_lengths=())),
-    flops=Flops(full=100.0, causal=70.0),
+    flops=Flops(visible=70.0, full=100.0),
     row_lengths={'encoder': 5, 'decoder': 3},
     trainer=types.SimpleNamespace(batch_size=BATCH, compute_dtype='bfloat16'),
     mesh=types.SimpleNamespace(devices=devices, size=8),
@@ -68,7 +68,7 @@ def test_causal_attention_is_counted_half_and_all_devices_count():
 def test_the_start_screen_names_the_peak_and_the_convention(known_peak, tmp_path):
   run = TrainingRun(points(compute_dtype='bfloat16'), tmp_path)
   screen = ' '.join(start_screen(run, run.rows('train'), 0, 100).split())
-  assert 'MFU relative to 1 GFLOP/s, causal attention counted half' in screen
+  assert 'MFU relative to 1 GFLOP/s: attention counts the pairs that its pattern shows' in screen
 
 
 def test_the_terminal_shows_mfu_in_percent():

@@ -170,8 +170,8 @@ def test_the_start_screen_says_all_in_a_few_lines_that_fit(width):
   for part in (
     'LanguageModel, ',
     ': 3 layers, length 64, embed 16, mlp 32, heads 2 x 8',
-    ' k per token (',
-    ' k causal), ',
+    ' k per token (full attention: ',
+    ' k), ',
     f'1 x cpu, jax {jax.__version__}, float32 ',
     'under Causal() ',
     '20 rows, train split of TextFiles',
@@ -195,7 +195,7 @@ def test_the_flags_of_gpus_are_on_the_start_screen(monkeypatch):
 
 def test_the_parameter_table_and_the_reckoning_are_apart_from_the_start_screen():
   run = run_of(decoder())
-  assert '3 x the contractions' in parameter_screen(run)
+  assert '3 x the multiply-adds' in parameter_screen(run)
   assert model_table(decoder()) in parameter_screen(run)
   assert 'dtypes: compute in float32; parameters, logits, softmax' in parameter_screen(run)
   assert 'mixer.q.kernel' not in start_screen(run, [{}] * 20, 0, 80)

@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from t2x.layers.base import dropout
+from t2x.layers.counting import pair_products
 from t2x.layers.kernels import merged
 from t2x.layers.kernels.base import (
   ATTENTION_OUTPUT,
@@ -54,12 +55,16 @@ class Dense(Kernel):
       q = _grouped_queries(scores.q, inputs.num_heads // v.shape[2])
       # The compiler would not merge products of bfloat16.
       wide = (x.astype(inputs.dtype) for x in (q, scores.k, v))
-      out = _by_query(merged.attend(scores.scale, *wide, added), inputs).astype(v.dtype)
+      with pair_products():
+        out = merged.attend(scores.scale, *wide, added)
+      out = _by_query(out, inputs).astype(v.dtype)
     else:
       probabilities, mask = self._grouped_probabilities(inputs)
       probabilities = dropout(probabilities.astype(v.dtype), inputs.dropout_rate, inputs.key)
       # With the heads before the queries in the result, XLA's CPU backend transposes no operand.
-      out = _by_query(jnp.einsum('bhqk,bkhd->bhqd', probabilities, v), inputs)
+      with pair_products():
+        out = jnp.einsum('bhqk,bkhd->bhqd', probabilities, v)
+      out = _by_query(out, inputs)
       if inputs.terms is not None and inputs.terms.has_values:
         probabilities = _by_head(probabilities, inputs)
         out += inputs.terms.encoding.values(probabilities, inputs.q_tokens, inputs.k_tokens)
@@ -88,7 +93,8 @@ class Dense(Kernel):
       scores += term
     if isinstance(inputs.scores, Logits) and inputs.scores.mixture is not None:
       mixture = inputs.scores.mixture.astype(dtype)
-      mixed = jnp.einsum('bgqk,gh->bhqk', _by_head(softmax(scores), inputs), mixture)
+      with pair_products():
+        mixed = jnp.einsum('bgqk,gh->bhqk', _by_head(softmax(scores), inputs), mixture)
       return _by_group(mixed, inputs), mask
     if sink is None:
       return softmax(scores), mask
@@ -110,6 +116,7 @@ class Dense(Kernel):
       terms.append(jnp.repeat(hidden, inputs.num_heads // inputs.v.shape[2], axis=2))
     return tuple(terms), mask
 
+  @pair_products()
   def _dots(self, scores: DotProduct, groups: int) -> Float[Array, 'batch kv_heads queries k_len']:
     """Returns the scaled, soft-capped dot products [batch, kv_heads, q_len * groups, k_len]."""
     q, k = _grouped_queries(scores.q, groups), scores.k

@@ -11,7 +11,16 @@ from t2x.sweeps.report.agreement import agreements
 from t2x.sweeps.report.fit import Fit
 from t2x.sweeps.report.load import load_note
 from t2x.sweeps.report.results import COSTS, Results
-from t2x.sweeps.report.summary import label, looks, lost, matched, point_text, sentence, stability
+from t2x.sweeps.report.summary import (
+  flops_convention,
+  label,
+  looks,
+  lost,
+  matched,
+  point_text,
+  sentence,
+  stability,
+)
 from t2x.sweeps.report.tuning import tuning_data
 from t2x.sweeps.two_way import FEWEST
 
@@ -55,12 +64,17 @@ _TUNED = (
   'tuning compare every variant at its own value with the same seeds{untuned}.'
 )
 
-COSTS_METHOD = (
+_COSTS_METHOD = (
   'Medians over the finished seeds. Seconds: number of steps times the median seconds per step '
   'between two log lines, without compilation, evaluation and checkpoints; unknown if fewer than two '
   'lines were logged. Compile: maximum over the seeds, as the first may compile for all. '
   'Load: load average of the machine (number of runnable processes).'
 )
+
+
+def costs_method(results: Results) -> str:
+  """Describes how the costs were determined."""
+  return f'{_COSTS_METHOD} FLOPs: {flops_convention(results)}.'
 
 
 def markdown(results: Results, fits: Sequence[Fit] = ()) -> str:
@@ -233,12 +247,14 @@ def _matched(results: Results) -> str:
   for row in results.rows:
     trial = row.entries[0].trial
     deviation = f'{trial.gap:+.2%}' if results.plan.matched else ''
-    shape = [f'{trial.parameters:,}', f'{trial.flops_per_token:.4g}', f'{trial.num_steps:,}']
-    rows.append([label(results, row), *shape, trial.knob, deviation])
+    full = trial.full_flops_per_token or trial.flops_per_token
+    shape = [f'{trial.parameters:,}', f'{trial.flops_per_token:.4g}', f'{full:.4g}']
+    rows.append([label(results, row), *shape, f'{trial.num_steps:,}', trial.knob, deviation])
   text = matched(results)
-  header = ['variant', 'parameters', 'FLOPs / token', 'steps', 'adjusted parameter', 'deviation']
-  table = _table(header, rows, 'lrrrlr')
-  return f'## What was matched\n\n{text[0].upper()}{text[1:]}.\n\n{table}'
+  header = ['variant', 'parameters', 'FLOPs / token', 'full attention', 'steps']
+  table = _table([*header, 'adjusted parameter', 'deviation'], rows, 'lrrrrlr')
+  note = f'{text[0].upper()}{text[1:]}. FLOPs: {flops_convention(results)}.'
+  return f'## What was matched\n\n{note}\n\n{table}'
 
 
 def _costs(results: Results) -> str:
@@ -262,7 +278,7 @@ def _costs(results: Results) -> str:
         ', '.join(fronts),
       ]
     )
-  notes = [COSTS_METHOD, load_note(results)]
+  notes = [costs_method(results), load_note(results)]
   table = _table(header, rows, 'lrrrrrrrrl')
   return '\n\n'.join(['## Cost', *(_text(note) for note in notes if note), table])
 

@@ -4,6 +4,7 @@ import collections
 
 from t2x.sweeps.records import Plan
 from t2x.sweeps.report.results import Entry, Results, Row
+from t2x.train.flops import CONVENTION
 
 
 def label(results: Results, row: Row) -> str:
@@ -80,7 +81,14 @@ def matched(results: Results) -> str:
   if not plan.matched:
     return 'no budget was matched'
   deviation = 100 * max((abs(row.entries[0].trial.gap) for row in results.rows), default=0.0)
-  return f'matched {plan.matched}, largest deviation {deviation:.2f} %'
+  text = f'matched {plan.matched}, largest deviation {deviation:.2f} %'
+  return f'{text} ({flops_convention(results)})' if 'flops' in plan.matched else text
+
+
+def flops_convention(results: Results) -> str:
+  """Describes how attention is counted in FLOPs, which files of older versions do in full."""
+  is_old = any(entry.trial.full_flops_per_token is None for entry in results.entries)
+  return 'full attention' if is_old else CONVENTION
 
 
 def _variants(results: Results, compared: int) -> str:

@@ -1,6 +1,7 @@
 """results.csv, costs.csv and report.md of made-up sweeps."""
 
 import csv
+import dataclasses
 import io
 import json
 import shutil
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from t2x.errors import UserError
-from t2x.sweeps.records import Outcome, write_outcome
+from t2x.sweeps.records import Outcome, read_plan, write_outcome, write_plan
 from t2x.sweeps.report import read_results, report_data, write_report
 from t2x.sweeps.report.curves import curves
 
@@ -103,12 +104,24 @@ def test_the_report_tells_verdicts_reasons_and_origin(sweep):
   assert '1 of 5 seeds failed' in verdict['| relu']
   text = '\n'.join(lines)
   assert '&lt;/script>&lt;b>loss' in text and 'step 30 \\| of 100' in text
-  assert 'Matched parameters, largest deviation 0.80 %.' in text
+  assert 'Matched parameters, largest deviation 0.80 %. FLOPs: full attention.' in text
   fronts = next(line for line in lines if line.startswith('| geglu | 6'))
   assert fronts.endswith('| parameters, FLOPs per token, FLOPs, seconds, memory |')
   assert "Kendall's tau" in text
   assert '| commit | 0123abc+ |' in text
   assert 'Block.feed_forward = @Geglu' in text
+
+
+def test_flops_are_printed_with_and_without_hidden_pairs(sweep):
+  folder = sweep(ended=0)
+  made = read_plan(folder)
+  counted = tuple(dataclasses.replace(t, full_flops_per_token=7.5e5) for t in made.trials)
+  write_plan(folder, dataclasses.replace(made, trials=counted, matched='flops'))
+  write_report(folder)
+  text = (folder / 'report.md').read_text()
+  convention = 'attention counts the pairs that its pattern shows'
+  assert f'largest deviation 0.80 % ({convention}).' in text
+  assert '| vanilla | 100,000 | 6e+05 | 7.5e+05 | 100 |' in text
 
 
 def test_versions_are_those_of_the_trials(sweep):

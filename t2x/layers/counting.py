@@ -1,0 +1,25 @@
+"""Scopes of operations that model FLOPs count in a way of their own (see `t2x.train.flops`).
+
+They are context managers and decorators, and change nothing else.
+"""
+
+from typing import Any
+
+import jax
+
+PAIRS = 'query_key_pairs'
+TOKEN_SUMS = 'token_sums'
+
+
+def pair_products() -> Any:
+  """Marks products with a number for each pair of query and key: pairs count that the attention pattern shows.
+
+  They are part of an attention kernel, or computed before it in the same layer.
+  """
+  return jax.named_scope(PAIRS)
+
+
+def token_sums() -> Any:
+  """Marks weighted sums over tokens without a matrix product, such as the taps of a filter or a recurrence: each
+  multiplication of floats counts as a multiply-add."""
+  return jax.named_scope(TOKEN_SUMS)
