@@ -1,6 +1,7 @@
 """Properties of complete sequences that processors guarantee, for every strategy."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from history_model import history_model
@@ -18,6 +19,7 @@ from t2x.decode import (
   SuppressTokens,
   generate,
 )
+from t2x.decode.processors import History
 from t2x.errors import UserError
 
 EOS, PAD, ROOM = 1, 0, 9
@@ -91,6 +93,13 @@ def test_suppressed_tokens_are_never_said(strategy):
 def test_tokens_that_the_model_does_not_have_are_refused(processor):
   with pytest.raises(UserError, match=r'\.tokens contains 99999, but token ids must be from 0 to'):
     run(Greedy(processors=[processor([2, 99999])]))
+
+
+def test_a_penalty_divides_positive_and_multiplies_negative_scores_of_the_history():
+  tokens, mask = jnp.array([[[3, 0, 1, 2]]]), jnp.array([[False, True, True, False]])
+  history = History(tokens, mask, 3, jnp.array(0), jnp.array([1]), (EOS,))
+  scores = RepetitionPenalty(2.0)(jnp.array([[[3.0, -3.0, 3.0, -3.0]]]), history)
+  np.testing.assert_array_equal(scores, [[[1.5, -6.0, 3.0, -3.0]]])
 
 
 def test_a_penalty_makes_repetition_rarer():

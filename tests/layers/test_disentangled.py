@@ -1,12 +1,14 @@
 """Buckets of disentangled attention, and packed rows; the parity tests compare its scores with transformers."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from t2x.errors import UserError
-from t2x.layers import Disentangled
+from t2x.layers import Disentangled, Tokens
+from t2x.layers.position_encoding import Projections
 
 
 def build(**settings):
@@ -31,3 +33,24 @@ def test_without_buckets_distances_are_clipped():
 def test_sizes_that_do_not_fit_are_refused(num_buckets):
   with pytest.raises(UserError, match=rf'num_buckets = {num_buckets} must be even'):
     build(num_buckets=num_buckets, max_distance=64)
+
+
+@pytest.mark.parametrize('scale', [1.0, 0.3])
+def test_scores_are_both_terms_times_the_scale(scale):
+  length, heads, size, span = 6, 2, 3, 3
+  encoding = build(num_buckets=None, max_distance=span, norm=None)
+  q, k = (jax.random.normal(jax.random.key(i), (1, length, heads, size)) for i in range(2))
+  weights = [np.random.default_rng(i).normal(size=(4, heads, size)) for i in range(2)]
+  of_q, of_k = (lambda x, w=w: jnp.einsum('rd,dhe->rhe', x, w) for w in weights)
+  tokens = Tokens.row(length)
+  project = Projections(of_q, of_k)
+  scores = encoding.scores(q, k, tokens, tokens, scale=scale, project=project)
+  table = np.asarray(encoding.table[...], np.float64)
+  q, k = (np.asarray(a[0], np.float64) for a in (q, k))
+  for h in range(heads):
+    for i in range(length):
+      for j in range(length):
+        # Both terms read the row of i - j, as in DeBERTa's code.
+        vector = table[int(np.clip(i - j + span, 0, 2 * span - 1))]
+        expected = q[i, h] @ (vector @ weights[1][:, h]) + k[j, h] @ (vector @ weights[0][:, h])
+        np.testing.assert_allclose(scores[0, h, i, j], scale * expected, atol=1e-5)

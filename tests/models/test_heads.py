@@ -7,10 +7,12 @@ import pytest
 from flax import nnx
 
 from t2x.layers import TokenEmbedding, normal
+from t2x.layers.initializers import building
 from t2x.models import (
   Classifier,
   PooledClassifier,
   SequenceClassifier,
+  TiedHead,
   TokenClassifier,
   first_token,
   last_token,
@@ -20,6 +22,15 @@ from t2x.models import (
 X = jax.random.normal(jax.random.key(0), (2, 5, 4))
 TABLE = TokenEmbedding(4, vocab_size=7, rngs=nnx.Rngs(0))
 SEGMENTS = jnp.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize('ratio', [1.0, 4.0])
+def test_a_scaled_tied_head_divides_by_the_root_of_the_width_of_the_base(ratio):
+  with building(width_ratio=ratio):
+    head = TiedHead(4, 7, scaled=True, rngs=nnx.Rngs(0))
+    plain = TiedHead(4, 7, rngs=nnx.Rngs(0))
+  expected = np.asarray(plain(X, TABLE)) / np.sqrt(4 / ratio)
+  np.testing.assert_allclose(head(X, TABLE), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize('pool', [first_token, last_token, mean_tokens])

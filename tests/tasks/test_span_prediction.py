@@ -165,6 +165,28 @@ def test_answers_are_those_of_bert_and_their_metrics_those_of_squad(threshold, s
   assert Answers(num_examples=7)(evaluated).metrics == pytest.approx(few)
 
 
+@pytest.mark.parametrize('longest', [1, 3, 5])
+def test_answers_have_at_most_the_maximum_number_of_tokens(longest):
+  """Every token is a better start than the next one, and a worse end."""
+  model, source = Random(0), Questions(0)
+  place = jnp.arange(64.0)
+  model.by_token[...] = jnp.zeros((512, 2))
+  model.by_place[...] = jnp.stack([-100 * place, place], axis=1)
+  settings = {
+    'length': 64,
+    'stride': 5,
+    'question_length': 4,
+    'answer_length': longest,
+    'null_threshold': None,
+  }
+  task = SpanPrediction(source=source, tokenizer=Bytes(), **settings).bound(BYTES)
+  rows = list(task.rows('validation'))
+  answers = task.answers(model, rows, source.examples, range(len(source.examples)))
+  assert [len(answers[i]) for i in answers] == [
+    min(longest, len(example['context'])) for example in source.examples
+  ]
+
+
 def test_an_unanswerable_question_is_learnt_as_the_class_token():
   source = Questions(0)
   task = SpanPrediction(source=source, tokenizer=Bytes(), length=64, stride=5, question_length=4)

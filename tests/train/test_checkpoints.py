@@ -110,6 +110,12 @@ def test_best_may_be_the_largest_and_is_never_nan(tmp_path, state):
     checkpoints.save(4, state(4), {}, {'loss': 1.0})
 
 
+def test_the_newest_of_equals_is_the_best(tmp_path, state):
+  checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
+  save(checkpoints, state, [1.0, 1.0, 2.0])
+  assert (checkpoints.best_step(), checkpoints.steps()) == (2, [2, 3])
+
+
 def test_metrics_attached_after_the_save_choose_what_is_kept(tmp_path, state):
   checkpoints = Checkpoints(tmp_path, keep_last=1, keep_best=1)
   for step, loss in enumerate([2.0, 1.0, None, 3.0, 0.5], 1):

@@ -133,6 +133,14 @@ def test_clipping_scales_the_gradient_to_the_norm(model, step):
   assert norm == pytest.approx(0.5, rel=1e-4)
 
 
+def test_gradients_are_clipped_before_the_rule(model, step):
+  """The directions of Adam have the size 1 whatever the norm of the gradient."""
+  grads = jax.tree.map(np.cos, model)
+  new, _ = step(AdamW(weight_decay=0.0), model, grads, clip_norm=0.5)
+  for name, gradient in grads.items():
+    np.testing.assert_allclose(model[name] - new[name], np.sign(gradient), atol=1e-3)
+
+
 MODELS = {
   'body.projection': lambda: Encoder(
     16, input_dim=8, stack=functools.partial(Stack, num_layers=1, blocks=[BLOCK]), rngs=nnx.Rngs(0)

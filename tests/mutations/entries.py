@@ -1,0 +1,342 @@
+"""The mutations of `python -m tests.mutations`: the text of each occurs once in t2x."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutation:
+  """A change of t2x that tests should notice.
+
+  Attributes:
+    name: name of the mutation, with the package.
+    find: the text to replace, which occurs once in the files of t2x.
+    replacement: the text to replace it with.
+    tests: arguments of pytest, the tests that should fail.
+  """
+
+  name: str
+  find: str
+  replacement: str
+  tests: str
+
+
+MUTATIONS = (
+  Mutation(
+    'layers-layer-norm-mean',
+    'y = y - y.mean(axis=-1, keepdims=True)',
+    'y = y - 0 * y.mean(axis=-1, keepdims=True)',
+    'tests/layers/test_norms.py',
+  ),
+  Mutation(
+    'layers-rope-sign',
+    'jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)',
+    'jnp.concatenate([a * cos - b * sin, b * cos - a * sin], axis=-1)',
+    'tests/layers/test_position_encoding.py tests/layers/test_positions.py',
+  ),
+  Mutation(
+    'layers-alibi-between-powers',
+    'between = 2.0 ** (-4.0 *',
+    'between = 2.0 ** (-8.0 *',
+    'tests/layers/test_position_encoding.py tests/layers/test_positions.py',
+  ),
+  Mutation(
+    'layers-t5-keys-after-the-query',
+    'size = jnp.abs(distance) if self.bidirectional else jnp.maximum(-distance, 0)',
+    'size = jnp.abs(distance)',
+    'tests/layers/test_position_encoding.py tests/layers/test_positions.py',
+  ),
+  Mutation(
+    'layers-cope-gate-scale',
+    "scale * jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)",
+    "jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)",
+    'tests/layers/test_cope.py',
+  ),
+  Mutation(
+    'layers-deberta-score-scale',
+    'return scale * terms',
+    'return terms',
+    'tests/layers/test_disentangled.py',
+  ),
+  Mutation(
+    'layers-window-size',
+    'near = abs(offset) < self.size * self.dilation',
+    'near = abs(offset) <= self.size * self.dilation',
+    'tests/layers/test_patterns.py',
+  ),
+  Mutation(
+    'layers-scale-with-encoding-terms',
+    'self.scale * encoding.num_terms**-0.5',
+    'self.scale',
+    'tests/layers/test_disentangled.py tests/layers/test_tupe.py tests/layers/test_attention.py',
+  ),
+  Mutation(
+    'layers-gated-activation',
+    'self.activation(self.gate(x)) * self.up(x)',
+    'self.gate(x) * self.activation(self.up(x))',
+    'tests/layers/test_feed_forward.py',
+  ),
+  Mutation(
+    'layers-expert-balance',
+    'mean = (probabilities * present[..., None]).sum(axis=1) / num_tokens',
+    'mean = probabilities.sum(axis=1) / num_tokens',
+    'tests/layers/test_experts.py',
+  ),
+  Mutation(
+    'models-tied-head-scale-under-mup',
+    '(d_model / build_context().width_ratio) ** -0.5 if scaled',
+    'd_model**-0.5 if scaled',
+    'tests/models/test_heads.py',
+  ),
+  Mutation(
+    'models-label-smoothing',
+    'share * (normaliser - logits.mean(axis=-1))',
+    'share * normaliser',
+    'tests/models/test_head_losses.py tests/tasks/test_losses.py',
+  ),
+  Mutation(
+    'models-argmax-of-equal-logits',
+    '((value == logits) & (label <= index))',
+    '(value == logits)',
+    'tests/models/test_head_losses.py tests/tasks/test_losses.py',
+  ),
+  Mutation(
+    'models-z-loss-weights',
+    'scalar(z_loss) * jnp.square(normaliser) * weights',
+    'scalar(z_loss) * jnp.square(normaliser)',
+    'tests/models/test_head_losses.py tests/tasks/test_losses.py',
+  ),
+  Mutation(
+    'decode-nucleus-includes-the-last',
+    'jnp.cumsum(probs, axis=-1) - probs < p',
+    'jnp.cumsum(probs, axis=-1) < p',
+    'tests/decode/test_sampling.py',
+  ),
+  Mutation(
+    'decode-repetition-penalty-sign',
+    'jnp.where(scores < 0, scores * self.penalty, scores / self.penalty)',
+    'scores / self.penalty',
+    'tests/decode/test_processors.py',
+  ),
+  Mutation(
+    'decode-bound-of-the-length-penalty',
+    'following = jnp.minimum(length + 1, limit)',
+    'following = length',
+    'tests/decode/test_beam.py',
+  ),
+  Mutation(
+    'decode-key-of-the-step',
+    'jax.random.categorical(jax.random.fold_in(key, step), logits)',
+    'jax.random.categorical(key, logits)',
+    'tests/decode/test_sampling.py',
+  ),
+  Mutation(
+    'decode-extensions-for-each-end-token',
+    'min(1 + max(len(request.eos_ids), 1), vocab) * width',
+    'min(2, vocab) * width',
+    'tests/decode/test_beam.py',
+  ),
+  Mutation(
+    'decode-log-probabilities-of-the-model-in-a-beam',
+    'jnp.take_along_axis(log_probs.reshape(batch, width * vocab), flat, axis=1)',
+    'jnp.take_along_axis(processed.reshape(batch, width * vocab), flat, axis=1)',
+    'tests/decode/test_beam.py',
+  ),
+  Mutation(
+    'decode-log-probabilities-of-the-model-in-samples',
+    'picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]',
+    'picked = jnp.take_along_axis(processed, chosen[..., None], axis=-1)[..., 0]',
+    'tests/decode/test_sampling.py tests/decode/test_processors.py',
+  ),
+  Mutation(
+    'data-positions-in-segments',
+    'places[start:stop] = index[: stop - start]',
+    'places[start:stop] = index[start:stop]',
+    'tests/data/test_packing.py',
+  ),
+  Mutation(
+    'data-cut-pairs-keep-eos',
+    'example[name][: length - added]',
+    'example[name][:length]',
+    'tests/data/test_packing.py',
+  ),
+  Mutation(
+    'data-masking-mean',
+    'int(self.rate * len(maskable) + rng.random())',
+    'int(self.rate * len(maskable) + 0.5)',
+    'tests/data/test_masking.py',
+  ),
+  Mutation(
+    'data-masking-random-tokens',
+    'drawn < self.mask_rate + self.random_rate',
+    'drawn < self.random_rate',
+    'tests/data/test_masking.py',
+  ),
+  Mutation(
+    'data-order-of-the-epoch',
+    '_mix(start + epoch.astype(np.uint64))',
+    '_mix(start + 0 * epoch.astype(np.uint64))',
+    'tests/data/test_batches.py',
+  ),
+  Mutation(
+    'data-place-after-a-stage',
+    'yield source, before[source] + place',
+    'yield source, place',
+    'tests/data/test_mixtures.py',
+  ),
+  Mutation(
+    'data-sentinels-descend',
+    'self.first_sentinel + 1 - np.cumsum(starts)',
+    'self.first_sentinel - 1 + np.cumsum(starts)',
+    'tests/data/test_corruption.py',
+  ),
+  Mutation(
+    'tasks-entity-precision',
+    "'entity_precision': (num_correct, num_predicted)",
+    "'entity_precision': (num_correct, num_true)",
+    'tests/tasks/test_labelled.py',
+  ),
+  Mutation(
+    'tasks-answer-length',
+    'allowed = (distance >= 0) & (distance < longest)',
+    'allowed = (distance >= 0) & (distance <= longest)',
+    'tests/tasks/test_span_prediction.py',
+  ),
+  Mutation(
+    'tasks-distillation-temperature',
+    'return temperature**2 * (',
+    'return (',
+    'tests/tasks/test_distillation.py',
+  ),
+  Mutation(
+    'tasks-f1-counts-repeated-words',
+    '(collections.Counter(predicted) & collections.Counter(gold)).values()',
+    '(collections.Counter(set(predicted)) & collections.Counter(set(gold))).values()',
+    'tests/tasks/test_squad.py',
+  ),
+  Mutation(
+    'tasks-mixup-labels',
+    'images[other], other, share',
+    'images[other], other, 1 - share',
+    'tests/tasks/test_image_mixing.py',
+  ),
+  Mutation(
+    'train-key-of-the-step',
+    'jax.random.fold_in(state.key, state.step)',
+    'state.key',
+    'tests/train/test_step.py',
+  ),
+  Mutation(
+    'train-clip-before-the-rule',
+    'optax.chain(optax.clip_by_global_norm(clip_norm), rule)',
+    'optax.chain(rule, optax.clip_by_global_norm(clip_norm))',
+    'tests/train/test_optimizers.py',
+  ),
+  Mutation(
+    'train-ema-warm-up',
+    'jnp.minimum(trainer.ema_decay, (1.0 + count) / (10.0 + count))',
+    'trainer.ema_decay',
+    'tests/train/test_step.py',
+  ),
+  Mutation(
+    'train-first-step-of-the-warm-up',
+    'scalar(self.peak) * (step + 1) / (self.warmup_steps + 1)',
+    'scalar(self.peak) * step / self.warmup_steps',
+    'tests/train/test_schedules.py',
+  ),
+  Mutation(
+    'train-layer-decay-of-the-last-layer',
+    'self.decay ** (num_layers - 1 - layer)',
+    'self.decay ** (num_layers - layer)',
+    'tests/train/test_params.py',
+  ),
+  Mutation(
+    'train-best-of-equal-checkpoints',
+    'key=lambda step: (self._badness(ranked[step]), -step)',
+    'key=lambda step: (self._badness(ranked[step]), step)',
+    'tests/train/test_checkpoints.py',
+  ),
+  Mutation(
+    'train-mup-steps-of-hidden-matrices',
+    "('hidden', inputs**-0.5, 1 / inputs)",
+    "('hidden', inputs**-0.5, 1.0)",
+    'tests/train/test_mup.py',
+  ),
+  Mutation(
+    'sweeps-corrections-never-decrease',
+    'corrected[..., index] = largest = np.maximum(largest, error)',
+    'corrected[..., index] = largest = error',
+    'tests/sweeps/test_comparisons.py',
+  ),
+  Mutation(
+    'sweeps-paired-deviation',
+    'deviation = np.sqrt(squares.sum(-1) / (count - 1))',
+    'deviation = np.sqrt(squares.sum(-1) / count)',
+    'tests/sweeps/test_two_way.py tests/sweeps/test_comparisons.py',
+  ),
+  Mutation(
+    'sweeps-pareto-equal-values',
+    'other[0] <= point[0] and other[1] <= point[1]',
+    'other[0] < point[0] and other[1] <= point[1]',
+    'tests/sweeps/test_statistics.py',
+  ),
+  Mutation(
+    'sweeps-interval-level',
+    'stats.t.interval(1 - ALPHA, n - 1, mean',
+    'stats.t.interval(1 - ALPHA, n, mean',
+    'tests/sweeps/test_statistics.py',
+  ),
+  Mutation(
+    'parallel-one-dimension-per-mesh-axis',
+    'free = tuple(mesh_axis for mesh_axis in requested if mesh_axis not in used)',
+    'free = tuple(requested)',
+    'tests/parallel/test_mesh.py tests/parallel/test_layout.py',
+  ),
+  Mutation(
+    'parallel-remaining-devices',
+    'num_devices // fixed if size == -1 else size',
+    'num_devices if size == -1 else size',
+    'tests/parallel/test_mesh.py',
+  ),
+  Mutation(
+    'interop-start-of-a-fused-parameter',
+    'start = sum(size or 0 for size in sizes[:number])',
+    'start = sum(size or 0 for size in sizes[: number + 1])',
+    'tests/interop/test_layouts.py',
+  ),
+  Mutation(
+    'interop-rotated-features-are-rounded-down',
+    "int(head_dim * (rope['partial_rotary_factor'] or fields[self.fraction]))",
+    "round(head_dim * (rope['partial_rotary_factor'] or fields[self.fraction]))",
+    'tests/interop/test_fields.py tests/interop/test_template.py tests/interop/test_families.py',
+  ),
+  Mutation(
+    'config-longest-scope',
+    'for length in range(len(scope), -1, -1):',
+    'for length in range(len(scope) + 1):',
+    'tests/config/test_resolve.py tests/config/test_gin.py',
+  ),
+  Mutation(
+    'config-command-line-overrides-scopes',
+    'if other[: len(scope)] == scope and statement.place',
+    'if other == scope and statement.place',
+    'tests/config/test_resolve.py tests/config/test_gin.py',
+  ),
+  Mutation(
+    'config-bool-is-no-number',
+    'isinstance(value, _SCALARS[hint]) and not isinstance(value, bool)',
+    'isinstance(value, _SCALARS[hint])',
+    'tests/config/test_errors.py tests/config/test_gin.py',
+  ),
+  Mutation(
+    'plan-passes-of-an-all-reduce',
+    "passes = 2 if collective.kind == 'all-reduce' else 1",
+    'passes = 1',
+    'tests/plan/test_cost.py',
+  ),
+  Mutation(
+    'plan-overlapped-collectives',
+    'max(self.compute, self.overlapped) + self.exposed',
+    'self.compute + self.exposed',
+    'tests/plan/test_cost.py',
+  ),
+)
