@@ -264,6 +264,8 @@ def convert_run(run: Path, to: Path) -> None:
   from t2x.train.checkpoints import FORMAT, Checkpoints
 
   check_new_folder('--to', to)
+  if to.resolve().is_relative_to(run.resolve()):
+    raise UserError(f'--to {to} is inside {run}, which is copied: use another folder')
   checkpoints = Checkpoints(run / 'checkpoints')
   formats = {step: checkpoints.about(step).get('format', 1) for step in checkpoints.steps()}
   if not formats:

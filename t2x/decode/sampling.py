@@ -115,7 +115,7 @@ class Sampling(IndependentStrategy):
     top_p: keeps the nucleus of this probability, after top_k. None: all.
 
   Raises:
-    UserError: temperature or top_p is not positive, top_p is above 1, or top_k is below 1.
+    UserError: temperature is not from 1e-6 to 1e6, top_p is not positive, top_p is above 1, or top_k is below 1.
   """
 
   temperature: ScoreScale = 1.0
@@ -126,9 +126,9 @@ class Sampling(IndependentStrategy):
 
   def __post_init__(self):
     super().__post_init__()
-    if not self.temperature > 0:
+    if not 1e-6 <= self.temperature <= 1e6:
       raise UserError(
-        f'Sampling.temperature = {self.temperature} must be greater than 0; use Greedy() instead of 0'
+        f'Sampling.temperature = {self.temperature} must be from 1e-6 to 1e6; use Greedy() instead of 0'
       )
     if self.top_k is not None and self.top_k < 1:
       raise UserError(f'Sampling.top_k = {self.top_k} must be at least 1, or None')

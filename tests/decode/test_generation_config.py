@@ -108,7 +108,7 @@ def test_a_setting_of_another_type_or_range_is_refused_with_its_name(field, valu
 
 def test_what_a_strategy_refuses_names_the_file():
   with pytest.raises(
-    UserError, match=r'^the file: Sampling.temperature = 0.0 must be greater than 0'
+    UserError, match=r'^the file: Sampling.temperature = 0.0 must be from 1e-6 to 1e6'
   ):
     strategy_of({'do_sample': True, 'temperature': 0}, where='the file')
 

@@ -108,7 +108,16 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
 
 
 @pytest.mark.parametrize(
-  'bad', [{'temperature': 0.0}, {'temperature': -1.0}, {'top_k': 0}, {'top_p': 0.0}, {'top_p': 1.1}]
+  'bad',
+  [
+    {'temperature': 0.0},
+    {'temperature': -1.0},
+    {'temperature': 1e-300},
+    {'temperature': 1e300},
+    {'top_k': 0},
+    {'top_p': 0.0},
+    {'top_p': 1.1},
+  ],
 )
 def test_settings_without_meaning_are_errors(bad):
   with pytest.raises(UserError, match='Sampling.' + next(iter(bad))):

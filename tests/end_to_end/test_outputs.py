@@ -138,3 +138,9 @@ def test_a_saved_tokenizer_replaces_no_other_files(texts, t2x):
   (texts / 'other' / 'tokenizer.json').write_text('{}')
   code, _, err = t2x('data', 'tokenizer', 'texts.gin', '--out', 'other')
   assert (code, (texts / 'other' / 'tokenizer.json').read_text()) == (2, '{}'), err
+
+
+def test_a_run_is_not_copied_into_itself(run, t2x):
+  code, _, err = t2x('convert', 'run', run, '--to', run / 'new')
+  assert (code, err.count('\n'), (run / 'new').exists()) == (2, 1, False), err
+  assert f'{run / "new"} is inside {run}' in err

@@ -47,8 +47,8 @@ MUTATIONS = (
   ),
   Mutation(
     'layers-cope-gate-scale',
-    "scale * jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)",
-    "jnp.einsum('bqhd,bkhd->bhqk', q, k, preferred_element_type=dtype)",
+    'gates = jax.nn.sigmoid(scale * dots)',
+    'gates = jax.nn.sigmoid(dots)',
     'tests/layers/test_cope.py',
   ),
   Mutation(
