@@ -261,7 +261,8 @@ class ExtrasSublayer(Sublayer, Protocol):
 
 @runtime_checkable
 class Norm(Protocol):
-  """Normalisation over the last dimension."""
+  """Normalisation over the last dimension. Built as `norm(size, rngs=rngs)`; `build_context().axis` of
+  `t2x.layers.initializers` is the logical axis of its parameters."""
 
   def __call__(self, x: Float[Array, '*rest d_model']) -> Float[Array, '*rest d_model']:
     """Returns the normalised vectors in the dtype of `x`."""

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType
 from t2x.errors import UserError
 from t2x.ranges import Count, Range
 
-MESH_AXES = ('data', 'fsdp', 'stage', 'expert', 'context', 'tensor')
+MESH_AXES = ('data', 'fsdp', 'expert', 'context', 'tensor')
 
 # Mesh axes that split a batch.
 BATCH_AXES = ('data', 'fsdp')
@@ -67,7 +67,6 @@ class Mesh:
   Attributes:
     data: splits batches, replicates parameters. -1 (for at most one axis): all remaining devices.
     fsdp: splits batches and parameters (https://arxiv.org/abs/1910.02054).
-    stage: reserved for pipeline stages.
     expert: splits the experts of a mixture.
     context: splits sequences along their length.
     tensor: splits heads, hidden features and vocabulary (https://arxiv.org/abs/1909.08053).
@@ -80,7 +79,6 @@ class Mesh:
 
   data: MeshSize = -1
   fsdp: MeshSize = 1
-  stage: MeshSize = 1
   expert: MeshSize = 1
   context: MeshSize = 1
   tensor: MeshSize = 1

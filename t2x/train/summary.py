@@ -47,23 +47,23 @@ def _by_part(module: nnx.Module) -> dict[str, list[ParamInfo]]:
 
 
 def model_table(module: nnx.Module) -> str:
-  """Returns a table of the parameters by top-level part: shape, logical axes, count.
+  """Returns a table of the parameters by top-level part: shape, logical axes, kind, count.
 
   The last column is the dtype of parameters that are not cast to the compute dtype. Stacked layers share a row.
   """
-  rows: list[tuple[str, str, str, str, str]] = []
+  rows: list[tuple[str, ...]] = []
   parts = _by_part(module)
   for part, members in parts.items():
-    rows.append((part, '', '', f'{_count(members):,}', ''))
+    rows.append((part, '', '', '', f'{_count(members):,}', ''))
     for info in members:
       name = info.name.partition('.')[2] or part
       shape, axes = ' x '.join(map(str, info.shape)), ' '.join(map(str, info.all_axes))
       dtype = Dtypes.parameters if info.keep_float32 else ''
-      rows.append((f'  {name}', shape, axes, f'{info.size:,}', dtype))
+      rows.append((f'  {name}', shape, axes, info.kind, f'{info.size:,}', dtype))
   total = sum(map(_count, parts.values()))
-  rows = [('parameter', 'shape', 'axes', 'count', 'kept in'), *rows]
-  rows.append(('total', '', '', f'{total:,}', ''))
-  return text_table(rows, '<<<><')
+  rows = [('parameter', 'shape', 'axes', 'kind', 'count', 'kept in'), *rows]
+  rows.append(('total', '', '', '', f'{total:,}', ''))
+  return text_table(rows, '<<<<><')
 
 
 def attention_kernels(

@@ -82,10 +82,10 @@ def test_functions_of_shards_follow_the_table_of_activations():
 
 
 def test_slices_are_joined_by_the_first_axes():
-  assert _split_over_slices((4, 8, 1, 1, 1, 2), 4) == (4, 1, 1, 1, 1, 1)
-  assert _split_over_slices((2, 8, 1, 1, 1, 1), 4) == (2, 2, 1, 1, 1, 1)
+  assert _split_over_slices((4, 8, 1, 1, 2), 4) == (4, 1, 1, 1, 1)
+  assert _split_over_slices((2, 8, 1, 1, 1), 4) == (2, 2, 1, 1, 1)
   with pytest.raises(UserError, match='does not divide over 3 slices'):
-    _split_over_slices((4, 8, 1, 1, 1, 1), 3)
+    _split_over_slices((4, 8, 1, 1, 1), 3)
 
 
 def test_a_mesh_may_be_larger_than_the_machine():

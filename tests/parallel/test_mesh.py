@@ -1,11 +1,25 @@
 """Meshes and specs, as far as one device shows them; eight are in tests/multi_device."""
 
+from functools import partial
+
 import jax
 import pytest
+from flax import nnx
 from jax.sharding import PartitionSpec
 
+from t2x.cli import main
 from t2x.errors import UserError
-from t2x.parallel import MESH_AXES, Mesh, batch_sharding, check_batch, partition_spec
+from t2x.layers import MultiHeadAttention, RMSNorm
+from t2x.parallel import (
+  MESH_AXES,
+  Mesh,
+  batch_sharding,
+  check_batch,
+  partition_spec,
+  state_shardings,
+)
+from t2x.parallel.mesh import BATCH_AXES, as_tuple
+from t2x.train.params import Blueprint
 
 
 def mesh_of(**sizes):
@@ -67,6 +81,26 @@ def test_a_mesh_axis_splits_one_dimension_of_a_parameter():
   rules = {'embed': ('fsdp', 'tensor'), 'mlp': 'tensor'}
   spec = partition_spec(mesh_of(fsdp=2), rules, ('embed', 'mlp'), (8, 8))
   assert spec == PartitionSpec(('fsdp', 'tensor'))
+
+
+def test_norms_of_heads_are_not_split_with_the_width():
+  """head_dim 6 does not divide over four devices, and is no part of d_model."""
+  build = partial(MultiHeadAttention, 24, num_heads=4, qk_norm=RMSNorm)
+  shapes = jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+  blueprint = Blueprint(shapes)
+  mesh = mesh_of(fsdp=4)
+  found = state_shardings(mesh, RULES, blueprint.infos, blueprint.params(shapes))
+  assert found['q_norm.scale'].spec == PartitionSpec()
+  assert found['q.kernel'].spec == PartitionSpec('fsdp', 'tensor')
+
+
+def test_every_axis_of_a_mesh_splits_something(tmp_path, capsys):
+  tables = [*Mesh().rules.values(), *Mesh().activation_rules.values(), BATCH_AXES]
+  assert {axis for axes in tables for axis in as_tuple(axes)} == {*MESH_AXES}
+  file = tmp_path / 'stage.gin'
+  file.write_text('Experiment.model = None\nExperiment.mesh = @Mesh()\nMesh.stage = 2\n')
+  assert main(['check', str(file)]) == 2
+  assert "stage.gin:3: Mesh has no parameter 'stage'; it has data, fsdp" in capsys.readouterr().err
 
 
 def test_what_does_not_divide_is_named():

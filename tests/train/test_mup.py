@@ -15,6 +15,7 @@ from t2x.layers import (
   MLP,
   LayerNorm,
   MultiHeadAttention,
+  RMSNorm,
   TokenEmbedding,
   normal,
   param,
@@ -26,6 +27,7 @@ from t2x.train import Experiment, MuP, Trainer
 from t2x.train.coordinates import Sizes, coordinates, coordinates_table, power
 from t2x.train.mup import check_same
 from t2x.train.optimizers import SGD, Adafactor, AdamW, Lion, Muon, build_optimizer
+from t2x.train.params import Blueprint
 from t2x.train.program import TrainProgram
 from t2x.train.schedules import Constant
 
@@ -104,6 +106,29 @@ def test_a_matrix_to_a_width_that_has_no_name_is_hidden():
   scaling = MuP(base=base).scaling(lm(4 * BASE, head=MaskedLMHead))
   assert scaling.kinds['head.transform.kernel'] == 'hidden'
   assert scaling.kinds['head.bias'] == scaling.kinds['embedding.table'] == 'other'
+
+
+@pytest.mark.parametrize(
+  ('norm', 'axis'), [({'qk_norm': RMSNorm}, 'head_dim'), ({'joint_qk_norm': RMSNorm}, 'features')]
+)
+def test_norms_of_queries_and_keys_are_vectors_of_any_width(norm, axis):
+  """Their features are not d_model, which must be the same multiple everywhere."""
+
+  def normed(width):
+    attention = functools.partial(MultiHeadAttention, num_heads=width // 16, **norm)
+    mlp = functools.partial(MLP, hidden_dim=4 * width, norm=LayerNorm)
+    block = functools.partial(Block, mixer=attention, feed_forward=mlp)
+    stack = functools.partial(Stack, num_layers=2, blocks=[block])
+    embedding = functools.partial(TokenEmbedding, vocab_size=VOCAB)
+    body = functools.partial(Decoder, stack=stack)
+    return functools.partial(LanguageModel, d_model=width, embedding=embedding, body=body)
+
+  scaling = MuP(base=normed(BASE)).scaling(normed(4 * BASE))
+  assert scaling.width_ratio == 4
+  for name in ('mixer.q_norm.scale', 'mixer.k_norm.scale', 'feed_forward.norm.bias'):
+    assert scaling.kinds[f'body.stack.blocks.0.{name}'] == 'other'
+  infos = Blueprint(jax.eval_shape(lambda: normed(BASE)(rngs=nnx.Rngs(0)))).infos
+  assert infos['body.stack.blocks.0.mixer.q_norm.scale'].axes == (axis,)
 
 
 def test_the_base_trains_as_without_mup():

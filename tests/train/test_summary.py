@@ -89,9 +89,9 @@ def test_the_table_counts_every_parameter_and_names_stacked_layers():
   total = sum(leaf.size for leaf in jax.tree.leaves(model))
   assert table.splitlines()[-1].split() == ['total', f'{total:,}']
   row = next(line for line in table.splitlines() if 'mixer.q.kernel' in line)
-  assert ' '.join(row.split()[1:]) == '3 x 16 x 2 x 8 layers embed heads head_dim 768'
+  assert ' '.join(row.split()[1:]) == '3 x 16 x 2 x 8 layers embed heads head_dim matrix 768'
   row = next(line for line in table.splitlines() if 'mixer_wiring.norm.scale' in line)
-  assert ' '.join(row.split()[1:]) == '3 x 16 layers embed 48 float32'
+  assert ' '.join(row.split()[1:]) == '3 x 16 layers embed vector 48 float32'
 
 
 def test_images_are_counted_in_patches():

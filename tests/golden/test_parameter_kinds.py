@@ -1,0 +1,39 @@
+"""What each parameter is, as reviewed line by line in parameter_kinds.txt."""
+
+import inspect
+
+import pytest
+from flax import nnx
+
+from t2x import layers, models
+from tests import parameter_kinds
+
+# Base classes without parameters.
+BASES = {'FeedForward', 'LogitHead', 'PositionEncoding'}
+
+
+def test_kinds_are_those_that_were_reviewed():
+  assert parameter_kinds.table() == parameter_kinds.FILE.read_text()
+
+
+def test_every_part_is_in_the_table():
+  built = {
+    type(module).__name__
+    for build in parameter_kinds.PARTS
+    for _, module in nnx.iter_modules(parameter_kinds.shapes(build))
+  }
+  exported = {
+    name
+    for package in (layers, models)
+    for name, value in vars(package).items()
+    if inspect.isclass(value) and issubclass(value, nnx.Module)
+  }
+  assert exported - built == BASES
+
+
+@pytest.mark.slow
+def test_parameters_of_all_configs_are_in_the_table():
+  known = parameter_kinds.part_rows()
+  assert {
+    row: file for row, file in parameter_kinds.config_rows().items() if row not in known
+  } == {}

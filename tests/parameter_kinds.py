@@ -1,0 +1,197 @@
+"""What the parameters of all parts are: kind, weight decay, rule of Muon.
+
+    python -m tests.parameter_kinds            prints the table
+    python -m tests.parameter_kinds --write    rewrites tests/golden/parameter_kinds.txt
+
+Read the lines that change before you commit the file: no other test knows what a parameter is for.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+
+from t2x import layers, models
+from t2x.api import read_config
+from t2x.arrays import name_of
+from t2x.text_table import text_table
+from t2x.train.optimizers import matrix_dimensions
+from t2x.train.params import Blueprint
+
+FILE = Path(__file__).parent / 'golden' / 'parameter_kinds.txt'
+CONFIGS = Path(__file__).parents[1] / 'configs'
+# Width, heads, head_dim, vocabulary, length.
+W, H, D, V, N = 16, 4, 4, 30, 8
+
+ATTENTION = partial(layers.MultiHeadAttention, num_heads=H)
+BLOCK = partial(models.Block, mixer=ATTENTION, feed_forward=partial(layers.MLP, hidden_dim=32))
+STACK = partial(models.Stack, num_layers=2, blocks=[BLOCK])
+EMBEDDING = partial(layers.TokenEmbedding, vocab_size=V)
+PATCHES = partial(layers.PatchEmbedding, patch_size=2)
+
+
+def _width(*parts: Callable[..., Any], **settings: Any) -> list[Callable[..., Any]]:
+  return [partial(part, W, **settings) for part in parts]
+
+
+def _attention(name: str, *parts: Any) -> list[Callable[..., Any]]:
+  return [partial(ATTENTION, W, **{name: part}) for part in parts]
+
+
+def _free(*biases: Any) -> list[Callable[..., Any]]:
+  return [partial(layers.AttentionFree, W, num_heads=H, bias=bias) for bias in biases]
+
+
+PARTS = [
+  *_width(layers.MLP, layers.GatedMLP, hidden_dim=32, norm=layers.LayerNorm),
+  *_width(layers.SwitchFeedForward, hidden_dim=32, num_experts=3),
+  *_width(layers.TokenShift, sublayer=ATTENTION),
+  *_attention('qk_norm', layers.RMSNorm),
+  *_attention('joint_qk_norm', layers.LayerNorm),
+  *_attention('head_outputs', layers.GatedHeads, layers.ScalarGatedHeads, layers.NormedHeads),
+  *_attention('values', layers.ValueResidual, layers.LearnedValueResidual),
+  *_attention('scores', layers.AdditiveScores, layers.BilinearScores, layers.CosineScores),
+  *_attention('scores', layers.TalkingHeads, partial(layers.DotProductScores, sink=layers.zeros())),
+  *(
+    partial(layers.Synthesizer, W, num_heads=H, scores=scores, mix=mix)
+    for scores, mix in (
+      (partial(layers.DenseScores, max_length=N), layers.PlusAlpha),
+      (partial(layers.FactorizedDenseScores, factors=(2, 4)), layers.Plus),
+      (partial(layers.RandomScores, max_length=N), layers.Replace),
+      (partial(layers.FactorizedRandomScores, max_length=N), layers.Plus),
+    )
+  ),
+  *_width(layers.Linformer, num_heads=H, max_length=N, projected_length=5),
+  *_width(layers.GlobalLocalAttention, layers.FlowAttention, layers.GatedDeltaNet, num_heads=H),
+  *_width(layers.NystromAttention, num_heads=H, num_landmarks=4, conv_size=3),
+  *_width(layers.MemoryCompressedAttention, num_heads=H),
+  *(
+    partial(layers.LinearAttention, W, num_heads=H, features=features)
+    for features in (layers.EluPlusOne, layers.ReluFeatures, layers.FavorPlus)
+  ),
+  *_width(layers.LSHAttention, num_heads=H, num_buckets=2, chunk=4),
+  *_width(layers.SinkhornAttention, num_heads=H, block=4),
+  *_width(layers.RoutingAttention, num_heads=H, num_clusters=2, window=3),
+  *_width(layers.LightweightConvolution, layers.DynamicConvolution, num_heads=H, kernel_size=3),
+  *_free(layers.NoBias, partial(layers.LocalBias, max_length=N, window=3)),
+  *_free(partial(layers.ConvBias, window=3)),
+  *_free(*(partial(b, max_length=N) for b in (layers.FullBias, layers.FactorizedBias))),
+  *_width(layers.NoPositions, layers.RoPE, layers.RelativeSinusoids, layers.AddressPositions),
+  *_width(layers.Sinusoidal, layers.SinusoidalGrid),
+  *_width(layers.LearnedGrid, height=2, width=2),
+  *_width(layers.LearnedPositions, max_length=N),
+  *_width(layers.ALiBi, num_heads=H),
+  *_width(layers.T5Bias, num_heads=H, bidirectional=True),
+  *_width(layers.GlobalTokenBias, layers.XLPositions, num_heads=H),
+  *_width(layers.ShawPositions, head_dim=D, values=True),
+  *_width(layers.TUPE, num_heads=H, max_length=N),
+  *_width(layers.Disentangled, num_buckets=4, max_distance=8, norm=layers.LayerNorm),
+  *_width(layers.CoPE, head_dim=D),
+  *_width(layers.TokenEmbedding, vocab_size=V, num_types=2),
+  *_width(layers.FactorisedEmbedding, vocab_size=V, factor_dim=4, num_types=2, use_bias=True),
+  *_width(layers.PatchEmbedding, patch_size=2),
+  *_width(layers.PatchMerging, layers.PreNorm, layers.PostNorm, layers.BranchNorm, layers.Sandwich),
+  *_width(layers.LayerScale, layers.NoNorm, layers.FixupWiring),
+  *_width(layers.ReZero, norm=layers.RMSNorm),
+  *_width(layers.HyperConnections, layers.DynamicHyperConnections),
+  *(
+    partial(models.Stack, W, num_layers=2, blocks=[partial(BLOCK, wiring=wiring)])
+    for wiring in (layers.DeepNorm, layers.Admin)
+  ),
+  partial(models.ParallelBlock, W, **BLOCK.keywords, feed_forward_norm=layers.LayerNorm),
+  partial(models.SublayerBlock, W, sublayers={'mixer': ATTENTION}),
+  *_width(models.GlobalTokens, n=3, embedding=EMBEDDING),
+  *(partial(head, W, V, use_bias=True) for head in (models.LMHead, models.TiedHead)),
+  partial(models.MaskedLMHead, W, V),
+  partial(models.MixtureOfSoftmaxes, W, V, num_softmaxes=2),
+  partial(models.Pooler, W, V),
+  partial(models.TokenClassifier, W, V, num_classes=3),
+  partial(
+    models.SequenceClassifier, W, V, classifier=partial(models.PooledClassifier, num_classes=3)
+  ),
+  *_width(models.Encoder, input_dim=8, stack=STACK, input_norm=layers.LayerNorm),
+  *_width(models.Stages, stages=[STACK, STACK]),
+  *_width(models.Segments, stack=STACK, length=4, memory=4),
+  *_width(models.ReversibleStack, num_layers=2, blocks=[BLOCK]),
+  partial(
+    models.VisionTransformer,
+    d_model=W,
+    embedding=PATCHES,
+    positions=layers.NoPositions,
+    body=partial(models.Encoder, stack=STACK),
+    pool=models.first_token,
+    head=partial(models.Classifier, num_classes=3),
+  ),
+  partial(
+    models.LanguageModel, d_model=W, embedding=EMBEDDING, body=partial(models.Decoder, stack=STACK)
+  ),
+  partial(
+    models.EncoderDecoder,
+    d_model=W,
+    embedding=EMBEDDING,
+    encoder=partial(models.Encoder, stack=STACK),
+    decoder=partial(
+      models.Decoder,
+      stack=partial(models.Stack, num_layers=2, blocks=[partial(BLOCK, cross=ATTENTION)]),
+    ),
+  ),
+]
+
+
+def shapes(build: Callable[..., Any]) -> Any:
+  """Returns a part with shapes as leaves."""
+  return jax.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
+
+
+def rows(model: Any) -> Iterator[tuple[str, ...]]:
+  """Yields part and name, axes without stacked ones, kind, decay and rule of Muon of each parameter.
+
+  The part is the innermost module that is no projection.
+  """
+  modules = {
+    name_of(path): type(module).__name__
+    for path, module in nnx.iter_modules(model)
+    if not isinstance(module, (layers.Linear, nnx.List))
+  }
+  for name, info in Blueprint(model).infos.items():
+    keys = name.split('.')
+    depth = next(i for i in range(len(keys) - 1, -1, -1) if '.'.join(keys[:i]) in modules)
+    dimensions, muon = matrix_dimensions(info), 'Adam'
+    if dimensions is not None:
+      sides = (dimensions.reduction_axis, dimensions.output_axis)
+      muon = ' to '.join(' '.join(str(info.all_axes[i]) for i in side) for side in sides)
+    yield (
+      f'{modules[".".join(keys[:depth])]}.{".".join(keys[depth:])}',
+      ' '.join(map(str, info.axes)) or '-',
+      info.kind,
+      'decayed' if info.decayed else '-',
+      muon,
+    )
+
+
+def part_rows() -> set[tuple[str, ...]]:
+  """Returns the rows of all parts."""
+  return {row for build in PARTS for row in rows(shapes(build))}
+
+
+def config_rows() -> dict[tuple[str, ...], str]:
+  """Returns the rows of the models in configs/, and a config that has each."""
+  files = sorted([*CONFIGS.glob('models/*.gin'), *CONFIGS.glob('runs/*.gin')])
+  return {row: file.name for file in files for row in rows(read_config([file]).build().shapes())}
+
+
+def table() -> str:
+  """Returns the table of all parts."""
+  header = 'parameter', 'axes', 'kind', 'weight decay', 'Muon'
+  return text_table([header, *sorted(part_rows())], '<<<<<') + '\n'
+
+
+if __name__ == '__main__':
+  if '--write' in sys.argv[1:]:
+    FILE.write_text(table())
+  else:
+    print(table(), end='')
