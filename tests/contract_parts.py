@@ -1,7 +1,10 @@
 """The parts that are run through the contracts."""
 
+import dataclasses
 import functools
 import json
+
+import jax
 
 from t2x.layers import (
   MLP,
@@ -52,6 +55,7 @@ from t2x.layers import (
   XLPositions,
   zeros,
 )
+from t2x.layers.constraints import num_parts
 
 part = functools.partial
 attention = part(MultiHeadAttention, num_heads=4)
@@ -190,10 +194,34 @@ REFUSED = {
 }
 
 
-def print_outcomes(contract):
-  """Prints the outcome of one contract for every part, as JSON."""
-  from t2x.contracts import CONTRACTS, Subject
+@jax.custom_vjp
+def counted(x):
+  """The identity, with a gradient that is multiplied by the number of parts of the batch."""
+  return x
 
-  for build in PARTS.values():
-    CONTRACTS[contract][0](Subject(**build))
-  print(json.dumps(dict.fromkeys(PARTS, 'passed')))
+
+counted.defvjp(lambda x: (x, None), lambda _, gradient: (num_parts('batch') * gradient,))
+
+
+class DeviceCount(MLP):
+  """An MLP whose gradient depends on the mesh, and whose output does not."""
+
+  def __call__(self, x, call, cache=None):
+    result = super().__call__(x, call, cache)
+    return dataclasses.replace(result, x=counted(result.x))
+
+
+def print_outcomes_on_devices():
+  """Prints the outcome of the contract on devices for every part and for a broken one, as JSON."""
+  from t2x.testing.contracts import ContractViolation, devices_change_nothing
+  from t2x.testing.subject import Subject
+
+  outcomes = {}
+  broken = {'a gradient that counts devices': {'build': part(DeviceCount, hidden_dim=24)}}
+  for name, build in (PARTS | broken).items():
+    try:
+      devices_change_nothing(Subject(**build))
+      outcomes[name] = 'passed'
+    except ContractViolation as error:
+      outcomes[name] = f'failed: {error}'
+  print(json.dumps(outcomes))

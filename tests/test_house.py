@@ -23,6 +23,7 @@ MAY_IMPORT = {
   'runs': {'config', 'sweeps', 'train'},
   'interop': {'train', 'tasks', 'decode', 'models', 'layers'},
   'plan': {'train', 'models', 'parallel'},
+  'testing': {'train', 'models', 'layers', 'parallel'},
   'sweeps': {'config', 'train', 'tasks', 'data', 'models', 'layers', 'parallel', 'decode'},
 }
 

@@ -29,8 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Prints the outcome of each contract; returns 1 if one failed."""
-  from t2x.contracts import Subject, check_part
   from t2x.layers import PositionEncoding, Sublayer
+  from t2x.testing.contracts import check_part
+  from t2x.testing.subject import Subject
 
   # The part does not use the bindings of the encoding.
   encoding = [binding for binding in args.overrides if binding.startswith(f'{args.encoding}.')]

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import pytest
 from contract_parts import PARTS, REFUSED
 
-from t2x.contracts import CONTRACTS, Subject, check_part
 from t2x.errors import UserError
-from t2x.layers import MLP, FeedForward, MultiHeadAttention
+from t2x.layers import MLP, FeedForward, MultiHeadAttention, Result
+from t2x.ranges import Size
+from t2x.testing.contracts import CONTRACTS, check_part, settings_change_something
+from t2x.testing.subject import ContractViolation, Subject
 
 OFTEN = [
   'attention with grouped heads and rotary positions',
@@ -46,18 +48,21 @@ def test_a_part_keeps_its_contracts(name, contract):
 
 
 @pytest.mark.nightly
-def test_eight_devices_change_nothing():
+def test_eight_devices_change_neither_outputs_nor_gradients():
   """In a process of its own, whose CPU is split into eight devices."""
   environment = os.environ | {
     'JAX_NUM_CPU_DEVICES': '8',
     'PYTHONPATH': str(Path(__file__).parents[1]),
   }
-  code = 'import contract_parts; contract_parts.print_outcomes("devices change nothing")'
+  code = 'import contract_parts; contract_parts.print_outcomes_on_devices()'
   done = subprocess.run(
     [sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=False
   )
   assert done.returncode == 0, done.stderr
-  assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(PARTS, 'passed')
+  found = json.loads(done.stdout.splitlines()[-1])
+  broken = found.pop('a gradient that counts devices')
+  assert broken.startswith('failed: the gradient of ') and 'on data 8 devices' in broken
+  assert found == dict.fromkeys(PARTS, 'passed')
 
 
 class Averaging(FeedForward):
@@ -100,9 +105,42 @@ class Wide(FeedForward):
     return dataclasses.replace(result, x=result.x.astype(jnp.float32))
 
 
+class Faint(FeedForward):
+  """Returns small outputs, of which 2 % are of other tokens."""
+
+  def __init__(self, d_model, *, rngs):
+    self.mlp = MLP(d_model, hidden_dim=8, rngs=rngs)
+
+  def __call__(self, x, call, cache=None):
+    y = 1e-4 * self.mlp(x, call).x
+    return Result(y + 0.02 * y.mean(axis=1, keepdims=True))
+
+
+class Forgetful(FeedForward):
+  """Ignores two of its settings."""
+
+  def __init__(
+    self,
+    d_model,
+    *,
+    hidden_dim: Size = 8,
+    window: Size = 3,
+    scaled: bool = False,
+    scale: float | None = None,
+    rngs,
+  ):
+    self.mlp = MLP(d_model, hidden_dim=hidden_dim, rngs=rngs)
+    self.scale = scale
+
+  def __call__(self, x, call, cache=None):
+    return Result(self.mlp(x, call).x * (1.0 if self.scale is None else self.scale))
+
+
 @pytest.mark.parametrize(
   ('build', 'broken'),
   [
+    (Faint, {'tokens are independent', 'padding is not read'}),
+    (Forgetful, {'settings change something'}),
     (
       Averaging,
       {'tokens are independent', 'padding is not read', 'packed rows equal separate rows'},
@@ -118,3 +156,8 @@ class Wide(FeedForward):
 def test_a_part_that_breaks_a_contract_is_caught(build, broken):
   outcomes = {outcome.contract: outcome for outcome in check_part(Subject(build))}
   assert all(outcomes[name].status == 'failed' and outcomes[name].detail for name in broken)
+
+
+def test_dropped_settings_are_named_and_no_others():
+  with pytest.raises(ContractViolation, match=r'^window, scaled changed nothing$'):
+    settings_change_something(Subject(Forgetful))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from t2x.contracts import perturbed
 from t2x.decode import AverageLength, Beam, Sampling, generate
 from t2x.layers import (
   MLP,
@@ -45,6 +44,7 @@ from t2x.layers.cache import MAX_COPIES, KeyValueCache, SharedKeyValueCache
 from t2x.layers.kernels import XLA
 from t2x.models import Block, Decoder, Encoder, EncoderDecoder, LanguageModel, LMHead, Stack
 from t2x.models.cache import BodyCache
+from t2x.testing.subject import perturbed
 
 EOS, PAD, VOCAB, ROOM = 1, 0, 13, 9
 LENGTHS = np.array([4, 1, 6])

@@ -3,7 +3,7 @@
 import pytest
 
 from t2x.cli import main
-from t2x.contracts import CONTRACTS
+from t2x.testing.contracts import CONTRACTS
 
 OWN = """
 from t2x.layers import FeedForward, Linear, Result, lecun_normal

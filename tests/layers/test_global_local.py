@@ -7,7 +7,6 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.contracts import perturbed
 from t2x.errors import UserError
 from t2x.layers import (
   Blockwise,
@@ -21,6 +20,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
+from t2x.testing.subject import perturbed
 
 WIDTH, HEADS, LENGTH = 12, 2, 14
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)

@@ -9,7 +9,6 @@ import pytest
 from applying import State, applied, empty
 from flax import nnx
 
-from t2x.contracts import perturbed
 from t2x.errors import UserError
 from t2x.layers import (
   Blockwise,
@@ -23,6 +22,7 @@ from t2x.layers import (
   Tokens,
   Window,
 )
+from t2x.testing.subject import perturbed
 
 WIDTH, HEADS, LENGTH, RATIO = 12, 2, 11, 3
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)

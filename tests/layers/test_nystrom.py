@@ -7,7 +7,6 @@ import pytest
 from applying import applied
 from flax import nnx
 
-from t2x.contracts import perturbed
 from t2x.errors import UserError
 from t2x.layers import (
   Causal,
@@ -20,6 +19,7 @@ from t2x.layers import (
   Window,
 )
 from t2x.layers.nystrom import pseudo_inverse
+from t2x.testing.subject import perturbed
 
 WIDTH, HEADS, LENGTH = 12, 2, 11
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, LENGTH, WIDTH)), jnp.float32)

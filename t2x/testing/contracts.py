@@ -4,6 +4,10 @@ A part may raise UserError for inputs that it does not support. For all others i
 """
 
 import dataclasses
+import functools
+import inspect
+import re
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,34 +18,27 @@ from flax import nnx
 from jaxtyping import Array
 
 from t2x.errors import UserError
-from t2x.layers import (
-  Cache,
-  Call,
-  Causal,
-  Full,
-  Pattern,
-  PositionEncoding,
-  Result,
-  RoPE,
-  Slots,
-  Source,
-  Sublayer,
-  Tokens,
-)
+from t2x.layers import Call, Causal, RoPE, Slots, Source, Tokens
 from t2x.layers.cache import SharedSlots
-from t2x.layers.constraints import use_layout
-from t2x.models.block import initial_extras
-from t2x.parallel import Activations, Mesh, batch_sharding, state_shardings
+from t2x.layers.constraints import constrain, use_layout
+from t2x.parallel import Activations, Mesh, as_tuple, batch_sharding, state_shardings
+from t2x.testing.subject import (
+  BATCH,
+  PROMPTS,
+  ContractViolation,
+  Subject,
+  apply,
+  cached_prompts,
+  compiled,
+  next_token,
+  same,
+  same_gradients,
+  value_and_gradients,
+)
 from t2x.train.params import Blueprint
 
-BATCH = 4
-PROMPTS = np.asarray([2, 4, 3, 4])  # tokens per prompt
-# Absolute and relative tolerance between two equivalent computations in float32.
-TOLERANCE = 2e-5
-
-
-class ContractViolation(AssertionError):
-  """A part violates a contract."""
+# Relative tolerance between gradients of two equivalent programs in float32.
+GRADIENT_TOLERANCE = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,87 +56,11 @@ class Outcome:
   detail: str = ''
 
 
-def perturbed(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
-  """Returns the module with noise N(0, scale) added to its parameters, as initial zeros hide errors."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), module
-  )
-
-
-class Subject:
-  """A part with random parameters and inputs.
-
-  Args:
-    build: builds the part: `build(d_model, rngs=rngs)`.
-    d_model: width of the input.
-    encoding: builds a position encoding for the layers: `encoding(d_model, rngs=rngs)`; None: no positions.
-  """
-
-  def __init__(
-    self,
-    build: Callable[..., Sublayer],
-    d_model: int = 16,
-    encoding: Callable[..., PositionEncoding] | None = None,
-  ):
-    self.build = build
-    self.d_model = d_model
-    self.part: Sublayer = perturbed(build(d_model, rngs=nnx.Rngs(0)))
-    self.encoding = encoding and perturbed(encoding(d_model, rngs=nnx.Rngs(2)), 3)
-    self.length = min(12, self.part.max_length or 12)
-    rng = np.random.default_rng(4)
-    self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
-    try:
-      jax.eval_shape(lambda x: apply(self.part, x, self.call(pattern=Full())).x, self.x)
-      self.pattern: Pattern = Full()
-    except UserError:
-      self.pattern = Causal()
-
-  @property
-  def mixes(self) -> bool:
-    """Whether the part reads a pattern, as parts that mix tokens must."""
-    return 'pattern' in self.part.reads
-
-  def call(
-    self,
-    tokens: Tokens | None = None,
-    pattern: Pattern | None = None,
-    length: int | None = None,
-    **fields: Any,
-  ) -> Call:
-    """Returns a call with the encoding, if the part reads it, and by default Full(), or Causal() if it refuses Full()."""
-    encoding = self.encoding if 'encoding' in self.part.reads else None
-    row = Tokens.row(length or self.length) if tokens is None else tokens
-    return dataclasses.replace(Call(row, pattern or self.pattern, encoding), **fields)
-
-  def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
-    """Returns the result of the compiled part."""
-    x = self.x if x is None else x
-    return _compiled(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
-
-
-def apply(part: Any, x: Array, call: Call, cache: Any = None) -> Result:
-  """Calls a part with the initial extras, as in the first layer of a stack."""
-  return part(x, dataclasses.replace(call, extras=initial_extras([part], x)), cache)
-
-
-_compiled = jax.jit(apply)
-
-
-def _same(actual: Any, expected: Any, what: str, tolerance: float = TOLERANCE) -> None:
-  """Raises ContractViolation if arrays differ by more than the tolerance times the largest expected value."""
-  actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
-  scale = max(np.abs(expected).max(initial=0.0), 1.0)
-  difference = np.abs(actual - expected).max(initial=0.0)
-  if not difference <= tolerance * scale:
-    raise ContractViolation(f'{what}: the largest difference is {difference:.2g}')
-
-
 def rows_are_independent(subject: Subject) -> None:
   """Checks that a change of one row changes no other row, so that accumulation and sharding are exact."""
   result = subject()
   changed = subject(subject.x.at[0].add(1.0))
-  _same(changed.x[1:], result.x[1:], 'other rows after a change of the first row')
+  same(changed.x[1:], result.x[1:], 'other rows after a change of the first row')
   halves = [subject(subject.x[rows]) for rows in (slice(0, 2), slice(2, None))]
   for name, values in result.aux.losses.items():
     if values.shape != (BATCH,):
@@ -147,18 +68,18 @@ def rows_are_independent(subject: Subject) -> None:
         f"the auxiliary loss '{name}' has shape {values.shape}, must be ({BATCH},)"
       )
     parts = [half.aux.losses[name] for half in halves]
-    _same(jnp.concatenate(parts), values, f"the auxiliary loss '{name}' of two halves of the batch")
+    same(jnp.concatenate(parts), values, f"the auxiliary loss '{name}' of two halves of the batch")
   for name, pair in result.aux.metrics.items():
     for index, which in enumerate(('sum', 'weight')):
       total = sum(half.aux.metrics[name][index] for half in halves)
-      _same(total, pair[index], f"the {which} of the metric '{name}' over two halves of the batch")
+      same(total, pair[index], f"the {which} of the metric '{name}' over two halves of the batch")
 
 
 def outputs_ignore_later_tokens(subject: Subject) -> None:
   """Checks that, under Causal(), a change of a token changes no earlier output."""
   call, place = subject.call(pattern=Causal()), subject.length // 2
   changed = subject(subject.x.at[:, place].add(1.0), call).x
-  _same(changed[:, :place], subject(call=call).x[:, :place], 'outputs before the changed token')
+  same(changed[:, :place], subject(call=call).x[:, :place], 'outputs before the changed token')
 
 
 def tokens_are_independent(subject: Subject) -> None:
@@ -166,7 +87,7 @@ def tokens_are_independent(subject: Subject) -> None:
   place = subject.length // 2
   changed, expected = subject(subject.x.at[:, place].add(1.0)).x, subject().x
   for side in (slice(0, place), slice(place + 1, None)):
-    _same(changed[:, side], expected[:, side], "other tokens (should 'reads' include 'pattern'?)")
+    same(changed[:, side], expected[:, side], "other tokens (should 'reads' include 'pattern'?)")
 
 
 def padding_is_not_read(subject: Subject) -> None:
@@ -175,12 +96,12 @@ def padding_is_not_read(subject: Subject) -> None:
   segments = jnp.broadcast_to(jnp.arange(subject.length) < count, subject.x.shape[:2])
   call = subject.call(Tokens.row(subject.length, segments=segments.astype(jnp.int32)))
   padded = subject(call=call).x[:, :count]
-  _same(
+  same(
     subject(subject.x.at[:, count:].add(3.0), call).x[:, :count],
     padded,
     'outputs after a change of padding',
   )
-  _same(padded, subject(subject.x[:, :count]).x, 'a row with padding against one without')
+  same(padded, subject(subject.x[:, :count]).x, 'a row with padding against one without')
 
 
 def packed_rows_equal_separate_rows(subject: Subject) -> None:
@@ -197,7 +118,7 @@ def packed_rows_equal_separate_rows(subject: Subject) -> None:
     for part in (slice(0, first), slice(first, None)):
       x = subject.x[:, part]
       separate = subject(x, subject.call(pattern=pattern, length=x.shape[1])).x
-      _same(packed[:, part], separate, f'a packed row against separate rows under {pattern}')
+      same(packed[:, part], separate, f'a packed row against separate rows under {pattern}')
 
 
 def decoding_equals_the_forward_pass(subject: Subject) -> None:
@@ -213,16 +134,16 @@ def decoding_equals_the_forward_pass(subject: Subject) -> None:
     call = subject.call(tokens, Causal(), slots=slots)
     result = subject(subject.x[:, start:stop], call, cache)
     cache = result.cache
-    _same(result.x, expected[:, start:stop], f'tokens {start} to {stop - 1} with a cache')
+    same(result.x, expected[:, start:stop], f'tokens {start} to {stop - 1} with a cache')
 
 
 def prompts_of_different_lengths_decode(subject: Subject) -> None:
   """Checks that right-padded prompts decode as separate ones."""
   expected = subject(call=subject.call(pattern=Causal())).x
-  cache, slots = _cached_prompts(subject, 2)
+  cache, slots = cached_prompts(subject, 2)
   last = np.arange(BATCH), PROMPTS
-  step, *_ = _next_token(subject, subject.x[last], PROMPTS, cache, slots)
-  _same(step, expected[last], 'the first token after each prompt')
+  step, *_ = next_token(subject, subject.x[last], PROMPTS, cache, slots)
+  same(step, expected[last], 'the first token after each prompt')
 
 
 def copies_follow_their_parents(subject: Subject) -> None:
@@ -233,7 +154,7 @@ def copies_follow_their_parents(subject: Subject) -> None:
   added = rng.normal(size=(steps, BATCH * copies, subject.d_model)).astype(np.float32)
   parents = np.asarray([[1, 2, 0], [0, 0, 1], [2, 2, 2], [0, 1, 2]])
   taken = jnp.asarray((np.arange(BATCH)[:, None] * copies + parents).reshape(-1))
-  cache, slots = _cached_prompts(subject, copies * steps)
+  cache, slots = cached_prompts(subject, copies * steps)
   states = {'a row of slots per copy': (cache and cache.repeat(copies), slots.repeat(copies))}
   shared = cache and cache.share(copies, width + copies * steps)
   if shared is not None:
@@ -243,33 +164,11 @@ def copies_follow_their_parents(subject: Subject) -> None:
     for step, x in enumerate(added):
       positions = np.repeat(PROMPTS, copies) + step
       rows[np.arange(len(rows)), positions] = x
-      y, cache, slots = _next_token(subject, x, positions, cache, slots)
+      y, cache, slots = next_token(subject, x, positions, cache, slots)
       call = subject.call(pattern=Causal(), length=rows.shape[1])
       expected = subject(jnp.asarray(rows), call).x[np.arange(len(rows)), positions]
-      _same(y, expected, f'token {step} of each copy, with {name}')
+      same(y, expected, f'token {step} of each copy, with {name}')
       cache, slots, rows = cache and cache.take(taken), slots.take(taken), rows[taken]
-
-
-def _cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
-  """Returns the cache of right-padded prompts of `PROMPTS` tokens, with `added` free slots."""
-  width = int(PROMPTS.max())
-  cache = subject.part.init_cache(BATCH, width + added, jnp.float32)
-  segments = jnp.asarray(np.arange(width) < PROMPTS[:, None], jnp.int32)
-  tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
-  slots = Slots.empty(BATCH, width + added).extend(tokens)
-  call = subject.call(tokens, Causal(), slots=slots)
-  return subject(subject.x[:, :width], call, cache).cache, slots
-
-
-def _next_token(
-  subject: Subject, x: Any, positions: np.ndarray, cache: Cache | None, slots: Slots
-) -> tuple[Array, Cache | None, Slots]:
-  """Returns the outputs [batch, d_model] for one more token `x` of each row, the new cache and slots."""
-  tokens = Tokens(jnp.asarray(positions)[:, None], jnp.ones((len(x), 1), jnp.int32))
-  slots = slots.extend(tokens)
-  call = subject.call(tokens, Causal(), slots=slots)
-  result = subject(jnp.asarray(x)[:, None], call, cache)
-  return result.x[:, 0], result.cache, slots
 
 
 def gradients_are_finite(subject: Subject) -> None:
@@ -277,13 +176,7 @@ def gradients_are_finite(subject: Subject) -> None:
   segments = jnp.broadcast_to(jnp.arange(subject.length) < subject.length - 3, subject.x.shape[:2])
   padded = Tokens.row(subject.length, segments=segments.astype(jnp.int32))
   for tokens in (None, padded):
-    call = subject.call(tokens)
-
-    def loss(part, x, call=call):
-      result = apply(part, x, call)
-      return jnp.square(result.x).mean() + sum(map(jnp.mean, result.aux.losses.values()))
-
-    gradients = jax.jit(jax.grad(loss, (0, 1)))(subject.part, subject.x)
+    _, gradients = jax.jit(value_and_gradients)(subject.part, subject.x, subject.call(tokens))
     for path, gradient in jax.tree.leaves_with_path(gradients):
       if not jnp.isfinite(gradient).all():
         raise ContractViolation(f'the gradient of {jax.tree_util.keystr(path)} is not finite')
@@ -300,12 +193,12 @@ def bfloat16_is_close(subject: Subject) -> None:
 
   part = jax.tree.map(rounded, subject.part)
   call = jax.tree.map(rounded, subject.call())
-  result = _compiled(part, subject.x.astype(jnp.bfloat16), call)
+  result = compiled(part, subject.x.astype(jnp.bfloat16), call)
   if result.x.dtype != jnp.bfloat16:
     raise ContractViolation(
       f'the output for a bfloat16 input is {result.x.dtype}, must be bfloat16'
     )
-  _same(result.x, exact, 'bfloat16 against float32', 0.06)
+  same(result.x, exact, 'bfloat16 against float32', 0.06)
 
 
 def undeclared_inputs_are_not_read(subject: Subject) -> None:
@@ -321,7 +214,7 @@ def undeclared_inputs_are_not_read(subject: Subject) -> None:
         result = subject(call=call)
       except UserError:
         continue
-      _same(
+      same(
         result.x, subject().x, f"outputs after a change of '{name}', which 'reads' does not name"
       )
 
@@ -333,30 +226,134 @@ def rematerialisation_changes_nothing(subject: Subject) -> None:
   def output(part, x):
     return apply(part, x, call).x
 
-  results = []
-  for function in (output, jax.checkpoint(output)):
-    loss = jax.value_and_grad(lambda part, f=function: jnp.square(f(part, subject.x)).mean())
-    results.append(jax.tree.leaves(jax.jit(loss)(subject.part)))
-  for expected, actual in zip(*results, strict=True):
-    _same(actual, expected, 'with rematerialisation', 1e-4)
+  def loss(function):
+    return jax.value_and_grad(lambda part: jnp.square(function(part, subject.x)).mean())
+
+  value, gradients = jax.jit(loss(output))(subject.part)
+  again, recomputed = jax.jit(loss(jax.checkpoint(output)))(subject.part)
+  same(again, value, 'with rematerialisation')
+  same_gradients(recomputed, gradients, 'with rematerialisation', GRADIENT_TOLERANCE)
 
 
 def devices_change_nothing(subject: Subject) -> None:
-  """Checks that a mesh of all devices of this process computes the output of a single device."""
-  for settings in (Mesh(), Mesh(data=-1) if len(jax.devices()) % 2 else Mesh(data=-1, tensor=2)):
-    mesh = settings.build()
-    infos = Blueprint(jax.eval_shape(lambda: subject.part)).infos
-    shardings = state_shardings(mesh, settings.rules, infos, subject.part)
-    part = jax.device_put(subject.part, shardings)
-    x = jax.device_put(jnp.tile(subject.x, (len(jax.devices()), 1, 1)), batch_sharding(mesh))
-    layout = Activations.of(mesh, settings)
+  """Checks that each kind of mesh of all devices of this process computes the output and the gradients of one device,
+  except for those that the part refuses."""
+  count = len(jax.devices())
+  rows = np.random.default_rng(6).normal(size=(BATCH * count, subject.length, subject.d_model))
+  x, call = jnp.asarray(rows, jnp.float32), subject.call()
+  y, gradients = jax.jit(value_and_gradients)(subject.part, x, call)
+  for number, mesh in enumerate(_meshes(subject)):
+    try:
+      split_y, split_gradients = _on_mesh(mesh, subject.part, x, call)
+    except UserError:
+      if number:
+        continue
+      raise
+    sizes = {axis: size for axis, size in mesh.sizes(count).items() if size > 1}
+    where = f'on {" x ".join(f"{axis} {size}" for axis, size in sizes.items())} devices'
+    same(split_y, y, where)
+    same_gradients(split_gradients, gradients, where, GRADIENT_TOLERANCE)
 
-    def split(part, x, call, layout=layout):
-      with use_layout(layout):
-        return apply(part, x, call).x
 
-    y = jax.jit(split)(part, x, subject.call())
-    _same(y[:BATCH], subject().x, f'on {len(jax.devices())} devices')
+def _meshes(subject: Subject) -> Iterator[Mesh]:
+  """Yields a mesh with the axis data, and one for each other axis that may split the part."""
+  yield Mesh()
+  infos = Blueprint(jax.eval_shape(lambda: subject.part)).infos.values()
+  names = {name for info in infos for name in info.axes if name is not None}
+  axes = {axis for name in names for axis in as_tuple(Mesh().rules.get(name))}
+  if len(jax.devices()) % 2 == 0:
+    for axis in sorted(axes | ({'context'} if subject.mixes else set())):
+      sizes: dict[str, Any] = {axis: 2}
+      yield Mesh(**sizes)
+
+
+def _on_mesh(settings: Mesh, part: Any, x: Array, call: Call) -> tuple[Array, Any]:
+  """Returns the output and the gradients on the devices of a mesh, in the layout of a body."""
+  mesh = settings.build()
+  infos = Blueprint(jax.eval_shape(lambda: part)).infos
+  part = jax.device_put(part, state_shardings(mesh, settings.rules, infos, part))
+  x = jax.device_put(x, batch_sharding(mesh))
+
+  def split(part, x, call, layout=Activations.of(mesh, settings)):
+    with use_layout(layout):
+      return value_and_gradients(part, constrain(x, 'batch', 'length', 'embed'), call)
+
+  return jax.jit(split)(part, x, call)
+
+
+def settings_change_something(subject: Subject) -> None:
+  """Checks that another value of each number or switch changes the initial parameters or a traced program, or is refused."""
+  build = subject.build
+  own = list(_programs(subject, build))
+  dropped = []
+  for name, values in _other_values(build).items():
+    is_read = []
+    for value in values:
+      try:
+        programs = _programs(subject, functools.partial(build, **{name: value}))
+        is_read.append(any(a != b for a, b in zip(programs, own, strict=True)))
+      except (UserError, TypeError, ValueError, ArithmeticError):
+        continue  # Not a value of this setting.
+      if is_read[-1]:
+        break
+    if is_read and not any(is_read):
+      dropped.append(name)
+  if dropped:
+    raise ContractViolation(f'{", ".join(dropped)} changed nothing')
+
+
+def _other_values(build: Any) -> dict[str, tuple[Any, ...]]:
+  """Returns values other than its own for each setting of a part that is a number or a switch."""
+  bound = build.keywords if isinstance(build, functools.partial) else {}
+  part = build.func if isinstance(build, functools.partial) else build
+  function = part.__init__ if inspect.isclass(part) else part
+  try:
+    hints = typing.get_type_hints(function)
+  except NameError:  # A type that is imported for type checkers only.
+    hints = {}
+  result: dict[str, tuple[Any, ...]] = {}
+  for name, parameter in inspect.signature(function).parameters.items():
+    value = bound.get(name, parameter.default)
+    if isinstance(value, bool):
+      result[name] = (not value,)
+    elif isinstance(value, (int, float)):
+      values = (value + 1, 2 * value, value / 2 if isinstance(value, float) else value // 2)
+      result[name] = tuple(other for other in values if other != value)
+    elif value is None and parameter.kind is parameter.KEYWORD_ONLY:
+      kinds = set(typing.get_args(hints.get(name)))
+      result[name] = (1, 2, 4, 8) if int in kinds else (0.5, 2.0) if float in kinds else ()
+  return result
+
+
+def _programs(subject: Subject, build: Callable[..., Any]) -> Iterator[str]:
+  """Yields the programs that initialise and call a part as text, with their constants, or the error of a refused call."""
+
+  def new():
+    return build(subject.d_model, rngs=nnx.Rngs(0))
+
+  def decode(part, x):
+    cache = part.init_cache(BATCH, subject.length, jnp.float32)
+    tokens = Tokens.row(subject.length, segments=jnp.ones((BATCH, subject.length), jnp.int32))
+    slots = Slots.empty(BATCH, subject.length).extend(tokens)
+    return apply(part, x, subject.call(tokens, Causal(), slots=slots), cache)
+
+  training = {'key': jax.random.key(7), 'step': jnp.int32(7)}
+  calls = subject.call(), subject.call(pattern=Causal()), subject.call(**training)
+  part = jax.eval_shape(new)
+  yield _text(new)
+  programs: list[tuple[Any, ...]] = [*((apply, call) for call in calls), (decode,)]
+  for function, *arguments in programs:
+    try:
+      yield _text(function, part, subject.x, *arguments)
+    except UserError as error:
+      yield str(error)
+
+
+def _text(function: Callable[..., Any], *arguments: Any) -> str:
+  program = jax.make_jaxpr(function)(*arguments)
+  constants = [np.asarray(constant).tobytes().hex() for constant in program.consts]
+  # Functions are printed with their addresses.
+  return re.sub(' at 0x[0-9a-f]+', '', '\n'.join([str(program), *constants]))
 
 
 # Name -> check, and predicate of the parts that it applies to.
@@ -379,6 +376,7 @@ CONTRACTS: dict[str, tuple[Callable[[Subject], None], Callable[[Subject], bool]]
   'bfloat16 is close': (bfloat16_is_close, lambda subject: True),
   'undeclared inputs are not read': (undeclared_inputs_are_not_read, lambda subject: True),
   'rematerialisation changes nothing': (rematerialisation_changes_nothing, lambda subject: True),
+  'settings change something': (settings_change_something, lambda subject: True),
   'devices change nothing': (devices_change_nothing, lambda subject: len(jax.devices()) > 1),
 }
 

@@ -1,0 +1,168 @@
+"""A part with random parameters and inputs, whose contracts are checked."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from t2x.errors import UserError
+from t2x.layers import (
+  Cache,
+  Call,
+  Causal,
+  Full,
+  Pattern,
+  PositionEncoding,
+  Result,
+  Slots,
+  Sublayer,
+  Tokens,
+)
+from t2x.models.block import initial_extras
+
+BATCH = 4
+PROMPTS = np.asarray([2, 4, 3, 4])  # tokens per prompt
+# Relative tolerance between two equivalent computations in float32.
+TOLERANCE = 2e-5
+# Gradients below this share of the largest gradient of a part are compared with this share.
+SMALL = 0.01
+
+
+class ContractViolation(AssertionError):
+  """A part violates a contract."""
+
+
+def perturbed(module: Any, seed: int = 1, scale: float = 0.3) -> Any:
+  """Returns the module with noise N(0, scale) added to its parameters, as initial zeros hide errors."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda leaf: leaf + jnp.asarray(scale * rng.normal(size=leaf.shape), leaf.dtype), module
+  )
+
+
+class Subject:
+  """A part with random parameters and inputs.
+
+  Args:
+    build: builds the part: `build(d_model, rngs=rngs)`.
+    d_model: width of the input.
+    encoding: builds a position encoding for the layers: `encoding(d_model, rngs=rngs)`; None: no positions.
+  """
+
+  def __init__(
+    self,
+    build: Callable[..., Sublayer],
+    d_model: int = 16,
+    encoding: Callable[..., PositionEncoding] | None = None,
+  ):
+    self.build = build
+    self.d_model = d_model
+    self.part: Sublayer = perturbed(build(d_model, rngs=nnx.Rngs(0)))
+    self.encoding = encoding and perturbed(encoding(d_model, rngs=nnx.Rngs(2)), 3)
+    self.length = min(12, self.part.max_length or 12)
+    rng = np.random.default_rng(4)
+    self.x = jnp.asarray(rng.normal(size=(BATCH, self.length, d_model)), jnp.float32)
+    try:
+      jax.eval_shape(lambda x: apply(self.part, x, self.call(pattern=Full())).x, self.x)
+      self.pattern: Pattern = Full()
+    except UserError:
+      self.pattern = Causal()
+
+  @property
+  def mixes(self) -> bool:
+    """Whether the part reads a pattern, as parts that mix tokens must."""
+    return 'pattern' in self.part.reads
+
+  def call(
+    self,
+    tokens: Tokens | None = None,
+    pattern: Pattern | None = None,
+    length: int | None = None,
+    **fields: Any,
+  ) -> Call:
+    """Returns a call with the encoding, if the part reads it, and by default Full(), or Causal() if it refuses Full()."""
+    encoding = self.encoding if 'encoding' in self.part.reads else None
+    row = Tokens.row(length or self.length) if tokens is None else tokens
+    return dataclasses.replace(Call(row, pattern or self.pattern, encoding), **fields)
+
+  def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
+    """Returns the result of the compiled part."""
+    x = self.x if x is None else x
+    return compiled(self.part, x, self.call(length=x.shape[1]) if call is None else call, cache)
+
+
+def apply(part: Any, x: Array, call: Call, cache: Any = None) -> Result:
+  """Calls a part with the initial extras, as in the first layer of a stack."""
+  return part(x, dataclasses.replace(call, extras=initial_extras([part], x)), cache)
+
+
+compiled = jax.jit(apply)
+
+
+def value_and_gradients(part: Any, x: Array, call: Call) -> tuple[Array, Any]:
+  """Returns the output, and the gradients of a loss with respect to the parameters and the input."""
+
+  def loss(part, x):
+    result = apply(part, x, call)
+    auxiliary = sum(map(jnp.mean, result.aux.losses.values()))
+    return jnp.square(result.x).mean() + auxiliary, result.x
+
+  (_, y), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(part, x)
+  return y, gradients
+
+
+def same(
+  actual: Any, expected: Any, what: str, tolerance: float = TOLERANCE, floor: float = 0.0
+) -> None:
+  """Raises ContractViolation if arrays differ by more than the tolerance times the largest expected value.
+
+  Args:
+    actual: an array.
+    expected: an array.
+    what: what is compared, for the message.
+    tolerance: the largest relative difference.
+    floor: lower bound of the value that differences are relative to.
+  """
+  actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+  scale = max(np.abs(expected).max(initial=0.0), floor)
+  difference = np.abs(actual - expected).max(initial=0.0)
+  if not difference <= tolerance * scale:
+    raise ContractViolation(
+      f'{what}: the largest difference is {difference:.2g}, the largest value {scale:.2g}'
+    )
+
+
+def same_gradients(actual: Any, expected: Any, what: str, tolerance: float) -> None:
+  """Compares trees of gradients as `same` does; those that are almost zero, with the others."""
+  floor = SMALL * max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(expected))
+  pairs = zip(jax.tree.leaves(actual), jax.tree.leaves_with_path(expected), strict=True)
+  for leaf, (path, other) in pairs:
+    name = jax.tree_util.keystr(path)
+    same(leaf, other, f'the gradient of {name}, {what}', tolerance, floor)
+
+
+def cached_prompts(subject: Subject, added: int) -> tuple[Cache | None, Slots]:
+  """Returns the cache of right-padded prompts of `PROMPTS` tokens, with `added` free slots."""
+  width = int(PROMPTS.max())
+  cache = subject.part.init_cache(BATCH, width + added, jnp.float32)
+  segments = jnp.asarray(np.arange(width) < PROMPTS[:, None], jnp.int32)
+  tokens = Tokens(jnp.broadcast_to(jnp.arange(width), segments.shape), segments)
+  slots = Slots.empty(BATCH, width + added).extend(tokens)
+  call = subject.call(tokens, Causal(), slots=slots)
+  return subject(subject.x[:, :width], call, cache).cache, slots
+
+
+def next_token(
+  subject: Subject, x: Any, positions: np.ndarray, cache: Cache | None, slots: Slots
+) -> tuple[Array, Cache | None, Slots]:
+  """Returns the outputs [batch, d_model] for one more token `x` of each row, the new cache and slots."""
+  tokens = Tokens(jnp.asarray(positions)[:, None], jnp.ones((len(x), 1), jnp.int32))
+  slots = slots.extend(tokens)
+  call = subject.call(tokens, Causal(), slots=slots)
+  result = subject(jnp.asarray(x)[:, None], call, cache)
+  return result.x[:, 0], result.cache, slots
