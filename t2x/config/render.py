@@ -4,6 +4,7 @@
 return a text and a hash that are the same for equal configs, and `diff` lists differences.
 """
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
@@ -111,7 +112,7 @@ def _call_lines(call: Call, config: Config) -> Iterator[str]:
   bound = call.bound
   rows = [
     (f'{name} = {_text(value, config)}', _origin(bound.get(name), config))
-    for name, value in call.values.items()
+    for name, value in _values(call).items()
   ]
   width = min(max((len(binding) for binding, _ in rows), default=0), 60)
   for binding, origin in rows:
@@ -209,7 +210,7 @@ def _branches(value: Any) -> tuple[Any, dict[str, Any]]:
   are compared as text.
   """
   if isinstance(value, Call):
-    arguments = dict.fromkeys(value.part.parameters, _ABSENT) | value.values
+    arguments = dict.fromkeys(value.part.parameters, _ABSENT) | _values(value)
     kind = id(value.part.obj), value.evaluate
     return kind, {f'.{name}': argument for name, argument in arguments.items()}
   if isinstance(value, (list, tuple)):
@@ -217,6 +218,16 @@ def _branches(value: Any) -> tuple[Any, dict[str, Any]]:
   if type(value) is dict:
     return (dict, *map(repr, value)), {f'[{key!r}]': item for key, item in value.items()}
   return None, {}
+
+
+def _values(call: Call) -> dict[str, Any]:
+  """Returns the values of a call, with the defaults that a dataclass builds for each object."""
+  fields = dataclasses.fields(call.part.obj) if dataclasses.is_dataclass(call.part.obj) else ()
+  return call.values | {
+    field.name: field.default_factory()
+    for field in fields
+    if field.default_factory is not dataclasses.MISSING and field.name not in call.bound
+  }
 
 
 class _Unquoted(str):

@@ -257,6 +257,11 @@ class Strict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+  entries: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
   model: Callable[..., Model] | None = None
   trainer: Trainer | None = None

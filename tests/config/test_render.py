@@ -161,6 +161,17 @@ def test_diff_tells_other_parts_with_their_arguments(read):
   assert diff(b, read('')) == ['Experiment.extra: Causal() -> None']
 
 
+def test_defaults_that_a_dataclass_builds_are_shown_and_compared(read):
+  default, empty = (
+    read('Experiment.extra = @Table()'),
+    read('Experiment.extra = @Table()\nTable.entries = {}'),
+  )
+  some = read("Experiment.extra = @Table()\nTable.entries = {'a': 1}")
+  assert 'entries = {}  # default' in show(default)
+  assert diff(some, default) == ["Experiment.extra.entries: {'a': 1} -> {}"]
+  assert diff(default, empty) == []
+
+
 def test_diff_finds_nothing_where_only_the_writing_differs(read):
   a = read('Experiment.types = @Types()\nTypes.f = 1\nTypes.i = 0')
   b = read(
