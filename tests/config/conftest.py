@@ -23,7 +23,7 @@ __all__ = [
   'Attention', 'Block', 'Causal', 'Constant', 'Dense', 'Experiment', 'GatedMLP', 'Kernel', 'MLP',
   'Mixer', 'Model', 'Normal', 'Pattern', 'PresetBlock', 'Stack', 'Trainer', 'Types', 'Window', 'adamw', 'add',
   'gelu', 'relu', 'scaled', 'zero', 'Ranges', 'Strict', 'NoCache', 'FewArguments', 'OneValue', 'Fits',
-  'Declared', 'OfAnother', 'NoTuple',
+  'Declared', 'OfAnother', 'NoTuple', 'Table',
 ]
 
 

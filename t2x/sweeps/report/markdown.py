@@ -28,6 +28,7 @@ _METHOD = (
   'Verdicts: {test}, corrected for all {count} planned comparisons of the sweep (Dunnett, step-down, level '
   '{level:.3g}){margin}.'
 )
+_SINGLE = 'Verdict: {test} of the only comparison (level {level:.3g}){margin}.'
 _DETAILS = (
   'With the same seed all variants have the same data order, so differences are means over the seeds that '
   'finished in both{baseline}. In the two-way model each variant has a noise variance of its own, which is estimated '
@@ -112,7 +113,7 @@ def method(results: Results) -> str:
   points = {row.point for row in comparisons}
   counts = [sum(row.point == point for row in comparisons) for point in points]
   model = 'a two-way model (variant and seed) with unequal variances'
-  return _METHOD.format(
+  return (_SINGLE if len(comparisons) == 1 else _METHOD).format(
     test='paired t tests' if max(counts, default=0) < FEWEST else model,
     count=len(comparisons),
     level=results.level.alpha,

@@ -63,19 +63,20 @@ const intervalColumn = (name, low, high, format) => ({ name, text: (row) => inte
 const noteColumn = (rows) => rows.some((row) => row.note) ? [{ name: 'note', text: (row) => row.note, sort: (row) => row.note, kind: 'long' }] : [];
 const variantColumn = { name: 'variant', text: (row) => row.label ?? row.variant, sort: (row) => row.label ?? row.variant, kind: null, hint: true };
 
+// The verdict is in view on a phone, and the note on a small screen.
 const verdictColumns = [
   variantColumn,
+  verdictColumn('verdict', (row) => row.verdict),
   column('difference', (row) => row.difference, signed),
   intervalColumn(`${data.confidence} interval`, (row) => row.difference_low, (row) => row.difference_high, signed),
-  verdictColumn('verdict', (row) => row.verdict),
   column('p', (row) => row.p, probability),
+  { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
+  ...noteColumn(data.rows),
   column('p (other test)', (row) => row.p_other, probability),
   column('effect (sd)', (row) => row.effect, (value) => isNumber(value) ? (value > 0 ? '+' : '') + minus(value.toFixed(2)) : ''),
-  { name: 'seeds', text: (row) => row.n === row.trials ? String(row.n) : `${row.n} of ${row.trials}`, sort: (row) => row.n, kind: 'number' },
   column(`mean ${data.metric}`, (row) => row.mean, fixed),
   column('sd', (row) => row.std, fixed),
   column('more seeds', (row) => row.more_seeds || null, more),
-  ...noteColumn(data.rows),
 ];
 
 const costColumns = [
@@ -113,11 +114,11 @@ const tunedColumns = [
   column('own value', (row) => row.own, (value) => short(value)),
   column('tuned value', (row) => row.chosen, (value) => short(value)),
   ...['before', 'after'].map((side) => verdictColumn(`${side}: verdict`, (row) => row[side]?.verdict)),
+  ...(data.tuning && data.tuning.rows.some(tuningNote) ? [{ name: 'note', text: tuningNote, sort: tuningNote, kind: 'long' }] : []),
   ...['before', 'after'].flatMap((side) => [
     column(`${side}: difference`, (row) => row[side]?.difference, signed),
     intervalColumn(`${side}: interval`, (row) => row[side]?.difference_low, (row) => row[side]?.difference_high, signed),
   ]),
-  ...(data.tuning && data.tuning.rows.some(tuningNote) ? [{ name: 'note', text: tuningNote, sort: tuningNote, kind: 'long' }] : []),
 ];
 
 function tuningNote(row) {

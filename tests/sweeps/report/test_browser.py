@@ -366,3 +366,17 @@ def test_a_printed_page_has_the_definitions_and_fits_the_paper(visit):
   assert not page.locator('.bar').is_visible()
   assert page.locator('#curves svg').bounding_box()['width'] < 700
   page.evaluate('dispatchEvent(new Event("afterprint"))')
+
+
+LONG = 'a variant whose name is long'
+
+
+@pytest.mark.parametrize(
+  ('width', 'cells'), [(390, 'td.helps, td.inconclusive'), (1280, 'td.long')]
+)
+def test_verdicts_are_in_view_on_a_phone_and_notes_on_a_laptop(visit, width, cells):
+  page = visit(
+    width, effects={'vanilla': 0.0, LONG: -0.12, 'x': 0.0}, diverged=(LONG, 1), failed=('x', 0)
+  )
+  boxes = [cell.bounding_box() for cell in page.locator(f'#verdicts :is({cells})').all()]
+  assert boxes and all(box['x'] + box['width'] <= width for box in boxes)

@@ -4,6 +4,7 @@ import dataclasses
 
 from t2x.sweeps.report import read_results
 from t2x.sweeps.report.looks import Look
+from t2x.sweeps.report.markdown import method
 from t2x.sweeps.report.summary import looks, sentence, stability
 
 
@@ -46,3 +47,33 @@ def test_earlier_reports_are_listed(sweep):
   assert looks(results) == 'none before this report'
   seen = dataclasses.replace(results, looks=[Look(seeds=(0, 1), date='2026-11-23')])
   assert looks(seen) == '2 seeds on 2026-11-23'
+
+
+def test_a_single_comparison_is_named_with_its_size(sweep):
+  folder = sweep(effects={'vanilla': 0.0, 'geglu': -0.12})
+  results = read_results(folder)
+  row = results.rows[1]
+  size = (
+    f'{row.comparison.difference:+.3g} ({row.comparison.low:+.3g} to {row.comparison.high:+.3g})'
+  )
+  assert sentence(results) == (
+    f'geglu helps against the baseline vanilla by loss (lower is better): {size}; 5 seeds each; '
+    'matched parameters, largest deviation 0.20 %.'
+  )
+  assert method(results) == 'Verdict: paired t tests of the only comparison (level 0.05).'
+
+
+def test_reasons_without_a_verdict_are_in_the_sentence(sweep):
+  results = read_results(sweep())
+  reason = 'not tuned: the best Cosine.peak is the largest tried'
+  rows = [
+    dataclasses.replace(row, withheld=reason if row.variant in ('geglu', 'relu') else '')
+    for row in results.rows
+  ]
+  assert [row.verdict for row in rows] == [
+    'baseline', 'withheld', 'hurts', 'withheld', 'inconclusive',
+  ]  # fmt: skip
+  assert (
+    'of 4 variants, 0 help, 1 hurts, for 1 the data cannot tell (inconclusive), and for 2 the verdict is '
+    f'withheld ({reason}); ' in sentence(dataclasses.replace(results, rows=rows))
+  )
