@@ -1,6 +1,7 @@
 """Trained models for use in Python, returned by `t2x.load(folder)`."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from t2x.tasks.inspection import Inspection, Rows, Texts, as_list
 from t2x.train import Experiment
 from t2x.train.checkpoints import Checkpoints
 from t2x.train.inference import Inference, saved_params
+from t2x.train.params import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Loaded:
   [batch, length]. Images are float32 [batch, height, width, channels], normalised as in training.
 
   Attributes:
-    model: the module, with its parameters.
+    params: all parameters by name, float32.
     tokenizer: the fitted tokenizer; None for image models.
     experiment: the config of the model.
     inference: computes metrics of the model.
@@ -36,12 +38,17 @@ class Loaded:
     weights: {'weights': 'ema'} if the parameters are a moving average.
   """
 
-  model: Any
+  params: Params
   tokenizer: Tokenizer | None
   experiment: Experiment
   inference: Inference
   step: int | None = None
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  @functools.cached_property
+  def model(self) -> Any:
+    """The module, with its parameters in the dtype that the run computes in (`Trainer.compute_dtype`)."""
+    return self.inference.model(self.params)
 
   @property
   def task(self) -> Task:
@@ -182,20 +189,19 @@ class Loaded:
     Returns:
       The metrics, and samples of generated texts.
     """
-    params = self.inference.program.blueprint.params(self.model)
-    metrics: dict[str, Any] = self.inference.means(params, split or self.task.eval_split)
+    metrics: dict[str, Any] = self.inference.means(self.params, split or self.task.eval_split)
     names = list(self.experiment.evaluations)
     settings: dict[str, Any] = {'num_examples': num_examples}
     results = Evaluation({})
     if names:
       settings |= {} if split is None else {'split': split}
-      results = self.inference.evaluators(params, names, **settings)
+      results = self.inference.evaluators(self.params, names, **settings)
     return {**metrics, **results.metrics, **self.weights}, [dict(row) for row in results.samples]
 
   def with_checkpoint(self, checkpoints: Checkpoints, step: int) -> 'Loaded':
     """Returns the model with the parameters of another checkpoint of its run."""
     params, step, weights = saved_params(self.inference.program, checkpoints, step)
-    return dataclasses.replace(self, model=self.inference.model(params), step=step, weights=weights)
+    return dataclasses.replace(self, params=params, step=step, weights=weights)
 
 
 def load_run(
@@ -215,7 +221,7 @@ def load_run(
   params, step, weights = saved_params(
     inference.program, Checkpoints(folder / 'checkpoints'), checkpoint
   )
-  return Loaded(inference.model(params), tokenizer, inference.experiment, inference, step, weights)
+  return Loaded(params, tokenizer, inference.experiment, inference, step, weights)
 
 
 def load_model_folder(folder: Path, processes: Processes | None = None) -> Loaded:
@@ -224,5 +230,5 @@ def load_model_folder(folder: Path, processes: Processes | None = None) -> Loade
 
   imported = ModelFolder(folder)
   inference = Inference(imported.config.build(), imported.tokenizer, processes)
-  model = imported.source.read(imported.shapes)
-  return Loaded(model, imported.tokenizer, inference.experiment, inference)
+  params = inference.program.blueprint.params(imported.source.read(imported.shapes))
+  return Loaded(params, imported.tokenizer, inference.experiment, inference)

@@ -100,7 +100,7 @@ def score_heads(
   blueprint = loaded.inference.program.blueprint
   heads = find_heads(blueprint.infos)
   split = split or loaded.task.train_split
-  params = blueprint.params(loaded.model)
+  params = loaded.params
   (task, *_) = loaded.task.parts.values()
   batches = _batches(loaded, split, num_rows)
   scores, count = importance(task.sums, blueprint, params, batches, heads)
@@ -157,7 +157,7 @@ def prune_run(
   ranking = score_heads(loaded, split=split, num_rows=num_rows)
   masks = remaining(ranking.heads, _chosen(ranking, count))
   blueprint = loaded.inference.program.blueprint
-  params = blueprint.params(loaded.model)
+  params = loaded.params
   smaller = cut(blueprint, params, ranking.heads, masks)
   text = config_lib.GinText(
     pruned_gin(config, smaller, ranking.heads), f'{run} without {count} heads'
@@ -294,7 +294,7 @@ def _compare(
   from t2x.train.inference import Inference
 
   blueprint = loaded.inference.program.blueprint
-  params = blueprint.params(loaded.model)
+  params = loaded.params
   (task, *_) = loaded.task.parts.values()
   batch = next(_batches(loaded, ranking.split, loaded.inference.batch_size))
 

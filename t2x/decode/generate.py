@@ -22,6 +22,7 @@ from t2x.decode.sampling import Greedy
 from t2x.decode.strategy import Generated, Request, Strategy
 from t2x.errors import UserError
 from t2x.layers import Tokens
+from t2x.layers.dtypes import working_dtype
 from t2x.layers.marks import Marks
 from t2x.layers.patterns import mark_names
 from t2x.models import DecodingModel
@@ -57,7 +58,7 @@ def generate(
     pad_id: fills the result after the end token.
     num_return: number of sequences per prompt.
     key: a `jax.random.key`; the same key gives the same sequences.
-    cache_dtype: `dtype` argument of `init_cache`; None: its default.
+    cache_dtype: dtype of keys and values in the cache; None: that in which the model computes.
     marks: marks of prompts and generated tokens, besides 'prefix', that patterns of the model read.
     cache_inputs: additional arguments of `init_cache` (an encoder-decoder's source), as arrays.
 
@@ -220,8 +221,8 @@ def _run(
     eos_ids,
     pad_id,
   )
-  dtype = {} if cache_dtype is None else {'dtype': cache_dtype}
-  cache = model.init_cache(batch, num_slots, **cache_inputs, **dtype)
+  dtype = working_dtype(model) if cache_dtype is None else cache_dtype
+  cache = model.init_cache(batch, num_slots, **cache_inputs, dtype=dtype)
   logits, cache = _prefill(model, prompts, lengths, cache, marks)
   # Avoids slicing stacked parameters and caches in the loop.
   model, cache = model.unstacked(cache)

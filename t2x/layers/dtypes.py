@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from t2x.layers.constraints import num_parts
@@ -59,6 +60,17 @@ class Dtypes:
       rest.setdefault(getattr(self, role), []).append('EMA' if role == 'ema' else role)
     roles = '; '.join(f'{", ".join(names)} in {dtype}' for dtype, names in rest.items())
     return f'compute in {self.compute}; {roles}'
+
+
+def working_dtype(model: Any) -> Any:
+  """Returns the dtype that a model computes in: that of its parameters, except those that remain float32."""
+  variables = jax.tree.leaves(model, is_leaf=lambda leaf: isinstance(leaf, nnx.Param))
+  dtypes = {
+    variable.get_raw_value().dtype
+    for variable in variables
+    if isinstance(variable, nnx.Param) and not variable.get_metadata().get('keep_float32')
+  }
+  return jnp.result_type(*dtypes) if dtypes else jnp.dtype(Dtypes.parameters)
 
 
 def gather(

@@ -51,8 +51,8 @@ class Trainer:
     accumulate: micro-batches per step; the result does not depend on it.
     ema_decay: decay of an exponential moving average of the parameters, which evaluation uses. After t
       updates the decay is min(ema_decay, (1 + t) / (10 + t)). None disables it.
-    compute_dtype: dtype of the activations and of the parameters within a step; `t2x.layers.dtypes.Dtypes`
-      lists the arrays that remain float32.
+    compute_dtype: dtype of the activations and of the parameters within a step, in evaluation and in
+      generation; `t2x.layers.dtypes.Dtypes` lists the arrays that remain float32.
     log_every: steps between train lines in metrics.jsonl.
     eval_every: steps between evaluations; 0 evaluates only at the end.
     eval_batches: batches per evaluation, spread evenly over the split. None, and the last evaluation, read

@@ -108,8 +108,8 @@ class Inference:
     }
 
   def model(self, params: Params) -> Any:
-    """Returns the model with these parameters."""
-    return self.program.blueprint.model(params)
+    """Returns the model with these parameters, which computes in the dtype of the run."""
+    return self.program.blueprint.model(params, self.program.compute_dtype)
 
   def means(
     self,

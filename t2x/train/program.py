@@ -66,6 +66,8 @@ class EvalProgram:
     mesh: the devices.
     layout: sharding of the activations; None for one device.
     blueprint: shapes of the model and metadata of its parameters.
+    compute_dtype: dtype in which the model evaluates and generates: that of the trainer, or float32 without a
+      trainer.
 
   Raises:
     UserError: parts of the experiment do not fit each other or the mesh.
@@ -85,7 +87,7 @@ class EvalProgram:
     trainer = experiment.trainer
     default = DEFAULT_BATCH_SIZE if trainer is None else trainer.batch_size
     self.batch_size = default if batch_size is None else batch_size
-    self._compute_dtype = 'float32' if trainer is None else trainer.compute_dtype
+    self.compute_dtype = 'float32' if trainer is None else trainer.compute_dtype
     self._key = jax.eval_shape(lambda: jax.random.key(0))
     build = experiment.model
     # The constructors run once, to be traced; this program initialises the parameters.
@@ -152,7 +154,7 @@ class EvalProgram:
     if key not in self._compiled:
       # The tasks of a mixture have one loss.
       (task, *_) = task.parts.values()
-      step = make_eval_step(task, self._compute_dtype, self.blueprint, self.layout)
+      step = make_eval_step(task, self.compute_dtype, self.blueprint, self.layout)
       self._compiled[key] = jax.jit(step)
     step, scalars = self._compiled[key], self.scalars
     return lambda params, batch: step(params, batch, scalars)

@@ -335,4 +335,4 @@ def _evaluation(run: 'TrainingRun') -> str:
   text += ' at the end'
   if trainer.ema_decay is not None:
     text += f', EMA weights (decay {trainer.ema_decay:g})'
-  return text
+  return f'{text}; evaluation and generation in {trainer.compute_dtype}'

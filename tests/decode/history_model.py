@@ -53,7 +53,7 @@ class HistoryModel:
       vocab_size=self.table.shape[1],
     )
 
-  def init_cache(self, batch, num_slots, offset=None):
+  def init_cache(self, batch, num_slots, offset=None, dtype=None):
     """`offset` [batch] replaces an encoder-decoder's source: it is added to every hash."""
     zeros = jnp.zeros((batch, num_slots), jnp.int32)
     return History(zeros, zeros, jnp.zeros(batch, jnp.int32) if offset is None else offset)
@@ -87,10 +87,15 @@ def history_model(vocab=5, seed=0, scale=2.0, **kwargs):
   return HistoryModel(jnp.asarray(table, jnp.float32), **kwargs)
 
 
+def row_of(history, offset=0):
+  """Returns the row of the table that has the logits after a history."""
+  hashed = sum((int(i) + 1) * (slot + 2) ** 2 for slot, i in enumerate(history)) + offset
+  return hashed % BUCKETS
+
+
 def log_probs_after(model, history, offset=0):
   """Returns the log-probabilities of the next token, in NumPy."""
-  hashed = sum((int(i) + 1) * (slot + 2) ** 2 for slot, i in enumerate(history)) + offset
-  logits = np.asarray(model.table, np.float64)[hashed % BUCKETS]
+  logits = np.asarray(model.table, np.float64)[row_of(history, offset)]
   return logits - np.log(np.exp(logits).sum())
 
 

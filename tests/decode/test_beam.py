@@ -1,10 +1,19 @@
 """Beam search against exhaustive search."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from history_model import all_sequences, greedy_by_hand, history_model
+from history_model import (
+  HistoryModel,
+  all_sequences,
+  greedy_by_hand,
+  history_model,
+  log_probs_after,
+  row_of,
+)
 
 from t2x.decode import (
   GNMT,
@@ -12,6 +21,8 @@ from t2x.decode import (
   AverageLength,
   Beam,
   Greedy,
+  RepetitionPenalty,
+  SuppressTokens,
   WhenCertain,
   WhenFull,
   generate,
@@ -155,3 +166,38 @@ def test_the_bound_holds_for_every_continuation():
 def test_a_width_below_one_is_an_error():
   with pytest.raises(UserError, match=r'Beam.width = 0 must be at least 1'):
     Beam(width=0)
+
+
+def test_scores_are_processed_and_log_probabilities_are_not():
+  model = history_model(vocab=5, seed=3)
+  forbidden = int(np.argmax(log_probs_after(model, PROMPTS[0])))
+  penalty = AverageLength()
+  strategy = Beam(3, penalty, processors=[SuppressTokens([forbidden]), RepetitionPenalty(2.0)])
+  generated = run(model, PROMPTS[:1], strategy, 3, num_return=3)
+  for r in range(3):
+    length = int(generated.lengths[0, r])
+    tokens = generated.tokens[0, r, :length].tolist()
+    assert forbidden not in tokens
+    raw, score, history = [], 0.0, list(PROMPTS[0])
+    for token in tokens:
+      log_probs = log_probs_after(model, history)
+      raw.append(log_probs[token])
+      score += log_probs[token] * (2.0 if token in history else 1.0)
+      history.append(token)
+    np.testing.assert_allclose(generated.log_probs[0, r, :length], raw, rtol=1e-4)
+    np.testing.assert_allclose(generated.sum_log_probs[0, r], sum(raw), rtol=1e-4)
+    np.testing.assert_allclose(generated.scores[0, r], score / length, rtol=1e-4)
+
+
+def test_several_end_tokens_do_not_displace_the_unfinished_beams():
+  """Three end tokens and token 4 are likelier than token 5, whose continuation is the best hypothesis."""
+  first, uniform = np.log([0.01, 0.2, 0.21, 0.22, 0.19, 0.17]), np.log(np.full(6, 1 / 6))
+  certain = np.log([1e-4, 1 - 5e-4, 1e-4, 1e-4, 1e-4, 1e-4])
+  table = history_model(vocab=6).table
+  for history, logits in (([0], first), ([0, 4], uniform), ([0, 5], certain)):
+    table = table.at[row_of(history)].set(jnp.asarray(logits, jnp.float32))
+  strategy = Beam(2, AverageLength(), WhenCertain(), eos_ids=(1, 2, 3))
+  generated = run(HistoryModel(table), [[0]], strategy, 3)
+  assert generated.tokens[0, 0].tolist() == [5, 1, PAD]
+  expected = (math.log(0.17) + math.log(1 - 5e-4)) / 2
+  assert float(generated.scores[0, 0]) == pytest.approx(expected, rel=1e-4)

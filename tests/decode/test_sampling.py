@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from history_model import history_model, log_probs_after
 
-from t2x.decode import Sampling, generate
+from t2x.decode import Greedy, Sampling, SuppressTokens, generate
 from t2x.errors import UserError
 
 SETTINGS = [
@@ -122,3 +122,22 @@ def test_a_row_draws_the_same_whatever_stands_beside_it():
 def test_settings_without_meaning_are_errors(bad):
   with pytest.raises(UserError, match='Sampling.' + next(iter(bad))):
     Sampling(**bad)
+
+
+@pytest.mark.parametrize('strategy', [Greedy, Sampling])
+def test_log_probabilities_are_of_the_model_without_processors(strategy):
+  """The two likeliest tokens after the prompt are forbidden."""
+  model = history_model(vocab=6, seed=4)
+  forbidden = np.argsort(log_probs_after(model, [3, 3]))[-2:].tolist()
+  generated = draw(
+    model, strategy(processors=[SuppressTokens(forbidden)]), key=0, num_return=1, rows=2
+  )
+  for b in range(2):
+    first, second = generated.tokens[b, 0].tolist()
+    assert first not in forbidden
+    by_hand = [
+      log_probs_after(model, [3, 3])[first],
+      log_probs_after(model, [3, 3, first])[second],
+    ]
+    np.testing.assert_allclose(generated.log_probs[b, 0], by_hand, rtol=1e-4)
+    np.testing.assert_allclose(generated.sum_log_probs[b, 0], sum(by_hand), rtol=1e-4)

@@ -24,6 +24,7 @@ from t2x.layers import (
   normal,
 )
 from t2x.models import Block, Decoder, Encoder, EncoderDecoder, LanguageModel, LMHead, Stack
+from t2x.train.params import Blueprint
 
 EOS, PAD, BOS, VOCAB = 1, 0, 3, 12
 LENGTH = 12
@@ -189,3 +190,22 @@ def test_more_tokens_than_learned_positions_is_an_error(translator):
   message = r'a prompt of 8 tokens and 6 new tokens require 13 positions, .*: decrease max_length'
   with pytest.raises(UserError, match=message):
     generate(language_model('learned'), prompts, lengths, **limits, eos_id=EOS, pad_id=PAD)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_keys_are_cached_in_the_dtype_in_which_the_model_computes(dtype):
+  dtypes = set()
+
+  class Attention(MultiHeadAttention):
+    def init_cache(self, batch, num_slots, dtype):
+      dtypes.add(jnp.dtype(dtype))
+      return super().init_cache(batch, num_slots, dtype)
+
+  block = part(BLOCK, mixer=part(Attention, num_heads=4))
+  body = part(Decoder, stack=part(Stack, num_layers=1, blocks=[block]), encoding=RoPE)
+  settings = {'d_model': 16, 'embedding': EMBEDDING, 'body': body, 'rngs': nnx.Rngs(0)}
+  blueprint = Blueprint(LanguageModel(**settings))
+  model = blueprint.model(blueprint.params(LanguageModel(**settings)), dtype)
+  limits = {'max_new_tokens': 4, 'eos_id': EOS, 'pad_id': PAD}
+  generate(model, np.array([[BOS]]), np.ones(1, int), **limits)
+  assert dtypes == {jnp.dtype(dtype)}

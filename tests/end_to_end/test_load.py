@@ -4,11 +4,13 @@ import json
 import re
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 import t2x as library
 from t2x.errors import UserError
+from t2x.train.inference import _Evaluated
 
 
 @pytest.fixture(scope='module')
@@ -60,6 +62,31 @@ def test_generation_and_evaluation_are_those_of_the_commands(run, folder, t2x):
   metrics, samples = run.evaluate()
   assert json.loads(out)['loss'] == pytest.approx(metrics['loss'])
   assert {sample['evaluation'] for sample in samples} == {'samples'}
+
+
+def test_generation_and_evaluators_compute_in_the_dtype_of_the_run(run, folder, t2x, tmp_path):
+  """A copy of the run says bfloat16; on the command line float32 overrides it."""
+  shutil.copytree(folder, tmp_path / 'run')
+  config = tmp_path / 'run' / 'config.gin'
+  config.write_text(config.read_text() + "\nTrainer.compute_dtype = 'bfloat16'\n")
+  rounded = library.load(tmp_path / 'run')
+  kernel = 'head.out.kernel' if 'head.out.kernel' in rounded.params else 'embedding.table'
+  np.testing.assert_array_equal(rounded.params[kernel], run.params[kernel])
+  evaluated = _Evaluated(rounded.inference, 'samples', rounded.params, iter)
+  for model in (rounded.model, evaluated.model()):
+    dtypes = {leaf.dtype.name for leaf in jax.tree.leaves(model)}
+    assert dtypes == {'bfloat16', 'float32'}  # Norms keep float32.
+  assert {leaf.dtype.name for leaf in jax.tree.leaves(run.model)} == {'float32'}
+
+  def log_probs(*arguments):
+    code, out, err = t2x('generate', *arguments, '--prompt', 'the cat', '--greedy', '--json')
+    assert code == 0, err
+    return json.loads(out)['log_probs']
+
+  exact = log_probs(folder)
+  assert log_probs(tmp_path / 'run') != exact
+  assert log_probs(tmp_path / 'run', '--gin.Trainer.compute_dtype=float32') == exact
+  assert rounded.evaluate()[0]['loss'] == pytest.approx(run.evaluate()[0]['loss'], rel=0.02)
 
 
 def without(text, *names):

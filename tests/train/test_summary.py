@@ -178,6 +178,7 @@ def test_the_start_screen_says_all_in_a_few_lines_that_fit(width):
     '5 to 10 (resumed), batches of 4 rows, 2 epochs',
     'validation split every 4 steps (3 batches) and at the end',
     'EMA weights (decay 0.9)',
+    'evaluation and generation in float32',
     'runs/x',
   ):
     assert part in text, part
