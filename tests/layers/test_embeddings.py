@@ -200,4 +200,4 @@ def test_parameters_name_their_axes():
   token = TokenEmbedding(8, vocab_size=11, num_types=2, init=ones(), rngs=nnx.Rngs(0))
   assert (token.table.axes, token.types.axes) == (('vocab', 'embed'), ('types', 'embed'))
   patch = PatchEmbedding(8, patch_size=4, rngs=nnx.Rngs(0))
-  assert patch.projection.kernel.axes == ('patch', 'patch', None, 'embed')
+  assert patch.projection.kernel.axes == ('patch', 'patch', 'channels', 'embed')

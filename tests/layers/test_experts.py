@@ -184,7 +184,7 @@ def test_muon_sees_one_matrix_for_each_expert():
     name: matrix_dimensions(info) for name, info in Blueprint(jax.eval_shape(switch)).infos.items()
   }
   for name in ('up', 'down'):
-    assert (found[name].reduction_axis, found[name].output_axis) == ((-2,), (-1,)), name
+    assert (found[name].reduction_axis, found[name].output_axis) == ((1,), (2,)), name
 
 
 def test_fans_are_those_of_one_expert():
