@@ -10,6 +10,7 @@ from pathlib import Path
 
 from t2x import config as config_lib
 from t2x.api import read_config
+from t2x.config.parse import SEARCH_COMMENT
 from t2x.errors import UserError
 from t2x.files import check_folder, file_lock
 
@@ -83,13 +84,18 @@ def _check_origin(folder: Path, config: config_lib.Config) -> None:
   """Raises UserError if training would replace files in a folder that was never a run."""
   if (folder / '.lock').exists() or _has_checkpoint(folder):
     return
-  own = config_lib.render(config).encode()
+  own = _values(config_lib.render(config).encode())
   for pattern in ('config.gin', *_LEFTOVERS):
     for path in folder.glob(pattern):
-      if path.name != 'config.gin' or path.read_bytes() != own:
+      if path.name != 'config.gin' or _values(path.read_bytes()) != own:
         raise UserError(
           f'{folder} is not a run folder, and training would replace {path}; {_ADVICE}'
         )
+
+
+def _values(text: bytes) -> list[bytes]:
+  """Returns the lines of a rendered config without the folders of modules, which depend on the working directory."""
+  return [line for line in text.splitlines() if not line.startswith(SEARCH_COMMENT.encode())]
 
 
 def _resume(folder: Path, config: config_lib.Config) -> None:

@@ -164,3 +164,17 @@ def test_an_old_run_is_set_aside_whole(write, tmp_path):
   with claim_folder(tmp_path / 'run', write(CONFIG.replace('10', '11')), fresh=True):
     assert names(tmp_path / 'run') == ['.lock']
   assert names(tmp_path / 'run.old-1') == ['.lock', 'checkpoints', 'config.gin']
+
+
+def test_a_config_that_was_rendered_elsewhere_may_be_in_a_new_folder(project, write, tmp_path):
+  """A sweep writes it before a worker claims the folder, perhaps in another working directory."""
+  own, config, folder = project('work'), write(OWN, 'work/x.gin'), tmp_path / 'run'
+  folder.mkdir()
+  text = config_lib.render(config)
+  (folder / 'config.gin').write_text(text.replace(f'# modules in: {own}\n', '# modules in: /old\n'))
+  with claim_folder(folder, config, fresh=False):
+    pass
+  (folder / '.lock').unlink()
+  (folder / 'config.gin').write_text(f'# mine\n{text}')
+  with pytest.raises(UserError, match='is not a run folder'), claim_folder(folder, config, False):
+    pass
