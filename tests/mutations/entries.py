@@ -82,6 +82,36 @@ MUTATIONS = (
     'tests/layers/test_experts.py',
   ),
   Mutation(
+    'layers-full-cache',
+    'new = jnp.where(start + length <= size, new, jnp.nan)',
+    'pass',
+    'tests/layers/test_attention.py',
+  ),
+  Mutation(
+    'layers-full-memory-of-a-cache',
+    'new_v = jnp.where((count <= size)[:, None, None, None], new_v, jnp.nan)',
+    'pass',
+    'tests/layers/test_memory_compressed.py',
+  ),
+  Mutation(
+    'layers-directions-from-raw-bits',
+    '((raw >> 11) + 0.5) * 2.0**-53',
+    '((raw >> 12) + 0.5) * 2.0**-52',
+    'tests/layers/test_feature_maps.py',
+  ),
+  Mutation(
+    'layers-exact-products',
+    'return jnp.einsum(equation, *operands, precision=jax.lax.Precision.HIGHEST)',
+    'return jnp.einsum(equation, *operands)',
+    'tests/layers/test_products.py',
+  ),
+  Mutation(
+    'layers-scores-without-a-scale',
+    "if encoding.num_terms > 1 and 'scale' not in self.score_inputs:",
+    'if encoding.num_terms > 9:',
+    'tests/layers/test_scores.py',
+  ),
+  Mutation(
     'models-tied-head-scale-under-mup',
     '(d_model / build_context().width_ratio) ** -0.5 if scaled',
     'd_model**-0.5 if scaled',
@@ -143,9 +173,9 @@ MUTATIONS = (
   ),
   Mutation(
     'decode-log-probabilities-of-the-model-in-samples',
-    'picked = jnp.take_along_axis(logits, chosen[..., None], axis=-1)[..., 0]',
-    'picked = jnp.take_along_axis(processed, chosen[..., None], axis=-1)[..., 0]',
-    'tests/decode/test_sampling.py tests/decode/test_processors.py',
+    'log_prob = picked - jax.nn.logsumexp(logits, axis=-1)',
+    'log_prob = picked - jax.nn.logsumexp(processed, axis=-1)',
+    'tests/decode/test_sampling.py',
   ),
   Mutation(
     'data-positions-in-segments',
@@ -260,6 +290,18 @@ MUTATIONS = (
     "('hidden', inputs**-0.5, 1 / inputs)",
     "('hidden', inputs**-0.5, 1.0)",
     'tests/train/test_mup.py',
+  ),
+  Mutation(
+    'train-logged-learning-rate',
+    'num_updates = step - self.faults.num_skipped',
+    'num_updates = step',
+    'tests/train/test_loop.py',
+  ),
+  Mutation(
+    'train-padding-of-a-saved-vocabulary',
+    'entries = shape and self._entries(shape, infos.get(name))',
+    'entries = shape',
+    'tests/train/test_init_from.py',
   ),
   Mutation(
     'sweeps-corrections-never-decrease',
