@@ -155,7 +155,7 @@ def compare(
     verdict = _verdict(comparison, planned[index], goal, rate, level, float(smallest[index]))
     if rate is None and margin is not None and _is_same(test, narrow, margin):
       verdict = 'same'
-    more = 0
+    more: int | None = 0
     if verdict == 'inconclusive':
       more = _more_seeds(test, wide, margin) if rate is None else None
       if _is_significant(comparison, level) and not _is_large(comparison, smallest[index]):

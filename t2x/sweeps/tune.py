@@ -26,6 +26,8 @@ class Tune:
       several names, the first that a variant has.
     values: values to try.
     factors: multiples of the variant's own value to try, instead of `values`.
+    metric: metric of the choice, such as one of validation examples where `Sweep.metric` is of test examples; None:
+      that of the sweep.
     seeds: number of tuning seeds, which the comparison does not use.
     keep: 1.0: every value is trained with all seeds. Less than 1: successive halving (Jamieson and Talwalkar
       2016, https://arxiv.org/abs/1502.07943) whose resource is the number of seeds. Each round trains one more
@@ -38,6 +40,7 @@ class Tune:
   parameter: Text | Annotated[Sequence[Text], NonEmpty]
   values: Sequence[Finite] = ()
   factors: Sequence[Positive] = ()
+  metric: Text | None = None
   seeds: Count = 2
   keep: Annotated[float, Range('0 < x <= 1')] = 1.0
   max_trials: Count | None = None

@@ -114,7 +114,12 @@ def plan_tuning(
     for value in sorted(tune.grid(own), key=lambda value: (value != own, value))
   ]
   seeds = dataclasses.replace(
-    sweep, seeds=tune.seed_list, baseline_seeds=None, max_seeds=None, tune=None
+    sweep,
+    metric=tune.metric or sweep.metric,
+    seeds=tune.seed_list,
+    baseline_seeds=None,
+    max_seeds=None,
+    tune=None,
   )
   plan, configs = make_plan(seeds, measure, inspect, arms=arms)
   plan = dataclasses.replace(plan, name=f'{plan.name}-tune', tuning='trials')

@@ -25,7 +25,7 @@ from t2x.errors import UserError
 from t2x.layers import named_key
 from t2x.models import Inputs, OutputKind
 from t2x.models.losses import classification_sums
-from t2x.ranges import Finite, Natural, Positive, Size, Text, TunableRate
+from t2x.ranges import Finite, Natural, Positive, Size, TunableRate
 from t2x.tasks.base import TaskOutput
 from t2x.tasks.distillation import DistillableTask
 from t2x.tasks.image_mixing import Mixing
@@ -61,7 +61,6 @@ class ImageClassification(DistillableTask):
   eval_crop: Crop | None = None
   augmentation: Augmentation | None = None
   mixing: Mixing | None = None
-  eval_split: Text = 'test'
 
   inputs: ClassVar[Inputs] = 'images'
   outputs: ClassVar[OutputKind] = 'class logits'

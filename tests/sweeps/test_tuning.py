@@ -6,6 +6,7 @@ import pytest
 from t2x.api import read_config
 from t2x.errors import UserError
 from t2x.sweeps.choices import write_tuning
+from t2x.sweeps.plan import make_plan
 from t2x.sweeps.plan_table import plan_table, tuning_table
 from t2x.sweeps.records import Outcome, write_outcome, write_plan
 from t2x.sweeps.stages import confirm_stage, stages
@@ -298,3 +299,12 @@ def test_tuning_is_switched_off_or_on(tuned, tmp_path):
     tuned(extra=TUNE.replace('  tune = @Tune()\n', ''))
   with pytest.raises(UserError, match=r'Tune\.parameter must be set'):
     tuned(extra='  tune = @Tune()\n')
+
+
+def test_another_metric_may_choose_than_the_verdicts_use(tuned):
+  sweep = tuned('Sweep.metric=test/accuracy', 'Sweep.goal=max', 'Tune.metric=accuracy')
+  planned = plan_tuning(sweep)
+  assert (planned.plan.metric, planned.plan.goal) == ('accuracy', 'max')
+  assert make_plan(sweep)[0].metric == 'test/accuracy'
+  same = tuned('Sweep.metric=accuracy', 'Sweep.goal=max')
+  assert plan_tuning(same).plan.metric == 'accuracy'

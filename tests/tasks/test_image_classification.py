@@ -2,10 +2,12 @@
 
 import dataclasses
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from t2x.api import read_config
 from t2x.cli import main
 from t2x.config import problem
 from t2x.data import (
@@ -22,6 +24,8 @@ from t2x.data import (
 )
 from t2x.errors import UserError
 from t2x.tasks import ImageClassification
+
+ROOT = Path(__file__).parents[2]
 
 PHOTOGRAPHS = """
 Experiment.task = @ImageClassification()
@@ -132,3 +136,15 @@ def test_crops_and_statistics_in_a_config(tmp_path, capsys):
     'one number for each channel of ImageClassification.image_shape = (6, 6, 1)'
     in capsys.readouterr().err
   )
+
+
+@pytest.mark.parametrize('name', ['digits', 'fashion_mnist'])
+def test_shipped_tasks_choose_by_validation_images_and_report_test_images(name):
+  config = read_config(
+    [ROOT / 'configs' / 'models' / 'small_vit.gin', ROOT / 'configs' / 'tasks' / f'{name}.gin']
+  )
+  experiment = config.build()
+  assert experiment.task.eval_split == 'validation'
+  assert {'train', 'validation', 'test'} <= {*experiment.task.source.splits()}
+  evaluator = experiment.evaluations['test']
+  assert (evaluator.split, evaluator.every) == ('test', 0), 'in the last evaluation only'

@@ -234,7 +234,7 @@ def _tuning(results: Results) -> str:
   curve = [
     'variant',
     'value',
-    f'mean {results.plan.metric}',
+    f'mean {data["metric"]}',
     '95 % interval',
     'seeds',
     'diverged or failed',

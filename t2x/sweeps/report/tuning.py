@@ -44,6 +44,7 @@ def tuning_data(results: Results) -> dict[str, Any] | None:
         }
       )
   return {
+    'metric': tuning.metric,
     'seeds': [*tuning.seeds],
     'keep': tuning.keep,
     'trials': tuning.trials,

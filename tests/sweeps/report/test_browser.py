@@ -237,6 +237,7 @@ def tuning(rows):
   )
   return {
     'seeds': [1000000, 1000001],
+    'metric': 'loss',
     'keep': 0.5,
     'trials': 24,
     'untuned': '12 of 12 trials ended: 12 finished',
