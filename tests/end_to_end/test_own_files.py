@@ -50,7 +50,7 @@ Resized:
   width = 8
 ImageFolder:
   train = '{data}/train'
-  test = '{data}/test'
+  validation = '{data}/validation'
 """
 
 
@@ -63,7 +63,7 @@ def write_text(folder):
 
 def write_images(folder):
   rng = np.random.default_rng(0)
-  for split, count in (('train', 12), ('test', 3)):
+  for split, count in (('train', 12), ('validation', 3)):
     for name in ('cat', 'dog'):
       (folder / split / name).mkdir(parents=True)
       for i in range(count):

@@ -57,7 +57,12 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
     assert outcome.memory_bytes > 4 * trial.parameters * 3
     assert outcome.seconds > 0 and outcome.tokens_per_second > 0
     assert outcome.made_by == origin() | data(config.build())
-    assert {'jax', 'device', 'commit', 'data Digits()'} <= outcome.made_by.keys()
+    assert {
+      'jax',
+      'device',
+      'commit',
+      'data HeldOut(source=Digits(), validation=0.1)',
+    } <= outcome.made_by.keys()
     assert 0 < outcome.step_seconds * trial.num_steps < outcome.seconds
     assert outcome.compile_seconds >= 0 and outcome.conditions.cpus >= 1
     assert outcome.conditions.ended - outcome.conditions.began >= outcome.seconds
