@@ -62,14 +62,16 @@ def stages(sweep: Sweep, out: Path, measure: StepSeconds) -> Iterator[Stage]:
     return
   trials, planned = out / 'trials', plan_tuning(sweep, measure)
   notes = (_overview(sweep, planned), *planned.notes())
-  larger: TuningPlan | None = planned
-  while larger is not None:
-    planned, tuning = larger, None
-    while tuning is None:
-      plan, configs, _ = planned.next(trials)
-      yield Stage('tune', plan, configs, notes)
-      *_, tuning = planned.next(trials)
+  while True:
+    plan, configs, _ = planned.next(trials)
+    yield Stage('tune', plan, configs, notes)
+    *_, tuning = planned.next(trials)
+    if tuning is None:
+      continue
     larger = extended(sweep, planned, tuning, measure)
+    if larger is None:
+      break
+    planned = larger
   plan, configs = make_plan(sweep, measure, arms=tuned_arms(sweep, tuning), inputs=planned.inputs)
   plan = dataclasses.replace(plan, tuning='tuned')
   yield Stage('', plan, configs, (notes[0], tuning_table(tuning)), tuning)

@@ -80,7 +80,9 @@ class Tune:
       numbers = [_beyond(numbers[1], numbers[0]), *numbers]
     if 'largest' in ends:
       numbers = [*numbers, _beyond(*numbers[-2:])]
-    return dataclasses.replace(self, **{'values' if self.values else 'factors': tuple(numbers)})
+    if self.values:
+      return dataclasses.replace(self, values=tuple(numbers))
+    return dataclasses.replace(self, factors=tuple(numbers))
 
   def sizes(self, count: int) -> Iterator[int]:
     """Yields the number of values in each round, of `count` values in the first one."""
