@@ -177,6 +177,24 @@ def test_verdicts_are_withheld_if_the_budget_ends_at_an_edge(
   assert 'no variant helps or hurts' in capsys.readouterr().err
 
 
+def test_bindings_after_a_report_make_the_next_one_exploratory(
+  run, fake, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.setattr(InProcess, 'run', fake)
+  folder, file = tmp_path / 'out' / 'study', tmp_path / 'study.gin'
+  assert run()[0] == 0 and report(folder, capsys)['look'] == ''
+  text = file.read_text()
+  head, _, rest = text.partition('  baseline = ')
+  file.write_text(f'# A comment.\n{head}  metric = "loss"\n  baseline = {rest}')
+  assert run()[0] == 0 and report(folder, capsys)['look'] == ''
+  # Two comparisons in two reports.
+  assert run('--gin.Trainer.num_steps=50')[0] == 0
+  data = report(folder, capsys)
+  assert data['look'].startswith('Exploratory: baseline and variants changed after the report of ')
+  assert 'corrected for all comparisons of all reports (level 0.025)' in data['look']
+  assert data['confidence'] == '97.5 %'
+
+
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
