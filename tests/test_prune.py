@@ -1,5 +1,7 @@
 """Removing heads equals masking them, in every kind of model, and what cannot be removed is refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,8 @@ from flax import nnx
 from t2x.api import read_config
 from t2x.config import GinText
 from t2x.errors import UserError
+from t2x.layers import MLP, MultiHeadAttention
+from t2x.models import Block, Stack, Stages
 from t2x.prune import HeadScores, _chosen, pruned_gin
 from t2x.train.heads import AttentionHeads, cut, find_heads, remaining, removal_order, scaled
 from t2x.train.params import Blueprint
@@ -78,6 +82,25 @@ def test_layers_with_equal_numbers_of_heads_remain_stacked():
   kernel = params['body.stack.blocks.0.mixer.out.kernel']
   expected = np.stack([np.delete(kernel[row], row, axis=0) for row in range(3)])
   np.testing.assert_array_equal(smaller.params['body.stack.blocks.0.mixer.out.kernel'], expected)
+
+
+def test_heads_of_every_stage_are_removed_from_their_own_layers():
+  """Layers are numbered through all stages; here 1 in the first and 2 in the second."""
+  attention = functools.partial(MultiHeadAttention, num_heads=4)
+  block = functools.partial(
+    Block, mixer=attention, feed_forward=functools.partial(MLP, hidden_dim=8)
+  )
+  stages = [functools.partial(Stack, num_layers=n, blocks=[block]) for n in (1, 2)]
+  model = Stages(16, stages=stages, rngs=nnx.Rngs(0))
+  blueprint = Blueprint(jax.eval_shape(lambda: model))
+  params, heads = blueprint.params(model), find_heads(blueprint.infos)
+  second = 'stages.1.blocks.0.mixer'
+  assert {h.name: h.layers for h in heads} == {'stages.0.blocks.0.mixer': (0,), second: (1, 2)}
+  smaller = cut(blueprint, params, heads, remaining(heads, [(second, 0, 3), (second, 1, 1)]))
+  assert smaller.counts['stages.1'] == [{'mixer': 3}, {'mixer': 3}]
+  kernel = params[f'{second}.out.kernel']
+  expected = np.stack([np.delete(kernel[0], 3, axis=0), np.delete(kernel[1], 1, axis=0)])
+  np.testing.assert_array_equal(smaller.params[f'{second}.out.kernel'], expected)
 
 
 def test_every_layer_keeps_its_most_important_head():

@@ -42,13 +42,13 @@ class FactoredState(NamedTuple):
   """Moving averages of squared gradients by parameter name.
 
   Attributes:
-    count: number of updates.
+    step: number of updates.
     rows: means over the larger side of each matrix, of factored parameters.
     columns: means over the smaller side.
     moments: of the other parameters.
   """
 
-  count: Array
+  step: Array
   rows: dict[str, Array]
   columns: dict[str, Array]
   moments: dict[str, Array]
@@ -80,7 +80,7 @@ def scale_by_factored_rms(
     return FactoredState(jnp.zeros([], jnp.int32), zeros(1), zeros(0), moments)
 
   def update(grads, state, params=None):
-    decay = 1.0 - jnp.array(state.count + 1, jnp.float32) ** -decay_rate
+    decay = 1.0 - jnp.array(state.step + 1, jnp.float32) ** -decay_rate
 
     def average(old: Array, new: Array) -> Array:
       return (decay * old + (1.0 - decay) * new).astype(old.dtype)
@@ -98,7 +98,7 @@ def scale_by_factored_rms(
       row = jnp.expand_dims(rows[name], larger)
       by_row = (row / row.mean(axis=smaller, keepdims=True)) ** -0.5
       updates[name] = grad * by_row * jnp.expand_dims(columns[name] ** -0.5, smaller)
-    return updates, FactoredState(optax.safe_increment(state.count), rows, columns, moments)
+    return updates, FactoredState(optax.safe_increment(state.step), rows, columns, moments)
 
   return optax.GradientTransformation(init, update)
 

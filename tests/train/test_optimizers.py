@@ -10,15 +10,25 @@ from flax import nnx
 
 from t2x.layers import (
   MLP,
+  AdditiveScores,
+  BilinearScores,
   DynamicConvolution,
   FactorisedEmbedding,
+  HyperConnections,
   LightweightConvolution,
+  MemoryCompressedAttention,
   MultiHeadAttention,
+  NystromAttention,
   PatchEmbedding,
   RandomScores,
+  RMSNorm,
+  RoutingAttention,
   T5Bias,
+  TalkingHeads,
+  TokenEmbedding,
+  XLPositions,
 )
-from t2x.models import Block, Encoder, MaskedLMHead, PooledClassifier, Stack
+from t2x.models import Block, Encoder, GlobalTokens, MaskedLMHead, PooledClassifier, Stack
 from t2x.train.optimizers import (
   SGD,
   Adafactor,
@@ -155,6 +165,12 @@ MODELS = {
   'patches': lambda: PatchEmbedding(16, patch_size=2, rngs=nnx.Rngs(0)),
   't5': lambda: T5Bias(16, num_heads=2, bidirectional=True, rngs=nnx.Rngs(0)),
   'random': lambda: RandomScores(2, 8, max_length=4, rngs=nnx.Rngs(0)),
+  'additive': lambda: AdditiveScores(2, 8, rngs=nnx.Rngs(0)),
+  'nystrom': lambda: NystromAttention(
+    16, num_heads=2, num_landmarks=4, conv_size=3, rngs=nnx.Rngs(0)
+  ),
+  'compressed': lambda: MemoryCompressedAttention(16, num_heads=2, rngs=nnx.Rngs(0)),
+  'xl': lambda: XLPositions(16, num_heads=2, rngs=nnx.Rngs(0)),
 }
 BLOCK = functools.partial(
   Block,
@@ -175,6 +191,10 @@ BLOCK = functools.partial(
     ('patches', set()),
     ('t5', set()),
     ('random', set()),
+    ('additive', set()),
+    ('nystrom', {'q', 'k', 'v', 'out'}),
+    ('compressed', {'q', 'k', 'v', 'out'}),
+    ('xl', {'r'}),
   ],
 )
 def test_muon_takes_every_projection_and_nothing_that_is_looked_up(name, expected):
@@ -268,3 +288,64 @@ def test_adafactor_factors_attention_kernels_with_narrow_heads():
     'out.kernel': (8, 64),
   }
   assert factored.moments.keys() == {'out.bias'}
+
+
+UNDECAYED = {
+  'Transformer-XL': (
+    lambda rngs: XLPositions(16, num_heads=4, rngs=rngs),
+    {'content_bias', 'position_bias'},
+  ),
+  'null keys': (
+    lambda rngs: MemoryCompressedAttention(
+      16, num_heads=4, use_bias=False, out_bias=False, rngs=rngs
+    ),
+    {'k_null', 'v_null', 'k_conv.bias', 'v_conv.bias'},
+  ),
+  'additive scores': (lambda rngs: AdditiveScores(4, 4, rngs=rngs), {'w'}),
+  'bilinear scores': (lambda rngs: BilinearScores(4, 4, rngs=rngs), set()),
+  'centroids': (
+    lambda rngs: RoutingAttention(
+      16, num_heads=4, num_clusters=2, window=3, use_bias=False, out_bias=False, rngs=rngs
+    ),
+    {'centroids'},
+  ),
+  'hyper-connections': (
+    lambda rngs: HyperConnections(16, norm=RMSNorm, rngs=rngs),
+    {'norm.scale', 'read', 'mix', 'write'},
+  ),
+  'talking heads': (lambda rngs: TalkingHeads(4, 4, rngs=rngs), {'before', 'after'}),
+  'global tokens': (
+    lambda rngs: GlobalTokens(
+      16, n=3, embedding=functools.partial(TokenEmbedding, vocab_size=30), rngs=rngs
+    ),
+    {'vectors'},
+  ),
+}
+
+
+@pytest.mark.parametrize('name', UNDECAYED)
+def test_vectors_and_neutral_elements_are_not_decayed(name):
+  """With gradients of 0 and weight decay 0.25, the other parameters shrink to three quarters."""
+  build, kept = UNDECAYED[name]
+  blueprint = Blueprint(jax.eval_shape(lambda: build(nnx.Rngs(0))))
+  rng = np.random.default_rng(0)
+  params = {n: np.float32(rng.normal(size=i.shape)) for n, i in blueprint.infos.items()}
+  zeros = jax.tree.map(np.zeros_like, params)
+  new, _ = take_step(blueprint.infos, Muon(weight_decay=0.25), params, zeros)
+  for key, value in params.items():
+    np.testing.assert_allclose(
+      new[key], value * (1 if key in kept else 0.75), atol=1e-6, err_msg=key
+    )
+
+
+def test_muon_makes_the_matrix_of_each_head_of_bilinear_scores_orthogonal():
+  infos = Blueprint(jax.eval_shape(lambda: BilinearScores(3, 8, rngs=nnx.Rngs(0)))).infos
+  # Far from singular: few iterations do not raise singular values near 0.
+  gradient = np.float32(5 * np.eye(8) + np.random.default_rng(0).normal(size=(3, 8, 8)))
+  start = {'w': np.zeros((3, 8, 8), np.float32)}
+  new, _ = take_step(infos, Muon(weight_decay=0.0, rms=None), start, {'w': gradient})
+  for change, own in zip(-new['w'], gradient, strict=True):
+    u, _, v = np.linalg.svd(own)
+    inside = u.T @ change @ v.T
+    assert 0.3 < np.diag(inside).min() < np.diag(inside).max() < 1.3
+    np.testing.assert_allclose(inside - np.diag(np.diag(inside)), 0, atol=1e-3)
