@@ -79,14 +79,26 @@ PARTS = {
     'build': part(attention, scores=part(DotProductScores, soft_cap=2.0, sink=zeros()))
   },
   'synthesizer': {
-    'build': part(Synthesizer, num_heads=4, scores=part(DenseScores, max_length=16), mix=Plus)
+    'build': part(
+      Synthesizer, num_heads=4, scores=part(DenseScores, max_length=16), mix=Plus, dropout_rate=0.1
+    )
   },
-  'lightweight convolution': {'build': part(LightweightConvolution, num_heads=4, kernel_size=3)},
-  'dynamic convolution': {'build': part(DynamicConvolution, num_heads=4, kernel_size=3)},
-  'Linformer': {'build': part(Linformer, num_heads=4, max_length=12, projected_length=5)},
-  'global and local attention': {'build': part(GlobalLocalAttention, num_heads=4)},
+  'lightweight convolution': {
+    'build': part(LightweightConvolution, num_heads=4, kernel_size=3, dropout_rate=0.1)
+  },
+  'dynamic convolution': {
+    'build': part(DynamicConvolution, num_heads=4, kernel_size=3, dropout_rate=0.1)
+  },
+  'Linformer': {
+    'build': part(Linformer, num_heads=4, max_length=12, projected_length=5, dropout_rate=0.1)
+  },
+  'global and local attention': {
+    'build': part(GlobalLocalAttention, num_heads=4, dropout_rate=0.1)
+  },
   'Nystrom attention': {'build': part(NystromAttention, num_heads=4, num_landmarks=4, conv_size=3)},
-  'memory-compressed attention': {'build': part(MemoryCompressedAttention, num_heads=4)},
+  'memory-compressed attention': {
+    'build': part(MemoryCompressedAttention, num_heads=4, dropout_rate=0.1)
+  },
   'linear attention': {'build': part(LinearAttention, num_heads=4, chunk=5)},
   'linear attention with random features': {
     'build': part(LinearAttention, num_heads=4, chunk=5, features=part(FavorPlus, num_features=64))
@@ -153,12 +165,14 @@ PARTS = {
     'build': part(attention, num_kv_heads=2, scores=BilinearScores)
   },
   'mixture of experts': {
-    'build': part(SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0)
+    'build': part(
+      SwitchFeedForward, hidden_dim=24, num_experts=4, capacity_factor=4.0, dropout_rate=0.1
+    )
   },
   'MLP': {'build': part(MLP, hidden_dim=24, dropout_rate=0.1)},
   'MLP with a norm': {'build': part(MLP, hidden_dim=24, norm=LayerNorm)},
   'gated MLP with a norm': {'build': part(GatedMLP, hidden_dim=24, norm=RMSNorm)},
-  'gated MLP': {'build': part(GatedMLP, hidden_dim=24)},
+  'gated MLP': {'build': part(GatedMLP, hidden_dim=24, dropout_rate=0.1)},
 }
 # The contracts that need a cache.
 DECODING = (

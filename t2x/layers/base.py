@@ -18,7 +18,7 @@ from t2x.hyperparameters import Tunable, scalar
 from t2x.layers.constraints import num_parts
 from t2x.layers.dtypes import broadcast, gather
 from t2x.layers.initializers import build_context
-from t2x.layers.keys import NamedRngs, initial_value
+from t2x.layers.keys import NamedRngs, bernoulli, initial_value
 from t2x.layers.products import project
 
 Initializer = Callable[..., Array]
@@ -235,12 +235,20 @@ def keep_probability(rate: Tunable) -> Float[Array, '']:
   return 1.0 - jnp.asarray(scalar(rate), jnp.float32)
 
 
-def dropout(x: Float[Array, '*shape'], rate: Tunable, key: Key | None) -> Float[Array, '*shape']:
-  """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate)."""
+def dropout(
+  x: Float[Array, '#batch *rest'], rate: Tunable, key: Key | None
+) -> Float[Array, 'batch *rest']:
+  """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate).
+
+  Args:
+    x: the elements. What all rows share, with a first dimension of 1, is dropped for each row.
+    rate: the probability.
+    key: one key per row [batch], or one key [] for the whole array; None: no dropout.
+  """
   if key is None or rate == 0.0:
     return x
   probability = keep_probability(rate)
-  keep = jax.random.bernoulli(key, probability, x.shape)
+  keep = bernoulli(key, probability, x.shape)
   return jnp.where(keep, x / probability.astype(x.dtype), 0)
 
 

@@ -4,7 +4,6 @@ https://arxiv.org/abs/2004.05150)."""
 import dataclasses
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -16,6 +15,7 @@ from t2x.layers.head_projections import HeadProjections, head_projection
 from t2x.layers.initializers import xavier_uniform
 from t2x.layers.interfaces import Call, Result
 from t2x.layers.kernels import AttentionInputs, Auto, DotProduct, Kernel
+from t2x.layers.keys import named_key
 from t2x.layers.patterns import Global, Marked
 from t2x.ranges import Size, TunableRate
 
@@ -92,13 +92,12 @@ class GlobalLocalAttention(HeadProjections):
     """Attends from `x` to itself."""
     self.check_source(call)
     tokens = call.tokens
-    keys = (None, None) if call.key is None else tuple(jax.random.split(call.key))
-    local = self._attend(self.project(x), call, keys[0])
+    local = self._attend(self.project(x), call, named_key(call.key, 'local'))
     projected = (project(x) for project in (self.q_global, self.k_global, self.v_global))
     q, k, v = (constrain(a, 'batch', 'length', 'heads', None) for a in projected)
     # Other queries see few keys in this call; their outputs are not used.
     rows = dataclasses.replace(call, pattern=call.pattern & self.global_tokens)
-    from_global = self._attend((q, k, v), rows, keys[1])
+    from_global = self._attend((q, k, v), rows, named_key(call.key, 'global'))
     is_global = self.global_tokens.allows(tokens, tokens)[..., None, None]
     return Result(self.output(jnp.where(is_global, from_global, local)))
 

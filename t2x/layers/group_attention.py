@@ -40,7 +40,7 @@ def attend_in_groups(
     is_causal: whether later tokens are hidden.
     own_score: score of a token for itself; None: q k'.
     dropout_rate: dropout of the attention probabilities.
-    key: random key of dropout; None: no dropout.
+    key: random keys of dropout as in `Call`; None: no dropout.
   """
   length = q.shape[2]
   chunk = min(chunk, length)

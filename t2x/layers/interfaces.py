@@ -146,7 +146,7 @@ class Slots(Cache):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'step', 'keep', 'extras'],
+  data_fields=['tokens', 'encoding', 'source', 'slots', 'repeat', 'key', 'step', 'drop', 'extras'],
   meta_fields=['pattern', 'place', 'record'],
 )
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +161,10 @@ class Call:
     slots: slots of the tokens in the key/value caches; None without a cache.
     place: index of the block in the repeating group of its stack.
     repeat: index of the group, a traced int32.
-    key: random key of dropout; None: no dropout.
+    key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
     step: number of train steps taken, int32 []; None in evaluation and generation (see `t2x.layers.steps`).
-    keep: factor of the branch, [batch, 1, 1] (stochastic depth); None: 1.
+    drop: probability with which each branch of a block is dropped for a row (stochastic depth), float32 [];
+      None: 0. Sublayers get None.
     record: names of the intermediate arrays to return in `Result.recorded`.
     extras: values that earlier layers returned in `Result.extras`, by name; see `ExtrasSublayer`.
   """
@@ -177,7 +178,7 @@ class Call:
   repeat: int | Int[Array, ''] = 0
   key: Array | None = None
   step: int | Int[Array, ''] | None = None
-  keep: Float[Array, 'batch 1 1'] | Float[Array, ''] | None = None
+  drop: Float[Array, ''] | None = None
   record: frozenset[str] = frozenset()
   extras: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -330,7 +331,7 @@ class Wiring(Protocol):
     Args:
       x: the residual stream.
       sublayer: maps its input to its result.
-      key: random key of dropout; None: no dropout.
+      key: random keys of dropout as in `Call`; None: no dropout.
       keep: factor of the branch (stochastic depth); None: 1.
     """
     ...

@@ -4,15 +4,16 @@ on the seed and its name."""
 import dataclasses
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from t2x.arrays import named_leaves, named_variables
+from t2x.errors import UserError
 from t2x.layers.initializers import build_context, std_of
 
 Part = TypeVar('Part')
@@ -23,13 +24,47 @@ def named_key(key: Array, name: str) -> Array: ...
 @overload
 def named_key(key: None, name: str) -> None: ...
 def named_key(key: Array | None, name: str) -> Array | None:
-  """Returns the key of `name` derived from `key`, or None for None.
+  """Returns the key, or the keys of the rows, of `name` derived from `key`, or None for None.
 
   A part derives the key of each sub-part from its own key and the name of the sub-part's attribute, and does
   not use its own key otherwise. Then keys of different parts never coincide.
   """
   # Not `hash`, which differs between processes.
-  return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
+  return None if key is None else fold_in(key, zlib.crc32(name.encode()))
+
+
+def row_keys(key: Array, num_rows: int) -> Array:
+  """Returns one key for each row of a batch, [num_rows]; the key of a row does not depend on `num_rows`."""
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_rows))
+
+
+def fold_in(key: Array, number: Any) -> Array:
+  """Returns `jax.random.fold_in(key, number)` for one key [] or one key per row [batch]."""
+  fold = jax.random.fold_in
+  return jax.vmap(fold, (0, None))(key, number) if key.ndim else fold(key, number)
+
+
+def bernoulli(key: Array, probability: Any, shape: Sequence[int]) -> Bool[Array, '...']:
+  """Returns booleans that are True with a probability.
+
+  With one key per row, row i depends only on its key, so that neither micro-batches nor devices change it.
+
+  Args:
+    key: one key [] or one key per row [batch].
+    probability: the probability, float32 [].
+    shape: shape of the result. With one key per row, its first dimension is the batch, or 1, which becomes the
+      batch.
+
+  Raises:
+    UserError: there is one key per row, and the first dimension is not the batch.
+  """
+  if not key.ndim:
+    return jax.random.bernoulli(key, probability, shape)
+  if shape[0] not in (1, len(key)):
+    raise UserError(
+      f'random numbers of shape {tuple(shape)} for a batch of {len(key)} rows, each with a key: put the batch first'
+    )
+  return jax.vmap(lambda key: jax.random.bernoulli(key, probability, shape[1:]))(key)
 
 
 def initial_value(

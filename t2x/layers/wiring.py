@@ -16,7 +16,8 @@ from t2x.hyperparameters import Tunable
 from t2x.layers.base import dropout, param
 from t2x.layers.dtypes import Dtypes, with_rank
 from t2x.layers.initializers import ones, zeros
-from t2x.layers.interfaces import BranchWiring, Norm, Result, Wiring
+from t2x.layers.interfaces import BranchWiring, Call, Norm, Result, Wiring
+from t2x.layers.keys import bernoulli, named_key
 from t2x.layers.norms import LayerNorm
 from t2x.ranges import Positive, TunableRate
 
@@ -290,3 +291,19 @@ def apply_rates(y: Array, rate: Tunable, key: Array | None, keep: Array | None) 
   """Applies dropout and stochastic depth to the output of a sublayer."""
   y = dropout(y, rate, key)
   return y if keep is None else y * keep.astype(y.dtype)
+
+
+def depth_factor(call: Call, branch: str, batch: int) -> Float[Array, 'batch 1 1'] | None:
+  """Returns the factor of a residual branch of a block for each row (stochastic depth): 0 with probability
+  `call.drop`, else 1 / (1 - drop). None without stochastic depth.
+
+  Args:
+    call: the call of the block.
+    branch: name of the branch in the block.
+    batch: number of rows.
+  """
+  # With a dot, the name is not that of a sub-part.
+  key = named_key(call.key, f'{branch}.stochastic_depth')
+  if key is None or call.drop is None:
+    return None
+  return bernoulli(key, 1.0 - call.drop, (batch, 1, 1)) / (1.0 - call.drop)

@@ -33,10 +33,10 @@ from t2x.layers import (
   Sublayer,
   Tokens,
   Wiring,
-  dropout,
   named_key,
 )
 from t2x.layers.initializers import building
+from t2x.layers.wiring import apply_rates, depth_factor
 from t2x.models.interfaces import Layer
 from t2x.ranges import TunableRate
 
@@ -155,14 +155,14 @@ class _Block(nnx.Module):
       )
     encoding = call.encoding if self.encoding is None else self.encoding
     own = dataclasses.replace(
-      call, pattern=call.pattern & self.pattern, encoding=encoding, source=None, keep=None
+      call, pattern=call.pattern & self.pattern, encoding=encoding, source=None, drop=None
     )
     calls = {}
     for name, part in self.sublayers.items():
       key = named_key(call.key, name)
       if name == 'cross':
         calls[name] = dataclasses.replace(
-          call, pattern=Full(), encoding=None, slots=None, key=key, keep=None
+          call, pattern=Full(), encoding=None, slots=None, key=key, drop=None
         )
       elif 'encoding' in part.reads:
         calls[name] = dataclasses.replace(own, key=key)
@@ -221,7 +221,7 @@ class SublayerBlock(_Block):
     part, own = self.sublayers[name], self.calls(call)[name]
     wiring = cast(BranchWiring, self.wirings[name])
     key = named_key(call.key, f'{name}_wiring')
-    return wiring.branch(x, lambda h: part(h, own, cache), key, call.keep)
+    return wiring.branch(x, lambda h: part(h, own, cache), key, depth_factor(call, name, len(x)))
 
   def __call__(
     self,
@@ -250,7 +250,8 @@ class SublayerBlock(_Block):
       def branch(h, part=part, own=own, name=name):
         return part(h, own, old.get(name))
 
-      result = wiring(x, branch, named_key(call.key, f'{name}_wiring'), call.keep)
+      keep = depth_factor(call, name, len(x))
+      result = wiring(x, branch, named_key(call.key, f'{name}_wiring'), keep)
       x = result.x
       if name in old:
         new[name] = result.cache
@@ -363,9 +364,8 @@ class ParallelBlock(_Block):
     }
     new |= {name: results[name].cache for name in old}
     branch = results['mixer'].x + results['feed_forward'].x
-    branch = dropout(branch, self.dropout_rate, named_key(call.key, 'dropout'))
-    if call.keep is not None:
-      branch = branch * call.keep.astype(branch.dtype)
+    key, keep = named_key(call.key, 'dropout'), depth_factor(call, 'branches', len(x))
+    branch = apply_rates(branch, self.dropout_rate, key, keep)
     aux: Aux = results['mixer'].aux + results['feed_forward'].aux
     recorded = {
       f'{name}.{key}': value

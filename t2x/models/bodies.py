@@ -136,7 +136,7 @@ class _Body(nnx.Module):
       source: input of cross-attention. With a cache it is ignored: `init_cache` has processed it.
       tokens: metadata of the tokens in x; None: unpadded rows at positions 0, 1, ....
       cache: cache that earlier calls returned during generation.
-      key: random key for dropout; None: no dropout.
+      key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
     """
     tokens = Tokens.row(x.shape[1]) if tokens is None else tokens

@@ -101,7 +101,7 @@ class EncoderDecoder(nnx.Module):
       target: token ids of the decoder's input, already shifted.
       source_tokens: metadata of the source tokens; None: unpadded rows at positions 0, 1, ....
       target_tokens: the same of the target tokens.
-      key: random key for dropout; None: no dropout.
+      key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
     """
     encoded, memory = self._encode(source, source_tokens, named_key(key, 'encoder'), record)

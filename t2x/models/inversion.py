@@ -21,7 +21,8 @@ class Branch:
 
   Attributes:
     place: index of its block in the repeating group.
-    program: computes the outputs from the leaves of the block, the stream, the number of the repeat and its key.
+    program: computes the outputs from the leaves of the block, the stream, and the number, the keys and the drop
+      rates of the repeat.
     enclosed: indices of the arrays that the program encloses.
     outputs: tree of its outputs: the branch, losses and metrics.
   """
@@ -39,7 +40,7 @@ class Branch:
     Args:
       leaves: parameters of the block.
       h: the stream that the sublayer reads.
-      own: number of the repeat and its random key.
+      own: number, random keys and drop rates of the repeat.
       arrays: all arrays that programs enclose.
     """
     constants = [arrays[i] for i in self.enclosed]
@@ -57,7 +58,7 @@ def traced_branch(
 
   Args:
     branch: function of `inputs` that returns the branch, losses and metrics.
-    inputs: shapes of the block, the stream, the number of the repeat and its key.
+    inputs: shapes of the block, the stream, and the number, the keys and the drop rates of the repeat.
     place: index of the block in the repeating group.
     arrays: arrays that other branches enclose.
   """
@@ -87,7 +88,7 @@ def reversible_scan(
     pair: the streams before the first sublayer.
     leaves: parameters of the blocks of a repeat, [groups, ...]; the repeats of a group share them.
     arrays: arrays that the branches enclose.
-    per_repeat: number and key of each repeat, [groups, repeats of a group, ...].
+    per_repeat: number, keys and drop rates of each repeat, [groups, repeats of a group, ...].
 
   Returns:
     The streams after the last sublayer, and the losses and metrics of each branch, [groups, repeats of a group, ...].

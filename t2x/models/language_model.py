@@ -110,7 +110,7 @@ class LanguageModel(nnx.Module):
       tokens: metadata of the tokens; None: unpadded rows at positions 0, 1, ....
       types: token types.
       cache: cache that earlier calls returned during generation.
-      key: random key for dropout; None: no dropout.
+      key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
     """
     x, extended = self.embedding(ids, tokens, types=types)

@@ -20,8 +20,8 @@ from t2x.layers.dtypes import Dtypes
 from t2x.models.block import Block, SublayerBlock
 from t2x.models.interfaces import Layer
 from t2x.models.inversion import Branch, reversible_scan, traced_branch
-from t2x.models.stack import Layers, Stack, restrict_call
-from t2x.ranges import NonEmpty, Size
+from t2x.models.stack import Layers, Stack, randomness, restrict_call
+from t2x.ranges import NonEmpty, Size, TunableRate
 
 Merge = Callable[[Array, Array], Array]
 
@@ -114,6 +114,7 @@ class ReversibleStack(Stack):
     blocks: builders of the layers of one repeat: `Block` or `SublayerBlock` with wirings that add a branch
       (`BranchWiring`: `PreNorm`, `ReZero`, ..., but not `PostNorm`).
     num_groups: number of parameter sets; see `Stack`.
+    stochastic_depth: probability of dropping the branches of the last layer; see `Stack`.
     merge: computes the output from both streams.
 
   Raises:
@@ -127,11 +128,17 @@ class ReversibleStack(Stack):
     num_layers: Size,
     blocks: Annotated[Sequence[Callable[..., Layer]], NonEmpty] = (Block,),
     num_groups: Size | None = None,
+    stochastic_depth: TunableRate = 0.0,
     merge: Merge = mean_of_streams,
     rngs: nnx.Rngs,
   ):
     super().__init__(
-      d_model, num_layers=num_layers, blocks=blocks, num_groups=num_groups, rngs=rngs
+      d_model,
+      num_layers=num_layers,
+      blocks=blocks,
+      num_groups=num_groups,
+      stochastic_depth=stochastic_depth,
+      rngs=rngs,
     )
     self.merge = merge
     for block in self.blocks:
@@ -174,12 +181,12 @@ class ReversibleStack(Stack):
     if cache is not None or call.record:
       return super().__call__(x, call, cache)
     self._check_unread(call)
-    per_repeat = self._per_repeat(None, call.key)
+    numbers, _, keys, rates = self._per_repeat(None, call.key)
+    per_repeat = numbers, keys, rates
     branches, arrays = self._branches(x, call, per_repeat)
     stream = self._stream(x)
     leaves = [jax.tree.leaves(block) for block in self.blocks]
-    numbers, _, keys, _ = per_repeat
-    grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), (numbers, keys))
+    grouped = jax.tree.map(lambda a: a.reshape(self.num_groups, -1, *a.shape[1:]), per_repeat)
     pair, losses, metrics = reversible_scan(
       branches, (stream.first, stream.second), leaves, arrays, grouped
     )
@@ -196,19 +203,20 @@ class ReversibleStack(Stack):
     """Returns the traced sublayers of one repeat, and the arrays that they enclose."""
     wide = jax.ShapeDtypeStruct(x.shape, jnp.promote_types(x.dtype, Dtypes.reductions))
     first = functools.partial(jax.tree.map, lambda a: a[0])
-    number, _, keys, rates = jax.eval_shape(first, per_repeat)
+    own_inputs = jax.eval_shape(first, per_repeat)
     branches, arrays = list[Branch](), list[Any]()
     for place, block in enumerate(self.blocks):
       for name in block.names:
 
-        def branch(block, h, number, keys, place=place, name=name):
-          key, _ = self._randomness(h, keys, rates, place)
-          own = dataclasses.replace(call, place=place, repeat=number, key=key)
+        def branch(block, h, number, keys, rates, place=place, name=name):
+          own = dataclasses.replace(
+            call, place=place, repeat=number, **randomness(keys, rates, place)
+          )
           result = block.branch(name, h.astype(x.dtype), restrict_call(own, block))
           y = constrain(result.x, 'batch', 'length', 'embed').astype(h.dtype)
           return y, dict(result.aux.losses), dict(result.aux.metrics)
 
-        inputs = jax.eval_shape(first, block), wide, number, keys
+        inputs = jax.eval_shape(first, block), wide, *own_inputs
         branches.append(traced_branch(branch, inputs, place, arrays))
     return branches, arrays
 

@@ -23,6 +23,7 @@ from t2x.layers import (
   Source,
   Tokens,
 )
+from t2x.layers.keys import fold_in
 from t2x.models.bodies import replace_parts
 from t2x.models.interfaces import LayerStack
 from t2x.models.stack import Stack
@@ -141,7 +142,7 @@ class Segments(nnx.Module):
 
     def segment(memory, inputs):
       number, x, tokens = inputs
-      key = None if call.key is None else jax.random.fold_in(call.key, number)
+      key = None if call.key is None else fold_in(call.key, number)
       caches, earlier = memory
       keys = jax.tree.map(lambda *pair: jnp.concatenate(pair, axis=1), earlier, tokens)
       slots = Slots(keys, jnp.int32(self.memory), jnp.int32(self.memory + self.length))

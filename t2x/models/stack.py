@@ -21,6 +21,7 @@ from t2x.hyperparameters import scalar
 from t2x.layers import Cache, Call, Pattern, Result, Source, named_key, stacked
 from t2x.layers.constraints import constrain
 from t2x.layers.initializers import LayerNumbers, build_context, building
+from t2x.layers.keys import fold_in
 from t2x.models.block import Block, initial_extras
 from t2x.models.interfaces import Layer, LayerStack
 from t2x.models.remat import POLICIES, check_remat
@@ -106,8 +107,8 @@ class Stack(nnx.Module):
       the outputs of attention, and 'dots_no_batch+attention' both. With saved outputs, kernels with linear
       memory are not computed again; `Dense` and `XLA` compute their scores again. On CPUs, a fully unrolled
       stack needs as much memory with any policy as with None.
-    stochastic_depth: probability of dropping the last layer of the body; it grows linearly from 0 at its first
-      layer, through all stages of `Stages`.
+    stochastic_depth: probability with which each residual branch of the last layer of the body is dropped for a row;
+      it grows linearly from 0 at the first layer of the body, through all stages of `Stages`.
 
   Raises:
     UserError: `num_layers` or `num_groups` does not divide evenly, or `remat` is unknown or has no effect.
@@ -267,8 +268,7 @@ class Stack(nnx.Module):
       number, caches, keys, rates = per_repeat
       results: list[Result] = []
       for i, block in enumerate(blocks):
-        key, keep = self._randomness(x, keys, rates, i)
-        own = dataclasses.replace(call, place=i, repeat=number, key=key, keep=keep)
+        own = dataclasses.replace(call, place=i, repeat=number, **randomness(keys, rates, i))
         stream, result = stream.apply(block, own, None if caches is None else caches[i])
         results.append(result)
       new = None if caches is None else [result.cache for result in results]
@@ -329,21 +329,13 @@ class Stack(nnx.Module):
     if key is None:
       return numbers, cache, None, None
     # fold_in, not split: the keys of a repeat do not depend on the number of repeats.
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-    depth = np.linspace(0.0, 1.0, self.body_layers, dtype=np.float32)
+    keys = jax.vmap(fold_in, (None, 0))(key, numbers)
+    if self.stochastic_depth == 0.0:
+      return numbers, cache, keys, None
+    # From the last layer to the first, so that a single layer is the last.
+    depth = np.linspace(1.0, 0.0, self.body_layers, dtype=np.float32)[::-1]
     depth = depth[self.first_layer :][: self.num_layers].reshape(self.num_repeats, -1)
     return numbers, cache, keys, jnp.asarray(scalar(self.stochastic_depth) * depth)
-
-  def _randomness(self, x, key, rates, index):
-    """Returns the key of block `index` of a repeat and its stochastic-depth multiplier [batch, 1, 1]."""
-    if key is None:
-      return None, None
-    block_key = named_key(key, f'blocks.{index}')
-    if self.stochastic_depth == 0.0:
-      return block_key, None
-    depth_key = named_key(key, f'stochastic_depth.{index}')
-    mask = jax.random.bernoulli(depth_key, 1.0 - rates[index], (x.shape[0], 1, 1))
-    return block_key, mask / (1.0 - rates[index])
 
 
 class Layers(nnx.Module):
@@ -388,3 +380,9 @@ def restrict_call(call: Call, layer: Layer) -> Call:
     source=call.source if 'source' in layer.reads else None,
     encoding=call.encoding if 'encoding' in layer.reads else None,
   )
+
+
+def randomness(keys: Any, rates: Any, place: int) -> dict[str, Any]:
+  """Returns the fields `key` and `drop` of the call of block `place` of a repeat, from those of the repeat."""
+  rate = None if rates is None else rates[place]
+  return {'key': named_key(keys, f'blocks.{place}'), 'drop': rate}

@@ -70,7 +70,7 @@ class VisionTransformer(nnx.Module):
 
     Args:
       images: pixels.
-      key: random key for dropout; None: no dropout.
+      key: random keys of dropout, one per row [batch], or one key []; None: no dropout.
       record: names of the intermediate arrays to return.
 
     Raises:

@@ -233,6 +233,19 @@ class Task(abc.ABC):
         f'Experiment.teacher is set, but {type(self).__name__} does not support distillation: remove it'
       )
 
+  def batch(self, batch: Mapping[str, jax.Array], key: jax.Array) -> Mapping[str, jax.Array]:
+    """Returns the batch to train on, with augmentations that combine rows (MixUp).
+
+    The train step calls it with the full batch, before `weights` and the split into micro-batches. Arrays that
+    it adds are [batch, ...]. Evaluation does not call it.
+
+    Args:
+      batch: arrays as in `spec`.
+      key: random key of the step. Derive others with `named_key(key, 'task.NAME')`: the names of the model's parts
+        have no such prefix.
+    """
+    return batch
+
   @abc.abstractmethod
   def target_weights(self, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the weight of each target in the main loss term: float32 [batch, ...], 0 for padding.
@@ -249,7 +262,7 @@ class Task(abc.ABC):
   def weights(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Returns the weight of each loss term of `sums` by name, before the forward pass.
 
-    The train step calls it with the full batch, and `sums` with each micro-batch.
+    The train step calls it with the full batch of `batch`, and `sums` with each micro-batch.
     """
     return {'loss': self.weighted_targets(batch).sum()}
 
@@ -261,8 +274,8 @@ class Task(abc.ABC):
 
     Args:
       model: the model.
-      batch: arrays as in `spec`.
-      key: random key of the step; None in evaluation, without dropout and label smoothing.
+      batch: arrays as in `spec`; in training those of `batch`.
+      key: random keys of the rows in this step, [batch]; None in evaluation, without dropout and label smoothing.
     """
 
   def count(self, batch: Mapping[str, np.ndarray]) -> int:

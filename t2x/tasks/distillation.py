@@ -76,7 +76,7 @@ class DistillableTask(Task):
     Args:
       model: the model.
       batch: arrays as in `spec`.
-      key: random key of the step; None in evaluation.
+      key: random keys of the rows in this step, [batch]; None in evaluation.
       teacher: the frozen model of `Experiment.teacher`, in training only.
     """
 

@@ -156,22 +156,33 @@ class ImageClassification(DistillableTask):
     out = model(batch['image'], key=key)
     return out.x, out
 
+  def batch(self, batch, key):
+    """Mixes the images; adds the label of the other image of each, and the share of its own label."""
+    if self.mixing is None:
+      return batch
+    # 'task.mixing' is not the path of any module, so the key is independent of theirs.
+    images, other, share = self.mixing(batch['image'], named_key(key, 'task.mixing'))
+    labels = batch['label']
+    return {
+      **batch,
+      'image': images,
+      'other_label': labels[other],
+      'share': jnp.broadcast_to(share, labels.shape),
+    }
+
   def sums(self, model, batch, key, teacher=None):
     """Returns loss, accuracy and, with more than five classes, top-5 accuracy; for mixed images the mean over both labels."""
-    images, labels, weights = batch['image'], batch['label'], self.weighted_targets(batch)
+    labels, weights = batch['label'], self.weighted_targets(batch)
+    logits, out = self.predictions(model, batch, key)
     if key is None or self.mixing is None:
-      logits, out = self.predictions(model, batch, key)
       sums = self._sums(logits, labels, weights, train=key is not None)
-      return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
-    # 'task.mixing' is not the path of any module, so the key is independent of theirs.
-    images, other, share = self.mixing(images, named_key(key, 'task.mixing'))
-    mixed = {**batch, 'image': images}
-    logits, out = self.predictions(model, mixed, key)
-    own = self._sums(logits, labels, share * weights, train=True)
-    others = self._sums(logits, labels[other], (1 - share) * weights, train=True)
-    # The weights of the two labels add up to the weight of the example.
-    sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
-    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, mixed)
+    else:
+      share = batch['share']
+      own = self._sums(logits, labels, share * weights, train=True)
+      others = self._sums(logits, batch['other_label'], (1 - share) * weights, train=True)
+      # The weights of the two labels add up to the weight of the example.
+      sums = {name: (own[name][0] + others[name][0], weights.sum()) for name in own}
+    return self.distilled(TaskOutput(sums, out.aux), logits, weights, teacher, batch)
 
   def _sums(self, logits, labels, weights, train):
     smoothing = self.label_smoothing if train else 0.0

@@ -217,6 +217,10 @@ class Mixture(Task):
     """Returns the weights of the first task."""
     return self.first.target_weights(batch)
 
+  def batch(self, batch, key):
+    """Returns the batch of the first task: settings that mix rows are those of all tasks."""
+    return self.first.batch(batch, key)
+
   def weights(self, batch):
     """Returns the weights of the first task, with the loss weights of the rows."""
     return self.first.weights(batch)

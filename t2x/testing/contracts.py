@@ -57,11 +57,12 @@ class Outcome:
 
 
 def rows_are_independent(subject: Subject) -> None:
-  """Checks that a change of one row changes no other row, so that accumulation and sharding are exact."""
-  result = subject()
-  changed = subject(subject.x.at[0].add(1.0))
+  """Checks that no row depends on the others, also with dropout, so that accumulation and sharding are exact."""
+  result, split = subject(call=subject.training_call()), (slice(0, 2), slice(2, None))
+  changed = subject(subject.x.at[0].add(1.0), subject.training_call())
   same(changed.x[1:], result.x[1:], 'other rows after a change of the first row')
-  halves = [subject(subject.x[rows]) for rows in (slice(0, 2), slice(2, None))]
+  halves = [subject(subject.x[rows], subject.training_call(rows)) for rows in split]
+  same(jnp.concatenate([half.x for half in halves]), result.x, 'two halves of the batch')
   for name, values in result.aux.losses.items():
     if values.shape != (BATCH,):
       raise ContractViolation(
@@ -221,7 +222,7 @@ def undeclared_inputs_are_not_read(subject: Subject) -> None:
 
 def rematerialisation_changes_nothing(subject: Subject) -> None:
   """Checks that rematerialisation changes neither values nor gradients, with dropout."""
-  call = subject.call(key=jax.random.key(7), step=jnp.int32(7))
+  call = subject.training_call()
 
   def output(part, x):
     return apply(part, x, call).x
@@ -337,8 +338,7 @@ def _programs(subject: Subject, build: Callable[..., Any]) -> Iterator[str]:
     slots = Slots.empty(BATCH, subject.length).extend(tokens)
     return apply(part, x, subject.call(tokens, Causal(), slots=slots), cache)
 
-  training = {'key': jax.random.key(7), 'step': jnp.int32(7)}
-  calls = subject.call(), subject.call(pattern=Causal()), subject.call(**training)
+  calls = subject.call(), subject.call(pattern=Causal()), subject.training_call()
   part = jax.eval_shape(new)
   yield _text(new)
   programs: list[tuple[Any, ...]] = [*((apply, call) for call in calls), (decode,)]

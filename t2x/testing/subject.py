@@ -23,6 +23,7 @@ from t2x.layers import (
   Sublayer,
   Tokens,
 )
+from t2x.layers.keys import row_keys
 from t2x.models.block import initial_extras
 
 BATCH = 4
@@ -89,6 +90,10 @@ class Subject:
     encoding = self.encoding if 'encoding' in self.part.reads else None
     row = Tokens.row(length or self.length) if tokens is None else tokens
     return dataclasses.replace(Call(row, pattern or self.pattern, encoding), **fields)
+
+  def training_call(self, rows: slice = slice(None)) -> Call:
+    """Returns the call of a train step, with random keys, for some rows of the batch."""
+    return self.call(key=row_keys(jax.random.key(7), BATCH)[rows], step=jnp.int32(7))
 
   def __call__(self, x: Array | None = None, call: Call | None = None, cache: Any = None) -> Result:
     """Returns the result of the compiled part."""

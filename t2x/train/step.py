@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 from t2x.errors import UserError
 from t2x.hyperparameters import bind_scalars
 from t2x.layers.constraints import Layout, use_layout
+from t2x.layers.keys import row_keys
 from t2x.layers.steps import use_step
 from t2x.models.losses import Sums
 from t2x.tasks import Task, TaskOutput
@@ -43,7 +44,7 @@ class TrainState:
     step: number of train steps taken, int32 [].
     params: trained parameters by name, float32.
     opt_state: state of the optimizer.
-    key: typed PRNG key, constant during training; each step folds its number into it.
+    key: typed PRNG key, constant during training; each step folds its number into it, then that of each row.
     ema: exponential moving average of `params`; None without `Trainer.ema_decay`.
   """
 
@@ -131,7 +132,7 @@ def init_state(
   return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), key, ema)
 
 
-def _micro_batches(batch: Batch, count: int) -> Batch:
+def _micro_batches(batch: Any, count: int) -> Any:
   """[batch, ...] -> [count, batch / count, ...].
 
   Adjacent rows go to different micro-batches, so that a batch that is sharded over devices is not moved
@@ -141,12 +142,16 @@ def _micro_batches(batch: Batch, count: int) -> Batch:
 
 
 def _accumulate(gradients: Callable, count: int, params: Params, batch: Batch, key: Any) -> Any:
-  """Returns the sum of `gradients(params, micro_batch, key)` over `count` micro-batches."""
+  """Returns the sum of `gradients(params, micro_batch, keys)` over `count` micro-batches.
+
+  Each row has a key, so that what is drawn for it does not depend on the split.
+  """
+  keys = row_keys(key, _num_rows(batch))
   if count == 1:
-    return gradients(params, batch, key)
-  split, keys = _micro_batches(batch, count), jax.random.split(key, count)
+    return gradients(params, batch, keys)
+  split = _micro_batches((batch, keys), count)
   # Traced once, for both the output shapes and the loop body.
-  first = jax.tree.map(lambda a: a[0], (split, keys))
+  first = jax.tree.map(lambda a: a[0], split)
   traced, shapes = jax.make_jaxpr(gradients, return_shape=True)(params, *first)
   run, structure = jaxpr_as_fun(traced), jax.tree.structure(shapes)
 
@@ -155,7 +160,7 @@ def _accumulate(gradients: Callable, count: int, params: Params, batch: Batch, k
     return jax.tree.map(jnp.add, total, result), None
 
   zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-  return jax.lax.scan(add, zeros, (split, keys))[0]
+  return jax.lax.scan(add, zeros, split)[0]
 
 
 def _num_rows(batch: Batch) -> int:
@@ -193,10 +198,10 @@ def _loss_totals(
   return terms | {aux: values.astype(jnp.float32).sum() for aux, values in losses.items()}
 
 
-def _task_output(task: Task, model: Any, batch: Batch, key: jax.Array, teacher: Any) -> TaskOutput:
+def _task_output(task: Task, model: Any, batch: Batch, keys: jax.Array, teacher: Any) -> TaskOutput:
   # `check_teacher` allows a teacher only for tasks that take one.
   sums: Any = task.sums
-  return sums(model, batch, key) if teacher is None else sums(model, batch, key, teacher)
+  return sums(model, batch, keys) if teacher is None else sums(model, batch, keys, teacher)
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -237,10 +242,10 @@ def make_train_step(
       does not have shape [num_rows] or has the name of another loss term or metric.
   """
 
-  def objective(params, frozen, batch, key, weights, num_rows):
+  def objective(params, frozen, batch, keys, weights, num_rows):
     model = blueprint.model(groups.join(params, frozen), trainer.compute_dtype)
     teacher_model = None if teacher is None else teacher.model(frozen, trainer.compute_dtype)
-    output = _task_output(task, model, batch, key, teacher_model)
+    output = _task_output(task, model, batch, keys, teacher_model)
     totals = _loss_totals(task, output, weights, _num_rows(batch))
     return _mean_loss(totals, weights, num_rows), (output.reported, totals)
 
@@ -250,11 +255,12 @@ def make_train_step(
 
   def update(state, frozen, batch):
     key = jax.random.fold_in(state.key, state.step)
+    batch = task.batch(batch, key)
     weights, num_rows = task.weights(batch), jnp.float32(_num_rows(batch))
 
-    def gradients(params, batch, key):
+    def gradients(params, batch, keys):
       with use_layout(layout), use_step(state.step):
-        return jax.grad(objective, has_aux=True)(params, frozen, batch, key, weights, num_rows)
+        return jax.grad(objective, has_aux=True)(params, frozen, batch, keys, weights, num_rows)
 
     grads, (metrics, totals) = _accumulate(gradients, trainer.accumulate, state.params, batch, key)
     sums = {name: (total, weights.get(name, num_rows)) for name, total in totals.items()} | metrics

@@ -13,7 +13,7 @@ import pytest
 from contract_parts import PARTS, REFUSED
 
 from t2x.errors import UserError
-from t2x.layers import MLP, FeedForward, MultiHeadAttention, Result
+from t2x.layers import MLP, FeedForward, MultiHeadAttention, Result, dropout
 from t2x.ranges import Size
 from t2x.testing.contracts import CONTRACTS, check_part, settings_change_something
 from t2x.testing.subject import ContractViolation, Subject
@@ -86,6 +86,18 @@ class Batched(FeedForward):
     return dataclasses.replace(result, x=result.x - result.x.mean(axis=0))
 
 
+class BatchMask(FeedForward):
+  """Draws one mask for the batch instead of one for each row."""
+
+  def __init__(self, d_model, *, rngs):
+    self.mlp = MLP(d_model, hidden_dim=8, rngs=rngs)
+
+  def __call__(self, x, call, cache=None):
+    result = self.mlp(x, call)
+    key = None if call.key is None else call.key[0]
+    return dataclasses.replace(result, x=dropout(result.x, 0.5, key))
+
+
 class Acausal(MultiHeadAttention):
   """Ignores the pattern and the padding."""
 
@@ -146,6 +158,7 @@ class Forgetful(FeedForward):
       {'tokens are independent', 'padding is not read', 'packed rows equal separate rows'},
     ),
     (Batched, {'rows are independent'}),
+    (BatchMask, {'rows are independent'}),
     (
       functools.partial(Acausal, num_heads=2),
       {'outputs ignore later tokens', 'padding is not read'},

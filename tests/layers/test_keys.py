@@ -11,8 +11,10 @@ import pytest
 from flax import nnx
 
 from t2x.arrays import named_leaves
-from t2x.layers import Linear, depth_scaled, initialized, named_key, normal, param, stacked
+from t2x.errors import UserError
+from t2x.layers import Linear, depth_scaled, dropout, initialized, named_key, normal, param, stacked
 from t2x.layers.initializers import building
+from t2x.layers.keys import bernoulli, fold_in, row_keys
 
 KEY = jax.random.key(3)
 
@@ -194,3 +196,30 @@ def test_no_key_stays_none_and_names_give_different_keys():
   names = ('mixer', 'cross', 'feed_forward', '')
   keys = jnp.stack([jax.random.key_data(key) for key in (KEY, *(named_key(KEY, n) for n in names))])
   assert len(np.unique(np.asarray(keys), axis=0)) == 1 + len(names)
+
+
+def test_the_numbers_of_a_row_are_those_of_its_key():
+  keys = row_keys(KEY, 5)
+  for named, number in ((named_key(keys, 'part'), None), (fold_in(keys, 3), 3)):
+    drawn = bernoulli(named, 0.5, (5, 40, 2))
+    for row in range(5):
+      own = jax.random.fold_in(KEY, row)
+      own = named_key(own, 'part') if number is None else jax.random.fold_in(own, number)
+      np.testing.assert_array_equal(drawn[row], jax.random.bernoulli(own, 0.5, (40, 2)))
+  np.testing.assert_array_equal(*(jax.random.key_data(row_keys(KEY, n)[:5]) for n in (5, 9)))
+
+
+def test_one_key_draws_the_numbers_of_the_whole_array():
+  expected = jax.random.bernoulli(KEY, 0.5, (5, 40))
+  np.testing.assert_array_equal(bernoulli(KEY, 0.5, (5, 40)), expected)
+
+
+def test_what_rows_share_is_dropped_for_each_row():
+  shared = dropout(jnp.ones((1, 3, 50)), 0.5, row_keys(KEY, 4))
+  np.testing.assert_array_equal(shared, dropout(jnp.ones((4, 3, 50)), 0.5, row_keys(KEY, 4)))
+  assert_all_differ(np.cumsum(shared.reshape(4, -1), axis=1)[:, ::-1])
+
+
+def test_numbers_of_another_first_dimension_than_the_batch_are_refused():
+  with pytest.raises(UserError, match='batch of 4 rows, each with a key: put the batch first'):
+    dropout(jnp.ones((8, 3)), 0.5, row_keys(KEY, 4))

@@ -262,6 +262,6 @@ def test_no_two_dropout_masks_have_one_key(make, monkeypatch):
   model = make.encoder_decoder(body(Encoder), body(Decoder, cross=cross))
   ids = jnp.ones((2, 3), jnp.int32)
   drawn = masks(monkeypatch, model, lambda model, key: model(ids, ids, key=key))
-  # Attention, feed-forward, a mask for each wiring and stochastic depth; two masks around each body.
-  assert len(drawn) == 4 * 5 + 4 * 7 + 2 * 2
+  # Attention, feed-forward, for each wiring a mask and a draw of stochastic depth; two masks around each body.
+  assert len(drawn) == 4 * (2 + 2 * 2) + 4 * (3 + 2 * 3) + 2 * 2
   assert len({key for *_, key in drawn}) == len(drawn)

@@ -70,6 +70,14 @@ def packed_and_padded():
   return Tokens(positions, segments)
 
 
+def depth_factor(key, name, rate):
+  """0 or 1 / (1 - rate) for each row."""
+  if key is None or rate == 0.0:
+    return None
+  kept = jax.random.bernoulli(named_key(key, f'{name}.stochastic_depth'), 1 - rate, (len(X), 1, 1))
+  return kept / (1 - rate)
+
+
 def reference(stack, x, call):
   """The equations of the paper, one sublayer after the other; the wiring's own addition is subtracted."""
   first = second = x
@@ -82,11 +90,13 @@ def reference(stack, x, call):
     own = dataclasses.replace(
       restrict_call(call, one), place=place, repeat=repeat, key=named_key(key, f'blocks.{place}')
     )
+    rate = stack.stochastic_depth * layer / max(stack.num_layers - 1, 1)
     for name, of_part in one.calls(own).items():
       result = vars(one)[f'{name}_wiring'](
         second,
         lambda h, name=name, of_part=of_part, one=one: vars(one)[name](h, of_part),
         named_key(own.key, f'{name}_wiring'),
+        depth_factor(own.key, name, rate),
       )
       first, second = second, first + (result.x - second)
       losses += sum(loss.sum() for loss in result.aux.losses.values())
@@ -129,6 +139,10 @@ def check_gradients(stack, x=X, call=None):
 def test_gradients_equal_plain_differentiation_with_dropout_and_packed_rows(make):
   blocks = block(), block(pattern=Window(3), wiring=part(ReZero, norm=RMSNorm, dropout_rate=0.1))
   check_gradients(built(make, *blocks))
+
+
+def test_gradients_with_stochastic_depth(make):
+  check_gradients(built(make, num_layers=3, stochastic_depth=0.6))
 
 
 def test_gradients_with_shared_parameters(make):

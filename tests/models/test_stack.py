@@ -10,6 +10,7 @@ from applying import applied
 
 from t2x.errors import UserError
 from t2x.layers import Aux, Call, Causal, FeedForward, Result, Slots, Source, Tokens, Window
+from t2x.layers.keys import row_keys
 from t2x.models import ParallelBlock
 from t2x.models.remat import POLICIES
 
@@ -107,6 +108,48 @@ def test_a_block_refuses_a_context_that_it_would_not_read(make):
     applied(block, x, source=Source(x, Tokens.row(7)))
   with pytest.raises(UserError, match='would be ignored'):
     applied(build(make), x, source=Source(x, Tokens.row(7)))
+
+
+def dropped_branches(outputs, x, branches):
+  """The index of the sum x + m_1 f_1(x) + m_2 f_2(x + m_1 f_1(x)) with m_i 0 or 2 that each row [length, width] of
+  `outputs` is."""
+  sums = []
+  for first in (0, 2):
+    middle = x + first * branches[0](x)
+    sums += [middle + second * branches[1](middle) for second in (0, 2)]
+  errors = np.abs(np.asarray(outputs)[:, None] - np.asarray(jnp.stack(sums, axis=1)))
+  errors = errors.max(axis=(2, 3))
+  assert (errors.min(axis=1) < 1e-5).all() and (np.sort(errors, axis=1)[:, 1] > 1e-2).all()
+  return errors.argmin(axis=1)
+
+
+def test_each_branch_of_each_row_is_dropped_by_itself(make):
+  """A stack of one layer, which is its last. All four cases of two branches are equally frequent at rate 0.5."""
+  stack = build(make, num_layers=1, stochastic_depth=0.5)
+  (block,) = (jax.tree.map(lambda leaf: leaf[0], block) for block in stack.blocks)
+  x = jnp.tile(x_of(make)[:1], (1024, 1, 1))
+  tokens = Call(Tokens.row(x.shape[1]), Causal())
+  branches = [
+    jax.jit(lambda x, name=name: block.branch(name, x, tokens).x)
+    for name in ('mixer', 'feed_forward')
+  ]
+  for key in (jax.random.key(1), row_keys(jax.random.key(1), len(x))):
+    outputs = jax.jit(call)(stack, x, key)
+    counts = np.bincount(dropped_branches(outputs, x, branches), minlength=4)
+    # Five standard deviations of a binomial distribution: 69 of 256.
+    assert np.abs(counts - 256).max() < 5 * np.sqrt(1024 * 3 / 16)
+
+
+def test_a_parallel_block_has_one_draw_for_both_branches(make):
+  keywords = make.block().keywords
+  parallel = functools.partial(
+    ParallelBlock, mixer=keywords['mixer'], feed_forward=keywords['feed_forward']
+  )
+  stack = build(make, num_layers=1, stochastic_depth=0.5, blocks=[parallel])
+  x = jnp.tile(x_of(make)[:1], (64, 1, 1))
+  branch = call(stack, x) - x
+  factors = (jax.jit(call)(stack, x, jax.random.key(1)) - x)[:, 0, 0] / branch[:, 0, 0]
+  assert {0.0, 2.0} == set(np.round(np.asarray(factors), 3).tolist())
 
 
 def test_stochastic_depth_grows_to_its_rate_and_needs_a_key(make):

@@ -110,8 +110,9 @@ def test_the_teacher_reads_the_mixed_images():
 
   watched = Watched.__new__(Watched)
   vars(watched).update(vars(teacher))
-  output = task.sums(student, batch, jax.random.key(0), watched)
-  mixed = batch | {'image': seen[0]}
+  mixed = task.batch(batch, jax.random.key(0))
+  output = task.sums(student, mixed, jax.random.key(0), watched)
+  np.testing.assert_array_equal(seen[0], mixed['image'])
   assert not np.array_equal(mixed['image'], batch['image'])
   expected = plain.sums(student, mixed, jax.random.key(0), teacher).terms['distillation']
   np.testing.assert_allclose(output.terms['distillation'], expected, rtol=1e-6)

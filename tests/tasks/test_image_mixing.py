@@ -9,8 +9,9 @@ from flax import nnx
 
 from t2x.data import Chain, Digits, PrepareImage, RandAugment
 from t2x.layers import named_key
+from t2x.layers.keys import row_keys
 from t2x.models import Output
-from t2x.tasks import ImageClassification, MixUp
+from t2x.tasks import ImageClassification, Mixture, MixUp
 
 DIGITS = {'source': Digits(), 'image_shape': (4, 4, 1), 'num_classes': 7}
 rng = np.random.default_rng(0)
@@ -36,6 +37,12 @@ def batch():
   }
 
 
+def trained(task, key, model=None):
+  """What the train step computes: mixed with the key of the step, then with the keys of the rows."""
+  mixed = task.batch(batch(), key)
+  return task.sums(model or Straight(), mixed, row_keys(key, 6))
+
+
 def test_images_are_mixed_with_a_permutation_of_the_batch():
   mixed, other, share = MixUp(alpha=1.0)(jnp.asarray(IMAGES), jax.random.key(3))
   assert sorted(np.asarray(other)) == list(range(6))
@@ -57,7 +64,7 @@ def test_shares_are_beta(alpha):
 def test_the_loss_is_the_cross_entropy_with_mixed_labels(smoothing):
   task = ImageClassification(**DIGITS, mixing=MixUp(alpha=1.0), label_smoothing=smoothing)
   key = jax.random.key(5)
-  sums = task.sums(Straight(), batch(), key).metrics
+  sums = trained(task, key).metrics
   mixed, other, share = task.mixing(jnp.asarray(IMAGES), named_key(key, 'task.mixing'))
   part, other = float(share[0]), np.asarray(other)
   logits = np.asarray(mixed, np.float64).reshape(6, -1) @ WEIGHTS.astype(np.float64)
@@ -81,8 +88,18 @@ def test_mixing_leaves_the_dropout_masks_of_the_model():
       return super().__call__(images)
 
   for mixing in (None, MixUp()):
-    ImageClassification(**DIGITS, mixing=mixing).sums(Keyed(), batch(), jax.random.key(2))
+    trained(ImageClassification(**DIGITS, mixing=mixing), jax.random.key(2), Keyed())
   assert keys[0] == keys[1]
+
+
+def test_a_mixture_mixes_as_its_tasks_do():
+  task = ImageClassification(**DIGITS, mixing=MixUp(alpha=1.0))
+  key = jax.random.key(4)
+  for ours, expected in zip(
+    *(jax.tree.leaves(mixer.batch(batch(), key)) for mixer in (Mixture(tasks={'a': task}), task)),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(ours, expected)
 
 
 def test_only_training_mixes_and_augments():
@@ -95,7 +112,7 @@ def test_only_training_mixes_and_augments():
   ):
     np.testing.assert_array_equal(ours, expected)
   key = jax.random.key(1)
-  first, again = (task.sums(Straight(), batch(), key).metrics['loss'][0] for _ in range(2))
+  first, again = (trained(task, key).metrics['loss'][0] for _ in range(2))
   assert first == again
   assert first != plain.sums(Straight(), batch(), key).metrics['loss'][0]
   assert task.transform(train=False) == plain.transform(train=False)

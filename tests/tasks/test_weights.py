@@ -31,7 +31,9 @@ def test_every_task_is_among_those_tested():
 def test_the_weight_of_the_loss_is_that_of_the_reported_loss(name, key):
   task = (TASKS | MIXED)[name]
   batch = batch_of(task)
-  output = task.sums(model_of(task), batch, None if key is None else jax.random.key(key))
+  key = None if key is None else jax.random.key(key)
+  batch = batch if key is None else task.batch(batch, key)
+  output = task.sums(model_of(task), batch, key)
   weights = task.weights(batch)
   assert weights.keys() == output.terms.keys()
   np.testing.assert_array_equal(weights['loss'], output.metrics['loss'][1])

@@ -120,7 +120,7 @@ def trained_losses(task, model, num_steps=30, rate=0.05):
   @jax.jit
   def step(model):
     def loss(model):
-      output = task.sums(model, batch, jax.random.key(0))
+      output = task.sums(model, task.batch(batch, jax.random.key(0)), jax.random.key(0))
       return sum(output.terms.values()) / task.weights(batch)['loss']
 
     value, gradient = jax.value_and_grad(loss)(model)

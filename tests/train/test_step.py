@@ -72,6 +72,22 @@ def test_accumulation_equals_one_batch(parts):
     np.testing.assert_allclose(a, b, atol=2e-5)
 
 
+def test_each_step_draws_its_own_masks():
+  """Of the same parameters and batch: the masks of a step are a function of the seed and its number."""
+  (batch,) = batches(1)
+
+  def losses(rate):
+    program = TrainProgram(experiment(rate))
+    first, frozen = program.init(0)
+    step = jax.jit(program.step())
+    numbered = (dataclasses.replace(first, step=jnp.int32(number)) for number in (0, 1, 2, 0))
+    return [step(state, frozen, batch)[1].loss for state in numbered]
+
+  *others, again = losses(0.5)
+  assert len(set(others)) == 3 and again == others[0]
+  assert len(set(losses(0.0))) == 1
+
+
 def test_ema_is_the_moving_average_of_the_parameters():
   # The decay grows to its value: 1/10, 2/11, 3/12.
   states = [run(experiment(ema_decay=0.2), num)[0] for num in range(4)]

@@ -133,7 +133,7 @@ class AttentionInputs:
     k_tokens: metadata of the keys.
     terms: terms of a position encoding; None: no terms.
     dropout_rate: dropout of the attention probabilities.
-    key: random key of dropout; None: no dropout.
+    key: random keys of dropout as in `Call`; None: no dropout.
   """
 
   scores: DotProduct | Logits

@@ -22,6 +22,7 @@ from t2x.layers.kernels.base import (
   apply_soft_cap,
   softmax_dtype,
 )
+from t2x.layers.keys import bernoulli, fold_in
 from t2x.layers.masks import visible
 from t2x.layers.patterns import Pattern
 
@@ -29,10 +30,9 @@ from t2x.layers.patterns import Pattern
 def tile_dropout(
   key: jax.Array, i: Any, j: Any, share: Any, shape: Sequence[int]
 ) -> Float[Array, '...']:
-  """Returns the dropout factors of the probabilities of tile (i, j), which depend only on the key and the
-  tile: 1 / share with probability share, else 0."""
-  keep = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), j), share, shape)
-  return keep / share
+  """Returns the dropout factors [batch, ...] of the probabilities of tile (i, j), which depend only on the keys of
+  the rows and the tile: 1 / share with probability share, else 0."""
+  return bernoulli(fold_in(fold_in(key, i), j), share, shape) / share
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Constants:
     k_numbers: number of each block of keys in the complete row.
     tiles: lists of tiles to visit.
     fixed: integer leaves of the position terms.
-    key: random key of dropout.
+    key: random keys of dropout as in `Call`.
     share: probability of keeping an element, an array, so that functions are traced once for all rates.
   """
 
