@@ -1,5 +1,7 @@
 """Filters against NumPy, and frequencies of samples against their distribution."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,14 +126,21 @@ def test_settings_without_meaning_are_errors(bad):
     Sampling(**bad)
 
 
+@dataclasses.dataclass(frozen=True)
+class Halved:
+  """Halves the scores of all tokens."""
+
+  def __call__(self, scores, history):
+    return scores / 2
+
+
 @pytest.mark.parametrize('strategy', [Greedy, Sampling])
 def test_log_probabilities_are_of_the_model_without_processors(strategy):
   """The two likeliest tokens after the prompt are forbidden."""
   model = history_model(vocab=6, seed=4)
   forbidden = np.argsort(log_probs_after(model, [3, 3]))[-2:].tolist()
-  generated = draw(
-    model, strategy(processors=[SuppressTokens(forbidden)]), key=0, num_return=1, rows=2
-  )
+  processors = [SuppressTokens(forbidden), Halved()]
+  generated = draw(model, strategy(processors=processors), key=0, num_return=1, rows=2)
   for b in range(2):
     first, second = generated.tokens[b, 0].tolist()
     assert first not in forbidden
