@@ -349,7 +349,7 @@ MUTATIONS = (
     'interop-rotated-features-are-rounded-down',
     "int(head_dim * (rope['partial_rotary_factor'] or fields[self.fraction]))",
     "round(head_dim * (rope['partial_rotary_factor'] or fields[self.fraction]))",
-    'tests/interop/test_fields.py tests/interop/test_template.py tests/interop/test_families.py',
+    'tests/interop/test_rope.py',
   ),
   Mutation(
     'config-longest-scope',
