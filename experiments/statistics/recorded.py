@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from t2x.sweeps.choices import read_tuning
 from t2x.sweeps.comparisons import POWER, Comparison, Sample, compare
+from t2x.sweeps.plan_table import withheld
 from t2x.sweeps.statistics import ALPHA
 from t2x.sweeps.two_way import contrasts, single_level
 
@@ -126,6 +128,8 @@ def main() -> None:
     print(describe(' '.join([cell[1], *cell[0]]), comparison, sizes.get(cell)))
   verdicts = [comparison.verdict for comparison in comparisons]
   print(', '.join(f'{verdicts.count(verdict)} {verdict}' for verdict in sorted({*verdicts})))
+  if args.results.with_name('tuning.json').exists():
+    print(withheld(read_tuning(args.results.parent)), end='')
   if sizes:
     low, middle, high = np.quantile([*sizes.values()], [0, 0.5, 1])
     print(f'detectable: {low:.4f} to {high:.4f}, median {middle:.4f}')
