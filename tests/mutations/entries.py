@@ -96,7 +96,7 @@ MUTATIONS = (
   Mutation(
     'layers-directions-from-raw-bits',
     '((raw >> 11) + 0.5) * 2.0**-53',
-    '((raw >> 12) + 0.5) * 2.0**-52',
+    '((raw >> 12) + 0.5) * 2.0**-53',
     'tests/layers/test_feature_maps.py',
   ),
   Mutation(
