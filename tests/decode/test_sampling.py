@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from history_model import history_model, log_probs_after
 
-from t2x.decode import Greedy, Sampling, SuppressTokens, generate
+from t2x.decode import Greedy, Processor, Sampling, SuppressTokens, generate
 from t2x.errors import UserError
 
 SETTINGS = [
@@ -127,7 +127,7 @@ def test_settings_without_meaning_are_errors(bad):
 
 
 @dataclasses.dataclass(frozen=True)
-class Halved:
+class Halved(Processor):
   """Halves the scores of all tokens."""
 
   def __call__(self, scores, history):

@@ -59,7 +59,7 @@ def outcome(mutation: Mutation, copy: Path) -> str:
 def run_tests(
   arguments: Sequence[str], copy: Path, timeout: float | None = TIMEOUT
 ) -> tuple[int, str]:
-  """Runs tests of a copy of the tree. Returns pytest's exit code and its last line."""
+  """Runs tests of a copy of the tree. Returns pytest's exit code and the line of the failure, or the last one."""
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(ROOT / '.pytest_cache' / 'xla'))
   process = subprocess.run(
     [sys.executable, '-m', 'pytest', '-x', '-q', '-n', '0', '-p', 'no:cacheprovider', *arguments],
@@ -70,7 +70,9 @@ def run_tests(
     timeout=timeout,
     check=False,
   )
-  return process.returncode, (process.stdout.strip().splitlines() or [''])[-1]
+  lines = process.stdout.strip().splitlines() or ['']
+  failures = [line for line in lines if line.startswith(('FAILED', 'ERROR'))]
+  return process.returncode, (failures or lines)[-1]
 
 
 def main() -> int:
