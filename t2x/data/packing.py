@@ -97,9 +97,9 @@ class PackingPlan(Plan):
         side.encode_batch(texts) for side, texts in zip(sides, waiting.values(), strict=True)
       ]
       for side, texts, column in zip(sides, waiting.values(), columns, strict=True):
-        for text, ids in zip(texts, column, strict=True):
+        for text, encoded in zip(texts, column, strict=True):
           unchecked -= len(text)
-          is_lossy = side.unk_id in ids or (unchecked >= 0 and side.decode(ids) != text)
+          is_lossy = side.unk_id in encoded or (unchecked >= 0 and side.decode(encoded) != text)
           counts['lossy_texts'] += is_lossy
       for ids in zip(*columns, strict=True):
         yield {field: np.array(side, np.int32) for field, side in zip(waiting, ids, strict=True)}
