@@ -304,6 +304,12 @@ MUTATIONS = (
     'tests/train/test_init_from.py',
   ),
   Mutation(
+    'train-dtype-of-inference',
+    'self.program.blueprint.model(params, self.program.compute_dtype)',
+    'self.program.blueprint.model(params)',
+    'tests/end_to_end/test_load.py',
+  ),
+  Mutation(
     'sweeps-corrections-never-decrease',
     'corrected[..., index] = largest = np.maximum(largest, error)',
     'corrected[..., index] = largest = error',
