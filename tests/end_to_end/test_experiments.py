@@ -13,7 +13,11 @@ METRICS = {
     *('loss', 'accuracy', 'perplexity', 'eval_tokens'),
     *(f'translations/{name}' for name in ('bleu', 'chrf', 'exact_match', 'examples')),
   },
-  'image_classification': {'loss', 'accuracy', 'top5_accuracy', 'eval_examples'},
+  'image_classification': {
+    f'{split}{name}'
+    for split in ('', 'test/')
+    for name in ('loss', 'accuracy', 'top5_accuracy', 'eval_examples')
+  },
 }
 
 
@@ -37,7 +41,7 @@ def test_train_then_eval_keeps_the_contracts(name, experiment, t2x, metrics, tmp
   assert evals[-1].keys() == METRICS[name] | texts | {'step', 'split'}
   assert all('version:' in evals[-1][name] for name in texts)
   assert evals[-1].get('translations/examples', 4.0) == 4.0
-  assert train[-1]['loss'] < train[0]['loss']
+  assert evals[-1]['loss'] < evals[0]['loss']
   unit = 'examples' if name == 'image_classification' else 'tokens'
   first = json.loads((out / 'metrics.jsonl').read_text().splitlines()[0])
   assert first[f'{unit}_per_second'] > 0
@@ -46,7 +50,9 @@ def test_train_then_eval_keeps_the_contracts(name, experiment, t2x, metrics, tmp
   assert code == 0
   again = json.loads(stdout)
   assert again['step'] == 12
-  for metric in METRICS[name]:
+  # --limit also applies to the evaluator of the test images.
+  assert again.get('test/eval_examples', 4) == 4
+  for metric in METRICS[name] - {f'test/{metric}' for metric in METRICS[name]}:
     assert math.isclose(again[metric], evals[-1][metric], rel_tol=1e-6), metric
 
 

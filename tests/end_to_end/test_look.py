@@ -70,7 +70,8 @@ def test_pages_without_out_are_in_the_run_and_replace_none(runs, t2x, tmp_path, 
 
 FOLDERS = """
 include '{config}'
-ImageClassification.source = @Resized()
+HeldOut.source = @Resized()
+ImageClassification.eval_split = 'test'
 Resized:
   source = @ImageFolder()
   height = 8
@@ -80,7 +81,7 @@ ImageFolder:
   test = '{folder}'
   channels = 1
 Trainer.num_steps = 3
-Experiment.evaluations = {{}}
+Trainer.batch_size = 4
 """
 
 

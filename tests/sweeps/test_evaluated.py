@@ -12,7 +12,9 @@ from t2x.sweeps.sweep import read_sweep
 from t2x.tasks import CausalLM, ImageClassification, Losses, Mixture, SequenceClassification
 from t2x.train import Experiment
 
-IMAGES = ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10)
+IMAGES = ImageClassification(
+  source=Digits(), image_shape=(8, 8, 1), num_classes=10, eval_split='test'
+)
 
 
 @pytest.fixture
