@@ -1,14 +1,22 @@
 """Augmentations of images against timm."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
 
+from t2x.data import Digits
 from t2x.data.rand_augment import LARGEST, operations
+from t2x.models import Output
+from t2x.tasks import ImageClassification, MixUp
 
 torch = pytest.importorskip('torch', reason="the extra 'parity' is not installed")
 reason = "the extra 'parity' is not installed"
 auto_augment = pytest.importorskip('timm.data.auto_augment', reason=reason)
+mixup = pytest.importorskip('timm.data.mixup', reason=reason)
+soft_target_loss = pytest.importorskip('timm.loss', reason=reason).SoftTargetCrossEntropy()
 
 rng = np.random.default_rng(0)
 PICTURE = Image.fromarray((20 + 200 * rng.random((32, 24, 3)) ** 2).astype(np.uint8))
@@ -52,3 +60,38 @@ def test_posterize_equals_timm_where_both_keep_whole_bits(magnitude):
   (bits,) = auto_augment.LEVEL_TO_ARG['PosterizeOriginal'](LARGEST - magnitude, {})
   ours = operations()[6](PICTURE, magnitude / LARGEST, 1, FILL[0])
   np.testing.assert_array_equal(np.asarray(ours), np.asarray(auto_augment.posterize(PICTURE, bits)))
+
+
+class Linear(nnx.Module):
+  """Logits that are linear in the pixels."""
+
+  num_classes = 10
+
+  def __call__(self, images, key=None):
+    return Output(images.reshape(len(images), -1) @ WEIGHTS)
+
+
+WEIGHTS = rng.normal(size=(64, 10)).astype(np.float32)
+
+
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+def test_mixup_equals_timm(smoothing, monkeypatch):
+  share = 0.3
+  # timm mixes each image with that of the reversed batch.
+  monkeypatch.setattr(jax.random, 'beta', lambda key, a, b, shape: jnp.full(shape, share))
+  monkeypatch.setattr(jax.random, 'permutation', lambda key, n: jnp.arange(n)[::-1])
+  theirs = mixup.Mixup(mixup_alpha=1.0, label_smoothing=smoothing, num_classes=10)
+  monkeypatch.setattr(theirs, '_params_per_batch', lambda: (share, False))
+  images = rng.normal(size=(6, 8, 8, 1)).astype(np.float32)
+  labels = rng.integers(0, 10, 6)
+  x, target = theirs(torch.tensor(images), torch.tensor(labels))
+  expected = soft_target_loss(x.reshape(6, -1) @ torch.tensor(WEIGHTS), target).item()
+
+  settings = {'image_shape': (8, 8, 1), 'num_classes': 10, 'label_smoothing': smoothing}
+  task = ImageClassification(source=Digits(), mixing=MixUp(), **settings)
+  key = jax.random.key(0)
+  arrays = {'image': jnp.asarray(images), 'label': jnp.asarray(labels), 'weight': jnp.ones(6)}
+  batch = task.batch(arrays, key)
+  np.testing.assert_allclose(batch['image'], x.numpy(), rtol=1e-6, atol=1e-6)
+  total, weight = task.sums(Linear(), batch, key).metrics['loss']
+  np.testing.assert_allclose(total / weight, expected, rtol=1e-5)
