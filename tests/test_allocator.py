@@ -18,12 +18,12 @@ def said(script=SCRIPT, **environment):
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='glibc is on Linux')
-def test_is_set_and_told_with_the_switch():
+def test_the_allocator_is_set_and_reported_with_the_switch():
   assert 'one arena' in said()
   assert 'T2X_ALLOCATOR=off' in said()
 
 
-def test_is_left_alone_when_asked_or_pointless():
+def test_the_allocator_is_unchanged_when_switched_off_or_without_effect():
   assert said(T2X_ALLOCATOR='off') == 'allocator: unchanged (T2X_ALLOCATOR=off)'
   assert said(JAX_PLATFORMS='cuda') == 'allocator: unchanged (not on a CPU)'
   assert said('import jax;' + SCRIPT) == 'allocator: unchanged (jax is already imported)'

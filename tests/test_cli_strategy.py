@@ -61,7 +61,7 @@ def test_flags_that_do_not_go_together_are_errors(flags, message):
     strategy(flags, own=decode.Greedy())
 
 
-def test_gin_files_say_the_same(tmp_path):
+def test_gin_files_and_flags_give_the_same_strategy(tmp_path):
   file = tmp_path / 'x.gin'
   file.write_text("""
 Experiment.task = @Translation()

@@ -35,7 +35,7 @@ def test_a_second_process_compiles_nothing(tmp_path):
   assert {path.name for path in (tmp_path / 'compiled').glob('*-cache')} == programs
 
 
-def test_it_is_left_as_it_is_where_it_is_switched_off_set_or_too_late(tmp_path):
+def test_the_cache_is_unchanged_when_switched_off_set_or_too_late(tmp_path):
   assert lines(tmp_path, T2X_COMPILE_CACHE='off')[0].endswith('off (T2X_COMPILE_CACHE=off)')
   own = lines(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / 'own'))[0]
   assert own == f'compile cache: {tmp_path}/own (JAX_COMPILATION_CACHE_DIR)'

@@ -40,7 +40,7 @@ print(json.dumps([code, peak]))
   assert gigabytes < 2
 
 
-def test_show_tells_origins_and_diff_tells_differences(capsys):
+def test_show_prints_origins_and_diff_prints_differences(capsys):
   file = str(ROOT / 'configs' / 'runs' / 'quickstart.gin')
   assert main(['show', file, '--gin.Trainer.seed=7']) == 0
   shown = capsys.readouterr().out

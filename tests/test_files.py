@@ -29,7 +29,7 @@ def test_writers_at_once_leave_the_file_of_one_of_them(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_fails_leaves_the_old_file_alone(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
   path = tmp_path / 'file'
   write_atomically(path, b'old')
 

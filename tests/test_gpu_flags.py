@@ -59,7 +59,7 @@ def test_several_gpus_hide_latency():
   ],
   ids=['fraction', 'preallocate'],
 )
-def test_what_the_user_set_is_not_changed(own):
+def test_flags_set_by_the_user_are_unchanged(own):
   own['XLA_FLAGS'] = '--xla_gpu_enable_latency_hiding_scheduler=false'
   line, variables = flags(**own)
   assert variables == ' '.join(f'{name}={value}' for name, value in own.items())
@@ -77,7 +77,7 @@ def test_what_the_user_set_is_not_changed(own):
     ({'first': 'sys.modules["jax"] = None'}, 'already imported'),
   ],
 )
-def test_nothing_is_set_where_it_has_no_effect(settings, reason):
+def test_flags_without_effect_are_not_set(settings, reason):
   line, *variables = flags(**settings)
   assert line.startswith('GPU flags: unchanged') and reason in line
   assert variables == ['']

@@ -39,7 +39,9 @@ def test_a_mutation_survives_if_no_test_fails(tmp_path, find, expected):
   (tmp_path / 't2x').mkdir()
   module = tmp_path / 't2x' / 'module.py'
   module.write_text('def one():\n  return 1\n\n\ndef two():\n  return 2\n')
-  text = 'from t2x.module import one\n\n\ndef test_one():\n  assert one() == 1\n'
+  text = (
+    'from t2x.module import one\n\n\ndef test_a_mutation_fails_a_test():\n  assert one() == 1\n'
+  )
   (tmp_path / 'test_module.py').write_text(text)
   before = module.read_text()
   assert outcome(Mutation('name', find, 'return 3', 'test_module.py'), tmp_path) == expected

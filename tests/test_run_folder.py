@@ -63,7 +63,7 @@ def test_a_resumed_run_may_have_another_time_limit(write, tmp_path):
   start(tmp_path / 'run', write(CONFIG + '  max_minutes = 5\n'))
 
 
-def test_a_start_that_failed_before_its_first_step_leaves_nothing_to_the_corrected_config(
+def test_a_start_that_failed_before_its_first_step_does_not_block_the_corrected_config(
   write, tmp_path
 ):
   run = tmp_path / 'run'
@@ -125,7 +125,7 @@ OWN = 'import parts_of_mine\n' + CONFIG + '  writers = [@thing]\n'
 
 
 @pytest.mark.parametrize('moved', [True, False], ids=['moved', 'copied'])
-def test_a_run_goes_on_after_its_project_was_moved_or_copied(project, write, tmp_path, moved):
+def test_a_run_is_resumed_after_its_project_was_moved_or_copied(project, write, tmp_path, moved):
   old = project('old')
   start(tmp_path / 'run', write(OWN, 'old/x.gin'), CHECKPOINT)
   new = project('new')
@@ -151,7 +151,7 @@ def test_a_run_folder_finds_a_module_of_the_working_directory_again(project, wri
     (OWN.replace('parts_of_mine', 'gone_with_it'), r"no module named 'gone_with_it'"),
   ],
 )
-def test_an_old_config_that_can_no_longer_be_read_says_so_in_a_line(write, tmp_path, text, problem):
+def test_an_unreadable_old_config_is_a_one_line_error(write, tmp_path, text, problem):
   start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
   (tmp_path / 'run' / 'config.gin').write_text(text)
   with pytest.raises(UserError, match=rf'can no longer be read: .*{problem}.*--fresh') as error:
@@ -159,7 +159,7 @@ def test_an_old_config_that_can_no_longer_be_read_says_so_in_a_line(write, tmp_p
   assert len(str(error.value).splitlines()) == 1
 
 
-def test_an_old_run_is_set_aside_whole(write, tmp_path):
+def test_an_old_run_is_moved_aside_completely(write, tmp_path):
   start(tmp_path / 'run', write(CONFIG), CHECKPOINT)
   with claim_folder(tmp_path / 'run', write(CONFIG.replace('10', '11')), fresh=True):
     assert names(tmp_path / 'run') == ['.lock']

@@ -75,7 +75,7 @@ def test_a_status_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypa
   assert 'No space left on device' in caplog.text
 
 
-def test_a_lock_is_seen_while_it_is_held(tmp_path):
+def test_a_held_lock_is_detected(tmp_path):
   path = tmp_path / '.lock'
   assert is_locked(path) is None
   with file_lock(path, lambda: pytest.fail('busy')):

@@ -28,7 +28,7 @@ def script(text):
   return [sys.executable, '-c', START + text]
 
 
-def test_what_is_printed_stands_above_a_live_display(in_terminal):
+def test_printed_lines_are_above_a_live_display(in_terminal):
   text = """
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
 warnings.formatwarning = lambda message, *_: f'{message}\\n'
@@ -65,7 +65,7 @@ with wrap_streams():
     assert not terminal.screen.cursor.hidden
 
 
-def test_a_bar_within_a_live_display_leaves_nothing(in_terminal):
+def test_a_bar_within_a_live_display_is_erased(in_terminal):
   text = """
 with wrap_streams(), live('a live line'):
   for i in track(range(20), 'preparing', console=console(), transient=True):
@@ -80,7 +80,7 @@ with wrap_streams(), live('a live line'):
     assert terminal.lines == ['logged']
 
 
-def test_the_last_words_take_the_place_of_a_live_display(in_terminal):
+def test_the_last_lines_replace_a_live_display(in_terminal):
   text = """
 with wrap_streams(), live('a live line'), live('another'):
   time.sleep(0.2)
@@ -93,7 +93,7 @@ with wrap_streams(), live('a live line'), live('another'):
     assert not terminal.screen.cursor.hidden
 
 
-def test_a_stdout_that_is_a_file_gets_what_is_its_own(in_terminal, tmp_path):
+def test_a_stdout_that_is_a_file_gets_no_live_display(in_terminal, tmp_path):
   text = f"""
 sys.stdout = open({str(tmp_path / 'out')!r}, 'w')
 with wrap_streams(), live('a live line'):
@@ -118,7 +118,7 @@ sys.exit(3)
 
 
 @pytest.mark.parametrize('how', ['reader is gone', 'closed at the start', 'terminal is gone'])
-def test_streams_that_close_end_nothing_and_the_log_goes_on(in_terminal, tmp_path, how):
+def test_closed_streams_end_no_run_and_the_log_continues(in_terminal, tmp_path, how):
   log = tmp_path / 'log.txt'
   text = 'from pathlib import Path\n' + LONG.replace('{log!r}', f'Path({str(log)!r})')
   if how == 'terminal is gone':
@@ -186,14 +186,14 @@ def test_the_log_ends_with_the_error_and_where_it_came_from(tmp_path):
   assert text.rstrip().endswith('  ZeroDivisionError: a bug')
 
 
-def test_a_log_on_a_full_disk_ends_nothing(tmp_path, full_disk, capsys):
+def test_a_log_on_a_full_disk_ends_no_run(tmp_path, full_disk, capsys):
   with full_disk(1 << 10), log_to_file(tmp_path / 'log.txt'):
     for i in range(200):
       print('line', i)
   assert 'line 199' in capsys.readouterr().out
 
 
-def test_streams_are_what_they_were_afterwards(capsys):
+def test_streams_are_restored(capsys):
   before = sys.stdout, sys.stderr
   with wrap_streams():
     assert sys.stderr is not before[1]

@@ -147,7 +147,7 @@ def test_a_part_is_described(capsys):
   assert 'Stack.blocks = [@Block]' in capsys.readouterr().out
 
 
-def test_unknown_names_are_told(capsys):
+def test_unknown_names_are_errors_with_a_suggestion(capsys):
   assert main(['parts', 'Cosin']) == 2
   assert "no part named 'Cosin'; did you mean 'Cosine'?" in capsys.readouterr().err
   assert main(['parts', '--import', 'no_such_module']) == 2

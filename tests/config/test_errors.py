@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 TYPES = 'Experiment.types = @Types()\n'
 
 
-def test_all_errors_are_told_at_once_sorted_by_file_and_line(errors):
+def test_all_errors_are_reported_at_once_sorted_by_file_and_line(errors):
   assert errors(
     """
     include 'a.gin'
@@ -90,13 +90,13 @@ def test_all_errors_are_told_at_once_sorted_by_file_and_line(errors):
     ("include 'nowhere.gin'", "cannot include 'nowhere.gin': it is neither in the folder of this file nor in the working directory"),
   ],
 )  # fmt: skip
-def test_each_mistake_is_told_with_its_line(errors, added, message):
+def test_each_mistake_is_reported_with_its_line(errors, added, message):
   found = errors(GOOD + added)
   wanted = f'x.gin:{7 if added.startswith("Trainer:") else 6}: {message}'
   assert any(line == wanted or line.startswith(wanted) for line in found), found
 
 
-def test_missing_parameters_are_told_with_the_place_that_references_the_part(errors):
+def test_missing_parameters_are_reported_with_the_line_that_references_the_part(errors):
   assert errors(
     """
     Experiment.name = 'x'
@@ -239,7 +239,7 @@ def test_another_file_another_scope_and_the_command_line_may_bind_again(read):
     ('OneValue', 'OneValue.__call__ returns a tuple of 1, not a tuple of 2'),
   ],
 )  # fmt: skip
-def test_a_part_that_does_not_follow_its_protocol_says_why(errors, part, message):
+def test_the_error_of_a_part_states_why_it_does_not_follow_its_protocol(errors, part, message):
   (found,) = errors(f'Experiment.extra = @Strict()\nStrict.mixer = @{part}\n')
   begins = f'x.gin:2: Strict.mixer must be a part that builds a Called (@Name), but @{part} '
   assert found.startswith(begins)
@@ -303,7 +303,7 @@ def test_a_type_error_behind_a_macro_names_the_macro(errors):
   ]
 
 
-def test_undefined_macros_are_told_with_the_one_that_was_meant(errors):
+def test_an_undefined_macro_is_reported_with_a_suggestion(errors):
   assert errors(TYPES + 'd_model = 3\nTypes.i = %d_modle') == [
     'x.gin:3: macro %d_modle is not defined; did you mean %d_model?'
   ]
@@ -326,7 +326,7 @@ def test_undefined_macros_are_told_with_the_one_that_was_meant(errors):
     ("a b\n", 1),
   ],
 )  # fmt: skip
-def test_what_cannot_be_parsed_is_told_with_its_line(errors, text, line):
+def test_a_syntax_error_is_reported_with_its_line(errors, text, line):
   (found,) = [e for e in errors(TYPES, files=('x.gin', 'bad.gin'), bad=text) if 'bad.gin' in e]
   assert found.startswith(f'bad.gin:{line}: syntax error: '), found
 
@@ -339,7 +339,7 @@ def test_a_syntax_error_hides_no_error_of_other_files(errors):
   ]
 
 
-def test_a_word_that_lacks_its_sign_is_told(errors):
+def test_a_word_without_its_sign_is_reported(errors):
   for text in ('Types.s = relu', "Types.table = {'a': relu}"):
     assert errors(TYPES, files=('x.gin', 'bad.gin'), bad=text) == [
       "bad.gin:1: syntax error: relu is not a value: write @relu (part), %relu (macro) or 'relu' (string)"
@@ -362,7 +362,7 @@ def test_a_missing_config_and_one_that_is_no_text_are_refused(errors, tmp_path):
   ]
 
 
-def test_what_a_part_refuses_is_told_with_the_place_that_asked_for_it(read):
+def test_an_error_of_a_part_is_reported_with_the_line_that_references_it(read):
   config = read(TYPES + 'Types.pattern = @Window()\nWindow.size = -1')
   with pytest.raises(Exception, match=r'^x\.gin:2: Window: size must be positive, got -1$'):
     config.build()
@@ -380,6 +380,6 @@ def test_what_a_part_refuses_is_told_with_the_place_that_asked_for_it(read):
     ('encoder/Types.i=1', "nothing uses encoder/Types.i: no Types is used in scope 'encoder'"),
   ],
 )  # fmt: skip
-def test_bad_overrides_are_told(errors, override, message):
+def test_invalid_overrides_are_reported(errors, override, message):
   text = TYPES + 'width = 3\nTypes.maybe = %width'
   assert errors(text, override) == [f'command line: {message}']

@@ -186,7 +186,7 @@ MLP.hidden_dim = 16
     ("Block.pattern = @Causal", 'x.gin:6: Block.pattern must be an object: write @Causal(), not @Causal'),
   ],
 )  # fmt: skip
-def test_what_gin_accepts_silently_is_refused(errors, added, told):
+def test_silent_mistakes_of_gin_are_refused(errors, added, told):
   assert told in errors(GOOD + added)
 
 

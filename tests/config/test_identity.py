@@ -34,11 +34,11 @@ def test_files_macros_defaults_and_order_make_no_difference(read):
   'override',
   ['Model.d_model=9', 'MLP.dropout_rate=0.1', 'MLP.activation=@relu', 'Experiment.name=a'],
 )
-def test_a_value_makes_one(read, override):
+def test_a_new_value_changes_the_identity(read, override):
   assert identity(read(MODEL)) != identity(read(MODEL, override))
 
 
-def test_what_is_left_out_makes_none(read):
+def test_an_omitted_value_does_not_change_the_identity(read):
   configs = [
     read(
       MODEL + f'  Experiment.trainer = @Trainer()\n  Trainer.num_steps = 5\n  Trainer.seed = {i}\n'
@@ -68,7 +68,7 @@ def test_a_part_that_replaces_another_may_leave_its_bindings_unused(read, tmp_pa
   )
 
 
-def test_what_no_earlier_file_used_is_an_error(read, tmp_path):
+def test_a_binding_unused_by_earlier_files_is_an_error(read, tmp_path):
   read(MODEL)
   files = [tmp_path / 'x.gin']
   # What replaces a part and what sets it stand in one place: one of them is a mistake.

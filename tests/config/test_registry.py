@@ -5,7 +5,7 @@ import gc
 from t2x.config.registry import Registry
 
 
-def test_imported_objects_are_not_searched_for_cycles_and_later_ones_are():
+def test_only_later_objects_are_searched_for_cycles():
   gc.unfreeze()
   assert Registry.of(['t2x.ranges', 't2x.errors']).find('UserError')
   assert gc.get_freeze_count() > 1000

@@ -105,7 +105,7 @@ def test_a_rendered_config_finds_the_users_modules_from_another_folder(read, tmp
   assert 'import my_parts_r' in render(again)
 
 
-def test_show_tells_each_value_with_its_origin(read):
+def test_show_prints_each_value_with_its_origin(read):
   text = show(
     read(
       'Experiment.trainer = @Trainer()\nsteps = 5\nTrainer.num_steps = %steps\n', 'Trainer.seed=3'
@@ -133,7 +133,7 @@ def test_show_leaves_out_parts_without_parameters(read):
   assert 'Causal:' not in show(read('Experiment.extra = @Causal()'))
 
 
-def test_show_tells_scopes_apart_where_they_differ(read):
+def test_show_prints_scopes_separately_where_they_differ(read):
   text = show(
     read(
       'Experiment.extra = [@a/Window(), @b/Window(), @c/Window()]\nWindow.size = 1\nb/Window.size = 2'
@@ -143,7 +143,7 @@ def test_show_tells_scopes_apart_where_they_differ(read):
   assert 'b/Window:\n  size = 2      # x.gin:3' in text
 
 
-def test_diff_tells_values_after_resolution(read):
+def test_diff_prints_values_after_resolution(read):
   a = read(TEXT, base=BASE)
   b = read(TEXT, 'width=32', 'Trainer.num_steps=1', 'MLP.activation=@relu', base=BASE)
   assert diff(a, b) == [
@@ -154,7 +154,7 @@ def test_diff_tells_values_after_resolution(read):
   ]
 
 
-def test_diff_tells_other_parts_with_their_arguments(read):
+def test_diff_prints_other_parts_with_their_arguments(read):
   a = read('Experiment.extra = @Window()\nWindow.size = 3')
   b = read('Experiment.extra = @Causal()')
   assert diff(a, b) == ['Experiment.extra: Window(size=3) -> Causal()']
@@ -172,7 +172,7 @@ def test_defaults_that_a_dataclass_builds_are_shown_and_compared(read):
   assert diff(default, empty) == []
 
 
-def test_diff_finds_nothing_where_only_the_writing_differs(read):
+def test_diff_ignores_differences_of_spelling(read):
   a = read('Experiment.types = @Types()\nTypes.f = 1\nTypes.i = 0')
   b = read(
     """

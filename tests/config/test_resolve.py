@@ -220,7 +220,7 @@ def test_a_name_that_two_modules_export_is_written_with_its_module(
   assert read(text.format('fake_parts.Causal')).build().extra.__module__ == 'fake_parts'
 
 
-def test_a_user_module_that_fails_is_told_in_one_line(errors, tmp_path, monkeypatch):
+def test_a_user_module_that_fails_is_a_one_line_error(errors, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'path', list(sys.path))
   (tmp_path / 'my_parts_c.py').write_text('1 / 0')
   (tmp_path / 'my_parts_d.py').write_text('import not_there')

@@ -110,7 +110,7 @@ def test_everything_trusted_is_remembered_and_ends(theirs):
 
 
 @pytest.mark.parametrize('typed', ['\n', 'n\n', 'no\n', ''])
-def test_any_answer_but_yes_is_no_and_nothing_else_is_asked(typed, theirs, terminal):
+def test_any_answer_but_yes_is_no_and_ends_the_questions(typed, theirs, terminal):
   screen = terminal(typed)
   file = theirs('my_parts_t5', 'my_parts_t6')
   assert 'my_parts_t5' in refused(file)

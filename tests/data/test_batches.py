@@ -88,7 +88,7 @@ def test_workers_and_restarts_do_not_change_batches(num_workers):
 
 
 @pytest.mark.parametrize('num_workers', [0, 2])
-def test_what_is_done_with_a_batch_is_done_here_ahead_of_its_use(num_workers):
+def test_the_transfer_of_a_batch_runs_in_the_main_process_before_its_use(num_workers):
   threads = []
 
   def then(batch):
@@ -112,24 +112,24 @@ def test_the_parts_of_processes_make_the_global_batch(count):
   assert {part.fingerprint for part in parts} == {whole.fingerprint}
 
 
-def test_a_batch_that_does_not_divide_is_told():
+def test_an_indivisible_batch_is_an_error():
   with pytest.raises(UserError, match='8 rows cannot be split evenly among 3'):
     masked(process_count=3)
 
 
-def test_no_rows_are_told():
+def test_an_empty_split_is_an_error():
   with pytest.raises(UserError, match='no rows'):
     Batches([], batch_size=4, seed=0)
 
 
-def test_rows_of_different_shapes_are_told():
+def test_rows_of_different_shapes_are_an_error():
   rows = [{'x': np.zeros(3)}, {'x': np.zeros(4)}]
   message = re.escape("differ in the shape of 'x': 1 of shape (3,), 1 of shape (4,)")
   with pytest.raises(UserError, match=message):
     Batches(rows, batch_size=2, seed=0, order=InOrder(len(rows)))[0]
 
 
-def test_unshuffled_batches_go_on_in_order():
+def test_unshuffled_batches_continue_in_order():
   batches = Batches(text_rows(5), batch_size=4, seed=0, order=InOrder(5))
   assert batches[1]['number'].tolist() == [4, 0, 1, 2]
 
@@ -167,20 +167,20 @@ def test_evaluation_draws_the_same_each_time():
 
 
 @pytest.mark.parametrize('num_workers', [0, 2])
-def test_what_a_worker_raises_is_raised_here(num_workers):
+def test_an_error_of_a_worker_is_raised_in_the_main_process(num_workers):
   stream = prefetch(Dying(at=3, raises=True), 0, 10, num_workers)
   assert [next(stream)['step'] for _ in range(3)] == [0, 1, 2]
   with pytest.raises((RuntimeError, ValueError), match='step 3 is no good'):
     next(stream)
 
 
-def test_a_dead_worker_is_told():
+def test_a_dead_worker_is_an_error():
   stream = prefetch(Dying(at=3), 0, 10, num_workers=2)
   with pytest.raises(RuntimeError, match=r'died at step 3 \(exit code 9\)'):
     list(stream)
 
 
-def test_a_users_error_in_a_worker_stays_one():
+def test_a_user_error_in_a_worker_is_raised_as_a_user_error():
   batches = Batches([{'x': np.zeros(3)}, {'x': np.zeros(4)}], batch_size=2, seed=0)
   with pytest.raises(UserError, match="shape of 'x'"):
     next(prefetch(batches, 0, 4, num_workers=1))

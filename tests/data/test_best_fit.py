@@ -55,7 +55,7 @@ def naive_best_fit(sizes, capacity):
 
 
 @given(st.integers(1, 200).flatmap(lambda c: st.tuples(st.just(c), st.lists(st.integers(1, c)))))
-def test_bins_are_those_of_a_search_of_all_bins(case):
+def test_bins_match_a_search_of_all_bins(case):
   capacity, sizes = case
   bins = best_fit_decreasing(sizes, capacity)
   assert sorted(i for items in bins for i in items) == list(range(len(sizes)))

@@ -122,7 +122,7 @@ def task(pairs, **settings):
   return Translation(source=pairs, **shared | {'packing': PadPairs} | settings)
 
 
-def test_the_loss_of_a_cut_batch_is_that_of_the_whole_one(pairs, monkeypatch, tmp_path):
+def test_the_loss_of_a_truncated_batch_equals_that_of_the_full_batch(pairs, monkeypatch, tmp_path):
 
   monkeypatch.setenv('T2X_CACHE', str(tmp_path))
   attention = functools.partial(MultiHeadAttention, num_heads=2)

@@ -149,7 +149,7 @@ def test_the_cache_is_used_again_and_rebuilt_when_anything_changes(tmp_path):
   assert len({one.fingerprint for one in (first, *others)}) == 4
 
 
-def test_a_killed_preparation_leaves_nothing_half_valid(tmp_path):
+def test_a_killed_preparation_leaves_no_partial_data(tmp_path):
   stall = tmp_path / 'stalled'
   process = start_preparing(tmp_path, str(stall))
   for _ in range(600):
@@ -174,7 +174,7 @@ def test_two_processes_that_prepare_the_same_both_end_well(tmp_path):
   assert len(folders(tmp_path)) == 1
 
 
-def test_a_failed_preparation_leaves_nothing(tmp_path):
+def test_a_failed_preparation_leaves_no_files(tmp_path):
   def write(folder):
     (folder / 'half').write_text('half')
     raise ValueError('no')
@@ -184,7 +184,7 @@ def test_a_failed_preparation_leaves_nothing(tmp_path):
   assert [path.name for path in tmp_path.iterdir()] == ['made.lock']
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path):
+def test_a_full_disk_is_a_one_line_error(tmp_path):
   def write(folder):
     raise OSError(28, 'No space left on device')
 
@@ -258,7 +258,7 @@ def test_examples_are_read_in_order_and_few_are_in_memory(tmp_path, labelled):
   assert most[1] <= most[0] <= 2 * Streamed(1).chunk
 
 
-def test_a_damaged_cache_is_told(tmp_path):
+def test_a_damaged_cache_is_an_error(tmp_path):
   rows = token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
   info = json.loads((rows.folder / 'info.json').read_text())
   (rows.folder / 'info.json').write_text(json.dumps(info | {'rows': info['rows'] + 1}))
@@ -277,7 +277,7 @@ def test_a_damaged_cache_is_told(tmp_path):
     Rows(rows.folder)
 
 
-def test_caches_of_another_layout_are_left_alone_and_runs_are_resumed(tmp_path, monkeypatch):
+def test_caches_of_another_layout_are_unchanged_and_runs_are_resumed(tmp_path, monkeypatch):
   def rows():
     return token_rows(Texts(), 'train', BYTES, ConcatenateAndSplit(32), tmp_path)
 
@@ -300,7 +300,7 @@ def test_rows_written_before_the_files_were_mapped_are_no_rows(tmp_path):
     Rows(tmp_path)
 
 
-def test_an_example_without_the_text_is_told(tmp_path):
+def test_an_example_without_its_text_is_an_error(tmp_path):
   class Images(Texts):
     def load(self, split):
       return [{'image': 1, 'label': 2}]

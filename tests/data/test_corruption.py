@@ -90,7 +90,7 @@ def test_published_lengths(settings):
 # From 48 tokens on it counts the span that is always hidden.
 @pytest.mark.parametrize('mean', [1.2, 3.0, 8.0])
 @pytest.mark.parametrize('density', [0.1, 0.15, 0.3, 0.5])
-def test_lengths_are_those_of_t5_for_all_sources(density, mean):
+def test_lengths_match_t5_for_all_sources(density, mean):
   for source in range(48, 256):
     made = corruption(source, rate=density, mean_span=mean)
     assert (made.text_length, made.target_length) == t5_lengths(source, density, mean), source
@@ -132,7 +132,7 @@ def test_a_full_row_has_no_padding_and_the_stated_rates():
 
 
 @pytest.mark.parametrize('length', [1, 2, 3, 7, 40, 70])
-def test_marks_are_those_of_t5(length):
+def test_marks_match_t5(length):
   corrupt = corruption(64)
   for seed in range(20):
     mask = corrupt.mask(length, np.random.default_rng(seed))
@@ -166,6 +166,6 @@ def test_gaps_are_a_function_of_seed_epoch_and_row():
 @pytest.mark.parametrize(
   'settings', [{'source_length': 2}, {'rate': 0.0}, {'rate': 1.0}, {'mean_span': 0.5}]
 )
-def test_what_leaves_nothing_to_hide_is_refused(settings):
+def test_rates_that_hide_nothing_are_refused(settings):
   with pytest.raises(UserError, match='rate'):
     corruption(**settings)

@@ -93,7 +93,7 @@ def content(rows):
 
 
 @pytest.mark.parametrize('plan', PLANS, ids=lambda plan: type(plan).__name__)
-def test_ranges_have_the_rows_of_the_whole(tmp_path, small_ranges, monkeypatch, plan):
+def test_ranges_together_have_all_rows(tmp_path, small_ranges, monkeypatch, plan):
   whole = token_rows(Everything(), 'train', BYTES, plan, tmp_path / 'whole')
   small_ranges()
   monkeypatch.setattr(encoded_module, 'BLOCK', 100)
@@ -190,7 +190,7 @@ def test_items_of_several_blocks_are_read_as_written(monkeypatch):
     write_items(io.BytesIO(), iter([{'a': np.array([0.5])}]))
 
 
-def test_a_damaged_range_is_told(tmp_path, small_ranges, monkeypatch):
+def test_a_damaged_range_is_an_error(tmp_path, small_ranges, monkeypatch):
   small_ranges()
   monkeypatch.setattr(encoded_module.random, 'randrange', lambda stop: 0)
   plan = ConcatenateAndSplit(32)

@@ -66,7 +66,7 @@ def test_a_tokenizer_that_multiplies_texts_is_refused(parts, folder):
     load_hub_tokenizer(folder(tokenizer(**parts)))
 
 
-def test_the_normalizers_of_known_models_are_within_the_limits(folder):
+def test_normalizers_of_published_models_are_within_the_limits(folder):
   charsmap = normalizers.Precompiled(charsmap_of('nmt_nfkc'))
   albert = [normalizers.Replace('``', '"'), normalizers.NFKD(), normalizers.StripAccents()]
   albert += [normalizers.Lowercase(), charsmap, normalizers.Replace(Regex(' {2,}'), ' ')]

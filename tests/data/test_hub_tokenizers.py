@@ -62,7 +62,7 @@ def test_special_ids_are_read_from_the_files(tokenizers, family):
   assert not tokenizer.special[tokenizer.encode('bracketed')].any()
 
 
-def test_two_texts_stand_between_the_special_tokens_of_the_model(tokenizers, family):
+def test_two_texts_are_enclosed_in_the_special_tokens_of_the_model(tokenizers, family):
   tokenizer = tokenizers[family]
   first, second = 'Hello  world', 'worst of times.'
   found = tokenizer.encode_pair(first, second)
@@ -133,7 +133,7 @@ def test_spans_are_in_the_text_and_in_order(tokenizers, name, text):
   assert tokenizer.word_starts(found.ids).shape == found.ids.shape
 
 
-def test_the_first_piece_of_a_word_is_found_by_its_span(tokenizers, family):
+def test_the_first_piece_of_a_word_is_determined_by_its_span(tokenizers, family):
   tokenizer = tokenizers[family]
   words = ['Hello', 'unbelievable', '(bracketed)', 'café-owner', '1859']
   text = ' '.join(words)
@@ -181,7 +181,7 @@ def test_marian_cuts_each_side_with_its_own_model(folders, tokenizers):
   assert source.pieces(source.encode('>>de<< Hello'))[0] == '>>de<<'
 
 
-def test_what_is_left_is_text_again(tokenizers):
+def test_other_ids_decode_to_text(tokenizers):
   text = hub_folders.SENTENCES[0]
   for family, tokenizer in tokenizers.items():
     ids = tokenizer.encode_pair(text).ids
@@ -190,7 +190,7 @@ def test_what_is_left_is_text_again(tokenizers):
     assert told.replace(' ', '') == folded.replace(' ', '')
 
 
-def test_files_say_what_is_special(folders, tmp_path):
+def test_special_tokens_are_read_from_the_files(folders, tmp_path):
   folder = shutil.copytree(folders['bert'], tmp_path / 'model')
   said = {'eos_token': {'content': '##s', '__type': 'AddedToken'}, 'mask_token': None}
   (folder / 'tokenizer_config.json').write_text(json.dumps(said | {'do_lower_case': False}))
@@ -211,7 +211,7 @@ def test_the_config_knows_ids_without_text(folders):
     HubTokenizer(folder=str(folders['bart']), vocab_size=7).fit(list)
 
 
-def test_what_cannot_be_read_is_told(folders, tmp_path, monkeypatch):
+def test_unreadable_files_are_errors(folders, tmp_path, monkeypatch):
   with pytest.raises(
     UserError, match=r'no tokenizer: it must have one of tokenizer\.json, source\.spm with'
   ):

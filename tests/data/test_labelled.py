@@ -33,7 +33,7 @@ def rows_of(plan, examples, tokenizer=PIECES):
   return list(plan.rows(examples, tokenizer, counts)), counts
 
 
-def test_a_text_stands_between_its_special_ids_with_its_label():
+def test_a_text_is_enclosed_in_special_ids_and_has_its_label():
   plan = LabelledTexts(length=8, labels=('no', 'yes'))
   (row,), counts = rows_of(plan, [{'text': 'ab', 'label': 'yes'}], BYTES)
   known = BYTES.encode_pair('ab')
@@ -42,7 +42,7 @@ def test_a_text_stands_between_its_special_ids_with_its_label():
   assert (row['label'], row['weight'], counts['cut']) == (1, 1, 0)
 
 
-def test_what_is_too_long_is_cut_and_counted():
+def test_long_texts_are_truncated_and_counted():
   plan = LabelledTexts(length=8, labels=('x',))
   (row,), counts = rows_of(plan, [{'text': 'a' * 50, 'label': 'x'}], BYTES)
   assert (row['segments'] == 1).all()
@@ -71,7 +71,7 @@ def test_of_a_pair_the_longer_text_is_cut_first(first, second, length):
   st.lists(st.text('ab#', min_size=1, max_size=8), min_size=1, max_size=12), st.integers(3, 12)
 )
 @example(['a', '#', '#', '#'], 3)  # More words than a row has places.
-def test_every_word_is_told_once_by_its_first_piece(words, length):
+def test_every_word_has_one_label_at_its_first_piece(words, length):
   plan = LabelledWords(length=length, labels=tuple('0123456789AB'))
   labels = list('0123456789AB'[: len(words)])
   rows, _ = rows_of(plan, [{'words': words, 'labels': labels}])
@@ -148,7 +148,7 @@ WORDS = LabelledWords(length=9, labels=('x', 'y'))
     (LabelledTexts(length=9, labels=('x', 'x')), {'text': 'a', 'label': 'x'}, "'x' is repeated"),
   ],
 )
-def test_examples_that_do_not_fit_the_task_are_told(plan, example, told):
+def test_examples_that_do_not_fit_the_task_are_errors(plan, example, told):
   with pytest.raises(UserError) as caught:
     rows_of(plan, [example])
   assert told in str(caught.value)

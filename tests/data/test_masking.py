@@ -21,7 +21,7 @@ def row(text, length):
 @given(
   st.text(alphabet='abc \n', max_size=60), st.integers(0, 99), st.booleans(), st.floats(0.05, 1)
 )
-def test_masks_say_what_they_hid(text, seed, whole_word, rate):
+def test_masks_mark_the_hidden_tokens(text, seed, whole_word, rate):
   given_row = row(text, 48)
   places = int(np.ceil(rate * 48))
   mask = MaskTokens(tokenizer=BYTES, max_predictions=places, rate=rate, whole_word=whole_word)
@@ -39,7 +39,7 @@ def test_masks_say_what_they_hid(text, seed, whole_word, rate):
   assert not masked['masked_positions'][~used].any() and not masked['labels'][~used].any()
 
 
-def test_rates_are_those_stated():
+def test_rates_match_the_settings():
   mask = MaskTokens(tokenizer=BYTES, max_predictions=12)
   rows = [row('the quick brown fox ' * 10, 77) for _ in range(2000)]
   rng = np.random.default_rng(0)
@@ -88,6 +88,6 @@ def test_whole_words_are_hidden_together():
   assert 0.25 < total / 50 / 37 <= 0.4
 
 
-def test_rates_out_of_range_are_told():
+def test_rates_out_of_range_are_errors():
   with pytest.raises(UserError, match=r'mask_rate = 0.95'):
     MaskTokens(tokenizer=BYTES, max_predictions=8, mask_rate=0.95)

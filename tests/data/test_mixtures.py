@@ -102,7 +102,7 @@ def test_the_order_of_a_source_does_not_depend_on_the_other_sources():
   assert other != alone
 
 
-def test_stages_begin_at_their_step_and_epochs_go_on():
+def test_stages_begin_at_their_step_and_epochs_continue():
   weights = StagedWeights(
     [(0, FixedWeights({'a': 1.0, 'b': 0.0})), (5, FixedWeights({'a': 1.0, 'b': 3.0}))]
   )
@@ -199,6 +199,6 @@ def test_the_fingerprint_follows_names_rows_weights_and_stages():
     ),
   ],
 )  # fmt: skip
-def test_refused(make, message):
+def test_unsupported_calls_are_refused(make, message):
   with pytest.raises(UserError, match=re.escape(message)):
     make()

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
   st.integers(1, 3),
   st.sampled_from(THRESHOLDS),
 )
-def test_they_are_those_of_all_pairs(folder, texts, n, threshold):
+def test_near_duplicates_match_a_comparison_of_all_pairs(folder, texts, n, threshold):
   found = near_duplicates(texts, n, float(threshold), folder)
   assert found.tolist() == naive(texts, n, threshold)
   assert list(folder.iterdir()) == []
@@ -66,7 +66,7 @@ def planted(seed, count=120):
 
 @pytest.mark.parametrize('threshold', THRESHOLDS)
 @pytest.mark.parametrize('n', [1, 3, 5])
-def test_changed_copies_are_found_whatever_the_chunks_and_counters(
+def test_changed_copies_are_detected_for_any_chunks_and_counters(
   tmp_path, monkeypatch, n, threshold
 ):
   texts = planted(seed=n)
@@ -92,6 +92,6 @@ def test_the_temporary_file_is_removed_after_an_error(tmp_path):
 
 
 @given(*[st.sets(st.integers(0, 30), min_size=1).map(sorted).map(np.array)] * 2)
-def test_similarity_is_that_of_jaccard(first, second):
+def test_similarity_matches_jaccard(first, second):
   common, union = set(first) & set(second), set(first) | set(second)
   assert similarity(first, second) == len(common) / len(union)

@@ -17,7 +17,7 @@ def grams(text, n):
 
 
 @given(texts, texts, st.integers(1, 4))
-def test_it_is_that_of_all_pairs(train, held_out, n):
+def test_the_overlap_matches_a_comparison_of_all_pairs(train, held_out, n):
   first = {}
   for i, text in enumerate(train):
     for gram in grams(text, n):

@@ -62,7 +62,7 @@ def test_texts_that_the_tokenizer_does_not_preserve_are_counted(tokenizer, lossy
 
 
 @given(st.lists(ids, max_size=20), st.integers(1, 15))
-def test_every_token_of_every_document_stands_in_one_place(documents, length):
+def test_every_token_of_every_document_is_in_exactly_one_place(documents, length):
   plan = ConcatenateAndSplit(length)
   rows, counts = pack(plan, [{'text': document} for document in documents])
   for row in rows:
@@ -109,7 +109,7 @@ def pairs_of(rows):
 
 @pytest.mark.parametrize('plan_type', [PackPairs, PadPairs])
 @given(pairs=st.lists(pair, max_size=30), source=st.integers(3, 20), target=st.integers(3, 20))
-def test_every_pair_that_fits_stands_in_one_row(plan_type, pairs, source, target):
+def test_every_pair_that_fits_is_in_exactly_one_row(plan_type, pairs, source, target):
   rows, counts = pack(plan_type(source, target), pairs)
   for row in rows:
     check_row(row, 'source', source)
@@ -146,6 +146,6 @@ def test_first_fit_fills_rows_well():
   assert full / 256 > 0.9
 
 
-def test_a_length_of_nothing_is_told():
+def test_a_length_of_zero_is_an_error():
   with pytest.raises(UserError, match=r'ConcatenateAndSplit.length = 0'):
     ConcatenateAndSplit(0)

@@ -72,7 +72,7 @@ def test_other_values_count_as_their_repr(value):
     (Holds([functools.partial(lambda row: row)]), 'define it at the top level of a module'),
   ],
 )
-def test_what_has_an_address_is_refused(value, told):
+def test_values_with_an_address_are_refused(value, told):
   with pytest.raises(UserError, match=told):
     fingerprint(value)
 
@@ -145,9 +145,7 @@ def leftovers(folder):
 
 
 @pytest.mark.parametrize('function', ['prepare', 'write_folder'])
-def test_what_a_killed_process_left_goes_when_another_folder_is_prepared(
-  stalled, tmp_path, function
-):
+def test_files_of_a_killed_process_are_removed_by_the_next_preparation(stalled, tmp_path, function):
   process, cache = stalled(function), tmp_path / 'cache'
   process.kill()
   process.wait()
@@ -157,7 +155,7 @@ def test_what_a_killed_process_left_goes_when_another_folder_is_prepared(
   assert (cache / 'second' / 'whole').exists()
 
 
-def test_what_a_living_process_writes_stays(stalled, tmp_path):
+def test_files_of_a_running_process_are_not_removed(stalled, tmp_path):
   process, cache = stalled(), tmp_path / 'cache'
   prepare(cache / 'second', lambda folder: None)
   assert len(leftovers(cache)) == 1
@@ -192,7 +190,7 @@ def test_without_file_locks_nothing_is_removed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('number', 'advice'), [(errno.ENOSPC, 'has free space'), (errno.EACCES, 'can be written')]
 )
-def test_errors_of_the_system_say_what_the_folder_needs(tmp_path, number, advice):
+def test_errors_of_the_system_state_what_the_folder_needs(tmp_path, number, advice):
   def write(folder):
     raise OSError(number, os.strerror(number))
 

@@ -55,7 +55,7 @@ def strongest(sign, part):
 
 @pytest.mark.parametrize('sign', [-1, 1])
 @pytest.mark.parametrize('part', [1.0, 0.5])
-def test_magnitudes_are_those_of_autoaugment(part, sign):
+def test_magnitudes_match_autoaugment(part, sign):
   theirs = strongest(sign, part)
   for index, (operation, function) in enumerate(zip(OPERATIONS, theirs, strict=True)):
     ours, expected = applied(operation, COLOURED, part, sign, 128), applied(function, COLOURED)
@@ -79,7 +79,7 @@ def augmented(seed=0, image=COLOURED, **settings):
   return RandAugment(**settings)({'image': image, 'label': 3}, np.random.default_rng(seed))
 
 
-def test_magnitude_0_changes_nothing_that_has_a_strength():
+def test_magnitude_0_is_the_identity():
   weak = [
     applied(operation, COLOURED, 0.0, sign, 0) for operation in OPERATIONS for sign in (-1, 1)
   ]

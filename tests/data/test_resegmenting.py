@@ -95,7 +95,7 @@ def test_segmentations_are_drawn_by_their_likelihood(fitted):
   assert chisquare(observed, wanted * sum(observed) / wanted.sum()).pvalue > 1e-3
 
 
-def test_what_is_drawn_is_the_same_in_every_process(tokenizer):
+def test_segmentations_are_equal_in_every_process(tokenizer):
   text = 'considered presenting consistent identifier monotonic references originally therefore'
   code = (
     'import pickle, sys; import numpy as np\n'
@@ -163,7 +163,7 @@ def test_rate_0_is_the_row_with_padding(tokenizer, tmp_path):
     assert changed[name].tolist() == [*values.tolist(), *[0] * 6]
 
 
-def test_what_cannot_be_cut_anew_is_kept(fitted):
+def test_tokens_without_another_segmentation_are_unchanged(fitted):
   tokenizer = fitted['byte-level']
   # A row that begins and ends inside of a character, and a word in pieces that nothing encodes so.
   ids = np.array([*tokenizer.encode('\u4e2d')[1:], *tokenizer.encode('h'), *tokenizer.encode('e')])
@@ -190,7 +190,7 @@ def test_batches_are_a_function_of_seed_and_step(tokenizer, tmp_path):
   assert (evaluated['tokens'][0][:32] == rows[0]['tokens']).all()
 
 
-def test_tokenizers_with_one_way_to_cut_a_text_are_told(library):
+def test_tokenizers_with_a_unique_segmentation_are_errors(library):
   for tokenizer in (Bytes().train([]), WordPiece(400).train(library)):
     with pytest.raises(UserError, match='cannot sample segmentations'):
       SampledPieces().transform(tokenizer, {'tokens': 8}, train=True)

@@ -24,5 +24,5 @@ def test_skips_add_up():
   assert [batches.source_step(step) for step in range(5)] == [0, 1, 5, 7, 8]
 
 
-def test_a_later_skip_that_starts_before_an_earlier_one_lets_none_back_in():
+def test_a_later_skip_before_an_earlier_skip_restores_no_batches():
   assert numbers(Skipping(BATCHES, [(4, 3), (3, 3)]), 5) == [0, 1, 2, 9, 10]

@@ -77,13 +77,13 @@ def test_a_question_without_an_answer_points_at_the_class_token():
     ({'context': None}, "no text 'context'"),
   ],
 )
-def test_examples_that_are_wrong_are_told(changed, told):
+def test_invalid_examples_are_errors(changed, told):
   with pytest.raises(UserError) as caught:
     rows_of([example('abcd', 0, 2) | changed])
   assert told in str(caught.value)
   assert '\n' not in str(caught.value)
 
 
-def test_a_row_without_room_for_the_context_is_told():
+def test_a_row_too_short_for_the_context_is_an_error():
   with pytest.raises(UserError, match='increase length or reduce question_length'):
     rows_of([example('abcd', 0, 2)], length=7)

@@ -30,7 +30,7 @@ def config_and_tokenizer(request, fitted):
   return fitted[request.param]
 
 
-def test_the_size_is_that_of_the_config(config_and_tokenizer):
+def test_the_size_matches_the_config(config_and_tokenizer):
   config, tokenizer = config_and_tokenizer
   assert tokenizer.vocab_size == config.vocab_size
   assert len(tokenizer.pieces(range(tokenizer.vocab_size))) == config.vocab_size
@@ -43,7 +43,7 @@ def test_special_ids_are_the_same_for_all(config_and_tokenizer):
   assert pieces == ['<pad>', '<eos>', '<unk>', '<bos>', '<mask>']
 
 
-def test_code_comes_back_unchanged(config_and_tokenizer, library):
+def test_code_is_decoded_unchanged(config_and_tokenizer, library):
   _, tokenizer = config_and_tokenizer
   for text in library:
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -69,7 +69,7 @@ LOSSLESS = ['bpe', 'byte-level', 'unigram', 'bytes']
 @pytest.mark.parametrize('name', LOSSLESS)
 @settings(max_examples=150)
 @given(text=st.text() | st.text(alphabet=AWKWARD))
-def test_any_text_comes_back_unchanged(fitted, name, text):
+def test_any_text_is_decoded_unchanged(fitted, name, text):
   _, tokenizer = fitted[name]
   ids = tokenizer.encode(text)
   assert tokenizer.decode(ids) == text
@@ -79,7 +79,7 @@ def test_any_text_comes_back_unchanged(fitted, name, text):
 @settings(max_examples=100)
 @given(text=st.text() | st.text(alphabet=AWKWARD))
 @pytest.mark.parametrize('name', [*LOSSLESS, 'characters'])
-def test_spans_leave_out_white_space_alone(fitted, name, text):
+def test_spans_omit_only_white_space(fitted, name, text):
   found = fitted[name][1].locate(text)
   assert found.ids.tolist() == fitted[name][1].encode(text)
   starts, stops = found.spans.T
@@ -89,7 +89,7 @@ def test_spans_leave_out_white_space_alone(fitted, name, text):
   assert [i for i in range(len(text)) if i not in covered and not text[i].isspace()] == []
 
 
-def test_texts_stand_between_bos_and_eos(config_and_tokenizer):
+def test_texts_are_enclosed_in_bos_and_eos(config_and_tokenizer):
   _, tokenizer = config_and_tokenizer
   first, second = tokenizer.locate('def one'), tokenizer.locate('return')
   found = tokenizer.join(first[:2], second)
@@ -169,18 +169,18 @@ def test_training_is_deterministic_and_cached(config, library, tmp_path):
 
 
 @pytest.mark.parametrize('model_type', ['bpe', 'unigram'])
-def test_a_vocabulary_too_large_is_told_with_the_limit(model_type):
+def test_a_too_large_vocabulary_is_an_error_with_the_limit(model_type):
   with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* set it to at most \d+'):
     SentencePiece(9999, model_type).train(['hello world\n' * 20])
 
 
-def test_a_vocabulary_too_small_is_told_with_the_limit():
+def test_a_too_small_vocabulary_is_an_error_with_the_limit():
   with pytest.raises(UserError, match=r'vocab_size = 100: too small .* set it to at least 2\d\d'):
     SentencePiece(100).train(['hello world\n' * 20])
 
 
 @pytest.mark.parametrize('config', [BPE, WordPiece])
-def test_a_size_that_the_text_does_not_fill_is_told_with_the_limit(config):
+def test_a_size_that_the_text_cannot_fill_is_an_error_with_the_limit(config):
   text = ['hello world\n' * 20]
   with pytest.raises(UserError, match=r'vocab_size = 9999: too large .* set it to at most \d+'):
     config(9999).train(text)
@@ -189,12 +189,12 @@ def test_a_size_that_the_text_does_not_fill_is_told_with_the_limit(config):
 
 
 @pytest.mark.parametrize('config', [SentencePiece(300), Characters(300), BPE(300), WordPiece(300)])
-def test_no_text_is_told(config):
+def test_an_empty_corpus_is_an_error(config):
   with pytest.raises(UserError, match='no text'):
     config.train([])
 
 
-def test_a_folder_without_tokenizer_is_told(tmp_path):
+def test_a_folder_without_tokenizer_is_an_error(tmp_path):
   with pytest.raises(UserError, match='holds no tokenizer'):
     load_tokenizer(tmp_path)
 

@@ -89,7 +89,7 @@ def test_stopping_early_loses_nothing(penalty):
     np.testing.assert_array_equal(stopped.scores, searched.scores)
 
 
-def test_stopping_sooner_is_faster_and_finds_nothing_better():
+def test_stopping_sooner_is_faster_and_not_better():
   steps, best = [], []
   for stopping in (WhenFull(), AtCurrentLength(), WhenCertain()):
     passes = []
@@ -139,7 +139,7 @@ def test_several_hypotheses_are_sorted_and_differ():
   np.testing.assert_allclose(scores, by_hand, rtol=1e-5)
 
 
-def test_fewer_hypotheses_than_wanted_leave_empty_places():
+def test_missing_hypotheses_are_empty_places():
   generated = run(history_model(vocab=3), PROMPTS, Beam(5), 1, num_return=5)
   assert generated.lengths.tolist() == [[1, 1, 1, 0, 0]] * 4
   assert np.isneginf(np.asarray(generated.scores)[:, 3:]).all()

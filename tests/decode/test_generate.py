@@ -47,7 +47,7 @@ def test_greedy_equals_argmax_without_cache_row_by_row():
 
 
 @pytest.mark.parametrize('strategy', [Greedy(), Beam(width=3)])
-def test_ragged_prompts_equal_one_by_one(strategy):
+def test_ragged_prompts_equal_single_prompts(strategy):
   model = history_model(seed=3)
   together = run(model, PROMPTS, strategy=strategy)
   for b, prompt in enumerate(PROMPTS):
@@ -155,7 +155,7 @@ def test_tokens_of_low_precision_logits_have_float32_log_probabilities():
     ({'max_length': 5}, 'max_length = 5 must be greater than the longest prompt, 5 tokens'),
   ],
 )
-def test_what_cannot_be_met_is_an_error(kwargs, message):
+def test_unsatisfiable_settings_are_errors(kwargs, message):
   with pytest.raises(UserError, match=message):
     run(history_model(), PROMPTS, **kwargs)
 

@@ -106,7 +106,7 @@ def test_a_setting_of_another_type_or_range_is_refused_with_its_name(field, valu
       strategy_of({'do_sample': True, field: value}, vocab_size=50, where='the file')
 
 
-def test_what_a_strategy_refuses_names_the_file():
+def test_an_error_of_a_strategy_names_the_file():
   with pytest.raises(
     UserError, match=r'^the file: Sampling.temperature = 0.0 must be from 1e-6 to 1e6'
   ):
@@ -130,7 +130,7 @@ def test_settings_are_a_strategy(config, strategy):
     ),
   ],
 )
-def test_what_is_left_out_is_told(config, expected):
+def test_omitted_settings_are_reported(config, expected):
   assert strategy_of(config)[1] == [expected]
 
 

@@ -151,7 +151,7 @@ def test_the_decoding_step_copies_no_cache_and_no_parameter(strategy, batch, cop
   assert sorted(shape for opcode, shape in worked if opcode == fusion) == sorted(updates)
 
 
-def test_a_copy_in_the_loop_is_found():
+def test_a_copy_in_the_loop_is_detected():
   text = """
 HloModule example
 %body (p: (s32[2,1,56], f32[2,4,64,16])) -> (s32[2,1,56], f32[2,4,64,16]) {

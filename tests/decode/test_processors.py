@@ -45,7 +45,7 @@ def grams(tokens, size):
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES)
-def test_no_ngram_stands_twice(strategy):
+def test_no_ngram_is_repeated(strategy):
   for bound in ((), [NoRepeatNGram(2)]):
     written = run(strategy(processors=bound), model=history_model(vocab=5), eos_id=None)
     pairs = [grams(p + t, 2) for p, t in zip(PROMPTS, written, strict=True)]
@@ -74,7 +74,7 @@ def test_no_sequence_ends_too_early(strategy):
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES)
-def test_forced_tokens_stand_first_and_last(strategy):
+def test_forced_tokens_are_first_and_last(strategy):
   tokens = run(
     strategy(processors=[MinNewTokens(7), ForceFirst([6, 5]), ForceLast()]), max_length=12
   )
@@ -85,7 +85,7 @@ def test_forced_tokens_stand_first_and_last(strategy):
 
 
 @pytest.mark.parametrize('strategy', STRATEGIES)
-def test_suppressed_tokens_are_never_said(strategy):
+def test_suppressed_tokens_are_never_generated(strategy):
   assert not {2, 4} & {i for t in run(strategy(processors=[SuppressTokens([2, 4])])) for i in t}
 
 

@@ -102,7 +102,7 @@ def test_same_key_same_sequences_and_another_key_others():
   assert len({tuple(t) for t in np.asarray(once.tokens).reshape(12, 6).tolist()}) == 12
 
 
-def test_a_row_draws_the_same_whatever_stands_beside_it():
+def test_samples_of_a_row_do_not_depend_on_the_other_rows():
   model = history_model(vocab=6)
   many = draw(model, Sampling(), 5, num_return=4, rows=3, max_new_tokens=6)
   few = draw(model, Sampling(), 5, num_return=2, rows=1, max_new_tokens=6)

@@ -39,7 +39,7 @@ def test_files_exist(page):
     assert (ROOT / name).exists() or name == 't2x/layers/maxout.py', name
 
 
-def test_messages_are_those_of_the_code():
+def test_messages_match_the_code():
   """A quarter of the sequences of three words of a message are in one text of the code; the others have values."""
   texts = [*code_texts()]
   tables = re.split(r'^\n', (ROOT / 'docs' / 'troubleshooting.md').read_text(), flags=re.MULTILINE)

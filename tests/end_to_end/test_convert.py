@@ -116,7 +116,7 @@ def test_a_run_that_trained_here_is_exported(trained, t2x, tmp_path):
   assert json.loads((tmp_path / 'back' / 'config.json').read_text())['n_positions'] == 64
 
 
-def test_a_model_of_no_family_says_what_differs(trained, t2x, tmp_path):
+def test_the_error_of_a_model_of_no_family_states_the_differences(trained, t2x, tmp_path):
   trained('MultiHeadAttention.scale = 0.5\n')
   code, _, err = t2x('convert', 'export', tmp_path / 'run', '--to', tmp_path / 'back')
   assert code == 2
@@ -139,7 +139,7 @@ def test_a_model_of_no_family_says_what_differs(trained, t2x, tmp_path):
     ({'n_positions': 64}, ['wpe.weight', '(32, 16)', '(64, 16)']),
   ],
 )
-def test_what_does_not_fit_is_told(folder, t2x, tmp_path, change, parts):
+def test_unsuitable_files_are_errors(folder, t2x, tmp_path, change, parts):
   (folder / 'config.json').write_text(json.dumps(GPT2 | change))
   code, _, err = t2x('convert', 'import', folder, '--out', tmp_path / 'run')
   assert code == 2
@@ -157,7 +157,7 @@ def test_a_pickle_is_refused_and_why(folder, t2x, tmp_path):
     assert 'pytorch_model.bin is not a safetensors file, and pickle files are not opened' in err
 
 
-def test_a_file_cut_off_is_told(folder, t2x, tmp_path):
+def test_a_truncated_file_is_an_error(folder, t2x, tmp_path):
   path = folder / 'model.safetensors'
   path.write_bytes(path.read_bytes()[:-1000])
   code, _, err = t2x('convert', 'import', folder, '--out', tmp_path / 'run')
@@ -165,7 +165,7 @@ def test_a_file_cut_off_is_told(folder, t2x, tmp_path):
   assert 'truncated or damaged' in err
 
 
-def test_nothing_is_written_over(folder, t2x, tmp_path):
+def test_existing_files_are_not_overwritten(folder, t2x, tmp_path):
   assert t2x('convert', 'import', folder, '--out', tmp_path / 'run')[0] == 0
   code, _, err = t2x('convert', 'import', folder, '--out', tmp_path / 'run')
   assert code == 2
@@ -263,7 +263,7 @@ def as_format_1(checkpoint):
 
 
 @pytest.mark.nightly
-def test_a_run_of_an_older_version_is_refused_and_goes_on_when_it_is_converted(
+def test_a_run_of_an_older_version_is_refused_and_resumed_after_conversion(
   experiment, t2x, tmp_path
 ):
   file = experiment('causal_lm', 'Trainer.ema_decay = 0.9\n')

@@ -25,7 +25,7 @@ def config(experiment):
   return experiment('causal_lm', LENGTHS)
 
 
-def test_the_last_step_alone_has_the_metrics_of_further_tasks(config, t2x, metrics, tmp_path):
+def test_only_the_last_step_has_the_metrics_of_further_tasks(config, t2x, metrics, tmp_path):
   out = tmp_path / 'run'
   code, _, told = t2x('train', config, '--out', out)
   assert code == 0, told
@@ -45,7 +45,7 @@ def test_the_last_step_alone_has_the_metrics_of_further_tasks(config, t2x, metri
     assert math.isclose(alone[name], last[f'2x/{name}'], rel_tol=1e-6), name
 
 
-def test_a_run_that_died_in_them_goes_on_to_the_same_metrics(
+def test_a_run_killed_in_further_evaluations_resumes_to_the_same_metrics(
   config, t2x, metrics, tmp_path, monkeypatch
 ):
   def die(*args, **settings):

@@ -88,7 +88,7 @@ def test_running_again_after_the_end_trains_nothing(experiment, t2x, tmp_path):
   assert (out / 'metrics.jsonl').read_bytes() == before
 
 
-def test_an_evaluation_says_how_much_it_read_and_that_its_weights_are_averages(
+def test_an_evaluation_prints_its_number_of_examples_and_that_weights_are_averages(
   experiment, t2x, metrics, tmp_path
 ):
   out = tmp_path / 'run'

@@ -229,7 +229,7 @@ def test_bad_input_gets_one_line(task, extra, told, config, t2x, tmp_path):
   assert 'Traceback' not in stderr
 
 
-def test_data_that_was_not_fetched_is_told(t2x, tmp_path, monkeypatch):
+def test_data_that_was_not_fetched_is_an_error(t2x, tmp_path, monkeypatch):
   monkeypatch.setenv('T2X_CACHE', str(tmp_path / 'cache'))
   code, _, stderr = t2x('train', CONFIGS / 'runs/sentiment.gin', '--out', tmp_path / 'run')
   assert code == 2

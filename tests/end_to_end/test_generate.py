@@ -93,7 +93,7 @@ BAD = {
 
 
 @pytest.mark.parametrize('name', BAD)
-def test_a_bad_prompt_is_told_with_its_place_before_the_run_is_opened(name, t2x, tmp_path):
+def test_an_invalid_prompt_is_an_error_with_its_line_before_the_run_is_opened(name, t2x, tmp_path):
   content, told = BAD[name]
   source, target = tmp_path / 'in.jsonl', tmp_path / 'out.jsonl'
   source.write_bytes(content)
@@ -127,7 +127,7 @@ def test_a_bad_prompt_is_told_with_its_place_before_the_run_is_opened(name, t2x,
     (('--prompt', 'b\udcff'), '--prompt 2: unpaired surrogate at character 1'),
   ],
 )
-def test_bad_flags_are_told_before_the_run_is_opened(flags, told, t2x, tmp_path):
+def test_invalid_flags_are_errors_before_the_run_is_opened(flags, told, t2x, tmp_path):
   given = [flag.format(folder=tmp_path) for flag in flags]
   code, _, err = t2x('generate', tmp_path / 'none', '--prompt', 'a', *given)
   assert code == 2

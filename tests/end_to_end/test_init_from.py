@@ -66,9 +66,7 @@ def test_the_first_evaluation_is_the_last_one_of_the_other_run(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_from_its_own_checkpoint(
-  first, experiment, t2x, tmp_path, caplog, metrics
-):
+def test_a_resumed_run_loads_its_own_checkpoint(first, experiment, t2x, tmp_path, caplog, metrics):
   elsewhere = shutil.copytree(first, tmp_path / 'first')
   extra = SHORT + f"Experiment.init_from = @InitFrom()\nInitFrom.run = '{elsewhere}'\n"
   config, folder = experiment('image_classification', extra), tmp_path / 'second'
@@ -104,7 +102,7 @@ num_classes = 12
   assert 'mismatched (32, 10), kept new (KeepNew())' in table
 
 
-def test_a_shape_that_differs_is_told_in_one_error(first, experiment, t2x, tmp_path):
+def test_different_shapes_are_one_error(first, experiment, t2x, tmp_path):
   config = experiment('image_classification', STILL.format(run=first) + 'd_model = 16\n')
   code, _, err = t2x('train', config, '--out', tmp_path / 'second')
   assert code == 2

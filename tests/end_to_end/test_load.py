@@ -50,7 +50,7 @@ def test_texts_are_read_as_in_training(run):
     assert not np.triu(layer[0, 0], 1).any()
 
 
-def test_generation_and_evaluation_are_those_of_the_commands(run, folder, t2x):
+def test_generation_and_evaluation_match_the_commands(run, folder, t2x):
   code, out, _ = t2x('generate', folder, '--prompt', 'the cat', '--greedy', '--json')
   assert code == 0
   answer = json.loads(out)
@@ -133,6 +133,6 @@ def test_overrides_cannot_change_the_mup_of_a_run(folder, tmp_path):
   np.testing.assert_array_equal(library.load(folder).logits('a'), expected)
 
 
-def test_a_folder_of_nothing_is_refused(tmp_path):
+def test_an_empty_folder_is_refused(tmp_path):
   with pytest.raises(UserError, match=r'neither a run folder .* nor a model folder'):
     library.load(tmp_path)

@@ -19,9 +19,7 @@ class Shifted(FeedForward):
 
 
 @pytest.mark.slow
-def test_a_part_of_ones_own_is_tested_and_its_broken_contracts_are_named(
-  tmp_path, monkeypatch, capsys
-):
+def test_a_user_part_is_tested_and_its_broken_contracts_are_named(tmp_path, monkeypatch, capsys):
   (tmp_path / 'own_parts_to_test.py').write_text(OWN)
   monkeypatch.chdir(tmp_path)
   arguments = ['test-part', 'own_parts_to_test.Shifted', '--trust']
@@ -75,7 +73,7 @@ def wrong_parts(tmp_path_factory):
     (['@MLP'], "'@MLP' is not the name of a part"),
   ],
 )  # fmt: skip
-def test_what_is_no_sublayer_is_refused_in_one_line(
+def test_an_object_that_is_no_sublayer_is_a_one_line_error(
   wrong_parts, monkeypatch, capsys, arguments, message
 ):
   monkeypatch.chdir(wrong_parts)

@@ -101,7 +101,7 @@ def test_an_error_leaves_no_bar(experiment, in_terminal, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_reader_that_goes_away_ends_nothing(experiment, tmp_path):
+def test_a_closed_reader_ends_no_run(experiment, tmp_path):
   file, out = experiment('causal_lm'), tmp_path / 'run'
   command = f'{sys.executable} -m t2x train {file} --out {out} 2>&1; echo $? >&3'
   done = subprocess.run(

@@ -60,7 +60,7 @@ def test_every_command_takes_the_option_and_remembers_it(words, command, t2x, tm
   assert (tmp_path / 'ran').exists()
 
 
-def test_the_option_may_stand_before_the_verb_of_a_command(command, t2x, tmp_path):
+def test_the_option_may_precede_the_verb_of_a_command(command, t2x, tmp_path):
   t2x(*command('convert', '--trust', 'export', 'RUN', '--to', 'OUT'))
   assert (tmp_path / 'ran').exists()
 

@@ -50,7 +50,7 @@ def test_every_section_runs_with_jax_flax_optax_and_orbax_only(tmp_path):
   assert rows[-1]['what'] == 'torch is not installed'
 
 
-def test_a_run_whose_time_is_up_says_what_it_did_not_run(tmp_path):
+def test_a_run_out_of_time_lists_what_it_did_not_run(tmp_path):
   done, rows = run(tmp_path, '--minutes', '0', '--sections', 'train 124M', 'generate 124M')
   assert done.returncode == 0, done.stderr
   assert [row['what'] for row in rows] == ['not run: the time is up'] * 2

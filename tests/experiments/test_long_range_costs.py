@@ -27,7 +27,7 @@ def test_every_variant_of_the_sweep_is_a_mechanism(costs):
   assert names == ['full, Dense', 'full, Blockwise', *variants[1:]]
 
 
-def test_exponents_are_those_of_the_rows(costs):
+def test_exponents_match_the_rows(costs):
   rows = [{'length': n, 'milliseconds': 3 * n**1.5, 'megabytes': 0.0} for n in (512, 1024, 4096)]
   rows[0]['milliseconds'] *= 7
   assert costs.exponent(rows, 'milliseconds', at_least=1024) == pytest.approx(1.5)

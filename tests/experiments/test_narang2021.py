@@ -84,7 +84,7 @@ def abstract(experiment):
 
 
 @pytest.mark.nightly
-def test_parameters_are_those_of_the_table():
+def test_numbers_of_parameters_match_the_table():
   counts = {
     name: round(Blueprint(experiment.shapes()).size / 1e6)
     for name, experiment in experiments('paper_steps').items()
@@ -135,7 +135,7 @@ def test_macros_of_a_size_keep_the_number_of_parameters(name):
     assert block['mixer'].keywords['kernel_init'].branch_layers == 4, body
 
 
-def test_what_adam_trains_starts_at_its_scale():
+def test_parameters_of_adam_start_at_its_scale():
   # Logits of size 1 at either scale, and inputs as well.
   for name, variants in (('paper_steps', {'vanilla', 'rezero'}), ('tiny_steps', None)):
     for variant, experiment in experiments(name, variants).items():
@@ -150,7 +150,7 @@ def test_what_adam_trains_starts_at_its_scale():
 
 
 @pytest.mark.parametrize('name', ['tiny_steps', 'tiny_parameters', 'tiny_again'])
-def test_the_kept_results_are_of_every_variant_and_seed(name):
+def test_stored_results_have_every_variant_and_seed(name):
   sweep = read_sweep(FOLDER / f'{name}.gin')
   planned = {(arm.variant, str(seed)) for arm in sweep.arms() for seed in sweep.seed_list}
   lines = csv.DictReader((FOLDER / 'results' / name / 'results.csv').read_text().splitlines())

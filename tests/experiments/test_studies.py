@@ -116,7 +116,7 @@ def test_the_readme_names_the_commands(study):
 
 
 @pytest.mark.parametrize('path', sorted(STUDIES.glob('*/results/*/results.csv')), ids=str)
-def test_the_kept_results_are_whole(path):
+def test_stored_results_are_complete(path):
   """Kept results have the same seeds for all variants, of which the baseline may have more, and those of a sweep file
   have its variants."""
   rows = [*csv.DictReader(io.StringIO(path.read_text()))]
@@ -133,7 +133,7 @@ def test_the_kept_results_are_whole(path):
     assert {cell[0] for cell in seeds} == sweep_of(name).variants.keys()
 
 
-def test_the_kept_gradients_are_whole(monkeypatch):
+def test_stored_gradients_are_complete(monkeypatch):
   monkeypatch.syspath_prepend(str(STUDIES / 'norm_and_warmup'))
   import gradients
 

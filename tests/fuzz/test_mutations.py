@@ -27,7 +27,7 @@ def test_odd_values_are_refused_where_the_range_of_a_parameter_excludes_them():
   assert_handled(mutate.odd_settings(part=0.04, seed=20))
 
 
-def test_the_fuzz_tells_failures_from_refusals():
+def test_the_fuzzer_distinguishes_failures_from_refusals():
   assert mutate.problem(0, '') is None
   assert mutate.problem(2, 't2x: x.gin:1: no part named') is None
   assert mutate.problem(1, 'KeyError') == 'exit code 1: KeyError'

@@ -12,7 +12,7 @@ from tests import parameter_kinds
 BASES = {'FeedForward', 'LogitHead', 'PositionEncoding'}
 
 
-def test_kinds_are_those_that_were_reviewed():
+def test_kinds_match_the_reviewed_list():
   assert parameter_kinds.table() == parameter_kinds.FILE.read_text()
 
 

@@ -103,7 +103,7 @@ def test_older_spellings_are_read(folder):
   assert_equal(read(path), model)
 
 
-def test_heads_that_the_architecture_does_not_name_are_passed_over_and_told(folder):
+def test_heads_that_the_architecture_does_not_name_are_skipped_and_reported(folder):
   path, model = folder('bert', 'BertForPreTraining', **BERT)
   change_config(path, architectures=['BertForMaskedLM'])
   source = HFModel(path)
@@ -125,14 +125,14 @@ def test_a_folder_of_the_bare_model_has_bare_names(folder):
   assert_equal(read(path), model)
 
 
-def test_a_model_without_its_pooler_is_told_what_is_missing(folder):
+def test_a_missing_pooler_is_named(folder):
   path, _ = folder('bert', 'BertModel', **BERT)
   rename(path, lambda name: None if 'pooler' in name else name)
   with pytest.raises(UserError, match=r'2 tensors are missing: bert.pooler.dense.weight'):
     read(path)
 
 
-def test_a_config_that_says_other_shapes_is_told(folder):
+def test_a_config_with_other_shapes_is_an_error(folder):
   path, _ = folder('bert', 'BertForMaskedLM', **BERT)
   change_config(path, intermediate_size=16)
   with pytest.raises(
@@ -201,7 +201,7 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(('model_type', 'architecture', 'fields'), WRITTEN)
-def test_what_is_written_is_read_again(folder, model_type, architecture, fields):
+def test_written_files_can_be_read(folder, model_type, architecture, fields):
   path, model = folder(model_type, architecture, **fields)
   config = json.loads((path / 'config.json').read_text())
   assert (config['model_type'], config['architectures']) == (model_type, [architecture])
@@ -253,7 +253,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(('model_type', 'fields', 'told'), REFUSED)
-def test_what_no_part_says_is_refused(tmp_path, model_type, fields, told):
+def test_settings_of_no_part_are_refused(tmp_path, model_type, fields, told):
   (tmp_path / 'config.json').write_text(json.dumps({'model_type': model_type} | fields))
   with pytest.raises(UserError) as caught:
     HFModel(tmp_path)
@@ -261,7 +261,7 @@ def test_what_no_part_says_is_refused(tmp_path, model_type, fields, told):
   assert 'config.json' in str(caught.value)
 
 
-def test_a_folder_without_a_config_and_a_config_without_json_are_told(tmp_path):
+def test_a_missing_config_and_invalid_json_are_errors(tmp_path):
   with pytest.raises(UserError, match=r'must contain the config\.json of the model'):
     HFModel(tmp_path)
   (tmp_path / 'config.json').write_text('{')

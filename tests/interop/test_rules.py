@@ -84,7 +84,7 @@ def test_layers_take_turns_in_the_blocks():
   assert TABLE.tensor_shape('h.4.qkv.weight') == (4, 8)
 
 
-def test_what_is_written_is_read_again():
+def test_written_files_can_be_read():
   assert_read_again(TABLE, PARAMETERS)
   assert {name: len(next(iter(TABLE.pieces[name]))) for name in PARAMETERS} == {
     name: 0 if name == 'table' else 1 for name in PARAMETERS
@@ -197,18 +197,18 @@ def test_the_rules_of_a_block_name_its_norms_attention_and_feed_forward(norms, p
   }
 
 
-def test_a_parameter_without_a_rule_is_a_bug_that_is_seen():
+def test_a_parameter_without_a_rule_raises():
   with pytest.raises(ValueError, match=r'no rule for the parameters body\.gate'):
     Table(RULES, SHAPES | {'body.gate': (4,)})
 
 
-def test_parts_that_the_model_lacks_are_told_and_passed_over():
+def test_parts_that_the_model_lacks_are_skipped_and_reported():
   more = {'pooler.weight': (4, 4), 'pooler.bias': (4,), 'h.0.ln.bias': (4,), 'h.2.mask': (1,)}
   left = TABLE.check(shapes() | more, [r'h\.\d+\.mask'], 'FOLDER')
   assert left == ['pooler.weight', 'pooler.bias', 'h.0.ln.bias']
 
 
-def test_missing_unknown_and_misshapen_tensors_are_told_at_once():
+def test_missing_unknown_and_misshapen_tensors_are_one_error():
   found = shapes() | {'what': (1,), 'embed': (7, 5)}
   del found['h.2.ln.weight'], found['h.5.qkv.bias']
   with pytest.raises(UserError) as caught:

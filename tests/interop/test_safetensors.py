@@ -38,7 +38,7 @@ def assert_same(got, wanted):
 
 @MANY
 @given(tensors=TENSORS)
-def test_the_library_reads_what_is_written(tmp_path, tensors):
+def test_the_library_reads_written_files(tmp_path, tensors):
   library = pytest.importorskip('safetensors.numpy', reason="the extra 'parity' is not installed")
   (path,) = write(tmp_path, tensors)
   assert_same(library.load_file(path), tensors)
@@ -47,7 +47,7 @@ def test_the_library_reads_what_is_written(tmp_path, tensors):
 
 @MANY
 @given(tensors=TENSORS)
-def test_what_the_library_writes_is_read(tmp_path, tensors):
+def test_files_written_by_the_library_are_read(tmp_path, tensors):
   library = pytest.importorskip('safetensors.numpy', reason="the extra 'parity' is not installed")
   library.save_file(tensors, tmp_path / SINGLE, metadata={'format': 'pt'})
   assert_same(read_tensors(tmp_path), tensors)
@@ -93,7 +93,7 @@ def test_a_pickle_is_refused(tmp_path, name):
     read_tensors(tmp_path / name)
 
 
-def test_an_empty_folder_is_told(tmp_path):
+def test_an_empty_folder_is_an_error(tmp_path):
   with pytest.raises(UserError, match='contains neither'):
     read_tensors(tmp_path)
 
@@ -196,7 +196,7 @@ def test_a_malformed_header_is_refused_with_the_file_and_the_tensor(header, told
   assert len(message) < 500
 
 
-def test_tensors_may_stand_in_any_order(tmp_path):
+def test_tensors_may_be_in_any_order(tmp_path):
   with_header(tmp_path, {'b': entry(16), 'empty': entry(16, 16, shape=[0, 3]), 'a': entry(0, 16)})
   read = read_tensors(tmp_path)
   assert {name: tensor.shape for name, tensor in read.items()} == {
@@ -265,6 +265,6 @@ def test_a_damaged_index_is_refused(tmp_path, text, told):
     read_tensors(tmp_path)
 
 
-def test_a_tensor_of_another_shape_than_announced_is_a_bug_that_is_seen(tmp_path):
+def test_a_tensor_of_another_shape_than_announced_raises(tmp_path):
   with pytest.raises(ValueError, match='expected'):
     write_tensors(tmp_path, {'a': ((2,), np.float32)}, lambda name: np.ones(3))

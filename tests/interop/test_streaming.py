@@ -34,7 +34,7 @@ def arrays():
   return {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_what_is_streamed_is_read_back(tmp_path, monkeypatch):
+def test_streamed_files_can_be_read(tmp_path, monkeypatch):
   monkeypatch.setattr(streaming, 'PIECE', 128)
   wanted, taken = arrays(), []
   save_streamed(tmp_path, {n: lazy(a, taken) for n, a in wanted.items()}, {'from': 'afar'})
@@ -68,7 +68,7 @@ def test_an_array_is_begun_when_the_one_before_is_written(tmp_path, monkeypatch)
   assert [name for name, _ in itertools.groupby(order)] == sorted(names)
 
 
-def test_a_streamed_file_that_is_damaged_is_told(tmp_path):
+def test_a_damaged_streamed_file_is_an_error(tmp_path):
   save_streamed(tmp_path, {name: lazy(array) for name, array in arrays().items()}, {})
   largest = max((tmp_path / '0').rglob('d/*'), key=lambda path: path.stat().st_size)
   content = bytearray(largest.read_bytes())
@@ -78,7 +78,7 @@ def test_a_streamed_file_that_is_damaged_is_told(tmp_path):
     Checkpoints(tmp_path).intact_step()
 
 
-def test_what_cannot_be_read_leaves_nothing(tmp_path):
+def test_unreadable_files_leave_no_parameters(tmp_path):
   def fails(index):
     raise OSError('the disk is gone')
 

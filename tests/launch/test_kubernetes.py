@@ -61,7 +61,7 @@ def test_pods_of_gpu_nodes_find_each_other(job_set):
   assert container['resources']['limits'] == {'nvidia.com/gpu': 8}
 
 
-def test_pods_of_tpu_slices_are_found_by_jax(job_set):
+def test_jax_detects_pods_of_tpu_slices(job_set):
   rendered = job_set(*TPUS)
   (slices,) = rendered['spec']['replicatedJobs']
   assert (slices['replicas'], job_of(rendered)['parallelism']) == (2, 8)

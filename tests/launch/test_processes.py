@@ -10,7 +10,7 @@ COMMAND = [sys.executable, '-m', 't2x.launch.processes', '-n', '3', '--', sys.ex
 
 
 @pytest.mark.parametrize('codes, expected', [((0, 0, 0), 0), ((75, 75, 75), 75), ((0, 3, 0), 3)])
-def test_the_exit_code_is_that_of_the_first_failure(codes, expected):
+def test_the_exit_code_matches_the_first_failure(codes, expected):
   code = f'import sys; print("here"); sys.exit({codes}[int(sys.argv[-1])])'
   done = subprocess.run([*COMMAND, code], capture_output=True, text=True, timeout=60, check=False)
   assert done.returncode == expected

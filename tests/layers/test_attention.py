@@ -236,7 +236,7 @@ def test_cached_decoding_equals_full_forward(pattern, encoding):
 
 
 @pytest.mark.parametrize('side', ['left', 'right'])
-def test_ragged_prompts_decode_as_each_alone(side):
+def test_ragged_prompts_decode_as_single_prompts(side):
   attention, encoding = build(), ENCODINGS['rope']()
   lengths, width = (3, 5), 5
   prompt, positions, segments = np.zeros((2, width, WIDTH)), np.zeros((2, width), int), []

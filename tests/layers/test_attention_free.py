@@ -146,7 +146,7 @@ def test_a_large_later_key_changes_no_earlier_output(name):
   'pattern', [Causal(), pytest.param(Full(), marks=pytest.mark.nightly)], ids=str
 )
 @pytest.mark.parametrize('name', BIASES)
-def test_gradients_are_those_of_the_pairs(name, pattern):
+def test_gradients_match_the_sum_over_pairs(name, pattern):
   """Along a random direction of the parameters and inputs, by differences of the definition."""
   mixer, tokens = build(name), tokens_of(PLAIN)
   rng = np.random.default_rng(2)

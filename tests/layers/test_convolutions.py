@@ -106,7 +106,7 @@ def test_default_has_the_nine_taps_of_the_study():
   assert mixer.kernel[...].shape == (HEADS, 9)
 
 
-def test_users_mistakes():
+def test_user_mistakes_are_errors():
   mixer = build(DynamicConvolution, 3)
   with pytest.raises(UserError, match='DynamicConvolution cannot attend to a source'):
     applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))

@@ -100,7 +100,7 @@ def test_gradients_are_rounded_once():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_rows_are_those_of_plain_indexing(dtype):
+def test_rows_match_plain_indexing(dtype):
   table = TABLE.astype(dtype)
   np.testing.assert_array_equal(gather(table, IDS), table[IDS])
   columns = gather(table, IDS % 3, axis=1)
@@ -133,7 +133,7 @@ def through(transform):
 
 
 @pytest.mark.parametrize('transform', ['none', 'jit', 'vmap', 'scan and remat'])
-def test_float32_gradients_are_those_of_plain_indexing(transform):
+def test_float32_gradients_match_plain_indexing(transform):
   run = through(transform)
   np.testing.assert_array_equal(run(gather), run(lambda table, ids: table[ids]))
 

@@ -81,7 +81,7 @@ def test_an_untied_head_has_the_gradients_of_its_product():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_gradients_of_tied_logits_are_those_of_a_product(dtype):
+def test_gradients_of_tied_logits_match_a_product(dtype):
   embedding = TokenEmbedding(16, vocab_size=11, rngs=nnx.Rngs(0))
   x = jax.random.normal(jax.random.key(1), (2, 3, 16), dtype)
   weights = jax.random.normal(jax.random.key(2), (2, 3, 11))

@@ -187,7 +187,7 @@ def test_muon_sees_one_matrix_for_each_expert():
     assert (found[name].reduction_axis, found[name].output_axis) == ((1,), (2,)), name
 
 
-def test_fans_are_those_of_one_expert():
+def test_fans_match_one_expert():
   part = SwitchFeedForward(64, num_experts=8, hidden_dim=256, rngs=nnx.Rngs(0))
   for value, inputs in ((part.router, 64), (part.up, 64), (part.down, 256)):
     assert value[...].std() == pytest.approx((0.1 / inputs) ** 0.5, rel=0.1)

@@ -116,7 +116,7 @@ def test_decoding_rescales_the_state_to_larger_keys():
 
 
 @pytest.mark.parametrize('pattern', PATTERNS, ids=str)
-def test_gradients_are_those_of_the_formula(pattern):
+def test_gradients_match_the_formula(pattern):
   mixer, tokens = build(), TOKENS['packed']
   pairs = jnp.asarray(seen(tokens, pattern))
 

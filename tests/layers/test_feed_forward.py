@@ -116,7 +116,7 @@ def test_parameters_name_their_axes():
   assert (mlp.up.bias.axes, mlp.down.bias.axes) == (('mlp',), ('embed',))
 
 
-def test_fans_are_those_of_the_matrix_whatever_the_heads():
+def test_fans_match_the_matrix_whatever_the_heads():
   init = variance_scaling(1.0, 'fan_in', 'normal')
   inwards = Linear((64,), (8, 16), ('embed', 'heads', 'head_dim'), init=init, rngs=nnx.Rngs(0))
   outwards = Linear((8, 16), (64,), ('heads', 'head_dim', 'embed'), init=init, rngs=nnx.Rngs(0))

@@ -56,7 +56,7 @@ def test_an_initialiser_that_needs_a_depth_is_refused_outside_of_a_stack(init):
     init(KEY, SHAPE)
 
 
-def test_the_depth_is_that_of_the_innermost_stack_and_ends_with_it():
+def test_the_depth_matches_the_innermost_stack_and_ends_with_it():
   with building(num_layers=5, num_branches=2):
     with building(num_layers=2):
       np.testing.assert_allclose(depth_scaled()(KEY, SHAPE), normal(0.02)(KEY, SHAPE) / 2)

@@ -92,7 +92,7 @@ def test_layers_inside_layers_are_numbered_by_both(jit):
   np.testing.assert_array_equal(nested(2, 3), large[:2, :3])
 
 
-def test_values_are_those_of_the_initializer_where_it_is_built():
+def test_values_match_the_initializer_where_it_is_built():
   def build(rngs):
     with building(num_layers=8, num_branches=2):
       return Linear((64,), (64, 8), ('a', 'b', 'c'), init=depth_scaled(normal(0.4)), rngs=rngs)
@@ -113,7 +113,7 @@ def test_a_shared_parameter_is_drawn_once_by_its_first_name():
   np.testing.assert_array_equal(model.second.kernel[...], values(first=Leaf)['first.kernel'])
 
 
-def test_values_drawn_without_param_differ_and_leave_the_named_ones_alone():
+def test_values_drawn_without_param_differ_and_do_not_change_named_values():
   expected, found = values(a=Leaf, stack=layers(3)), values(a=own, stack=layers(3, own))
   for name, value in expected.items():
     np.testing.assert_array_equal(found[name], value)
@@ -198,7 +198,7 @@ def test_no_key_stays_none_and_names_give_different_keys():
   assert len(np.unique(np.asarray(keys), axis=0)) == 1 + len(names)
 
 
-def test_the_numbers_of_a_row_are_those_of_its_key():
+def test_the_numbers_of_a_row_match_its_key():
   keys = row_keys(KEY, 5)
   for named, number in ((named_key(keys, 'part'), None), (fold_in(keys, 3), 3)):
     drawn = bernoulli(named, 0.5, (5, 40, 2))

@@ -133,7 +133,7 @@ def test_cached_decoding_equals_full_forward(name, pattern):
 
 
 @pytest.mark.parametrize('name', MIXERS)
-def test_rows_padded_on_the_left_decode_as_each_alone(name):
+def test_rows_padded_on_the_left_decode_as_single_rows(name):
   mixer, encoding = build(name)
   alone, _ = run(mixer, X[:, :5], pattern=Causal(), encoding=encoding)
   # The second row has three tokens, after two of padding.

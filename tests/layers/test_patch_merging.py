@@ -22,7 +22,7 @@ def merging():
   return PatchMerging(WIDTH, norm=functools.partial(LayerNorm, epsilon=1e-5), rngs=nnx.Rngs(0))
 
 
-def test_patch_merging_is_that_of_swin_in_transformers():
+def test_patch_merging_matches_swin_of_transformers():
   part, layer = merging(), SwinPatchMerging(WIDTH)
   rng = np.random.default_rng(0)
   for parameter in layer.parameters():

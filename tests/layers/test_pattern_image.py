@@ -27,13 +27,13 @@ def verdict_of(kind):
   [Causal() & Window(9), Window(4, dilation=2) | Global(3), ~Blocks(8) & Causal()],
   ids=str,
 )
-def test_every_cell_is_that_of_the_mask(pattern):
+def test_every_cell_matches_the_mask(pattern):
   kinds = cells(pattern, 32, 24, 8)
   assert kinds.shape == (32, 24) and (kinds >= 0).all()
   np.testing.assert_array_equal(is_seen(kinds), pattern.mask(32, 24))
 
 
-def test_a_schedule_that_skips_what_is_seen_shows():
+def test_a_schedule_that_skips_visible_pairs_shows():
   class Wrong(Causal):
     def tiles(self, q, k):
       return super().tiles(q, k)._replace(empty=np.array(True))
@@ -98,7 +98,7 @@ def test_a_long_row_is_drawn_with_a_pixel_for_each_cell(tmp_path):
   assert min(image.imread(tmp_path / 'p.png').shape[:2]) > 1024
 
 
-def test_what_cannot_be_drawn_is_told_in_a_line(tmp_path, monkeypatch):
+def test_a_pattern_that_cannot_be_drawn_is_a_one_line_error(tmp_path, monkeypatch):
   with pytest.raises(UserError, match='cannot be written: No such file'):
     draw(Causal(), tmp_path / 'no' / 'p.png')
   with pytest.raises(UserError, match='1 to 2048'):

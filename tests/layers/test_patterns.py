@@ -117,7 +117,7 @@ def test_patterns_of_sparse_transformer_equal_their_loops(stride, last):
       assert fixed[i, j] == (j <= i and (j // stride == i // stride or summary))
 
 
-def test_prefix_is_seen_by_all_and_by_none_where_there_is_none():
+def test_a_prefix_is_visible_to_all_tokens():
   prefix = np.array([[True, True, False, False]])
   mask = (Causal() | Prefix()).mask(4, Tokens(np.arange(4)[None], marks={'prefix': prefix}))
   assert mask[0].tolist() == [True, True, False, False]
@@ -149,13 +149,13 @@ def test_a_pattern_is_causal_where_its_mask_has_nothing_above_the_diagonal(patte
   ],
   ids=str,
 )
-def test_a_pattern_says_which_fields_it_reads(pattern, reads):
+def test_a_pattern_declares_the_fields_it_reads(pattern, reads):
   assert pattern.reads == frozenset(reads)
 
 
 @settings(max_examples=50)
 @given(patterns)
-def test_relative_patterns_are_those_that_depend_on_the_difference(pattern):
+def test_relative_patterns_depend_only_on_the_difference(pattern):
   if pattern.relative:
     q, k = np.arange(20)[:, None], np.arange(20)[None, :]
     shifted = pattern.allows(Tokens(q + 7), Tokens(k + 7))
@@ -198,7 +198,7 @@ def test_equal_intervals_have_one_form(pattern, interval):
 
 @settings(max_examples=150, deadline=None)
 @given(patterns, st.sampled_from([1, 2, 13, 40, 255, 256, 257, 530]))
-def test_visible_pairs_are_those_of_the_dense_mask(pattern, length):
+def test_visible_pairs_match_the_dense_mask(pattern, length):
   assert pattern.visible(length) == np.count_nonzero(pattern.mask(length, length))
 
 
@@ -218,7 +218,7 @@ def test_visible_pairs_are_those_of_the_dense_mask(pattern, length):
   ],
   ids=str,
 )
-def test_visible_pairs_of_every_pattern_are_those_of_the_dense_mask(pattern):
+def test_visible_pairs_of_every_pattern_match_the_dense_mask(pattern):
   for p in (pattern, ~pattern, Causal() & pattern, pattern | Window(5)):
     assert p.visible(600) == np.count_nonzero(p.mask(600, 600))
 
@@ -227,7 +227,7 @@ def test_visible_pairs_that_depend_on_the_data_are_all_pairs():
   assert (Permuted() & Causal()).visible(5) == 25
 
 
-def test_marked_tokens_see_and_are_seen_by_all():
+def test_marked_tokens_see_and_are_visible_to_all_tokens():
   marks = {'global': np.array([[False, True, False, False]])}
   tokens = Tokens(np.arange(4)[None], marks=marks)
   mask = Marked('global').mask(tokens, tokens)
@@ -285,7 +285,7 @@ def test_mask_honours_segments_and_padding():
   np.testing.assert_array_equal(mask[0, 0], expected)
 
 
-def test_mask_of_one_known_side_hides_its_padding_alone():
+def test_a_mask_with_one_given_side_hides_only_its_padding():
   mask = attention_mask(Full(), Tokens.row(2), Tokens.row(3, segments=jnp.array([[1, 2, 0]])))
   np.testing.assert_array_equal(mask[0, 0], [[True, True, False]] * 2)
   mask = attention_mask(Full(), Tokens.row(2, segments=jnp.array([[1, 0]])), Tokens.row(3))
@@ -312,6 +312,6 @@ def test_sizes_without_sense_are_refused(build):
     build()
 
 
-def test_a_pattern_combines_with_patterns_alone():
+def test_a_pattern_combines_only_with_patterns():
   with pytest.raises(TypeError):
     Causal() & 3

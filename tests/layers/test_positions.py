@@ -63,7 +63,7 @@ def test_sinusoids_are_their_formula(interleaved, shift):
         assert table[row, i, cos] == pytest.approx(math.cos(angle), abs=1e-5)
 
 
-def test_sinusoids_with_an_offset_are_those_of_later_positions():
+def test_sinusoids_with_an_offset_match_later_positions():
   later = Sinusoidal(8, offset=2, rngs=nnx.Rngs(0)).embed(
     jnp.zeros((1, 3, 8)), at(jnp.arange(3)[None])
   )
@@ -189,7 +189,7 @@ def t5_bucket(distance, bidirectional, num_buckets, max_distance):
 
 @pytest.mark.parametrize('bidirectional', [True, False])
 @pytest.mark.parametrize(('num_buckets', 'max_distance'), [(32, 128), (64, 256), (8, 20)])
-def test_t5_buckets_are_those_of_t5(bidirectional, num_buckets, max_distance):
+def test_t5_buckets_match_t5(bidirectional, num_buckets, max_distance):
   encoding = T5Bias(
     8,
     num_heads=2,
@@ -204,7 +204,7 @@ def test_t5_buckets_are_those_of_t5(bidirectional, num_buckets, max_distance):
   np.testing.assert_array_equal(encoding.bucket(jnp.asarray(distances)), expected)
 
 
-def test_t5_buckets_at_known_distances():
+def test_t5_buckets_at_tabulated_distances():
   encoding = T5Bias(8, num_heads=2, bidirectional=True, rngs=nnx.Rngs(0))
   known = {0: 0, -1: 1, -7: 7, -8: 8, -11: 8, -12: 9, -127: 15, -5000: 15, 1: 17, 8: 24, 128: 31}
   assert encoding.bucket(jnp.asarray(list(known))).tolist() == list(known.values())

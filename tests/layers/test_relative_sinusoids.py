@@ -107,7 +107,7 @@ def test_both_encodings_are_their_formulas(pattern, kernel):
     np.testing.assert_allclose(y, oracle(part, score)(mask), atol=2e-5)
 
 
-def test_what_does_not_fit_is_refused():
+def test_unsuitable_input_is_refused():
   with pytest.raises(UserError, match='4 heads of 4 features, but the attention has 4 heads of 2'):
     part = MultiHeadAttention(WIDTH, num_heads=HEADS, head_dim=2, rngs=nnx.Rngs(0))
     applied(part, X, encoding=xl_positions())

@@ -167,7 +167,7 @@ def test_cached_decoding_equals_the_whole_row(scores):
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), attend(attention, X), atol=1e-5)
 
 
-def test_scores_are_built_with_the_heads_and_asked_for_scores_only():
+def test_scores_are_built_with_the_heads_and_return_only_scores():
   built = []
 
   class Constant(nnx.Module):

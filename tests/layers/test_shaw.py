@@ -85,7 +85,7 @@ def test_shaw_is_its_formula(kernel, pattern, num_kv_heads):
 @pytest.mark.parametrize('kernel', [Dense(), Auto(dense_scores=1)], ids=str)
 @pytest.mark.parametrize('pattern', [Causal(), Full()], ids=str)
 @pytest.mark.parametrize('num_kv_heads', [4, 2])
-def test_vectors_of_the_values_are_those_of_equation_3(kernel, pattern, num_kv_heads):
+def test_vectors_of_the_values_match_equation_3(kernel, pattern, num_kv_heads):
   attention, encoding = build(kernel, num_kv_heads, values=True)
   settings = {'pattern': pattern, 'tokens': TOKENS}
   y, _ = jax.jit(lambda a, e: applied(a, X, encoding=e, **settings))(attention, encoding)
@@ -103,7 +103,7 @@ def test_shaw_does_not_see_a_shift():
   np.testing.assert_allclose(shifted, y, atol=1e-5)
 
 
-def test_kernels_that_cannot_take_it_say_so():
+def test_unsupported_kernels_are_errors():
   attention, encoding = build(Blockwise(4, 4))
   with pytest.raises(UserError, match='ShawPositions, which reads the queries'):
     applied(attention, X, encoding=encoding)

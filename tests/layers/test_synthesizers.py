@@ -152,7 +152,7 @@ def test_bias_of_an_encoding_is_added_after_the_mix(mix):
 
 
 @pytest.mark.parametrize('encoding', [RoPE, functools.partial(ShawPositions, head_dim=SIZE)])
-def test_dot_products_are_those_of_attention(encoding):
+def test_dot_products_match_attention(encoding):
   """With scores of zero, `Plus` is multi-head attention under any encoding."""
   mixer, encoding = build('random', 'plus'), encoding(WIDTH, rngs=nnx.Rngs(2))
   mixer.scores.table[...] = 0.0 * mixer.scores.table[...]
@@ -164,7 +164,7 @@ def test_dot_products_are_those_of_attention(encoding):
   )
 
 
-def test_parameters_are_those_that_are_read():
+def test_there_are_no_unused_parameters():
   mixer = build('random', 'replace')
   assert mixer.q is None and mixer.k is None
   mixer = build('dense', 'replace')
@@ -205,7 +205,7 @@ def test_attention_with_synthetic_scores_is_a_synthesizer(source):
     applied(attention, X, source=Source(X, Tokens.row(LENGTH)))
 
 
-def test_users_mistakes():
+def test_user_mistakes_are_errors():
   mixer = build()
   with pytest.raises(UserError, match='cross-attention'):
     applied(mixer, X, source=Source(X, Tokens.row(LENGTH)))

@@ -120,7 +120,7 @@ def test_decoding_with_tupe_equals_the_whole_row():
   np.testing.assert_allclose(jnp.concatenate(outputs, 1), whole, atol=1e-5)
 
 
-def test_what_does_not_fit_is_refused():
+def test_unsuitable_input_is_refused():
   attention, encoding = build(max_length=6)
   with pytest.raises(UserError, match='7 tokens is longer than the 6 positions of TUPE'):
     applied(attention, X, encoding=encoding)

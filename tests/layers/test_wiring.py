@@ -257,7 +257,7 @@ def test_keep_scales_the_branch_of_each_example(wiring_class):
 
 
 @pytest.mark.parametrize('wiring_class', [one for one in WIRINGS if one is not PostNorm])
-def test_keep_and_dropout_are_on_the_branch_alone(wiring_class):
+def test_keep_and_dropout_apply_only_to_the_branch(wiring_class):
   wiring = wiring_class(8, dropout_rate=0.5, rngs=nnx.Rngs(0))
   branch = wiring(X, double).x - X
   y = wiring(X, double, jax.random.key(1)).x

@@ -23,7 +23,7 @@ def model(make, encoding=Sinusoidal, **settings):
   return make.built(functools.partial(factory, **settings))
 
 
-def test_packed_pairs_equal_pairs_alone(make):
+def test_packed_pairs_equal_single_pairs(make):
   network = model(make, functools.partial(T5Bias, num_heads=4, bidirectional=True))
   source, target = make.ids((1, 8)), make.ids((1, 6), seed=1)
   sources = Tokens(jnp.array([[0, 1, 2, 3, 0, 1, 2, 0]]), jnp.array([[1, 1, 1, 1, 2, 2, 2, 0]]))

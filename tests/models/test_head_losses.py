@@ -187,7 +187,7 @@ def test_a_mixture_refuses_a_z_loss_that_would_be_zero():
     head('mixture').cross_entropy(x, table(), labels, weights, z_loss=1e-4)
 
 
-def test_heads_say_what_they_compute():
+def test_heads_declare_their_outputs():
   made = {name: head(name) for name in HEADS}
   assert {name: set(one.outputs) for name, one in made.items()} == {
     'tied': {'token logits'},
@@ -202,7 +202,7 @@ def test_heads_say_what_they_compute():
   assert made['sequence'].num_classes == 2 and made['tied'].num_classes is None
 
 
-def test_a_model_that_returns_vectors_is_not_asked_for_logits(make):
+def test_logits_of_a_model_that_returns_vectors_are_an_error(make):
   model = LanguageModel(
     d_model=WIDTH,
     embedding=functools.partial(TokenEmbedding, vocab_size=VOCAB),

@@ -68,7 +68,7 @@ def test_the_pooled_classifier_is_a_projection_tanh_and_a_linear_layer():
 
 
 @pytest.mark.parametrize('kind', [Classifier, PooledClassifier])
-def test_dropout_is_for_training_alone(kind):
+def test_dropout_applies_only_in_training(kind):
   head = kind(4, num_classes=3, dropout_rate=0.5, init=normal(1.0), rngs=nnx.Rngs(0))
   x = X[:, 0]
   np.testing.assert_array_equal(head(x), head(x))

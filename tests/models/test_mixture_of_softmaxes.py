@@ -29,7 +29,7 @@ def parts(make, head, num_softmaxes=3):
 
 
 @pytest.mark.parametrize('head', [TiedHead, LMHead])
-def test_log_probabilities_are_those_of_the_formula(head, make):
+def test_log_probabilities_match_the_formula(head, make):
   mixture, embedding = parts(make, head)
   table = embedding.table[...].T if head is TiedHead else mixture.head.out.kernel[...]
   table, x, prior, latent, bias = (

@@ -146,7 +146,7 @@ def test_each_stage_has_dropout_of_its_own(make):
   assert not np.allclose(trained, model(images(), key=named_key(key, 'other')).x)
 
 
-def test_lengths_and_patterns_are_those_of_all_stages(make):
+def test_lengths_and_patterns_match_all_stages(make):
   def random(length):
     scores = functools.partial(RandomScores, max_length=length)
     return functools.partial(Synthesizer, num_heads=2, scores=scores)
@@ -233,7 +233,7 @@ class SameWidth(nnx.Module):
     return x, tokens
 
 
-def test_depth_is_that_of_the_body_in_every_stage():
+def test_depth_matches_the_body_in_every_stage():
   wired = {'wiring': DeepNorm, 'feed_forward': FEED_FORWARD}
   pyramid, plain = depth_of(wired, 3)
   alpha = plain.blocks[0].mixer_wiring.alpha

@@ -79,7 +79,7 @@ def test_evaluation_does_not_depend_on_the_layout(told):
       assert abs(loss - meshes['single']) <= TOLERANCE * abs(meshes['single']), (name, mesh)
 
 
-def test_a_checkpoint_goes_on_elsewhere(told):
+def test_a_checkpoint_is_resumed_on_another_mesh(told):
   """Saved on data 2 x fsdp 4; that the parameters are bitwise the same is checked over there."""
   restored = told['restored']
   for name in ('fsdp 2 x tensor 2', 'one device'):

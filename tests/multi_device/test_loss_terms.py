@@ -48,7 +48,7 @@ print(jax.device_count(), 'devices')
 
 
 @pytest.mark.nightly
-def test_gradients_of_several_terms_on_eight_devices_are_those_of_one():
+def test_gradients_of_several_terms_on_eight_devices_equal_those_on_one():
   # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
   environment = os.environ | {
     'JAX_PLATFORMS': 'cpu',

@@ -73,7 +73,7 @@ print(jax.device_count(), 'devices')
 
 
 @pytest.mark.nightly
-def test_gradients_on_eight_devices_are_those_of_one():
+def test_gradients_on_eight_devices_equal_those_on_one():
   # NPROC: XLA's threads; a collective of eight devices deadlocks on two.
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'NPROC': '16'}
   command = [sys.executable, '-c', SCRIPT, str(ROOT / 'tests')]

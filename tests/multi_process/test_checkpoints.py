@@ -12,7 +12,7 @@ FSDP = 'Trainer.num_steps = 16\nExperiment.mesh = @Mesh()\nMesh.data = 1\nMesh.f
 
 
 @pytest.mark.slow
-def test_two_processes_save_and_one_goes_on(config, place, environment, tmp_path):
+def test_a_checkpoint_of_two_processes_is_resumed_by_one(config, place, environment, tmp_path):
   command = [sys.executable, str(HERE / 'save_and_go_on.py')]
   launch = [sys.executable, '-m', 't2x.launch.processes', '-n', '2', '--']
   told = {}

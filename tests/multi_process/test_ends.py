@@ -90,7 +90,7 @@ def test_sigterm_to_one_stops_all_at_one_step(start, t2x, config, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_error_of_all_is_told_once_by_each(start, config, tmp_path):
+def test_an_error_of_all_processes_is_printed_once_by_each(start, config, tmp_path):
   out = tmp_path / 'run'
   running = start('train', config('causal_lm', 'Trainer.batch_size = 7\n'), '--out', out)
   for process in running.values():

@@ -71,7 +71,7 @@ def test_all_stop_at_one_step_however_far_each_is(number, join):
 
 
 @pytest.mark.parametrize('index', [pytest.param(0, marks=pytest.mark.nightly), 2])
-def test_a_failure_is_told_to_all(index, join):
+def test_a_failure_ends_all_processes(index, join):
   processes = join(0, 1, 2)
   wait_until_joined(processes)
   processes[index].send_signal(signal.SIGUSR1)

@@ -155,7 +155,7 @@ def test_silent_replication_is_an_error():
     ([RUN, 'gpu_8', '--devices', '4'], 'fsdp 8 does not fit 4 devices'),
   ],
 )
-def test_what_does_not_divide_is_told_before_anything_is_made(arguments, message, capsys):
+def test_indivisible_axes_are_an_error_before_parameters_are_created(arguments, message, capsys):
   file, mesh, *rest = arguments
   code = main(['show', file, str(CONFIGS / 'meshes' / f'{mesh}.gin'), '--sharding', *rest])
   assert code == 2

@@ -30,7 +30,7 @@ def mesh_of(**sizes):
 RULES = Mesh().rules
 
 
-def test_minus_one_is_what_is_left():
+def test_minus_one_is_the_remaining_devices():
   assert Mesh(data=-1, fsdp=2, tensor=2).sizes(8) == dict.fromkeys(MESH_AXES, 1) | {
     'data': 2,
     'fsdp': 2,
@@ -103,7 +103,7 @@ def test_every_axis_of_a_mesh_splits_something(tmp_path, capsys):
   assert "stage.gin:3: Mesh has no parameter 'stage'; it has data, fsdp" in capsys.readouterr().err
 
 
-def test_what_does_not_divide_is_named():
+def test_an_indivisible_axis_is_named():
   with pytest.raises(UserError) as error:
     partition_spec(mesh_of(tensor=4), RULES, ('embed', 'heads'), (8, 6), 'body.q.kernel')
   message = str(error.value)

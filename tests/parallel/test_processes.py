@@ -31,12 +31,12 @@ def slurm(monkeypatch, **changes):
     monkeypatch.setenv(name, value)
 
 
-def test_a_lone_machine_tries_nothing():
+def test_a_single_machine_does_not_connect():
   assert find_cluster(None, None, None, wait=1.0) is None
   assert find_cluster('anywhere:1', 1, 0, wait=1.0) is None
 
 
-def test_what_is_told_is_used():
+def test_explicit_settings_are_used():
   assert find_cluster('here:80', 2, 1, wait=1.0) == Cluster('here:80', 2, 1)
 
 
@@ -53,12 +53,12 @@ def test_what_is_told_is_used():
     (('here', 2, 0), "'here': must be host:port"),
   ],
 )
-def test_what_is_told_in_part_or_badly_is_an_error(told, words):
+def test_incomplete_and_invalid_settings_are_errors(told, words):
   with pytest.raises(UserError, match=words):
     find_cluster(*told, wait=1.0)
 
 
-def test_slurm_tells_the_processes(monkeypatch):
+def test_processes_are_read_from_slurm(monkeypatch):
   slurm(monkeypatch)
   assert find_cluster(None, None, None, wait=1.0) == Cluster('node003:61443', 4, 3, (1,))
   # What is told wins.
@@ -71,12 +71,12 @@ def test_one_process_a_node_has_all_its_devices(monkeypatch):
   assert find_cluster(None, None, None, wait=1.0).local_devices is None
 
 
-def test_one_slurm_task_is_alone(monkeypatch):
+def test_one_slurm_task_is_a_single_process(monkeypatch):
   slurm(monkeypatch, SLURM_NTASKS='1', SLURM_PROCID='0')
   assert find_cluster(None, None, None, wait=1.0) is None
 
 
-def test_a_pod_of_an_indexed_job_does_not_run_as_if_alone(monkeypatch):
+def test_a_pod_of_an_indexed_job_is_not_a_single_process(monkeypatch):
   monkeypatch.setenv('KUBERNETES_SERVICE_HOST', 'somewhere')
   assert find_cluster(None, None, None, wait=1.0) is None
   monkeypatch.setenv('JOB_COMPLETION_INDEX', '1')
@@ -111,7 +111,7 @@ def test_one_process_reads_all_rows():
   assert process_part(batch_sharding(mesh), 8) == (0, 1)
 
 
-def test_alone_nothing_waits_and_nothing_ends():
+def test_a_single_process_has_no_barrier_and_no_watch():
   one = Processes()
   assert one.first
   assert one.count == jax.process_count() == 1

@@ -23,7 +23,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize('every_field', [False, True])
 @pytest.mark.parametrize('model_type', FAMILIES)
-def test_what_transformers_writes_is_read(model_type, every_field, tmp_path):
+def test_files_written_by_transformers_are_read(model_type, every_field, tmp_path):
   family = FAMILIES[model_type]
   config = transformers.CONFIG_MAPPING[model_type](**SETTINGS.get(model_type, {}))
   config.save_pretrained(tmp_path)
@@ -36,7 +36,7 @@ def test_what_transformers_writes_is_read(model_type, every_field, tmp_path):
 
 
 @pytest.mark.parametrize('model_type', FAMILIES)
-def test_our_defaults_are_those_of_transformers(model_type):
+def test_defaults_match_transformers(model_type):
   family = FAMILIES[model_type]
   settings = SETTINGS.get(model_type, {})
   config = transformers.CONFIG_MAPPING[model_type](**settings)

@@ -180,7 +180,7 @@ def we_generate(model, family, num_return, settings):
 
 
 @pytest.mark.parametrize(('family', 'settings'), CASES)
-def test_we_generate_what_they_generate(family, settings, both, table):
+def test_generated_tokens_equal_those_of_transformers(family, settings, both, table):
   theirs, model, end = both(family)
   settings = {'eos_token_id': END} | settings
   settings = {name: end if value == END else value for name, value in settings.items()}

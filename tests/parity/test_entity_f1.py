@@ -18,7 +18,7 @@ def counts(told, true, present):
   return num_equal(one, other), one.begins.sum(), other.begins.sum()
 
 
-def test_entity_f1_is_that_of_seqeval():
+def test_entity_f1_matches_seqeval():
   rng = np.random.default_rng(0)
   for _ in range(200):
     lengths = rng.integers(1, LENGTH + 1, SENTENCES)

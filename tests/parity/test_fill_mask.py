@@ -21,7 +21,7 @@ PROMPTS = ['The [MASK] barked.', 'A [MASK] in the [MASK] of a town.']
 TOP = 4
 
 
-def test_tokens_and_probabilities_are_those_of_the_pipeline(perturbed, tmp_path, capsys):
+def test_tokens_and_probabilities_match_the_pipeline(perturbed, tmp_path, capsys):
   folder = hub_folders.make(tmp_path / 'bert', 'bert')
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
   torch.manual_seed(0)

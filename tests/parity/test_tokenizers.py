@@ -131,7 +131,7 @@ def test_spans_are_theirs(both, name, text):
 
 
 @pytest.mark.parametrize('name', [*FAMILIES, 'own_bpe', 'own_word_pieces'])
-def test_what_is_written_is_read_by_them(both, tmp_path, name):
+def test_written_files_are_read_by_transformers(both, tmp_path, name):
   own = {'own_bpe': BPE(500), 'own_word_pieces': WordPiece(500)}
   ours = own[name].train(hub_folders.lines()) if name in own else both(name)[0]
   for file, contents in ours.hub_files().items():
@@ -143,7 +143,7 @@ def test_what_is_written_is_read_by_them(both, tmp_path, name):
 
 
 @pytest.mark.parametrize('name', FAMILIES)
-def test_what_they_write_is_read(both, tmp_path, name):
+def test_files_written_by_transformers_are_read(both, tmp_path, name):
   ours, theirs = both(name)
   theirs.save_pretrained(tmp_path)
   again = load_hub_tokenizer(tmp_path)

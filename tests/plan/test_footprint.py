@@ -34,7 +34,7 @@ def test_the_arguments_of_the_step_are_counted(single):
   assert traced.arguments == compiled.memory_analysis().argument_size_in_bytes
 
 
-def test_saved_activations_are_those_of_the_compiled_program(single):
+def test_saved_activations_match_the_compiled_program(single):
   traced, compiled = single
   assert traced.saved == pytest.approx(saved_bytes(Program(compiled.as_text())), rel=TOLERANCE)
 
@@ -47,13 +47,13 @@ def test_temporaries_are_estimated(single):
   assert traced.total == pytest.approx(total, rel=ESTIMATE)
 
 
-def test_the_products_of_the_step_are_those_of_the_compiled_program(single):
+def test_the_products_of_the_step_match_the_compiled_program(single):
   traced, compiled = single
   assert traced.flops == Program(compiled.as_text()).flops()
 
 
 @pytest.mark.parametrize('activation', ['gelu', 'relu'])
-def test_saved_activations_of_unrolled_layers_are_those_of_the_compiled_program(activation):
+def test_saved_activations_of_unrolled_layers_match_the_compiled_program(activation):
   """Arrays of all layers are live one by one, and the compiler repeats cheap operations in the backward pass."""
   settings = ['Stack.unroll=4', f'MLP.activation=@{activation}', 'Experiment.mesh=@Mesh()']
   program = TrainProgram(

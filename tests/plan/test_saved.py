@@ -27,7 +27,7 @@ FUSED = 'fusion(%x, %params), kind=kCustom, calls=%product'
 
 
 @pytest.mark.parametrize('product', [PLAIN, FUSED], ids=['plain', 'fused'])
-def test_the_backward_pass_starts_at_its_first_product_alone_or_in_a_fusion(product):
+def test_the_backward_pass_starts_at_its_first_product_fused_or_not(product):
   # x [8, 4] and y [8, 8] in float32.
   text = STEP.replace('FORWARD', product).replace('BACKWARD', product)
   assert saved_bytes(Program(text)) == 4 * (8 * 4 + 8 * 8)

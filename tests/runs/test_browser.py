@@ -61,7 +61,7 @@ def test_tables_show_states_and_differences_as_text(visit, three):
   assert cells == ['Experiment.trainer.batch_size', '4', '8', '=']
 
 
-def test_hovering_a_curve_tells_its_run(visit, three):
+def test_hovering_a_curve_shows_its_run(visit, three):
   page = visit(three)
   page.locator('#curves svg').scroll_into_view_if_needed()
   box = page.locator('#curves svg').bounding_box()

@@ -17,7 +17,7 @@ def data(text):
   return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
-def test_curves_are_those_of_the_files(make_run):
+def test_curves_match_the_files(make_run):
   content = comparison([make_run('runs/a'), make_run('runs/b', losses=(2.5, 2.0))])
   assert [run['name'] for run in content['runs']] == ['a', 'b']
   assert content['metrics'] == [('eval', 'loss'), ('train', 'loss')]
@@ -116,7 +116,7 @@ def test_without_out_pages_are_in_the_first_run_and_replace_none(
   assert 'none is not a run folder' in capsys.readouterr().err
 
 
-def test_what_is_not_a_run_or_is_given_twice_is_refused(make_run, tmp_path):
+def test_folders_without_a_run_and_duplicates_are_refused(make_run, tmp_path):
   run = make_run('a')
   with pytest.raises(UserError, match='is not a run folder'):
     comparison([run, tmp_path])

@@ -21,7 +21,7 @@ def states(runs):
   return {os.path.basename(run.folder): (run.state, run.reason) for run in runs}
 
 
-def test_steps_and_metrics_are_those_of_the_files(make_run):
+def test_steps_and_metrics_match_the_files(make_run):
   run = read_run(make_run('a'))
   assert (run.step, run.num_steps, run.host) == (100, 100, 'alpha')
   assert (run.best, run.best_step, run.last, run.train_loss) == (1.0, 66, 2.0, 2.0)
@@ -73,7 +73,7 @@ def test_a_process_that_exits_at_once_leaves_its_reason_in_the_log(make_run, mes
   assert read_run(folder).reason == 'its process was killed'
 
 
-def test_a_killed_training_process_is_found(tmp_path):
+def test_a_killed_training_process_is_detected(tmp_path):
   script = """
 import sys, time
 from pathlib import Path
@@ -134,7 +134,7 @@ def test_an_incomplete_last_line_is_left_out(make_run):
   assert (run.step, run.train_loss) == (2, 2.0)
 
 
-def test_runs_are_found_below_and_not_inside_runs(make_run, tmp_path):
+def test_runs_are_listed_below_folders_and_not_inside_runs(make_run, tmp_path):
   make_run('runs/b/one')
   make_run('runs/b/two/checkpoints/inside')
   make_run('runs/.hidden')

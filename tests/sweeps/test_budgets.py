@@ -62,12 +62,12 @@ def test_values_that_are_refused_are_passed_over():
   assert solve(measure, 6, 121.0, tolerance=0.01).value == 12
 
 
-def test_what_is_out_of_reach_gives_the_nearest_and_its_gap():
+def test_an_unreachable_budget_gives_the_nearest_value_and_its_gap():
   found = solve(lambda v: 1000.0 + v, 50, 500.0, tolerance=0.01)
   assert (found.value, found.deviation) == (1, 1001 / 500 - 1)
 
 
-def test_nothing_that_can_be_built_is_an_error():
+def test_a_budget_without_any_valid_value_is_an_error():
   def measure(value):
     raise UserError('no')
 

@@ -48,7 +48,9 @@ def test_the_steps_of_every_variant_are_shaped(check):
   assert code == 2 and "variant 'odd': " in err and '33' in err and "'gelu'" not in err
 
 
-def test_a_part_that_uses_a_hyperparameter_as_a_number_is_found_before_training(check, monkeypatch):
+def test_a_part_that_uses_a_hyperparameter_as_a_number_is_an_error_before_training(
+  check, monkeypatch
+):
   monkeypatch.setattr(Cosine, 'after_warmup', lambda self, step, num_steps: self.peak + 0 * step)
   code, _, err = check("{'gelu': {}, 'relu': {'MLP.activation': @relu}}")
   assert code == 0  # Nothing varies.
@@ -58,7 +60,7 @@ def test_a_part_that_uses_a_hyperparameter_as_a_number_is_found_before_training(
   assert 'read it with t2x.hyperparameters.scalar inside the step' in line
 
 
-def test_a_budget_out_of_reach_is_said(check):
+def test_an_unreachable_budget_is_reported(check):
   code, _, err = check("{'gelu': {}, 'long': {'Trainer.num_steps': 24}}")
   assert code == 2 and "study.gin: variant 'long': 100.0% more steps than the baseline" in err
 
@@ -70,7 +72,7 @@ def test_budgets_in_seconds_are_not_measured(check):
 
 
 @pytest.mark.parametrize('command', ['train', 'show', 'diff'])
-def test_other_commands_name_those_for_a_sweep_file(command, sweep_file, capsys):
+def test_other_commands_name_the_commands_for_a_sweep_file(command, sweep_file, capsys):
   file = sweep_file()
   assert main([command, str(file), *([str(file)] * (command == 'diff'))]) == 2
   (line,) = capsys.readouterr().err.splitlines()
@@ -79,7 +81,7 @@ def test_other_commands_name_those_for_a_sweep_file(command, sweep_file, capsys)
   )
 
 
-def test_a_sweep_file_is_checked_alone(sweep_file, capsys):
+def test_a_sweep_file_is_checked_without_other_files(sweep_file, capsys):
   file = sweep_file()
   assert main(['check', str(file.parent / 'base.gin'), str(file)]) == 2
   assert f'{file} is a sweep file, pass no other files: t2x check' in capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_intervals_are_simultaneous():
   np.testing.assert_allclose([both.low, both.high], expected, rtol=1e-3)
 
 
-def test_what_is_still_missing_counts_in_the_correction():
+def test_missing_comparisons_count_in_the_correction():
   one = compare([(BETTER, BASELINE)] + [(Sample({}), BASELINE)] * 9, 'min')
   np.testing.assert_allclose(one[0].p_corrected, 1 - (1 - one[0].p) ** 10, rtol=1e-6)
   assert one[1].p_corrected is None
@@ -164,7 +164,7 @@ def test_a_constant_difference_is_judged_by_the_sign_test():
   assert compare([tuple(eight)], 'min')[0].verdict == 'hurts'
 
 
-def test_one_pair_cannot_tell():
+def test_one_pair_is_inconclusive():
   (one,) = compare([(sample([1.0]), BASELINE)], 'min')
   assert (one.pairs, one.difference, one.p, one.more_seeds) == (1, -2.0, None, None)
   assert one.verdict == 'inconclusive'
@@ -212,7 +212,7 @@ def test_the_baseline_diverging_too_is_no_evidence():
   assert (one.p, one.verdict) == (None, 'inconclusive')
 
 
-def test_what_diverges_more_is_not_the_same():
+def test_a_variant_that_diverges_more_is_not_the_same():
   values = {seed: value + 1e-4 * seed for seed, value in BASELINE.values.items() if seed}
   (one,) = compare([(Sample(values, diverged=1), BASELINE)], 'min', margin=0.5)
   assert one.verdict == 'inconclusive'

@@ -114,7 +114,7 @@ def test_a_job_runs_in_the_working_directory_of_the_sweep(folder, monkeypatch):
   assert where == [folder] * 3
 
 
-def test_an_engine_that_is_not_installed_is_said(sweep, monkeypatch):
+def test_a_missing_engine_is_an_error(sweep, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ray', None)
   code, told = sweep('--runner', 'ray')
   assert code == 2 and "pip install 't2x[ray]'" in told.err
@@ -126,7 +126,7 @@ def test_options_of_the_local_runner_are_refused_with_an_engine(sweep, option):
   assert code == 2 and 'has no effect with --runner slurm: remove it' in told.err
 
 
-def test_a_machine_without_slurm_is_said(sweep, monkeypatch):
+def test_a_machine_without_slurm_is_an_error(sweep, monkeypatch):
   monkeypatch.setenv('PATH', '')
   code, told = sweep('--runner', 'slurm')
   assert code == 2 and 'sbatch is not installed on this machine' in told.err

@@ -39,12 +39,12 @@ def enumerated(seeds, comparisons, rate):
 
 
 @pytest.mark.parametrize(('seeds', 'comparisons'), [(1, 1), (2, 3), (3, 1), (3, 3)])
-def test_the_chance_is_that_of_all_outcomes(seeds, comparisons):
+def test_the_chance_matches_an_enumeration_of_outcomes(seeds, comparisons):
   expected = max(enumerated(seeds, comparisons, rate) for rate in (0.2, 0.4, 0.45, 0.5))
   np.testing.assert_allclose(chance(seeds, [comparisons]), expected, rtol=0.01)
 
 
-def test_the_chance_of_several_baselines_is_that_of_independent_sweeps():
+def test_the_chance_of_several_baselines_matches_independent_sweeps():
   # At 0.5 for all, where a single comparison has its largest chance.
   np.testing.assert_allclose(chance(3, [1, 1]), 1 - (1 - 2 * 0.5**6) ** 2, rtol=1e-12)
 
@@ -73,7 +73,7 @@ def test_four_seeds_may_have_six_variants_with_larger_ranges():
   np.testing.assert_allclose(smallest_differences(differences, 1, 0.05), expected)
 
 
-def test_simulated_verdicts_are_those_of_reports(noise):
+def test_simulated_verdicts_match_reports(noise):
   generator = np.random.default_rng(11)
   differ = 0
   for values in noise.learns(0.5)(generator, (40, 5, 3)):

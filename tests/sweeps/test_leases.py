@@ -157,7 +157,7 @@ def test_a_suspended_process_loses_its_lease_and_exits(holder, tmp_path):
 
 
 @pytest.mark.usefixtures('_no_locks')
-def test_a_late_holder_finds_its_successor_before_the_successor_starts(tmp_path):
+def test_an_expired_lease_is_detected_before_its_successor_starts(tmp_path):
   """The holder beats again just after it was found dead."""
   write_lease(tmp_path, 1)
   created, begun = [], []

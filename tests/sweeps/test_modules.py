@@ -39,7 +39,7 @@ def outcomes(out):
 
 
 @pytest.mark.nightly
-def test_an_own_module_is_found_everywhere_and_its_trials_are_known_after_a_move(
+def test_a_user_module_is_imported_everywhere_and_its_trials_keep_their_identity_after_a_move(
   sweep_file, tmp_path
 ):
   file = sweep_file(VARIANTS, base='\nimport own_parts\n')

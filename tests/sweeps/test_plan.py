@@ -46,7 +46,7 @@ def count(text, tmp_path):
   return sum(leaf.size for leaf in jax.tree.leaves(model))
 
 
-def test_every_variant_has_every_seed_and_differs_as_it_says(plan, tmp_path):
+def test_every_variant_has_every_seed_and_its_bindings(plan, tmp_path):
   made, configs = plan()
   assert [(t.variant, t.seed) for t in made.trials] == [
     (variant, seed) for variant in ('gelu', 'relu', 'gated') for seed in (0, 1)
@@ -62,7 +62,7 @@ def test_every_variant_has_every_seed_and_differs_as_it_says(plan, tmp_path):
   assert len(configs) == 6
 
 
-def test_some_variants_are_run_alone_beside_the_baseline(plan):
+def test_selected_variants_are_run_with_the_baseline(plan):
   made, configs = plan('', 'Sweep.only=["gated"]')
   assert [trial.variant for trial in made.trials] == ['gelu', 'gelu', 'gated', 'gated']
   _, every = plan('')
@@ -101,7 +101,7 @@ def test_seconds_are_matched_as_measured(plan):
   assert by_variant(made)['gated'].num_steps == 100
 
 
-def test_values_of_a_knob_that_nothing_can_be_built_with_are_passed_over(plan, monkeypatch):
+def test_values_of_a_knob_that_cannot_be_built_are_skipped(plan, monkeypatch):
   tried = []
 
   def cost(experiment):
@@ -115,7 +115,7 @@ def test_values_of_a_knob_that_nothing_can_be_built_with_are_passed_over(plan, m
   assert gated.knob and not gated.problem and len(tried) > 4
 
 
-def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
+def test_an_unreachable_budget_is_reported_and_not_run(plan, tmp_path):
   made, configs = plan("  match = 'parameters'\n  knob = 'MLP.hidden_dim'\n")
   gated = by_variant(made)['gated']
   # Nor does its config lie where a sweep that runs it would take it for its own.
@@ -132,7 +132,7 @@ def test_a_budget_out_of_reach_is_said_and_not_run(plan, tmp_path):
   assert 'gated is not run: ' in table and '4 of 4 trials to run, 2 programs to compile' in table
 
 
-def test_a_variant_with_other_steps_is_said_where_steps_are_to_match(plan):
+def test_a_variant_with_other_steps_is_reported_where_steps_must_match(plan):
   made, _ = plan('', variants="{'gelu': {}, 'long': {'Trainer.num_steps': 24}}")
   assert 'steps' in by_variant(made)['long'].problem
 
@@ -164,7 +164,7 @@ def test_a_macro_that_only_the_other_bindings_know_holds_too(plan):
     ('perplexity', 'min', 'min'),
   ],
 )
-def test_the_task_knows_which_way_its_metric_is_better(plan, monkeypatch, metric, goal, found):
+def test_the_task_declares_the_direction_of_its_metric(plan, monkeypatch, metric, goal, found):
   monkeypatch.setattr(ImageClassification, 'best_metric', 'accuracy')
   monkeypatch.setattr(ImageClassification, 'best_mode', 'max')
   overrides = [f'Sweep.metric="{metric}"', f'Sweep.goal={goal}']
@@ -181,7 +181,7 @@ def test_a_grid_has_a_baseline_at_every_point(plan):
     assert all(abs(t.parameters / here[0].parameters - 1) <= 0.01 for t in here)
 
 
-def test_a_grid_of_references_and_lists_is_kept_whole(plan, tmp_path):
+def test_a_grid_of_references_and_lists_is_stored_completely(plan, tmp_path):
   shapes = "'ImageClassification.image_shape': [(8, 8, 1)], 'Trainer.writers': [[]]"
   made, _ = plan(
     f"  grid = {{'MLP.activation': [@gelu, @relu], {shapes}}}\n",
@@ -215,7 +215,7 @@ def test_equal_variants_are_one_trial(plan):
   assert len({trial.folder for trial in made.trials}) == 2 == len(configs)
 
 
-def test_equal_variants_are_said_in_the_table(plan, tmp_path):
+def test_equal_variants_are_marked_in_the_table(plan, tmp_path):
   made, _ = plan(
     '',
     variants="{'gelu': {}, 'same': {'MLP.activation': @gelu}, 'relu': {'MLP.activation': @relu}}",
@@ -305,7 +305,7 @@ def test_a_variant_may_be_a_file(plan, tmp_path):
   assert found['wide'].changes[0].endswith('wide.gin')
 
 
-def test_a_plan_is_kept_whole(plan, tmp_path):
+def test_a_plan_is_stored_completely(plan, tmp_path):
   made, _ = plan(PARAMETERS)
   write_plan(tmp_path / 'kept', made)
   assert read_plan(tmp_path / 'kept') == made
@@ -372,7 +372,7 @@ def test_a_plan_is_kept_whole(plan, tmp_path):
     ("{'gelu': {}}", ('Sweep.grid={"d_model": [8, 16]}', 'Sweep.match=parameters', 'Sweep.knob=d_model'), ["Sweep.grid['d_model'] is also in Sweep.knob"]),
   ],
 )  # fmt: skip
-def test_mistakes_are_told_before_anything_runs(plan, variants, overrides, lines):
+def test_mistakes_are_errors_before_any_trial(plan, variants, overrides, lines):
   with pytest.raises(UserError) as caught:
     plan('', *overrides, variants=variants)
   assert caught.value.exit_code == 2

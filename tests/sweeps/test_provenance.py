@@ -34,7 +34,7 @@ def checkout(tmp_path, monkeypatch):
   provenance.origin.cache_clear()
 
 
-def test_the_commit_is_that_of_the_source_code_wherever_the_command_runs(
+def test_the_commit_matches_the_source_code_wherever_the_command_runs(
   checkout, tmp_path, monkeypatch
 ):
   head = git(checkout, 'rev-parse', '--short=12', 'HEAD')

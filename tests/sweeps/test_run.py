@@ -68,7 +68,7 @@ def test_a_trial_is_an_ordinary_run_bit_for_bit(sweep, metrics, tmp_path):
     assert outcome.conditions.ended - outcome.conditions.began >= outcome.seconds
 
 
-def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tmp_path):
+def test_only_new_seeds_are_run_again(sweep, tmp_path):
   sweep()
   before = times(tmp_path / 'out')
   code, told = sweep()
@@ -82,9 +82,7 @@ def test_what_has_ended_is_not_run_again_and_new_seeds_are_all_that_is(sweep, tm
 
 
 @pytest.mark.nightly
-def test_a_runner_is_handed_what_is_left_and_what_had_ended_is_looked_at(
-  sweep, tmp_path, monkeypatch
-):
+def test_a_runner_gets_only_the_remaining_trials(sweep, tmp_path, monkeypatch):
   sweep()
   trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
   (tmp_path / 'out' / 'trials' / trials[2].folder / 'trial.json').unlink()
@@ -123,14 +121,14 @@ def test_a_sweep_file_does_not_take_the_folder_of_another(sweep, tmp_path, capsy
   assert run(other)[0] == 0
 
 
-def test_a_dry_run_leaves_nothing(sweep, tmp_path):
+def test_a_dry_run_leaves_no_files(sweep, tmp_path):
   code, told = sweep('--dry-run')
   assert code == 0 and 'relu' in told.out and 'estimated time' in told.out
   assert not (tmp_path / 'out').exists()
 
 
 @pytest.mark.nightly
-def test_trials_that_fail_are_noted_and_the_others_go_on(sweep, tmp_path, outcomes):
+def test_failed_trials_are_recorded_and_the_others_continue(sweep, tmp_path, outcomes):
   variants = """{
     'gelu': {},
     'wild': {'AdamW.weight_decay': 1e30, 'Trainer.clip_norm': None},
@@ -164,7 +162,7 @@ def test_a_metric_that_there_is_not_ends_the_sweep_at_its_first_trial(sweep, tmp
 
 
 @pytest.mark.nightly
-def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
+def test_a_metric_that_some_trials_lack_is_reported_at_the_end(sweep, tmp_path):
   sweep()
   trials = distinct(read_plan(tmp_path / 'out' / 'study').trials)
   path = tmp_path / 'out' / 'trials' / trials[-1].folder
@@ -173,13 +171,13 @@ def test_a_metric_that_some_trials_lack_is_said_in_the_end(sweep, tmp_path):
   assert code == 1 and "4 finished, 1 without 'loss'; next: t2x report" in told.out.splitlines()[-1]
 
 
-def test_a_folder_that_cannot_be_written_is_said(sweep, tmp_path):
+def test_an_unwritable_folder_is_an_error(sweep, tmp_path):
   (tmp_path / 'out').write_text('a file')
   code, told = sweep()
   assert code == 2 and f'--out {tmp_path / "out"} cannot be written: ' in told.err
 
 
-def test_variants_that_are_not_run_are_said_in_the_end(sweep):
+def test_variants_that_are_not_run_are_reported_at_the_end(sweep):
   variants = "{'gelu': {}, 'long': {'Trainer.num_steps': 24}}"
   code, told = sweep('--gin.Sweep.seeds=1', variants=variants)
   assert code == 1
@@ -253,7 +251,7 @@ def test_a_trial_that_is_held_is_passed_over(sweep, tmp_path):
   assert run_trial(trial, folder.parent).status == 'finished'
 
 
-def test_asked_to_stop_when_a_trial_can_no_more_it_begins_no_other(tmp_path, monkeypatch):
+def test_a_stop_request_in_the_last_step_of_a_trial_starts_no_other_trial(tmp_path, monkeypatch):
   begun = []
 
   def last_step(trial, *_):
@@ -293,7 +291,7 @@ def test_workers_begin_in_different_places_and_between_them_run_all():
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_hyperparameters_share_a_program_and_give_what_each_gives_alone(
+def test_hyperparameters_share_a_program_and_equal_separate_runs(
   command, sweep_file, metrics, tmp_path, assert_close
 ):
   variants = """{
@@ -360,7 +358,7 @@ def test_two_side_by_side_run_no_trial_twice(command, sweep, tmp_path, outcomes)
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_pool_runs_all_and_stops_when_asked(command, sweep, tmp_path, outcomes):
+def test_a_pool_runs_all_trials_and_stops_on_request(command, sweep, tmp_path, outcomes):
   line = ('--gin.Sweep.seeds=5',)
   sweep(*line, out='whole')
   line += ('--processes', '2')
@@ -385,7 +383,7 @@ def test_a_pool_leaves_no_worker_when_the_sweep_ends_early(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pool_whose_workers_die_says_where_to_look(sweep, tmp_path, monkeypatch):
+def test_the_error_of_a_pool_whose_workers_die_names_the_logs(sweep, tmp_path, monkeypatch):
   monkeypatch.setattr(sys, 'executable', '/bin/false')
   code, told = sweep('--processes', '2')
   assert code == 1 and 'the workers ended early: see ' in told.err

@@ -62,7 +62,7 @@ def test_jax_may_use_one_of_the_visible_gpus(machine):
 
 
 @pytest.mark.parametrize('visible', ['', '-1', None])
-def test_without_a_gpu_workers_get_what_the_parent_has(machine, visible):
+def test_without_a_gpu_workers_inherit_the_devices(machine, visible):
   machine([], visible)
   assert gpus() == [] and _share(0, 2) == {}
 
@@ -80,7 +80,7 @@ def test_each_gpu_has_a_worker_by_default(machine):
   assert _local_counts(Local(processes=1, together=3)) == (1, 3)
 
 
-def test_workers_have_the_environment_but_for_what_is_the_parents_own(tmp_path, monkeypatch):
+def test_workers_inherit_the_environment_except_settings_of_the_parent(tmp_path, monkeypatch):
   monkeypatch.setenv('T2X_OF_THE_USER', 'yes')
   monkeypatch.setenv('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   script = 'import os; print(*sorted(os.environ))'

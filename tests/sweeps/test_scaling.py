@@ -34,7 +34,7 @@ def test_exact_losses_give_their_law():
   np.testing.assert_allclose(fit_law(sizes, power(sizes)).constants, [2.0, 90.0, 0.4], rtol=1e-3)
 
 
-def test_squared_errors_are_those_of_curve_fit():
+def test_squared_errors_match_curve_fit():
   sizes = np.repeat(np.geomspace(1e4, 1e7, 6), 3)[:, None]
   losses = power(sizes) * noise(len(sizes), 0.01)
 

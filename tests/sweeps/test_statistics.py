@@ -10,7 +10,7 @@ from t2x.errors import UserError
 from t2x.sweeps.statistics import pareto_front, ranking, summarise
 
 
-def test_a_summary_is_that_of_scipy():
+def test_a_summary_matches_scipy():
   values = [3.1, 3.0, 3.4, 2.9, 3.3]
   found = summarise(values)
   low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
@@ -66,7 +66,7 @@ def test_pareto_front():
   assert pareto_front(costs, values, 'max') == [False, False, False, False, True]
 
 
-def test_without_scipy_one_line_tells_what_to_install(monkeypatch):
+def test_without_scipy_the_error_names_the_package(monkeypatch):
   import importlib
   import sys
 

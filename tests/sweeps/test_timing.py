@@ -27,7 +27,7 @@ def test_a_step_is_timed_without_compilation_evaluation_and_checkpoints():
   assert step_seconds(lines) == pytest.approx(0.2)
 
 
-def test_an_interval_with_an_evaluation_inside_is_left_out():
+def test_an_interval_with_an_evaluation_is_omitted():
   lines = [
     line(10, 'train', 1.0),
     line(15, 'eval', 50.0),
@@ -40,7 +40,7 @@ def test_an_interval_with_an_evaluation_inside_is_left_out():
 @pytest.mark.parametrize(
   'lines', [[], [line(10, 'train', 9.0)], [line(10, 'train', 9.0), line(10, 'eval', 9.5)]]
 )
-def test_too_few_lines_tell_no_time(lines):
+def test_too_few_lines_give_no_time(lines):
   assert step_seconds(lines) is None
 
 
@@ -81,7 +81,7 @@ def test_the_load_is_noted():
   assert one.began <= one.ended
 
 
-def test_trials_at_a_time_are_those_of_the_machine():
+def test_the_number_of_concurrent_trials_follows_the_machine():
   def ran(began, ended, host='a'):
     return Conditions(
       host=host, cpus=2, cores=2, load_before=0.0, load_after=0.0, began=began, ended=ended

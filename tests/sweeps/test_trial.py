@@ -27,7 +27,7 @@ def test_a_config_that_is_not_the_trials_is_not_trained(sweep, tmp_path):
   assert read_outcome(folder).metrics == before.metrics
 
 
-def test_what_a_killed_process_was_writing_is_removed(sweep, tmp_path):
+def test_partial_files_of_a_killed_process_are_removed(sweep, tmp_path):
   sweep('--gin.Sweep.seeds=1', variants="{'gelu': {}}")
   (folder,) = (tmp_path / 'out' / 'trials').iterdir()
   (trial,) = read_plan(tmp_path / 'out' / 'study').trials

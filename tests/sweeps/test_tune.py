@@ -94,7 +94,7 @@ def test_values_that_diverged_rank_last():
   assert choose({1e-3: [2.0, 'diverged'], 1e-2: [1.0, 'diverged']})[1].chosen == 1e-2
 
 
-def test_without_any_finished_trial_the_own_value_is_kept():
+def test_without_a_finished_trial_the_own_value_remains():
   _, choice = choose({1e-4: ['diverged'], 1e-2: ['failed']})
   assert (choice.chosen, choice.edge) == (1e-3, '')
   assert choice.note == 'no tuning trial finished: own value'

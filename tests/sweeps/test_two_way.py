@@ -21,7 +21,7 @@ def calibrate():
   return module
 
 
-def test_paired_tests_are_those_of_scipy_with_missing_values():
+def test_paired_tests_match_scipy_with_missing_values():
   values = np.random.default_rng(0).normal(size=(4, 6))
   values[1, 0] = values[0, 3] = np.nan
   found = model.paired(values)
@@ -101,7 +101,7 @@ def test_the_error_of_a_family_is_a_multivariate_normal_probability():
   assert 0.0499 < error <= 0.05
 
 
-def test_the_critical_value_is_that_of_dunnett():
+def test_the_critical_value_matches_dunnett():
   """43 comparisons with a baseline of the same variance: 3.09 with infinite degrees of freedom."""
   shared = np.full(43, np.sqrt(0.5))
   limit = stats.norm.isf(model.single_level(shared, 0.05) / 2)
@@ -169,7 +169,7 @@ def test_seeds_of_the_baseline_reduce_the_error_if_seeds_matter_little():
     np.testing.assert_allclose(np.median(weights), 0.0 if effect else 0.5, atol=0.03)
 
 
-def test_a_difference_is_unbiased_and_its_error_is_that_of_repeated_sweeps():
+def test_a_difference_is_unbiased_and_its_error_matches_repeated_sweeps():
   generator = np.random.default_rng(5)
   for effect in (0.0, 0.7):
     found = [model.two_way(unbalanced(generator, effect)) for _ in range(400)]

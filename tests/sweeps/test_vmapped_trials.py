@@ -84,7 +84,7 @@ def test_a_restored_state_and_frozen_parameters_of_its_own_are_used(stepper):
   assert second[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
 
 
-def test_when_the_step_of_all_fails_all_are_told_and_nothing_is_kept(stepper):
+def test_a_failed_joint_step_fails_all_trials_and_saves_nothing(stepper):
   def broken(state, frozen, batch, scalars):
     raise MemoryError('too much')
 
@@ -176,7 +176,7 @@ def test_one_that_diverges_leaves_the_others_going(
       assert_close(ours, theirs, 1e-4)
 
 
-def test_trained_together_they_stop_when_asked_save_and_go_on(
+def test_trials_trained_together_stop_on_request_save_and_resume(
   sweep, metrics, tmp_path, monkeypatch
 ):
   # Nothing is saved but at the end, or when asked.

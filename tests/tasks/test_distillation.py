@@ -85,7 +85,7 @@ def test_gradients_equal_those_of_pytorch_and_do_not_reach_the_teacher():
   np.testing.assert_array_equal(ours[1], 0.0)
 
 
-def test_evaluation_and_a_teacher_that_is_the_student_give_the_loss_of_the_labels_alone():
+def test_evaluation_and_a_teacher_equal_to_the_student_give_only_the_loss_of_the_labels():
   task, plain = DISTILLED['causal_lm'], TASKS['causal_lm']
   batch, (student, _) = batch_of(task), models(task)
   alone = plain.sums(student, batch, None)

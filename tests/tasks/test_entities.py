@@ -56,7 +56,7 @@ sentences = st.integers(1, LENGTH).flatmap(
 
 @settings(max_examples=200)
 @given(sentences)
-def test_entities_are_those_of_the_rule(pair):
+def test_entities_match_the_rule(pair):
   told, true = (by_hand(labels) for labels in pair)
   assert counts([pair[0]], [pair[1]]) == (len(told & true), len(told), len(true))
 

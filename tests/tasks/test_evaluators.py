@@ -91,7 +91,7 @@ def test_settings_that_would_be_ignored_are_refused():
     Samples(prompts=['a'], num_examples=3)
 
 
-def test_losses_reads_its_split_and_as_many_rows_as_asked():
+def test_losses_reads_the_requested_number_of_rows_of_its_split():
   asked = []
 
   def means(split, num_rows):

@@ -80,7 +80,7 @@ def test_a_classifier_leaves_the_dropout_masks_of_the_body():
   assert keys == [key, named_key(key, 'head')]
 
 
-def test_accuracy_and_f1_of_known_guesses():
+def test_accuracy_and_f1_of_tabulated_predictions():
   task = SequenceClassification(**TEXT, labels=['no', 'yes'], length=4)
   guesses = [0, 1, 1, 1, 0, 1]
   model = Told(np.eye(2)[guesses])
@@ -92,7 +92,7 @@ def test_accuracy_and_f1_of_known_guesses():
   assert not any('/' in name for name in found)
 
 
-def test_macro_f1_is_that_of_scikit_learn():
+def test_macro_f1_matches_scikit_learn():
   metrics = pytest.importorskip('sklearn.metrics')
   rng = np.random.default_rng(0)
   task = SequenceClassification(**TEXT, labels=list('abcde'), length=4)
@@ -190,7 +190,7 @@ def test_the_best_span_starts_before_it_ends_and_is_not_too_long():
     ),
   ],
 )
-def test_prompts_that_cannot_be_answered_are_told(task, good, bad, told):
+def test_unanswerable_prompts_are_errors(task, good, bad, told):
   task.check_prompt(good)
   with pytest.raises(UserError, match=told):
     task.check_prompt(bad)
@@ -252,7 +252,7 @@ def test_the_joint_objective_adds_the_loss_of_the_text():
     ),
   ],
 )
-def test_a_head_that_does_not_fit_the_labels_is_told(task, head, told):
+def test_a_head_that_does_not_fit_the_labels_is_an_error(task, head, told):
   with pytest.raises(UserError) as caught:
     task.check_model(Told(head, outputs=task.outputs))
   assert told in str(caught.value)

@@ -34,7 +34,7 @@ def test_weight_zero_leaves_an_element_out():
 
 
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
-def test_accuracy_is_that_of_argmax_ties_included(dtype):
+def test_accuracy_matches_argmax_ties_included(dtype):
   rng = np.random.default_rng(0)
   logits = rng.integers(0, 4, (200, 6)).astype(np.float32)  # Most rows have several largest logits.
   labels = rng.integers(0, 6, 200)

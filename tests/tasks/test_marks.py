@@ -85,7 +85,7 @@ def predictions(task, model, batch):
   return np.asarray(task.predictions(model, arrays, None)[0])
 
 
-def test_marked_tokens_are_seen_by_all_later_tokens_and_by_no_earlier_ones():
+def test_marked_tokens_are_visible_only_to_later_tokens():
   """Perturbs each input token of a document: only queries that see it change."""
   task, model = causal_lm(), language_model()
   batch = packed_batch(((26,),))

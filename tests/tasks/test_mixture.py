@@ -237,7 +237,7 @@ A = {'source': TextFiles(train='none'), 'tokenizer': Bytes(), 'length': 8}
     ({'tasks': {'a': TASKS['mixture']}}, "Mixture.tasks['a'] is a mixture: list its tasks instead"),
   ],
 )
-def test_refused(settings, message):
+def test_unsupported_calls_are_refused(settings, message):
   tasks = {'a': CausalLM(**A), 'b': CausalLM(**A)}
   with pytest.raises(UserError, match=re.escape(message)):
     Mixture(**{'tasks': tasks, 'sampling': ProportionalWeights()} | settings)

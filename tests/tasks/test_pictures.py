@@ -150,7 +150,7 @@ def test_classified_images_have_labels_predictions_and_frames():
 
 
 @pytest.mark.parametrize('settings', [{'mean': 0.3, 'std': 0.2}, {'mean': (0.3,), 'std': [0.2]}])
-def test_classified_images_are_those_of_the_source(settings):
+def test_classified_images_match_the_source(settings):
   task = dataclasses.replace(image_task(), **settings)
   result = ClassifiedImages(num_examples=2)(evaluated(task, vision_model()))
   (image,) = result.images.values()

@@ -109,6 +109,6 @@ def test_a_model_without_rows_for_the_sentinels_is_refused(text):
     ({'rate': 1.5}, 'rate'),
   ],
 )
-def test_what_cannot_be_is_refused(settings, told, text):
+def test_impossible_settings_are_refused(settings, told, text):
   with pytest.raises(UserError, match=told):
     task(text, **settings)

@@ -134,7 +134,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('threshold', [None, 0.0, -0.5, 0.5])
 @pytest.mark.parametrize('seed', range(3))
-def test_answers_are_those_of_bert_and_their_metrics_those_of_squad(threshold, seed):
+def test_answers_match_bert_and_their_metrics_those_of_squad(threshold, seed):
   source, model = Questions(seed), Random(seed)
   task = SpanPrediction(
     source=source,

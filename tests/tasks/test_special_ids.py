@@ -85,7 +85,7 @@ def test_a_causal_model_reads_bos_first(task_of, family):
 
 
 @pytest.mark.parametrize(('family', 'before', 'start'), [('bart', [0], 2), ('marian', [], 355)])
-def test_a_translation_is_told_as_the_model_wants_it(task_of, family, before, start):
+def test_a_translation_has_the_special_ids_of_the_model(task_of, family, before, start):
   task = task_of(Translation, family, source_length=60, target_length=60)
   tokenizer = task.fit_tokenizer()
   batch, (source, inputs) = heard(task, tokenizer)
@@ -154,7 +154,7 @@ def test_masks_are_the_models_own(task_of):
     (Translation, {'source_length': 40, 'target_length': 30}),
   ],
 )
-def test_pieces_are_drawn_in_training_alone(kind, settings):
+def test_pieces_are_drawn_only_in_training(kind, settings):
   pieces = SampledPieces(rate=0.5, room=1.5)
   known = {'source': Texts(), 'eval_split': 'train', 'tokenizer': BPE(300)}
   tokenizer = BPE(300).train(hub_folders.lines())

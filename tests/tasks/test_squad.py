@@ -23,12 +23,12 @@ from t2x.tasks.squad import exact_match, normalise, word_f1
     ('1,000 km', ['1000 km'], 1, 1),
   ],
 )
-def test_known_answers(prediction, answers, exact, f1):
+def test_metrics_of_tabulated_answers(prediction, answers, exact, f1):
   assert exact_match(prediction, answers) == exact
   assert word_f1(prediction, answers) == pytest.approx(f1)
 
 
-def test_only_whole_words_are_articles():
+def test_articles_are_complete_words():
   assert normalise(' An  answer-the Theory\ta ') == 'answerthe theory'
 
 

@@ -179,7 +179,7 @@ def test_padding_is_not_counted():
   assert task.count({'segments': np.array([[1, 1, 2, 0], [1, 0, 0, 0]]), 'tokens': None}) == 4
 
 
-def test_top5_accuracy_of_a_known_ranking():
+def test_top5_accuracy_of_a_tabulated_ranking():
   task = ImageClassification(source=Digits(), image_shape=(2, 2, 1), num_classes=10)
 
   class Ranked(nnx.Module):
@@ -206,7 +206,7 @@ def test_of_at_most_five_classes_no_top5_accuracy_is_computed():
     assert ('top5_accuracy' in task.sums(Equal(), arrays, None).metrics) == has_top5
 
 
-def test_label_smoothing_is_for_training_alone():
+def test_label_smoothing_applies_only_in_training():
   task = ImageClassification(
     source=Digits(), image_shape=(2, 2, 1), num_classes=3, label_smoothing=0.3
   )
@@ -225,7 +225,7 @@ def test_label_smoothing_is_for_training_alone():
   assert train['loss'][0] > evaluation['loss'][0] + 1.0
 
 
-def test_unknown_split_names_those_there_are():
+def test_the_error_of_an_unknown_split_names_the_splits():
   task = ImageClassification(source=Digits(), image_shape=(8, 8, 1), num_classes=10)
   with pytest.raises(UserError, match='train'):
     task.rows('nowhere')

@@ -28,7 +28,7 @@ def test_every_task_is_among_those_tested():
 
 @pytest.mark.parametrize('name', [*TASKS, *MIXED])
 @pytest.mark.parametrize('key', [None, 0], ids=['evaluation', 'training'])
-def test_the_weight_of_the_loss_is_that_of_the_reported_loss(name, key):
+def test_the_weight_of_the_loss_matches_the_reported_loss(name, key):
   task = (TASKS | MIXED)[name]
   batch = batch_of(task)
   key = None if key is None else jax.random.key(key)

@@ -192,7 +192,7 @@ def test_a_corrupt_best_gives_way_to_the_next_best(tmp_path, state):
   assert checkpoints.restore(abstract(state()), 'best')[1] == {'at': 3}
 
 
-def test_nothing_intact_and_nothing_there_are_told(tmp_path, state):
+def test_no_checkpoint_and_no_intact_checkpoint_are_errors(tmp_path, state):
   checkpoints = Checkpoints(tmp_path)
   with pytest.raises(UserError, match=r'^no checkpoint in'):
     checkpoints.restore(abstract(state()))
@@ -206,7 +206,7 @@ def test_nothing_intact_and_nothing_there_are_told(tmp_path, state):
     checkpoints.restore(abstract(state()))
 
 
-def test_what_does_not_fit_is_named_with_both_shapes(tmp_path, state):
+def test_different_shapes_are_named(tmp_path, state):
   checkpoints = Checkpoints(tmp_path)
   save(checkpoints, state, [None])
   with pytest.raises(UserError) as error:
@@ -233,7 +233,7 @@ def test_the_state_of_another_optimizer_is_named_as_the_cause(tmp_path, tiny, st
   assert 'Experiment.init_from starts a new run from its parameters' in str(error.value)
 
 
-def test_a_full_disk_is_endured_as_often_as_asked(tmp_path, caplog, full_disk):
+def test_a_full_disk_is_retried_the_requested_number_of_times(tmp_path, caplog, full_disk):
   checkpoints = Checkpoints(tmp_path, keep_last=9, failed_saves=2)
   large = {'noise': jax.random.normal(jax.random.key(0), (1 << 18,))}
   checkpoints.save(1, large)

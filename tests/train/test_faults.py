@@ -21,7 +21,7 @@ def look(faults, losses, norms=(1.0, 1.0, 1.0)):
     faults.check(step, finite, sums(loss), norms)
 
 
-def test_a_loss_that_is_not_finite_stops_and_says_its_terms():
+def test_a_nonfinite_loss_stops_and_names_its_terms():
   with pytest.raises(Fault, match=r'not finite at step 3: loss nan, accuracy 0\.5') as error:
     look(Faults(NAMES, Stop(), None), [1.0, 0.9, math.nan])
   assert error.value.step == 3

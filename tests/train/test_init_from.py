@@ -100,7 +100,7 @@ def test_all_parameters_are_loaded_bitwise(saved):
   )
 
 
-def test_only_what_is_included_and_not_excluded_is_loaded(saved):
+def test_only_included_and_not_excluded_parameters_are_loaded(saved):
   run, source = saved
   new = Model(2)
   loaded, table = load(new, run, include=['blocks.*', 'head.*'], exclude=['.*.bias', 'blocks.0.*'])
@@ -238,7 +238,7 @@ def test_parameters_land_in_the_shardings_of_the_new_model(saved):
   np.testing.assert_array_equal(loaded.embedding.table[:5], source.embedding.table[...])
 
 
-def test_the_table_tells_of_every_parameter_of_both_sides(saved):
+def test_the_table_lists_every_parameter_of_both_models(saved):
   run, _ = saved
   _, table = load(
     Model(2, vocab=8, classes=4, table='tokens'),
@@ -287,7 +287,7 @@ def test_shapes_that_differ_are_an_error_that_names_all_of_them(saved):
     (lambda source, target: source, r'returns \(5, 2\)'),
   ],
 )
-def test_a_way_that_does_not_fit_the_shapes_is_an_error(saved, resize, message):
+def test_a_method_that_does_not_fit_the_shapes_is_an_error(saved, resize, message):
   with pytest.raises(UserError, match=message):
     load(Model(2, vocab=8), saved[0], resize={'embedding.table': resize})
 

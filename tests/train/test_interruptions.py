@@ -23,11 +23,11 @@ def watched(patience, last_wait):
   return said, ended
 
 
-def test_usual_waits_are_not_told():
+def test_usual_waits_are_not_logged():
   assert watched(patience=60.0, last_wait=0.02) == ([], [])
 
 
-def test_a_long_wait_is_told_once_with_what_it_waits_for():
+def test_a_long_wait_is_logged_once_with_its_reason():
   said, ended = watched(patience=60.0, last_wait=0.5)
   assert len(said) == 1
   assert said[0].startswith('the batch of step 9 has taken')
@@ -57,7 +57,7 @@ with Watchdog(0.1, min_seconds=0.05, interval=0.01) as dog:
   assert done.stderr.splitlines()[-1].startswith('t2x: step 7 has taken')
 
 
-def test_a_data_worker_that_stands_still_ends_the_process_and_is_ended():
+def test_a_stalled_data_worker_and_the_process_are_terminated():
   script = """
 import multiprocessing, os, signal
 import numpy as np

@@ -79,7 +79,7 @@ def test_a_writer_that_cannot_be_made_leaves_no_live_line(tmp_path, monkeypatch)
     train(points(writers=(fail,)), tmp_path, '')
 
 
-def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole):
+def test_the_time_limit_saves_and_the_same_command_resumes(tmp_path, whole):
   with pytest.raises(Interrupted, match='saved at step 1; run the same command to resume') as stop:
     train(points(max_minutes=1e-6), tmp_path, '')
   assert stop.value.exit_code == 75
@@ -89,7 +89,7 @@ def test_the_end_of_the_time_saves_and_the_same_command_goes_on(tmp_path, whole)
   assert metrics(tmp_path) == whole
 
 
-def test_a_run_that_died_anywhere_goes_on_to_the_same_end(tmp_path, whole):
+def test_a_run_killed_anywhere_resumes_to_the_same_result(tmp_path, whole):
   for at in (3, 12, 21):
     with pytest.raises(Died):
       train(points(writers=(AtStep(at, die),)), tmp_path, '')
@@ -231,7 +231,7 @@ def test_skip_leaves_the_parameters_counts_and_gives_up(tmp_path):
   assert (tmp_path / 'b' / 'fault-7.json').exists()
 
 
-def test_the_logged_learning_rate_is_that_of_the_last_update(tmp_path):
+def test_the_logged_learning_rate_matches_the_last_update(tmp_path):
   """With SGD it is the quotient of the norms of update and gradient. The run dies and goes on after skipped steps."""
   settings = {'nonfinite': Skip(), 'schedule': LinearDecay(peak=0.01), 'layer_norms': True}
   settings |= {'num_steps': 12, 'log_every': 1, 'checkpoint_every': 1}
@@ -261,7 +261,7 @@ def went_back(tmp_path_factory):
   return folder
 
 
-def test_a_spike_goes_back_to_the_checkpoint_before_and_leaves_its_batches_out(went_back):
+def test_a_spike_restores_the_previous_checkpoint_and_skips_its_batches(went_back):
   assert json.loads((went_back / 'skips.json').read_text()) == [[26, 3]]
   steps = [line['step'] for line in train_lines(went_back)]
   assert steps == [*range(3, 40, 3), 40]
@@ -269,7 +269,7 @@ def test_a_spike_goes_back_to_the_checkpoint_before_and_leaves_its_batches_out(w
 
 
 @pytest.mark.parametrize('when', ['before', 'meanwhile', 'after'])
-def test_a_run_that_died_while_it_went_back_ends_the_same(went_back, tmp_path, when, monkeypatch):
+def test_a_run_killed_during_a_rollback_ends_the_same(went_back, tmp_path, when, monkeypatch):
   if when == 'meanwhile':
     with monkeypatch.context() as patch:
       # The checkpoints are removed, the skipped batches not yet written.
@@ -285,7 +285,7 @@ def test_a_run_that_died_while_it_went_back_ends_the_same(went_back, tmp_path, w
   assert metrics(tmp_path) == metrics(went_back)
 
 
-def test_a_signal_is_not_lost_when_the_run_goes_back(tmp_path):
+def test_a_signal_during_a_rollback_is_not_lost(tmp_path):
   # The line of step 27 is written at step 30, just before the spike is seen.
   ask = AtStep(27, lambda: signal.raise_signal(signal.SIGTERM))
   with pytest.raises(Interrupted, match='saved at step 26'):
@@ -293,7 +293,7 @@ def test_a_signal_is_not_lost_when_the_run_goes_back(tmp_path):
   assert (tmp_path / 'skips.json').exists()
 
 
-def test_some_checkpoints_are_kept_for_good_and_the_rest_rolls(tmp_path):
+def test_permanent_checkpoints_are_kept_and_the_others_rotate(tmp_path):
   train(points(checkpoint_every=2, keep_every=8), tmp_path, '')
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [8, 16, 24, 28, 30]
 
@@ -306,7 +306,7 @@ def test_a_checkpoint_is_due_by_the_clock(tmp_path):
   assert Checkpoints(tmp_path / 'late' / 'checkpoints').steps() == [9]
 
 
-def test_the_time_lost_to_saving_is_told_for_each_checkpoint(went_back):
+def test_the_time_of_saving_is_logged_for_each_checkpoint(went_back):
   lines = map(json.loads, (went_back / 'timing.jsonl').read_text().splitlines())
   waited = {line['step']: line['waited'] for line in lines if line['split'] == 'checkpoint'}
   assert sorted(waited) == list(range(5, 41, 5))
@@ -315,7 +315,7 @@ def test_the_time_lost_to_saving_is_told_for_each_checkpoint(went_back):
   assert b'checkpoint/waited' in events
 
 
-def test_a_data_worker_that_was_killed_ends_the_run_with_its_name(tmp_path):
+def test_a_killed_data_worker_ends_the_run_and_is_named(tmp_path):
   def kill():
     os.kill(active_children()[0].pid, signal.SIGKILL)
 

@@ -56,7 +56,7 @@ def layers(model, x, tokens):
 
 
 @pytest.mark.nightly
-def test_the_gradient_of_a_causal_lm_with_an_auxiliary_loss_is_that_of_the_means_over_the_whole_batch():
+def test_the_gradient_of_a_causal_lm_with_an_auxiliary_loss_uses_means_over_the_whole_batch():
   """The mean loss over tokens and the mean auxiliary loss over rows."""
   task, model = TASKS['causal_lm'], transformer()
   batch = batch_of(task)
@@ -82,7 +82,7 @@ def test_the_gradient_of_a_causal_lm_with_an_auxiliary_loss_is_that_of_the_means
 
 @pytest.mark.parametrize('parts', [1, 4])
 @pytest.mark.parametrize('name', ['with_language_modelling', 'with_token_modelling'])
-def test_the_gradient_of_two_terms_is_that_of_their_means_over_the_whole_batch(name, parts):
+def test_the_gradient_of_two_terms_uses_means_over_the_whole_batch(name, parts):
   task = TASKS[name]
   batch, model = batch_of(task), model_of(task)
   texts = batch['weight'].astype(jnp.float32)

@@ -82,7 +82,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize('init', [normal(0.02), lecun_normal()])
-def test_the_factors_are_those_of_the_papers_table(init):
+def test_the_factors_match_the_papers_table(init):
   ratio = 8
   head = functools.partial(LMHead, init=init)
   base, _ = parameters(lm(head=head, init=init))
@@ -288,7 +288,7 @@ def test_a_run_with_mup_is_no_source_for_a_model_without_it(tmp_path):
   check_same(tmp_path, MuP(base=lm()))
 
 
-def test_values_are_those_of_one_key_per_matrix():
+def test_initial_values_have_one_key_per_matrix():
   def build(matrix, shape):
     axes = (None,) * len(shape)
     return param(normal(1.0), shape, axes, nnx.Rngs(0), matrix=matrix)[...]

@@ -113,7 +113,7 @@ def test_every_rule_moves_every_parameter_and_keeps_the_structure(rule, model, s
 
 
 @pytest.mark.parametrize('rule', [AdamW, Adafactor, SGD, Lion, Muon])
-def test_decay_shrinks_matrices_alone(rule, model, step):
+def test_decay_shrinks_only_matrices(rule, model, step):
   grads = jax.tree.map(np.zeros_like, model)
   new, _ = step(rule(weight_decay=0.25), model, grads)
   for name in ('blocks.q', 'blocks.out', 'table'):
@@ -245,7 +245,7 @@ MATRICES = {
 }
 
 
-def test_adafactor_is_that_of_transformers_on_the_matrix_of_each_layer(tiny, infos):
+def test_adafactor_matches_transformers_on_the_matrix_of_each_layer(tiny, infos):
   """Three steps against transformers, with heads merged and each layer a parameter of its own."""
   torch = pytest.importorskip('torch')
   reference = pytest.importorskip('transformers.optimization').Adafactor

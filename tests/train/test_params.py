@@ -128,7 +128,7 @@ def test_a_parameter_that_states_no_kind_is_refused():
     Blueprint(Own())
 
 
-def test_names_shapes_and_values_are_those_of_the_model():
+def test_names_shapes_and_values_match_the_model():
   model = build()(rngs=nnx.Rngs(0))
   blueprint = Blueprint(jax.eval_shape(lambda: model))
   params = blueprint.params(model)

@@ -132,7 +132,7 @@ def test_time_inside_other_operations_is_counted_once():
   }
 
 
-def test_kernels_of_a_gpu_are_counted_by_operation_and_those_of_the_host_are_not():
+def test_only_kernels_of_the_gpu_are_counted_by_operation():
   streams = [
     name_of('process', '/device:GPU:0'),
     name_of('thread', 'Stream #20(Compute)', thread=20),

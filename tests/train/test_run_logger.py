@@ -103,7 +103,7 @@ def logger_on(unchecked, monkeypatch):
 @pytest.mark.parametrize(
   ('ahead', 'compiling'), [(1, 0.0), (3, 0.0), (30, 0.0), (1000, 0.0), (1000, 7.0)]
 )
-def test_rates_are_those_of_the_device_before_and_after_a_pause(logger_on, ahead, compiling):
+def test_rates_of_the_device_are_equal_before_and_after_a_pause(logger_on, ahead, compiling):
   machine = Machine(ahead)
   logger = logger_on(machine, compiling)
   for step in range(1, 61):

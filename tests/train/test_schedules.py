@@ -58,7 +58,7 @@ def test_stable_then_decay():
   np.testing.assert_allclose(root[30:], 1 - np.sqrt(np.linspace(0, 1, 11)), atol=1e-6)
 
 
-def test_refuses_what_cannot_be():
+def test_impossible_settings_are_refused():
   with pytest.raises(UserError, match=r'Cosine.warmup_steps = 11 is more than the 10 steps'):
     Cosine(warmup_steps=11).build(10)
   with pytest.raises(UserError, match='warmup_steps = -1'):

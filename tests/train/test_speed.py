@@ -40,7 +40,7 @@ def test_train_lines_have_the_flops_of_their_steps_over_the_peak(
   assert 'mfu' not in evaluation
 
 
-def test_mfu_is_left_out_without_a_known_peak(known_peak, tmp_path, monkeypatch):
+def test_mfu_is_omitted_without_a_peak_of_the_device(known_peak, tmp_path, monkeypatch):
   train(points(num_steps=3), tmp_path / 'float32', '')
   monkeypatch.delitem(PEAK_FLOPS, 'cpu')
   train(points(num_steps=3, compute_dtype='bfloat16'), tmp_path / 'unknown', '')

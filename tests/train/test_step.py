@@ -223,7 +223,7 @@ def test_scales_and_biases_of_norms_are_not_rounded():
   assert rest == {jnp.dtype('bfloat16')}
 
 
-def test_trainer_refuses_what_cannot_be():
+def test_impossible_settings_of_the_trainer_are_refused():
   settings = dataclasses.asdict(Trainer(num_steps=1, batch_size=8))
   assert settings['accumulate'] == 1
   with pytest.raises(Exception, match='accumulate = 3'):

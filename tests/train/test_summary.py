@@ -111,7 +111,7 @@ def test_images_are_counted_in_patches():
   assert attention_kernels(model, task)[0].startswith('Dense()')
 
 
-def test_the_kernel_that_auto_picks_is_told_with_its_reason():
+def test_the_kernel_chosen_by_auto_is_printed_with_its_reason():
   long = CausalLM(source=TEXT, tokenizer=Bytes(), length=4096)
   assert 'Blockwise' in attention_kernels(decoder(), long)[0]
   assert '4096 x 4096' in attention_kernels(decoder(), long)[0]
@@ -163,7 +163,7 @@ def run_of(model, folder='runs/x', **settings):
 
 
 @pytest.mark.parametrize('width', [80, 100])
-def test_the_start_screen_says_all_in_a_few_lines_that_fit(width):
+def test_the_start_screen_fits_in_a_few_lines(width):
   run = run_of(decoder(), eval_every=4, eval_batches=3, ema_decay=0.9)
   screen = start_screen(run, [{}] * 20, 5, width)
   text = re.sub('\n *', ' ', screen)

@@ -68,7 +68,7 @@ def test_values_of_a_config_are_plain_and_macros_are_replaced():
 
 
 @pytest.mark.parametrize('path', CONFIGS, ids=[path.stem for path in CONFIGS])
-def test_values_are_those_that_a_config_binds(path):
+def test_trackers_record_the_values_of_the_config(path):
   config = read_config([path])
   values = config_values(config_lib.render(config))
   bound = {

@@ -112,7 +112,9 @@ def test_tensorboard_points_are_on_disk_before_the_end(tmp_path, monkeypatch):
   writer.close()
 
 
-def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(tmp_path, full_disk):
+def test_a_full_disk_is_an_error_with_the_file_and_a_partial_line_is_dropped_later(
+  tmp_path, full_disk
+):
   writer = JsonLines(tmp_path / 'metrics.jsonl')
   with (
     full_disk(1 << 10),
@@ -128,7 +130,7 @@ def test_a_full_disk_is_told_with_the_file_and_a_line_cut_off_is_dropped_later(t
 
 
 @pytest.mark.parametrize('points', [3, 200])
-def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(
+def test_tensorboard_on_a_full_disk_is_logged_once_and_does_not_block(
   tmp_path, caplog, full_disk, points
 ):
   writer = TensorBoard(tmp_path)
@@ -139,7 +141,7 @@ def test_tensorboard_on_a_full_disk_is_told_once_and_holds_nobody_up(
   assert caplog.text.count('File too large; no more points for TensorBoard') == 1
 
 
-def test_plain_terminal_says_a_line_now_and_then(monkeypatch):
+def test_a_plain_terminal_gets_an_occasional_line(monkeypatch):
   out = io.StringIO()
   terminal = Terminal(100, unit='tokens', every=3600.0, file=out)
   for step in (1, 2, 50, 100):
@@ -154,7 +156,7 @@ def test_plain_terminal_says_a_line_now_and_then(monkeypatch):
   assert told[2:] == ['step 100 eval: loss 2  accuracy 0.25', '[not markup]']
 
 
-def test_train_metrics_are_printed_before_those_of_an_evaluation(monkeypatch):
+def test_train_metrics_are_printed_before_evaluation_metrics(monkeypatch):
   out = io.StringIO()
   terminal = Terminal(100, every=3600.0, file=out)
   for step in (10, 20, 30, 40):
@@ -235,7 +237,7 @@ def test_the_live_line_shows_what_the_loop_waits_for(live_line):
   assert 'step 2' not in line()
 
 
-def test_the_live_line_says_that_a_signal_has_come(live_line):
+def test_the_live_line_shows_a_received_signal(live_line):
   _, line = live_line(80)
   with handle_signals(lambda *_: None):
     signal.raise_signal(signal.SIGTERM)

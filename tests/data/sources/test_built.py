@@ -34,7 +34,7 @@ def test_prepared_once_and_again_when_the_fingerprint_changes(tmp_path, capfd):
   assert said.out == said.err == ''
 
 
-def test_a_killed_preparation_leaves_nothing_half_valid(tmp_path, cache):
+def test_a_killed_preparation_leaves_no_partial_data(tmp_path, cache):
   log = tmp_path / 'log'
   killed = process(log, stall=True)
   stalled = Path(f'{log}.stalled')
@@ -59,7 +59,7 @@ def test_two_processes_prepare_together(tmp_path):
   assert (tmp_path / 'log').read_text() == 'made\n'
 
 
-def test_files_that_are_gone_or_torn_are_told(cache, message):
+def test_missing_and_truncated_files_are_errors(cache, message):
   Counted().load('train')
   (folder,) = (cache / 'tfds').glob('counted-*-50')
   for path in folder.rglob('*train.array_record*'):

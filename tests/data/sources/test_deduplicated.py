@@ -53,7 +53,7 @@ def test_it_is_described_by_the_settings_that_differ(files):
   assert 'test=None' not in described
 
 
-def test_duplicates_are_found_once(files, monkeypatch):
+def test_duplicates_are_searched_once(files, monkeypatch):
   source = Deduplicated(source=files)
   source.load('train')
   monkeypatch.setattr(TextFiles, 'load', lambda self, split: list(LINES))
@@ -70,7 +70,7 @@ def test_pairs_are_compared_in_both_fields(tmp_path):
   assert len(Deduplicated(source=source, fields=('source',)).load('train')) == 1
 
 
-def test_wrong_settings_are_told(files, message):
+def test_invalid_settings_are_errors(files, message):
   assert "no split 'test'" in message(Deduplicated, source=files, split='test')
   source = Deduplicated(source=files, fields=('target',))
   assert "example 0 has no text 'target'" in message(source.load, 'train')
@@ -112,7 +112,7 @@ def test_the_overlap_of_splits_is_printed(config, capsys):
   assert '1 of 5 examples (20.00%) have fewer than 3 words: 1 of them equal a training' in out
 
 
-def test_bad_usage_is_told(config, capsys, tmp_path):
+def test_invalid_arguments_are_errors(config, capsys, tmp_path):
   assert main(['data', 'inspect', config, '--overlap-ngram', '3']) == 2
   assert '--overlap-ngram has no effect without --check-overlap' in capsys.readouterr().err
   assert main(['data', 'dedup', config, '--out', f'{tmp_path}/no/kept.jsonl']) == 2

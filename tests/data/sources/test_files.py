@@ -41,7 +41,7 @@ def test_a_text_file_is_an_example_and_a_glob_is_sorted(write, tmp_path):
   ]
 
 
-def test_lines_are_examples_and_blank_ones_are_not(write):
+def test_lines_are_examples_and_blank_lines_are_not(write):
   source = TextFiles(train=write('a.txt', 'one\r\n\n  \ntwo\u2028still two\n'), per_line=True)
   assert [e['text'] for e in source.load('train')] == ['one', 'two\u2028still two']
 
@@ -131,19 +131,19 @@ def test_the_fingerprint_is_of_content_and_settings_not_of_the_place(write, tmp_
     (b'\xff\xfe', 'is not UTF-8 text (byte 0)'),
   ],
 )
-def test_bad_json_lines_are_told_by_line(write, message, content, told):
+def test_invalid_json_is_an_error_with_its_line(write, message, content, told):
   path = write('a.jsonl', content)
   said = message(read, JsonLines(train=path))
   assert said.startswith(path)
   assert told in said
 
 
-def test_a_line_with_other_columns_is_told(write, message):
+def test_a_line_with_other_columns_is_an_error(write, message):
   said = message(read, TSV(train=write('a.tsv', 'a\tb\na\tb\tc\n')))
   assert 'a.tsv:2: 3 columns, but TSV.columns names 2 (source, target)' in said
 
 
-def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch):
+def test_missing_files_are_errors(write, message, tmp_path, monkeypatch):
   write('a.txt', ' \n')
   assert 'matches no file' in message(TextFiles(train=f'{tmp_path}/no*.txt').load, 'train')
   assert 'is a folder' in message(TextFiles(train=str(tmp_path)).load, 'train')
@@ -167,12 +167,12 @@ def test_files_that_are_not_there_are_told(write, message, tmp_path, monkeypatch
 @pytest.mark.parametrize(
   'line', ['{"text": "a\\ud800"}', '{"words": ["\\udc00"], "labels": ["O"]}']
 )
-def test_half_of_a_surrogate_pair_is_told_with_its_line(write, message, line):
+def test_half_of_a_surrogate_pair_is_an_error_with_its_line(write, message, line):
   source = JsonLines(train=write('a.jsonl', '{"text": "\\ud83d\\ude00"}\n' + line))
   assert 'a.jsonl:2: unpaired surrogate' in message(read, source)
 
 
-def test_lines_that_are_nested_too_deep_are_told(write, message):
+def test_too_deeply_nested_json_is_an_error(write, message):
   source = JsonLines(train=write('a.jsonl', '[' * 100_000))
   assert 'a.jsonl:1: not JSON' in message(source.load, 'train')  # The first line: at once.
 
@@ -201,7 +201,7 @@ def test_blank_lines_of_any_white_space_are_no_examples(write):
   assert [e['text'] for e in source.load('train')] == [line for line in lines if line.strip()]
 
 
-def test_lines_across_blocks_are_found(write, monkeypatch):
+def test_lines_across_blocks_are_read(write, monkeypatch):
   monkeypatch.setattr('t2x.data.sources.file_examples.BLOCK', 7)
   lines = ['x' * (i * 37 % 40) + f' {i}' for i in range(100)]
   content = '\ufeff' + '\n \n'.join(lines)
@@ -242,7 +242,7 @@ def test_the_index_is_written_once_and_again_for_other_content(write, cache):
   assert len(read(TextFiles(train=path))) == 1
 
 
-def test_a_file_that_changes_while_it_is_used_is_told(write, message):
+def test_a_file_that_changes_during_use_is_an_error(write, message):
   path = write('a.txt', 'one\ntwo\nthree\n')
   examples = TextFiles(train=path, per_line=True).load('train')
   write('a.txt', 'four\nfive\nsix\n')
@@ -251,7 +251,7 @@ def test_a_file_that_changes_while_it_is_used_is_told(write, message):
   assert f'{path} was changed while it was read' in message(lambda: examples[2])
 
 
-def test_a_damaged_index_is_told(write, cache, message):
+def test_a_damaged_index_is_an_error(write, cache, message):
   source = TextFiles(train=write('a.txt', 'one\ntwo\n'), per_line=True)
   read(source)
   [file] = cache.glob('index/*/starts.bin')
@@ -279,7 +279,7 @@ def test_compressed_files_are_read_as_others(write, cache, kind, message):
 
 
 @pytest.mark.parametrize('name', ['a.parquet', 'a.jsonl.bz2', 'a.zip'])
-def test_files_that_are_not_text_are_told_by_their_names(write, message, name):
+def test_files_that_are_not_text_are_errors_with_their_names(write, message, name):
   assert f'{name} is not a text file: ' in message(JsonLines(train=write(name, 'x')).load, 'train')
 
 
@@ -315,7 +315,7 @@ def test_csv_values_may_be_long(write):
     (b'text\n\xff\n', 'is not UTF-8 text (byte 5)'),
   ],
 )
-def test_bad_csv_is_told_by_line(write, message, content, told):
+def test_invalid_csv_is_an_error_with_its_line(write, message, content, told):
   path = write('a.csv', content)
   said = message(read, CSV(train=path))
   assert said.startswith(path)

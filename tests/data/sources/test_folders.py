@@ -86,7 +86,9 @@ def test_help_is_fingerprinted_by_content(help_folder, tmp_path):
   assert source.fingerprint() != before
 
 
-def test_help_that_is_not_there_says_how_to_get_it(help_folder, tmp_path, message):
+def test_missing_help_files_are_an_error_that_states_how_to_get_them(
+  help_folder, tmp_path, message
+):
   assert 'run `t2x data fetch libreoffice_help`' in message(LibreOfficeHelp().load, 'train')
   absent = LibreOfficeHelp(folder=str(tmp_path / 'no'))
   assert f'libreoffice_help --out {tmp_path / "no"}`' in message(absent.load, 'train')
@@ -137,12 +139,12 @@ def test_images_in_idx_files_gz_or_not(images_folder):
     ('train-labels-idx1-ubyte.gz', gzip.compress(bytes(999), mtime=0)[:20], 'cannot be read'),
   ],
 )
-def test_torn_images_are_told(images_folder, message, name, content, told):
+def test_truncated_images_are_errors(images_folder, message, name, content, told):
   (images_folder / name).write_bytes(content)
   assert told in message(FashionMNIST(folder=str(images_folder)).load, 'train')
 
 
-def test_images_that_are_not_there_say_how_to_get_them(tmp_path, message):
+def test_missing_images_are_an_error_that_states_how_to_get_them(tmp_path, message):
   assert 'run `t2x data fetch fashion_mnist`' in message(FashionMNIST().load, 'train')
   absent = FashionMNIST(folder=str(tmp_path / 'no'))
   assert f'run `t2x data fetch fashion_mnist --out {tmp_path / "no"}`' in message(

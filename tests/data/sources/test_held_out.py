@@ -34,7 +34,7 @@ def ids(source):
   return {split: [e['id'] for e in source.load(split)] for split in source.splits()}
 
 
-def test_splits_of_sources_are_those_of_recorded_results():
+def test_splits_of_sources_match_recorded_results():
   names = [f'name {i}' for i in range(2000)]
   digests = []
   for splits in (SPLITS, libreoffice.SPLITS, standard_library.SPLITS):

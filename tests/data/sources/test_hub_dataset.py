@@ -120,7 +120,7 @@ def test_the_fingerprint_is_of_content_and_settings(texts, tmp_path):
   assert sorted(path.suffix for path in files_of(source)) == ['.arrow', '.arrow']
 
 
-def test_data_sets_that_do_not_fit_are_told(texts, tmp_path, message):
+def test_unsuitable_data_sets_are_errors(texts, tmp_path, message):
   name = str(texts)
   assert "names the column 'txt', but" in message(
     HubDataset(name=name, fields={'text': 'txt'}).load, 'train'
@@ -143,6 +143,6 @@ def test_data_sets_that_do_not_fit_are_told(texts, tmp_path, message):
   assert 'HubDataset.name = ' in message(HubDataset(name=str(torn)).load, 'train')
 
 
-def test_without_the_network_a_name_is_told(message):
+def test_a_name_without_network_is_an_error(message):
   source = HubDataset(name='nobody/nothing-like-this')
   assert "HubDataset.name = 'nobody/nothing-like-this'" in message(source.splits)

@@ -68,7 +68,7 @@ def test_images_of_all_modes_have_the_channels_that_are_set(folder):
       assert (image.shape, image.dtype) == ((4, 6, channels), np.uint8)
 
 
-def test_images_are_turned_as_their_exif_says(folder):
+def test_images_are_rotated_by_their_exif_orientation(folder):
   image = Image.fromarray(picture(5))
   exif = Image.Exif()
   exif[0x0112] = 6  # Turned by 90 degrees.
@@ -104,7 +104,7 @@ def test_the_fingerprint_is_of_names_content_and_settings(source, folder, tmp_pa
   assert len(prints) == 6
 
 
-def test_damaged_images_are_told_by_path(source, folder, message):
+def test_damaged_images_are_errors_with_their_path(source, folder, message):
   path = folder / 'train' / 'cat' / '0.png'
   content = path.read_bytes()
   examples = source.load('train')
@@ -117,7 +117,7 @@ def test_damaged_images_are_told_by_path(source, folder, message):
   assert f'{path} cannot be read' in message(lambda: examples[0])
 
 
-def test_folders_that_do_not_fit_are_told(source, folder, message):
+def test_unsuitable_folders_are_errors(source, folder, message):
   assert 'ImageFolder.validation is not set' in message(source.load, 'validation')
   absent = ImageFolder(train=str(folder / 'no'))
   assert "no' is not a folder" in message(absent.load, 'train')

@@ -8,7 +8,7 @@ from t2x.data import TFDS, Digits, Part, Resized, label_values
 from t2x.data.sources.fashion_mnist import Images
 
 
-def test_in_memory_it_is_those_of_all_examples():
+def test_values_in_memory_are_read_from_all_examples():
   digits = Digits()
   assert label_values(digits.load('train')) == set(range(10))
   assert label_values([{'label': np.int64(3)}, {'label': np.array(7)}, {'text': ''}]) == {3, 7}
@@ -23,7 +23,7 @@ def test_in_memory_it_is_those_of_all_examples():
     Resized(source=Part(source=Digits(), examples={'train': 3}), height=4, width=4),
   ],
 )
-def test_a_source_on_top_of_another_asks_that_one(source):
+def test_a_wrapping_source_uses_the_values_of_the_wrapped_source(source):
   assert label_values(source.load('train')) == set(range(10))
 
 
@@ -35,5 +35,5 @@ def test_of_tfds_it_is_the_numbers_of_the_class_label(tmp_path):
   assert label_values(TFDS(**source, fields={'label': 'en'}).load('test')) is None
 
 
-def test_of_other_sequences_it_is_not_known():
+def test_values_of_other_sequences_are_undefined():
   assert label_values(({'label': 1},)) is None

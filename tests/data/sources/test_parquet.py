@@ -110,14 +110,14 @@ def test_the_fingerprint_is_of_content_and_settings(two_files, write, tmp_path):
     ({'text': pa.array([], pa.string())}, {}, 'is empty: remove it from Parquet.train'),
   ],
 )
-def test_files_that_do_not_fit_are_told(write, message, columns, fields, told):
+def test_unsuitable_files_are_errors(write, message, columns, fields, told):
   path = write('a.parquet', columns)
   said = message(lambda: list(Parquet(train=path, fields=fields).load('train')))
   assert said.startswith(path)
   assert told in said
 
 
-def test_files_that_are_torn_or_no_parquet_are_told(two_files, tmp_path, message):
+def test_truncated_and_other_files_are_errors(two_files, tmp_path, message):
   path = tmp_path / 'a.parquet'
   content = path.read_bytes()
   for damaged in (content[: len(content) // 2], b'text', b''):

@@ -33,7 +33,7 @@ def test_halves_are_rounded_to_even():
   assert resized(image, 1, 6).ravel().tolist() == [0, 0, 2, 3, 5, 6]
 
 
-def test_the_enlarged_digits_are_those_of_recorded_results():
+def test_enlarged_digits_match_recorded_results():
   test = Resized(source=Digits(), height=16, width=16).load('test')
   images = b''.join(example['image'].tobytes() for example in test)
   assert hashlib.sha256(images).hexdigest().startswith('25d0c07bbcee5a9a')

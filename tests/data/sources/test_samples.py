@@ -78,7 +78,7 @@ def test_every_way_to_write_a_date_decides_its_translation():
   assert pair == {'source': 'Fri, Mar 5, 2021', 'target': 'Freitag, 5. März 2021'}
 
 
-def test_dates_refuse_what_cannot_be(message):
+def test_impossible_dates_are_refused(message):
   assert 'BabelDates.train_examples = 0' in message(BabelDates, train_examples=0)
   assert 'must be from 1 to 144097' in message(BabelDates, train_examples=150_000)
   assert 'is not a CLDR locale' in message(BabelDates(language='xx_nope').load, 'train')
@@ -89,7 +89,7 @@ def test_dates_refuse_what_cannot_be(message):
 @pytest.mark.parametrize(
   ('source', 'module'), [(Digits(), 'sklearn.datasets'), (BabelDates(), 'babel')]
 )
-def test_a_package_that_is_not_installed_is_told(source, module, message, monkeypatch):
+def test_a_missing_package_is_an_error(source, module, message, monkeypatch):
   monkeypatch.setitem(sys.modules, module, None)
   assert "pip install 't2x[samples]'" in message(source.load, 'test')
 

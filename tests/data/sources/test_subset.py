@@ -40,7 +40,7 @@ def test_slices_of_any_source(tmp_path):
   assert [row['label'] for row in images[1:4]] == [images[i]['label'] for i in range(1, 4)]
 
 
-def test_what_is_not_there_is_told(message):
+def test_missing_data_is_an_error(message):
   assert "'valid' must be one of" in message(Part, source=Digits(), examples={'valid': 2})
   many = Part(source=Digits(), examples={'train': 10**6})
   assert 'Digits() has 1438' in message(many.load, 'train')

@@ -61,7 +61,7 @@ def connected(image):
   return len({int(near[dots == i].max()) for i in range(1, dots.max() + 1)}) == 1
 
 
-def test_the_dots_of_a_path_are_connected_and_those_of_two_paths_are_not():
+def test_dots_are_connected_exactly_within_a_path():
   examples = list(Pathfinder(examples={'train': 60}).load('train'))
   labels = [example['label'] for example in examples]
   assert 15 < sum(labels) < 45
@@ -87,7 +87,7 @@ def test_pixels_are_characters_row_by_row():
     Pathfinder(examples=SMALL),
   ],
 )
-def test_examples_depend_on_seed_split_and_index_alone(source):
+def test_examples_depend_only_on_seed_split_and_index(source):
   import dataclasses
 
   train, again = source.load('train'), pickle.loads(pickle.dumps(source.load('train')))

@@ -79,7 +79,7 @@ def test_the_fingerprint_is_of_the_data_not_of_the_place(folder, tmp_path):
   assert len({source.fingerprint() for source in (plain, renamed, sliced)}) == 3
 
 
-def test_what_is_not_there_is_told(folder, message, tmp_path, monkeypatch):
+def test_missing_data_is_an_error(folder, message, tmp_path, monkeypatch):
   absent = TFDS(name='mnisst', data_dir=str(tmp_path))
   assert "'mnisst': Dataset mnisst not found; did you mean 'mnist'?" in message(absent.splits)
   fields = {'text': 'english'}
@@ -97,7 +97,7 @@ def test_what_is_not_there_is_told(folder, message, tmp_path, monkeypatch):
   assert said.endswith('no route to host')
 
 
-def test_data_sets_of_packages_that_tfds_has_not_imported_are_found(tmp_path):
+def test_data_sets_of_packages_that_tfds_has_not_imported_can_be_read(tmp_path):
   builder = TFDS(name='wmt14_translate/de-en', data_dir=str(tmp_path))._builder()
   assert builder.info.features.keys() == {'de', 'en'}
   assert 'tensorflow' not in sys.modules

@@ -36,7 +36,7 @@ def inputs(q, k, v, *, pattern=Causal(), q_tokens=None, k_tokens=None, **setting
   return AttentionInputs(DotProduct(q, k, SCALE), v, pattern, q_tokens, k_tokens, **settings)
 
 
-def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
+def test_cudnn_is_called_with_the_mask_of_the_pattern(monkeypatch):
   """The arguments for cuDNN, honoured by XLA's own implementation, equal dense."""
   q, k, v = arrays(np.random.default_rng(12), dtype=jnp.bfloat16)
   attend = jax.nn.dot_product_attention
@@ -75,7 +75,7 @@ def test_cudnn_is_asked_for_what_the_pattern_means(monkeypatch):
   ],
   ids=['pattern', 'segments', 'bias', 'dropout'],
 )
-def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
+def test_unsupported_calls_of_cudnn_are_refused(monkeypatch, changes, reason):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
   q, k, v = arrays(np.random.default_rng(13), dtype=jnp.bfloat16)
   with pytest.raises(UserError, match=reason):
@@ -92,7 +92,7 @@ def test_what_cudnn_cannot_honour_is_refused(monkeypatch, changes, reason):
     (Blockwise(), {'k': jnp.zeros((2, 21, 3, 8)), 'v': jnp.zeros((2, 21, 3, 8))}, 'do not divide'),
   ],
 )
-def test_what_a_kernel_cannot_honour_is_refused(kernel, changes, reason):
+def test_unsupported_calls_of_a_kernel_are_refused(kernel, changes, reason):
   q, k, v = arrays(np.random.default_rng(15))
   with pytest.raises(UserError, match=reason):
     kernel(inputs(**{'q': q, 'k': k, 'v': v, **changes}))
@@ -114,7 +114,7 @@ def test_auto_takes_dense_for_short_rows_and_blockwise_for_long_ones():
   assert choose(8192, 8192) == Blockwise()
 
 
-def test_auto_equals_its_choice_and_tells_it_once(caplog):
+def test_auto_equals_its_choice_and_logs_it_once(caplog):
   q, k, v = arrays(np.random.default_rng(16), q_len=23, k_len=19)
   with caplog.at_level(logging.DEBUG, logger='t2x'):
     outs = [Auto()(inputs(q, k, v)) for _ in range(3)]

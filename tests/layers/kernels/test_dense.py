@@ -7,7 +7,7 @@ from t2x.layers.kernels.dense import softmax
 SCORES = jax.random.normal(jax.random.key(0), (2, 3, 5)).at[0, 1].set(jnp.finfo(jnp.float32).min)
 
 
-def test_the_gradient_of_the_softmax_is_that_of_jax():
+def test_the_gradient_of_the_softmax_matches_jax():
   gradient = jax.random.normal(jax.random.key(1), SCORES.shape)
   for function in (softmax, jax.nn.softmax):
     y, pullback = jax.vjp(function, SCORES)

@@ -108,7 +108,7 @@ def test_a_row_of_padding_gives_zeros():
   assert not any(np.asarray(array)[0].any() for array in out)
 
 
-def test_pallas_mha_refuses_what_it_would_compute_wrongly(gpu):
+def test_unsupported_calls_of_pallas_mha_are_refused(gpu):
   q, k, v = arrays(3, dtype=jnp.bfloat16)
   tokens, kernel = packed(), PallasMHA(16, 16)
   assert kernel.supports(inputs(q, k, v, Causal(), tokens)) is None

@@ -94,7 +94,7 @@ def split():
     yield
 
 
-def test_what_is_refused(split):
+def test_unsupported_calls_are_refused(split):
   assert Ring().supports(given(4096)) is None
   assert Ring().supports(given(4096, 0.1)) is None
   assert Ring().supports(given(512)) is None

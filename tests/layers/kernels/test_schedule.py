@@ -34,7 +34,7 @@ def visited(pattern, q, k, q_block, k_block, layout):
 
 @settings(max_examples=30, deadline=None)
 @given(patterns, st.lists(small, min_size=1, max_size=5), small, small, st.integers(0, 2**32))
-def test_visited_tiles_of_packed_and_marked_rows_hold_all_that_is_seen(
+def test_visited_tiles_of_packed_and_marked_rows_cover_all_visible_pairs(
   pattern, sizes, q_block, k_block, seed
 ):
   rng = np.random.default_rng(seed)
@@ -82,7 +82,7 @@ def test_arbitrary_positions_skip_by_their_bounds():
   np.testing.assert_array_equal(codes, truth)
 
 
-def test_without_marks_and_segments_the_tiles_are_known_before_run_time():
+def test_without_marks_and_segments_tiles_are_constants():
   tokens = Tokens.row(64)
   lists = tiles_to_visit(Causal() & Window(9), tokens, tokens, 8, 8, RowLayout.CONTIGUOUS)
   assert all(tiles.count is None for tiles in lists)

@@ -98,7 +98,7 @@ def gradients(kernel, pattern, option, dtype=jnp.float32):
 
 @pytest.mark.parametrize('option', OPTIONS)
 @pytest.mark.parametrize('pattern', [Full(), Causal() & Window(4), ~Causal()], ids=str)
-def test_gradients_of_blockwise_are_those_of_dense(pattern, option):
+def test_gradients_of_blockwise_match_dense(pattern, option):
   expected = gradients(Dense(), pattern, option)
   actual = gradients(Blockwise(4, 3), pattern, option)
   assert (jnp.abs(expected[3]) > 1e-3).all() == OPTIONS[option][1]

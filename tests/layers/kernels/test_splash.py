@@ -246,7 +246,7 @@ BIAS = PositionTerms(ALiBi(1024, num_heads=12, rngs=nnx.Rngs(0)), 0.1)
   ],
   ids=lambda x: x if isinstance(x, str) else '',
 )
-def test_what_splash_cannot_compute_is_refused(on_tpu, settings, reason):
+def test_unsupported_calls_of_splash_are_refused(on_tpu, settings, reason):
   call = inputs(**settings)
   with pytest.raises(UserError, match=reason):
     Splash()(call)

@@ -28,7 +28,7 @@ def published_sweep(sweep, change_plan):
   return make
 
 
-def test_rho_and_its_interval_are_those_of_scipy(published_sweep):
+def test_rho_and_its_interval_match_scipy(published_sweep):
   results = read_results(published_sweep())
   means = [row.summary.mean for row in results.rows]
   (found,) = agreements(results)

@@ -65,7 +65,7 @@ def test_filters_narrow_all_that_is_shown(visit):
   assert variants(page) == ['fixup']
 
 
-def test_hovering_a_curve_tells_its_run(visit):
+def test_hovering_a_curve_shows_its_run(visit):
   page = visit()
   page.locator('#curves svg').scroll_into_view_if_needed()
   box = page.locator('#curves svg').bounding_box()
@@ -80,7 +80,7 @@ def test_hovering_a_curve_tells_its_run(visit):
   assert page.locator('#curves .tip').count() == 0
 
 
-def test_a_touched_difference_tells_its_interval(visit):
+def test_touching_a_difference_shows_its_interval(visit):
   page = visit()
   page.locator('#forest .mark').first.click()
   text = page.locator('#forest .tip').inner_text()
@@ -91,7 +91,7 @@ def test_a_touched_difference_tells_its_interval(visit):
   assert 'parameters 104.3k' in page.locator('#scatter .tip').inner_text()
 
 
-def test_a_finger_tells_too(visit):
+def test_touching_a_curve_shows_its_run(visit):
   page = visit(width=375, has_touch=True)
   page.locator('#forest').scroll_into_view_if_needed()
   box = page.locator('#forest .mark').nth(1).bounding_box()
@@ -131,7 +131,7 @@ def test_the_legend_chooses_curves(visit):
   assert pressed.count() == 6
 
 
-def test_arrow_keys_tell_the_marks_of_the_chart_that_is_shown(visit):
+def test_arrow_keys_move_through_the_marks_of_the_visible_chart(visit):
   page = visit()
   page.locator('#forest').press('ArrowRight')
   assert page.locator('#forest .tip b').inner_text() == 'geglu'
@@ -187,7 +187,7 @@ def test_dark_mode_changes_the_colours(visit):
   assert brightness(light[1]) < 120 < brightness(light[0])
 
 
-def test_a_partial_sweep_says_so(visit):
+def test_a_partial_sweep_is_labelled(visit):
   page = visit(ended=7)
   assert 'Partial report: 7 of 25 trials ended' in page.locator('#progress').inner_text()
   assert page.get_by_text('None.').count() == 1
@@ -199,7 +199,7 @@ def test_before_the_first_trial_has_ended(visit):
   assert page.locator('#verdicts tbody tr').count() == 5
 
 
-def test_what_a_user_wrote_is_text(visit):
+def test_texts_of_users_are_escaped(visit):
   page = visit()
   assert '</script><b>loss</b>' in page.locator('#unfinished').inner_text()
   assert page.locator('#unfinished b').count() == 0

@@ -40,6 +40,6 @@ def test_text_and_lines_have_enough_contrast(scheme):
     assert contrast(colours[name], colours['paper']) >= 3, name
 
 
-def test_contrast_is_that_of_the_standard():
+def test_contrast_matches_the_standard():
   assert contrast('#000', '#ffffff') == pytest.approx(21)
   assert contrast('#777777', '#ffffff') == pytest.approx(4.48, abs=0.01)

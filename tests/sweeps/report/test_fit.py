@@ -69,7 +69,7 @@ def fit(capsys):
   return run
 
 
-def test_the_law_of_two_variables_predicts_sizes_that_it_has_not_seen(scaling, fit):
+def test_the_law_of_two_variables_predicts_larger_sizes(scaling, fit):
   folder = scaling()
   code, out, _ = fit(folder, '--json', '--hold-out', 'n2000000', '--predict', '2e7,9e6')
   assert code == 0

@@ -142,7 +142,7 @@ def test_a_damaged_plan_is_one_line(sweep, capsys):
     assert 'run `t2x sweep` again to rewrite it' in line or 'folder' in why
 
 
-def test_a_report_that_cannot_be_written_is_said(sweep, capsys):
+def test_a_report_that_cannot_be_written_is_an_error(sweep, capsys):
   folder = sweep(seeds=1)
   (folder / 'report.md').mkdir()
   assert main(['report', str(folder)]) == 2

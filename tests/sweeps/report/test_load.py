@@ -47,9 +47,7 @@ def test_costs_leave_compilation_out(sweep, change_trial):
     ({'began': 50.0, 'ended': 60.0}, 'the numbers of concurrent trials differ'),
   ],
 )
-def test_seconds_under_another_load_are_said_not_to_be_comparable(
-  sweep, change_trial, changes, why
-):
+def test_seconds_under_another_load_are_labelled_not_comparable(sweep, change_trial, changes, why):
   folder = sweep(effects={'vanilla': 0.0}, seeds=3, diverged=('', 0), failed=('', 0))
   for seed in range(3):
     conditions = CONDITIONS | (changes if seed == 2 else {})

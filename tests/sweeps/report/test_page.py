@@ -37,7 +37,7 @@ def test_the_page_asks_no_network_and_escapes_what_users_wrote(sweep):
   ]
 
 
-def test_curves_are_those_of_the_runs(sweep):
+def test_curves_match_the_runs(sweep):
   folder = sweep(seeds=2)
   found = curves(read_results(folder))
   assert found['metrics'] == ['eval/loss', 'train/loss', 'eval/accuracy']
@@ -54,7 +54,7 @@ def test_curves_are_those_of_the_runs(sweep):
   assert run['work'] == 6.1e5 * 1024
 
 
-def test_where_there_is_one_evaluation_the_curve_shown_is_that_of_training(sweep):
+def test_with_one_evaluation_the_training_curve_is_shown(sweep):
   folder = sweep(seeds=1)
   for path in folder.parent.glob('trials/*/metrics.jsonl'):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -104,7 +104,7 @@ def test_the_command(sweep, capsys):
   assert json.loads(capsys.readouterr().out)['rows'][1]['verdict'] == 'helps'
 
 
-def test_the_command_names_the_folder_that_was_meant(sweep, capsys):
+def test_the_command_suggests_the_similar_folder(sweep, capsys):
   folder = sweep(seeds=1)
   assert main(['report', str(folder.parent)]) == 2
   assert f'did you mean {folder}?' in capsys.readouterr().err

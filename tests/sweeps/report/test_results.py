@@ -86,14 +86,14 @@ def test_a_partial_sweep_gives_a_partial_report(sweep):
   assert statuses == ['finished'] * 7 + ['running'] + ['waiting'] * 17
 
 
-def test_nothing_has_begun(sweep):
+def test_a_sweep_without_trials_has_a_report(sweep):
   folder = sweep(ended=0)
   shutil.rmtree(folder.parent / 'trials')
   write_report(folder)
   assert '0 of 25 trials ended: 25 waiting' in (folder / 'report.md').read_text()
 
 
-def test_the_report_tells_verdicts_reasons_and_origin(sweep):
+def test_the_report_prints_verdicts_reasons_and_origin(sweep):
   folder = sweep()
   write_report(folder)
   lines = (folder / 'report.md').read_text().splitlines()
@@ -124,7 +124,7 @@ def test_flops_are_printed_with_and_without_hidden_pairs(sweep):
   assert '| vanilla | 100,000 | 6e+05 | 7.5e+05 | 100 |' in text
 
 
-def test_versions_are_those_of_the_trials(sweep):
+def test_versions_match_the_trials(sweep):
   folder = sweep()
   write_report(folder)
   text = (folder / 'report.md').read_text()
@@ -139,7 +139,7 @@ def test_versions_are_those_of_the_trials(sweep):
   assert warning in text and warning in (folder / 'report.html').read_text()
 
 
-def test_trials_that_do_not_say_what_made_them_can_be_read(sweep):
+def test_trials_without_provenance_can_be_read(sweep):
   folder = sweep()
   paths = list(folder.parent.glob('trials/*/trial.json'))
   for path in paths:
@@ -151,7 +151,7 @@ def test_trials_that_do_not_say_what_made_them_can_be_read(sweep):
   assert 'unknown' in read_results(folder).warning()
 
 
-def test_seeds_that_the_baseline_lacks_are_told(sweep):
+def test_seeds_that_the_baseline_lacks_are_reported(sweep):
   folder = sweep(failed=('vanilla', 4), diverged=('vanilla', 2))
   results = read_results(folder)
   notes = {row.variant: row.note for row in results.rows}
@@ -164,7 +164,7 @@ def test_seeds_that_the_baseline_lacks_are_told(sweep):
   assert [row['note'] for row in report_data(results)['rows'][:2]] == [notes['vanilla'], '2 pairs']
 
 
-def test_what_finished_without_a_number_diverged(sweep):
+def test_a_finished_trial_without_a_number_diverged(sweep):
   folder = sweep()
   write_outcome(
     folder.parent / 'trials' / '0100abcdef-0', Outcome(status='finished', metrics={'loss': np.nan})
@@ -202,7 +202,7 @@ def test_a_variant_that_cannot_be_matched_has_no_verdict_of_another_sweeps_trial
   assert results.rows.index(geglu) not in {run['row'] for run in curves(results)['runs']}
 
 
-def test_a_variant_that_is_the_baseline_is_told(sweep, tmp_path):
+def test_a_variant_equal_to_the_baseline_is_reported(sweep, tmp_path):
   folder = sweep(diverged=('', 0), failed=('', 0))
   plan = json.loads((folder / 'sweep.json').read_text())
   for trial in plan['trials']:
@@ -219,7 +219,7 @@ def test_no_sweep_folder(tmp_path):
     write_report(tmp_path)
 
 
-def test_variants_of_one_config_are_told(sweep):
+def test_variants_of_one_config_are_reported(sweep):
   folder = sweep(diverged=('', 0), failed=('', 0))
   plan = json.loads((folder / 'sweep.json').read_text())
   for trial in plan['trials']:
@@ -231,7 +231,7 @@ def test_variants_of_one_config_are_told(sweep):
 
 
 @pytest.mark.parametrize('name', ['module parts', "data TextFiles(train='a.txt')"])
-def test_modules_and_data_that_changed_between_trials_are_told(sweep, change_trial, name):
+def test_modules_and_data_that_changed_between_trials_are_reported(sweep, change_trial, name):
   folder = sweep(seeds=2, effects={'vanilla': 0.0, 'geglu': 0.1}, diverged=('', 0), failed=('', 0))
   made_by = {'jax': '0.10.0', 'commit': '0123abc'}
   for run in ('0000abcdef-0', '0000abcdef-1', '0100abcdef-0', '0100abcdef-1'):
