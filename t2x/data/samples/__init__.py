@@ -1,0 +1,1 @@
+"""Small real data sets that work offline."""

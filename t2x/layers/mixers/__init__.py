@@ -1,0 +1,1 @@
+"""Mixers other than attention, and attention for long sequences."""

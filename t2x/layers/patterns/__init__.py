@@ -1,0 +1,1 @@
+"""Attention patterns: which keys a query attends to."""

@@ -1,0 +1,1 @@
+"""Wiring of sublayers around the residual stream."""

@@ -1,0 +1,1 @@
+"""Settings of this process that must precede the start of JAX: memory allocator, compilation cache, GPU flags."""

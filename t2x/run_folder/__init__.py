@@ -1,0 +1,1 @@
+"""Ownership and status of a run's folder."""
